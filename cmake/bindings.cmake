@@ -1,0 +1,11 @@
+# The extension module trtllm_kvfix._core. SKBUILD_SABI_COMPONENT is Development.SABIModule where the stable ABI
+# serves (CPython 3.12 and later, not free-threaded) and empty elsewhere; nanobind then ignores STABLE_ABI.
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module ${SKBUILD_SABI_COMPONENT})
+find_package(nanobind CONFIG REQUIRED)
+
+file(GLOB KVFIX_BINDINGS_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cpp/bindings/*.cc)
+nanobind_add_module(_core
+  STABLE_ABI FREE_THREADED NB_STATIC NOMINSIZE LTO NB_SUPPRESS_WARNINGS ${KVFIX_BINDINGS_SOURCES})
+target_link_libraries(_core PRIVATE kvfix_core)
+target_compile_definitions(_core PRIVATE KVFIX_BUILD_TYPE="$<CONFIG>")
+install(TARGETS _core LIBRARY DESTINATION trtllm_kvfix)
