@@ -1,54 +1,112 @@
-# Every target works as the first command in a fresh checkout. Needs: Python 3.10 or newer with venv, a C++20 compiler, make.
+# Every target works as the first command in a fresh checkout. It needs Python 3.10 or newer with venv and headers,
+# a C++20 compiler and make; the rest is installed into .venv.
 PYTHON ?= python3
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-SECONDS_STRESS ?= 20
-SECONDS_FUZZ ?= 30
+# Warnings are errors where we develop; a compiler that is newer than ours must not break a user's build.
+WERROR ?= $(if $(CI),ON,OFF)
+STRESS_SECONDS ?= 20
+STRESS_SEED ?= 1
+FUZZ_SECONDS ?= 30
 
 VENV := .venv
 PY := $(VENV)/bin/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-# The same list as build-system.requires in pyproject.toml, and the tools that it calls.
-BUILD_REQUIRES := 'scikit-build-core>=0.11' 'nanobind>=2.9' 'cmake>=3.25' 'ninja>=1.11'
+# As build-system.requires in pyproject.toml (tests/test_package.py compares), and the tools that these call.
+BUILD_REQUIRES := 'scikit-build-core>=0.11' 'nanobind>=2.9'
+BUILD_TOOLS := 'cmake>=3.25' 'ninja>=1.11'
 # A build directory that stays makes the next build incremental.
-INSTALL := $(PY) -m pip install -q --no-build-isolation --config-settings=build-dir=build/python \
-	--config-settings=cmake.define.KVFIX_WERROR=ON
-NATIVE_SOURCES := $(shell find cpp/core cpp/bindings cmake -type f 2>/dev/null) CMakeLists.txt pyproject.toml
+INSTALL := $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
+	--config-settings=build-dir=build/python --config-settings=cmake.define.KVFIX_WERROR=$(WERROR)
+NATIVE_SOURCES := $(shell find cpp/core cpp/bindings cmake -type f) CMakeLists.txt pyproject.toml
+CPP_SOURCES := $(shell find cpp bench -name '*.h' -o -name '*.cc')
+TIDY_SOURCES := $(wildcard cpp/core/*.cc cpp/bindings/*.cc)
 
-.PHONY: help
+# $(call cpp_build,NAME,OPTIONS) configures and builds the C++ side alone in build/NAME.
+cpp_build = cmake -S . -B build/$(1) -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	-DKVFIX_WERROR=$(WERROR) $(2) && cmake --build build/$(1) -- --quiet
+# ThreadSanitizer of older compilers cannot place its shadow where newer kernels randomize the address space.
+FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
+STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
+
+.NOTPARALLEL:
+.PHONY: help build verify test test-py test-cpp lint format stubs bench tsan asan race-control fuzz ci clean
+
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.ready:
 	@echo "creating $(VENV) with $(PYTHON)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is " + sys.version)'
-	@$(PYTHON) -m venv $(VENV) || { echo "python venv failed; on Debian: apt install python3-venv python3-dev"; exit 1; }
-	@$(PY) -m pip install -q $(BUILD_REQUIRES)
+	@$(PYTHON) -m venv $(VENV) || { echo "on Debian and Ubuntu: apt install python3-venv python3-dev"; exit 1; }
+	@$(PY) -m pip install -q --disable-pip-version-check $(BUILD_REQUIRES) $(BUILD_TOOLS)
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.ready $(NATIVE_SOURCES)
-	@echo "building and installing the package (editable)"
+	@echo "building and installing the package"
 	@$(INSTALL) -e '.[test]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.built
+$(VENV)/.dev: $(VENV)/.ready pyproject.toml
 	@echo "installing the development tools"
 	@$(INSTALL) -e '.[dev]'
-	@touch $@
+	@touch $@ $(VENV)/.built
 
-.PHONY: build
 build: $(VENV)/.built  ## build the extension and install the package into .venv, editable
 
-.PHONY: verify
 verify: build  ## show two-phase admission beside per-request admission on a small workload
 	@$(VENV)/bin/trtllm-kvfix replay --generate small --compare
 
-.PHONY: test
-test: build  ## run the Python tests, and the C++ tests where GoogleTest is installed
-	@$(PY) -m pytest
-	@tools/cpp_tests.sh
+test: test-py test-cpp  ## run all tests; those in C++ where GoogleTest is installed
 
-.PHONY: clean
+test-py: build  ## run the Python tests
+	@$(PY) -m pytest
+
+test-cpp: $(VENV)/.ready  ## run the C++ tests; with CI set, GoogleTest must be there
+	@$(call cpp_build,tests,-DKVFIX_BUILD_TESTS=ON $(if $(CI),-DCMAKE_REQUIRE_FIND_PACKAGE_GTest=ON))
+	@if [ -e build/tests/gtest-missing ]; then \
+		echo "C++ tests skipped: CMake finds no GoogleTest (Debian and Ubuntu: apt install libgtest-dev)"; \
+	else \
+		ctest --test-dir build/tests --output-on-failure --no-tests=error -j $(JOBS); \
+	fi
+
+lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
+	@ruff check
+	@ruff format --check
+	@mypy
+	@clang-format --dry-run --Werror $(CPP_SOURCES)
+	@printf '%s\n' $(TIDY_SOURCES) | xargs -P $(JOBS) -n 1 clang-tidy --quiet -p build/python
+
+format: $(VENV)/.dev  ## rewrite Python and C++ sources in the house format
+	@ruff check --fix-only --quiet
+	@ruff format --quiet
+	@clang-format -i $(CPP_SOURCES)
+
+stubs: build  ## rewrite trtllm_kvfix/_core.pyi from the built extension
+	@$(PY) -m nanobind.stubgen -q -m trtllm_kvfix._core -o trtllm_kvfix/_core.pyi
+
+tsan: $(VENV)/.ready  ## stress the block manager under ThreadSanitizer
+	@$(call cpp_build,tsan,-DKVFIX_BUILD_TESTS=ON -DKVFIX_SANITIZE=thread)
+	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) build/tsan/bin/stress_block_manager $(STRESS_ARGS)
+
+race-control: $(VENV)/.ready  ## the same without the lock, which must fail: shows that the stress can see a race
+	@$(call cpp_build,race-control,-DKVFIX_BUILD_TESTS=ON -DKVFIX_SANITIZE=thread -DKVFIX_NO_LOCK=ON)
+	@tools/must_race.sh $(FIXED_ADDRESSES) build/race-control/bin/stress_block_manager $(STRESS_ARGS)
+
+asan: $(VENV)/.ready  ## C++ tests and stress under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(call cpp_build,asan,-DKVFIX_BUILD_TESTS=ON -DKVFIX_SANITIZE=address$(comma)undefined)
+	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(JOBS)
+	@build/asan/bin/stress_block_manager $(STRESS_ARGS)
+
+fuzz: $(VENV)/.ready  ## fuzz the block manager for a while; needs clang with its libFuzzer
+	@$(call cpp_build,fuzz,-DKVFIX_BUILD_FUZZ=ON -DKVFIX_SANITIZE=address$(comma)undefined -DCMAKE_CXX_COMPILER=clang++)
+	@mkdir -p build/fuzz/corpus
+	@build/fuzz/bin/fuzz_block_manager -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ build/fuzz/corpus
+
+ci: lint test tsan asan race-control fuzz verify  ## everything that a change must pass
+
 clean:  ## remove .venv and everything built
-	@rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+comma := ,

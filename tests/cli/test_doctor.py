@@ -1,0 +1,46 @@
+"""doctor: true about what is here, and exit code 1 when the extension is missing or unfit."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from trtllm_kvfix import __version__, cli, native
+
+
+def test_report_says_what_is_installed() -> None:
+    result = CliRunner().invoke(cli.main, ["doctor", "--json"])
+    report = json.loads(result.output)
+    assert result.exit_code == 0
+    assert report["package"] == __version__
+    assert report["numpy"] == np.__version__
+    assert report["extension"] == native.build_info()
+    assert report["extension"]["locks"] == "yes"
+    assert set(report["optional"]) == {"matplotlib", "tensorrt_llm", "torch"}
+    assert report["problems"] == []
+
+
+def test_table_shows_the_same_values() -> None:
+    result = CliRunner().invoke(cli.main, ["doctor"])
+    assert result.exit_code == 0
+    for value in (__version__, np.__version__, *native.build_info().values()):
+        assert value in result.output
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"]])
+def test_missing_extension_is_a_finding(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.delitem(sys.modules, "trtllm_kvfix.native", raising=False)
+    monkeypatch.delattr("trtllm_kvfix.native", raising=False)
+    monkeypatch.setitem(sys.modules, "trtllm_kvfix._core", None)
+    result = CliRunner().invoke(cli.main, arguments)
+    assert result.exit_code == 1
+    assert "make build" in result.output
+
+
+def test_extension_without_its_lock_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "build_info", lambda: {"locks": "no"})
+    result = CliRunner().invoke(cli.main, ["doctor", "--json"])
+    assert result.exit_code == 1
+    assert "KVFIX_NO_LOCK" in json.loads(result.output)["problems"][0]

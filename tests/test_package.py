@@ -1,0 +1,84 @@
+"""The package as a whole: cheap to import, one name for each thing, a README whose example runs."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import requires, version
+from pathlib import Path
+
+import pytest
+
+import trtllm_kvfix
+from trtllm_kvfix import errors, native
+
+ROOT = Path(__file__).resolve().parent.parent
+IMPORT_US_MAX = 50_000
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, cwd=ROOT)
+
+
+def test_import_loads_nothing_but_the_package() -> None:
+    code = "import sys; before = set(sys.modules); import trtllm_kvfix; print(sorted(set(sys.modules) - before))"
+    assert run("-c", code).stdout.strip() == "['trtllm_kvfix']"
+
+
+def test_errors_load_the_extension_only_when_asked_for_its_exceptions() -> None:
+    code = (
+        "import sys; from trtllm_kvfix import errors; assert 'trtllm_kvfix.native' not in sys.modules;"
+        "errors.OutOfBlocks; assert 'trtllm_kvfix.native' in sys.modules"
+    )
+    run("-c", code)
+
+
+def test_import_is_cheap() -> None:
+    profile = run("-X", "importtime", "-c", "import trtllm_kvfix").stderr
+    found = re.search(r"\|\s+(\d+) \| trtllm_kvfix$", profile, re.MULTILINE)
+    assert found is not None
+    assert int(found[1]) < IMPORT_US_MAX
+
+
+def test_exceptions_of_the_extension_are_found_in_errors() -> None:
+    for name in ("BlockInFlight", "InvariantViolation", "OutOfBlocks", "UnknownRequest"):
+        assert getattr(errors, name) is getattr(native, name)
+    with pytest.raises(AttributeError, match="NoSuchError"):
+        _ = errors.NoSuchError
+
+
+def test_native_names_all_of_the_extension() -> None:
+    public = {name for name in dir(sys.modules["trtllm_kvfix._core"]) if not name.startswith("_")}
+    assert public == set(native.__all__)
+
+
+def test_installed_version_is_the_one_in_the_source() -> None:
+    assert version("trtllm-kvfix") == trtllm_kvfix.__version__
+
+
+def test_neither_torch_nor_tensorrt_llm_is_required() -> None:
+    required = [line for line in requires("trtllm-kvfix") or [] if "extra ==" not in line]
+    assert not [line for line in required if line.startswith(("torch", "tensorrt"))]
+
+
+def test_makefile_installs_the_build_requirements_of_pyproject() -> None:
+    declared = re.search(r"^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    installed = re.search(r"^BUILD_REQUIRES := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert declared is not None
+    assert installed is not None
+    assert re.findall(r'"(.*?)"', declared[1]) == re.findall(r"'(.*?)'", installed[1])
+
+
+def test_make_help_lists_every_target() -> None:
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert targets is not None
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"^  ([a-z-]+) ", shown, re.MULTILINE) == targets[1].split()
+
+
+def test_readme_example_runs_and_prints_what_it_says() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        expected = re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)
+        assert expected, "an example that prints nothing proves nothing"
+        assert run("-c", block).stdout.splitlines() == expected

@@ -1,0 +1,91 @@
+"""Settings: which source comes first, and what is refused with which words."""
+
+from pathlib import Path
+
+import pytest
+
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.settings import ReplaySettings, Settings, load, names
+
+
+def yaml_file(folder: Path, text: str) -> Path:
+    file = folder / "settings.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_without_any_source_the_defaults_hold() -> None:
+    assert load(environ={}) == Settings()
+
+
+def test_environment_comes_before_file_and_file_before_default(tmp_path: Path) -> None:
+    file = yaml_file(tmp_path, "kvfix:\n  replay:\n    blocks_primary: 7\n    blocks_host: 8\n")
+    replay = load(file, {"TRTLLM_KVFIX_REPLAY_BLOCKS_PRIMARY": "9"}).replay
+    assert (replay.blocks_primary, replay.blocks_host) == (9, 8)
+    assert replay.tokens_per_block == ReplaySettings().tokens_per_block
+
+
+def test_the_variable_names_a_file_unless_one_is_given(tmp_path: Path) -> None:
+    file = yaml_file(tmp_path, "kvfix: {replay: {blocks_host: 3}}")
+    environ = {"TRTLLM_KVFIX_CONFIG": str(file)}
+    assert load(environ=environ).replay.blocks_host == 3
+    (tmp_path / "other").mkdir()
+    given = yaml_file(tmp_path / "other", "kvfix: {replay: {blocks_host: 4}}")
+    assert load(given, environ).replay.blocks_host == 4
+
+
+def test_other_sections_of_the_file_belong_to_others(tmp_path: Path) -> None:
+    file = yaml_file(tmp_path, "kv_cache_config: {dtype: fp8}\nkvfix: {replay: {blocks_host: 3}}")
+    assert load(file, {}).replay.blocks_host == 3
+
+
+def test_every_setting_can_be_unset_or_set_by_its_variable() -> None:
+    assert load(environ={"TRTLLM_KVFIX_REPLAY_TOKENS_NEW_MAX": "null"}).replay.tokens_new_max is None
+    for name in names():
+        variable = "TRTLLM_KVFIX_" + "_".join(name).upper()
+        assert load(environ={variable: "11"}).model_dump()[name[0]][name[1]] == 11
+
+
+def test_unknown_variable_is_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(environ={"TRTLLM_KVFIX_REPLAY_BLOCK_HOST": "3"})
+    unknown, hint = str(caught.value).split("; ")
+    assert unknown == "unknown setting TRTLLM_KVFIX_REPLAY_BLOCK_HOST in the environment"
+    assert hint == "did you mean TRTLLM_KVFIX_REPLAY_BLOCKS_HOST?"
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "many"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is 'many': "),
+        ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "yes"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is True: "),
+        ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "[3"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is '[3': "),
+        ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "-1"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is -1: "),
+        ({"TRTLLM_KVFIX_REPLAY_TOKENS_PER_BLOCK": ""}, "TRTLLM_KVFIX_REPLAY_TOKENS_PER_BLOCK is None: "),
+        ({"TRTLLM_KVFIX_CONFIG": "missing.yaml"}, "settings file missing.yaml cannot be read: "),
+    ],
+)
+def test_bad_environment_is_refused_by_name(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(environ=environ)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kvfix: {replay: {block_host: 3}}", "did you mean kvfix.replay.blocks_host?"),
+        ("kvfix: {zzz: 3}", "known are kvfix.replay.blocks_host, "),
+        ("kvfix: {replay: {blocks_host: 1.5}}", "kvfix.replay.blocks_host is 1.5: "),
+        ("kvfix: {replay: 3}", "unknown setting kvfix.replay in "),
+        ("kv_fix: {}", "has no mapping `kvfix:` at its top level"),
+        ("- 1", "has no mapping `kvfix:` at its top level"),
+        ("a: [", "cannot be read: "),
+    ],
+)
+def test_bad_file_is_refused_with_its_path(tmp_path: Path, text: str, message: str) -> None:
+    file = yaml_file(tmp_path, text)
+    with pytest.raises(SettingsError) as caught:
+        load(file, {})
+    assert message in str(caught.value)
+    assert str(file) in str(caught.value)

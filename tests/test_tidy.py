@@ -1,0 +1,51 @@
+"""House rules: each holds for every file of the repository, and each is shown to be able to fail."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tidy_rules import RULES, Rule
+
+ROOT = Path(__file__).resolve().parent.parent
+GENERATED = {".venv", "build", "dist", "__pycache__"}
+
+
+def tracked_files() -> Iterator[Path]:
+    """What git tracks; in an unpacked archive, every file that is not generated."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode == 0:
+        paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    else:
+        paths = [path for path in ROOT.rglob("*") if not GENERATED & set(path.relative_to(ROOT).parts)]
+    yield from (path for path in paths if path.is_file())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_rule_holds_in_every_file(rule: Rule) -> None:
+    complaints = []
+    files_checked = 0
+    for path in tracked_files():
+        name = path.relative_to(ROOT).as_posix()
+        if rule.applies(name):
+            files_checked += 1
+            complaints += [
+                f"{name}: {complaint}"
+                for complaint in rule.complaints(path.read_text(encoding="utf-8", errors="replace"))
+            ]
+    assert files_checked > 0, f"the rule's paths {rule.paths} match no file"
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_rule_complains_about_its_broken_sample_only(rule: Rule) -> None:
+    assert list(rule.complaints(rule.broken))
+    assert not list(rule.complaints(rule.kept))
+
+
+def test_executables_are_executable() -> None:
+    scripts = [path for path in tracked_files() if path.read_bytes().startswith(b"#!")]
+    assert scripts
+    assert [path.name for path in scripts if not os.access(path, os.X_OK)] == []

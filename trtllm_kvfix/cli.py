@@ -1,0 +1,61 @@
+"""The command `trtllm-kvfix`. Exit codes: 0 good, 1 a hazard or a failed check, 2 bad usage or settings."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trtllm_kvfix import __version__
+from trtllm_kvfix.errors import KvfixError
+
+# A command is imported when it is asked for, so that start-up stays cheap and one that cannot be loaded harms no other.
+COMMANDS = {
+    "doctor": "trtllm_kvfix.doctor:doctor",
+    "replay": "trtllm_kvfix.replay.command:replay",
+}
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Report an error of ours as one line and its exit code; anything else keeps its traceback."""
+    try:
+        yield
+    except KvfixError as error:
+        click.echo(f"Error: {error}", err=True)
+        raise click.exceptions.Exit(error.exit_code) from error
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's interface
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, attribute = COMMANDS[cmd_name].split(":")
+        with one_line_errors():
+            command: click.Command = getattr(import_module(module_name), attribute)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with one_line_errors():
+            return super().invoke(ctx)
+
+
+@click.group(cls=LazyGroup)
+@click.version_option(__version__, prog_name="trtllm-kvfix")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML file with a section `kvfix:`; comes before TRTLLM_KVFIX_CONFIG.",
+)
+@click.pass_context
+def main(ctx: click.Context, config: Path | None) -> None:
+    """Examine and model the KV cache of TensorRT-LLM."""
+    from trtllm_kvfix.settings import load  # noqa: PLC0415  --help and --version need no settings, so no pydantic
+
+    # Options of a command that bear a setting's name take their defaults from it.
+    ctx.default_map = load(config).model_dump()

@@ -1,0 +1,140 @@
+"""Settings: `TRTLLM_KVFIX_*` over a YAML file over the defaults. The only reader of environment variables.
+
+The command line comes before both: its options take their defaults from what `load` returns. The YAML file may be one
+that others read too, so only its section `kvfix:` is ours. A name that is not known is an error, because a misspelt
+setting that is skipped looks like a setting that does not help.
+"""
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trtllm_kvfix.errors import SettingsError
+
+ENV_PREFIX = "TRTLLM_KVFIX_"
+ENV_FILE = ENV_PREFIX + "CONFIG"
+SECTION = "kvfix"
+
+Name: TypeAlias = tuple[
+    str, ...
+]  # ("replay", "blocks_host") is kvfix.replay.blocks_host and TRTLLM_KVFIX_REPLAY_BLOCKS_HOST
+
+
+class ReplaySettings(BaseModel):
+    """The cache that `trtllm-kvfix replay` models where its options do not say otherwise."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    tokens_per_block: int = Field(default=32, ge=1)
+    blocks_primary: int = Field(default=256, ge=1)
+    blocks_host: int = Field(default=512, ge=0)
+    tokens_new_max: int | None = Field(default=None, ge=1)
+
+
+class Settings(BaseModel):
+    """Everything that can be set, one nested model for each command that has settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    replay: ReplaySettings = ReplaySettings()
+
+
+class _Given(NamedTuple):
+    value: Any
+    where: str  # as the user wrote it, for the error message
+
+
+def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings; `file` comes before the one that TRTLLM_KVFIX_CONFIG names."""
+    if environ is None:
+        environ = os.environ
+    if file is None and ENV_FILE in environ:
+        file = Path(environ[ENV_FILE])
+    given = _from_file(file) if file is not None else {}
+    given |= _from_environment(environ)
+    return _validated(given)
+
+
+def names(model: type[BaseModel] = Settings, prefix: Name = ()) -> Iterator[Name]:
+    """Every setting there is, by the path to it."""
+    for field_name, field in model.model_fields.items():
+        nested = field.annotation
+        if isinstance(nested, type) and issubclass(nested, BaseModel):
+            yield from names(nested, (*prefix, field_name))
+        else:
+            yield (*prefix, field_name)
+
+
+def _from_file(file: Path) -> dict[Name, _Given]:
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"settings file {file} cannot be read: {error}") from error
+    section = document.get(SECTION) if isinstance(document, dict) else None
+    if not isinstance(section, dict):
+        raise SettingsError(
+            f"settings file {file} has no mapping `{SECTION}:` at its top level; settings belong below it"
+        )
+    known = {".".join((SECTION, *name)): name for name in names()}
+    given: dict[Name, _Given] = {}
+    for dotted, value in _flattened(section, SECTION):
+        if dotted not in known:
+            _refuse(dotted, f"{file}", known)
+        given[known[dotted]] = _Given(value, f"{file}: {dotted}")
+    return given
+
+
+def _flattened(section: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        dotted = f"{prefix}.{key}"
+        if isinstance(value, dict):
+            yield from _flattened(value, dotted)
+        else:
+            yield dotted, value
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[Name, _Given]:
+    known = {ENV_PREFIX + "_".join(name).upper(): name for name in names()}
+    given: dict[Name, _Given] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable == ENV_FILE:
+            continue
+        if variable not in known:
+            _refuse(variable, "the environment", [*known, ENV_FILE])
+        given[known[variable]] = _Given(_scalar(text), variable)
+    return given
+
+
+def _scalar(text: str) -> Any:
+    """A variable's text means what the same text means in the YAML file: 7 is a number, null is none."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _refuse(name: str, where: str, known: Iterable[str]) -> NoReturn:
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    raise SettingsError(f"unknown setting {name} in {where}; {hint}")
+
+
+def _validated(given: Mapping[Name, _Given]) -> Settings:
+    tree: dict[str, Any] = {}
+    for (*groups, leaf), setting in given.items():
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[leaf] = setting.value
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        setting = given[tuple(str(part) for part in problem["loc"])]
+        raise SettingsError(f"{setting.where} is {setting.value!r}: {problem['msg']}") from error
