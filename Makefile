@@ -26,6 +26,8 @@ TIDY_SOURCES := $(wildcard cpp/core/*.cc cpp/bindings/*.cc)
 # $(call cpp_build,NAME,OPTIONS) configures and builds the C++ side alone in build/NAME.
 cpp_build = cmake -S . -B build/$(1) -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	-DKVFIX_WERROR=$(WERROR) $(2) && cmake --build build/$(1) -- --quiet
+# $(call tests,ON) builds the C++ tests and insists on GoogleTest, with OFF its absence is tolerated.
+tests = -DKVFIX_BUILD_TESTS=ON -DCMAKE_REQUIRE_FIND_PACKAGE_GTest=$(1)
 # ThreadSanitizer of older compilers cannot place its shadow where newer kernels randomize the address space.
 FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
@@ -64,7 +66,7 @@ test-py: build  ## run the Python tests
 	@$(PY) -m pytest
 
 test-cpp: $(VENV)/.ready  ## run the C++ tests; with CI set, GoogleTest must be there
-	@$(call cpp_build,tests,-DKVFIX_BUILD_TESTS=ON $(if $(CI),-DCMAKE_REQUIRE_FIND_PACKAGE_GTest=ON))
+	@$(call cpp_build,tests,$(call tests,$(if $(CI),ON,OFF)))
 	@if [ -e build/tests/gtest-missing ]; then \
 		echo "C++ tests skipped: CMake finds no GoogleTest (Debian and Ubuntu: apt install libgtest-dev)"; \
 	else \
@@ -87,15 +89,15 @@ stubs: build  ## rewrite trtllm_kvfix/_core.pyi from the built extension
 	@$(PY) -m nanobind.stubgen -q -m trtllm_kvfix._core -o trtllm_kvfix/_core.pyi
 
 tsan: $(VENV)/.ready  ## stress the block manager under ThreadSanitizer
-	@$(call cpp_build,tsan,-DKVFIX_BUILD_TESTS=ON -DKVFIX_SANITIZE=thread)
+	@$(call cpp_build,tsan,$(call tests,ON) -DKVFIX_SANITIZE=thread)
 	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) build/tsan/bin/stress_block_manager $(STRESS_ARGS)
 
 race-control: $(VENV)/.ready  ## the same without the lock, which must fail: shows that the stress can see a race
-	@$(call cpp_build,race-control,-DKVFIX_BUILD_TESTS=ON -DKVFIX_SANITIZE=thread -DKVFIX_NO_LOCK=ON)
+	@$(call cpp_build,race-control,$(call tests,ON) -DKVFIX_SANITIZE=thread -DKVFIX_NO_LOCK=ON)
 	@tools/must_race.sh $(FIXED_ADDRESSES) build/race-control/bin/stress_block_manager $(STRESS_ARGS)
 
 asan: $(VENV)/.ready  ## C++ tests and stress under AddressSanitizer and UndefinedBehaviorSanitizer
-	@$(call cpp_build,asan,-DKVFIX_BUILD_TESTS=ON -DKVFIX_SANITIZE=address$(comma)undefined)
+	@$(call cpp_build,asan,$(call tests,ON) -DKVFIX_SANITIZE=address$(comma)undefined)
 	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(JOBS)
 	@build/asan/bin/stress_block_manager $(STRESS_ARGS)
 
