@@ -1,0 +1,131 @@
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+#include <variant>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "core/config.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+using BlockCounts = std::variant<std::uint32_t, std::map<std::uint32_t, std::uint32_t>>;
+
+// What the count of one window is: the one number of all windows, or the dict's entry.
+std::uint32_t blocks_of(const BlockCounts& counts, WindowSize window, const char* field) {
+    if (const auto* same = std::get_if<std::uint32_t>(&counts)) {
+        return *same;
+    }
+    const auto& by_window = std::get<std::map<std::uint32_t, std::uint32_t>>(counts);
+    const auto found = window ? by_window.find(*window) : by_window.end();
+    if (found == by_window.end()) {
+        throw std::invalid_argument(std::string(field) + " is a dict without an entry for window " +
+                                    (window ? std::to_string(*window) : "None (give one int for full attention)"));
+    }
+    return found->second;
+}
+
+void check_keys(const BlockCounts& counts, const std::vector<std::uint32_t>& sizes, const char* field) {
+    if (const auto* by_window = std::get_if<std::map<std::uint32_t, std::uint32_t>>(&counts)) {
+        for (const auto& [size, blocks] : *by_window) {
+            if (std::ranges::find(sizes, size) == sizes.end()) {
+                throw std::invalid_argument(std::string(field) + " names window " + std::to_string(size) +
+                                            ", which is not in window_sizes");
+            }
+        }
+    }
+}
+
+std::vector<WindowConfig> make_windows(const std::optional<std::vector<std::uint32_t>>& sizes,
+                                       const BlockCounts& primary, const BlockCounts& host) {
+    if (!sizes) {
+        return {{std::nullopt, blocks_of(primary, std::nullopt, "blocks_primary"),
+                 blocks_of(host, std::nullopt, "blocks_host")}};
+    }
+    check_keys(primary, *sizes, "blocks_primary");
+    check_keys(host, *sizes, "blocks_host");
+    std::vector<WindowConfig> windows;
+    for (const std::uint32_t size : *sizes) {
+        windows.push_back({size, blocks_of(primary, size, "blocks_primary"), blocks_of(host, size, "blocks_host")});
+    }
+    return windows;
+}
+
+std::optional<std::vector<std::uint32_t>> window_sizes(const BlockManagerConfig& config) {
+    if (!config.windows.front().window_size) {
+        return std::nullopt;
+    }
+    std::vector<std::uint32_t> sizes;
+    for (const WindowConfig& window : config.windows) {
+        sizes.push_back(*window.window_size);
+    }
+    return sizes;
+}
+
+BlockCounts counts(const BlockManagerConfig& config, std::uint32_t WindowConfig::* field) {
+    if (!config.windows.front().window_size) {
+        return config.windows.front().*field;
+    }
+    std::map<std::uint32_t, std::uint32_t> by_window;
+    for (const WindowConfig& window : config.windows) {
+        by_window[*window.window_size] = window.*field;
+    }
+    return by_window;
+}
+
+}  // namespace
+
+void bind_config(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<BlockManagerConfig>(m, "BlockManagerConfig",
+                                   "What a manager is made of. Refused at once when it makes no sense.")
+        .def(
+            "__init__",
+            [](BlockManagerConfig* self, std::uint32_t tokens_per_block, const BlockCounts& blocks_primary,
+               const BlockCounts& blocks_host, const std::optional<std::vector<std::uint32_t>>& sizes,
+               std::uint32_t max_beam_width, bool block_reuse, bool partial_reuse, bool copy_on_partial_reuse,
+               std::uint8_t offload_priority_min, std::uint32_t events_max, std::uint32_t hash_bits) {
+                BlockManagerConfig config{.tokens_per_block = tokens_per_block,
+                                          .windows = make_windows(sizes, blocks_primary, blocks_host),
+                                          .beam_width_max = max_beam_width,
+                                          .block_reuse = block_reuse,
+                                          .partial_reuse = partial_reuse,
+                                          .copy_on_partial_reuse = copy_on_partial_reuse,
+                                          .offload_priority_min = offload_priority_min,
+                                          .events_max = events_max,
+                                          .hash_bits = hash_bits};
+                check_config(config);
+                new (self) BlockManagerConfig(std::move(config));
+            },
+            nb::kw_only(), "tokens_per_block"_a, "blocks_primary"_a, "blocks_host"_a = 0, "window_sizes"_a = nb::none(),
+            "max_beam_width"_a = 1, "block_reuse"_a = true, "partial_reuse"_a = true, "copy_on_partial_reuse"_a = true,
+            "offload_priority_min"_a = 30, "events_max"_a = 0, "hash_bits"_a = 64,
+            nb::sig("def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], "
+                    "blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, "
+                    "max_beam_width: int = 1, "
+                    "block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, "
+                    "offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 64) -> None"),
+            "hash_bits under 64 forces hash collisions: an instrument for tests.")
+        .def_ro("tokens_per_block", &BlockManagerConfig::tokens_per_block)
+        .def_prop_ro("blocks_primary",
+                     [](const BlockManagerConfig& c) { return counts(c, &WindowConfig::blocks_primary); })
+        .def_prop_ro("blocks_host", [](const BlockManagerConfig& c) { return counts(c, &WindowConfig::blocks_host); })
+        .def_prop_ro("window_sizes", &window_sizes)
+        .def_ro("max_beam_width", &BlockManagerConfig::beam_width_max)
+        .def_ro("block_reuse", &BlockManagerConfig::block_reuse)
+        .def_ro("partial_reuse", &BlockManagerConfig::partial_reuse)
+        .def_ro("copy_on_partial_reuse", &BlockManagerConfig::copy_on_partial_reuse)
+        .def_ro("offload_priority_min", &BlockManagerConfig::offload_priority_min)
+        .def_ro("events_max", &BlockManagerConfig::events_max)
+        .def_ro("hash_bits", &BlockManagerConfig::hash_bits);
+}
+
+}  // namespace kvfix::bindings

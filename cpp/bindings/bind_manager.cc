@@ -1,0 +1,220 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/integers.h"
+#include "core/block_manager.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+using Offsets = nb::ndarray<std::int32_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+
+// Values read from Python, and the optional span of them that the core takes.
+struct MaybeTokens {
+    std::optional<std::vector<TokenId>> values;
+    std::optional<std::span<const TokenId>> span() const {
+        return values ? std::optional(std::span(*values)) : std::nullopt;
+    }
+};
+
+MaybeTokens read_tokens(nb::handle tokens, const char* field) {
+    return tokens.is_none() ? MaybeTokens{} : MaybeTokens{read_integers<TokenId>(tokens, field)};
+}
+
+BatchAdmission add_sequence_batch(BlockManager& self, nb::handle requests,
+                                  std::optional<std::uint64_t> tokens_new_max) {
+    std::vector<RequestPtr> batch;
+    for (const nb::handle request : requests) {
+        batch.push_back(nb::cast<const SequenceRequest&>(request).request);
+    }
+    return without_gil([&] { return self.add_sequence_batch(batch, tokens_new_max); });
+}
+
+void add_tokens(BlockManager& self, nb::handle request_ids, nb::handle counts, nb::handle tokens) {
+    const auto ids = read_integers<RequestId>(request_ids, "add_tokens, request_ids");
+    const auto more = read_integers<std::uint32_t>(counts, "add_tokens, counts");
+    const MaybeTokens values = read_tokens(tokens, "add_tokens, tokens");
+    without_gil([&] { self.add_tokens(ids, more, values.span()); });
+}
+
+void add_token(BlockManager& self, RequestId request_id, std::uint32_t count, nb::handle tokens) {
+    const MaybeTokens values = read_tokens(tokens, "add_token, tokens");
+    without_gil([&] { self.add_tokens({&request_id, 1}, {&count, 1}, values.span()); });
+}
+
+std::vector<BlockId> remove_sequence(BlockManager& self, RequestId request_id, bool store, bool pin,
+                                     nb::handle tokens) {
+    const MaybeTokens values = read_tokens(tokens, "remove_sequence, tokens");
+    return without_gil([&] { return self.remove_sequence(request_id, store, pin, values.span()); });
+}
+
+std::vector<std::pair<SlotIndex, const char*>> pin_blocks_by_id(BlockManager& self, nb::handle ids) {
+    const auto blocks = read_integers<BlockId>(ids, "pin_blocks_by_id, ids");
+    std::vector<std::pair<SlotIndex, const char*>> out;
+    for (const PinnedSlot& pinned : without_gil([&] { return self.pin_blocks_by_id(blocks); })) {
+        out.emplace_back(pinned.slot, tier_name(pinned.tier));
+    }
+    return out;
+}
+
+void unpin_blocks_by_id(BlockManager& self, nb::handle ids, const std::optional<std::string>& tier) {
+    const auto blocks = read_integers<BlockId>(ids, "unpin_blocks_by_id, ids");
+    const auto from = tier_from(tier);
+    without_gil([&] { self.unpin_blocks_by_id(blocks, from); });
+}
+
+std::vector<std::optional<PinnedBlock>> find_and_pin(BlockManager& self, nb::handle hashes,
+                                                     const std::optional<std::string>& tier, bool stop_on_miss,
+                                                     WindowSize window_size) {
+    const auto wanted = read_integers<std::uint64_t>(hashes, "find_and_pin_blocks_by_hash, hashes");
+    const auto from = tier_from(tier);
+    return without_gil([&] { return self.find_and_pin_blocks_by_hash(wanted, from, stop_on_miss, window_size); });
+}
+
+BlockIdTable cache_block_ids(const BlockManager& self, RequestId request_id, WindowSize window_size) {
+    return without_gil([&] { return self.get_batch_cache_block_ids({&request_id, 1}, window_size); }).front();
+}
+
+std::vector<BlockIdTable> batch_cache_block_ids(const BlockManager& self, nb::handle request_ids,
+                                                WindowSize window_size) {
+    const auto ids = read_integers<RequestId>(request_ids, "get_batch_cache_block_ids, request_ids");
+    return without_gil([&] { return self.get_batch_cache_block_ids(ids, window_size); });
+}
+
+// `output` is held by this frame, so its memory stays while the GIL is released.
+void copy_offsets(const BlockManager& self, const Offsets& output, nb::handle request_ids, std::uint32_t beam_width,
+                  std::size_t offset, std::int32_t scale, std::int32_t v_offset) {
+    const auto ids = read_integers<RequestId>(request_ids, "copy_batch_block_offsets, request_ids");
+    if (output.shape(2) != 2) {
+        throw nb::value_error(
+            ("copy_batch_block_offsets, output: shape is (windows, rows, 2, blocks), but dimension 2 is " +
+             std::to_string(output.shape(2)))
+                .c_str());
+    }
+    const OffsetTable table{output.data(), output.shape(0), output.shape(1), output.shape(3)};
+    without_gil([&] { self.copy_batch_block_offsets(table, ids, beam_width, offset, {scale, v_offset}); });
+}
+
+using ManagerClass = nb::class_<BlockManager>;
+
+void bind_sequences(ManagerClass& c) {
+    using namespace nb::literals;
+    c.def("add_sequence_batch", &add_sequence_batch, "requests"_a, nb::kw_only(), "tokens_new_max"_a = nb::none(),
+          nb::sig("def add_sequence_batch(self, requests: Iterable[SequenceRequest], *, tokens_new_max: int | None = "
+                  "None) -> BatchAdmission"),
+          "Claims every match of every request first, then onboards and allocates. All or nothing.")
+        .def(
+            "add_sequence",
+            [](BlockManager& self, const SequenceRequest& request) {
+                return without_gil([&] { return self.add_sequence(request.request); });
+            },
+            "request"_a, "A batch of one.")
+        .def(
+            "analyze_prefix_reuse",
+            [](BlockManager& self, const SequenceRequest& request) {
+                return without_gil([&] { return self.analyze_prefix_reuse(request.request); });
+            },
+            "request"_a, "What admitting the request now would reuse. Changes nothing.")
+        .def("add_token", &add_token, "request_id"_a, "count"_a = 1, "tokens"_a = nb::none(),
+             nb::sig("def add_token(self, request_id: int, count: int = 1, tokens: Any = None) -> None"),
+             "Reserves count more positions; tokens, if given, are their values.")
+        .def("add_tokens", &add_tokens, "request_ids"_a, "counts"_a, "tokens"_a = nb::none(),
+             nb::sig("def add_tokens(self, request_ids: Any, counts: Any, tokens: Any = None) -> None"),
+             "Growth of a whole iteration in one call. All or nothing.")
+        .def("rewind_kv_cache", &BlockManager::rewind_kv_cache, nb::call_guard<nb::gil_scoped_release>(),
+             "request_id"_a, "count"_a, "Takes back the last count grown positions.")
+        .def("store_context_blocks", &BlockManager::store_context_blocks, nb::call_guard<nb::gil_scoped_release>(),
+             "request_id"_a, "tokens_computed"_a,
+             "The prompt's first tokens_computed tokens have been computed: their full blocks become reusable.")
+        .def("remove_sequence", &remove_sequence, "request_id"_a, nb::kw_only(), "store"_a = true, "pin"_a = false,
+             "tokens"_a = nb::none(),
+             nb::sig("def remove_sequence(self, request_id: int, *, store: bool = True, pin: bool = False, tokens: Any "
+                     "= None) -> list[int]"),
+             "Ends a sequence. tokens: the whole sequence, where growth did not give the values. Returns the pinned "
+             "ids.");
+}
+
+void bind_pins(ManagerClass& c) {
+    using namespace nb::literals;
+    c.def("pin_blocks", &BlockManager::pin_blocks, nb::call_guard<nb::gil_scoped_release>(), "request_id"_a,
+          "Pins every block that the sequence holds, in primary.")
+        .def("pin_blocks_by_id", &pin_blocks_by_id, "ids"_a,
+             nb::sig("def pin_blocks_by_id(self, ids: Any) -> list[tuple[int, str]]"),
+             "Pins blocks where they are; returns (slot, tier) of each.")
+        .def("unpin_blocks_by_id", &unpin_blocks_by_id, "ids"_a, nb::kw_only(), "tier"_a = nb::none(),
+             nb::sig("def unpin_blocks_by_id(self, ids: Any, *, tier: str | None = None) -> None"),
+             "Ends one pin of each; tier must be given where a block is pinned in both.")
+        .def("find_and_pin_blocks_by_hash", &find_and_pin, "hashes"_a, nb::kw_only(), "tier"_a = nb::none(),
+             "stop_on_miss"_a = true, "window_size"_a = nb::none(),
+             nb::sig("def find_and_pin_blocks_by_hash(self, hashes: Any, *, tier: str | None = None, stop_on_miss: "
+                     "bool = True, "
+                     "window_size: int | None = None) -> list[PinnedBlock | None]"),
+             "Finds and pins in one step. Never a block whose copy is in flight.");
+}
+
+void bind_tables(ManagerClass& c) {
+    using namespace nb::literals;
+    c.def("get_cache_block_ids", &cache_block_ids, "request_id"_a, "window_size"_a = nb::none(),
+          "[beam][block]; -1 where the block has left the window.")
+        .def("get_batch_cache_block_ids", &batch_cache_block_ids, "request_ids"_a, "window_size"_a = nb::none(),
+             nb::sig("def get_batch_cache_block_ids(self, request_ids: Any, window_size: int | None = None) -> "
+                     "list[list[list[int]]]"))
+        .def("copy_batch_block_offsets", &copy_offsets, nb::arg("output").noconvert(), "request_ids"_a, "beam_width"_a,
+             "offset"_a, nb::kw_only(), "scale"_a = 1, "v_offset"_a = 0,
+             nb::sig("def copy_batch_block_offsets(self, output: Any, request_ids: Any, beam_width: int, offset: int, "
+                     "*, scale: int = 1, "
+                     "v_offset: int = 0) -> None"),
+             "Writes primary slots into an int32 array (windows, rows, 2, blocks): K = slot * scale, V = K + v_offset, "
+             "-1 where the block "
+             "has left the window. Request i, beam b goes to row offset + i * beam_width + b.");
+}
+
+void bind_upkeep(ManagerClass& c) {
+    using namespace nb::literals;
+    using Nogil = nb::call_guard<nb::gil_scoped_release>;
+    c.def("take_transfers", &BlockManager::take_transfers, Nogil(),
+          "The copies queued since the last call, in the order in which they must run.")
+        .def("complete", &BlockManager::complete, Nogil(), "ticket"_a, "All copies of the ticket have been done.")
+        .def("fail", &BlockManager::fail, Nogil(), "ticket"_a,
+             "The copies did not arrive: nothing of them stays findable. Returns the requests that own an undelivered "
+             "block.")
+        .def("advance_time", &BlockManager::advance_time, Nogil(), "now_ms"_a,
+             "Moves the clock of retention durations. Never backwards.")
+        .def("refresh_blocks", &BlockManager::refresh_blocks, Nogil(), "Ends an iteration of the statistics.")
+        .def("reset_reuse_state", &BlockManager::reset_reuse_state, Nogil(),
+             "Nothing that is cached now will be found again.")
+        .def("get_kv_cache_stats", &BlockManager::get_kv_cache_stats, Nogil())
+        .def("get_request_stats", &BlockManager::get_request_stats, Nogil(), "request_id"_a)
+        .def("get_latest_events", &BlockManager::get_latest_events, Nogil(), "The events since the last call.")
+        .def("digest", &BlockManager::digest, Nogil(), "64 bits that are equal on ranks that are in the same state.")
+        .def("check_invariants", &BlockManager::check_invariants, Nogil(),
+             "Recounts everything; raises InvariantViolation.");
+}
+
+}  // namespace
+
+void bind_manager(nb::module_& m) {
+    using namespace nb::literals;
+    ManagerClass manager(m, "BlockManager",
+                         "A two-tier paged block manager. Every method may be called from any thread.");
+    manager.def(nb::init<BlockManagerConfig>(), "config"_a)
+        .def_prop_ro("config", &BlockManager::config, nb::rv_policy::copy);
+    bind_sequences(manager);
+    bind_pins(manager);
+    bind_tables(manager);
+    bind_upkeep(manager);
+}
+
+}  // namespace kvfix::bindings

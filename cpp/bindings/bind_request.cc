@@ -1,0 +1,138 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/integers.h"
+#include "core/request.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+using RangeTuple = std::tuple<std::uint32_t, std::optional<std::uint32_t>, std::uint8_t, std::optional<std::uint32_t>>;
+
+Retention make_retention(const std::vector<RangeTuple>& ranges, std::uint8_t decode_priority,
+                         std::optional<std::uint32_t> decode_duration_ms) {
+    Retention retention{.ranges = {}, .decode_priority = decode_priority, .decode_duration_ms = decode_duration_ms};
+    for (const auto& [begin, end, priority, duration_ms] : ranges) {
+        retention.ranges.push_back({begin, end, priority, duration_ms});
+    }
+    check_retention(retention);
+    return retention;
+}
+
+std::vector<RangeTuple> range_tuples(const Retention& retention) {
+    std::vector<RangeTuple> out;
+    for (const RetentionRange& range : retention.ranges) {
+        out.emplace_back(range.token_begin, range.token_end, range.priority, range.duration_ms);
+    }
+    return out;
+}
+
+Salt read_salt(nb::handle salt, const std::string& field) {
+    if (salt.is_none()) {
+        return std::monostate{};
+    }
+    if (nb::isinstance<nb::str>(salt)) {
+        return nb::cast<std::string>(salt);
+    }
+    if (nb::isinstance<nb::bytes>(salt)) {
+        const auto raw = nb::cast<nb::bytes>(salt);
+        const auto* begin = reinterpret_cast<const std::uint8_t*>(raw.c_str());
+        return std::vector<std::uint8_t>(begin, begin + raw.size());
+    }
+    std::int64_t number = 0;
+    if (PyBool_Check(salt.ptr()) || !nb::try_cast(salt, number)) {
+        throw nb::type_error(
+            (field + ": expected str, bytes or an int of 64 bits, got " + nb::cast<std::string>(nb::repr(salt)))
+                .c_str());
+    }
+    return number;
+}
+
+std::vector<ExtraKey> read_extra_keys(nb::handle keys, const std::string& field) {
+    std::vector<ExtraKey> out;
+    for (const nb::handle key : keys) {
+        std::tuple<std::uint32_t, std::uint32_t, nb::bytes> parts;
+        if (!nb::try_cast(key, parts)) {
+            throw nb::type_error((field + ": expected (token_start, token_end, digest bytes), got " +
+                                  nb::cast<std::string>(nb::repr(key)))
+                                     .c_str());
+        }
+        const auto& [begin, end, digest] = parts;
+        out.push_back({begin, end, std::string(digest.c_str(), digest.size())});
+    }
+    return out;
+}
+
+void init_request(SequenceRequest* self, RequestId id, nb::handle tokens, std::uint32_t beam_width,
+                  std::optional<std::int64_t> lora_id, nb::handle salt, nb::handle extra_keys,
+                  const Retention* retention) {
+    const std::string who = "request " + std::to_string(id);
+    auto request = std::make_shared<const Request>(id, read_integers<TokenId>(tokens, who + ", tokens"), beam_width,
+                                                   lora_id, read_salt(salt, who + ", salt"),
+                                                   read_extra_keys(extra_keys, who + ", extra_keys"),
+                                                   retention != nullptr ? std::optional(*retention) : std::nullopt);
+    new (self) SequenceRequest{std::move(request)};
+}
+
+}  // namespace
+
+void bind_request(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<Retention>(m, "Retention",
+                          "How long the blocks of a request are worth keeping: priorities 0 to 100, default 35.")
+        .def(
+            "__init__",
+            [](Retention* self, const std::vector<RangeTuple>& ranges, std::uint8_t decode_priority,
+               std::optional<std::uint32_t> decode_duration_ms) {
+                new (self) Retention(make_retention(ranges, decode_priority, decode_duration_ms));
+            },
+            "ranges"_a = nb::tuple(), "decode_priority"_a = kPriorityDefault, "decode_duration_ms"_a = nb::none(),
+            nb::sig("def __init__(self, ranges: Sequence[tuple[int, int | None, int, int | None]] = (), "
+                    "decode_priority: int = 35, "
+                    "decode_duration_ms: int | None = None) -> None"),
+            "ranges: (token_start, token_end or None, priority, duration_ms or None), ascending and disjoint.")
+        .def_prop_ro("ranges", &range_tuples)
+        .def_ro("decode_priority", &Retention::decode_priority)
+        .def_ro("decode_duration_ms", &Retention::decode_duration_ms);
+
+    nb::class_<SequenceRequest>(m, "SequenceRequest",
+                                "A request for blocks. Copies the tokens when it is made; immutable afterwards.")
+        .def("__init__", &init_request, "request_id"_a, "tokens"_a, nb::kw_only(), "beam_width"_a = 1,
+             "lora_id"_a = nb::none(), "salt"_a = nb::none(), "extra_keys"_a = nb::tuple(), "retention"_a = nb::none(),
+             nb::sig(
+                 "def __init__(self, request_id: int, tokens: Any, *, beam_width: int = 1, lora_id: int | None = None, "
+                 "salt: str | bytes | int | None = None, extra_keys: Iterable[tuple[int, int, bytes]] = (), "
+                 "retention: Retention | None = None) -> None"),
+             "tokens: a 1-D int32 or int64 array (numpy, buffer, DLPack on the CPU) or a list of ints. Arrays are "
+             "copied at the speed of "
+             "memory, lists at a few nanoseconds a token. extra_keys: (token_start, token_end, digest) of multimodal "
+             "spans, ascending.")
+        .def_prop_ro("request_id", [](const SequenceRequest& r) { return r.request->id; })
+        .def_prop_ro("num_tokens", [](const SequenceRequest& r) { return r.request->num_tokens(); })
+        .def_prop_ro("tokens", [](const SequenceRequest& r) { return r.request->tokens; })
+        .def_prop_ro("beam_width", [](const SequenceRequest& r) { return r.request->beam_width; })
+        .def_prop_ro("lora_id", [](const SequenceRequest& r) { return r.request->lora_id; })
+        .def("__repr__", [](const SequenceRequest& r) {
+            return "SequenceRequest(" + std::to_string(r.request->id) + ", <" +
+                   std::to_string(r.request->num_tokens()) + " tokens>)";
+        });
+
+    m.def(
+        "block_hashes",
+        [](const SequenceRequest& request, std::uint32_t tokens_per_block) {
+            return without_gil([&] { return request.request->block_hashes(tokens_per_block); });
+        },
+        "request"_a, "tokens_per_block"_a, "The hashes of the prompt's full blocks, for lookup in another manager.");
+}
+
+}  // namespace kvfix::bindings

@@ -1,0 +1,214 @@
+#include "bindings/integers.h"
+
+#include <nanobind/ndarray.h>
+
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+[[noreturn]] void wrong_type(const std::string& field, const std::string& got) {
+    throw nb::type_error((field + ": expected a 1-D array of int32 or int64, or a list of ints, got " + got).c_str());
+}
+
+[[noreturn]] void out_of_range(const std::string& field, std::size_t position, const std::string& value) {
+    throw nb::value_error(
+        (field + ": value " + value + " at position " + std::to_string(position) + " is out of range").c_str());
+}
+
+std::string name_of_type(nb::handle object) { return nb::cast<std::string>(nb::str(nb::type_name(object.type()))); }
+
+// ------------------------------------------------------------------------------------------------ lists and tuples
+
+template <class T>
+T from_python_int(PyObject* item, const std::string& field, std::size_t position) {
+    if constexpr (std::is_same_v<T, std::uint64_t>) {
+        const unsigned long long value = PyLong_AsUnsignedLongLong(item);
+        if (value != std::numeric_limits<unsigned long long>::max() || PyErr_Occurred() == nullptr) {
+            return static_cast<T>(value);
+        }
+    } else {
+        const long long value = PyLong_AsLongLong(item);
+        if (value >= std::numeric_limits<T>::min() && value <= std::numeric_limits<T>::max() &&
+            (value != -1 || PyErr_Occurred() == nullptr)) {
+            return static_cast<T>(value);
+        }
+    }
+    PyErr_Clear();
+    out_of_range(field, position, nb::cast<std::string>(nb::repr(nb::handle(item))));
+}
+
+// Anything else that says it is an integer (numpy scalars). Runs the object's own code, so the caller looks again at its list.
+template <class T>
+T from_index(nb::object item, const std::string& field, std::size_t position) {
+    if (PyBool_Check(item.ptr()) || !PyIndex_Check(item.ptr())) {
+        wrong_type(field, "'" + name_of_type(item) + "' at position " + std::to_string(position));
+    }
+    const nb::object number = nb::steal(PyNumber_Index(item.ptr()));
+    if (!number.is_valid()) {
+        throw nb::python_error();
+    }
+    return from_python_int<T>(number.ptr(), field, position);
+}
+
+nb::object item_of(PyObject* sequence, bool is_list, Py_ssize_t at) {
+#if PY_VERSION_HEX >= 0x030D0000 && !defined(Py_LIMITED_API)
+    PyObject* item = is_list ? PyList_GetItemRef(sequence, at) : Py_XNewRef(PyTuple_GetItem(sequence, at));
+#else
+    PyObject* item = is_list ? PyList_GetItem(sequence, at) : PyTuple_GetItem(sequence, at);
+    Py_XINCREF(item);
+#endif
+    if (item == nullptr) {
+        PyErr_Clear();
+    }
+    return nb::steal(item);
+}
+
+template <class T>
+std::vector<T> read_sequence(PyObject* sequence, const std::string& field) {
+    const bool is_list = PyList_Check(sequence);
+    const auto length = [&] { return is_list ? PyList_Size(sequence) : PyTuple_Size(sequence); };
+    const Py_ssize_t count = length();
+    std::vector<T> out(static_cast<std::size_t>(count));
+    for (Py_ssize_t at = 0; at < count; ++at) {
+        const auto position = static_cast<std::size_t>(at);
+        nb::object item = item_of(sequence, is_list, at);
+        if (item.is_valid() && PyLong_CheckExact(item.ptr())) {
+            out[position] = from_python_int<T>(item.ptr(), field, position);
+            continue;
+        }
+        if (item.is_valid()) {
+            out[position] = from_index<T>(std::move(item), field, position);
+        }
+        if (length() != count) {
+            throw nb::value_error((field + ": the list changed while it was read, from " + std::to_string(count) +
+                                   " to " + std::to_string(length()) + " items")
+                                      .c_str());
+        }
+    }
+    return out;
+}
+
+// ------------------------------------------------------------------------------------------------ arrays
+
+struct IntegerArray {
+    const char* data;
+    std::size_t count;
+    std::ptrdiff_t stride_bytes;
+    std::size_t item_bytes;
+    bool is_signed;
+};
+
+template <class T, class Item>
+void copy_items(const IntegerArray& array, const std::string& field, std::vector<T>& out) {
+    const char* at = array.data;
+    if (std::is_same_v<T, Item> && array.stride_bytes == sizeof(Item)) {
+        std::memcpy(out.data(), at, array.count * sizeof(Item));
+        return;
+    }
+    for (std::size_t i = 0; i < array.count; ++i, at += array.stride_bytes) {
+        Item item;
+        std::memcpy(&item, at, sizeof item);
+        if (!std::in_range<T>(item)) {
+            out_of_range(field, i, std::to_string(item));
+        }
+        out[i] = static_cast<T>(item);
+    }
+}
+
+template <class T>
+std::vector<T> read_array(const IntegerArray& array, const std::string& field) {
+    std::vector<T> out(array.count);
+    if (array.item_bytes == 4) {
+        array.is_signed ? copy_items<T, std::int32_t>(array, field, out)
+                        : copy_items<T, std::uint32_t>(array, field, out);
+    } else {
+        array.is_signed ? copy_items<T, std::int64_t>(array, field, out)
+                        : copy_items<T, std::uint64_t>(array, field, out);
+    }
+    return out;
+}
+
+// Releases the exporter's buffer with the scope.
+class BufferView {
+  public:
+    explicit BufferView(nb::handle object) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
+            throw nb::python_error();
+        }
+    }
+    BufferView(const BufferView&) = delete;
+    BufferView& operator=(const BufferView&) = delete;
+    ~BufferView() { PyBuffer_Release(&view_); }
+    const Py_buffer* operator->() const { return &view_; }
+
+  private:
+    Py_buffer view_{};
+};
+
+IntegerArray describe(const BufferView& view, const std::string& field) {
+    const std::string format = view->format != nullptr ? view->format : "B";
+    if (view->ndim != 1) {
+        wrong_type(field, std::to_string(view->ndim) + "-D data");
+    }
+    // Native order only: one letter, after '@' or '=' at most.
+    const char letter = format.back();
+    const bool plain =
+        format.size() == 1 || (format.size() == 2 && (format[0] == '@' || format[0] == '=' || format[0] == '<'));
+    const bool is_signed = std::strchr("ilq", letter) != nullptr;
+    const bool is_unsigned = std::strchr("ILQ", letter) != nullptr;
+    if (!plain || (!is_signed && !is_unsigned) || (view->itemsize != 4 && view->itemsize != 8)) {
+        wrong_type(field, "items of format '" + format + "'");
+    }
+    return {static_cast<const char*>(view->buf), static_cast<std::size_t>(view->shape[0]), view->strides[0],
+            static_cast<std::size_t>(view->itemsize), is_signed};
+}
+
+template <class T>
+std::vector<T> read_tensor(nb::handle object, const std::string& field) {
+    nb::ndarray<nb::ro, nb::device::cpu> tensor;
+    if (!nb::try_cast(object, tensor)) {
+        wrong_type(field, "'" + name_of_type(object) + "' (a tensor must be on the CPU)");
+    }
+    const nb::dlpack::dtype type = tensor.dtype();
+    const auto code = static_cast<nb::dlpack::dtype_code>(type.code);
+    const bool is_signed = code == nb::dlpack::dtype_code::Int;
+    if (tensor.ndim() != 1) {
+        wrong_type(field, std::to_string(tensor.ndim()) + "-D data");
+    }
+    if ((!is_signed && code != nb::dlpack::dtype_code::UInt) || type.lanes != 1 ||
+        (type.bits != 32 && type.bits != 64)) {
+        wrong_type(field, "a tensor of another dtype");
+    }
+    const std::size_t item_bytes = type.bits / 8;
+    return read_array<T>({static_cast<const char*>(tensor.data()), tensor.shape(0),
+                          tensor.stride(0) * static_cast<std::ptrdiff_t>(item_bytes), item_bytes, is_signed},
+                         field);
+}
+
+}  // namespace
+
+template <class T>
+std::vector<T> read_integers(nb::handle object, const std::string& field) {
+    if (PyList_Check(object.ptr()) || PyTuple_Check(object.ptr())) {
+        return read_sequence<T>(object.ptr(), field);
+    }
+    if (PyObject_CheckBuffer(object.ptr()) != 0 && !PyBytes_Check(object.ptr())) {
+        const BufferView view(object);
+        return read_array<T>(describe(view, field), field);
+    }
+    if (nb::hasattr(object, "__dlpack__")) {
+        return read_tensor<T>(object, field);
+    }
+    wrong_type(field, "'" + name_of_type(object) + "'");
+}
+
+template std::vector<std::int32_t> read_integers(nb::handle, const std::string&);
+template std::vector<std::uint32_t> read_integers(nb::handle, const std::string&);
+template std::vector<std::uint64_t> read_integers(nb::handle, const std::string&);
+
+}  // namespace kvfix::bindings

@@ -1,0 +1,56 @@
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+
+#include <map>
+#include <string>
+
+#include "bindings/bindings.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+std::map<std::string, std::string> build_info() {
+#if defined(__clang__)
+    const std::string compiler = "clang " __clang_version__;
+#else
+    const std::string compiler = "gcc " __VERSION__;
+#endif
+#ifdef KVFIX_NO_LOCK
+    const std::string locks = "no";
+#else
+    const std::string locks = "yes";
+#endif
+#ifdef KVFIX_PAUSE_POINTS
+    const std::string pause_points = "yes";
+#else
+    const std::string pause_points = "no";
+#endif
+#ifdef Py_LIMITED_API
+    const std::string stable_abi = "yes";
+#else
+    const std::string stable_abi = "no";
+#endif
+#ifdef Py_GIL_DISABLED
+    const std::string free_threaded = "yes";
+#else
+    const std::string free_threaded = "no";
+#endif
+    return {{"compiler", compiler},           {"cplusplus", std::to_string(__cplusplus)},
+            {"build_type", KVFIX_BUILD_TYPE}, {"locks", locks},
+            {"pause_points", pause_points},   {"stable_abi", stable_abi},
+            {"free_threaded", free_threaded}};
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+    m.doc() = "The native core of trtllm-kvfix. Import trtllm_kvfix.native instead.";
+    m.def("build_info", &build_info, "How this extension was built.");
+    kvfix::bindings::bind_errors(m);
+    kvfix::bindings::bind_config(m);
+    kvfix::bindings::bind_request(m);
+    kvfix::bindings::bind_results(m);
+    kvfix::bindings::bind_stats(m);
+    kvfix::bindings::bind_manager(m);
+}

@@ -1,0 +1,261 @@
+#include "core/admission_plan.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/errors.h"
+#include "core/pause_point.h"
+
+namespace kvfix {
+namespace {
+
+// The content of the prompt's block at `position`; `extras` owns what the result refers to.
+BlockContent prompt_block(const Request& request, std::uint32_t position, std::uint32_t tokens_per_block,
+                          std::string& extras) {
+    const std::uint32_t begin = position * tokens_per_block;
+    const std::uint32_t end = std::min(begin + tokens_per_block, request.num_tokens());
+    if (!request.extra_keys.empty()) {
+        extras = request.block_extras(begin, end);
+    }
+    return {std::span(request.tokens).subspan(begin, end - begin), extras};
+}
+
+}  // namespace
+
+void AdmissionPlan::make(Pools pools, const BlockManagerConfig& config, std::span<const RequestPtr> requests) {
+    config_ = &config;
+    requests_.clear();
+    matches_.clear();
+    path_.clear();
+    for (const RequestPtr& request : requests) {
+        match_request(pools, *request);
+    }
+    begin_marking(pools);
+    for (const RequestPlan& plan : requests_) {
+        mark_claims(pools, plan);
+    }
+    for (RequestPlan& plan : requests_) {
+        settle_partial(pools, plan);
+    }
+    KVFIX_PAUSE("admit.planned");
+}
+
+void AdmissionPlan::begin_marking(Pools pools) {
+    if (++serial_ != 0) {
+        return;
+    }
+    serial_ = 1;  // the counter went round: marks of four billion plans ago must not look current
+    for (const auto& pool : pools) {
+        for (BlockIndex block = 0; block < pool->store.size(); ++block) {
+            pool->store[block].mark = 0;
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ matching
+
+void AdmissionPlan::match_request(Pools pools, const Request& request) {
+    RequestPlan plan{.request = &request, .match_begin = static_cast<std::uint32_t>(matches_.size())};
+    matches_.resize(matches_.size() + pools.size());
+    std::uint32_t reuse = request.num_tokens() - 1;  // the last token is always computed
+    for (std::size_t window = 0; window < pools.size(); ++window) {
+        reuse = std::min(reuse, match_window(*pools[window], request, matches_[plan.match_begin + window]));
+    }
+    set_reuse(pools, plan, config_->partial_reuse ? reuse : reuse - reuse % config_->tokens_per_block);
+    requests_.push_back(plan);
+}
+
+std::uint32_t AdmissionPlan::match_window(const WindowPool& pool, const Request& request, WindowMatch& match) {
+    match.path_begin = static_cast<std::uint32_t>(path_.size());
+    const ParentRef root = config_->block_reuse ? pool.tree.find_root(request.identity) : kNone;
+    if (root == kNone) {
+        return 0;
+    }
+    walk(pool, request, root);
+    match.path_length = static_cast<std::uint32_t>(path_.size()) - match.path_begin;
+    return match.path_length * config_->tokens_per_block + longest_partial(pool, request, root, match);
+}
+
+// Appends the matched full blocks to the path. Hashes run ahead in groups, so that the memory they lead to is on its way
+// before it is compared.
+void AdmissionPlan::walk(const WindowPool& pool, const Request& request, ParentRef root) {
+    constexpr std::uint32_t kAhead = 16;
+    const std::uint32_t tokens_per_block = config_->tokens_per_block;
+    const std::uint32_t blocks = request.num_tokens() / tokens_per_block;
+    std::array<std::uint64_t, kAhead> hashes{};
+    std::string extras;
+    ParentRef parent = root;
+    std::uint64_t hash = pool.tree.hash_of(root);
+    for (std::uint32_t begin = 0; begin < blocks; begin += kAhead) {
+        const std::uint32_t count = std::min(kAhead, blocks - begin);
+        for (std::uint32_t i = 0; i < count; ++i) {
+            hash = pool.tree.child_hash(hash, prompt_block(request, begin + i, tokens_per_block, extras));
+            hashes[i] = hash;
+            pool.tree.prefetch(hash);
+        }
+        for (std::uint32_t i = 0; i < count; ++i) {
+            if (const BlockIndex hint = pool.tree.hint(hashes[i]); hint != kNone) {
+                pool.store.prefetch(hint);
+            }
+        }
+        for (std::uint32_t i = 0; i < count; ++i) {
+            const BlockContent content = prompt_block(request, begin + i, tokens_per_block, extras);
+            const BlockIndex block = pool.tree.find_child(parent, hashes[i], content);
+            if (block == kNone || !pool.store[block].usable()) {
+                return;
+            }
+            path_.push_back(block);
+            parent = block;
+        }
+    }
+}
+
+// Tokens of the next block that some child of the last matched node has too.
+std::uint32_t AdmissionPlan::longest_partial(const WindowPool& pool, const Request& request, ParentRef root,
+                                             WindowMatch& match) {
+    const std::uint32_t matched = match.path_length * config_->tokens_per_block;
+    if (!config_->partial_reuse || matched == request.num_tokens()) {
+        return 0;
+    }
+    std::string extras;
+    const BlockContent next = prompt_block(request, match.path_length, config_->tokens_per_block, extras);
+    const ReuseTree::Prefix best = pool.tree.best_prefix(match.path_length == 0 ? root : path_.back(), next);
+    if (best.block == kNone || !pool.store[best.block].usable()) {
+        return 0;
+    }
+    match.source = best.block;
+    return best.tokens;
+}
+
+void AdmissionPlan::set_reuse(Pools pools, RequestPlan& plan, std::uint32_t reuse) {
+    const std::uint32_t tokens_per_block = config_->tokens_per_block;
+    plan.reuse = reuse;
+    plan.full = reuse / tokens_per_block;
+    for (std::size_t window = 0; window < pools.size(); ++window) {
+        WindowMatch& match = matches_[plan.match_begin + window];
+        const std::uint32_t begin = plan.full * tokens_per_block;
+        const std::uint32_t size = pools[window]->config.window_size.value_or(kNone);
+        match.hold_begin = begin > size ? (begin - size) / tokens_per_block : 0;
+        if (reuse % tokens_per_block == 0) {
+            match.source = kNone;
+        } else if (match.path_length > plan.full) {
+            match.source = path_[match.path_begin + plan.full];
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ partial reuse
+
+void AdmissionPlan::mark_claims(Pools pools, const RequestPlan& plan) {
+    for (std::size_t window = 0; window < pools.size(); ++window) {
+        for (const BlockIndex block : held_claims(plan, window)) {
+            pools[window]->store[block].mark = serial_;
+        }
+    }
+}
+
+void AdmissionPlan::settle_partial(Pools pools, RequestPlan& plan) {
+    if (plan.reuse % config_->tokens_per_block == 0) {
+        return;
+    }
+    for (std::size_t window = 0; window < pools.size(); ++window) {
+        WindowMatch& match = matches_[plan.match_begin + window];
+        match.way = way_of(*pools[window], plan, match.source);
+        if (match.way == PartialWay::none) {  // what one window cannot serve, none does
+            set_reuse(pools, plan, plan.full * config_->tokens_per_block);
+            for (std::size_t before = 0; before < window; ++before) {
+                matches_[plan.match_begin + before].way = PartialWay::none;
+            }
+            return;
+        }
+    }
+    for (std::size_t window = 0; window < pools.size(); ++window) {
+        WindowMatch& match = matches_[plan.match_begin + window];
+        Block& source = pools[window]->store[match.source];
+        if (match.way == PartialWay::copy && source.mark == serial_) {
+            find_taker(match, plan.match_begin + window, pools.size());
+        }
+        source.mark = serial_;
+    }
+}
+
+void AdmissionPlan::find_taker(WindowMatch& match, std::size_t index, std::size_t windows) const {
+    for (std::size_t before = index; before >= windows; before -= windows) {
+        const std::size_t earlier = before - windows;  // the same window of the request before
+        if (matches_[earlier].way == PartialWay::take_over && matches_[earlier].source == match.source) {
+            match.taken_by = static_cast<std::uint32_t>(earlier);
+            return;
+        }
+    }
+}
+
+PartialWay AdmissionPlan::way_of(const WindowPool& pool, const RequestPlan& plan, BlockIndex source) const {
+    const Block& block = pool.store[source];
+    const bool free_leaf = block.has(kPrimary) && !block.held_primary() && block.children == kNone;
+    if (free_leaf && block.mark != serial_ && plan.partial_copies(config_->tokens_per_block) == 1) {
+        return PartialWay::take_over;
+    }
+    return config_->copy_on_partial_reuse ? PartialWay::copy : PartialWay::none;
+}
+
+// ------------------------------------------------------------------------------------------------ budget and capacity
+
+std::size_t AdmissionPlan::admit(std::optional<std::uint64_t> tokens_new_max) const {
+    std::uint64_t tokens_left = tokens_new_max.value_or(~std::uint64_t{0});
+    std::size_t count = 0;
+    while (count < requests_.size() && requests_[count].tokens_new() <= tokens_left) {
+        tokens_left -= requests_[count++].tokens_new();
+    }
+    return count;
+}
+
+std::uint64_t AdmissionPlan::blocks_new(const RequestPlan& plan, const WindowMatch& match,
+                                        std::uint32_t tokens_per_block) {
+    const std::uint32_t full_prompt = plan.request->num_tokens() / tokens_per_block;
+    const bool incomplete = plan.request->num_tokens() % tokens_per_block != 0;
+    const std::uint64_t blocks = std::uint64_t{full_prompt - plan.full} + (incomplete ? plan.request->beam_width : 0);
+    return blocks - (match.way == PartialWay::none ? 0 : plan.partial_copies(tokens_per_block));
+}
+
+void AdmissionPlan::check_capacity(Pools pools, std::size_t count) {
+    begin_marking(pools);
+    for (std::size_t window = 0; window < pools.size(); ++window) {
+        WindowPool& pool = *pools[window];
+        std::uint64_t needed = 0;
+        const std::uint64_t lost = slots_lost_to_claims(pool, window, count, needed);
+        const std::uint64_t free = pool.allocatable() - lost;
+        if (needed > free) {
+            throw OutOfBlocks(needed, free, pool.config.window_size);
+        }
+    }
+}
+
+// Evictable slots that the batch's own claims and sources take away; adds what the batch must allocate to `needed`.
+std::uint64_t AdmissionPlan::slots_lost_to_claims(WindowPool& pool, std::size_t window, std::size_t count,
+                                                  std::uint64_t& needed) {
+    std::uint64_t lost = 0;
+    const auto take = [&](BlockIndex block, bool onboards) {
+        if (pool.store[block].mark == serial_) {
+            return;
+        }
+        pool.store[block].mark = serial_;
+        lost += pool.evictable(block) ? 1 : 0;
+        needed += onboards && pool.store[block].host_only() ? 1 : 0;
+    };
+    for (const RequestPlan& plan : std::span(requests_).first(count)) {
+        for (const BlockIndex block : held_claims(plan, window)) {
+            take(block, true);
+        }
+        needed += blocks_new(plan, match(plan, window), config_->tokens_per_block);
+    }
+    for (const RequestPlan& plan : std::span(requests_).first(count)) {
+        const WindowMatch& matched = match(plan, window);
+        if (matched.way != PartialWay::none) {
+            take(matched.source, false);
+            needed += matched.way == PartialWay::copy ? plan.partial_copies(config_->tokens_per_block) : 0;
+        }
+    }
+    return lost;
+}
+
+}  // namespace kvfix

@@ -1,0 +1,72 @@
+// The records, tokens and slots of one window. Knows nothing of trees or queues.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/block.h"
+#include "core/check.h"
+#include "core/types.h"
+
+namespace kvfix {
+
+class BlockStore {
+  public:
+    BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, std::uint32_t tokens_per_block);
+
+    Block& operator[](BlockIndex block) { return blocks_[block]; }
+    const Block& operator[](BlockIndex block) const { return blocks_[block]; }
+    std::uint32_t size() const { return static_cast<std::uint32_t>(blocks_.size()); }
+    std::uint32_t tokens_per_block() const { return tokens_per_block_; }
+
+    // A record without slots. There is always one: a live record has at least one slot.
+    BlockIndex acquire();
+    void release(BlockIndex block);
+
+    std::uint32_t slots(std::size_t tier) const { return slots_[tier]; }
+    std::uint32_t slots_free(std::size_t tier) const { return static_cast<std::uint32_t>(free_slots_[tier].size()); }
+    SlotIndex take_slot(std::size_t tier) {
+        check(!free_slots_[tier].empty(), "a slot is taken from an empty tier");
+        const SlotIndex slot = free_slots_[tier].back();
+        free_slots_[tier].pop_back();
+        return slot;
+    }
+    void give_slot(std::size_t tier, SlotIndex slot) { free_slots_[tier].push_back(slot); }
+    std::span<const SlotIndex> free_slots(std::size_t tier) const { return free_slots_[tier]; }
+    std::span<const BlockIndex> free_records() const { return free_records_; }
+
+    // Room for a whole block of tokens.
+    std::span<TokenId> tokens(BlockIndex block) {
+        return {tokens_.data() + std::size_t{block} * tokens_per_block_, tokens_per_block_};
+    }
+    std::span<const TokenId> tokens(BlockIndex block) const {
+        return {tokens_.data() + std::size_t{block} * tokens_per_block_, tokens_per_block_};
+    }
+    // The tokens of a tree block.
+    std::span<const TokenId> content(BlockIndex block) const { return tokens(block).first(blocks_[block].num_tokens); }
+
+    std::string_view extras(BlockIndex block) const;
+    void set_extras(BlockIndex block, std::string extras);
+
+    void prefetch(BlockIndex block) const {
+        __builtin_prefetch(&blocks_[block]);
+        __builtin_prefetch(reinterpret_cast<const char*>(&blocks_[block]) + 64);
+        __builtin_prefetch(tokens_.data() + std::size_t{block} * tokens_per_block_);
+    }
+
+  private:
+    std::uint32_t tokens_per_block_;
+    std::array<std::uint32_t, kTiers> slots_;
+    std::vector<Block> blocks_;
+    std::vector<TokenId> tokens_;
+    std::vector<BlockIndex> free_records_;
+    std::array<std::vector<SlotIndex>, kTiers> free_slots_;
+    std::unordered_map<BlockIndex, std::string> extras_;  // few blocks have any; never iterated
+};
+
+}  // namespace kvfix

@@ -1,0 +1,93 @@
+#include "core/digest.h"
+
+#include "core/block_manager.h"
+
+namespace kvfix {
+
+WindowStats WindowPool::stats() const {
+    WindowStats out{.window_size = config.window_size, .primary = {}, .host = {}};
+    const auto fill = [this](TierStats& stats, std::size_t tier, std::uint64_t cached) {
+        stats.blocks = store.slots(tier);
+        stats.free = store.slots_free(tier);
+        stats.cached = cached;
+        stats.in_flight = in_flight_[tier];
+        stats.owned = stats.blocks - stats.free - stats.cached - stats.in_flight;
+    };
+    fill(out.primary, kPrimary, primary_queue_.size());
+    fill(out.host, kHost, std::uint64_t{host_redundant_queue_.size()} + host_only_queue_.size());
+    return out;
+}
+
+void WindowPool::mix_into(Digest& digest) const {
+    for (BlockIndex block = 0; block < store.size(); ++block) {
+        const Block& record = store[block];
+        digest.mix(record.in_tree ? (std::uint64_t{record.parent} << 32 | record.num_tokens) : kNone);
+        if (record.in_tree) {
+            digest.mix(record.hash);
+        }
+        digest.mix(std::uint64_t{record.slot[kPrimary]} << 32 | record.slot[kHost]);
+        digest.mix(std::uint64_t{record.pins[kPrimary]} << 32 | record.pins[kHost]);
+        digest.mix(std::uint64_t{record.locks[kPrimary]} << 32 | record.locks[kHost]);
+        const unsigned flags = (record.in_flight[kPrimary] ? 1U : 0U) | (record.in_flight[kHost] ? 2U : 0U) |
+                               (record.undelivered ? 4U : 0U);
+        digest.mix(std::uint64_t{record.owners} << 32 | std::uint64_t{record.priority} << 8 | flags);
+        if (record.has_duration) {
+            digest.mix(duration_ms_.at(block));
+        }
+    }
+    for (const Deadline& deadline : expiring_) {
+        digest.mix(static_cast<std::uint64_t>(deadline.at_ms));
+        digest.mix(deadline.block);
+    }
+    for (std::size_t tier = 0; tier < kTiers; ++tier) {
+        for (const SlotIndex slot : store.free_slots(tier)) {
+            digest.mix(slot);
+        }
+    }
+    for (const BlockIndex block : store.free_records()) {
+        digest.mix(block);
+    }
+    for (const EvictionQueue* queue : {&primary_queue_, &host_redundant_queue_, &host_only_queue_}) {
+        // A parked block and one that is about to be parked are the same state: only the order counts.
+        queue->for_each_in_entry_order([&](BlockIndex block) { digest.mix(block); });
+    }
+}
+
+std::uint64_t BlockManager::digest() const {
+    const ManagerGuard guard(mutex_);
+    Digest digest;
+    for (const auto& pool : pools_) {
+        pool->mix_into(digest);
+    }
+    for (const Sequence* sequence : sequences_.ordered()) {
+        digest.mix(sequence->id());
+        digest.mix(std::uint64_t{sequence->length} << 32 | sequence->computed);
+        digest.mix(std::uint64_t{sequence->known()} << 1 | (sequence->grown ? 1U : 0U));
+        for (const TokenId token : sequence->grown_tokens) {
+            digest.mix(static_cast<std::uint64_t>(token));
+        }
+        for (const HeldBlocks& held : sequence->windows) {
+            digest.mix(std::uint64_t{held.left} << 32 | held.size());
+            held.for_each([&](BlockIndex block) { digest.mix(block); });
+        }
+    }
+    const auto mix_items = [&](const std::vector<Transfer>& items) {
+        digest.mix(items.size());
+        for (const Transfer& item : items) {
+            digest.mix(static_cast<std::uint64_t>(item.kind) << 32 | item.window);
+            digest.mix(std::uint64_t{item.slot_src} << 32 | item.slot_dst);
+            digest.mix(std::uint64_t{item.block} << 32 | item.source);
+            digest.mix(item.tokens);
+        }
+    };
+    mix_items(ledger_.queued());
+    for (const auto& [ticket, items] : ledger_.taken()) {
+        digest.mix(ticket);
+        mix_items(items);
+    }
+    digest.mix(static_cast<std::uint64_t>(now_ms_));
+    digest.mix(events_.pending().size());
+    return digest.value();
+}
+
+}  // namespace kvfix

@@ -1,0 +1,57 @@
+// What a remote router needs to know about this cache. Bounded: when nobody reads, the oldest go and are counted.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "core/types.h"
+
+namespace kvfix {
+
+enum class EventKind : std::uint8_t { stored, removed, updated };
+
+struct BlockEvent {
+    EventKind kind;
+    std::uint64_t event_id = 0;  // counts up; a gap shows what was dropped
+    std::uint64_t block_hash = 0;
+    std::optional<std::uint64_t> parent_hash;  // unset below a root
+    std::vector<TokenId> tokens;               // of stored events
+    std::optional<std::int64_t> lora_id;       // of stored events
+    Tier tier = Tier::primary;
+    Priority priority = kPriorityDefault;
+    WindowSize window_size;
+};
+
+class EventLog {
+  public:
+    explicit EventLog(std::uint32_t events_max) : events_max_(events_max) {}
+
+    // Building an event costs; ask first.
+    bool wanted() const { return events_max_ != 0; }
+    std::uint64_t dropped() const { return dropped_; }
+
+    void record(BlockEvent event) {
+        event.event_id = next_id_++;
+        if (events_.size() == events_max_) {
+            events_.pop_front();
+            ++dropped_;
+        }
+        events_.push_back(std::move(event));
+    }
+    std::vector<BlockEvent> drain() {
+        std::vector<BlockEvent> out(std::make_move_iterator(events_.begin()), std::make_move_iterator(events_.end()));
+        events_.clear();
+        return out;
+    }
+    const std::deque<BlockEvent>& pending() const { return events_; }
+
+  private:
+    std::uint32_t events_max_;
+    std::uint64_t next_id_ = 0;
+    std::uint64_t dropped_ = 0;
+    std::deque<BlockEvent> events_;
+};
+
+}  // namespace kvfix

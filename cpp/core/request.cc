@@ -1,0 +1,168 @@
+#include "core/request.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+
+#include "core/block_hash.h"
+
+namespace kvfix {
+namespace {
+
+template <class T>
+void append_raw(std::string& out, T value) {
+    char raw[sizeof value];
+    std::memcpy(raw, &value, sizeof value);
+    out.append(raw, sizeof raw);
+}
+
+// Each field starts with a letter of its own, so that no two different identities serialise alike.
+std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& salt) {
+    std::string out;
+    if (lora) {
+        out += 'L';
+        append_raw(out, *lora);
+    }
+    if (const auto* text = std::get_if<std::string>(&salt)) {
+        out += 'S' + *text;
+    } else if (const auto* raw = std::get_if<std::vector<std::uint8_t>>(&salt)) {
+        out += 'B';
+        out.append(raw->begin(), raw->end());
+    } else if (const auto* number = std::get_if<std::int64_t>(&salt)) {
+        out += 'I';
+        append_raw(out, *number);
+    }
+    return out;
+}
+
+[[noreturn]] void bad(RequestId id, std::string_view field, const std::string& why) {
+    throw std::invalid_argument("request " + std::to_string(id) + ", " + std::string(field) + ": " + why);
+}
+
+void check_extra_keys(RequestId id, const std::vector<ExtraKey>& keys, std::size_t num_tokens) {
+    std::uint32_t end_before = 0;
+    for (const ExtraKey& key : keys) {
+        const std::string span = "[" + std::to_string(key.begin) + ", " + std::to_string(key.end) + ")";
+        if (key.begin >= key.end || key.end > num_tokens) {
+            bad(id, "extra_keys",
+                "span " + span + " is empty or ends after the prompt's " + std::to_string(num_tokens) + " tokens");
+        }
+        if (key.begin < end_before) {
+            bad(id, "extra_keys",
+                "span " + span + " begins before " + std::to_string(end_before) + ", where the one before it ends");
+        }
+        if (key.digest.empty()) {
+            bad(id, "extra_keys", "span " + span + " has an empty digest");
+        }
+        end_before = key.end;
+    }
+}
+
+}  // namespace
+
+void check_tokens(const std::string& whose, std::span<const TokenId> tokens) {
+    TokenId lowest = 0;
+    for (const TokenId token : tokens) {  // no early exit: this vectorises
+        lowest = std::min(lowest, token);
+    }
+    if (lowest < 0) {
+        const auto at = std::ranges::find_if(tokens, [](TokenId token) { return token < 0; }) - tokens.begin();
+        throw std::invalid_argument(whose + ": token " + std::to_string(at) + " is " +
+                                    std::to_string(tokens[static_cast<std::size_t>(at)]) +
+                                    "; token ids are not negative (padding that was not cut off?)");
+    }
+}
+
+const RetentionRange* Retention::at(std::uint32_t token) const {
+    for (const RetentionRange& range : ranges) {
+        if (token >= range.token_begin && (!range.token_end || token < *range.token_end)) {
+            return &range;
+        }
+    }
+    return nullptr;
+}
+
+void check_retention(const Retention& retention) {
+    const auto check_priority = [](Priority priority) {
+        if (priority > kPriorityMax) {
+            throw std::invalid_argument("retention: priority " + std::to_string(priority) + " is over " +
+                                        std::to_string(kPriorityMax));
+        }
+    };
+    check_priority(retention.decode_priority);
+    std::optional<std::uint32_t> end_before = 0;
+    for (const RetentionRange& range : retention.ranges) {
+        check_priority(range.priority);
+        if (!end_before || range.token_begin < *end_before) {
+            throw std::invalid_argument("retention: the range that begins at token " +
+                                        std::to_string(range.token_begin) +
+                                        " overlaps the one before it; ranges must be ascending and disjoint");
+        }
+        if (range.token_end && *range.token_end <= range.token_begin) {
+            throw std::invalid_argument("retention: range [" + std::to_string(range.token_begin) + ", " +
+                                        std::to_string(*range.token_end) + ") is empty");
+        }
+        end_before = range.token_end;
+    }
+}
+
+Request::Request(RequestId request_id, std::vector<TokenId> prompt, std::uint32_t beams,
+                 std::optional<std::int64_t> lora, const Salt& salt, std::vector<ExtraKey> keys,
+                 std::optional<Retention> keep)
+    : id(request_id),
+      tokens(std::move(prompt)),
+      beam_width(beams),
+      lora_id(lora),
+      extra_keys(std::move(keys)),
+      retention(std::move(keep)),
+      identity(serialise_identity(lora, salt)),
+      root_hash(hash_root(identity)) {
+    if (tokens.empty()) {
+        bad(id, "tokens", "the prompt is empty");
+    }
+    if (tokens.size() > kNone / 2) {
+        bad(id, "tokens", std::to_string(tokens.size()) + " tokens are over the limit of " + std::to_string(kNone / 2));
+    }
+    check_tokens("request " + std::to_string(id) + ", tokens", tokens);
+    if (beam_width == 0) {
+        bad(id, "beam_width", "0 is under the minimum of 1");
+    }
+    check_extra_keys(id, extra_keys, tokens.size());
+}
+
+std::string Request::block_extras(std::uint32_t begin, std::uint32_t end) const {
+    std::string out;
+    const auto first =
+        std::partition_point(extra_keys.begin(), extra_keys.end(), [&](const ExtraKey& k) { return k.end <= begin; });
+    for (auto key = first; key != extra_keys.end() && key->begin < end; ++key) {
+        // Offsets from the block's first token: the same content at another place of its span is different content.
+        append_raw(out, static_cast<std::int64_t>(key->begin) - begin);
+        append_raw(out, static_cast<std::int64_t>(key->end) - begin);
+        append_raw(out, static_cast<std::uint64_t>(key->digest.size()));
+        out += key->digest;
+    }
+    return out;
+}
+
+std::vector<std::uint64_t> Request::block_hashes(std::uint32_t tokens_per_block) const {
+    if (tokens_per_block == 0) {
+        throw std::invalid_argument("tokens_per_block is 0: at least 1");
+    }
+    std::vector<std::uint64_t> out;
+    std::uint64_t hash = root_hash;
+    for (std::uint32_t begin = 0; tokens_per_block <= num_tokens() - begin; begin += tokens_per_block) {
+        hash = hash_block(hash, std::span(tokens).subspan(begin, tokens_per_block),
+                          block_extras(begin, begin + tokens_per_block));
+        out.push_back(hash);
+    }
+    return out;
+}
+
+std::pair<Priority, std::optional<std::uint32_t>> Request::block_retention(std::uint32_t token) const {
+    const RetentionRange* range = retention ? retention->at(token) : nullptr;
+    return range != nullptr ? std::pair{range->priority, range->duration_ms}
+                            : std::pair{kPriorityDefault, std::optional<std::uint32_t>{}};
+}
+
+}  // namespace kvfix

@@ -1,0 +1,75 @@
+// What a caller asks for: plain values, checked once, immutable afterwards. Shared by the binding object and the sequence.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/types.h"
+
+namespace kvfix {
+
+struct RetentionRange {
+    std::uint32_t token_begin;
+    std::optional<std::uint32_t> token_end;
+    Priority priority;
+    std::optional<std::uint32_t> duration_ms;
+};
+
+struct Retention {
+    std::vector<RetentionRange> ranges;  // ascending, disjoint
+    Priority decode_priority = kPriorityDefault;
+    std::optional<std::uint32_t> decode_duration_ms;
+
+    // The range that holds the token, or null.
+    const RetentionRange* at(std::uint32_t token) const;
+};
+
+// Throws std::invalid_argument if a token is negative. `whose` names the request and field.
+void check_tokens(const std::string& whose, std::span<const TokenId> tokens);
+
+// Throws std::invalid_argument unless ranges are ascending and disjoint and priorities are 0..100.
+void check_retention(const Retention& retention);
+
+// A multimodal span: tokens [begin, end) stand for content with this digest.
+struct ExtraKey {
+    std::uint32_t begin;
+    std::uint32_t end;
+    std::string digest;
+};
+
+using Salt = std::variant<std::monostate, std::string, std::vector<std::uint8_t>, std::int64_t>;
+
+class Request {
+  public:
+    Request(RequestId request_id, std::vector<TokenId> prompt, std::uint32_t beams, std::optional<std::int64_t> lora,
+            const Salt& salt, std::vector<ExtraKey> keys, std::optional<Retention> keep);
+
+    std::uint32_t num_tokens() const { return static_cast<std::uint32_t>(tokens.size()); }
+    // The extras of the block over tokens [begin, end), serialised; empty when no span overlaps it.
+    std::string block_extras(std::uint32_t begin, std::uint32_t end) const;
+
+    // The hashes of the prompt's full blocks, as a manager would compute them.
+    std::vector<std::uint64_t> block_hashes(std::uint32_t tokens_per_block) const;
+    // Of a new block whose first token is `token`.
+    std::pair<Priority, std::optional<std::uint32_t>> block_retention(std::uint32_t token) const;
+
+    const RequestId id;
+    const std::vector<TokenId> tokens;
+    const std::uint32_t beam_width;
+    const std::optional<std::int64_t> lora_id;
+    const std::vector<ExtraKey> extra_keys;  // ascending, disjoint
+    const std::optional<Retention> retention;
+    // Serialised (lora_id, salt): "" for neither. Prefixes of requests with different identities never meet.
+    const std::string identity;
+    const std::uint64_t root_hash;
+};
+
+using RequestPtr = std::shared_ptr<const Request>;
+
+}  // namespace kvfix

@@ -1,0 +1,67 @@
+#include "core/sequence.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvfix {
+namespace {
+
+constexpr std::size_t kSpareMax = 1024;
+
+void clear(Sequence& sequence) {
+    sequence.request.reset();
+    sequence.grown_tokens.clear();
+    sequence.length = sequence.computed = 0;
+    sequence.grown = false;
+    for (HeldBlocks& held : sequence.windows) {
+        held.shared.clear();
+        held.tails.clear();
+        held.left = 0;
+    }
+    std::ranges::fill(sequence.cursors, StoreCursor{});
+    sequence.stats = {};
+}
+
+}  // namespace
+
+void Sequence::read_tokens(std::uint32_t position, std::span<TokenId> out) const {
+    const std::size_t from_prompt =
+        position < prompt_length() ? std::min<std::size_t>(prompt_length() - position, out.size()) : 0;
+    std::copy_n(request->tokens.begin() + position, from_prompt, out.begin());
+    std::copy_n(grown_tokens.begin() + (position + static_cast<std::ptrdiff_t>(from_prompt) - prompt_length()),
+                out.size() - from_prompt, out.begin() + static_cast<std::ptrdiff_t>(from_prompt));
+}
+
+Sequence& SequenceTable::add(RequestPtr request, std::size_t windows) {
+    std::unique_ptr<Sequence> sequence;
+    if (spare_.empty()) {
+        sequence = std::make_unique<Sequence>();
+        sequence->windows.resize(windows);
+        sequence->cursors.resize(windows);
+    } else {
+        sequence = std::move(spare_.back());
+        spare_.pop_back();
+    }
+    sequence->request = std::move(request);
+    return *live_.emplace(sequence->id(), std::move(sequence)).first->second;
+}
+
+void SequenceTable::remove(RequestId id) {
+    auto node = live_.extract(id);
+    if (spare_.size() < kSpareMax) {
+        clear(*node.mapped());
+        spare_.push_back(std::move(node.mapped()));
+    }
+}
+
+std::vector<const Sequence*> SequenceTable::ordered() const {
+    std::vector<const Sequence*> out;
+    out.reserve(live_.size());
+    for (const auto& [id, sequence] : live_) {
+        out.push_back(sequence.get());
+    }
+    std::ranges::sort(out, {}, &Sequence::id);
+    return out;
+}
+
+}  // namespace kvfix
