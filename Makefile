@@ -86,7 +86,7 @@ format: $(VENV)/.dev  ## rewrite Python and C++ sources in the house format
 	@clang-format -i $(CPP_SOURCES)
 
 stubs: build  ## rewrite trtllm_kvfix/_core.pyi from the built extension
-	@$(PY) -m nanobind.stubgen -q -m trtllm_kvfix._core -o trtllm_kvfix/_core.pyi
+	@$(PY) -m nanobind.stubgen -q -m trtllm_kvfix._core -p tools/stub_patterns.txt -o trtllm_kvfix/_core.pyi
 
 tsan: $(VENV)/.ready  ## stress the block manager under ThreadSanitizer
 	@$(call cpp_build,tsan,$(call tests,ON) -DKVFIX_SANITIZE=thread)

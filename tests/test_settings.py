@@ -40,7 +40,7 @@ def test_other_sections_of_the_file_belong_to_others(tmp_path: Path) -> None:
 
 
 def test_every_setting_can_be_unset_or_set_by_its_variable() -> None:
-    assert load(environ={"TRTLLM_KVFIX_REPLAY_TOKENS_NEW_MAX": "null"}).replay.tokens_new_max is None
+    assert load(environ={"TRTLLM_KVFIX_REPLAY_LAYERS": "null"}).replay.layers is None
     for name in names():
         variable = "TRTLLM_KVFIX_" + "_".join(name).upper()
         assert load(environ={variable: "11"}).model_dump()[name[0]][name[1]] == 11

@@ -1,0 +1,487 @@
+"""The native core of trtllm-kvfix. Import trtllm_kvfix.native instead."""
+
+
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+def build_info() -> dict[str, str]:
+    """How this extension was built."""
+
+class OutOfBlocks(RuntimeError):
+    """
+    A window cannot serve the call. Has blocks_needed, blocks_free and window_size.
+    """
+
+    blocks_needed: int
+    blocks_free: int
+    window_size: int | None
+
+class UnknownRequest(KeyError):
+    """No live sequence has this request id."""
+
+    def __str__(self) -> str: ...
+
+class BlockInFlight(RuntimeError):
+    """A transfer still writes the block."""
+
+class InvariantViolation(RuntimeError):
+    """
+    The manager's books contradict each other: a bug in it. Do not go on with this manager.
+    """
+
+class BlockManagerConfig:
+    """What a manager is made of. Refused at once when it makes no sense."""
+
+    def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, max_beam_width: int = 1, block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 64) -> None:
+        """hash_bits under 64 forces hash collisions: an instrument for tests."""
+
+    @property
+    def tokens_per_block(self) -> int: ...
+
+    @property
+    def blocks_primary(self) -> int | dict[int, int]: ...
+
+    @property
+    def blocks_host(self) -> int | dict[int, int]: ...
+
+    @property
+    def window_sizes(self) -> list[int] | None: ...
+
+    @property
+    def max_beam_width(self) -> int: ...
+
+    @property
+    def block_reuse(self) -> bool: ...
+
+    @property
+    def partial_reuse(self) -> bool: ...
+
+    @property
+    def copy_on_partial_reuse(self) -> bool: ...
+
+    @property
+    def offload_priority_min(self) -> int: ...
+
+    @property
+    def events_max(self) -> int: ...
+
+    @property
+    def hash_bits(self) -> int: ...
+
+class Retention:
+    """
+    How long the blocks of a request are worth keeping: priorities 0 to 100, default 35.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[int, int | None, int, int | None]] = (), decode_priority: int = 35, decode_duration_ms: int | None = None) -> None:
+        """
+        ranges: (token_start, token_end or None, priority, duration_ms or None), ascending and disjoint.
+        """
+
+    @property
+    def ranges(self) -> list[tuple[int, int | None, int, int | None]]: ...
+
+    @property
+    def decode_priority(self) -> int: ...
+
+    @property
+    def decode_duration_ms(self) -> int | None: ...
+
+class SequenceRequest:
+    """
+    A request for blocks. Copies the tokens when it is made; immutable afterwards.
+    """
+
+    def __init__(self, request_id: int, tokens: Any, *, beam_width: int = 1, lora_id: int | None = None, salt: str | bytes | int | None = None, extra_keys: Iterable[tuple[int, int, bytes]] = (), retention: Retention | None = None) -> None:
+        """
+        tokens: a 1-D int32 or int64 array (numpy, buffer, DLPack on the CPU) or a list of ints. Arrays are copied at the speed of memory, lists at a few nanoseconds a token. extra_keys: (token_start, token_end, digest) of multimodal spans, ascending.
+        """
+
+    @property
+    def request_id(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def beam_width(self) -> int: ...
+
+    @property
+    def lora_id(self) -> int | None: ...
+
+    def __repr__(self) -> str: ...
+
+def block_hashes(request: SequenceRequest, tokens_per_block: int) -> list[int]:
+    """The hashes of the prompt's full blocks, for lookup in another manager."""
+
+class Admission:
+    """What one request got; its numbers alone, whatever shared its batch."""
+
+    @property
+    def request_id(self) -> int: ...
+
+    @property
+    def tokens_reused(self) -> int: ...
+
+    @property
+    def tokens_new(self) -> int: ...
+
+    @property
+    def blocks_reused(self) -> int: ...
+
+    @property
+    def blocks_onboarded(self) -> int: ...
+
+    @property
+    def blocks_new(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class BatchAdmission:
+    """
+    The requests admitted, in order, and the ids of those that did not fit the budget.
+    """
+
+    @property
+    def admitted(self) -> list[Admission]: ...
+
+    @property
+    def deferred(self) -> list[int]: ...
+
+class PrefixReuse:
+    """What admitting the request alone, now, would reuse."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def blocks_primary(self) -> int: ...
+
+    @property
+    def blocks_host(self) -> int: ...
+
+class TransferItem:
+    """
+    One copy between slots: host to primary, primary to host, or within primary.
+    """
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def slot_src(self) -> int: ...
+
+    @property
+    def slot_dst(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def block_id(self) -> int: ...
+
+    @property
+    def window_size(self) -> int | None: ...
+
+    def __repr__(self) -> str: ...
+
+class TransferBatch:
+    """
+    Copies in the order in which they must run, and the ticket that ends them.
+    """
+
+    @property
+    def ticket(self) -> int: ...
+
+    @property
+    def items(self) -> list[TransferItem]: ...
+
+    def __len__(self) -> int: ...
+
+class PinnedBlock:
+    """A block that stays where it is until it is unpinned."""
+
+    @property
+    def block_hash(self) -> int: ...
+
+    @property
+    def block_id(self) -> int: ...
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def tier(self) -> str: ...
+
+    @property
+    def window_size(self) -> int | None: ...
+
+class BlockEvent:
+    """
+    A full block was stored, removed, or is now read from another tier or kept at another priority.
+    """
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def event_id(self) -> int: ...
+
+    @property
+    def block_hash(self) -> int: ...
+
+    @property
+    def parent_hash(self) -> int | None: ...
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def lora_id(self) -> int | None: ...
+
+    @property
+    def tier(self) -> str: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def window_size(self) -> int | None: ...
+
+class CacheCounters:
+    """What happened over an iteration, or since the start."""
+
+    @property
+    def requests(self) -> int: ...
+
+    @property
+    def tokens_reused(self) -> int: ...
+
+    @property
+    def tokens_new(self) -> int: ...
+
+    @property
+    def blocks_reused(self) -> int: ...
+
+    @property
+    def blocks_reused_partial(self) -> int: ...
+
+    @property
+    def blocks_onboarded(self) -> int: ...
+
+    @property
+    def blocks_copied(self) -> int: ...
+
+    @property
+    def blocks_new(self) -> int: ...
+
+    @property
+    def blocks_missed(self) -> int: ...
+
+    @property
+    def blocks_grown(self) -> int: ...
+
+    @property
+    def blocks_stored(self) -> int: ...
+
+    @property
+    def blocks_offloaded(self) -> int: ...
+
+    @property
+    def blocks_dropped(self) -> int: ...
+
+    @property
+    def blocks_failed(self) -> int: ...
+
+class RequestStats:
+    """What one live request got and grew."""
+
+    @property
+    def tokens_reused(self) -> int: ...
+
+    @property
+    def tokens_new(self) -> int: ...
+
+    @property
+    def blocks_reused(self) -> int: ...
+
+    @property
+    def blocks_onboarded(self) -> int: ...
+
+    @property
+    def blocks_new(self) -> int: ...
+
+    @property
+    def blocks_missed(self) -> int: ...
+
+    @property
+    def blocks_grown(self) -> int: ...
+
+class TierStats:
+    """blocks = free + cached + owned + in_flight"""
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def free(self) -> int: ...
+
+    @property
+    def cached(self) -> int: ...
+
+    @property
+    def owned(self) -> int: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+class WindowStats:
+    """One window's slots."""
+
+    @property
+    def window_size(self) -> int | None: ...
+
+    @property
+    def primary(self) -> TierStats: ...
+
+    @property
+    def host(self) -> TierStats: ...
+
+class KvCacheStats:
+    """A snapshot; reading it resets nothing."""
+
+    @property
+    def max_num_blocks(self) -> int: ...
+
+    @property
+    def free_num_blocks(self) -> int: ...
+
+    @property
+    def used_num_blocks(self) -> int: ...
+
+    @property
+    def tokens_per_block(self) -> int: ...
+
+    @property
+    def cache_hit_rate(self) -> float: ...
+
+    @property
+    def windows(self) -> list[WindowStats]: ...
+
+    @property
+    def total(self) -> CacheCounters: ...
+
+    @property
+    def iteration(self) -> CacheCounters: ...
+
+    @property
+    def current(self) -> CacheCounters: ...
+
+    @property
+    def events_dropped(self) -> int: ...
+
+    @property
+    def sequences(self) -> int: ...
+
+class BlockManager:
+    """
+    A two-tier paged block manager. Every method may be called from any thread.
+    """
+
+    def __init__(self, config: BlockManagerConfig) -> None: ...
+
+    @property
+    def config(self) -> BlockManagerConfig: ...
+
+    def add_sequence_batch(self, requests: Iterable[SequenceRequest], *, tokens_new_max: int | None = None) -> BatchAdmission:
+        """
+        Claims every match of every request first, then onboards and allocates. All or nothing.
+        """
+
+    def add_sequence(self, request: SequenceRequest) -> Admission:
+        """A batch of one."""
+
+    def analyze_prefix_reuse(self, request: SequenceRequest) -> PrefixReuse:
+        """What admitting the request now would reuse. Changes nothing."""
+
+    def add_token(self, request_id: int, count: int = 1, tokens: Any = None) -> None:
+        """Reserves count more positions; tokens, if given, are their values."""
+
+    def add_tokens(self, request_ids: Any, counts: Any, tokens: Any = None) -> None:
+        """Growth of a whole iteration in one call. All or nothing."""
+
+    def rewind_kv_cache(self, request_id: int, count: int) -> None:
+        """Takes back the last count grown positions."""
+
+    def store_context_blocks(self, request_id: int, tokens_computed: int) -> None:
+        """
+        The prompt's first tokens_computed tokens have been computed: their full blocks become reusable.
+        """
+
+    def remove_sequence(self, request_id: int, *, store: bool = True, pin: bool = False, tokens: Any = None) -> list[int]:
+        """
+        Ends a sequence. tokens: the whole sequence, where growth did not give the values. Returns the pinned ids.
+        """
+
+    def pin_blocks(self, request_id: int) -> list[int]:
+        """Pins every block that the sequence holds, in primary."""
+
+    def pin_blocks_by_id(self, ids: Any) -> list[tuple[int, str]]:
+        """Pins blocks where they are; returns (slot, tier) of each."""
+
+    def unpin_blocks_by_id(self, ids: Any, *, tier: str | None = None) -> None:
+        """
+        Ends one pin of each; tier must be given where a block is pinned in both.
+        """
+
+    def find_and_pin_blocks_by_hash(self, hashes: Any, *, tier: str | None = None, stop_on_miss: bool = True, window_size: int | None = None) -> list[PinnedBlock | None]:
+        """Finds and pins in one step. Never a block whose copy is in flight."""
+
+    def get_cache_block_ids(self, request_id: int, window_size: int | None = None) -> list[list[int]]:
+        """[beam][block]; -1 where the block has left the window."""
+
+    def get_batch_cache_block_ids(self, request_ids: Any, window_size: int | None = None) -> list[list[list[int]]]: ...
+
+    def copy_batch_block_offsets(self, output: Any, request_ids: Any, beam_width: int, offset: int, *, scale: int = 1, v_offset: int = 0) -> None:
+        """
+        Writes primary slots into an int32 array (windows, rows, 2, blocks): K = slot * scale, V = K + v_offset, -1 where the block has left the window. Request i, beam b goes to row offset + i * beam_width + b.
+        """
+
+    def take_transfers(self) -> TransferBatch:
+        """
+        The copies queued since the last call, in the order in which they must run.
+        """
+
+    def complete(self, ticket: int) -> None:
+        """All copies of the ticket have been done."""
+
+    def fail(self, ticket: int) -> list[int]:
+        """
+        The copies did not arrive: nothing of them stays findable. Returns the requests that own an undelivered block.
+        """
+
+    def advance_time(self, now_ms: int) -> None:
+        """Moves the clock of retention durations. Never backwards."""
+
+    def refresh_blocks(self) -> None:
+        """Ends an iteration of the statistics."""
+
+    def reset_reuse_state(self) -> None:
+        """Nothing that is cached now will be found again."""
+
+    def get_kv_cache_stats(self) -> KvCacheStats: ...
+
+    def get_request_stats(self, request_id: int) -> RequestStats: ...
+
+    def get_latest_events(self) -> list[BlockEvent]:
+        """The events since the last call."""
+
+    def digest(self) -> int:
+        """64 bits that are equal on ranks that are in the same state."""
+
+    def check_invariants(self) -> None:
+        """Recounts everything; raises InvariantViolation."""
