@@ -30,7 +30,7 @@ struct MaybeTokens {
 };
 
 MaybeTokens read_tokens(nb::handle tokens, const char* field) {
-    return tokens.is_none() ? MaybeTokens{} : MaybeTokens{read_integers<TokenId>(tokens, field)};
+    return tokens.is_none() ? MaybeTokens{} : MaybeTokens{read_integers<TokenId>(tokens, {field})};
 }
 
 BatchAdmission add_sequence_batch(BlockManager& self, nb::handle requests,
@@ -43,8 +43,8 @@ BatchAdmission add_sequence_batch(BlockManager& self, nb::handle requests,
 }
 
 void add_tokens(BlockManager& self, nb::handle request_ids, nb::handle counts, nb::handle tokens) {
-    const auto ids = read_integers<RequestId>(request_ids, "add_tokens, request_ids");
-    const auto more = read_integers<std::uint32_t>(counts, "add_tokens, counts");
+    const auto ids = read_integers<RequestId>(request_ids, {"add_tokens, request_ids"});
+    const auto more = read_integers<std::uint32_t>(counts, {"add_tokens, counts"});
     const MaybeTokens values = read_tokens(tokens, "add_tokens, tokens");
     without_gil([&] { self.add_tokens(ids, more, values.span()); });
 }
@@ -61,7 +61,7 @@ std::vector<BlockId> remove_sequence(BlockManager& self, RequestId request_id, b
 }
 
 std::vector<std::pair<SlotIndex, const char*>> pin_blocks_by_id(BlockManager& self, nb::handle ids) {
-    const auto blocks = read_integers<BlockId>(ids, "pin_blocks_by_id, ids");
+    const auto blocks = read_integers<BlockId>(ids, {"pin_blocks_by_id, ids"});
     std::vector<std::pair<SlotIndex, const char*>> out;
     for (const PinnedSlot& pinned : without_gil([&] { return self.pin_blocks_by_id(blocks); })) {
         out.emplace_back(pinned.slot, tier_name(pinned.tier));
@@ -70,7 +70,7 @@ std::vector<std::pair<SlotIndex, const char*>> pin_blocks_by_id(BlockManager& se
 }
 
 void unpin_blocks_by_id(BlockManager& self, nb::handle ids, const std::optional<std::string>& tier) {
-    const auto blocks = read_integers<BlockId>(ids, "unpin_blocks_by_id, ids");
+    const auto blocks = read_integers<BlockId>(ids, {"unpin_blocks_by_id, ids"});
     const auto from = tier_from(tier);
     without_gil([&] { self.unpin_blocks_by_id(blocks, from); });
 }
@@ -78,7 +78,7 @@ void unpin_blocks_by_id(BlockManager& self, nb::handle ids, const std::optional<
 std::vector<std::optional<PinnedBlock>> find_and_pin(BlockManager& self, nb::handle hashes,
                                                      const std::optional<std::string>& tier, bool stop_on_miss,
                                                      WindowSize window_size) {
-    const auto wanted = read_integers<std::uint64_t>(hashes, "find_and_pin_blocks_by_hash, hashes");
+    const auto wanted = read_integers<std::uint64_t>(hashes, {"find_and_pin_blocks_by_hash, hashes"});
     const auto from = tier_from(tier);
     return without_gil([&] { return self.find_and_pin_blocks_by_hash(wanted, from, stop_on_miss, window_size); });
 }
@@ -89,14 +89,14 @@ BlockIdTable cache_block_ids(const BlockManager& self, RequestId request_id, Win
 
 std::vector<BlockIdTable> batch_cache_block_ids(const BlockManager& self, nb::handle request_ids,
                                                 WindowSize window_size) {
-    const auto ids = read_integers<RequestId>(request_ids, "get_batch_cache_block_ids, request_ids");
+    const auto ids = read_integers<RequestId>(request_ids, {"get_batch_cache_block_ids, request_ids"});
     return without_gil([&] { return self.get_batch_cache_block_ids(ids, window_size); });
 }
 
 // `output` is held by this frame, so its memory stays while the GIL is released.
 void copy_offsets(const BlockManager& self, const Offsets& output, nb::handle request_ids, std::uint32_t beam_width,
                   std::size_t offset, std::int32_t scale, std::int32_t v_offset) {
-    const auto ids = read_integers<RequestId>(request_ids, "copy_batch_block_offsets, request_ids");
+    const auto ids = read_integers<RequestId>(request_ids, {"copy_batch_block_offsets, request_ids"});
     if (output.shape(2) != 2) {
         throw nb::value_error(
             ("copy_batch_block_offsets, output: shape is (windows, rows, 2, blocks), but dimension 2 is " +

@@ -37,7 +37,7 @@ std::vector<RangeTuple> range_tuples(const Retention& retention) {
     return out;
 }
 
-Salt read_salt(nb::handle salt, const std::string& field) {
+Salt read_salt(nb::handle salt, const Field& field) {
     if (salt.is_none()) {
         return std::monostate{};
     }
@@ -52,18 +52,18 @@ Salt read_salt(nb::handle salt, const std::string& field) {
     std::int64_t number = 0;
     if (PyBool_Check(salt.ptr()) || !nb::try_cast(salt, number)) {
         throw nb::type_error(
-            (field + ": expected str, bytes or an int of 64 bits, got " + nb::cast<std::string>(nb::repr(salt)))
+            (field.text() + ": expected str, bytes or an int of 64 bits, got " + nb::cast<std::string>(nb::repr(salt)))
                 .c_str());
     }
     return number;
 }
 
-std::vector<ExtraKey> read_extra_keys(nb::handle keys, const std::string& field) {
+std::vector<ExtraKey> read_extra_keys(nb::handle keys, const Field& field) {
     std::vector<ExtraKey> out;
     for (const nb::handle key : keys) {
         std::tuple<std::uint32_t, std::uint32_t, nb::bytes> parts;
         if (!nb::try_cast(key, parts)) {
-            throw nb::type_error((field + ": expected (token_start, token_end, digest bytes), got " +
+            throw nb::type_error((field.text() + ": expected (token_start, token_end, digest bytes), got " +
                                   nb::cast<std::string>(nb::repr(key)))
                                      .c_str());
         }
@@ -76,11 +76,10 @@ std::vector<ExtraKey> read_extra_keys(nb::handle keys, const std::string& field)
 void init_request(SequenceRequest* self, RequestId id, nb::handle tokens, std::uint32_t beam_width,
                   std::optional<std::int64_t> lora_id, nb::handle salt, nb::handle extra_keys,
                   const Retention* retention) {
-    const std::string who = "request " + std::to_string(id);
-    auto request = std::make_shared<const Request>(id, read_integers<TokenId>(tokens, who + ", tokens"), beam_width,
-                                                   lora_id, read_salt(salt, who + ", salt"),
-                                                   read_extra_keys(extra_keys, who + ", extra_keys"),
-                                                   retention != nullptr ? std::optional(*retention) : std::nullopt);
+    auto request =
+        std::make_shared<const Request>(id, read_integers<TokenId>(tokens, {"tokens", id}), beam_width, lora_id,
+                                        read_salt(salt, {"salt", id}), read_extra_keys(extra_keys, {"extra_keys", id}),
+                                        retention != nullptr ? std::optional(*retention) : std::nullopt);
     new (self) SequenceRequest{std::move(request)};
 }
 

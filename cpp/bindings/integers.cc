@@ -11,13 +11,14 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-[[noreturn]] void wrong_type(const std::string& field, const std::string& got) {
-    throw nb::type_error((field + ": expected a 1-D array of int32 or int64, or a list of ints, got " + got).c_str());
+[[noreturn]] void wrong_type(const Field& field, const std::string& got) {
+    throw nb::type_error(
+        (field.text() + ": expected a 1-D array of int32 or int64, or a list of ints, got " + got).c_str());
 }
 
-[[noreturn]] void out_of_range(const std::string& field, std::size_t position, const std::string& value) {
+[[noreturn]] void out_of_range(const Field& field, std::size_t position, const std::string& value) {
     throw nb::value_error(
-        (field + ": value " + value + " at position " + std::to_string(position) + " is out of range").c_str());
+        (field.text() + ": value " + value + " at position " + std::to_string(position) + " is out of range").c_str());
 }
 
 std::string name_of_type(nb::handle object) { return nb::cast<std::string>(nb::str(nb::type_name(object.type()))); }
@@ -25,10 +26,10 @@ std::string name_of_type(nb::handle object) { return nb::cast<std::string>(nb::s
 // ------------------------------------------------------------------------------------------------ lists and tuples
 
 template <class T>
-T from_python_int(PyObject* item, const std::string& field, std::size_t position) {
+T from_python_int(PyObject* item, const Field& field, std::size_t position) {
     if constexpr (std::is_same_v<T, std::uint64_t>) {
         const unsigned long long value = PyLong_AsUnsignedLongLong(item);
-        if (value != std::numeric_limits<unsigned long long>::max() || PyErr_Occurred() == nullptr) {
+        if (value != std::numeric_limits<unsigned long long>::max() || PyErr_Occurred() == nullptr) [[likely]] {
             return static_cast<T>(value);
         }
     } else {
@@ -44,7 +45,7 @@ T from_python_int(PyObject* item, const std::string& field, std::size_t position
 
 // Anything else that says it is an integer (numpy scalars). Runs the object's own code, so the caller looks again at its list.
 template <class T>
-T from_index(nb::object item, const std::string& field, std::size_t position) {
+T from_index(nb::object item, const Field& field, std::size_t position) {
     if (PyBool_Check(item.ptr()) || !PyIndex_Check(item.ptr())) {
         wrong_type(field, "'" + name_of_type(item) + "' at position " + std::to_string(position));
     }
@@ -68,14 +69,25 @@ nb::object item_of(PyObject* sequence, bool is_list, Py_ssize_t at) {
     return nb::steal(item);
 }
 
+Py_ssize_t length_of(PyObject* sequence, bool is_list) {
+    return is_list ? PyList_Size(sequence) : PyTuple_Size(sequence);
+}
+
 template <class T>
-std::vector<T> read_sequence(PyObject* sequence, const std::string& field) {
+std::vector<T> read_sequence(PyObject* sequence, const Field& field) {
     const bool is_list = PyList_Check(sequence);
-    const auto length = [&] { return is_list ? PyList_Size(sequence) : PyTuple_Size(sequence); };
-    const Py_ssize_t count = length();
+    const Py_ssize_t count = length_of(sequence, is_list);
     std::vector<T> out(static_cast<std::size_t>(count));
     for (Py_ssize_t at = 0; at < count; ++at) {
         const auto position = static_cast<std::size_t>(at);
+#if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
+        // Plain ints run no code, so the list cannot change under them and needs no reference held.
+        PyObject* plain = is_list ? PyList_GET_ITEM(sequence, at) : PyTuple_GET_ITEM(sequence, at);
+        if (PyLong_CheckExact(plain)) {
+            out[position] = from_python_int<T>(plain, field, position);
+            continue;
+        }
+#endif
         nb::object item = item_of(sequence, is_list, at);
         if (item.is_valid() && PyLong_CheckExact(item.ptr())) {
             out[position] = from_python_int<T>(item.ptr(), field, position);
@@ -84,9 +96,10 @@ std::vector<T> read_sequence(PyObject* sequence, const std::string& field) {
         if (item.is_valid()) {
             out[position] = from_index<T>(std::move(item), field, position);
         }
-        if (length() != count) {
-            throw nb::value_error((field + ": the list changed while it was read, from " + std::to_string(count) +
-                                   " to " + std::to_string(length()) + " items")
+        if (length_of(sequence, is_list) != count) {
+            throw nb::value_error((field.text() + ": the list changed while it was read, from " +
+                                   std::to_string(count) + " to " + std::to_string(length_of(sequence, is_list)) +
+                                   " items")
                                       .c_str());
         }
     }
@@ -104,7 +117,7 @@ struct IntegerArray {
 };
 
 template <class T, class Item>
-void copy_items(const IntegerArray& array, const std::string& field, std::vector<T>& out) {
+void copy_items(const IntegerArray& array, const Field& field, std::vector<T>& out) {
     const char* at = array.data;
     if (std::is_same_v<T, Item> && array.stride_bytes == sizeof(Item)) {
         std::memcpy(out.data(), at, array.count * sizeof(Item));
@@ -121,7 +134,7 @@ void copy_items(const IntegerArray& array, const std::string& field, std::vector
 }
 
 template <class T>
-std::vector<T> read_array(const IntegerArray& array, const std::string& field) {
+std::vector<T> read_array(const IntegerArray& array, const Field& field) {
     std::vector<T> out(array.count);
     if (array.item_bytes == 4) {
         array.is_signed ? copy_items<T, std::int32_t>(array, field, out)
@@ -150,7 +163,7 @@ class BufferView {
     Py_buffer view_{};
 };
 
-IntegerArray describe(const BufferView& view, const std::string& field) {
+IntegerArray describe(const BufferView& view, const Field& field) {
     const std::string format = view->format != nullptr ? view->format : "B";
     if (view->ndim != 1) {
         wrong_type(field, std::to_string(view->ndim) + "-D data");
@@ -169,7 +182,7 @@ IntegerArray describe(const BufferView& view, const std::string& field) {
 }
 
 template <class T>
-std::vector<T> read_tensor(nb::handle object, const std::string& field) {
+std::vector<T> read_tensor(nb::handle object, const Field& field) {
     nb::ndarray<nb::ro, nb::device::cpu> tensor;
     if (!nb::try_cast(object, tensor)) {
         wrong_type(field, "'" + name_of_type(object) + "' (a tensor must be on the CPU)");
@@ -193,7 +206,7 @@ std::vector<T> read_tensor(nb::handle object, const std::string& field) {
 }  // namespace
 
 template <class T>
-std::vector<T> read_integers(nb::handle object, const std::string& field) {
+std::vector<T> read_integers(nb::handle object, const Field& field) {
     if (PyList_Check(object.ptr()) || PyTuple_Check(object.ptr())) {
         return read_sequence<T>(object.ptr(), field);
     }
@@ -207,8 +220,8 @@ std::vector<T> read_integers(nb::handle object, const std::string& field) {
     wrong_type(field, "'" + name_of_type(object) + "'");
 }
 
-template std::vector<std::int32_t> read_integers(nb::handle, const std::string&);
-template std::vector<std::uint32_t> read_integers(nb::handle, const std::string&);
-template std::vector<std::uint64_t> read_integers(nb::handle, const std::string&);
+template std::vector<std::int32_t> read_integers(nb::handle, const Field&);
+template std::vector<std::uint32_t> read_integers(nb::handle, const Field&);
+template std::vector<std::uint64_t> read_integers(nb::handle, const Field&);
 
 }  // namespace kvfix::bindings

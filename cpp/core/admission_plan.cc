@@ -30,12 +30,15 @@ void AdmissionPlan::make(Pools pools, const BlockManagerConfig& config, std::spa
     for (const RequestPtr& request : requests) {
         match_request(pools, *request);
     }
-    begin_marking(pools);
-    for (const RequestPlan& plan : requests_) {
-        mark_claims(pools, plan);
-    }
-    for (RequestPlan& plan : requests_) {
-        settle_partial(pools, plan);
+    const auto partial = [&](const RequestPlan& plan) { return plan.reuse % config.tokens_per_block != 0; };
+    if (std::ranges::any_of(requests_, partial)) {
+        begin_marking(pools);
+        for (const RequestPlan& plan : requests_) {
+            mark_claims(pools, plan);
+        }
+        for (RequestPlan& plan : requests_) {
+            settle_partial(pools, plan);
+        }
     }
     KVFIX_PAUSE("admit.planned");
 }
@@ -47,7 +50,7 @@ void AdmissionPlan::begin_marking(Pools pools) {
     serial_ = 1;  // the counter went round: marks of four billion plans ago must not look current
     for (const auto& pool : pools) {
         for (BlockIndex block = 0; block < pool->store.size(); ++block) {
-            pool->store[block].mark = 0;
+            pool->store.mark(block) = 0;
         }
     }
 }
@@ -149,7 +152,7 @@ void AdmissionPlan::set_reuse(Pools pools, RequestPlan& plan, std::uint32_t reus
 void AdmissionPlan::mark_claims(Pools pools, const RequestPlan& plan) {
     for (std::size_t window = 0; window < pools.size(); ++window) {
         for (const BlockIndex block : held_claims(plan, window)) {
-            pools[window]->store[block].mark = serial_;
+            pools[window]->store.mark(block) = serial_;
         }
     }
 }
@@ -171,11 +174,11 @@ void AdmissionPlan::settle_partial(Pools pools, RequestPlan& plan) {
     }
     for (std::size_t window = 0; window < pools.size(); ++window) {
         WindowMatch& match = matches_[plan.match_begin + window];
-        Block& source = pools[window]->store[match.source];
-        if (match.way == PartialWay::copy && source.mark == serial_) {
+        std::uint32_t& mark = pools[window]->store.mark(match.source);
+        if (match.way == PartialWay::copy && mark == serial_) {
             find_taker(match, plan.match_begin + window, pools.size());
         }
-        source.mark = serial_;
+        mark = serial_;
     }
 }
 
@@ -192,7 +195,7 @@ void AdmissionPlan::find_taker(WindowMatch& match, std::size_t index, std::size_
 PartialWay AdmissionPlan::way_of(const WindowPool& pool, const RequestPlan& plan, BlockIndex source) const {
     const Block& block = pool.store[source];
     const bool free_leaf = block.has(kPrimary) && !block.held_primary() && block.children == kNone;
-    if (free_leaf && block.mark != serial_ && plan.partial_copies(config_->tokens_per_block) == 1) {
+    if (free_leaf && pool.store.mark(source) != serial_ && plan.partial_copies(config_->tokens_per_block) == 1) {
         return PartialWay::take_over;
     }
     return config_->copy_on_partial_reuse ? PartialWay::copy : PartialWay::none;
@@ -218,9 +221,18 @@ std::uint64_t AdmissionPlan::blocks_new(const RequestPlan& plan, const WindowMat
 }
 
 void AdmissionPlan::check_capacity(Pools pools, std::size_t count) {
-    begin_marking(pools);
     for (std::size_t window = 0; window < pools.size(); ++window) {
         WindowPool& pool = *pools[window];
+        // Each claim or source costs one slot at most, evictable before or needed now: most batches need no closer look.
+        std::uint64_t most = 0;
+        for (const RequestPlan& plan : std::span(requests_).first(count)) {
+            most +=
+                std::uint64_t{plan.request->num_tokens() / config_->tokens_per_block} + plan.request->beam_width + 1;
+        }
+        if (most <= pool.allocatable()) {
+            continue;
+        }
+        begin_marking(pools);
         std::uint64_t needed = 0;
         const std::uint64_t lost = slots_lost_to_claims(pool, window, count, needed);
         const std::uint64_t free = pool.allocatable() - lost;
@@ -235,10 +247,10 @@ std::uint64_t AdmissionPlan::slots_lost_to_claims(WindowPool& pool, std::size_t 
                                                   std::uint64_t& needed) {
     std::uint64_t lost = 0;
     const auto take = [&](BlockIndex block, bool onboards) {
-        if (pool.store[block].mark == serial_) {
+        if (pool.store.mark(block) == serial_) {
             return;
         }
-        pool.store[block].mark = serial_;
+        pool.store.mark(block) = serial_;
         lost += pool.evictable(block) ? 1 : 0;
         needed += onboards && pool.store[block].host_only() ? 1 : 0;
     };

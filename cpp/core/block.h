@@ -12,8 +12,9 @@ namespace kvfix {
 // A parent is another block, or a root of the tree.
 inline constexpr std::uint32_t kRootBit = 1U << 31;
 
-struct Block {
-    std::uint64_t hash = 0;            // valid in the tree, full blocks only
+// One cache line. Walking a long prefix touches one of these per block, so nothing rarely needed is kept here.
+struct alignas(64) Block {
+    std::uint64_t hash = 0;            // of the content, full blocks only
     std::uint32_t parent = kNone;      // block, or kRootBit | root; kNone while private
     std::uint32_t children = kNone;    // top of the ordered index of its children
     std::uint32_t child_left = kNone;  // its own links in its parent's index
@@ -24,26 +25,28 @@ struct Block {
     std::uint32_t owners = 0;                       // live sequences that hold it
     std::uint32_t children_primary = 0;             // children with a primary slot
     std::uint32_t generation = 0;  // counts departures from the tree; tells a stale index from a live one
-    std::uint32_t mark = 0;        // scratch of the admission plan
-    std::uint32_t num_tokens = 0;  // tokens of a tree block
+    std::uint16_t num_tokens = 0;  // of the content
     Priority priority = kPriorityDefault;
-    bool in_tree = false;
-    std::array<bool, kTiers> in_flight{false, false};  // destination of a transfer not yet completed
-    bool undelivered = false;                          // its transfer failed under its owners
-    bool has_extras = false;
-    bool has_duration = false;
+    std::uint8_t flights = 0;  // one bit a tier: the slot is the destination of a transfer not yet completed
+    bool in_tree : 1 = false;
+    bool undelivered : 1 = false;  // its transfer failed under its owners
+    bool has_extras : 1 = false;
+    bool has_duration : 1 = false;
 
+    bool in_flight(std::size_t tier) const { return (flights >> tier & 1U) != 0; }
+    void begin_flight(std::size_t tier) { flights = static_cast<std::uint8_t>(flights | 1U << tier); }
+    void end_flight(std::size_t tier) { flights = static_cast<std::uint8_t>(flights & ~(1U << tier)); }
     bool has(std::size_t tier) const { return slot[tier] != kNone; }
-    bool settled(std::size_t tier) const { return has(tier) && !in_flight[tier]; }
+    bool settled(std::size_t tier) const { return has(tier) && !in_flight(tier); }
     bool host_only() const { return !has(kPrimary) && has(kHost); }
     // What admission may build on: bytes that are there, in the tier that will be read.
-    bool usable() const { return has(kPrimary) ? !in_flight[kPrimary] : settled(kHost); }
+    bool usable() const { return has(kPrimary) ? !in_flight(kPrimary) : settled(kHost); }
     bool held_primary() const {
-        return owners != 0 || pins[kPrimary] != 0 || locks[kPrimary] != 0 || in_flight[kPrimary];
+        return owners != 0 || pins[kPrimary] != 0 || locks[kPrimary] != 0 || in_flight(kPrimary);
     }
     // A block claimed while only in host must stay there until it is copied up.
     bool held_host() const {
-        return pins[kHost] != 0 || locks[kHost] != 0 || in_flight[kHost] || (owners != 0 && !has(kPrimary));
+        return pins[kHost] != 0 || locks[kHost] != 0 || in_flight(kHost) || (owners != 0 && !has(kPrimary));
     }
 };
 

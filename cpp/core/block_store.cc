@@ -20,6 +20,7 @@ BlockStore::BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, 
       slots_{blocks_primary, blocks_host},
       blocks_(std::size_t{blocks_primary} + blocks_host),
       tokens_(blocks_.size() * tokens_per_block),
+      marks_(blocks_.size()),
       free_records_(descending(blocks_primary + blocks_host)),
       free_slots_{descending(blocks_primary), descending(blocks_host)} {}
 
@@ -38,10 +39,8 @@ void BlockStore::release(BlockIndex block) {
         extras_.erase(block);
     }
     const std::uint32_t generation = record.generation;
-    const std::uint32_t mark = record.mark;
     record = Block{};
     record.generation = generation;
-    record.mark = mark;
     free_records_.push_back(block);
 }
 
@@ -50,9 +49,12 @@ std::string_view BlockStore::extras(BlockIndex block) const {
 }
 
 void BlockStore::set_extras(BlockIndex block, std::string extras) {
-    blocks_[block].has_extras = !extras.empty();
     if (!extras.empty()) {
         extras_[block] = std::move(extras);
+        blocks_[block].has_extras = true;
+    } else if (blocks_[block].has_extras) {
+        extras_.erase(block);
+        blocks_[block].has_extras = false;
     }
 }
 

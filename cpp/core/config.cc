@@ -8,6 +8,7 @@ namespace {
 
 // Block indices, and twice their number, must fit the 32-bit links of a block.
 constexpr std::uint64_t kBlocksMax = 1U << 30;
+constexpr std::uint32_t kTokensPerBlockMax = 32768;  // a block counts its tokens in 16 bits
 
 void require(bool ok, const char* field, std::uint64_t value, const std::string& rule) {
     if (!ok) {
@@ -30,7 +31,8 @@ void check_window(const WindowConfig& window, std::uint32_t tokens_per_block) {
 
 void check_config(const BlockManagerConfig& config) {
     require(config.tokens_per_block > 0, "tokens_per_block", 0, "at least 1");
-    require(config.tokens_per_block <= 65536, "tokens_per_block", config.tokens_per_block, "at most 65536");
+    require(config.tokens_per_block <= kTokensPerBlockMax, "tokens_per_block", config.tokens_per_block,
+            "at most " + std::to_string(kTokensPerBlockMax));
     require(config.beam_width_max > 0, "max_beam_width", 0, "at least 1");
     require(config.offload_priority_min <= kPriorityMax, "offload_priority_min", config.offload_priority_min,
             "at most 100");

@@ -28,7 +28,7 @@ void WindowPool::mix_into(Digest& digest) const {
         digest.mix(std::uint64_t{record.slot[kPrimary]} << 32 | record.slot[kHost]);
         digest.mix(std::uint64_t{record.pins[kPrimary]} << 32 | record.pins[kHost]);
         digest.mix(std::uint64_t{record.locks[kPrimary]} << 32 | record.locks[kHost]);
-        const unsigned flags = (record.in_flight[kPrimary] ? 1U : 0U) | (record.in_flight[kHost] ? 2U : 0U) |
+        const unsigned flags = (record.in_flight(kPrimary) ? 1U : 0U) | (record.in_flight(kHost) ? 2U : 0U) |
                                (record.undelivered ? 4U : 0U);
         digest.mix(std::uint64_t{record.owners} << 32 | std::uint64_t{record.priority} << 8 | flags);
         if (record.has_duration) {

@@ -59,8 +59,8 @@ void BlockManager::plan_growth(std::span<const RequestId> ids, std::span<const s
         throw std::invalid_argument("add_tokens: " + std::to_string(tokens->size()) + " token values for " +
                                     std::to_string(total) + " new positions");
     }
-    if (tokens) {
-        check_tokens("add_tokens, tokens", *tokens);
+    if (const auto negative = tokens ? find_negative(*tokens) : std::nullopt) {
+        refuse_negative("add_tokens, tokens", *tokens, *negative);
     }
 }
 

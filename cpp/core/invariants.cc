@@ -37,11 +37,11 @@ void WindowPool::check_slots() const {
         }
         for (BlockIndex block = 0; block < store.size(); ++block) {
             const Block& record = store[block];
-            flying[tier] += record.in_flight[tier] ? 1 : 0;
+            flying[tier] += record.in_flight(tier) ? 1 : 0;
             if (record.has(tier)) {
                 ++users[tier].at(record.slot[tier]);
             } else {
-                check(record.pins[tier] == 0 && record.locks[tier] == 0 && !record.in_flight[tier],
+                check(record.pins[tier] == 0 && record.locks[tier] == 0 && !record.in_flight(tier),
                       "a block is pinned, locked or in flight in a tier where it has no slot");
             }
         }
@@ -187,7 +187,7 @@ void BlockManager::check_transfers() const {
             const auto lock = locks.find({window, block});
             for (std::size_t tier = 0; tier < kTiers; ++tier) {
                 const std::uint32_t flying = flight == flights.end() ? 0 : flight->second[tier];
-                check(flying == (record.in_flight[tier] ? 1U : 0U),
+                check(flying == (record.in_flight(tier) ? 1U : 0U),
                       "a slot is in flight without a transfer, or with two");
                 check(record.locks[tier] == (lock == locks.end() ? 0 : lock->second[tier]),
                       "a slot's locks differ from its transfers");

@@ -61,17 +61,21 @@ void check_extra_keys(RequestId id, const std::vector<ExtraKey>& keys, std::size
 
 }  // namespace
 
-void check_tokens(const std::string& whose, std::span<const TokenId> tokens) {
-    TokenId lowest = 0;
+std::optional<std::size_t> find_negative(std::span<const TokenId> tokens) {
+    TokenId bits = 0;
     for (const TokenId token : tokens) {  // no early exit: this vectorises
-        lowest = std::min(lowest, token);
+        bits |= token;
     }
-    if (lowest < 0) {
-        const auto at = std::ranges::find_if(tokens, [](TokenId token) { return token < 0; }) - tokens.begin();
-        throw std::invalid_argument(whose + ": token " + std::to_string(at) + " is " +
-                                    std::to_string(tokens[static_cast<std::size_t>(at)]) +
-                                    "; token ids are not negative (padding that was not cut off?)");
+    if (bits >= 0) {
+        return std::nullopt;
     }
+    return std::ranges::find_if(tokens, [](TokenId token) { return token < 0; }) - tokens.begin();
+}
+
+void refuse_negative(const std::string& whose, std::span<const TokenId> tokens, std::size_t position) {
+    throw std::invalid_argument(whose + ": token " + std::to_string(position) + " is " +
+                                std::to_string(tokens[position]) +
+                                "; token ids are not negative (padding that was not cut off?)");
 }
 
 const RetentionRange* Retention::at(std::uint32_t token) const {
@@ -124,7 +128,9 @@ Request::Request(RequestId request_id, std::vector<TokenId> prompt, std::uint32_
     if (tokens.size() > kNone / 2) {
         bad(id, "tokens", std::to_string(tokens.size()) + " tokens are over the limit of " + std::to_string(kNone / 2));
     }
-    check_tokens("request " + std::to_string(id) + ", tokens", tokens);
+    if (const auto negative = find_negative(tokens)) {
+        refuse_negative("request " + std::to_string(id) + ", tokens", tokens, *negative);
+    }
     if (beam_width == 0) {
         bad(id, "beam_width", "0 is under the minimum of 1");
     }

@@ -30,8 +30,10 @@ struct Retention {
     const RetentionRange* at(std::uint32_t token) const;
 };
 
-// Throws std::invalid_argument if a token is negative. `whose` names the request and field.
-void check_tokens(const std::string& whose, std::span<const TokenId> tokens);
+// The position of the first negative token, if any.
+std::optional<std::size_t> find_negative(std::span<const TokenId> tokens);
+// Throws std::invalid_argument about it. `whose` names the request and field.
+[[noreturn]] void refuse_negative(const std::string& whose, std::span<const TokenId> tokens, std::size_t position);
 
 // Throws std::invalid_argument unless ranges are ascending and disjoint and priorities are 0..100.
 void check_retention(const Retention& retention);

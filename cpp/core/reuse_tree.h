@@ -38,6 +38,7 @@ class ReuseTree {
     std::uint64_t hash_of(ParentRef parent) const;
     std::uint64_t child_hash(std::uint64_t parent_hash, const BlockContent& content) const;
 
+    BlockContent content(BlockIndex block) const { return {store_.content(block), store_.extras(block)}; }
     // The full child of `parent` with this content, or kNone.
     BlockIndex find_child(ParentRef parent, std::uint64_t hash, const BlockContent& content) const;
     void prefetch(std::uint64_t hash) const { index_.prefetch(hash); }
@@ -78,7 +79,6 @@ class ReuseTree {
     BlockIndex children_of(ParentRef parent) const {
         return is_root(parent) ? roots_[parent & ~kRootBit].children : store_[parent].children;
     }
-    BlockContent content(BlockIndex block) const { return {store_.content(block), store_.extras(block)}; }
     void insert_child(BlockIndex& top, BlockIndex block);
     void erase_child(BlockIndex& top, BlockIndex block);
     void split(BlockIndex top, const BlockContent& at, BlockIndex& below, BlockIndex& above);

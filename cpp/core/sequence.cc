@@ -25,11 +25,16 @@ void clear(Sequence& sequence) {
 }  // namespace
 
 void Sequence::read_tokens(std::uint32_t position, std::span<TokenId> out) const {
-    const std::size_t from_prompt =
-        position < prompt_length() ? std::min<std::size_t>(prompt_length() - position, out.size()) : 0;
-    std::copy_n(request->tokens.begin() + position, from_prompt, out.begin());
-    std::copy_n(grown_tokens.begin() + (position + static_cast<std::ptrdiff_t>(from_prompt) - prompt_length()),
-                out.size() - from_prompt, out.begin() + static_cast<std::ptrdiff_t>(from_prompt));
+    if (position < prompt_length()) {
+        const auto prompt = std::span(request->tokens).subspan(position);
+        const auto part = prompt.first(std::min(prompt.size(), out.size()));
+        std::ranges::copy(part, out.begin());
+        out = out.subspan(part.size());
+        position = prompt_length();
+    }
+    if (!out.empty()) {
+        std::ranges::copy(std::span(grown_tokens).subspan(position - prompt_length(), out.size()), out.begin());
+    }
 }
 
 Sequence& SequenceTable::add(RequestPtr request, std::size_t windows) {

@@ -33,7 +33,38 @@ void BlockManager::store_blocks(Sequence& sequence, std::size_t window, std::uin
     }
     const std::size_t shared = sequence.windows[window].shared.size();
     const auto limit = static_cast<std::uint32_t>(std::min<std::size_t>(tokens / config_.tokens_per_block, shared));
-    while (cursor.position < limit && store_next(sequence, window)) {
+    constexpr std::uint32_t kAhead = 16;
+    while (cursor.position < limit) {
+        const std::uint32_t end = std::min(limit, cursor.position + kAhead);
+        write_content(sequence, window, end);
+        do {
+            if (!store_next(sequence, window)) {
+                return;
+            }
+        } while (cursor.position < end);
+    }
+}
+
+// Writes content and hashes of the private blocks from the cursor to `end`, and calls up the index entries that they lead to.
+void BlockManager::write_content(const Sequence& sequence, std::size_t window, std::uint32_t end) {
+    WindowPool& pool = *pools_[window];
+    const StoreCursor& cursor = sequence.cursors[window];
+    std::uint64_t hash = cursor.position == 0 ? sequence.request->root_hash : pool.store[cursor.parent].hash;
+    for (std::uint32_t position = cursor.position; position < end; ++position) {
+        const BlockIndex own = sequence.windows[window].shared[position];
+        if (own == kNone) {
+            return;
+        }
+        Block& record = pool.store[own];
+        if (!record.in_tree) {
+            sequence.read_tokens(position * config_.tokens_per_block, pool.store.tokens(own));
+            pool.store.set_extras(own, sequence.request->block_extras(position * config_.tokens_per_block,
+                                                                      (position + 1) * config_.tokens_per_block));
+            record.num_tokens = static_cast<std::uint16_t>(config_.tokens_per_block);
+            record.hash = pool.tree.child_hash(hash, pool.tree.content(own));
+            pool.tree.prefetch(record.hash);
+        }
+        hash = record.hash;
     }
 }
 
@@ -47,34 +78,43 @@ bool BlockManager::store_next(Sequence& sequence, std::size_t window) {
         cursor = {cursor.position + 1, node, pool.store[node].generation};
         return true;
     };
-    if (own != kNone && pool.store[own].undelivered) {
+    if (own == kNone) {
+        const BlockIndex equal = find_equal(sequence, window);
+        return equal != kNone && advance(equal);
+    }
+    const Block& record = pool.store[own];
+    if (record.undelivered) {
         return false;
     }
-    if (own != kNone && pool.store[own].in_tree) {
+    if (record.in_tree) {
         return advance(own);
     }
-    const std::uint32_t begin = cursor.position * config_.tokens_per_block;
-    content_.resize(config_.tokens_per_block);
-    const std::span<TokenId> tokens = own != kNone ? pool.store.tokens(own) : std::span(content_);
-    sequence.read_tokens(begin, tokens);
-    std::string extras = request.block_extras(begin, begin + config_.tokens_per_block);
-
     const ParentRef parent = cursor.position == 0 ? pool.tree.find_root(request.identity) : cursor.parent;
-    const std::uint64_t parent_hash = cursor.position == 0 ? request.root_hash : pool.store[cursor.parent].hash;
-    const std::uint64_t hash = pool.tree.child_hash(parent_hash, {tokens, extras});
-    const BlockIndex existing = parent == kNone ? kNone : pool.tree.find_child(parent, hash, {tokens, extras});
-    if (existing != kNone) {
-        return advance(existing);
+    const BlockIndex equal =
+        parent == kNone ? kNone : pool.tree.find_child(parent, record.hash, pool.tree.content(own));
+    if (equal != kNone) {
+        return advance(equal);
     }
-    if (own == kNone) {
-        return false;
-    }
-    pool.store[own].hash = hash;
-    pool.store[own].num_tokens = config_.tokens_per_block;
-    pool.store.set_extras(own, std::move(extras));
     pool.enter_tree(own, parent == kNone ? pool.tree.open_root(request.identity, request.root_hash) : parent,
                     request.lora_id);
     return advance(own);
+}
+
+// The node with the content of the block at the cursor, which the sequence does not hold any more, or kNone.
+BlockIndex BlockManager::find_equal(const Sequence& sequence, std::size_t window) {
+    const WindowPool& pool = *pools_[window];
+    const StoreCursor& cursor = sequence.cursors[window];
+    const Request& request = *sequence.request;
+    const ParentRef parent = cursor.position == 0 ? pool.tree.find_root(request.identity) : cursor.parent;
+    if (parent == kNone) {
+        return kNone;
+    }
+    const std::uint32_t begin = cursor.position * config_.tokens_per_block;
+    content_.resize(config_.tokens_per_block);
+    sequence.read_tokens(begin, content_);
+    const std::string extras = request.block_extras(begin, begin + config_.tokens_per_block);
+    return pool.tree.find_child(parent, pool.tree.child_hash(pool.tree.hash_of(parent), {content_, extras}),
+                                {content_, extras});
 }
 
 // The incomplete block behind the cursor, so that a conversation that goes on finds its last tokens too.
@@ -99,7 +139,7 @@ void BlockManager::store_last_partial(Sequence& sequence, std::size_t window, st
     if (parent != kNone && pool.tree.best_prefix(parent, {content, extras}).tokens == rest) {
         return;
     }
-    pool.store[own].num_tokens = rest;
+    pool.store[own].num_tokens = static_cast<std::uint16_t>(rest);
     pool.store.set_extras(own, std::move(extras));
     pool.enter_tree(own, parent == kNone ? pool.tree.open_root(request.identity, request.root_hash) : parent,
                     request.lora_id);
@@ -142,7 +182,9 @@ void BlockManager::check_whole_tokens(const Sequence& sequence, std::span<const 
                                     std::to_string(sequence.known()) +
                                     " are known already; give the whole sequence, prompt included");
     }
-    check_tokens(who, tokens);
+    if (const auto negative = find_negative(tokens)) {
+        refuse_negative(who, tokens, *negative);
+    }
     std::vector<TokenId> expected(sequence.known());
     sequence.read_tokens(0, expected);
     const auto [at, given] = std::ranges::mismatch(expected, tokens.first(expected.size()));

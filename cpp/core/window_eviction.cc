@@ -27,7 +27,7 @@ void WindowPool::evict_primary() {
         }
         if (slot != kNone) {
             record.slot[kHost] = slot;
-            record.in_flight[kHost] = true;
+            record.begin_flight(kHost);
             ++in_flight_[kHost];
             const SlotIndex source = detach_primary(victim);
             services_.ledger.queue({TransferKind::offload, window, source, slot, record.num_tokens, victim, victim});

@@ -11,7 +11,7 @@ void WindowPool::onboard(BlockIndex block) {
         evict_primary();
     }
     gain_primary(block, store.take_slot(kPrimary));
-    record.in_flight[kPrimary] = true;
+    record.begin_flight(kPrimary);
     ++in_flight_[kPrimary];
     ++record.locks[kHost];
     services_.ledger.queue(
@@ -31,7 +31,7 @@ void WindowPool::copy_prefix(BlockIndex source, BlockIndex destination, std::uin
     const std::size_t from = record.settled(kPrimary) ? kPrimary : kHost;
     check(record.locks[from] != 0, "a copy reads a slot that nothing holds");
     Block& target = store[destination];
-    target.in_flight[kPrimary] = true;
+    target.begin_flight(kPrimary);
     ++in_flight_[kPrimary];
     const TransferKind kind = from == kPrimary ? TransferKind::copy : TransferKind::onboard;
     services_.ledger.queue({kind, window, record.slot[from], target.slot[kPrimary], tokens, destination, source});
@@ -40,7 +40,7 @@ void WindowPool::copy_prefix(BlockIndex source, BlockIndex destination, std::uin
 
 void WindowPool::delivered(const Transfer& transfer) {
     const std::size_t to = transfer.kind == TransferKind::offload ? kHost : kPrimary;
-    store[transfer.block].in_flight[to] = false;
+    store[transfer.block].end_flight(to);
     --in_flight_[to];
     if (transfer.kind != TransferKind::offload) {
         --store[transfer.source].locks[transfer.kind == TransferKind::copy ? kPrimary : kHost];
