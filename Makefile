@@ -88,6 +88,9 @@ format: $(VENV)/.dev  ## rewrite Python and C++ sources in the house format
 stubs: build  ## rewrite trtllm_kvfix/_core.pyi from the built extension
 	@$(PY) -m nanobind.stubgen -q -m trtllm_kvfix._core -p tools/stub_patterns.txt -o trtllm_kvfix/_core.pyi
 
+bench: build  ## measure and append to bench/results; BENCH_ARGS=--quick for a look
+	@$(PY) bench/run_all.py $(BENCH_ARGS)
+
 tsan: $(VENV)/.ready  ## stress the block manager under ThreadSanitizer
 	@$(call cpp_build,tsan,$(call tests,ON) -DKVFIX_SANITIZE=thread)
 	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) build/tsan/bin/stress_block_manager $(STRESS_ARGS)
