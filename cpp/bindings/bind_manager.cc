@@ -33,11 +33,18 @@ MaybeTokens read_tokens(nb::handle tokens, const char* field) {
     return tokens.is_none() ? MaybeTokens{} : MaybeTokens{read_integers<TokenId>(tokens, {field})};
 }
 
+RequestPtr request_of(nb::handle item) {
+    if (!nb::isinstance<SequenceRequest>(item)) {
+        throw nb::type_error(("requests: expected SequenceRequest, got " + nb::cast<std::string>(nb::repr(item))).c_str());
+    }
+    return nb::cast<const SequenceRequest&>(item).request;
+}
+
 BatchAdmission add_sequence_batch(BlockManager& self, nb::handle requests,
                                   std::optional<std::uint64_t> tokens_new_max) {
     std::vector<RequestPtr> batch;
     for (const nb::handle request : requests) {
-        batch.push_back(nb::cast<const SequenceRequest&>(request).request);
+        batch.push_back(request_of(request));
     }
     return without_gil([&] { return self.add_sequence_batch(batch, tokens_new_max); });
 }

@@ -106,7 +106,7 @@ void bind_request(nb::module_& m) {
 
     nb::class_<SequenceRequest>(m, "SequenceRequest",
                                 "A request for blocks. Copies the tokens when it is made; immutable afterwards.")
-        .def("__init__", &init_request, "request_id"_a, "tokens"_a, nb::kw_only(), "beam_width"_a = 1,
+        .def("__init__", &init_request, "request_id"_a, nb::arg("tokens").none(), nb::kw_only(), "beam_width"_a = 1,
              "lora_id"_a = nb::none(), "salt"_a = nb::none(), "extra_keys"_a = nb::tuple(), "retention"_a = nb::none(),
              nb::sig(
                  "def __init__(self, request_id: int, tokens: Any, *, beam_width: int = 1, lora_id: int | None = None, "

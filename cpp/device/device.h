@@ -1,0 +1,113 @@
+// A GPU, or something that behaves like one. Two implementations: cuda_device.cc, the only file that knows CUDA, and
+// sim_device.cc, which runs streams as threads. Everything above is written against this interface alone.
+//
+// Asynchrony is the point: a call that takes a stream returns at once, and reads its source when it executes. Host memory
+// given to such a call belongs to the device until an event recorded behind it is done. Handles are plain numbers so that
+// streams may come from outside (a torch stream's handle). All methods may be called from any thread. Errors are DeviceError.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <variant>
+
+#include "kernels/calls.h"
+
+namespace kvfix {
+
+class DeviceError : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+// CUstream as a number, or a stream of the simulated device. 0 is the default stream.
+struct StreamHandle {
+    std::uintptr_t value = 0;
+    bool operator==(const StreamHandle&) const = default;
+};
+struct EventHandle {
+    std::uintptr_t value = 0;
+};
+struct GateHandle {
+    std::uintptr_t value = 0;
+};
+
+// When the sources of a batched copy may be read: only in stream order, or at any time from the call on.
+enum class SourceOrder : std::uint8_t { stream, any };
+
+struct CopySpan {
+    std::uintptr_t dst;
+    std::uintptr_t src;
+    std::size_t bytes;
+};
+
+// rows of row_bytes each; pitches in bytes.
+struct RowCopy {
+    std::uintptr_t dst;
+    std::size_t dst_pitch;
+    std::uintptr_t src;
+    std::size_t src_pitch;
+    std::size_t row_bytes;
+    std::size_t rows;
+};
+
+using KernelCall =
+    std::variant<ExpandRows, GatherHostRows, ApplyEntries, GatherDeviceRows, CopyBlocks, FillWords>;
+
+class Device {
+  public:
+    Device() = default;
+    Device(const Device&) = delete;
+    Device& operator=(const Device&) = delete;
+    virtual ~Device() = default;
+
+    virtual std::string name() const = 0;
+    virtual bool simulated() const = 0;
+    // False where no kernels were built in, or none runs on this GPU; launch() then throws.
+    virtual bool has_kernels() const = 0;
+    // Whether copy_batch() is one driver call, with source order; else it is a loop in stream order.
+    virtual bool has_batched_copy() const = 0;
+
+    virtual StreamHandle create_stream() = 0;
+    virtual void destroy_stream(StreamHandle stream) = 0;  // waits for it
+    virtual void synchronize(StreamHandle stream) = 0;
+
+    virtual EventHandle create_event() = 0;
+    virtual void destroy_event(EventHandle event) = 0;
+    // Binds the event to everything enqueued on the stream so far. One use in flight at a time: the owner sees to it.
+    virtual void record(EventHandle event, StreamHandle stream) = 0;
+    virtual bool done(EventHandle event) = 0;  // true when never recorded
+    virtual void wait(EventHandle event) = 0;  // blocks this thread
+    virtual void make_wait(StreamHandle stream, EventHandle event) = 0;
+
+    // Pinned memory of exactly these bytes (whole pages are mapped, the size is not rounded up further), zeroed.
+    virtual void* map_pinned(std::size_t bytes) = 0;
+    virtual void unmap_pinned(void* memory, std::size_t bytes) = 0;
+    // Pins memory that somebody else owns.
+    virtual void register_host(void* memory, std::size_t bytes) = 0;
+    virtual void unregister_host(void* memory) = 0;
+    // Where kernels find pinned memory.
+    virtual std::uintptr_t device_address(void* pinned) = 0;
+    virtual std::uintptr_t allocate(std::size_t bytes) = 0;
+    virtual void release(std::uintptr_t address) = 0;
+
+    // Any direction between pinned and device memory.
+    virtual void copy(const CopySpan& span, StreamHandle stream) = 0;
+    virtual void copy_rows(const RowCopy& rows, StreamHandle stream) = 0;
+    virtual void copy_batch(std::span<const CopySpan> spans, SourceOrder order, StreamHandle stream) = 0;
+    virtual void launch(const KernelCall& call, StreamHandle stream) = 0;
+
+    // Holds everything enqueued on the stream from now on, until the gate is opened. No timing involved.
+    virtual GateHandle close_gate(StreamHandle stream) = 0;
+    virtual void open_gate(GateHandle gate) = 0;  // also frees it, once passed
+};
+
+// "cuda" or "cuda:N" need a driver; throws DeviceError that says what is missing.
+std::shared_ptr<Device> open_cuda_device(int ordinal);
+// Streams advance later, by amounts drawn from the seed.
+std::shared_ptr<Device> open_sim_device(std::uint64_t seed);
+
+}  // namespace kvfix

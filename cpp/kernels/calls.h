@@ -1,0 +1,85 @@
+// The work that kernels do, as plain structs. A struct is passed to the CUDA kernel of its name as its only argument (kernels.cu)
+// and to the reference of its name (reference.cc), which the simulated device runs. All tables are int32.
+#pragma once
+
+#include <cstdint>
+
+namespace kvfix {
+
+inline constexpr std::uint32_t kPoolsMax = 8;
+inline constexpr std::int32_t kBadPage = -1;
+
+// Per pool: K = page * scale, V = K + v_offset; a bad page gives 0 for both. As upstream's V2 layout.
+struct PageScale {
+    std::int32_t scale[kPoolsMax];
+    std::int32_t v_offset[kPoolsMax];
+};
+
+// The batch-ordered destination (pools, rows_max, 2, blocks). Its address is stable; rows from `rows` on stay untouched.
+struct OffsetDestination {
+    std::int32_t* data;
+    std::uint64_t pool_stride;  // in elements
+    std::uint32_t blocks;       // per plane of a row
+};
+
+// dst[p, r, 0, b] = scaled(staged[p, r, b]), dst[p, r, 1, b] from it; b < width.
+struct ExpandRows {
+    OffsetDestination dst;
+    const std::int32_t* staged;  // (pools, rows, width), contiguous, in device memory
+    std::uint32_t pools, rows, width;
+    PageScale scale;
+};
+
+// As ExpandRows, but from row copy_index[r] of a table in pinned host memory, read when the kernel runs. This is upstream's racy
+// V2 kernel, for control arms.
+struct GatherHostRows {
+    OffsetDestination dst;
+    const std::int32_t* table;  // (pools, table_rows, 2, blocks); only plane 0 is read
+    std::uint64_t table_pool_stride;
+    const std::int32_t* copy_index;
+    std::uint32_t pools, rows, width;
+    PageScale scale;
+};
+
+// One changed entry of a device table: an index into it, and the value.
+struct TableEntry {
+    std::uint32_t index;
+    std::int32_t value;
+};
+
+// table[entries[i].index] = entries[i].value
+struct ApplyEntries {
+    std::int32_t* table;
+    const TableEntry* entries;  // in device memory, or pinned and held until the kernel has run
+    std::uint32_t count;
+};
+
+// dst rows from rows of a table in device memory. planes = 2: both planes are copied as they are ("v1"). planes = 1: K plane, scaled ("v2").
+struct GatherDeviceRows {
+    OffsetDestination dst;
+    const std::int32_t* table;       // (pools, table_rows, planes, blocks)
+    std::uint64_t table_pool_stride;
+    std::uint32_t table_row_stride;
+    const std::uint32_t* row_index;  // [rows]
+    std::uint32_t pools, rows, width, planes;
+    PageScale scale;
+};
+
+// Whole blocks, where one DMA descriptor each would cost more than the bytes.
+struct BlockPair {
+    std::uint64_t dst, src;  // addresses, 16-byte aligned
+};
+struct CopyBlocks {
+    const BlockPair* pairs;
+    std::uint32_t count;
+    std::uint64_t bytes;  // of each block, a multiple of 16
+};
+
+// words[0 .. count) = value: stands for compute that writes a block.
+struct FillWords {
+    std::uint32_t* words;
+    std::uint64_t count;
+    std::uint32_t value;
+};
+
+}  // namespace kvfix
