@@ -33,7 +33,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help build verify test test-py test-cpp lint format stubs bench tsan asan race-control fuzz ci clean
+.PHONY: help build verify test test-py test-cpp lint format stubs bench tsan race-control asan fuzz ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
