@@ -9,31 +9,50 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.replay.sizes import parse_size
 
 ENV_PREFIX = "TRTLLM_KVFIX_"
 ENV_FILE = ENV_PREFIX + "CONFIG"
 SECTION = "kvfix"
 
-Name: TypeAlias = tuple[
-    str, ...
-]  # ("replay", "blocks_host") is kvfix.replay.blocks_host and TRTLLM_KVFIX_REPLAY_BLOCKS_HOST
+# ("replay", "blocks_host") is kvfix.replay.blocks_host in a file, TRTLLM_KVFIX_REPLAY_BLOCKS_HOST in the environment.
+Name: TypeAlias = tuple[str, ...]
+
+
+def _size(value: object) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("write a number of blocks, or bytes with a unit such as 40GiB")
+    parse_size(value)
+    return value
+
+
+# One validator instead of a union's two: the error then names the setting and not a branch of its type.
+Size: TypeAlias = Annotated[int | str, PlainValidator(_size)]
 
 
 class ReplaySettings(BaseModel):
-    """The cache that `trtllm-kvfix replay` models where its options do not say otherwise."""
+    """The cache and the scheduler that `trtllm-kvfix replay` models where its options do not say otherwise."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     tokens_per_block: int = Field(default=32, ge=1)
-    blocks_primary: int = Field(default=256, ge=1)
-    blocks_host: int = Field(default=512, ge=0)
-    tokens_new_max: int | None = Field(default=None, ge=1)
+    blocks_primary: Size = 16384
+    blocks_host: Size = 0
+    max_batch_size: int = Field(default=64, ge=1)
+    max_num_tokens: int = Field(default=8192, ge=1)
+    tokens_per_iteration: int = Field(default=1, ge=1)
+    iteration_ms: float = Field(default=0, ge=0)
+    bytes_per_block: int | None = Field(default=None, ge=1)
+    layers: int | None = Field(default=None, ge=1)
+    kv_heads: int | None = Field(default=None, ge=1)
+    head_dim: int | None = Field(default=None, ge=1)
+    dtype_bytes: int = Field(default=2, ge=1)
 
 
 class Settings(BaseModel):
@@ -137,4 +156,5 @@ def _validated(given: Mapping[Name, _Given]) -> Settings:
     except ValidationError as error:
         problem = error.errors()[0]
         setting = given[tuple(str(part) for part in problem["loc"])]
-        raise SettingsError(f"{setting.where} is {setting.value!r}: {problem['msg']}") from error
+        message = problem["msg"].removeprefix("Value error, ")
+        raise SettingsError(f"{setting.where} is {setting.value!r}: {message}") from error

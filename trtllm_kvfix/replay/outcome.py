@@ -1,0 +1,106 @@
+"""What one run of the replay counted. These models are also the JSON that `--json` prints."""
+
+from enum import Enum
+
+from pydantic import BaseModel, ConfigDict, computed_field
+
+
+class Admission(str, Enum):
+    """How the modelled scheduler adds the requests that it has chosen for an iteration."""
+
+    BATCH = "batch"
+    ONE_BY_ONE = "one-by-one"
+
+
+class _Counted(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CacheShape(_Counted):
+    """The cache and the scheduler that were modelled."""
+
+    tokens_per_block: int
+    blocks_primary: int
+    blocks_host: int
+    bytes_per_block: int | None
+    max_batch_size: int
+    max_num_tokens: int
+    tokens_per_iteration: int
+    iteration_ms: float
+
+
+class Requests(_Counted):
+    total: int
+    finished: int
+    refused: int  # prompt and answer together would not fit the primary pool
+
+
+class Reuse(_Counted):
+    """Prompt tokens, or prompt blocks, by where they came from."""
+
+    primary: int
+    host: int
+    computed: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def hit_rate(self) -> float:
+        total = self.primary + self.host + self.computed
+        return (self.primary + self.host) / total if total else 0.0
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def hit_rate_host(self) -> float:
+        total = self.primary + self.host + self.computed
+        return self.host / total if total else 0.0
+
+
+class Moved(_Counted):
+    """Transfers of one block each, and the bytes they carry where the size of a block is known."""
+
+    blocks_to_host: int
+    blocks_to_primary: int
+    blocks_within_primary: int
+    bytes_to_host: int | None
+    bytes_to_primary: int | None
+    bytes_within_primary: int | None
+
+
+class Budget(_Counted):
+    """How the prompt tokens to compute compared with what the scheduler had estimated and allowed."""
+
+    iterations_admitting: int
+    deferred: int  # times that a request was offered and had to wait for the next iteration
+    overshoots: int  # iterations in which more tokens were to be computed than the budget allowed
+    tokens_over: int
+    tokens_over_max: int
+    promises: int  # admissions whose reuse had been estimated just before
+    promises_broken: int  # those that reused something else
+    tokens_short: int  # reuse promised and not delivered
+
+
+class Outcome(_Counted):
+    admission: Admission
+    partial: bool  # interrupted: everything below is of the part that ran
+    shape: CacheShape
+    requests: Requests
+    iterations: int
+    tokens: Reuse
+    blocks: Reuse
+    moved: Moved
+    blocks_dropped: int  # left the cache altogether
+    budget: Budget
+    elapsed_s: float
+
+    @property
+    def kept_its_promise(self) -> bool:
+        return self.budget.overshoots == 0 and self.budget.promises_broken == 0
+
+
+class Report(_Counted):
+    """`replay --json`: one outcome, two with `--compare`, one for each host size with `--sweep`."""
+
+    workload: str
+    lines_bad: int
+    partial: bool
+    outcomes: list[Outcome]

@@ -1,0 +1,148 @@
+"""Reading a trace: JSON lines, each one request, either as hash ids or as its tokens."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
+
+from trtllm_kvfix.errors import KvfixError
+
+TOKENS_PER_HASH_ID = 512
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+HashId = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class TraceRequest(NamedTuple):
+    """One request. Exactly one of `hash_ids` and `tokens` says what its prompt is."""
+
+    line: int
+    input_length: int
+    output_length: int
+    timestamp_ms: float = 0.0
+    hash_ids: NDArray[np.int64] | None = None
+    tokens: NDArray[np.int32] | None = None
+    output_tokens: NDArray[np.int32] | None = None
+    lora_id: int | None = None
+    salt: str | int | None = None
+
+
+class BadLine(NamedTuple):
+    line: int
+    reason: str
+
+
+class Trace(NamedTuple):
+    requests: list[TraceRequest]
+    lines_bad: list[BadLine]  # left out because the caller asked for that
+
+
+class TraceError(KvfixError):
+    """The trace cannot be used as it is."""
+
+    exit_code = 2
+
+
+class _Line(BaseModel):
+    # Traces carry fields of their own (chat ids, user ids); those are not ours to refuse.
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    timestamp: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    lora_id: int | None = Field(default=None, ge=0)
+    salt: str | int | None = None
+
+
+class _HashedLine(_Line):
+    input_length: int = Field(ge=1)
+    output_length: int = Field(ge=0)
+    hash_ids: list[HashId]
+
+
+class _TokenLine(_Line):
+    tokens: list[Token] = Field(min_length=1)
+    output_length: int | None = Field(default=None, ge=0)
+    output_tokens: list[Token] | None = None
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "_TokenLine":
+        if self.output_tokens is None and self.output_length is None:
+            raise ValueError("output_length or output_tokens is needed, neither is there")
+        if self.output_tokens is not None and self.output_length not in (None, len(self.output_tokens)):
+            raise ValueError(f"output_length is {self.output_length}, output_tokens has {len(self.output_tokens)}")
+        return self
+
+
+def read_trace(path: Path, *, tokens_per_hash_id: int = TOKENS_PER_HASH_ID, skip_bad: bool = False) -> Trace:
+    """Read every request of a file. The first bad line refuses the trace, unless `skip_bad` leaves bad lines out."""
+    try:
+        with path.open("rb") as lines:
+            trace = parse_lines(lines, str(path), tokens_per_hash_id=tokens_per_hash_id, skip_bad=skip_bad)
+    except OSError as error:
+        raise TraceError(f"trace {path} cannot be read: {error.strerror}") from error
+    if not trace.requests:
+        raise TraceError(f"trace {path} holds no request ({len(trace.lines_bad)} bad lines were left out)")
+    return trace
+
+
+def parse_lines(lines: Iterable[bytes], name: str, *, tokens_per_hash_id: int, skip_bad: bool) -> Trace:
+    trace = Trace([], [])
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        try:
+            trace.requests.append(_parse(text, number, tokens_per_hash_id))
+        except ValueError as error:
+            reason = _first_problem(error)
+            if not skip_bad:
+                raise TraceError(f"{name} line {number}: {reason}; --skip-bad leaves such lines out") from error
+            trace.lines_bad.append(BadLine(number, reason))
+    return trace
+
+
+def _parse(text: bytes, number: int, tokens_per_hash_id: int) -> TraceRequest:
+    fields = from_json(text)
+    if not isinstance(fields, dict):
+        raise ValueError(f"a request is a JSON object, this is a {type(fields).__name__}")
+    if "tokens" in fields:
+        return _token_request(_TokenLine.model_validate(fields), number)
+    line = _HashedLine.model_validate(fields)
+    ids_needed = -(-line.input_length // tokens_per_hash_id)
+    if len(line.hash_ids) != ids_needed:
+        raise ValueError(
+            f"hash_ids has {len(line.hash_ids)} ids, input_length {line.input_length} needs {ids_needed}"
+            f" at {tokens_per_hash_id} tokens an id (see --tokens-per-hash-id)"
+        )
+    ids = np.array(line.hash_ids, dtype=np.int64)
+    return TraceRequest(
+        number,
+        line.input_length,
+        line.output_length,
+        line.timestamp,
+        hash_ids=ids,
+        lora_id=line.lora_id,
+        salt=line.salt,
+    )
+
+
+def _token_request(line: _TokenLine, number: int) -> TraceRequest:
+    tokens = np.array(line.tokens, dtype=np.int32)
+    answer = None if line.output_tokens is None else np.array(line.output_tokens, dtype=np.int32)
+    length = line.output_length if answer is None else len(answer)
+    assert length is not None, "_one_length let a line without any length through"
+    return TraceRequest(number, len(tokens), length, line.timestamp, None, tokens, answer, line.lora_id, line.salt)
+
+
+def _first_problem(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if not where:
+        return message
+    shown = "" if problem["type"] == "missing" else f" ({problem['input']!r:.40})"
+    return f"{where}: {message}{shown}"
