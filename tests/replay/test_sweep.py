@@ -1,0 +1,62 @@
+"""The sweep over host sizes, and its picture."""
+
+from pathlib import Path
+
+import pytest
+
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.replay import plot as plot_module
+from trtllm_kvfix.replay.plot import check_plot, plot
+from trtllm_kvfix.replay.sweep import sweep
+from trtllm_kvfix.replay.workload import generate
+
+
+def test_more_host_memory_serves_more_until_everything_fits() -> None:
+    made = generate("chat", seed=0)
+    shape = made.shape.model_copy(update={"blocks_primary": 768})
+    progress: list[int] = []
+    outcomes = list(sweep(made.workload, shape, [4096, 0, 512, 1024, 2048, 512], progress.append))
+    assert [outcome.shape.blocks_host for outcome in outcomes] == [0, 512, 1024, 2048, 4096]
+    rates = [outcome.tokens.hit_rate for outcome in outcomes]
+    assert rates == sorted(rates)
+    assert rates[-1] > rates[0] + 0.1
+    assert outcomes[0].tokens.host == 0
+    assert progress == sorted(progress)
+    assert progress[-1] == 5 * len(made.workload.requests)
+
+
+def test_an_interrupted_sweep_ends_with_its_partial_point() -> None:
+    made = generate("small", seed=0)
+    total = len(made.workload.requests)
+
+    def interrupt(done: int) -> None:
+        if done > total + 20:
+            raise KeyboardInterrupt
+
+    outcomes = list(sweep(made.workload, made.shape, [0, 64, 128], interrupt))
+    assert [outcome.partial for outcome in outcomes] == [False, True]
+
+
+@pytest.mark.parametrize(("suffix", "begins_with"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".SVG", b"<?xml")])
+def test_the_plot_is_of_the_kind_that_its_name_says(tmp_path: Path, suffix: str, begins_with: bytes) -> None:
+    pytest.importorskip("matplotlib")
+    made = generate("small", seed=0)
+    outcomes = list(sweep(made.workload, made.shape, [0, 64], lambda _done: None))
+    path = tmp_path / f"curve{suffix}"
+    check_plot(path)
+    plot(outcomes, "small", path)
+    assert path.read_bytes().startswith(begins_with)
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingsError, match=r"curve\.pdf: the file name ends in \.png or \.svg"):
+        check_plot(tmp_path / "curve.pdf")
+    with pytest.raises(SettingsError, match=r"there is no folder .*missing"):
+        check_plot(tmp_path / "missing" / "curve.png")
+    monkeypatch.setattr(plot_module, "find_spec", lambda _name: None)
+    with pytest.raises(
+        SettingsError, match=r"needs matplotlib, which is not installed: pip install 'trtllm-kvfix\[report\]'"
+    ):
+        check_plot(tmp_path / "curve.png")
