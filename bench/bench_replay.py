@@ -1,0 +1,63 @@
+"""What `trtllm-kvfix replay` costs for a request, tokens, model and all: the generated chat, and a trace if named.
+
+One round is one whole replay. The figure answers how long a trace takes and is no measure of the block manager alone.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+from measure import RESULTS, Row, Summary, pin_to_one_core, report
+
+from trtllm_kvfix.replay.engine import Replay, Workload
+from trtllm_kvfix.replay.outcome import CacheShape
+from trtllm_kvfix.replay.tokens import TokenBook
+from trtllm_kvfix.replay.trace import read_trace
+from trtllm_kvfix.replay.workload import generate
+
+ROUNDS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, help="JSON lines, as trtllm-kvfix replay takes them")
+    parser.add_argument("--blocks-primary", type=int, default=16384)
+    parser.add_argument("--blocks-host", type=int, default=65536)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--quick", action="store_true", help="one round")
+    arguments = parser.parse_args()
+    pin_to_one_core()
+    rounds = 1 if arguments.quick else arguments.rounds
+    chat = generate("chat", seed=0)
+    report("replay.csv", measure("chat", chat.workload, chat.shape, rounds), arguments.results)
+    if arguments.trace is not None:
+        shape = chat.shape.model_copy(
+            update={
+                "blocks_primary": arguments.blocks_primary,
+                "blocks_host": arguments.blocks_host,
+                "max_batch_size": 64,
+                "max_num_tokens": 8192,
+            }
+        )
+        requests = read_trace(arguments.trace).requests
+        workload = Workload(arguments.trace.stem, requests, TokenBook(requests))
+        report("replay.csv", measure(arguments.trace.stem, workload, shape, rounds), arguments.results)
+
+
+def measure(name: str, workload: Workload, shape: CacheShape, rounds: int) -> Iterator[Row]:
+    seconds = []
+    for _ in range(rounds):
+        began = perf_counter()
+        outcome = Replay(workload, shape).run()
+        seconds.append(perf_counter() - began)
+        if not outcome.kept_its_promise:
+            raise SystemExit(f"{name}: batch admission broke a promise; measuring it makes no sense")
+    per_request = Summary.of([1e6 * spent / len(workload.requests) for spent in seconds])
+    yield Row(name, shape.tokens_per_block, "trtllm-kvfix", "replay_us_per_request", per_request)
+    yield Row(name, shape.tokens_per_block, "trtllm-kvfix", "replay_s", Summary.of(seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+// What a block costs that has to go: the queue by itself, and a manager whose cold prompts push others out, to the host
+// tier or altogether.
+#include <benchmark/benchmark.h>
+
+#include "core/eviction_queue.h"
+#include "prompts.h"
+
+namespace kvfix::bench {
+namespace {
+
+void queue_victim(benchmark::State& state) {
+    const auto blocks = static_cast<std::uint32_t>(state.range(0));
+    EvictionQueue queue(blocks);
+    for (BlockIndex block = 0; block < blocks; ++block) queue.push(block, kPriorityDefault);
+    for (auto _ : state) {
+        const BlockIndex victim = queue.victim([](BlockIndex) { return false; });
+        queue.remove(victim);
+        queue.push(victim, kPriorityDefault);
+    }
+}
+BENCHMARK(queue_victim)->Arg(10'000)->Arg(1'000'000);
+
+// A whole prompt in and out; the host tier has room for half of what primary holds.
+void prompt_evicts(benchmark::State& state) {
+    constexpr std::uint32_t tokens_per_block = 32;
+    const auto blocks = static_cast<std::uint32_t>(state.range(0));
+    FullManager full(tokens_per_block, blocks, static_cast<std::uint32_t>(state.range(1)));
+    RequestId id = full.prompts;
+    for (auto _ : state) {
+        state.PauseTiming();
+        const RequestPtr cold = request(id, prompt(id));
+        state.ResumeTiming();
+        pass_through(full.manager, id++, cold);
+    }
+    state.SetItemsProcessed(state.iterations() * (kPromptTokens / tokens_per_block));
+}
+BENCHMARK(prompt_evicts)->Args({100'000, 0})->Args({100'000, 50'000})->Args({1'000'000, 0})->Args({1'000'000, 500'000});
+
+}  // namespace
+}  // namespace kvfix::bench
