@@ -19,7 +19,7 @@ BUILD_TOOLS := 'cmake>=3.25' 'ninja>=1.11'
 # A build directory that stays makes the next build incremental.
 INSTALL := $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
 	--config-settings=build-dir=build/python --config-settings=cmake.define.KVFIX_WERROR=$(WERROR)
-NATIVE_SOURCES := $(shell find cpp/core cpp/bindings cmake -type f) CMakeLists.txt pyproject.toml
+NATIVE_SOURCES := $(shell find cpp cmake -type f -not -path 'cpp/tests/*' -not -path 'cpp/fuzz/*') CMakeLists.txt pyproject.toml
 CPP_SOURCES := $(shell find cpp bench -name '*.h' -o -name '*.cc')
 TIDY_SOURCES := $(wildcard cpp/core/*.cc cpp/bindings/*.cc)
 
@@ -33,7 +33,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help build verify test test-py test-cpp lint format stubs bench tsan race-control asan fuzz ci clean
+.PHONY: help build verify test test-py test-cpp lint format stubs bench bench-cpp tsan race-control asan fuzz ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,10 @@ stubs: build  ## rewrite trtllm_kvfix/_core.pyi from the built extension
 bench: build  ## measure and append to bench/results; BENCH_ARGS=--quick for a look
 	@$(PY) bench/run_all.py $(BENCH_ARGS)
 
+bench-cpp: $(VENV)/.ready  ## measure the core without Python; needs Google Benchmark
+	@$(call cpp_build,bench,-DCMAKE_BUILD_TYPE=Release -DKVFIX_BUILD_BENCH=ON)
+	@build/bench/bin/kvfix_bench $(BENCH_CPP_ARGS)
+
 tsan: $(VENV)/.ready  ## stress the block manager under ThreadSanitizer
 	@$(call cpp_build,tsan,$(call tests,ON) -DKVFIX_SANITIZE=thread)
 	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) build/tsan/bin/stress_block_manager $(STRESS_ARGS)
@@ -109,7 +113,9 @@ fuzz: $(VENV)/.ready  ## fuzz the block manager for a while; needs clang with it
 	@mkdir -p build/fuzz/corpus
 	@build/fuzz/bin/fuzz_block_manager -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ build/fuzz/corpus
 
-ci: lint test tsan asan race-control fuzz verify  ## everything that a change must pass
+# The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.
+ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01
+ci: lint test tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
 
 clean:  ## remove .venv and everything built
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
