@@ -108,6 +108,10 @@ def test_bad_lines_are_refused_or_counted(tmp_path: Path) -> None:
             ("--generate", "small", "--layers", "1", "--head-dim", "1", "--kv-heads", "1", "--bytes-per-block", "1"),
             "--bytes-per-block is 1, the model's shape gives 128",
         ),
+        (
+            ("--generate", "small", "--blocks-primary", "0"),
+            "blocks_primary is 0: a window needs at least one primary block",
+        ),
         (("--generate", "small", "--max-num-tokens", "4"), "max_num_tokens is 4: 8 sequences generating 1 tokens each"),
     ],
 )

@@ -168,3 +168,14 @@ def test_ctrl_c_ends_the_run_with_what_was_counted() -> None:
 def test_a_budget_that_generation_alone_would_exceed_is_refused() -> None:
     with pytest.raises(SettingsError, match="max_num_tokens is 15: 4 sequences generating 4 tokens each need 16"):
         Replay(tiny_workload(), shape(max_batch_size=4, max_num_tokens=15, tokens_per_iteration=4))
+
+
+def test_pools_beyond_this_machine_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(_config: BlockManagerConfig) -> BlockManager:
+        raise MemoryError
+
+    monkeypatch.setattr(engine, "BlockManager", no_memory)
+    with pytest.raises(
+        SettingsError, match="128 primary and 0 host blocks of 32 tokens does not fit this machine's memory"
+    ):
+        Replay(tiny_workload(), shape())

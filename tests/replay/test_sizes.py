@@ -22,9 +22,10 @@ def test_sizes_are_blocks_or_bytes(text: str | int, blocks: int) -> None:
         ("4Gib/s", "--blocks-host is '4Gib/s': write a number"),
         ("4Q", "--blocks-host is '4Q': unknown unit Q, known are B, KB, KiB, MB, MiB, GB, GiB, TB, TiB"),
         ("1GiB", "--blocks-host is '1GiB': bytes need the size of a block"),
+        (2**30 + 1, "--blocks-host is 1073741825: these are 1,073,741,825 blocks, at most 1,073,741,824 can"),
     ],
 )
-def test_a_size_that_means_nothing_is_refused(text: str, message: str) -> None:
+def test_a_size_that_means_nothing_is_refused(text: str | int, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         blocks_of(text, None, "--blocks-host")
     assert str(caught.value).startswith(message)

@@ -58,13 +58,7 @@ class Replay:
         self._workload = workload
         self._shape = shape
         self._admission = admission
-        self._manager = BlockManager(
-            BlockManagerConfig(
-                tokens_per_block=shape.tokens_per_block,
-                blocks_primary=shape.blocks_primary,
-                blocks_host=shape.blocks_host,
-            )
-        )
+        self._manager = _manager(shape)
         self._waiting = deque(
             index for index in range(len(workload.requests)) if self._blocks_reserved_for(index) <= shape.blocks_primary
         )
@@ -205,3 +199,21 @@ def _check(shape: CacheShape) -> None:
             f"max_num_tokens is {shape.max_num_tokens}: {shape.max_batch_size} sequences generating "
             f"{shape.tokens_per_iteration} tokens each need {needed} in every iteration; lower max_batch_size"
         )
+
+
+def _manager(shape: CacheShape) -> BlockManager:
+    try:
+        return BlockManager(
+            BlockManagerConfig(
+                tokens_per_block=shape.tokens_per_block,
+                blocks_primary=shape.blocks_primary,
+                blocks_host=shape.blocks_host,
+            )
+        )
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    except MemoryError as error:
+        raise SettingsError(
+            f"a model of {shape.blocks_primary:,} primary and {shape.blocks_host:,} host blocks of "
+            f"{shape.tokens_per_block} tokens does not fit this machine's memory; use larger blocks or smaller pools"
+        ) from error

@@ -10,6 +10,7 @@ UNIT_BYTES = {"B": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
+BLOCKS_MAX = 2**30
 _UNIT_BYTES = {name.upper(): count for name, count in UNIT_BYTES.items()}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
@@ -53,13 +54,17 @@ def blocks_of(text: str | int, bytes_per_block: int | None, what: str) -> int:
     except ValueError as error:
         raise SettingsError(f"{what} is {text!r}: {error}") from error
     if size.unit_bytes is None:
-        return int(size.number)
-    if bytes_per_block is None:
+        blocks = int(size.number)
+    elif bytes_per_block is None:
         raise SettingsError(
             f"{what} is {text!r}: bytes need the size of a block; give --bytes-per-block, "
             "or --layers, --kv-heads and --head-dim of the model"
         )
-    return int(size.number * size.unit_bytes) // bytes_per_block
+    else:
+        blocks = int(size.number * size.unit_bytes) // bytes_per_block
+    if blocks > BLOCKS_MAX:
+        raise SettingsError(f"{what} is {text!r}: these are {blocks:,} blocks, at most {BLOCKS_MAX:,} can be modelled")
+    return blocks
 
 
 def bytes_text(count: int) -> str:
