@@ -164,7 +164,7 @@ class BlockManager {
 
     // storing.cc
     void store_blocks(Sequence& sequence, std::size_t window, std::uint32_t tokens);
-    void write_content(const Sequence& sequence, std::size_t window, std::uint32_t end);
+    std::uint32_t write_content(const Sequence& sequence, std::size_t window, std::uint32_t end);
     bool store_next(Sequence& sequence, std::size_t window);
     BlockIndex find_equal(const Sequence& sequence, std::size_t window);
     void store_last_partial(Sequence& sequence, std::size_t window, std::uint32_t tokens);

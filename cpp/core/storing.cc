@@ -35,37 +35,38 @@ void BlockManager::store_blocks(Sequence& sequence, std::size_t window, std::uin
     const auto limit = static_cast<std::uint32_t>(std::min<std::size_t>(tokens / config_.tokens_per_block, shared));
     constexpr std::uint32_t kAhead = 16;
     while (cursor.position < limit) {
-        const std::uint32_t end = std::min(limit, cursor.position + kAhead);
-        write_content(sequence, window, end);
-        do {
+        const std::uint32_t ready = write_content(sequence, window, std::min(limit, cursor.position + kAhead));
+        do {  // a block that is not held has no content to write: it is looked up, alone
             if (!store_next(sequence, window)) {
                 return;
             }
-        } while (cursor.position < end);
+        } while (cursor.position < ready);
     }
 }
 
-// Writes content and hashes of the private blocks from the cursor to `end`, and calls up the index entries that they lead to.
-void BlockManager::write_content(const Sequence& sequence, std::size_t window, std::uint32_t end) {
+// Writes content and hashes of the private blocks from the cursor on, and calls up the index entries that they lead to. Stops at
+// `end` or at the first block that is not held, and returns where.
+std::uint32_t BlockManager::write_content(const Sequence& sequence, std::size_t window, std::uint32_t end) {
     WindowPool& pool = *pools_[window];
     const StoreCursor& cursor = sequence.cursors[window];
     std::uint64_t hash = cursor.position == 0 ? sequence.request->root_hash : pool.store[cursor.parent].hash;
     for (std::uint32_t position = cursor.position; position < end; ++position) {
         const BlockIndex own = sequence.windows[window].shared[position];
         if (own == kNone) {
-            return;
+            return position;
         }
         Block& record = pool.store[own];
         if (!record.in_tree) {
-            sequence.read_tokens(position * config_.tokens_per_block, pool.store.tokens(own));
-            pool.store.set_extras(own, sequence.request->block_extras(position * config_.tokens_per_block,
-                                                                      (position + 1) * config_.tokens_per_block));
+            const std::uint32_t begin = position * config_.tokens_per_block;
+            sequence.read_tokens(begin, pool.store.tokens(own));
+            pool.store.set_extras(own, sequence.request->block_extras(begin, begin + config_.tokens_per_block));
             record.num_tokens = static_cast<std::uint16_t>(config_.tokens_per_block);
             record.hash = pool.tree.child_hash(hash, pool.tree.content(own));
             pool.tree.prefetch(record.hash);
         }
         hash = record.hash;
     }
+    return end;
 }
 
 // One step of the walk: the block at the cursor is passed, found to exist already, or added. False where the walk ends.
