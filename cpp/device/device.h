@@ -57,7 +57,8 @@ struct RowCopy {
 using KernelCall =
     std::variant<ExpandRows, GatherHostRows, ApplyEntries, GatherDeviceRows, CopyBlocks, FillWords>;
 
-class Device {
+// Shared: memory and events keep their device alive.
+class Device : public std::enable_shared_from_this<Device> {
   public:
     Device() = default;
     Device(const Device&) = delete;
@@ -109,5 +110,7 @@ class Device {
 std::shared_ptr<Device> open_cuda_device(int ordinal);
 // Streams advance later, by amounts drawn from the seed.
 std::shared_ptr<Device> open_sim_device(std::uint64_t seed);
+// "cpu" (simulated), "cuda", "cuda:N", or "auto": the first GPU if there is one, else "cpu".
+std::shared_ptr<Device> open_device(const std::string& name, std::uint64_t seed);
 
 }  // namespace kvfix

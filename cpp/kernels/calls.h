@@ -36,6 +36,7 @@ struct GatherHostRows {
     OffsetDestination dst;
     const std::int32_t* table;  // (pools, table_rows, 2, blocks); only plane 0 is read
     std::uint64_t table_pool_stride;
+    std::uint32_t table_blocks;  // per plane of a row
     const std::int32_t* copy_index;
     std::uint32_t pools, rows, width;
     PageScale scale;

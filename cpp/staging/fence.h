@@ -1,0 +1,49 @@
+// The end of one use of a buffer by the device. A fence has an event of its own, so that no event ever stands for two uses:
+// a record re-arms an event, and whoever waited for the first use would wait for the second.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "core/check.h"
+#include "device/device.h"
+
+namespace kvfix {
+
+class Fence {
+  public:
+    explicit Fence(std::shared_ptr<Device> device) : device_(std::move(device)), event_(device_->create_event()) {}
+    Fence(const Fence&) = delete;
+    Fence& operator=(const Fence&) = delete;
+    ~Fence() {
+        try {
+            device_->destroy_event(event_);
+        } catch (const DeviceError&) {
+        }
+    }
+
+    // Everything on the stream so far is in the use that this fence ends.
+    void raise(StreamHandle stream) {
+        check(!pending_, "a fence is raised while its last use is pending");
+        device_->record(event_, stream);
+        pending_ = true;
+    }
+    bool passed() {
+        pending_ = pending_ && !device_->done(event_);
+        return !pending_;
+    }
+    void wait() {
+        if (pending_) {
+            device_->wait(event_);
+            pending_ = false;
+        }
+    }
+    EventHandle event() const { return event_; }
+
+  private:
+    std::shared_ptr<Device> device_;
+    EventHandle event_;
+    bool pending_ = false;
+};
+
+}  // namespace kvfix

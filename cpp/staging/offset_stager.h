@@ -1,0 +1,49 @@
+// Ships block offsets so that the caller may overwrite everything it passed as soon as ship() returns. One lock per stager: ships
+// may come from any thread, on any stream.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "staging/device_table_stager.h"
+#include "staging/offset_shipment.h"
+#include "staging/snapshot_stager.h"
+
+namespace kvfix {
+
+enum class StagerMode : std::uint8_t { automatic, snapshot, device_table };
+
+struct StagerStats {
+    StagerMode mode = StagerMode::snapshot;  // the one in use
+    std::uint64_t ships = 0;
+    std::uint64_t staged_bytes = 0;
+    std::uint64_t entries_changed = 0;  // of device_table
+    std::uint64_t ring_waits = 0;
+    std::uint64_t wait_ns = 0;
+};
+
+class OffsetStager {
+  public:
+    OffsetStager(std::shared_ptr<Device> device, const StagerConfig& config, StagerMode mode);
+
+    // Throws std::invalid_argument, with nothing shipped, when the shipment does not fit the configuration or its own table.
+    void ship(const Shipment& shipment, std::uint32_t dst_rows);
+    StagerStats stats() const;
+    // Waits for what is pending and gives the memory back. Later ships throw. Twice is fine.
+    void close();
+
+    const StagerConfig& config() const { return config_; }
+
+  private:
+    void check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const;
+
+    mutable std::mutex mutex_;  // guards everything below
+    const StagerConfig config_;
+    std::unique_ptr<SnapshotStager> snapshot_;
+    std::unique_ptr<DeviceTableStager> device_table_;
+    StagerStats stats_;
+};
+
+}  // namespace kvfix
