@@ -19,6 +19,10 @@ def _with_bytes(blocks: int, count: int | None) -> str:
     return f"{blocks:,}" if count is None else f"{blocks:,} ({bytes_text(count)})"
 
 
+def _bytes_or_blocks(blocks: int, count: int | None) -> str:
+    return f"{blocks:,}" if count is None else bytes_text(count)
+
+
 CACHE_ROWS: list[Row] = [
     ("requests finished", lambda o: f"{o.requests.finished:,} of {o.requests.total:,}"),
     ("requests refused (too large)", lambda o: f"{o.requests.refused:,}"),
@@ -36,9 +40,9 @@ CACHE_ROWS: list[Row] = [
     ("blocks dropped", lambda o: f"{o.blocks_dropped:,}"),
 ]
 BUDGET_ROWS: list[Row] = [
-    ("admissions put off by the token budget", lambda o: f"{o.budget.deferred:,}"),
+    ("admissions put off by the budget", lambda o: f"{o.budget.deferred:,}"),
     ("iterations that admitted", lambda o: f"{o.budget.iterations_admitting:,}"),
-    ("  of these over the token budget", lambda o: f"{o.budget.overshoots:,}"),
+    ("  of these over the budget", lambda o: f"{o.budget.overshoots:,}"),
     ("tokens over the budget", lambda o: f"{o.budget.tokens_over:,}"),
     ("  most in one iteration", lambda o: f"{o.budget.tokens_over_max:,}"),
     ("estimates that did not come true", lambda o: f"{o.budget.promises_broken:,} of {o.budget.promises:,}"),
@@ -51,7 +55,7 @@ def print_report(console: Console, report: Report) -> None:
     table = Table(box=None, header_style="bold")
     table.add_column("")
     for outcome in report.outcomes:
-        table.add_column(outcome.admission.value, justify="right")
+        table.add_column(outcome.admission.value, justify="right", no_wrap=True)
     for title, cell in (*CACHE_ROWS, *BUDGET_ROWS):
         table.add_row(title, *(cell(outcome) for outcome in report.outcomes))
     console.print(table)
@@ -62,8 +66,8 @@ def print_report(console: Console, report: Report) -> None:
 def print_sweep(console: Console, report: Report) -> None:
     _print_header(console, report)
     table = Table(box=None, header_style="bold")
-    for title in ("host blocks", "host size", "tokens reused", "from host", "gain", "to host", "brought back"):
-        table.add_column(title, justify="right")
+    for title in ("host blocks", "size", "reused", "from host", "gain, points", "to host", "back"):
+        table.add_column(title, justify="right", no_wrap=True)
     before: Outcome | None = None
     for outcome in report.outcomes:
         size = outcome.shape.bytes_per_block
@@ -72,9 +76,9 @@ def print_sweep(console: Console, report: Report) -> None:
             "" if size is None else bytes_text(size * outcome.shape.blocks_host),
             f"{outcome.tokens.hit_rate:.2%}",
             f"{outcome.tokens.hit_rate_host:.2%}",
-            "" if before is None else f"{100 * (outcome.tokens.hit_rate - before.tokens.hit_rate):+.2f} points",
-            _with_bytes(outcome.moved.blocks_to_host, outcome.moved.bytes_to_host),
-            _with_bytes(outcome.moved.blocks_to_primary, outcome.moved.bytes_to_primary),
+            "" if before is None else f"{100 * (outcome.tokens.hit_rate - before.tokens.hit_rate):+.2f}",
+            _bytes_or_blocks(outcome.moved.blocks_to_host, outcome.moved.bytes_to_host),
+            _bytes_or_blocks(outcome.moved.blocks_to_primary, outcome.moved.bytes_to_primary),
         )
         before = outcome
     console.print(table)
