@@ -1,0 +1,65 @@
+#include "device/check_call.h"
+
+#include <array>
+
+namespace kvfix {
+namespace {
+
+[[noreturn]] void refuse(const char* kernel, const std::string& why) {
+    throw DeviceError(std::string(kernel) + ": " + why);
+}
+
+// What the kernels that write an offset table have in common. table_stride separates the pools of what they read.
+template <typename Call>
+void check_rows(const char* kernel, const Call& call) {
+    const OffsetDestination& dst = call.dst;
+    if (call.pools > kPoolsMax) {
+        refuse(kernel, "pools is " + std::to_string(call.pools) + ", at most " + std::to_string(kPoolsMax) +
+                           " scales travel with a launch");
+    }
+    if (call.width > dst.blocks) {
+        refuse(kernel, "width is " + std::to_string(call.width) + ", a plane of the destination has " +
+                           std::to_string(dst.blocks) + " blocks");
+    }
+    const std::uint64_t row_elements = std::uint64_t{call.rows} * 2 * dst.blocks;
+    if (call.pools > 1 && row_elements > dst.pool_stride) {
+        refuse(kernel, "rows is " + std::to_string(call.rows) + ", which takes " + std::to_string(row_elements) +
+                           " elements of a pool; the destination's pool_stride is " + std::to_string(dst.pool_stride));
+    }
+}
+
+void check_one(const char* kernel, const ExpandRows& call) { check_rows(kernel, call); }
+void check_one(const char* kernel, const GatherHostRows& call) { check_rows(kernel, call); }
+void check_one(const char* kernel, const GatherDeviceRows& call) {
+    check_rows(kernel, call);
+    if (call.planes != 1 && call.planes != 2) {
+        refuse(kernel, "planes is " + std::to_string(call.planes) + ": 1 (K plane, to be scaled) or 2 (K and V)");
+    }
+    if (call.table_row_stride < std::uint64_t{call.planes} * call.dst.blocks) {
+        refuse(kernel, "table_row_stride is " + std::to_string(call.table_row_stride) + ", a row has " +
+                           std::to_string(call.planes) + " planes of " + std::to_string(call.dst.blocks) + " blocks");
+    }
+}
+void check_one(const char* kernel, const CopyBlocks& call) {
+    if (call.bytes % 16 != 0) {
+        refuse(kernel,
+               "bytes is " + std::to_string(call.bytes) + ", not a multiple of 16: blocks are copied 16 at a time");
+    }
+}
+void check_one(const char*, const ApplyEntries&) {}
+void check_one(const char*, const FillWords&) {}
+
+}  // namespace
+
+const char* kernel_name(const KernelCall& call) {
+    static constexpr std::array names{"ExpandRows",       "GatherHostRows", "ApplyEntries",
+                                      "GatherDeviceRows", "CopyBlocks",     "FillWords"};
+    static_assert(names.size() == std::variant_size_v<KernelCall>);
+    return names[call.index()];
+}
+
+void check_call(const KernelCall& call) {
+    std::visit([&](const auto& one) { check_one(kernel_name(call), one); }, call);
+}
+
+}  // namespace kvfix

@@ -1,0 +1,323 @@
+#include "device/sim_device.h"
+
+#include <utility>
+
+#include "device/check_call.h"
+#include "device/sim_kernels.h"
+#include "kernels/relaxed.h"
+
+namespace kvfix {
+namespace {
+
+[[noreturn]] void unknown_handle(const char* what, std::uintptr_t value) {
+    throw DeviceError(std::string(what) + " " + std::to_string(value) +
+                      " is unknown to the simulated device: never created here, or already gone");
+}
+
+void throw_failure(const SimFailure& failure) {
+    if (failure) {
+        throw DeviceError(*failure);
+    }
+}
+
+void require_spans(std::span<const CopySpan> spans, const SimMemory::Access& access) {
+    for (const CopySpan& span : spans) {
+        access.require(span.src, span.bytes, "copy source");
+        access.require(span.dst, span.bytes, "copy destination");
+    }
+}
+
+void copy_spans(std::span<const CopySpan> spans, const SimMemory::Access& access) {
+    require_spans(spans, access);
+    for (const CopySpan& span : spans) {
+        copy_relaxed(span.dst, span.src, span.bytes);
+    }
+}
+
+std::size_t pitched_bytes(std::size_t pitch, const RowCopy& copy) {
+    if (copy.rows == 0) {
+        return 0;
+    }
+    if (copy.rows > 1 && pitch < copy.row_bytes) {
+        throw DeviceError("copy_rows: rows of " + std::to_string(copy.row_bytes) + " bytes do not fit a pitch of " +
+                          std::to_string(pitch) + " bytes");
+    }
+    // One pitch too many, so that the sum below cannot overflow either.
+    return checked_bytes({copy.rows, pitch}) - pitch + copy.row_bytes;
+}
+
+void require_rows(const RowCopy& copy, const SimMemory::Access& access) {
+    access.require(copy.src, pitched_bytes(copy.src_pitch, copy), "copy_rows source");
+    access.require(copy.dst, pitched_bytes(copy.dst_pitch, copy), "copy_rows destination");
+}
+
+// The sources as they are now, one behind the other.
+std::vector<std::uint8_t> prefetch(std::span<const CopySpan> spans) {
+    std::size_t bytes = 0;
+    for (const CopySpan& span : spans) {
+        bytes += span.bytes;
+    }
+    std::vector<std::uint8_t> sources(bytes);
+    auto next = reinterpret_cast<std::uintptr_t>(sources.data());
+    for (const CopySpan& span : spans) {
+        copy_relaxed(next, span.src, span.bytes);
+        next += span.bytes;
+    }
+    return sources;
+}
+
+void deliver(std::span<const CopySpan> spans, const std::vector<std::uint8_t>& sources,
+             const SimMemory::Access& access) {
+    require_spans(spans, access);
+    auto next = reinterpret_cast<std::uintptr_t>(sources.data());
+    for (const CopySpan& span : spans) {
+        copy_relaxed(span.dst, next, span.bytes);
+        next += span.bytes;
+    }
+}
+
+}  // namespace
+
+SimDevice::SimDevice(std::uint64_t seed) : seed_(seed), random_(seed) {}
+
+SimDevice::~SimDevice() {
+    for (const auto& [handle, gate] : gates_) {
+        gate->complete({});
+    }
+    streams_.clear();  // each drains: with all gates open, every event that one waits for will come
+}
+
+void SimDevice::fail_operation(std::uint64_t ordinal) {
+    if (ordinal == 0) {
+        throw DeviceError("fail_operation(0): the next operation is number 1");
+    }
+    const std::lock_guard guard(mutex_);
+    operations_until_fault_ = ordinal;
+}
+
+void SimDevice::unplug() { unplugged_ = true; }
+
+std::string SimDevice::name() const { return "simulated device, seed " + std::to_string(seed_); }
+
+StreamHandle SimDevice::create_stream() {
+    const std::lock_guard guard(mutex_);
+    const StreamHandle stream{++handles_};
+    streams_.emplace(stream.value, std::make_shared<SimStream>(stream.value, seed_));
+    return stream;
+}
+
+void SimDevice::destroy_stream(StreamHandle stream) {
+    if (stream.value == 0) {
+        throw DeviceError("stream 0 is the default stream: it cannot be destroyed");
+    }
+    std::shared_ptr<SimStream> taken;
+    {
+        const std::lock_guard guard(mutex_);
+        taken = find_stream(stream);
+        streams_.erase(stream.value);
+    }
+    taken->synchronize();
+}
+
+void SimDevice::synchronize(StreamHandle stream) {
+    std::shared_ptr<SimStream> found;
+    {
+        const std::lock_guard guard(mutex_);
+        found = find_stream(stream);
+    }
+    found->synchronize();
+}
+
+EventHandle SimDevice::create_event() {
+    const std::lock_guard guard(mutex_);
+    const EventHandle event{++handles_};
+    events_.emplace(event.value, nullptr);
+    return event;
+}
+
+void SimDevice::destroy_event(EventHandle event) {
+    const std::lock_guard guard(mutex_);
+    find_event(event);
+    events_.erase(event.value);
+}
+
+void SimDevice::record(EventHandle event, StreamHandle stream) {
+    auto recording = std::make_shared<SimLatch>();
+    const std::lock_guard guard(mutex_);
+    std::shared_ptr<SimLatch>& latest = find_event(event);
+    find_stream(stream)->enqueue(SimStream::Signal{recording});
+    latest = std::move(recording);
+}
+
+bool SimDevice::done(EventHandle event) {
+    std::shared_ptr<SimLatch> recording;
+    {
+        const std::lock_guard guard(mutex_);
+        recording = find_event(event);
+    }
+    if (recording == nullptr) {
+        return true;
+    }
+    if (!recording->done()) {
+        return false;
+    }
+    throw_failure(recording->wait());
+    return true;
+}
+
+void SimDevice::wait(EventHandle event) {
+    std::shared_ptr<SimLatch> recording;
+    {
+        const std::lock_guard guard(mutex_);
+        recording = find_event(event);
+    }
+    if (recording != nullptr) {
+        throw_failure(recording->wait());
+    }
+}
+
+void SimDevice::make_wait(StreamHandle stream, EventHandle event) {
+    const std::lock_guard guard(mutex_);
+    const std::shared_ptr<SimStream> waiter = find_stream(stream);
+    if (const std::shared_ptr<SimLatch> recording = find_event(event)) {
+        waiter->enqueue(SimStream::Await{recording});
+    }
+}
+
+void* SimDevice::map_pinned(std::size_t bytes) {
+    require_plugged("map_pinned");
+    return memory_.map(bytes);
+}
+
+void SimDevice::unmap_pinned(void* memory, std::size_t bytes) { memory_.unmap(memory, bytes); }
+
+void SimDevice::register_host(void* memory, std::size_t bytes) {
+    require_plugged("register_host");
+    memory_.register_host(memory, bytes);
+}
+
+void SimDevice::unregister_host(void* memory) { memory_.unregister_host(memory); }
+
+std::uintptr_t SimDevice::device_address(void* pinned) {
+    const auto address = reinterpret_cast<std::uintptr_t>(pinned);
+    SimMemory::Access(memory_).require_pinned(address);
+    return address;
+}
+
+std::uintptr_t SimDevice::allocate(std::size_t bytes) {
+    require_plugged("allocate");
+    return memory_.allocate(bytes);
+}
+
+void SimDevice::release(std::uintptr_t address) { memory_.release(address); }
+
+void SimDevice::copy(const CopySpan& span, StreamHandle stream) {
+    require_spans({&span, 1}, SimMemory::Access(memory_));
+    enqueue_work("copy", [span](const SimMemory::Access& access) { copy_spans({&span, 1}, access); }, stream);
+}
+
+void SimDevice::copy_rows(const RowCopy& rows, StreamHandle stream) {
+    require_rows(rows, SimMemory::Access(memory_));
+    const auto work = [rows](const SimMemory::Access& access) {
+        require_rows(rows, access);
+        for (std::size_t row = 0; row < rows.rows; ++row) {
+            copy_relaxed(rows.dst + row * rows.dst_pitch, rows.src + row * rows.src_pitch, rows.row_bytes);
+        }
+    };
+    enqueue_work("copy_rows", work, stream);
+}
+
+void SimDevice::copy_batch(std::span<const CopySpan> spans, SourceOrder order, StreamHandle stream) {
+    std::vector<CopySpan> own(spans.begin(), spans.end());
+    std::vector<std::uint8_t> sources;
+    const bool early = order == SourceOrder::any && prefetches();
+    {
+        const SimMemory::Access access(memory_);
+        require_spans(own, access);
+        if (early) {
+            sources = prefetch(own);
+        }
+    }
+    const auto work = [own = std::move(own), sources = std::move(sources), early](const SimMemory::Access& access) {
+        if (early) {
+            deliver(own, sources, access);
+        } else {
+            copy_spans(own, access);
+        }
+    };
+    enqueue_work("copy_batch", work, stream);
+}
+
+void SimDevice::launch(const KernelCall& call, StreamHandle stream) {
+    check_call(call);
+    enqueue_work(kernel_name(call), [call](const SimMemory::Access& access) { run_kernel(call, access); }, stream);
+}
+
+GateHandle SimDevice::close_gate(StreamHandle stream) {
+    auto latch = std::make_shared<SimLatch>();
+    const std::lock_guard guard(mutex_);
+    find_stream(stream)->enqueue(SimStream::Await{latch});
+    const GateHandle gate{++handles_};
+    gates_.emplace(gate.value, std::move(latch));
+    return gate;
+}
+
+void SimDevice::open_gate(GateHandle gate) {
+    const std::lock_guard guard(mutex_);
+    const auto found = gates_.find(gate.value);
+    if (found == gates_.end()) {
+        unknown_handle("gate", gate.value);
+    }
+    found->second->complete({});
+    gates_.erase(found);  // the stream holds its share until it has passed
+}
+
+void SimDevice::enqueue_work(const char* what, Work work, StreamHandle stream) {
+    const std::lock_guard guard(mutex_);
+    const std::shared_ptr<SimStream> found = find_stream(stream);
+    found->enqueue([this, what, work = std::move(work), fails = next_operation_fails()] {
+        require_plugged(what);
+        if (fails) {
+            throw DeviceError(std::string(what) + ": failed on request, by fail_operation()");
+        }
+        work(SimMemory::Access(memory_));
+    });
+}
+
+void SimDevice::require_plugged(const char* what) const {
+    if (unplugged_) {
+        throw DeviceError(std::string(what) + ": the simulated device was unplugged");
+    }
+}
+
+// Whether a batch with SourceOrder::any reads its sources at the call; otherwise they are read when it executes. Either
+// is allowed, so both must occur: every second draw or so.
+bool SimDevice::prefetches() {
+    const std::lock_guard guard(mutex_);
+    return random_() % 2 == 0;
+}
+
+std::shared_ptr<SimStream> SimDevice::find_stream(StreamHandle stream) {
+    const auto found = streams_.find(stream.value);
+    if (found != streams_.end()) {
+        return found->second;
+    }
+    if (stream.value != 0) {
+        unknown_handle("stream", stream.value);
+    }
+    return streams_.emplace(0, std::make_shared<SimStream>(0, seed_)).first->second;
+}
+
+std::shared_ptr<SimLatch>& SimDevice::find_event(EventHandle event) {
+    const auto found = events_.find(event.value);
+    if (found == events_.end()) {
+        unknown_handle("event", event.value);
+    }
+    return found->second;
+}
+
+bool SimDevice::next_operation_fails() { return operations_until_fault_ != 0 && --operations_until_fault_ == 0; }
+
+std::shared_ptr<Device> open_sim_device(std::uint64_t seed) { return std::make_shared<SimDevice>(seed); }
+
+}  // namespace kvfix

@@ -1,0 +1,92 @@
+#include "kernels/reference.h"
+
+#include "kernels/relaxed.h"
+
+namespace kvfix {
+namespace {
+
+// Wraps around as the GPU's integers do: a page that a race has left behind may be any number.
+std::int32_t wrapping(std::uint32_t value) { return static_cast<std::int32_t>(value); }
+
+struct PlanePair {
+    std::int32_t k;
+    std::int32_t v;
+};
+
+PlanePair scaled(std::int32_t page, const PageScale& scale, std::uint32_t pool) {
+    if (page == kBadPage) {
+        return {0, 0};
+    }
+    const std::uint32_t k = static_cast<std::uint32_t>(page) * static_cast<std::uint32_t>(scale.scale[pool]);
+    return {wrapping(k), wrapping(k + static_cast<std::uint32_t>(scale.v_offset[pool]))};
+}
+
+void store_pair(const OffsetDestination& dst, std::uint32_t pool, std::uint32_t row, std::uint32_t block,
+                PlanePair pair) {
+    std::int32_t* k_plane = dst.data + pool * dst.pool_stride + std::uint64_t{row} * 2 * dst.blocks;
+    store_relaxed(k_plane + block, pair.k);
+    store_relaxed(k_plane + dst.blocks + block, pair.v);
+}
+
+}  // namespace
+
+void run_reference(const ExpandRows& call) {
+    for (std::uint32_t pool = 0; pool < call.pools; ++pool) {
+        for (std::uint32_t row = 0; row < call.rows; ++row) {
+            const std::int32_t* pages = call.staged + (std::uint64_t{pool} * call.rows + row) * call.width;
+            for (std::uint32_t block = 0; block < call.width; ++block) {
+                store_pair(call.dst, pool, row, block, scaled(load_relaxed(pages + block), call.scale, pool));
+            }
+        }
+    }
+}
+
+void run_reference(const GatherHostRows& call) {
+    const std::int64_t row_stride = std::int64_t{2} * call.dst.blocks;
+    for (std::uint32_t pool = 0; pool < call.pools; ++pool) {
+        for (std::uint32_t row = 0; row < call.rows; ++row) {
+            const std::int64_t table_row = load_relaxed(call.copy_index + row);
+            const std::int32_t* pages = call.table + pool * call.table_pool_stride + table_row * row_stride;
+            for (std::uint32_t block = 0; block < call.width; ++block) {
+                store_pair(call.dst, pool, row, block, scaled(load_relaxed(pages + block), call.scale, pool));
+            }
+        }
+    }
+}
+
+void run_reference(const ApplyEntries& call) {
+    for (std::uint32_t i = 0; i < call.count; ++i) {
+        const std::uint32_t index = load_relaxed(&call.entries[i].index);
+        store_relaxed(call.table + index, load_relaxed(&call.entries[i].value));
+    }
+}
+
+void run_reference(const GatherDeviceRows& call) {
+    for (std::uint32_t pool = 0; pool < call.pools; ++pool) {
+        for (std::uint32_t row = 0; row < call.rows; ++row) {
+            const std::uint64_t table_row = load_relaxed(call.row_index + row);
+            const std::int32_t* k_plane =
+                call.table + pool * call.table_pool_stride + table_row * call.table_row_stride;
+            for (std::uint32_t block = 0; block < call.width; ++block) {
+                const std::int32_t k = load_relaxed(k_plane + block);
+                const PlanePair pair = call.planes == 2 ? PlanePair{k, load_relaxed(k_plane + call.dst.blocks + block)}
+                                                        : scaled(k, call.scale, pool);
+                store_pair(call.dst, pool, row, block, pair);
+            }
+        }
+    }
+}
+
+void run_reference(const CopyBlocks& call) {
+    for (std::uint32_t i = 0; i < call.count; ++i) {
+        copy_relaxed(load_relaxed(&call.pairs[i].dst), load_relaxed(&call.pairs[i].src), call.bytes);
+    }
+}
+
+void run_reference(const FillWords& call) {
+    for (std::uint64_t i = 0; i < call.count; ++i) {
+        store_relaxed(call.words + i, call.value);
+    }
+}
+
+}  // namespace kvfix
