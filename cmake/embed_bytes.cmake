@@ -1,0 +1,4 @@
+# cmake -DINPUT=... -DOUTPUT=... -P embed_bytes.cmake: a file's bytes as the inside of a C array.
+file(READ ${INPUT} bytes HEX)
+string(REGEX REPLACE "(..)" "0x\\1," bytes ${bytes})
+file(WRITE ${OUTPUT} "${bytes}\n")

@@ -1,0 +1,62 @@
+#include "device/cuda_launch.h"
+
+#include <algorithm>
+
+namespace kvfix::cuda {
+namespace {
+
+constexpr std::uint32_t kWarp = 32;
+constexpr std::uint32_t kThreadsMax = 256;
+constexpr std::uint32_t kWordsPerThread = 4;  // one 16-byte piece
+// Enough to fill any GPU; what remains is walked over.
+constexpr std::uint64_t kRowBlocksMax = 1 << 16;
+constexpr std::uint64_t kBlocksAlongRowMax = 64;
+constexpr std::uint64_t kBlocksPerMultiprocessor = 8;
+// CopyBlocks shares the GPU with compute, and a few blocks saturate the link.
+constexpr std::uint64_t kCopyBlocksMax = 32;
+constexpr std::uint64_t kStretchBytes = 4096;  // what a warp copies at a time
+
+std::uint64_t divide_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
+
+// A block per stretch of a row; small rows get small blocks.
+LaunchShape for_rows(std::uint64_t rows, std::uint32_t width) {
+    if (rows == 0 || width == 0) {
+        return {};
+    }
+    const std::uint64_t pieces = divide_up(width, kWordsPerThread);
+    const std::uint64_t threads = std::min<std::uint64_t>(kThreadsMax, divide_up(pieces, kWarp) * kWarp);
+    return {.blocks_x = static_cast<std::uint32_t>(std::min(rows, kRowBlocksMax)),
+            .blocks_y = static_cast<std::uint32_t>(std::min(divide_up(pieces, threads), kBlocksAlongRowMax)),
+            .threads = static_cast<std::uint32_t>(threads)};
+}
+
+LaunchShape for_threads(std::uint64_t threads, std::uint64_t blocks_max) {
+    return {.blocks_x = static_cast<std::uint32_t>(std::min(divide_up(threads, kThreadsMax), blocks_max)),
+            .threads = kThreadsMax};
+}
+
+struct ShapeOf {
+    std::uint32_t multiprocessors;
+
+    template <typename RowCall>
+    LaunchShape operator()(const RowCall& call) const {
+        return for_rows(std::uint64_t{call.pools} * call.rows, call.width);
+    }
+    LaunchShape operator()(const ApplyEntries& call) const {
+        return for_threads(divide_up(call.count, 2), kBlocksPerMultiprocessor * multiprocessors);
+    }
+    LaunchShape operator()(const FillWords& call) const {
+        return for_threads(divide_up(call.count, kWordsPerThread), kBlocksPerMultiprocessor * multiprocessors);
+    }
+    LaunchShape operator()(const CopyBlocks& call) const {
+        return for_threads(call.count * divide_up(call.bytes, kStretchBytes) * kWarp, kCopyBlocksMax);
+    }
+};
+
+}  // namespace
+
+LaunchShape launch_shape(const KernelCall& call, std::uint32_t multiprocessors) {
+    return std::visit(ShapeOf{multiprocessors}, call);
+}
+
+}  // namespace kvfix::cuda

@@ -1,0 +1,21 @@
+// How many threads a kernel is started with. Any number is right, as the kernels walk over their work; these are fast.
+#pragma once
+
+#include <cstdint>
+
+#include "device/device.h"
+
+namespace kvfix::cuda {
+
+struct LaunchShape {
+    std::uint32_t blocks_x = 0;  // rows, or pieces of one-dimensional work
+    std::uint32_t blocks_y = 1;  // along a row
+    std::uint32_t threads = 0;   // of a block
+
+    bool empty() const { return blocks_x == 0; }  // there is nothing to do: the kernel is not started
+    bool operator==(const LaunchShape&) const = default;
+};
+
+LaunchShape launch_shape(const KernelCall& call, std::uint32_t multiprocessors);
+
+}  // namespace kvfix::cuda

@@ -1,0 +1,185 @@
+// The CUDA kernels. Each is named as the struct of calls.h that it takes, does what reference.cc does, and is right for
+// any launch shape: cuda_launch.cc chooses one for speed alone. Rows are moved in 16-byte pieces where both sides are
+// aligned, and entry by entry where not and at the end, so nothing past `rows` or `width` is touched.
+#include "kernels/calls.h"
+
+using kvfix::BlockPair;
+using kvfix::OffsetDestination;
+
+namespace {
+
+// Pieces of 16 bytes that a thread of CopyBlocks loads before it stores the first: they hide the latency of the link.
+constexpr std::uint32_t kLoadsInFlight = 8;
+constexpr std::uint32_t kWarp = 32;
+
+__device__ bool aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % sizeof(int4) == 0; }
+
+template <typename T>
+__device__ int4* pieces(T* address) {
+    return reinterpret_cast<int4*>(address);
+}
+
+template <typename T>
+__device__ const int4* pieces(const T* address) {
+    return reinterpret_cast<const int4*>(address);
+}
+
+// A page's place in the K plane and in the V plane. Unsigned, because it wraps around.
+struct Scaling {
+    std::uint32_t scale;
+    std::uint32_t v_offset;
+
+    __device__ Scaling(const kvfix::PageScale& by_pool, std::uint32_t pool)
+        : scale(static_cast<std::uint32_t>(by_pool.scale[pool])),
+          v_offset(static_cast<std::uint32_t>(by_pool.v_offset[pool])) {}
+
+    __device__ int k(int page) const {
+        return page == kvfix::kBadPage ? 0 : static_cast<int>(static_cast<std::uint32_t>(page) * scale);
+    }
+    __device__ int v(int page) const {
+        return page == kvfix::kBadPage ? 0 : static_cast<int>(static_cast<std::uint32_t>(page) * scale + v_offset);
+    }
+};
+
+// Which of the threads that share a row this one is: blockIdx.y and threadIdx.x walk along it.
+__device__ std::uint32_t place_in_row() { return blockIdx.y * blockDim.x + threadIdx.x; }
+__device__ std::uint32_t threads_per_row() { return gridDim.y * blockDim.x; }
+
+// K and V of one row from its pages.
+__device__ void expand_row(std::int32_t* k, std::int32_t* v, const std::int32_t* pages, std::uint32_t width,
+                           const Scaling& scaling) {
+    const bool in_pieces = aligned(k) && aligned(v) && aligned(pages);
+    const std::uint32_t whole = in_pieces ? width / 4 : 0;
+    for (std::uint32_t i = place_in_row(); i < whole; i += threads_per_row()) {
+        const int4 page = pieces(pages)[i];
+        pieces(k)[i] = {scaling.k(page.x), scaling.k(page.y), scaling.k(page.z), scaling.k(page.w)};
+        pieces(v)[i] = {scaling.v(page.x), scaling.v(page.y), scaling.v(page.z), scaling.v(page.w)};
+    }
+    for (std::uint32_t i = whole * 4 + place_in_row(); i < width; i += threads_per_row()) {
+        const std::int32_t page = pages[i];
+        k[i] = scaling.k(page);
+        v[i] = scaling.v(page);
+    }
+}
+
+__device__ void copy_row(std::int32_t* to, const std::int32_t* from, std::uint32_t width) {
+    const std::uint32_t whole = aligned(to) && aligned(from) ? width / 4 : 0;
+    for (std::uint32_t i = place_in_row(); i < whole; i += threads_per_row()) {
+        pieces(to)[i] = pieces(from)[i];
+    }
+    for (std::uint32_t i = whole * 4 + place_in_row(); i < width; i += threads_per_row()) {
+        to[i] = from[i];
+    }
+}
+
+__device__ std::int32_t* k_plane(const OffsetDestination& dst, std::uint32_t pool, std::uint32_t row) {
+    return dst.data + pool * dst.pool_stride + std::uint64_t{row} * 2 * dst.blocks;
+}
+
+// Calls body(pool, row) for the rows of this block; blockIdx.x walks over the rows of all pools.
+template <typename Call, typename Body>
+__device__ void for_each_row(const Call& call, const Body& body) {
+    for (std::uint32_t i = blockIdx.x; i < call.pools * call.rows; i += gridDim.x) {
+        body(i / call.rows, i % call.rows);
+    }
+}
+
+// The same for kernels whose work has one dimension.
+__device__ std::uint64_t place_in_grid() { return std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
+__device__ std::uint64_t threads_in_grid() { return std::uint64_t{gridDim.x} * blockDim.x; }
+
+}  // namespace
+
+extern "C" {
+
+__global__ void ExpandRows(const __grid_constant__ kvfix::ExpandRows call) {
+    for_each_row(call, [&](std::uint32_t pool, std::uint32_t row) {
+        std::int32_t* k = k_plane(call.dst, pool, row);
+        const std::int32_t* pages = call.staged + (std::uint64_t{pool} * call.rows + row) * call.width;
+        expand_row(k, k + call.dst.blocks, pages, call.width, Scaling(call.scale, pool));
+    });
+}
+
+__global__ void GatherHostRows(const __grid_constant__ kvfix::GatherHostRows call) {
+    for_each_row(call, [&](std::uint32_t pool, std::uint32_t row) {
+        std::int32_t* k = k_plane(call.dst, pool, row);
+        const std::int64_t row_stride = std::int64_t{2} * call.dst.blocks;
+        const std::int32_t* pages = call.table + pool * call.table_pool_stride + call.copy_index[row] * row_stride;
+        expand_row(k, k + call.dst.blocks, pages, call.width, Scaling(call.scale, pool));
+    });
+}
+
+__global__ void GatherDeviceRows(const __grid_constant__ kvfix::GatherDeviceRows call) {
+    for_each_row(call, [&](std::uint32_t pool, std::uint32_t row) {
+        std::int32_t* k = k_plane(call.dst, pool, row);
+        const std::uint64_t table_row = std::uint64_t{call.row_index[row]} * call.table_row_stride;
+        const std::int32_t* pages = call.table + pool * call.table_pool_stride + table_row;
+        if (call.planes == 2) {
+            copy_row(k, pages, call.width);
+            copy_row(k + call.dst.blocks, pages + call.dst.blocks, call.width);
+        } else {
+            expand_row(k, k + call.dst.blocks, pages, call.width, Scaling(call.scale, pool));
+        }
+    });
+}
+
+// Two entries to a load, as they may come over the link. Which of two entries for one index wins is not defined.
+__global__ void ApplyEntries(const __grid_constant__ kvfix::ApplyEntries call) {
+    const std::uint64_t pairs = aligned(call.entries) ? call.count / 2 : 0;
+    for (std::uint64_t i = place_in_grid(); i < pairs; i += threads_in_grid()) {
+        const int4 pair = pieces(call.entries)[i];
+        call.table[static_cast<std::uint32_t>(pair.x)] = pair.y;
+        call.table[static_cast<std::uint32_t>(pair.z)] = pair.w;
+    }
+    for (std::uint64_t i = pairs * 2 + place_in_grid(); i < call.count; i += threads_in_grid()) {
+        call.table[call.entries[i].index] = call.entries[i].value;
+    }
+}
+
+// A warp takes a stretch of one block at a time.
+__global__ void CopyBlocks(const __grid_constant__ kvfix::CopyBlocks call) {
+    constexpr std::uint32_t kStretch = kWarp * kLoadsInFlight;
+    const std::uint32_t lane = threadIdx.x % kWarp;
+    const std::uint64_t block_pieces = call.bytes / sizeof(int4);
+    const std::uint64_t block_stretches = (block_pieces + kStretch - 1) / kStretch;
+    for (std::uint64_t i = place_in_grid() / kWarp; i < block_stretches * call.count; i += threads_in_grid() / kWarp) {
+        const BlockPair pair = call.pairs[i / block_stretches];
+        const auto* src = reinterpret_cast<const int4*>(pair.src);
+        auto* dst = reinterpret_cast<int4*>(pair.dst);
+        const std::uint64_t begin = i % block_stretches * kStretch + lane;
+        int4 held[kLoadsInFlight];
+#pragma unroll
+        for (std::uint32_t load = 0; load < kLoadsInFlight; ++load) {
+            const std::uint64_t piece = begin + load * kWarp;
+            if (piece < block_pieces) {
+                held[load] = __ldcs(src + piece);
+            }
+        }
+#pragma unroll
+        for (std::uint32_t load = 0; load < kLoadsInFlight; ++load) {
+            const std::uint64_t piece = begin + load * kWarp;
+            if (piece < block_pieces) {
+                __stcs(dst + piece, held[load]);
+            }
+        }
+    }
+}
+
+__global__ void FillWords(const __grid_constant__ kvfix::FillWords call) {
+    const std::uint64_t past = reinterpret_cast<std::uintptr_t>(call.words) % sizeof(int4) / sizeof(std::uint32_t);
+    const std::uint64_t to_alignment = past == 0 ? 0 : 4 - past;
+    const std::uint64_t head = to_alignment < call.count ? to_alignment : call.count;
+    const std::uint64_t whole = (call.count - head) / 4;
+    const int value = static_cast<int>(call.value);
+    for (std::uint64_t i = place_in_grid(); i < head; i += threads_in_grid()) {
+        call.words[i] = call.value;
+    }
+    for (std::uint64_t i = place_in_grid(); i < whole; i += threads_in_grid()) {
+        pieces(call.words + head)[i] = {value, value, value, value};
+    }
+    for (std::uint64_t i = head + whole * 4 + place_in_grid(); i < call.count; i += threads_in_grid()) {
+        call.words[i] = call.value;
+    }
+}
+
+}  // extern "C"
