@@ -1,5 +1,8 @@
 """The native core of trtllm-kvfix. Import trtllm_kvfix.native instead."""
 
+from collections.abc import Sequence
+
+import numpy.typing
 
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +31,11 @@ class BlockInFlight(RuntimeError):
 class InvariantViolation(RuntimeError):
     """
     The manager's books contradict each other: a bug in it. Do not go on with this manager.
+    """
+
+class DeviceError(RuntimeError):
+    """
+    A device call failed: names the call, its arguments and the driver's text.
     """
 
 class BlockManagerConfig:
@@ -485,3 +493,158 @@ class BlockManager:
 
     def check_invariants(self) -> None:
         """Recounts everything; raises InvariantViolation."""
+
+class PinnedArray:
+    """Pinned host memory with a shape."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def device_address(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def shape(self) -> list[int]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def array(self) -> numpy.typing.NDArray[Any]:
+        """A live view."""
+
+class DeviceArray:
+    """Device memory with a shape."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def shape(self) -> list[int]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+class Device:
+    """A GPU, or a simulated one. Calls that take a stream return at once."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def simulated(self) -> bool: ...
+
+    @property
+    def has_kernels(self) -> bool: ...
+
+    @property
+    def has_batched_copy(self) -> bool: ...
+
+    def create_stream(self) -> int:
+        """A handle; a torch stream's number does as well."""
+
+    def destroy_stream(self, stream: int) -> None: ...
+
+    def synchronize(self, stream: int) -> None: ...
+
+    def create_event(self) -> int: ...
+
+    def destroy_event(self, event: int) -> None: ...
+
+    def record(self, event: int, stream: int) -> None: ...
+
+    def done(self, event: int) -> bool: ...
+
+    def wait(self, event: int) -> None:
+        """Blocks this thread."""
+
+    def make_wait(self, stream: int, event: int) -> None: ...
+
+    def close_gate(self, stream: int) -> int:
+        """Holds what is enqueued on the stream from now on."""
+
+    def open_gate(self, gate: int) -> None: ...
+
+    def pinned(self, shape: Sequence[int], dtype: str) -> PinnedArray:
+        """Pinned memory of exactly this size, zeroed."""
+
+    def empty(self, shape: Sequence[int], dtype: str) -> DeviceArray:
+        """Device memory, freed with the object."""
+
+    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
+        """Reads its source when it executes."""
+
+    def copy_batch(self, dst: Any, src: Any, nbytes: Any, order: str, stream: int) -> None: ...
+
+    def fill_words(self, address: int, count: int, value: int, stream: int) -> None: ...
+
+    def gather_host_rows(self, dst: DeviceArray, table: PinnedArray, copy_index: PinnedArray, rows: int, width: int, scale: Sequence[int], v_offset: Sequence[int], stream: int) -> None:
+        """
+        Upstream's racy V2 kernel, for control arms: table and copy_index are read when it runs.
+        """
+
+    def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]: ...
+
+    def upload(self, array: DeviceArray, values: numpy.typing.NDArray[Any], stream: int) -> None: ...
+
+def open_device(name: str = 'auto', seed: int = 0) -> Device:
+    """
+    'cpu' (simulated), 'cuda', 'cuda:N', or 'auto': the first GPU if there is one, else 'cpu'.
+    """
+
+class StagerStats:
+    """Since the stager was made."""
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def ships(self) -> int: ...
+
+    @property
+    def staged_bytes(self) -> int: ...
+
+    @property
+    def entries_changed(self) -> int: ...
+
+    @property
+    def ring_waits(self) -> int: ...
+
+    @property
+    def wait_us(self) -> float: ...
+
+class NativeStager:
+    """
+    Ships block offsets; on return the caller may overwrite everything it passed.
+    """
+
+    def __init__(self, device: Device, *, layout: str, num_pools: int, rows_max: int, blocks_max: int, mode: str = 'auto', slots: int = 3, index_scales: Sequence[int] | None = None, kv_offset: Sequence[int] | None = None) -> None: ...
+
+    def ship(self, dst_address: int, dst_pool_stride: int, dst_rows: int, dst_blocks: int, table: numpy.typing.NDArray[Any], rows: Any, width: int | None = None, *, stream: int) -> None: ...
+
+    def stats(self) -> StagerStats: ...
+
+    def close(self) -> None: ...
+
+class CopyEngine:
+    """Block copies that are ordered against the streams that compute."""
+
+    def __init__(self, device: Device, *, transfers_max: int = 64) -> None: ...
+
+    def submit(self, dst: Any, src: Any, nbytes: Any, *, after: int | None = None, before: int | None = None, stream: int, order: str = 'stream') -> int:
+        """
+        after: an event behind the writers of the sources, or the last users of the destinations. before: a stream that will use the destinations.
+        """
+
+    def done(self, transfer: int) -> bool: ...
+
+    def wait(self, transfer: int) -> None: ...
+
+    @property
+    def waits(self) -> int: ...

@@ -1,4 +1,4 @@
-"""The block manager. This is the only module that imports the extension `trtllm_kvfix._core`.
+"""The block manager, devices and staging. This is the only module that imports the extension `trtllm_kvfix._core`.
 
 Behaviour is described in docs/block-manager.md, signatures in `_core.pyi`.
 """
@@ -14,14 +14,21 @@ try:
         BlockManager,
         BlockManagerConfig,
         CacheCounters,
+        CopyEngine,
+        Device,
+        DeviceArray,
+        DeviceError,
         InvariantViolation,
         KvCacheStats,
+        NativeStager,
         OutOfBlocks,
+        PinnedArray,
         PinnedBlock,
         PrefixReuse,
         RequestStats,
         Retention,
         SequenceRequest,
+        StagerStats,
         TierStats,
         TransferBatch,
         TransferItem,
@@ -29,6 +36,7 @@ try:
         WindowStats,
         block_hashes,
         build_info,
+        open_device,
     )
 except ImportError as error:
     raise ExtensionMissing(
@@ -44,14 +52,21 @@ __all__ = [
     "BlockManager",
     "BlockManagerConfig",
     "CacheCounters",
+    "CopyEngine",
+    "Device",
+    "DeviceArray",
+    "DeviceError",
     "InvariantViolation",
     "KvCacheStats",
+    "NativeStager",
     "OutOfBlocks",
+    "PinnedArray",
     "PinnedBlock",
     "PrefixReuse",
     "RequestStats",
     "Retention",
     "SequenceRequest",
+    "StagerStats",
     "TierStats",
     "TransferBatch",
     "TransferItem",
@@ -59,4 +74,5 @@ __all__ = [
     "WindowStats",
     "block_hashes",
     "build_info",
+    "open_device",
 ]

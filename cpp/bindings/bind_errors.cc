@@ -3,6 +3,7 @@
 #include "bindings/bindings.h"
 #include "core/check.h"
 #include "core/errors.h"
+#include "device/device.h"
 
 namespace nb = nanobind;
 
@@ -14,6 +15,7 @@ struct ErrorTypes {
     PyObject* unknown_request;
     PyObject* block_in_flight;
     PyObject* invariant_violation;
+    PyObject* device_error;
 };
 
 PyObject* add_error(nb::module_& m, const char* name, PyObject* base, const char* doc,
@@ -52,6 +54,8 @@ void translate(const std::exception_ptr& thrown, void*) {
         PyErr_SetString(error_types().block_in_flight, error.what());
     } catch (const InvariantViolation& error) {
         PyErr_SetString(error_types().invariant_violation, error.what());
+    } catch (const DeviceError& error) {
+        PyErr_SetString(error_types().device_error, error.what());
     }
 }
 
@@ -69,6 +73,8 @@ void bind_errors(nb::module_& m) {
     types.invariant_violation =
         add_error(m, "InvariantViolation", PyExc_RuntimeError,
                   "The manager's books contradict each other: a bug in it. Do not go on with this manager.");
+    types.device_error = add_error(m, "DeviceError", PyExc_RuntimeError,
+                                   "A device call failed: names the call, its arguments and the driver's text.");
     nb::register_exception_translator(translate);
 }
 

@@ -35,7 +35,8 @@ MaybeTokens read_tokens(nb::handle tokens, const char* field) {
 
 RequestPtr request_of(nb::handle item) {
     if (!nb::isinstance<SequenceRequest>(item)) {
-        throw nb::type_error(("requests: expected SequenceRequest, got " + nb::cast<std::string>(nb::repr(item))).c_str());
+        throw nb::type_error(
+            ("requests: expected SequenceRequest, got " + nb::cast<std::string>(nb::repr(item))).c_str());
     }
     return nb::cast<const SequenceRequest&>(item).request;
 }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bindings/bindings.h"
+#include "kernels/embedded.h"
 
 namespace nb = nanobind;
 
@@ -36,9 +37,13 @@ std::map<std::string, std::string> build_info() {
 #else
     const std::string free_threaded = "no";
 #endif
-    return {{"compiler", compiler},           {"cplusplus", std::to_string(__cplusplus)},
-            {"build_type", KVFIX_BUILD_TYPE}, {"locks", locks},
-            {"pause_points", pause_points},   {"stable_abi", stable_abi},
+    return {{"compiler", compiler},
+            {"cplusplus", std::to_string(__cplusplus)},
+            {"build_type", KVFIX_BUILD_TYPE},
+            {"locks", locks},
+            {"kernels", kvfix::kernels_built()},
+            {"pause_points", pause_points},
+            {"stable_abi", stable_abi},
             {"free_threaded", free_threaded}};
 }
 
@@ -53,4 +58,6 @@ NB_MODULE(_core, m) {
     kvfix::bindings::bind_results(m);
     kvfix::bindings::bind_stats(m);
     kvfix::bindings::bind_manager(m);
+    kvfix::bindings::bind_device(m);
+    kvfix::bindings::bind_staging(m);
 }

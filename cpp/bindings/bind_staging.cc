@@ -1,0 +1,159 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/device_objects.h"
+#include "bindings/integers.h"
+#include "staging/copy_engine.h"
+#include "staging/offset_stager.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+using LiveTable = nb::ndarray<const std::int32_t, nb::ndim<4>, nb::device::cpu>;
+
+OffsetLayout layout_from(const std::string& name) {
+    if (name != "v1" && name != "v2") {
+        throw std::invalid_argument("layout is '" + name + "'; it is 'v1' or 'v2'");
+    }
+    return name == "v1" ? OffsetLayout::v1 : OffsetLayout::v2;
+}
+
+StagerMode mode_from(const std::string& name) {
+    if (name != "auto" && name != "snapshot" && name != "device_table") {
+        throw std::invalid_argument("mode is '" + name + "'; it is 'auto', 'snapshot' or 'device_table'");
+    }
+    return name == "auto"       ? StagerMode::automatic
+           : name == "snapshot" ? StagerMode::snapshot
+                                : StagerMode::device_table;
+}
+
+const char* mode_name(StagerMode mode) { return mode == StagerMode::device_table ? "device_table" : "snapshot"; }
+
+using PerPool = std::optional<std::vector<std::int32_t>>;
+
+PageScale scale_of(OffsetLayout layout, std::uint32_t pools, const PerPool& scales, const PerPool& kv_offset) {
+    PageScale out{};
+    if (layout == OffsetLayout::v1) {
+        if (scales || kv_offset) {
+            throw std::invalid_argument(
+                "index_scales and kv_offset belong to layout 'v2'; the planes of 'v1' are final");
+        }
+        return out;
+    }
+    if (!scales || !kv_offset || scales->size() != pools || kv_offset->size() != pools || pools > kPoolsMax) {
+        throw std::invalid_argument("layout 'v2' needs index_scales and kv_offset with one entry for each of " +
+                                    std::to_string(pools) + " pools, at most " + std::to_string(kPoolsMax));
+    }
+    std::copy(scales->begin(), scales->end(), out.scale);
+    std::copy(kv_offset->begin(), kv_offset->end(), out.v_offset);
+    return out;
+}
+
+void init_stager(OffsetStager* self, std::shared_ptr<Device> device, const std::string& layout_name,
+                 std::uint32_t num_pools, std::uint32_t rows_max, std::uint32_t blocks_max, const std::string& mode,
+                 std::uint32_t slots, const PerPool& index_scales, const PerPool& kv_offset) {
+    const OffsetLayout layout = layout_from(layout_name);
+    const StagerConfig config{.layout = layout,
+                              .num_pools = num_pools,
+                              .rows_max = rows_max,
+                              .blocks_max = blocks_max,
+                              .slots = slots,
+                              .scale = scale_of(layout, num_pools, index_scales, kv_offset)};
+    new (self) OffsetStager(std::move(device), config, mode_from(mode));
+}
+
+HostTable host_table(const LiveTable& table) {
+    if (table.shape(2) != 2 || (table.shape(3) > 1 && table.stride(3) != 1)) {
+        throw std::invalid_argument("table is (pools, rows, 2, blocks) with contiguous blocks; dimension 2 is " +
+                                    std::to_string(table.shape(2)) + ", the stride of the last is " +
+                                    std::to_string(table.stride(3)));
+    }
+    return {.data = table.data(),
+            .pool_stride = static_cast<std::size_t>(table.stride(0)),
+            .row_stride = static_cast<std::size_t>(table.stride(1)),
+            .plane_stride = static_cast<std::size_t>(table.stride(2)),
+            .pools = static_cast<std::uint32_t>(table.shape(0)),
+            .rows = static_cast<std::uint32_t>(table.shape(1)),
+            .blocks = static_cast<std::uint32_t>(table.shape(3))};
+}
+
+// `table` is held by this frame, so its memory stays while the GIL is released.
+void ship(OffsetStager& self, std::uintptr_t dst_address, std::uint64_t dst_pool_stride, std::uint32_t dst_rows,
+          std::uint32_t dst_blocks, const LiveTable& table, nb::handle rows, std::optional<std::uint32_t> width,
+          std::uintptr_t stream) {
+    const auto row_numbers = read_integers<std::uint32_t>(rows, {"rows"});
+    const Shipment shipment{
+        .dst = {.data = reinterpret_cast<std::int32_t*>(dst_address),
+                .pool_stride = dst_pool_stride,
+                .blocks = dst_blocks},
+        .table = host_table(table),
+        .rows = row_numbers,
+        .width = width.value_or(static_cast<std::uint32_t>(std::min<std::size_t>(table.shape(3), dst_blocks))),
+        .stream = {stream}};
+    without_gil([&] { self.ship(shipment, dst_rows); });
+}
+
+TransferId submit(CopyEngine& self, nb::handle dst, nb::handle src, nb::handle nbytes,
+                  std::optional<std::uintptr_t> after, std::optional<std::uintptr_t> before, std::uintptr_t stream,
+                  const std::string& order) {
+    const auto spans = read_spans(dst, src, nbytes);
+    CopyOrder ordered{.after = std::nullopt, .before = std::nullopt, .source = source_order(order)};
+    if (after) {
+        ordered.after = EventHandle{*after};
+    }
+    if (before) {
+        ordered.before = StreamHandle{*before};
+    }
+    return without_gil([&] { return self.submit(spans, ordered, {stream}); });
+}
+
+}  // namespace
+
+void bind_staging(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<StagerStats>(m, "StagerStats", "Since the stager was made.")
+        .def_prop_ro(
+            "mode", [](const StagerStats& s) { return mode_name(s.mode); }, nb::sig("def mode(self) -> str"))
+        .def_ro("ships", &StagerStats::ships)
+        .def_ro("staged_bytes", &StagerStats::staged_bytes)
+        .def_ro("entries_changed", &StagerStats::entries_changed)
+        .def_ro("ring_waits", &StagerStats::ring_waits)
+        .def_prop_ro("wait_us", [](const StagerStats& s) { return static_cast<double>(s.wait_ns) / 1e3; });
+    nb::class_<OffsetStager>(m, "NativeStager",
+                             "Ships block offsets; on return the caller may overwrite everything it passed.")
+        .def("__init__", &init_stager, "device"_a, nb::kw_only(), "layout"_a, "num_pools"_a, "rows_max"_a,
+             "blocks_max"_a, "mode"_a = "auto", "slots"_a = 3, "index_scales"_a = nb::none(),
+             "kv_offset"_a = nb::none())
+        .def("ship", &ship, "dst_address"_a, "dst_pool_stride"_a, "dst_rows"_a, "dst_blocks"_a, "table"_a, "rows"_a,
+             "width"_a = nb::none(), nb::kw_only(), "stream"_a,
+             nb::sig("def ship(self, dst_address: int, dst_pool_stride: int, dst_rows: int, dst_blocks: int, "
+                     "table: numpy.typing.NDArray[Any], rows: Any, width: int | None = None, *, stream: int) -> None"))
+        .def("stats", &OffsetStager::stats, nb::call_guard<nb::gil_scoped_release>())
+        .def("close", &OffsetStager::close, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<CopyEngine>(m, "CopyEngine", "Block copies that are ordered against the streams that compute.")
+        .def(nb::init<std::shared_ptr<Device>, std::size_t>(), "device"_a, nb::kw_only(), "transfers_max"_a = 64)
+        .def("submit", &submit, "dst"_a, "src"_a, "nbytes"_a, nb::kw_only(), "after"_a = nb::none(),
+             "before"_a = nb::none(), "stream"_a, "order"_a = "stream",
+             nb::sig("def submit(self, dst: Any, src: Any, nbytes: Any, *, after: int | None = None, before: int | "
+                     "None = None, "
+                     "stream: int, order: str = 'stream') -> int"),
+             "after: an event behind the writers of the sources, or the last users of the destinations. before: a "
+             "stream that will use the "
+             "destinations.")
+        .def("done", &CopyEngine::done, nb::call_guard<nb::gil_scoped_release>(), "transfer"_a)
+        .def("wait", &CopyEngine::wait, nb::call_guard<nb::gil_scoped_release>(), "transfer"_a)
+        .def_prop_ro("waits", &CopyEngine::waits);
+}
+
+}  // namespace kvfix::bindings

@@ -1,0 +1,30 @@
+// What the device and staging bindings share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "staging/pinned_memory.h"
+
+namespace kvfix::bindings {
+
+struct PinnedArray {
+    std::shared_ptr<PinnedMemory> memory;
+    std::vector<std::size_t> shape;
+    std::string dtype;
+};
+
+struct DeviceArray {
+    std::shared_ptr<DeviceMemory> memory;
+    std::vector<std::size_t> shape;
+    std::string dtype;
+};
+
+std::vector<CopySpan> read_spans(nanobind::handle dst, nanobind::handle src, nanobind::handle nbytes);
+SourceOrder source_order(const std::string& name);
+
+}  // namespace kvfix::bindings

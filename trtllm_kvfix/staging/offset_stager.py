@@ -1,0 +1,95 @@
+"""Ships block offsets so that the caller may overwrite its table the moment `ship` returns.
+
+    stager = OffsetStager(layout="v1", num_pools=1, rows_max=256, blocks_max=1024)
+    stager.ship(dst, table, range(num_seqs))        # dst: CUDA int32 (pools, n_max, 2, blocks), its address never changes
+    table[...] = next_batch                          # safe
+
+The work is done natively (cpp/staging); this class turns tensors and arrays into addresses and refuses what does not fit.
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_kvfix import native
+from trtllm_kvfix.staging.destination import Destination
+
+
+class OffsetStager:
+    """One stager per destination layout. `ship` may be called from any thread, on any stream."""
+
+    def __init__(
+        self,
+        *,
+        layout: str,
+        num_pools: int,
+        rows_max: int,
+        blocks_max: int,
+        device: "str | native.Device" = "auto",
+        mode: str = "auto",
+        slots: int = 3,
+        index_scales: Sequence[int] | None = None,
+        kv_offset: Sequence[int] | None = None,
+    ) -> None:
+        self.device = native.open_device(device) if isinstance(device, str) else device
+        self._native = native.NativeStager(
+            self.device,
+            layout=layout,
+            num_pools=num_pools,
+            rows_max=rows_max,
+            blocks_max=blocks_max,
+            mode=mode,
+            slots=slots,
+            index_scales=None if index_scales is None else [int(scale) for scale in index_scales],
+            kv_offset=None if kv_offset is None else [int(offset) for offset in kv_offset],
+        )
+
+    def ship(self, dst: Any, table: Any, rows: Any, *, width: int | None = None, stream: int | None = None) -> None:
+        """Row `rows[i]` of `table` goes to row i of `dst`; rows of `dst` behind them and columns from `width` on stay untouched.
+
+        dst: a CUDA tensor or a native DeviceArray, int32 (pools, n_max, 2, blocks). table: the live host table, a numpy array or a CPU
+        tensor of the same kind. stream: a handle; by default the current stream of the tensor's device.
+        """
+        target = Destination.of(dst, self.device)
+        self._native.ship(
+            target.address,
+            target.pool_stride,
+            target.rows,
+            target.blocks,
+            _host_array(table),
+            _row_numbers(rows),
+            width,
+            stream=target.current_stream() if stream is None else stream,
+        )
+
+    def stats(self) -> native.StagerStats:
+        return self._native.stats()
+
+    def close(self) -> None:
+        """Wait for what is pending and give the memory back; later ships are refused."""
+        self._native.close()
+
+    def __enter__(self) -> "OffsetStager":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _host_array(table: Any) -> npt.NDArray[np.int32]:
+    """The table's memory as numpy sees it, never a copy."""
+    array = table if isinstance(table, np.ndarray) else table.numpy()
+    if array.dtype != np.int32 or array.ndim != 4:
+        raise ValueError(f"table is {array.dtype} with {array.ndim} dimensions; expected int32 (pools, rows, 2, blocks)")
+    return array
+
+
+def _row_numbers(rows: Any) -> Any:
+    if isinstance(rows, range):
+        return np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
+    return rows.numpy() if hasattr(rows, "numpy") and not isinstance(rows, np.ndarray) else rows
