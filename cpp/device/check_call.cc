@@ -9,7 +9,7 @@ namespace {
     throw DeviceError(std::string(kernel) + ": " + why);
 }
 
-// What the kernels that write an offset table have in common. table_stride separates the pools of what they read.
+// What the kernels that write an offset table have in common.
 template <typename Call>
 void check_rows(const char* kernel, const Call& call) {
     const OffsetDestination& dst = call.dst;
@@ -28,17 +28,27 @@ void check_rows(const char* kernel, const Call& call) {
     }
 }
 
+void check_table_width(const char* kernel, std::uint32_t width, std::uint32_t table_blocks) {
+    if (width > table_blocks) {
+        refuse(kernel, "width is " + std::to_string(width) + ", a plane of the table has " +
+                           std::to_string(table_blocks) + " blocks");
+    }
+}
+
 void check_one(const char* kernel, const ExpandRows& call) { check_rows(kernel, call); }
-void check_one(const char* kernel, const GatherHostRows& call) { check_rows(kernel, call); }
+void check_one(const char* kernel, const GatherHostRows& call) {
+    check_rows(kernel, call);
+    check_table_width(kernel, call.width, call.table_blocks);
+}
 void check_one(const char* kernel, const GatherDeviceRows& call) {
     check_rows(kernel, call);
     if (call.planes != 1 && call.planes != 2) {
         refuse(kernel, "planes is " + std::to_string(call.planes) + ": 1 (K plane, to be scaled) or 2 (K and V)");
     }
-    if (call.table_row_stride < std::uint64_t{call.planes} * call.dst.blocks) {
-        refuse(kernel, "table_row_stride is " + std::to_string(call.table_row_stride) + ", a row has " +
-                           std::to_string(call.planes) + " planes of " + std::to_string(call.dst.blocks) + " blocks");
+    if (call.table_row_stride % call.planes != 0) {
+        refuse(kernel, "table_row_stride is " + std::to_string(call.table_row_stride) + ", not two planes of one size");
     }
+    check_table_width(kernel, call.width, call.table_row_stride / call.planes);
 }
 void check_one(const char* kernel, const CopyBlocks& call) {
     if (call.bytes % 16 != 0) {

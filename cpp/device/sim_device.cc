@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "device/check_call.h"
+#include "device/sim_copies.h"
 #include "device/sim_kernels.h"
-#include "kernels/relaxed.h"
 
 namespace kvfix {
 namespace {
@@ -17,62 +17,6 @@ namespace {
 void throw_failure(const SimFailure& failure) {
     if (failure) {
         throw DeviceError(*failure);
-    }
-}
-
-void require_spans(std::span<const CopySpan> spans, const SimMemory::Access& access) {
-    for (const CopySpan& span : spans) {
-        access.require(span.src, span.bytes, "copy source");
-        access.require(span.dst, span.bytes, "copy destination");
-    }
-}
-
-void copy_spans(std::span<const CopySpan> spans, const SimMemory::Access& access) {
-    require_spans(spans, access);
-    for (const CopySpan& span : spans) {
-        copy_relaxed(span.dst, span.src, span.bytes);
-    }
-}
-
-std::size_t pitched_bytes(std::size_t pitch, const RowCopy& copy) {
-    if (copy.rows == 0) {
-        return 0;
-    }
-    if (copy.rows > 1 && pitch < copy.row_bytes) {
-        throw DeviceError("copy_rows: rows of " + std::to_string(copy.row_bytes) + " bytes do not fit a pitch of " +
-                          std::to_string(pitch) + " bytes");
-    }
-    // One pitch too many, so that the sum below cannot overflow either.
-    return checked_bytes({copy.rows, pitch}) - pitch + copy.row_bytes;
-}
-
-void require_rows(const RowCopy& copy, const SimMemory::Access& access) {
-    access.require(copy.src, pitched_bytes(copy.src_pitch, copy), "copy_rows source");
-    access.require(copy.dst, pitched_bytes(copy.dst_pitch, copy), "copy_rows destination");
-}
-
-// The sources as they are now, one behind the other.
-std::vector<std::uint8_t> prefetch(std::span<const CopySpan> spans) {
-    std::size_t bytes = 0;
-    for (const CopySpan& span : spans) {
-        bytes += span.bytes;
-    }
-    std::vector<std::uint8_t> sources(bytes);
-    auto next = reinterpret_cast<std::uintptr_t>(sources.data());
-    for (const CopySpan& span : spans) {
-        copy_relaxed(next, span.src, span.bytes);
-        next += span.bytes;
-    }
-    return sources;
-}
-
-void deliver(std::span<const CopySpan> spans, const std::vector<std::uint8_t>& sources,
-             const SimMemory::Access& access) {
-    require_spans(spans, access);
-    auto next = reinterpret_cast<std::uintptr_t>(sources.data());
-    for (const CopySpan& span : spans) {
-        copy_relaxed(span.dst, next, span.bytes);
-        next += span.bytes;
     }
 }
 
@@ -218,34 +162,22 @@ void SimDevice::copy(const CopySpan& span, StreamHandle stream) {
 
 void SimDevice::copy_rows(const RowCopy& rows, StreamHandle stream) {
     require_rows(rows, SimMemory::Access(memory_));
-    const auto work = [rows](const SimMemory::Access& access) {
-        require_rows(rows, access);
-        for (std::size_t row = 0; row < rows.rows; ++row) {
-            copy_relaxed(rows.dst + row * rows.dst_pitch, rows.src + row * rows.src_pitch, rows.row_bytes);
-        }
-    };
-    enqueue_work("copy_rows", work, stream);
+    enqueue_work("copy_rows", [rows](const SimMemory::Access& access) { kvfix::copy_rows(rows, access); }, stream);
 }
 
 void SimDevice::copy_batch(std::span<const CopySpan> spans, SourceOrder order, StreamHandle stream) {
     std::vector<CopySpan> own(spans.begin(), spans.end());
-    std::vector<std::uint8_t> sources;
-    const bool early = order == SourceOrder::any && prefetches();
-    {
-        const SimMemory::Access access(memory_);
-        require_spans(own, access);
-        if (early) {
-            sources = prefetch(own);
-        }
-    }
-    const auto work = [own = std::move(own), sources = std::move(sources), early](const SimMemory::Access& access) {
-        if (early) {
+    require_spans(own, SimMemory::Access(memory_));
+    if (order == SourceOrder::any && prefetches()) {
+        auto sources = prefetch(own, SimMemory::Access(memory_));
+        const auto work = [own = std::move(own), sources = std::move(sources)](const SimMemory::Access& access) {
             deliver(own, sources, access);
-        } else {
-            copy_spans(own, access);
-        }
-    };
-    enqueue_work("copy_batch", work, stream);
+        };
+        enqueue_work("copy_batch", work, stream);
+    } else {
+        const auto work = [own = std::move(own)](const SimMemory::Access& access) { copy_spans(own, access); };
+        enqueue_work("copy_batch", work, stream);
+    }
 }
 
 void SimDevice::launch(const KernelCall& call, StreamHandle stream) {

@@ -49,7 +49,7 @@ void run_one(GatherHostRows call, const SimMemory::Access& access) {
     call.copy_index = copy_index.data();
     for (const std::int32_t row : copy_index) {
         require_table_row(call.table, call.pools, call.table_pool_stride, static_cast<std::uint64_t>(row),
-                          std::uint64_t{2} * call.dst.blocks, call.width, access);
+                          std::uint64_t{2} * call.table_blocks, call.width, access);
     }
     require_destination(call.dst, call.pools, call.rows, access);
     run_reference(call);
@@ -68,7 +68,7 @@ void run_one(ApplyEntries call, const SimMemory::Access& access) {
 void run_one(GatherDeviceRows call, const SimMemory::Access& access) {
     const auto row_index = read_indices(call.row_index, call.rows, "row index", access);
     call.row_index = row_index.data();
-    const std::uint64_t elements = std::uint64_t{call.planes - 1} * call.dst.blocks + call.width;
+    const std::uint64_t elements = std::uint64_t{call.planes - 1} * (call.table_row_stride / call.planes) + call.width;
     for (const std::uint32_t row : row_index) {
         require_table_row(call.table, call.pools, call.table_pool_stride, row, call.table_row_stride, elements, access);
     }

@@ -42,7 +42,7 @@ void run_reference(const ExpandRows& call) {
 }
 
 void run_reference(const GatherHostRows& call) {
-    const std::int64_t row_stride = std::int64_t{2} * call.dst.blocks;
+    const std::int64_t row_stride = std::int64_t{2} * call.table_blocks;
     for (std::uint32_t pool = 0; pool < call.pools; ++pool) {
         for (std::uint32_t row = 0; row < call.rows; ++row) {
             const std::int64_t table_row = load_relaxed(call.copy_index + row);
@@ -62,6 +62,8 @@ void run_reference(const ApplyEntries& call) {
 }
 
 void run_reference(const GatherDeviceRows& call) {
+    // The table's planes may be wider or narrower than the destination's.
+    const std::uint32_t table_blocks = call.table_row_stride / call.planes;
     for (std::uint32_t pool = 0; pool < call.pools; ++pool) {
         for (std::uint32_t row = 0; row < call.rows; ++row) {
             const std::uint64_t table_row = load_relaxed(call.row_index + row);
@@ -69,7 +71,7 @@ void run_reference(const GatherDeviceRows& call) {
                 call.table + pool * call.table_pool_stride + table_row * call.table_row_stride;
             for (std::uint32_t block = 0; block < call.width; ++block) {
                 const std::int32_t k = load_relaxed(k_plane + block);
-                const PlanePair pair = call.planes == 2 ? PlanePair{k, load_relaxed(k_plane + call.dst.blocks + block)}
+                const PlanePair pair = call.planes == 2 ? PlanePair{k, load_relaxed(k_plane + table_blocks + block)}
                                                         : scaled(k, call.scale, pool);
                 store_pair(call.dst, pool, row, block, pair);
             }

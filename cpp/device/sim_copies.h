@@ -1,0 +1,25 @@
+// Copies on the simulated device. The require functions judge addresses, at the call and again when the copy executes;
+// they throw DeviceError before a byte has moved.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "device/device.h"
+#include "device/sim_memory.h"
+
+namespace kvfix {
+
+void require_spans(std::span<const CopySpan> spans, const SimMemory::Access& access);
+void copy_spans(std::span<const CopySpan> spans, const SimMemory::Access& access);
+
+void require_rows(const RowCopy& copy, const SimMemory::Access& access);
+void copy_rows(const RowCopy& copy, const SimMemory::Access& access);
+
+// A batch whose sources are read early: what they held at prefetch(), one behind the other, for deliver() to write.
+std::vector<std::uint8_t> prefetch(std::span<const CopySpan> spans, const SimMemory::Access& access);
+void deliver(std::span<const CopySpan> spans, const std::vector<std::uint8_t>& sources,
+             const SimMemory::Access& access);
+
+}  // namespace kvfix
