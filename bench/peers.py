@@ -7,8 +7,9 @@ out by trying, because vLLM and SGLang have many ways not to import.
 
 import contextlib
 import importlib
+import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,12 +69,6 @@ class _Runner:
         harness, trace = importlib.import_module("harness"), importlib.import_module("trace")
         if hasattr(self._peer, "hash_fn"):  # vLLM keeps the hash of "no parent" in a global
             importlib.import_module("vllm.v1.core.kv_cache_utils").init_none_hash(self._peer.hash_fn)
-        with _quiet():
+        with contextlib.redirect_stderr(io.StringIO()):
             result = harness.run_once(self._peer, trace.get("W3" if workload == "W5" else workload), block_size)
         return PeerCosts(result["admit_us_per_req"], result["finish_us_per_req"], result["decode_us_per_tok"])
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with contextlib.redirect_stderr(None):
-        yield

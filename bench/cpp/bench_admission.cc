@@ -17,7 +17,8 @@ void admit_cold(benchmark::State& state) {
         state.ResumeTiming();
         benchmark::DoNotOptimize(full.manager.add_sequence(cold));
         state.PauseTiming();
-        full.manager.remove_sequence(id++, false, false, std::nullopt);
+        full.manager.store_context_blocks(id, kPromptTokens);  // else its slots would be free, and nothing evicted
+        full.manager.remove_sequence(id++, true, false, std::nullopt);
         state.ResumeTiming();
     }
 }
@@ -53,7 +54,7 @@ void store_cold(benchmark::State& state) {
         state.ResumeTiming();
         full.manager.store_context_blocks(id, kPromptTokens);
         state.PauseTiming();
-        full.manager.remove_sequence(id++, false, false, std::nullopt);
+        full.manager.remove_sequence(id++, true, false, std::nullopt);
         state.ResumeTiming();
     }
 }
