@@ -1,0 +1,20 @@
+#!/bin/sh
+# Everything that needs a GPU, in one go, on a machine with CUDA, torch, cmake, ninja, nanobind and scikit-build-core:
+#   integration/gpu/run.sh RESULTS_DIR [--quick]
+# Builds into a folder of its own, runs the tests, `verify`, and the staging benchmark; rows go to RESULTS_DIR.
+set -eu
+cd "$(dirname "$0")/../.."
+results=${1:?usage: run.sh RESULTS_DIR [--quick]}
+site=$(mktemp -d)
+python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" . \
+  --config-settings=cmake.define.KVFIX_KERNELS=ON
+export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+# The checkout must not shadow what was installed.
+cp -r integration bench "$site"/
+cd "$site"
+python3 -c 'from trtllm_kvfix import native; print(native.build_info(), native.open_device("cuda").name)'
+status=0
+python3 -m pytest -q -p no:cacheprovider integration/gpu || status=1
+python3 -m trtllm_kvfix verify --device cuda --html "$results/verify.html" --json >"$results/verify.json" || status=1
+python3 bench/bench_staging.py --results "$results" ${2:-} || status=1
+exit $status
