@@ -1,0 +1,316 @@
+#include "tests/byte_program.h"
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "core/errors.h"
+
+namespace kvfix::testing {
+namespace {
+
+constexpr RequestId kNobody = 999'999'999;
+
+}  // namespace
+
+ByteProgram::ByteProgram(std::span<const std::uint8_t> bytes)
+    : bytes_(bytes), manager_(make_config(bytes_)), memory_(manager_.config()) {}
+
+void ByteProgram::step() {
+    using Call = void (ByteProgram::*)();
+    static constexpr std::array<std::pair<Call, std::uint32_t>, 14> kCalls{{
+        {&ByteProgram::admit, 8},
+        {&ByteProgram::remove, 6},
+        {&ByteProgram::grow, 6},
+        {&ByteProgram::end_ticket, 6},
+        {&ByteProgram::store_context, 4},
+        {&ByteProgram::unpin, 4},
+        {&ByteProgram::run_copies_and_compute, 2},
+        {&ByteProgram::rewind, 2},
+        {&ByteProgram::pin_hashes, 2},
+        {&ByteProgram::pin_ids, 1},
+        {&ByteProgram::pin_request, 1},
+        {&ByteProgram::pass_time, 2},
+        {&ByteProgram::read, 1},
+        {&ByteProgram::misuse, 1},
+    }};
+    std::uint32_t weight = bytes_.below(46);
+    for (const auto& [call, share] : kCalls) {
+        if (weight < share) {
+            (this->*call)();
+            break;
+        }
+        weight -= share;
+    }
+    manager_.check_invariants();
+}
+
+void ByteProgram::wind_up() {
+    run_copies_and_compute();
+    for (const Ticket ticket : std::exchange(tickets_, {})) {
+        manager_.complete(ticket);
+        memory_.complete(ticket);
+    }
+    for (const auto& [id, sequence] : sequences_) {
+        verify(sequence);
+    }
+    for (const Pinned& pinned : std::exchange(pins_, {})) {
+        memory_.unpin(pinned.place);
+        manager_.unpin_blocks_by_id({&pinned.id, 1}, pinned.place.tier);
+    }
+    for (const auto& [id, sequence] : sequences_) {
+        manager_.remove_sequence(id, true, false, std::nullopt);
+    }
+    manager_.reset_reuse_state();
+    manager_.check_invariants();
+    for (const WindowStats& window : stats().windows) {
+        promise(window.primary.free == window.primary.blocks, "a primary slot is lost");
+        promise(window.host.free == window.host.blocks, "a host slot is lost");
+    }
+}
+
+bool ByteProgram::attempt(const std::function<void()>& call) {
+    const std::uint64_t before = manager_.digest();
+    std::string refusal;
+    try {
+        call();
+        return true;
+    } catch (const OutOfBlocks& error) {
+        promise(error.blocks_needed > error.blocks_free, "refused though there is room: " + std::string(error.what()));
+        refusal = error.what();
+    } catch (const UnknownRequest& error) {
+        refusal = error.what();
+    } catch (const BlockInFlight& error) {
+        refusal = error.what();
+    } catch (const std::invalid_argument& error) {
+        refusal = error.what();
+    }
+    promise(manager_.digest() == before, "a refused call changed the digest: " + refusal);
+    return false;
+}
+
+RequestId ByteProgram::any_request() {
+    if (sequences_.empty() || bytes_.one_in(16)) {
+        return kNobody;
+    }
+    return std::next(sequences_.begin(), bytes_.below(static_cast<std::uint32_t>(sequences_.size())))->first;
+}
+
+// ------------------------------------------------------------------------------------------------ sequences
+
+void ByteProgram::admit() {
+    std::vector<OwnedSequence> batch;
+    std::vector<RequestPtr> requests;
+    std::vector<std::uint64_t> promised;
+    for (std::uint32_t count = bytes_.pick(std::array<std::uint32_t, 5>{1, 1, 2, 3, 4}); count > 0; --count) {
+        batch.push_back(make_request(bytes_, next_id_++, manager_.config()));
+        requests.push_back(batch.back().request);
+        promised.push_back(manager_.analyze_prefix_reuse(requests.back()).tokens);
+    }
+    const auto budget = bytes_.one_in(3) ? std::optional<std::uint64_t>(bytes_.below(40)) : std::nullopt;
+    BatchAdmission result;
+    if (!attempt([&] { result = manager_.add_sequence_batch(requests, budget); })) {
+        make_room();
+        return;
+    }
+    for (std::size_t i = 0; manager_.config().copy_on_partial_reuse && i < result.admitted.size(); ++i) {
+        promise(result.admitted[i].tokens_reused == promised[i], "reuse in a batch is not what analyze_prefix_reuse said");
+    }
+    expect_admitted(result, batch, budget);
+}
+
+// What somebody does to whom nothing is admitted: the program must not spend its bytes on refusals.
+void ByteProgram::make_room() {
+    remove();
+    if (!tickets_.empty()) {
+        end_ticket();
+    }
+    if (!pins_.empty()) {
+        unpin();
+    }
+}
+
+void ByteProgram::expect_admitted(const BatchAdmission& result, std::span<OwnedSequence> batch, std::optional<std::uint64_t> budget) {
+    promise(result.admitted.size() + result.deferred.size() == batch.size(), "a request is neither admitted nor deferred");
+    promise(budget || result.deferred.empty(), "deferred without a budget");
+    std::uint64_t tokens_new = 0;
+    for (std::size_t i = 0; i < result.admitted.size(); ++i) {
+        const Admission& admission = result.admitted[i];
+        promise(admission.request_id == batch[i].request->id, "admissions are out of order");
+        promise(admission.tokens_reused + admission.tokens_new == batch[i].length(), "reused and new tokens are not the prompt");
+        promise(admission.tokens_new > 0, "a prompt without a token to compute");
+        tokens_new += admission.tokens_new;
+        batch[i].written = static_cast<std::uint32_t>(admission.tokens_reused);
+        sequences_.emplace(admission.request_id, std::move(batch[i]));
+    }
+    promise(!budget || tokens_new <= *budget, "the budget is exceeded");
+}
+
+void ByteProgram::grow() {
+    run_copies_and_compute();
+    std::vector<RequestId> ids;
+    std::vector<std::uint32_t> counts;
+    std::vector<TokenId> tokens;
+    for (std::uint32_t requests = bytes_.between(1, 3); requests > 0; --requests) {
+        ids.push_back(any_request());
+        counts.push_back(bytes_.one_in(64) ? kNone : bytes_.pick(std::array<std::uint32_t, 6>{1, 1, 2, 3, 9, 0}));
+        for (std::uint32_t i = 0; counts.back() != kNone && i < counts.back(); ++i) {
+            tokens.push_back(bytes_.pick(std::array<TokenId, 3>{0, 1, 2}));
+        }
+    }
+    const auto told = bytes_.one_in(3) ? std::nullopt : std::optional<std::span<const TokenId>>(tokens);
+    if (!attempt([&] { manager_.add_tokens(ids, counts, told); })) {
+        return;
+    }
+    auto next = tokens.begin();
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const auto end = next + counts[i];
+        std::for_each(next, end, [&](TokenId token) { sequences_.at(ids[i]).append(token); });
+        next = end;
+    }
+}
+
+void ByteProgram::rewind() {
+    const RequestId id = any_request();
+    const std::uint32_t count = bytes_.below(6);
+    if (attempt([&] { manager_.rewind_kv_cache(id, count); })) {
+        sequences_.at(id).rewind(count);
+    }
+}
+
+void ByteProgram::store_context() {
+    run_copies_and_compute();
+    const RequestId id = any_request();
+    const auto found = sequences_.find(id);
+    const std::uint32_t prompt = found == sequences_.end() ? 1 : found->second.request->num_tokens();
+    const std::uint32_t computed = bytes_.one_in(2) ? bytes_.below(prompt + 2) : prompt;
+    attempt([&] { manager_.store_context_blocks(id, computed); });
+}
+
+void ByteProgram::remove() {
+    const RequestId id = any_request();
+    const auto found = sequences_.find(id);
+    if (found == sequences_.end()) {
+        promise(!attempt([&] { manager_.remove_sequence(id, true, false, std::nullopt); }), "an unknown request is removed");
+        return;
+    }
+    const OwnedSequence& sequence = found->second;
+    if (!bytes_.one_in(4) || sequence.length() != sequence.request->num_tokens()) {
+        run_copies_and_compute();  // a grown sequence stores all that it knows, so it must have been computed
+    }
+    if (sequence.written == sequence.length() && !bytes_.one_in(3)) {
+        manager_.store_context_blocks(id, sequence.request->num_tokens());
+    }
+    const bool store = !bytes_.one_in(4);
+    const bool pin = bytes_.one_in(8);
+    const auto whole = make_whole_tokens(bytes_, sequence);
+    const auto tokens = whole ? std::optional<std::span<const TokenId>>(*whole) : std::nullopt;
+    const std::vector<Held> held = held_by(sequence);
+    std::vector<BlockId> pinned;
+    if (attempt([&] { pinned = manager_.remove_sequence(id, store, pin, tokens); })) {
+        remember_pins(pinned, held);
+        const auto hashes = sequence.request->block_hashes(manager_.config().tokens_per_block);
+        hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
+        sequences_.erase(found);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ the engine
+
+void ByteProgram::run_copies_and_compute() {
+    const TransferBatch batch = manager_.take_transfers();
+    memory_.take(batch);
+    if (batch.items.empty()) {
+        manager_.complete(batch.ticket);
+        memory_.complete(batch.ticket);
+    } else {
+        tickets_.push_back(batch.ticket);
+    }
+    for (auto& [id, sequence] : sequences_) {
+        compute(sequence);
+    }
+    for (const auto& [id, sequence] : sequences_) {
+        verify(sequence);
+    }
+}
+
+void ByteProgram::compute(OwnedSequence& sequence) {
+    for (const Held& held : held_by(sequence)) {
+        memory_.check_owner(held.place, held.id);
+        seen_.emplace(held.id, held.place.window);
+        for (std::uint32_t offset = 0; offset < manager_.config().tokens_per_block; ++offset) {
+            const std::uint32_t position = held.token_begin + offset;
+            if (position >= sequence.written && position < sequence.length()) {
+                memory_.cell(held.place, offset) = sequence.cells[position];
+            }
+        }
+    }
+    sequence.written = sequence.length();
+}
+
+// Whatever another sequence, an eviction or a copy did since: the sequence's own tokens are all in its slots.
+void ByteProgram::verify(const OwnedSequence& sequence) {
+    for (const Held& held : held_by(sequence)) {
+        if (sequence.hurt || memory_.in_flight(held.place)) {
+            continue;
+        }
+        for (std::uint32_t offset = 0; offset < manager_.config().tokens_per_block; ++offset) {
+            const std::uint32_t position = held.token_begin + offset;
+            promise(position >= sequence.length() || memory_.cell(held.place, offset) == sequence.cells[position],
+                    "token " + std::to_string(position) + " of request " + std::to_string(sequence.request->id) + " is not in " +
+                        name(held.place) + ", where its sequence says it is");
+        }
+    }
+}
+
+std::vector<ByteProgram::Held> ByteProgram::held_by(const OwnedSequence& sequence) {
+    const BlockManagerConfig& config = manager_.config();
+    const RequestId id = sequence.request->id;
+    const std::size_t beams = sequence.request->beam_width;
+    const std::size_t blocks = ceil_div(sequence.length(), config.tokens_per_block);
+    std::vector<std::int32_t> table(config.windows.size() * beams * 2 * blocks, -1);
+    manager_.copy_batch_block_offsets({table.data(), config.windows.size(), beams, blocks}, {&id, 1}, static_cast<std::uint32_t>(beams), 0, {});
+    std::vector<Held> out;
+    for (std::size_t window = 0; window < config.windows.size(); ++window) {
+        const BlockIdTable ids = manager_.get_batch_cache_block_ids({&id, 1}, config.windows[window].window_size).front();
+        for (std::size_t beam = 0; beam < beams; ++beam) {
+            const std::int32_t* row = &table[(window * beams + beam) * 2 * blocks];
+            promise(ids[beam].size() == blocks, "a sequence has too few or too many blocks");
+            for (std::uint32_t block = 0; block < blocks; ++block) {
+                const std::uint32_t begin = block * config.tokens_per_block;
+                promise((row[block] == -1) == (ids[beam][block] == -1), "block ids and block offsets disagree about a block that left");
+                promise(row[block] != -1 || begin + config.tokens_per_block <= sequence.written, "a block that must be written is not held");
+                if (row[block] != -1) {
+                    const Place place{window, Tier::primary, static_cast<SlotIndex>(row[block])};
+                    out.push_back({place, static_cast<BlockId>(ids[beam][block]), begin});
+                }
+            }
+        }
+    }
+    return out;
+}
+
+void ByteProgram::end_ticket() {
+    if (tickets_.empty() || bytes_.one_in(16)) {
+        promise(!attempt([&] { manager_.complete(kNobody); }), "a ticket that was never taken is completed");
+        return;
+    }
+    const auto at = tickets_.begin() + bytes_.below(static_cast<std::uint32_t>(tickets_.size()));
+    const Ticket ticket = *at;
+    tickets_.erase(at);
+    if (!bytes_.one_in(4)) {
+        manager_.complete(ticket);
+        memory_.complete(ticket);
+        return;
+    }
+    for (const RequestId hurt : manager_.fail(ticket)) {
+        promise(sequences_.contains(hurt), "a failed transfer hurts a request that is not alive");
+        sequences_.at(hurt).hurt = true;
+    }
+    memory_.fail(ticket);
+    promise(!attempt([&] { manager_.fail(ticket); }), "a ticket is failed twice");
+}
+
+}  // namespace kvfix::testing

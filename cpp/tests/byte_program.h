@@ -1,0 +1,87 @@
+// Bytes as a program: which manager, then which calls, odd arguments included. The program plays every role around the
+// manager (scheduler, copy engine, remote reader) with memory that it keeps itself, and throws BrokenPromise when what the
+// manager says and what that memory holds disagree, when a refused call changed the digest, or when something is lost.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/block_manager.h"
+#include "tests/byte_reader.h"
+#include "tests/program_values.h"
+#include "tests/shadow_memory.h"
+
+namespace kvfix::testing {
+
+class ByteProgram {
+  public:
+    explicit ByteProgram(std::span<const std::uint8_t> bytes);
+
+    bool done() const { return bytes_.done(); }
+    void step();
+    // Ends every transfer, pin and sequence and forgets the tree: afterwards every slot must be free.
+    void wind_up();
+
+    std::uint64_t digest() const { return manager_.digest(); }
+    KvCacheStats stats() const { return manager_.get_kv_cache_stats(); }
+
+  private:
+    // One block of a sequence; a block that beams share comes once per beam.
+    struct Held {
+        Place place;
+        BlockId id;
+        std::uint32_t token_begin;
+    };
+    struct Pinned {
+        BlockId id;
+        Place place;
+    };
+
+    // Makes the call. False if it was refused as documented; then the digest must be the same as before.
+    bool attempt(const std::function<void()>& call);
+    RequestId any_request();
+    BlockId any_block();
+
+    // byte_program.cc
+    void admit();
+    void make_room();
+    void expect_admitted(const BatchAdmission& result, std::span<OwnedSequence> batch, std::optional<std::uint64_t> budget);
+    void grow();
+    void rewind();
+    void store_context();
+    void remove();
+    void end_ticket();
+    // One engine step: takes the copies that wait, then computes every position that has not been.
+    void run_copies_and_compute();
+    void compute(OwnedSequence& sequence);
+    void verify(const OwnedSequence& sequence);
+    std::vector<Held> held_by(const OwnedSequence& sequence);
+
+    // byte_program_calls.cc
+    void pin_request();
+    void pin_ids();
+    void pin_hashes();
+    void unpin();
+    void pass_time();
+    void read();
+    void misuse();
+    void remember_pins(std::span<const BlockId> ids, std::span<const Held> held);
+    void forget_pin(const Pinned& pinned);
+
+    ByteReader bytes_;
+    BlockManager manager_;
+    ShadowMemory memory_;
+    std::map<RequestId, OwnedSequence> sequences_;
+    std::vector<Ticket> tickets_;
+    std::vector<Pinned> pins_;
+    std::map<BlockId, std::size_t> seen_;  // block ids and the index of their window
+    std::vector<std::uint64_t> hashes_;    // of prompts, first block to last
+    RequestId next_id_ = 1;
+    std::int64_t now_ms_ = 0;
+};
+
+}  // namespace kvfix::testing

@@ -1,0 +1,196 @@
+// The calls of a ByteProgram beside sequences and copies: pins, time, reads and misuse.
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "tests/byte_program.h"
+
+namespace kvfix::testing {
+namespace {
+
+constexpr BlockId kNoBlock = std::numeric_limits<BlockId>::max();
+
+}  // namespace
+
+BlockId ByteProgram::any_block() {
+    if (seen_.empty() || bytes_.one_in(32)) {
+        return kNoBlock;
+    }
+    return std::next(seen_.begin(), bytes_.below(static_cast<std::uint32_t>(seen_.size())))->first;
+}
+
+// ------------------------------------------------------------------------------------------------ pins
+
+void ByteProgram::remember_pins(std::span<const BlockId> ids, std::span<const Held> held) {
+    for (const BlockId id : ids) {
+        const auto at = std::ranges::find(held, id, &Held::id);
+        promise(at != held.end(), "a block is pinned that its request does not hold");
+        memory_.pin(at->place, id, false);
+        pins_.push_back({id, at->place});
+    }
+}
+
+void ByteProgram::forget_pin(const Pinned& pinned) {
+    memory_.unpin(pinned.place);
+    pins_.erase(std::ranges::find_if(pins_, [&](const Pinned& pin) { return pin.id == pinned.id && pin.place == pinned.place; }));
+}
+
+void ByteProgram::pin_request() {
+    const RequestId id = any_request();
+    std::vector<BlockId> pinned;
+    if (attempt([&] { pinned = manager_.pin_blocks(id); })) {
+        remember_pins(pinned, held_by(sequences_.at(id)));
+    }
+}
+
+void ByteProgram::pin_ids() {
+    std::vector<BlockId> ids(bytes_.between(1, 3));
+    std::ranges::generate(ids, [&] { return any_block(); });
+    std::vector<PinnedSlot> slots;
+    if (!attempt([&] { slots = manager_.pin_blocks_by_id(ids); })) {
+        return;
+    }
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const Place place{seen_.at(ids[i]), slots[i].tier, slots[i].slot};
+        memory_.pin(place, ids[i], false);
+        pins_.push_back({ids[i], place});
+    }
+}
+
+void ByteProgram::pin_hashes() {
+    std::vector<std::uint64_t> wanted;
+    for (std::uint32_t count = bytes_.between(1, 3); count > 0 && !hashes_.empty(); --count) {
+        wanted.push_back(hashes_[hashes_.size() - 1 - bytes_.below(static_cast<std::uint32_t>(std::min<std::size_t>(hashes_.size(), 250)))]);
+    }
+    const std::uint32_t hash_bits = manager_.config().hash_bits;
+    if (hash_bits < 64) {
+        wanted.assign(1, bytes_.below(1U << hash_bits));
+    }
+    const auto tier = bytes_.pick(std::array<std::optional<Tier>, 3>{std::nullopt, Tier::primary, Tier::host});
+    const WindowConfig& window = manager_.config().windows[bytes_.below(static_cast<std::uint32_t>(manager_.config().windows.size()))];
+    const bool stop_on_miss = bytes_.one_in(2);
+    const auto found = manager_.find_and_pin_blocks_by_hash(wanted, tier, stop_on_miss, window.window_size);
+    promise(found.size() == wanted.size(), "a hash without an answer");
+    bool missed = false;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        promise(!(stop_on_miss && missed) || !found[i], "a block is pinned after a miss");
+        missed = missed || !found[i];
+        if (found[i]) {
+            promise(found[i]->block_hash == wanted[i], "another hash than the one asked for");
+            promise(!tier || found[i]->tier == *tier, "another tier than the one asked for");
+            const Place place{memory_.window_index(found[i]->window_size), found[i]->tier, found[i]->slot};
+            seen_.emplace(found[i]->block_id, place.window);
+            memory_.pin(place, found[i]->block_id, true);
+            pins_.push_back({found[i]->block_id, place});
+        }
+    }
+}
+
+void ByteProgram::unpin() {
+    std::vector<BlockId> ids;
+    for (std::uint32_t count = bytes_.between(1, 3); count > 0; --count) {
+        const bool known = !pins_.empty() && !bytes_.one_in(16);
+        ids.push_back(known ? pins_[bytes_.below(static_cast<std::uint32_t>(pins_.size()))].id : any_block());
+    }
+    const auto tier = bytes_.pick(std::array<std::optional<Tier>, 3>{std::nullopt, Tier::primary, Tier::host});
+    const auto pinned_in = [&](BlockId id, Tier in) {
+        return std::ranges::any_of(pins_, [&](const Pinned& pin) { return pin.id == id && pin.place.tier == in; });
+    };
+    std::vector<Pinned> left = pins_;
+    std::vector<Pinned> ended;
+    bool legal = true;
+    for (const BlockId id : ids) {
+        const Tier from = tier.value_or(pinned_in(id, Tier::primary) ? Tier::primary : Tier::host);
+        const auto at = std::ranges::find_if(left, [&](const Pinned& pin) { return pin.id == id && pin.place.tier == from; });
+        legal = legal && at != left.end() && (tier || !pinned_in(id, Tier::primary) || !pinned_in(id, Tier::host));
+        if (legal) {
+            ended.push_back(*at);
+            left.erase(at);
+        }
+    }
+    promise(attempt([&] { manager_.unpin_blocks_by_id(ids, tier); }) == legal, legal ? "a pin cannot be ended" : "a pin that is not there is ended");
+    if (legal) {
+        std::ranges::for_each(ended, [&](const Pinned& pin) { forget_pin(pin); });
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ the rest
+
+void ByteProgram::pass_time() {
+    switch (bytes_.below(16)) {
+        case 0:
+            manager_.reset_reuse_state();
+            break;
+        case 1:
+            promise(now_ms_ == 0 || !attempt([&] { manager_.advance_time(now_ms_ - 1); }), "time runs backwards");
+            break;
+        case 2:
+        case 3:
+            promise(manager_.get_latest_events().size() <= manager_.config().events_max, "more events than events_max wait");
+            promise(manager_.get_latest_events().empty(), "events are read twice");
+            break;
+        case 4:
+            manager_.refresh_blocks();
+            break;
+        default:
+            now_ms_ += bytes_.below(6);
+            manager_.advance_time(now_ms_);
+    }
+}
+
+void ByteProgram::read() {
+    const std::uint64_t before = manager_.digest();
+    manager_.analyze_prefix_reuse(make_request(bytes_, next_id_++, manager_.config()).request);
+    for (const WindowStats& window : stats().windows) {
+        for (const TierStats& tier : {window.primary, window.host}) {
+            promise(tier.free + tier.cached + tier.owned + tier.in_flight == tier.blocks, "free, cached, owned and in flight are not all");
+        }
+    }
+    const RequestId id = any_request();
+    const auto found = sequences_.find(id);
+    const bool known = attempt([&] {
+        const RequestStats numbers = manager_.get_request_stats(id);
+        promise(numbers.tokens_reused + numbers.tokens_new == found->second.request->num_tokens(), "a request's numbers do not add up");
+    });
+    promise(known == (found != sequences_.end()), "numbers of an unknown request");
+    promise(manager_.digest() == before, "reading changed the digest");
+}
+
+void ByteProgram::misuse() {
+    const RequestId id = any_request();
+    const OwnedSequence fresh = make_request(bytes_, next_id_++, manager_.config());
+    const BlockManagerConfig& config = manager_.config();
+    std::vector<std::int32_t> table(64, 0);
+    const auto refused = [&](const std::function<void()>& call) { promise(!attempt(call), "misuse is accepted"); };
+    const auto batch = [&](std::vector<RequestPtr> requests) { manager_.add_sequence_batch(requests, std::nullopt); };
+    switch (bytes_.below(8)) {
+        case 0:
+            refused([&] { batch({fresh.request, fresh.request}); });
+            break;
+        case 1:
+            if (const auto alive = sequences_.find(id); alive != sequences_.end()) {
+                refused([&] { batch({fresh.request, alive->second.request}); });
+            }
+            break;
+        case 2:
+            refused([&] { batch({fresh.request, std::make_shared<const Request>(next_id_, fresh.tokens, config.beam_width_max + 1, std::nullopt, Salt(), std::vector<ExtraKey>(), std::nullopt)}); });
+            break;
+        case 3:
+            refused([&] { manager_.get_batch_cache_block_ids({&id, 1}, 12345U); });
+            break;
+        case 4:
+            refused([&] { manager_.find_and_pin_blocks_by_hash({}, std::nullopt, false, 12345U); });
+            break;
+        case 5:
+            refused([&] { manager_.copy_batch_block_offsets({table.data(), config.windows.size() + 1, 1, 1}, {&id, 1}, 1, 0, {}); });
+            break;
+        case 6:
+            refused([&] { manager_.copy_batch_block_offsets({table.data(), config.windows.size(), 4, 1}, {&id, 1}, 1, 4, {}); });
+            break;
+        default:
+            promise(manager_.add_sequence_batch({}, 0).admitted.empty(), "an empty batch admits something");
+    }
+}
+
+}  // namespace kvfix::testing

@@ -1,0 +1,34 @@
+// The values of a ByteProgram: small worlds, few tokens and short prompts, so that prefixes meet and room runs out.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/config.h"
+#include "core/request.h"
+#include "tests/byte_reader.h"
+#include "tests/shadow_memory.h"
+
+namespace kvfix::testing {
+
+// A live sequence as its owner knows it.
+struct OwnedSequence {
+    RequestPtr request;
+    std::uint64_t realm;          // stands for LoRA id and salt: content of different realms never meets
+    std::vector<TokenId> tokens;  // all of them, those included whose values the manager was not told
+    std::vector<Cell> cells;      // what the slots must hold, one per token
+    std::uint32_t written = 0;    // leading positions that have been reused or computed
+    bool hurt = false;            // a transfer failed under it
+
+    std::uint32_t length() const { return static_cast<std::uint32_t>(tokens.size()); }
+    void append(TokenId token);
+    void rewind(std::uint32_t count);
+};
+
+BlockManagerConfig make_config(ByteReader& bytes);
+OwnedSequence make_request(ByteReader& bytes, RequestId id, const BlockManagerConfig& config);
+// The values that ends a sequence with its tokens: its own, some of them, too many, or another's.
+std::optional<std::vector<TokenId>> make_whole_tokens(ByteReader& bytes, const OwnedSequence& sequence);
+
+}  // namespace kvfix::testing

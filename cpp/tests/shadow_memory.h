@@ -1,0 +1,80 @@
+// What the slots hold, if somebody ran the copies: each cell stands for one token and spells the whole prefix up to it, so
+// that a wrong byte anywhere shows as a wrong cell. Copies read their source when they are taken, in order, and write
+// their destination when they end: as late as the contract allows.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/block_manager.h"
+
+namespace kvfix::testing {
+
+class BrokenPromise : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
+inline void promise(bool kept, const std::string& what) {
+    if (!kept) {
+        throw BrokenPromise(what);
+    }
+}
+
+using Cell = std::uint64_t;
+
+struct Place {
+    std::size_t window;
+    Tier tier;
+    SlotIndex slot;
+    auto operator<=>(const Place&) const = default;
+};
+
+std::string name(const Place& place);
+
+class ShadowMemory {
+  public:
+    explicit ShadowMemory(const BlockManagerConfig& config);
+
+    std::size_t window_index(WindowSize size) const;
+    Cell& cell(const Place& place, std::uint32_t offset);
+    bool in_flight(const Place& place) const { return flying_.contains(place); }
+
+    void take(const TransferBatch& batch);
+    void complete(Ticket ticket);
+    void fail(Ticket ticket);
+
+    // A pin of an immutable block promises its bytes, too.
+    void pin(const Place& place, BlockId id, bool immutable);
+    void unpin(const Place& place);
+    // The block that a pin promises to this slot; whoever else gets the slot is handed somebody's pinned bytes.
+    void check_owner(const Place& place, BlockId id) const;
+
+  private:
+    struct Copy {
+        Place source;
+        Place destination;
+        std::vector<Cell> cells;
+    };
+    struct Pin {
+        BlockId id;
+        std::uint32_t count;
+        std::vector<Cell> promised;  // empty unless immutable
+    };
+    std::vector<Cell>& slot(const Place& place);
+
+    std::uint32_t tokens_per_block_;
+    std::vector<WindowSize> windows_;
+    std::vector<std::array<std::vector<std::vector<Cell>>, kTiers>> cells_;  // [window][tier][slot][token]
+    std::map<Ticket, std::vector<Copy>> copies_;
+    std::set<Place> flying_;
+    std::map<Place, Pin> pins_;
+};
+
+}  // namespace kvfix::testing

@@ -1,0 +1,107 @@
+// The same calls make the same state on every rank, and digest() tells states apart.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+#include <string>
+
+#include "tests/support.h"
+
+namespace kvfix {
+namespace {
+
+using testing::config;
+using testing::joined;
+using testing::kept_at;
+using testing::Manager;
+using testing::request;
+using testing::Tokens;
+using testing::tokens;
+
+const Tokens kX = tokens(8, 1000);
+const Tokens kY = tokens(8, 2000);
+
+TEST(Determinism, TheSameCallsGiveTheSameDigestAfterEachOfThem) {
+    Manager one(config(8, 8));
+    Manager other(config(8, 8));
+    const std::vector<std::function<void(Manager&)>> calls{
+        [](Manager& m) { m.cache(1, kX, kept_at(50, 10)); },
+        [](Manager& m) { m.flush_primary(2); },
+        [](Manager& m) { m.add_batch({request(3, joined(kX, {1})), request(4, tokens(6, 1000))}); },
+        [](Manager& m) { m.run_transfers(); },
+        [](Manager& m) { m.grow(3, Tokens{1, 2, 3}); },
+        [](Manager& m) { m.pin_blocks(3); },
+        [](Manager& m) { m.remove(3); },
+        [](Manager& m) { m.advance_time(1000); },
+    };
+    for (const auto& call : calls) {
+        call(one);
+        call(other);
+        ASSERT_EQ(one.digest(), other.digest());
+    }
+}
+
+// Sequences that came and went rearrange hash maps and the spare objects behind them; the state is what is there now.
+TEST(Determinism, HowHashMapsCameToTheirOrderDoesNotMatter) {
+    Manager direct(config(8, 8));
+    Manager roundabout(config(8, 8));
+    for (const RequestId id : {1U, 2U, 3U}) {
+        direct.add_sequence(request(id, tokens(4, static_cast<TokenId>(id * 1000))));
+    }
+    for (RequestId id = 1000; id < 1005; ++id) {
+        roundabout.add_sequence(request(id * 7919, tokens(4, 5000)));
+    }
+    for (RequestId id = 1005; id-- > 1000;) {
+        roundabout.forget(id * 7919);
+    }
+    for (const RequestId id : {1U, 2U, 3U}) {
+        roundabout.add_sequence(request(id, tokens(4, static_cast<TokenId>(id * 1000))));
+    }
+    EXPECT_EQ(direct.digest(), roundabout.digest());
+}
+
+TEST(Determinism, ListsOfRequestsAscendWhateverTheOrderOfAdmission) {
+    for (const std::vector<RequestId>& order : {std::vector<RequestId>{90, 5, 31, 7}, std::vector<RequestId>{7, 31, 5, 90}}) {
+        Manager manager(config(12, 4));
+        manager.cache(1, kX);
+        manager.flush_primary(2);
+        std::vector<RequestPtr> batch;
+        for (const RequestId id : order) {
+            batch.push_back(request(id, joined(kX, {static_cast<TokenId>(id)})));
+        }
+        manager.add_batch(batch);
+        EXPECT_EQ(manager.fail(manager.take_transfers().ticket), (std::vector<RequestId>{5, 7, 31, 90}));
+    }
+}
+
+TEST(Determinism, StatesThatWouldActDifferentlyHaveDifferentDigests) {
+    const std::vector<std::pair<std::string, std::function<void(Manager&)>>> states{
+        {"two cached prompts", [](Manager&) {}},
+        {"the other eviction order", [](Manager& m) { m.add_sequence(request(9, joined(kX, {1}))), m.forget(9); }},
+        {"another priority", [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}), kept_at(36))), m.forget(9); }},
+        {"a running duration", [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}), kept_at(35, 9))), m.forget(9); }},
+        {"a live sequence", [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))); }},
+        {"another live sequence", [](Manager& m) { m.add_sequence(request(8, joined(kY, {1}))); }},
+        {"a live sequence with room to grow", [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.grow(9, 1); }},
+        {"a live sequence with a known token", [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.grow(9, Tokens{1}); }},
+        {"a computed prompt",
+         [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.store_context_blocks(9, 9); }},
+        {"a pin", [](Manager& m) { m.pin_blocks_by_id(std::vector<BlockId>{0}); }},
+        {"a queued copy", [](Manager& m) { m.add_sequence(request(9, tokens(24, 9000))); }},
+        {"a copy under way", [](Manager& m) { m.add_sequence(request(9, tokens(24, 9000))), m.take_transfers(); }},
+        {"a copy that has ended", [](Manager& m) { m.add_sequence(request(9, tokens(24, 9000))), m.run_transfers(); }},
+        {"a later time", [](Manager& m) { m.advance_time(5); }},
+        {"nothing cached", [](Manager& m) { m.reset_reuse_state(); }},
+    };
+    std::set<std::uint64_t> digests;
+    for (const auto& [name, reach] : states) {
+        Manager manager(config(8, 8));
+        manager.cache(1, kX);
+        manager.cache(2, kY);
+        reach(manager);
+        EXPECT_TRUE(digests.insert(manager.digest()).second) << name << " has the digest of another state";
+    }
+}
+
+}  // namespace
+}  // namespace kvfix

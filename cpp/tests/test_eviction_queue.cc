@@ -1,0 +1,189 @@
+// EvictionQueue: the order in which blocks go, and parents that wait beside it for their children.
+#include "core/eviction_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <random>
+#include <tuple>
+#include <vector>
+
+namespace kvfix {
+namespace {
+
+constexpr auto kNoParents = [](BlockIndex) { return false; };
+constexpr auto kAllParents = [](BlockIndex) { return true; };
+
+std::vector<BlockIndex> drained(EvictionQueue& queue) {
+    std::vector<BlockIndex> order;
+    for (BlockIndex victim = queue.victim(kNoParents); victim != kNone; victim = queue.victim(kNoParents)) {
+        order.push_back(victim);
+        queue.remove(victim);
+    }
+    return order;
+}
+
+TEST(EvictionQueue, AnEmptyQueueHasNoVictim) {
+    EvictionQueue queue(4);
+    EXPECT_EQ(queue.victim(kNoParents), kNone);
+    EXPECT_EQ(queue.size(), 0U);
+}
+
+TEST(EvictionQueue, TheLowestPriorityGoesFirst) {
+    EvictionQueue queue(8);
+    const std::vector<Priority> priorities{35, 100, 0, 64, 63};
+    for (BlockIndex block = 0; block < priorities.size(); ++block) {
+        queue.push(block, priorities[block]);
+    }
+    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{2, 0, 4, 3, 1}));
+}
+
+TEST(EvictionQueue, WithinAPriorityTheLongestQueuedGoesFirst) {
+    EvictionQueue queue(8);
+    for (const BlockIndex block : {3U, 1U, 2U}) {
+        queue.push(block, kPriorityDefault);
+    }
+    queue.remove(3);
+    queue.push(3, kPriorityDefault);
+    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{1, 2, 3}));
+}
+
+TEST(EvictionQueue, AParentWaitsWhateverItsPriority) {
+    EvictionQueue queue(4);
+    queue.push(0, 0);
+    queue.push(1, 100);
+    EXPECT_EQ(queue.victim([](BlockIndex block) { return block == 0; }), 1U);
+}
+
+TEST(EvictionQueue, AmongParentsAloneTheUsualOrderHolds) {
+    EvictionQueue queue(4);
+    queue.push(2, 50);
+    queue.push(1, 40);
+    queue.push(0, 40);
+    EXPECT_EQ(queue.victim(kAllParents), 1U);
+}
+
+TEST(EvictionQueue, ABlockThatHasLostItsLastChildTakesItsOldTurn) {
+    EvictionQueue queue(4);
+    queue.push(0, 35);
+    queue.push(1, 35);
+    queue.push(2, 35);
+    ASSERT_EQ(queue.victim([](BlockIndex block) { return block != 2; }), 2U);  // parks 0 and 1
+    queue.unpark(1);
+    EXPECT_EQ(queue.victim(kNoParents), 1U);
+    queue.unpark(0);
+    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{0, 1, 2}));
+}
+
+TEST(EvictionQueue, UnparkingABlockThatIsNotParkedChangesNothing) {
+    EvictionQueue queue(4);
+    queue.push(1, 35);
+    queue.push(0, 35);
+    queue.unpark(0);
+    queue.unpark(3);
+    EXPECT_FALSE(queue.contains(3));
+    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{1, 0}));
+}
+
+TEST(EvictionQueue, EnteringTwiceOrLeavingWhatIsNotThereIsAViolation) {
+    EvictionQueue queue(4);
+    queue.push(0, 35);
+    EXPECT_THROW(queue.push(0, 35), InvariantViolation);
+    EXPECT_THROW(queue.remove(1), InvariantViolation);
+}
+
+// What the queue promises, kept in a list and searched from end to end.
+class NaiveQueue {
+  public:
+    void push(BlockIndex block, Priority priority) { entries_.push_back({priority, next_++, block}); }
+    void remove(BlockIndex block) {
+        std::erase_if(entries_, [&](const Entry& entry) { return std::get<2>(entry) == block; });
+    }
+    bool contains(BlockIndex block) const {
+        return std::ranges::any_of(entries_, [&](const Entry& entry) { return std::get<2>(entry) == block; });
+    }
+    std::size_t size() const { return entries_.size(); }
+    BlockIndex victim(const std::vector<bool>& is_parent) const {
+        std::optional<Entry> best;
+        std::optional<Entry> best_leaf;
+        for (const Entry& entry : entries_) {
+            best = best ? std::min(*best, entry) : entry;
+            if (!is_parent[std::get<2>(entry)]) {
+                best_leaf = best_leaf ? std::min(*best_leaf, entry) : entry;
+            }
+        }
+        return best_leaf ? std::get<2>(*best_leaf) : best ? std::get<2>(*best) : kNone;
+    }
+    std::vector<BlockIndex> order() const {
+        std::vector<Entry> sorted = entries_;
+        std::ranges::sort(sorted);
+        std::vector<BlockIndex> blocks;
+        for (const Entry& entry : sorted) {
+            blocks.push_back(std::get<2>(entry));
+        }
+        return blocks;
+    }
+
+  private:
+    using Entry = std::tuple<Priority, std::uint64_t, BlockIndex>;  // compares as blocks go
+    std::vector<Entry> entries_;
+    std::uint64_t next_ = 0;
+};
+
+// Ready and parked blocks each come in eviction order; together they are what the model holds.
+void expect_same_order(const EvictionQueue& queue, const NaiveQueue& model) {
+    std::vector<BlockIndex> ready;
+    std::vector<BlockIndex> parked;
+    queue.for_each([&](BlockIndex block, bool is_parked, Priority) { (is_parked ? parked : ready).push_back(block); });
+    const std::vector<BlockIndex> all = model.order();
+    EXPECT_EQ(ready.size() + parked.size(), all.size());
+    for (const auto& part : {ready, parked}) {
+        std::vector<BlockIndex> expected;
+        std::ranges::copy_if(all, std::back_inserter(expected),
+                             [&](BlockIndex block) { return std::ranges::find(part, block) != part.end(); });
+        EXPECT_EQ(part, expected);
+    }
+}
+
+TEST(EvictionQueue, AgreesWithANaiveQueueOverRandomOperations) {
+    constexpr BlockIndex kBlocks = 24;
+    constexpr Priority kPriorities[] = {0, 1, 35, 63, 64, 65, 99, 100};
+    std::mt19937_64 random(20);
+    EvictionQueue queue(kBlocks);
+    NaiveQueue model;
+    std::vector<bool> is_parent(kBlocks, false);
+    for (int step = 0; step < 40'000; ++step) {
+        const auto block = static_cast<BlockIndex>(random() % kBlocks);
+        switch (random() % 4) {
+            case 0:  // in, out, or to another priority
+            case 1:
+                if (queue.contains(block)) {
+                    queue.remove(block);
+                    model.remove(block);
+                }
+                if (random() % 3 != 0) {
+                    const Priority priority = kPriorities[random() % std::size(kPriorities)];
+                    queue.push(block, priority);
+                    model.push(block, priority);
+                }
+                break;
+            case 2:
+                is_parent[block] = !is_parent[block];
+                if (!is_parent[block]) {
+                    queue.unpark(block);
+                }
+                break;
+            default:
+                ASSERT_EQ(queue.victim([&](BlockIndex at) { return is_parent[at]; }), model.victim(is_parent)) << "step " << step;
+        }
+        ASSERT_EQ(queue.size(), model.size());
+        ASSERT_EQ(queue.contains(block), model.contains(block));
+        if (step % 64 == 0) {
+            expect_same_order(queue, model);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace kvfix

@@ -1,0 +1,194 @@
+// The three interleavings of a scheduler and a remote reader that corrupt a cache whose structures are not locked: each is
+// chosen, not hoped for. Thread A is held inside its call; thread B then makes its own. In the unlocked double B goes
+// through and the damage is visible. In our manager B is seen to find the lock taken while A is inside.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "core/pause_point.h"
+#include "tests/support.h"
+#include "tests/unlocked_double.h"
+
+namespace kvfix {
+namespace {
+
+using testing::config;
+using testing::joined;
+using testing::Manager;
+using testing::request;
+using testing::Tokens;
+using testing::tokens;
+using testing::UnlockedDouble;
+
+const Tokens kX = tokens(4, 1000);
+
+// Holds `a` at `point` and runs `b`. True if b came to its end while a was inside; false if it met the lock there.
+template <class A, class B>
+bool overlap(const std::string& point, A&& a, B&& b) {
+    PausePoint a_inside(point);
+    PausePoint b_met("lock.contended");
+    std::atomic<bool> b_ended = false;
+    std::thread first(a);
+    a_inside.await_arrival();
+    std::thread second([&] {
+        b();
+        b_ended = true;
+        KVFIX_PAUSE("lock.contended");  // without a lock nothing else says that b has come this far
+    });
+    b_met.await_arrival();
+    const bool overlapped = b_ended;
+    b_met.release();
+    a_inside.release();
+    first.join();
+    second.join();
+    return overlapped;
+}
+
+std::uint64_t hash_of(const Tokens& block) { return request(1, block)->block_hashes(testing::kTokensPerBlock).front(); }
+
+std::optional<PinnedBlock> find_and_pin(Manager& manager, const Tokens& block, Tier tier) {
+    const std::uint64_t hash = hash_of(block);
+    return manager.find_and_pin_blocks_by_hash({&hash, 1}, tier, true, std::nullopt).front();
+}
+
+// ------------------------------------------------------------------------------------------------ peek, then claim
+
+TEST(PeekThenClaim, TheUnlockedDoubleHandsOneSlotToTwoOwners) {
+    UnlockedDouble manager(2, 2);
+    EXPECT_TRUE(overlap(
+        "evict.picked", [&] { manager.allocate(0); }, [&] { manager.allocate(1); }));
+    EXPECT_EQ(manager[0].slot_primary, manager[1].slot_primary);
+}
+
+TEST(PeekThenClaim, AnotherAllocationWaitsAndGetsAnotherSlot) {
+    Manager manager(config(2));
+    manager.cache(1, kX);
+    manager.cache(2, tokens(4, 2000));
+    EXPECT_FALSE(overlap(
+        "evict.picked", [&] { manager.add_sequence(request(3, tokens(4, 3000))); },
+        [&] { manager.add_sequence(request(4, tokens(4, 4000))); }));
+    EXPECT_NE(manager.slots(3), manager.slots(4));
+    manager.check_invariants();
+}
+
+TEST(PeekThenClaim, AReaderWaitsAndDoesNotFindWhatIsBeingEvicted) {
+    Manager manager(config(1));
+    manager.cache(1, kX);
+    std::optional<PinnedBlock> found;
+    EXPECT_FALSE(overlap(
+        "evict.picked", [&] { manager.add_sequence(request(2, tokens(4, 2000))); },
+        [&] { found = find_and_pin(manager, kX, Tier::primary); }));
+    EXPECT_EQ(found, std::nullopt);
+    manager.check_invariants();
+}
+
+TEST(PeekThenClaim, AnEvictionWaitsAndDoesNotTakeWhatIsBeingPinned) {
+    Manager manager(config(2));
+    manager.cache(1, kX);
+    manager.cache(2, tokens(4, 2000));
+    std::optional<PinnedBlock> found;
+    EXPECT_FALSE(overlap(
+        "find.found", [&] { found = find_and_pin(manager, kX, Tier::primary); },
+        [&] { manager.add_sequence(request(3, tokens(4, 3000))); }));
+    ASSERT_TRUE(found);
+    EXPECT_NE(static_cast<std::int32_t>(found->slot), manager.slots(3).front());
+    EXPECT_EQ(manager.reusable(joined(kX, {1})), 4U);
+    manager.check_invariants();
+}
+
+// ------------------------------------------------------------------------------------------------ unpin while releasing
+
+TEST(UnpinWhileReleasing, TheUnlockedDoubleFreesTheSlotTwice) {
+    UnlockedDouble manager(1, 2);
+    manager.allocate(0);
+    ++manager[0].pins;
+    EXPECT_TRUE(overlap(
+        "release.unowned", [&] { manager.let_go(0); }, [&] { manager.unpin(0); }));
+    EXPECT_EQ(std::ranges::count(manager.free_primary(), manager[0].slot_primary), 2);
+}
+
+TEST(UnpinWhileReleasing, TheUnpinWaitsAndTheSlotIsFreedOnce) {
+    Manager manager(config(2));
+    manager.add_sequence(request(1, kX));
+    const std::vector<BlockId> pinned = manager.pin_blocks(1);
+    EXPECT_FALSE(overlap(
+        "release.unowned", [&] { manager.forget(1); }, [&] { manager.unpin_blocks_by_id(pinned, std::nullopt); }));
+    EXPECT_EQ(manager.primary().free, 2U);
+    manager.check_invariants();
+    manager.add_batch({request(2, tokens(4, 2000)), request(3, tokens(4, 3000))});
+    EXPECT_NE(manager.slots(2), manager.slots(3));
+}
+
+TEST(UnpinWhileReleasing, TheReleaseWaitsAndACachedBlockQueuesOnce) {
+    Manager manager(config(2));
+    manager.add_sequence(request(1, kX));
+    manager.store_context_blocks(1, 4);
+    const std::vector<BlockId> pinned = manager.pin_blocks(1);
+    EXPECT_FALSE(overlap(
+        "unpin.checked", [&] { manager.unpin_blocks_by_id(pinned, std::nullopt); }, [&] { manager.remove(1); }));
+    EXPECT_EQ(manager.primary().cached, 1U);
+    manager.check_invariants();
+}
+
+// ------------------------------------------------------------------------------------------------ onboard under a pin
+
+TEST(OnboardUnderAPin, TheUnlockedDoubleMovesTheSlotAwayUnderTheReader) {
+    UnlockedDouble manager(1, 2);
+    manager.store_in_host(0);
+    int read_from = UnlockedDouble::kNowhere;
+    EXPECT_TRUE(overlap(
+        "admit.planned", [&] { manager.onboard(0); }, [&] { read_from = manager.pin_in_host(0); }));
+    EXPECT_EQ(manager[0].pins, 1);
+    EXPECT_NE(manager[0].slot_host, read_from);
+    EXPECT_EQ(std::ranges::count(manager.free_host(), read_from), 1) << "free for others while it is read";
+}
+
+// X is in host alone; afterwards host is wanted for something else.
+class OnboardUnderAPinOfOurs : public ::testing::Test {
+  protected:
+    OnboardUnderAPinOfOurs() {
+        manager.cache(1, kX);
+        manager.flush_primary(2);
+    }
+    void expect_pin_holds() {
+        ASSERT_TRUE(pinned);
+        const auto items = manager.run_transfers();
+        ASSERT_EQ(items.size(), 1U);
+        EXPECT_EQ(items[0].kind, TransferKind::onboard);
+        EXPECT_EQ(items[0].slot_src, pinned->slot) << "copied up, not moved";
+        manager.remove(3);
+        manager.cache(4, tokens(4, 4000));
+        manager.add_sequence(request(5, tokens(8, 5000)));  // evicts both, and X's host copy is the only one to go
+        for (const TransferItem& item : manager.run_transfers()) {
+            EXPECT_FALSE(item.kind == TransferKind::offload && item.slot_dst == pinned->slot) << "written under the reader";
+        }
+        EXPECT_EQ(manager.analyze_prefix_reuse(request(6, joined(kX, {1}))).blocks_host, 1U);
+        manager.unpin_blocks_by_id({&pinned->block_id, 1}, Tier::host);
+        manager.check_invariants();
+    }
+
+    Manager manager{config(2, 1)};
+    std::optional<PinnedBlock> pinned;
+};
+
+TEST_F(OnboardUnderAPinOfOurs, TheReaderWaitsForTheAdmissionAndItsSlotStays) {
+    EXPECT_FALSE(overlap(
+        "admit.planned", [&] { manager.add_sequence(request(3, joined(kX, {1}))); },
+        [&] { pinned = find_and_pin(manager, kX, Tier::host); }));
+    expect_pin_holds();
+}
+
+TEST_F(OnboardUnderAPinOfOurs, TheAdmissionWaitsForTheReaderAndItsSlotStays) {
+    EXPECT_FALSE(overlap(
+        "find.found", [&] { pinned = find_and_pin(manager, kX, Tier::host); },
+        [&] { manager.add_sequence(request(3, joined(kX, {1}))); }));
+    expect_pin_holds();
+}
+
+}  // namespace
+}  // namespace kvfix
