@@ -15,6 +15,7 @@ from trtllm_kvfix.errors import KvfixError
 COMMANDS = {
     "doctor": "trtllm_kvfix.doctor:doctor",
     "replay": "trtllm_kvfix.replay.command:replay",
+    "verify": "trtllm_kvfix.verify.command:verify",
 }
 
 

@@ -1,0 +1,105 @@
+"""What a case is made of: two arms that do the same work, one in upstream's order, one with the fix."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_kvfix.native import Device
+
+Words: TypeAlias = NDArray[Any]
+
+
+class Comparison(NamedTuple):
+    """What a destination had to hold, by the state of the source at the moment of the call, and what it held."""
+
+    expected: Words
+    found: Words
+
+
+class Lane(NamedTuple):
+    """A stream on the timeline. Work that is not early was enqueued behind the gate, or waited for what was."""
+
+    name: str
+    work: str
+    early: bool = False
+
+
+class Arm(ABC):
+    """One way of doing the work, made once and used for every iteration: prepare, lead_in, call, disturb, compare.
+
+    From lead_in to disturb a gate holds the stream `held`, so none of them may wait for that stream. The device owns
+    whatever was enqueued until the gate has been opened and `settle` has returned.
+    """
+
+    def __init__(self, device: Device, seed: int) -> None:
+        self.device = device
+        self.random = np.random.default_rng(seed)
+        self.held = device.create_stream()
+
+    @abstractmethod
+    def lanes(self) -> tuple[Lane, ...]:
+        """The streams of this arm, for the timeline."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Draw new contents. Nothing is pending."""
+
+    def lead_in(self) -> None:  # noqa: B027  most arms have nothing there
+        """Enqueue what the operation under test meets: work of the model."""
+
+    @abstractmethod
+    def call(self) -> None:
+        """The operation under test, as the host would call it. This is what is timed."""
+
+    @abstractmethod
+    def disturb(self) -> None:
+        """What happens while the device is held: the host goes on, or a stream runs ahead."""
+
+    def waiting(self) -> bool:
+        """Whether what must wait does, besides the stream behind the gate, which the runner looks at."""
+        return True
+
+    def wait_held(self) -> None:
+        """The gate is open: wait for the work that was behind it, and not for what waits for that work in turn."""
+        self.device.synchronize(self.held)
+
+    def wait_free(self) -> None:  # noqa: B027  an arm of one stream has nothing there
+        """Wait for what another stream does in the end."""
+
+    def settle(self) -> None:
+        """Wait for everything that this arm has enqueued."""
+        self.device.synchronize(self.held)
+
+    @abstractmethod
+    def compare(self) -> Comparison:
+        """Read the destinations back. Everything has settled."""
+
+    def close(self) -> None:
+        """Give back what the device does not free by itself. Everything has settled."""
+        self.device.destroy_stream(self.held)
+
+
+@dataclass(frozen=True)
+class Side:
+    """An arm, and the words for what it does."""
+
+    build: Callable[[Device, int], Arm]
+    how: str
+    meanwhile: str  # what disturb() stands for
+    effect: str  # what the device does once the gate is open
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str  # what --case takes; several cases may share it
+    variant: str
+    hazard: str
+    title: str
+    call: str  # what call() stands for
+    control: Side  # corrupts, or the case shows nothing
+    fixed: Side  # never corrupts
+    half: Side | None = None  # half of the fix: what it lets through depends on the device, so it is shown, not judged
