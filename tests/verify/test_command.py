@@ -130,6 +130,15 @@ def test_a_gpu_without_kernels_is_refused_by_name_and_passed_over_by_auto(monkey
     assert "Proven on a simulated device" in passed_over.stdout
 
 
+def test_a_device_that_fails_exits_with_1_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_arguments: object) -> None:
+        raise DeviceError("stream 3: illegal address")
+
+    monkeypatch.setattr(command, "run_case", failing)
+    result = run()
+    assert (result.exit_code, result.output) == (1, "Error: the device failed: stream 3: illegal address\n")
+
+
 def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_arguments: object) -> None:
         raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.verify.case import Comparison
 from trtllm_kvfix.verify.offsets_v1 import InPlace, RefilledTable
 from trtllm_kvfix.verify.outcome import Verdict
-from trtllm_kvfix.verify.runner import Iteration, closed_gate, first_wrong, run_case, run_side, typical
+from trtllm_kvfix.verify.runner import Iteration, first_wrong, run_case, run_side, typical
 
 from .doubles import AT, arm, named, outcome
 
@@ -48,22 +48,6 @@ def test_every_iteration_of_every_arm_is_reported() -> None:
     done = []
     run_case(open_device("cpu"), named("store-order", "any"), 2, 0, lambda: done.append(1))
     assert len(done) == 3 * 2
-
-
-def test_a_gate_is_opened_once_and_at_the_latest_at_the_end() -> None:
-    device = open_device("cpu")
-    stream, event = device.create_stream(), device.create_event()
-    with closed_gate(device, stream) as gate:
-        device.record(event, stream)
-        assert not device.done(event)
-        gate.open()
-        device.synchronize(stream)
-    assert device.done(event)
-    with closed_gate(device, stream):
-        pass
-    device.synchronize(stream)
-    device.destroy_event(event)
-    device.destroy_stream(stream)
 
 
 def test_first_wrong_says_where_and_how_much() -> None:

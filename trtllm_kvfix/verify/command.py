@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from trtllm_kvfix import __version__
-from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.replay.progress import progress_bar
 from trtllm_kvfix.verify.case import Case
@@ -50,6 +50,8 @@ def verify(
         report = run(chosen(device_name, seed), cases, iterations, seed)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except DeviceError as error:
+        raise KvfixError(f"the device failed: {error}") from error
     if html_path is not None:
         html_path.write_text(page(report), encoding="utf-8")
     if as_json:

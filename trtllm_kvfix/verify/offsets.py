@@ -5,16 +5,16 @@ the device from which attention reads them. A *shipper* is one way of sending th
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_kvfix.native import Device, DeviceArray, NativeStager, PinnedArray
+from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
+from trtllm_kvfix.staging import OffsetStager
 from trtllm_kvfix.verify.case import Arm, Comparison, Lane
 
 POOLS, ROWS_MAX, PLANES, BLOCKS = SHAPE = (2, 24, 2, 64)
-POOL_WORDS = ROWS_MAX * PLANES * BLOCKS
 WORD_BYTES = 4
 ROWS = 8  # sequences in a batch
 PAGES = 1 << 20
@@ -68,29 +68,11 @@ class OffsetArm(Arm):
 class Staged:
     """The fix: what the device reads is a slot that nobody else writes until an event behind its reader is done."""
 
-    def __init__(
-        self,
-        device: Device,
-        *,
-        layout: str,
-        mode: str,
-        scale: list[int] | None = None,
-        v_offset: list[int] | None = None,
-    ) -> None:
-        self._stager = NativeStager(
-            device,
-            layout=layout,
-            num_pools=POOLS,
-            rows_max=ROWS_MAX,
-            blocks_max=BLOCKS,
-            mode=mode,
-            slots=3,
-            index_scales=scale,
-            kv_offset=v_offset,
-        )
+    def __init__(self, device: Device, **layout: Any) -> None:
+        self._stager = OffsetStager(device=device, num_pools=POOLS, rows_max=ROWS_MAX, blocks_max=BLOCKS, **layout)
 
     def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
-        self._stager.ship(destination.address, POOL_WORDS, ROWS_MAX, BLOCKS, table.array, rows, stream=stream)
+        self._stager.ship(destination, table.array, rows, stream=stream)
 
     def close(self) -> None:
         self._stager.close()

@@ -11,7 +11,6 @@ from trtllm_kvfix.verify.offsets import (
     MODES,
     PAGES,
     PLANES,
-    POOL_WORDS,
     POOLS,
     ROWS,
     WORD_BYTES,
@@ -48,7 +47,7 @@ class InPlace:
 
     def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
         nbytes = len(rows) * PLANES * BLOCKS * WORD_BYTES
-        for start in range(0, table.nbytes, POOL_WORDS * WORD_BYTES):
+        for start in range(0, table.nbytes, table.nbytes // POOLS):
             self.device.copy(destination.address + start, table.address + start, nbytes, stream)
 
     def close(self) -> None:

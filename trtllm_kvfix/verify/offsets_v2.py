@@ -138,7 +138,7 @@ def paged(scenario: type[PageTable], shipper: BuildShipper, device: Device, seed
 
 def staged(scenario: type[PageTable], mode: str, meanwhile: str) -> Side:
     return Side(
-        partial(paged, scenario, partial(Staged, layout="v2", mode=mode, scale=SCALE, v_offset=V_OFFSET)),
+        partial(paged, scenario, partial(Staged, layout="v2", mode=mode, index_scales=SCALE, kv_offset=V_OFFSET)),
         how=f"The call takes the rows over; the device reads only what is ours (stager, mode {mode}).",
         meanwhile=meanwhile,
         effect="the work of batch A runs and finds batch A",

@@ -1,7 +1,6 @@
 """Runs cases. Every iteration holds the device, overwrites the source, looks that the work is pending, and lets go."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter_ns
@@ -10,6 +9,7 @@ import numpy as np
 
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.verify.case import Arm, Case, Comparison, Side
+from trtllm_kvfix.verify.gates import Gates
 from trtllm_kvfix.verify.outcome import ArmOutcome, CaseOutcome, Example, LaneOutcome, Timeline
 
 
@@ -18,28 +18,6 @@ class Iteration:
     timeline: Timeline
     pending: bool
     example: Example | None
-
-
-class Gate:
-    """Holds a stream until it is opened: at the latest when the block ends, since a held stream never drains."""
-
-    def __init__(self, device: Device, stream: int) -> None:
-        self._device = device
-        self._gate: int | None = device.close_gate(stream)
-
-    def open(self) -> None:
-        if self._gate is not None:
-            gate, self._gate = self._gate, None
-            self._device.open_gate(gate)
-
-
-@contextmanager
-def closed_gate(device: Device, stream: int) -> Iterator[Gate]:
-    gate = Gate(device, stream)
-    try:
-        yield gate
-    finally:
-        gate.open()
 
 
 class Clock:
@@ -75,9 +53,10 @@ def run_side(device: Device, side: Side, iterations: int, seed: int, on_iteratio
     done: list[Iteration] = []
     try:
         rehearse(arm)
-        for number in range(1, iterations + 1):
-            done.append(run_iteration(device, arm, event, number))
-            on_iteration()
+        with Gates(device) as gates:
+            for number in range(1, iterations + 1):
+                done.append(run_iteration(gates, arm, event, number))
+                on_iteration()
     finally:
         arm.settle()
         device.destroy_event(event)
@@ -106,11 +85,12 @@ def rehearse(arm: Arm) -> None:
     arm.settle()
 
 
-def run_iteration(device: Device, arm: Arm, event: int, number: int) -> Iteration:
+def run_iteration(gates: Gates, arm: Arm, event: int, number: int) -> Iteration:
+    device = arm.device
     arm.prepare()
     arm.settle()
     clock = Clock()
-    with closed_gate(device, arm.held) as gate:
+    with gates.closed(arm.held):
         arm.lead_in()
         call = clock()
         arm.call()
@@ -121,7 +101,7 @@ def run_iteration(device: Device, arm: Arm, event: int, number: int) -> Iteratio
         disturbed = clock()
         pending = not device.done(event) and arm.waiting()
         opened = clock()
-        gate.open()
+        gates.open()
     arm.wait_held()
     held_done = clock()
     arm.wait_free()
