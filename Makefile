@@ -21,11 +21,11 @@ INSTALL := $(PY) -m pip install -q --disable-pip-version-check --no-build-isolat
 	--config-settings=build-dir=build/python --config-settings=cmake.define.KVFIX_WERROR=$(WERROR)
 NATIVE_SOURCES := $(shell find cpp cmake -type f -not -path 'cpp/tests/*' -not -path 'cpp/fuzz/*') CMakeLists.txt pyproject.toml
 CPP_SOURCES := $(shell find cpp bench -name '*.h' -o -name '*.cc')
-TIDY_SOURCES := $(wildcard cpp/core/*.cc cpp/bindings/*.cc)
+TIDY_SOURCES := $(filter-out cpp/tests/% cpp/fuzz/%,$(wildcard cpp/*/*.cc))
 
-# $(call cpp_build,NAME,OPTIONS) configures and builds the C++ side alone in build/NAME.
+# $(call cpp_build,NAME,OPTIONS,TARGET) configures the C++ side alone in build/NAME and builds TARGET, or everything.
 cpp_build = cmake -S . -B build/$(1) -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	-DKVFIX_WERROR=$(WERROR) $(2) && cmake --build build/$(1) -- --quiet
+	-DKVFIX_WERROR=$(WERROR) $(2) && cmake --build build/$(1) $(if $(3),--target $(3)) -- --quiet
 # $(call tests,ON) builds the C++ tests and insists on GoogleTest, with OFF its absence is tolerated.
 tests = -DKVFIX_BUILD_TESTS=ON -DCMAKE_REQUIRE_FIND_PACKAGE_GTest=$(1)
 # ThreadSanitizer of older compilers cannot place its shadow where newer kernels randomize the address space.
@@ -95,12 +95,13 @@ bench-cpp: $(VENV)/.ready  ## measure the core without Python; needs Google Benc
 	@$(call cpp_build,bench,-DCMAKE_BUILD_TYPE=Release -DKVFIX_BUILD_BENCH=ON)
 	@build/bench/bin/kvfix_bench $(BENCH_CPP_ARGS)
 
-tsan: $(VENV)/.ready  ## stress the block manager under ThreadSanitizer
+tsan: $(VENV)/.ready  ## C++ tests and stress under ThreadSanitizer
 	@$(call cpp_build,tsan,$(call tests,ON) -DKVFIX_SANITIZE=thread)
+	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) ctest --test-dir build/tsan --output-on-failure --no-tests=error -j $(JOBS)
 	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) build/tsan/bin/stress_block_manager $(STRESS_ARGS)
 
-race-control: $(VENV)/.ready  ## the same without the lock, which must fail: shows that the stress can see a race
-	@$(call cpp_build,race-control,$(call tests,ON) -DKVFIX_SANITIZE=thread -DKVFIX_NO_LOCK=ON)
+race-control: $(VENV)/.ready  ## the stress without the lock, which must fail: shows that the stress can see a race
+	@$(call cpp_build,race-control,$(call tests,ON) -DKVFIX_SANITIZE=thread -DKVFIX_NO_LOCK=ON,stress_block_manager)
 	@tools/must_race.sh $(FIXED_ADDRESSES) build/race-control/bin/stress_block_manager $(STRESS_ARGS)
 
 asan: $(VENV)/.ready  ## C++ tests and stress under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -109,9 +110,10 @@ asan: $(VENV)/.ready  ## C++ tests and stress under AddressSanitizer and Undefin
 	@build/asan/bin/stress_block_manager $(STRESS_ARGS)
 
 fuzz: $(VENV)/.ready  ## fuzz the block manager for a while; needs clang with its libFuzzer
-	@$(call cpp_build,fuzz,-DKVFIX_BUILD_FUZZ=ON -DKVFIX_SANITIZE=address$(comma)undefined -DCMAKE_CXX_COMPILER=clang++)
+	@$(call cpp_build,fuzz,-DKVFIX_BUILD_FUZZ=ON -DKVFIX_SANITIZE=address$(comma)undefined -DCMAKE_CXX_COMPILER=clang++,fuzz_block_manager)
 	@mkdir -p build/fuzz/corpus
-	@build/fuzz/bin/fuzz_block_manager -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ build/fuzz/corpus
+	@build/fuzz/bin/fuzz_block_manager -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
+		build/fuzz/corpus cpp/fuzz/inputs
 
 # The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.
 ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01
