@@ -4,8 +4,12 @@ find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module ${SK
 find_package(nanobind CONFIG REQUIRED)
 
 file(GLOB KVFIX_BINDINGS_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cpp/bindings/*.cc)
+# Some compilers are installed without their link-time optimizer: core.cmake has tried it.
+if(KVFIX_LTO)
+  set(KVFIX_BINDINGS_LTO LTO)
+endif()
 nanobind_add_module(_core
-  STABLE_ABI FREE_THREADED NB_STATIC NOMINSIZE LTO NB_SUPPRESS_WARNINGS ${KVFIX_BINDINGS_SOURCES})
+  STABLE_ABI FREE_THREADED NB_STATIC NOMINSIZE ${KVFIX_BINDINGS_LTO} NB_SUPPRESS_WARNINGS ${KVFIX_BINDINGS_SOURCES})
 target_link_libraries(_core PRIVATE kvfix_core kvfix_staging)
 target_compile_definitions(_core PRIVATE KVFIX_BUILD_TYPE="$<CONFIG>")
 install(TARGETS _core LIBRARY DESTINATION trtllm_kvfix)

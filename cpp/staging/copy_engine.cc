@@ -41,7 +41,8 @@ TransferId CopyEngine::submit(std::span<const CopySpan> spans, const CopyOrder& 
         device_->copy_batch(spans, order.source, stream);
         fences_.back()->raise(stream);
     } catch (const DeviceError&) {
-        device_->synchronize(stream);  // part of the batch may be running; the caller gets its memory back with the error
+        device_->synchronize(
+            stream);  // part of the batch may be running; the caller gets its memory back with the error
         throw;
     }
     in_flight_.push_back({next_id_, std::move(fences_.back())});

@@ -49,8 +49,8 @@ class CopyEngine {
     std::shared_ptr<Device> device_;
     std::size_t transfers_max_;
     TransferId next_id_ = 1;
-    std::deque<InFlight> in_flight_;                // in order of submission
-    std::vector<std::unique_ptr<Fence>> fences_;    // not in use
+    std::deque<InFlight> in_flight_;              // in order of submission
+    std::vector<std::unique_ptr<Fence>> fences_;  // not in use
     std::uint64_t waits_ = 0;
 };
 

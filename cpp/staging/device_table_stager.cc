@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "staging/row_diff.h"
+
 namespace kvfix {
 namespace {
 
 // A slot holds this many entries at most; more changes take several slots, in stream order.
 constexpr std::uint32_t kEntriesMax = 64 * 1024;
-// Compared at once before anyone looks closer: memcmp runs at the speed of memory.
-constexpr std::uint32_t kChunk = 128;
 
 }  // namespace
 
@@ -109,20 +109,9 @@ void DeviceTableStager::stage_row(const Shipment& shipment, std::uint32_t pool, 
     for (std::uint32_t plane = 0; plane < planes; ++plane) {
         const std::int32_t* live = shipment.table.row(pool, row, plane);
         const std::size_t base = ((std::size_t{pool} * config_.rows_max + row) * planes + plane) * config_.blocks_max;
-        std::int32_t* shadow = shadow_.data() + base;
-        for (std::uint32_t begin = 0; begin < shipment.width; begin += kChunk) {
-            const std::uint32_t end = std::min(begin + kChunk, shipment.width);
-            if (std::memcmp(live + begin, shadow + begin, (end - begin) * sizeof(std::int32_t)) == 0) {
-                continue;
-            }
-            for (std::uint32_t block = begin; block < end; ++block) {
-                const std::int32_t value = live[block];
-                if (value != shadow[block]) {
-                    writer.put(static_cast<std::uint32_t>(base + block), value);
-                    shadow[block] = value;
-                }
-            }
-        }
+        update_shadow(live, shadow_.data() + base, shipment.width, [&](std::size_t block, std::int32_t value) {
+            writer.put(static_cast<std::uint32_t>(base + block), value);
+        });
     }
 }
 

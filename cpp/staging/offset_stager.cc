@@ -22,15 +22,18 @@ StagerConfig checked(const StagerConfig& config) {
             "num_pools is " + std::to_string(config.num_pools) + "; 1 to " + std::to_string(kPoolsMax));
     require(config.rows_max >= 1, "rows_max is 0; at least 1");
     require(config.blocks_max >= 1, "blocks_max is 0; at least 1");
-    require(config.slots >= 2, "slots is " + std::to_string(config.slots) + "; with fewer than 2 every ship waits for the one before");
-    require(config.elements_max() <= kNone, "a table of " + std::to_string(config.elements_max()) + " entries is over the limit");
+    require(config.slots >= 2,
+            "slots is " + std::to_string(config.slots) + "; with fewer than 2 every ship waits for the one before");
+    require(config.elements_max() <= kNone,
+            "a table of " + std::to_string(config.elements_max()) + " entries is over the limit");
     return config;
 }
 
 StagerMode resolve(const Device& device, const StagerConfig& config, StagerMode mode) {
     if (mode == StagerMode::device_table) {
-        require(device.has_kernels(), "mode device_table needs kernels, and " + device.name() +
-                                          " has none: the package was built without a CUDA compiler, or for other GPUs");
+        require(device.has_kernels(),
+                "mode device_table needs kernels, and " + device.name() +
+                    " has none: the package was built without a CUDA compiler, or for other GPUs");
     }
     if (mode != StagerMode::automatic) {
         return mode;
@@ -41,7 +44,8 @@ StagerMode resolve(const Device& device, const StagerConfig& config, StagerMode 
 
 }  // namespace
 
-OffsetStager::OffsetStager(std::shared_ptr<Device> device, const StagerConfig& config, StagerMode mode) : config_(checked(config)) {
+OffsetStager::OffsetStager(std::shared_ptr<Device> device, const StagerConfig& config, StagerMode mode)
+    : config_(checked(config)) {
     stats_.mode = resolve(*device, config, mode);
     if (stats_.mode == StagerMode::device_table) {
         device_table_ = std::make_unique<DeviceTableStager>(std::move(device), config);
@@ -53,11 +57,13 @@ OffsetStager::OffsetStager(std::shared_ptr<Device> device, const StagerConfig& c
 void OffsetStager::check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const {
     const HostTable& table = shipment.table;
     require(snapshot_ != nullptr || device_table_ != nullptr, "ship() after close()");
-    require(table.pools == config_.num_pools,
-            "the table has " + std::to_string(table.pools) + " pools, the stager was made for " + std::to_string(config_.num_pools));
+    require(table.pools == config_.num_pools, "the table has " + std::to_string(table.pools) +
+                                                  " pools, the stager was made for " +
+                                                  std::to_string(config_.num_pools));
     require(table.rows <= config_.rows_max && table.blocks <= config_.blocks_max,
-            "a table of " + std::to_string(table.rows) + " rows and " + std::to_string(table.blocks) + " blocks is larger than the " +
-                std::to_string(config_.rows_max) + " x " + std::to_string(config_.blocks_max) + " the stager was made for");
+            "a table of " + std::to_string(table.rows) + " rows and " + std::to_string(table.blocks) +
+                " blocks is larger than the " + std::to_string(config_.rows_max) + " x " +
+                std::to_string(config_.blocks_max) + " the stager was made for");
     require(shipment.width <= table.blocks && shipment.width <= shipment.dst.blocks,
             "width " + std::to_string(shipment.width) + " is more than the table's " + std::to_string(table.blocks) +
                 " or the destination's " + std::to_string(shipment.dst.blocks) + " blocks");
@@ -65,7 +71,8 @@ void OffsetStager::check_shipment(const Shipment& shipment, std::uint32_t dst_ro
             std::to_string(shipment.rows.size()) + " rows do not fit a destination of " + std::to_string(dst_rows) +
                 " rows and a stager of " + std::to_string(config_.rows_max));
     for (const std::uint32_t row : shipment.rows) {
-        require(row < table.rows, "row " + std::to_string(row) + " is out of a table of " + std::to_string(table.rows) + " rows");
+        require(row < table.rows,
+                "row " + std::to_string(row) + " is out of a table of " + std::to_string(table.rows) + " rows");
     }
 }
 

@@ -23,6 +23,10 @@ class Destination:
             raise TypeError(f"dst is {type(dst).__name__}; expected a CUDA tensor or a native DeviceArray")
         return _of_tensor(dst, device)
 
+    def describes(self, dst: Any) -> bool:
+        """Whether this was made of the same tensor, still at the same place: an iteration's call need not look again."""
+        return self.tensor is dst and bool(dst.data_ptr() == self.address)
+
     def current_stream(self) -> int:
         if self.tensor is None:
             return 0

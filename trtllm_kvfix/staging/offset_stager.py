@@ -35,6 +35,7 @@ class OffsetStager:
         kv_offset: Sequence[int] | None = None,
     ) -> None:
         self.device = native.open_device(device) if isinstance(device, str) else device
+        self._target: Destination | None = None  # of the last ship
         self._native = native.NativeStager(
             self.device,
             layout=layout,
@@ -53,7 +54,9 @@ class OffsetStager:
         dst: a CUDA tensor or a native DeviceArray, int32 (pools, n_max, 2, blocks). table: the live host table, a numpy array or a CPU
         tensor of the same kind. stream: a handle; by default the current stream of the tensor's device.
         """
-        target = Destination.of(dst, self.device)
+        target = self._target
+        if target is None or not target.describes(dst):
+            target = self._target = Destination.of(dst, self.device)
         self._native.ship(
             target.address,
             target.pool_stride,
