@@ -22,6 +22,7 @@ class Case:
     sequences: int
     blocks: int
     changed: float
+    scattered: bool = False
     table: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -34,16 +35,18 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.pools}x{self.sequences}x{self.blocks}@{round(self.changed * 100)}%"
+        return f"{self.pools}x{self.sequences}x{self.blocks}@{round(self.changed * 100)}%{'s' if self.scattered else ''}"
 
     def change_some(self) -> None:
-        """New page numbers in a share of the entries, as growth and new sequences bring them."""
-        k = self.array[:, :, 0]
-        count = max(1, int(k.size * self.changed))
-        at = self.rng.integers(0, k.size, count) if self.changed < 1 else np.arange(k.size)
-        flat = np.unravel_index(at, k.shape)
-        k[flat] = self.rng.integers(0, 1 << 20, at.size)
-        self.array[:, :, 1][flat] = k[flat] + 1
+        """New page numbers in a share of the entries: whole rows, as new sequences bring them, or scattered, the worst there is."""
+        k, v = self.array[:, :, 0], self.array[:, :, 1]
+        if self.scattered:
+            at = np.unravel_index(self.rng.integers(0, k.size, max(1, int(k.size * self.changed))), k.shape)
+        else:
+            rows = self.rng.permutation(self.sequences)[: max(1, int(self.sequences * self.changed))]
+            at = (slice(None), rows)
+        k[at] = self.rng.integers(0, 1 << 20, k[at].shape)
+        v[at] = k[at] + 1
         if self.mirror is not None:
             self.mirror[...] = self.array
 
