@@ -9,6 +9,7 @@ from trtllm_kvfix.verify.catalogue import CASES, NAMES, select
 from trtllm_kvfix.verify.offsets_v2 import kernel_output
 from trtllm_kvfix.verify.outcome import Verdict
 from trtllm_kvfix.verify.runner import run_case
+from trtllm_kvfix.verify.transfers import Ordered, Unordered
 
 from .doubles import named, unfixed, vacuous
 
@@ -47,7 +48,7 @@ def test_the_disturbance_lies_between_the_call_and_the_opening_of_the_gate(case:
 
 
 def test_an_edge_with_source_order_any_is_half_a_fix() -> None:
-    case = named("store-order", "any")
+    case = named("store-order", "writer, any")
     found = run_case(open_device("cpu", seed=0), case, 40, 0, nothing)
     assert found.half is not None
     assert 0 < found.half.corrupt < 40, "the simulated driver reads early as often as not"
@@ -63,6 +64,14 @@ def test_a_control_that_is_secretly_safe_is_vacuous() -> None:
 def test_a_fix_that_does_not_hold_is_seen() -> None:
     found = run_case(open_device("cpu", seed=0), unfixed(), ITERATIONS, 0, nothing)
     assert found.fixed.corrupt == ITERATIONS
+    assert found.verdict is Verdict.FIX_FAILED
+
+
+@pytest.mark.parametrize("case", select(("store-order", "load-order")), ids=lambda case: f"{case.name}, {case.variant}")
+def test_a_fix_that_lacks_its_edge_is_seen(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ordered, "move", Unordered.move)
+    found = run_case(open_device("cpu", seed=0), case, 25, 0, nothing)
+    assert found.fixed.corrupt > 0
     assert found.verdict is Verdict.FIX_FAILED
 
 
@@ -83,5 +92,5 @@ def test_kernel_output_scales_pages_and_turns_bad_ones_into_zero() -> None:
 
 def test_select_keeps_the_order_of_the_catalogue() -> None:
     assert select(()) == list(CASES)
-    assert [case.name for case in select(("store-order", "offsets-v1"))] == ["offsets-v1"] * 2 + ["store-order"] * 2
+    assert [case.name for case in select(("store-order", "offsets-v1"))] == ["offsets-v1"] * 2 + ["store-order"] * 3
     assert len(NAMES) == len(set(NAMES)) == 6

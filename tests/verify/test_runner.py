@@ -46,7 +46,7 @@ def test_work_that_does_not_wait_makes_the_case_not_held() -> None:
 
 def test_every_iteration_of_every_arm_is_reported() -> None:
     done = []
-    run_case(open_device("cpu"), named("store-order", "any"), 2, 0, lambda: done.append(1))
+    run_case(open_device("cpu"), named("store-order", "writer, any"), 2, 0, lambda: done.append(1))
     assert len(done) == 3 * 2
 
 

@@ -10,6 +10,7 @@ from trtllm_kvfix.verify.transfers import (
     LoadBehindReader,
     LoadBehindZeroing,
     Ordered,
+    StoreBeforeWriter,
     StoreBehindWriter,
     TransferArm,
     Unordered,
@@ -34,60 +35,59 @@ def with_edge(arm: type[TransferArm], order: str, effect: str, *, how: str = "An
     return Side(partial(build, arm, Ordered, order), f"{how} Source order {order.upper()}.", meanwhile, effect)
 
 
-def store_case(order: str) -> Case:
-    half = with_edge(
-        StoreBehindWriter,
-        "any",
-        "the kernel writes, then the store runs, unless its sources were read early",
-        how="An event orders the streams, but the driver may read the sources of the store before their turn.",
-    )
-    return Case(
-        name="store-order",
-        variant=order,
-        hazard="H5",
-        title="Store: blocks are saved while the kernel that writes them is queued",
-        call="the store of the blocks to the host is issued",
-        control=without_edge(
-            StoreBehindWriter,
-            order,
-            "the store is over, and nothing has written the blocks yet",
-            "the kernel writes the blocks; what was saved is what was there before",
-        ),
-        # Sources of a store are being written, so it takes STREAM, whatever the control took.
-        fixed=with_edge(StoreBehindWriter, "stream", "the kernel writes the blocks, then the store saves them"),
-        half=half if order == "any" else None,
-    )
-
-
-class LoadWords(NamedTuple):
-    arm: type[TransferArm]
+class Words(NamedTuple):
+    name: str
     variant: str
+    arm: type[TransferArm]
     title: str
-    meanwhile: str
+    meanwhile: str  # in the control
     corrupt: str
     intact: str
+    orders: tuple[str, ...] = ORDERS
 
 
-LOADS = (
-    LoadWords(
-        LoadBehindReader,
+WORDS = (
+    Words(
+        "store-order",
+        "writer",
+        StoreBehindWriter,
+        "Store: blocks are saved while the kernel that writes them is queued",
+        "the store is over, and nothing has written the blocks yet",
+        "the kernel writes the blocks; what was saved is what was there before",
+        "the kernel writes the blocks, then the store saves them",
+    ),
+    Words(
+        "store-order",
+        "early writer",
+        StoreBeforeWriter,
+        "Store: blocks are written for their next owner while the store of their contents is queued",
+        "the kernel of the next owner is over, and nothing has been saved yet",
+        "the store saves what belongs to the next owner",
+        "the store saves the blocks, then the next owner's kernel writes them",
+        orders=("stream",),  # ANY lets the driver read the blocks early, which saves a control now and then
+    ),
+    Words(
+        "load-order",
         "reader",
+        LoadBehindReader,
         "Load: blocks are filled while attention that reads their last contents is queued",
         "the load is over, and nobody has read the blocks yet",
         "attention runs and reads what was loaded for somebody else",
         "attention reads the blocks, then the load fills them",
     ),
-    LoadWords(
-        LoadBehindZeroing,
+    Words(
+        "load-order",
         "zeroing",
+        LoadBehindZeroing,
         "Load: blocks are filled while the kernel that clears them is queued",
         "the load is over, and the blocks have not been cleared yet",
         "the kernel clears the blocks; what was loaded is gone",
         "the kernel clears the blocks, then the load fills them",
     ),
-    LoadWords(
-        LoadBeforeReader,
+    Words(
+        "load-order",
         "early reader",
+        LoadBeforeReader,
         "Load: attention reads the blocks while the load that fills them is queued",
         "attention is over, and nothing has been loaded yet",
         "the load fills the blocks; attention has read what was there before",
@@ -96,17 +96,25 @@ LOADS = (
 )
 
 
-def load_case(words: LoadWords, order: str) -> Case:
-    # The source of a load is host memory that nobody writes, so either order will do with an edge.
+def case(words: Words, order: str) -> Case:
+    # Where the source itself is being written, the fix needs STREAM as well, whatever the control took.
+    needs_stream = words.arm is StoreBehindWriter
+    half = with_edge(
+        words.arm,
+        "any",
+        "the kernel writes, then the store runs, unless its sources were read early",
+        how="An event orders the streams, but the driver may read the sources of the store before their turn.",
+    )
     return Case(
-        name="load-order",
+        name=words.name,
         variant=f"{words.variant}, {order}",
         hazard="H5",
         title=words.title,
-        call="the load of the blocks from the host is issued",
+        call=f"the {words.name.removesuffix('-order')} of the blocks is issued",
         control=without_edge(words.arm, order, words.meanwhile, words.corrupt),
-        fixed=with_edge(words.arm, order, words.intact),
+        fixed=with_edge(words.arm, "stream" if needs_stream else order, words.intact),
+        half=half if needs_stream and order == "any" else None,
     )
 
 
-CASES = (*map(store_case, ORDERS), *(load_case(words, order) for words in LOADS for order in ORDERS))
+CASES = tuple(case(words, order) for words in WORDS for order in words.orders)

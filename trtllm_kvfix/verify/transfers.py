@@ -133,24 +133,44 @@ class TransferArm(Arm):
         super().close()
 
 
-class StoreBehindWriter(TransferArm):
-    """A store is issued while the kernel that writes the blocks is queued."""
-
-    held_work, free_work = "kernel writes the blocks", "store"
-
+class StoreArm(TransferArm):
     def prepare(self) -> None:
-        self.value = int(self.random.integers(1, 1 << 32))
-        self.device.upload(self.blocks, np.zeros(SHAPE, np.uint32), self.held)
-
-    def lead_in(self) -> None:
-        self.device.fill_words(self.blocks.address, BLOCKS * BLOCK_WORDS, self.value, self.compute)
-        self.held_work_ends()
+        self.before, self.value = self.draw(), int(self.random.integers(1, 1 << 32))
+        self.host.array[:] = 0
+        self.device.upload(self.blocks, self.before, self.held)
 
     def call(self) -> None:
         self.mover.move(addresses(self.host), addresses(self.blocks))
 
+    def write_blocks(self) -> None:
+        self.device.fill_words(self.blocks.address, BLOCKS * BLOCK_WORDS, self.value, self.compute)
+
+
+class StoreBehindWriter(StoreArm):
+    """A store is issued while the kernel that writes the blocks is queued."""
+
+    held_work, free_work = "kernel writes the blocks", "store"
+
+    def lead_in(self) -> None:
+        self.write_blocks()
+        self.held_work_ends()
+
     def compare(self) -> Comparison:
         return Comparison(np.full(SHAPE, self.value, np.uint32), self.host.array.copy())
+
+
+class StoreBeforeWriter(StoreArm):
+    """Compute writes for the next owner of blocks whose store is queued."""
+
+    holds_copy = True
+    held_work, free_work = "store", "kernel writes the blocks"
+
+    def follow(self) -> None:
+        self.held_work_ends()
+        self.write_blocks()
+
+    def compare(self) -> Comparison:
+        return Comparison(self.before, self.host.array.copy())
 
 
 class LoadArm(TransferArm):
