@@ -103,7 +103,7 @@ __global__ void ExpandRows(const __grid_constant__ kvfix::ExpandRows call) {
 __global__ void GatherHostRows(const __grid_constant__ kvfix::GatherHostRows call) {
     for_each_row(call, [&](std::uint32_t pool, std::uint32_t row) {
         std::int32_t* k = k_plane(call.dst, pool, row);
-        const std::int64_t row_stride = std::int64_t{2} * call.dst.blocks;
+        const std::int64_t row_stride = std::int64_t{2} * call.table_blocks;
         const std::int32_t* pages = call.table + pool * call.table_pool_stride + call.copy_index[row] * row_stride;
         expand_row(k, k + call.dst.blocks, pages, call.width, Scaling(call.scale, pool));
     });
@@ -116,7 +116,7 @@ __global__ void GatherDeviceRows(const __grid_constant__ kvfix::GatherDeviceRows
         const std::int32_t* pages = call.table + pool * call.table_pool_stride + table_row;
         if (call.planes == 2) {
             copy_row(k, pages, call.width);
-            copy_row(k + call.dst.blocks, pages + call.dst.blocks, call.width);
+            copy_row(k + call.dst.blocks, pages + call.table_row_stride / 2, call.width);
         } else {
             expand_row(k, k + call.dst.blocks, pages, call.width, Scaling(call.scale, pool));
         }
