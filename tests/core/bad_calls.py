@@ -1,0 +1,69 @@
+"""Calls that must be refused, each with what it raises. None may change anything, whatever the manager holds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from trtllm_kvfix import native
+
+Manager = native.BlockManager
+Errors = type[Exception] | tuple[type[Exception], ...]
+NOTHING: Any = None
+UNHEARD = 10**15  # no request, block or ticket has this number
+
+
+def request(request_id: int, *, beam_width: int = 1) -> native.SequenceRequest:
+    return native.SequenceRequest(request_id, [1, 2, 3], beam_width=beam_width)
+
+
+def table(m: Manager, *, rows: int = 1, blocks: int = 64) -> np.ndarray:
+    return np.zeros((len(m.get_kv_cache_stats().windows), rows, 2, blocks), dtype=np.int32)
+
+
+BAD_NUMBER = (TypeError, ValueError)  # a single negative number is refused by the signature, one in a list by its place
+
+
+def first_window(m: Manager) -> int | None:
+    return m.get_kv_cache_stats().windows[0].window_size
+
+
+# The id that these calls name is not live, unless they say so.
+BAD_CALLS: dict[str, tuple[Errors, Callable[[Manager], object]]] = {
+    "add, id twice": (ValueError, lambda m: m.add_sequence_batch([request(UNHEARD), request(UNHEARD)])),
+    "add, too many beams": (ValueError, lambda m: m.add_sequence(request(UNHEARD, beam_width=99))),
+    "add, second of two is bad": (
+        ValueError,
+        lambda m: m.add_sequence_batch([request(UNHEARD), request(UNHEARD + 1, beam_width=99)]),
+    ),
+    "add, negative budget": (BAD_NUMBER, lambda m: m.add_sequence_batch([request(UNHEARD)], tokens_new_max=-1)),
+    "add, not requests": (TypeError, lambda m: m.add_sequence_batch([NOTHING])),
+    "add, None": (TypeError, lambda m: m.add_sequence(NOTHING)),
+    "grow, unknown": (native.UnknownRequest, lambda m: m.add_token(UNHEARD)),
+    "grow, negative count": (BAD_NUMBER, lambda m: m.add_token(UNHEARD, -1)),
+    "grow, lengths differ": (ValueError, lambda m: m.add_tokens([UNHEARD], [1, 2])),
+    "grow, float counts": (TypeError, lambda m: m.add_tokens([UNHEARD], [1.0])),
+    "rewind, unknown": (native.UnknownRequest, lambda m: m.rewind_kv_cache(UNHEARD, 0)),
+    "store, unknown": (native.UnknownRequest, lambda m: m.store_context_blocks(UNHEARD, 0)),
+    "remove, unknown": (native.UnknownRequest, lambda m: m.remove_sequence(UNHEARD)),
+    "pin, unknown": (native.UnknownRequest, lambda m: m.pin_blocks(UNHEARD)),
+    "pin, no such block": (ValueError, lambda m: m.pin_blocks_by_id([UNHEARD])),
+    "pin, negative": (ValueError, lambda m: m.pin_blocks_by_id([-1])),
+    "unpin, no such block": (ValueError, lambda m: m.unpin_blocks_by_id([UNHEARD])),
+    "unpin, no such tier": (ValueError, lambda m: m.unpin_blocks_by_id([], tier="disk")),
+    "find, no such tier": (ValueError, lambda m: m.find_and_pin_blocks_by_hash([1], tier="disk")),
+    "find, no such window": (ValueError, lambda m: m.find_and_pin_blocks_by_hash([1], window_size=12345)),
+    "ids, unknown": (native.UnknownRequest, lambda m: m.get_cache_block_ids(UNHEARD, first_window(m))),
+    "ids, no such window": (ValueError, lambda m: m.get_batch_cache_block_ids([], window_size=12345)),
+    "offsets, unknown": (native.UnknownRequest, lambda m: m.copy_batch_block_offsets(table(m), [UNHEARD], 1, 0)),
+    "offsets, rows end": (ValueError, lambda m: m.copy_batch_block_offsets(table(m), [UNHEARD, UNHEARD], 1, 0)),
+    "offsets, int64": (
+        TypeError,
+        lambda m: m.copy_batch_block_offsets(table(m).astype(np.int64), [], 1, 0),
+    ),
+    "complete, unknown": (ValueError, lambda m: m.complete(UNHEARD)),
+    "fail, unknown": (ValueError, lambda m: m.fail(UNHEARD)),
+    "time, negative": (ValueError, lambda m: m.advance_time(-1)),
+    "stats, unknown": (native.UnknownRequest, lambda m: m.get_request_stats(UNHEARD)),
+    "analyze, None": (TypeError, lambda m: m.analyze_prefix_reuse(NOTHING)),
+}

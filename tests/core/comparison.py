@@ -1,0 +1,85 @@
+"""Everything about the two managers that can be read without changing them."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtllm_kvfix import native
+
+from .model.conservation import tier_counts
+from .model.values import TIERS
+
+if TYPE_CHECKING:
+    from .pair import Pair
+
+UNTOUCHED = -7
+SCALE, V_OFFSET = 3, 1000
+
+
+def compare_everything(pair: "Pair") -> None:
+    digest = pair.core.digest()
+    for request_id in pair.model.state.sequences:
+        compare_blocks(pair, request_id)
+        compare_offsets(pair, request_id)
+        expected = vars(pair.model.get_request_stats(request_id))
+        actual = pair.core.get_request_stats(request_id)
+        assert {field: getattr(actual, field) for field in expected} == expected
+    compare_stats(pair, pair.core.get_kv_cache_stats())
+    assert pair.core.digest() == digest, "reading changed something"
+
+
+def compare_blocks(pair: "Pair", request_id: int) -> None:
+    for w, window in enumerate(pair.model.state.windows):
+        expected = pair.model.get_cache_blocks(request_id, w)
+        actual = pair.core.get_cache_block_ids(request_id, window.shape.size)
+        assert [len(row) for row in actual] == [len(row) for row in expected]
+        for row, core_row in zip(expected, actual, strict=True):
+            for block, block_id in zip(row, core_row, strict=True):
+                assert (block is None) == (block_id == -1)
+                if block is not None:
+                    pair.names.learn_block(block, block_id)
+
+
+def compare_offsets(pair: "Pair", request_id: int) -> None:
+    """One row above, one below and one column to the right must stay as they were."""
+    windows = pair.model.state.windows
+    rows = [pair.model.get_cache_blocks(request_id, w) for w in range(len(windows))]
+    beams, length = len(rows[0]), len(rows[0][0])
+    table = np.full((len(windows), beams + 2, 2, length + 1), UNTOUCHED, dtype=np.int32)
+    pair.core.copy_batch_block_offsets(table, [request_id], beams, 1, scale=SCALE, v_offset=V_OFFSET)
+    assert (table[:, 0] == UNTOUCHED).all() and (table[:, -1] == UNTOUCHED).all()
+    assert (table[..., -1] == UNTOUCHED).all()
+    for w, window in enumerate(windows):
+        for beam, row in enumerate(rows[w]):
+            for position, block in enumerate(row):
+                k, v = (int(plane) for plane in table[w, beam + 1, :, position])
+                if block is None:
+                    assert (k, v) == (-1, -1)
+                    continue
+                assert v == k + V_OFFSET and k % SCALE == 0
+                pair.names.learn_slot(window, "primary", block.slots["primary"], k // SCALE)
+
+
+def compare_stats(pair: "Pair", stats: native.KvCacheStats) -> None:
+    state = pair.model.state
+    assert [w.window_size for w in stats.windows] == [w.shape.size for w in state.windows]
+    for window, actual in zip(state.windows, stats.windows, strict=True):
+        for tier in TIERS:
+            seen = getattr(actual, tier)
+            expected = {"blocks": window.capacity(tier), **tier_counts(window, tier)}
+            assert {field: getattr(seen, field) for field in expected} == expected, tier
+    primary = [tier_counts(window, "primary") for window in state.windows]
+    assert stats.max_num_blocks == sum(window.capacity("primary") for window in state.windows)
+    assert stats.free_num_blocks == sum(counts["free"] + counts["cached"] for counts in primary)
+    assert stats.used_num_blocks == sum(counts["owned"] + counts["in_flight"] for counts in primary)
+    assert stats.tokens_per_block == state.config.tokens_per_block
+    assert stats.sequences == len(state.sequences)
+    for name in ("total", "iteration", "current"):
+        compare_counters(getattr(stats, name), getattr(state, name), name)
+    reused, missed = state.total.get("blocks_reused", 0), state.total.get("blocks_missed", 0)
+    assert stats.cache_hit_rate == (reused / (reused + missed) if reused + missed else 0.0)
+
+
+def compare_counters(actual: native.CacheCounters, expected: dict[str, int], name: str) -> None:
+    fields = [field for field in dir(actual) if field.startswith(("blocks_", "tokens_")) or field == "requests"]
+    assert {f: getattr(actual, f) for f in fields} == {f: expected.get(f, 0) for f in fields}, name

@@ -1,0 +1,127 @@
+"""Section 4, first half: claims, ways, budget and capacity. Everything here only reads."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .matching import Match, match
+from .state import Block, State, Window
+from .values import OutOfBlocks, Request
+
+Way = Literal["takeover", "copy", "onboard"]
+
+
+@dataclass
+class Plan:
+    """What one request of a batch will get."""
+
+    request: Request
+    matches: list[Match]  # per window
+    reuse: int
+    block_size: int
+    ways: list[Way] = field(default_factory=list)  # per window, if there is a partial reuse
+    # While the batch is applied, per window: who took the source over, whose slot is read, and what may not be evicted.
+    taken: dict[int, Block] = field(default_factory=dict)
+    read: dict[int, Block] = field(default_factory=dict)
+    on_hold: dict[int, list[Block]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def full(self) -> int:
+        return self.reuse // self.block_size
+
+    @property
+    def rest(self) -> int:
+        return self.reuse % self.block_size
+
+    @property
+    def tokens_new(self) -> int:
+        return len(self.request.tokens) - self.reuse
+
+    @property
+    def blocks_prompt(self) -> int:
+        return -(-len(self.request.tokens) // self.block_size)
+
+    def claimed(self, w: int) -> list[Block]:
+        """Held or not."""
+        return self.matches[w].walked[: self.full]
+
+    def source(self, w: int) -> Block:
+        return self.matches[w].block(self.full)
+
+    def held(self, window: Window, w: int) -> list[Block]:
+        return [block for index, block in enumerate(self.claimed(w)) if self.holds(window, index)]
+
+    def found(self, w: int) -> list[Block]:
+        return self.claimed(w) + ([self.source(w)] if self.rest else [])
+
+    def touched(self, window: Window, w: int) -> list[Block]:
+        return self.held(window, w) + ([self.source(w)] if self.rest else [])
+
+    def width(self, index: int) -> int:
+        """Blocks that the sequence holds at this position: the prompt's incomplete last one exists once per beam."""
+        shared = (index + 1) * self.block_size <= len(self.request.tokens)
+        return 1 if shared else self.request.beam_width
+
+    def holds(self, window: Window, index: int) -> bool:
+        size = window.shape.size
+        return size is None or (index + 1) * self.block_size > self.full * self.block_size - size
+
+
+def plan_batch(state: State, requests: list[Request]) -> list[Plan]:
+    plans = []
+    for request in requests:
+        matches = [match(state.config, window, request) for window in state.windows]
+        reuse = min(m.tokens for m in matches)
+        if not state.config.partial_reuse:
+            reuse -= reuse % state.config.tokens_per_block
+        plans.append(Plan(request, matches, reuse, state.config.tokens_per_block))
+    for position, plan in enumerate(plans):
+        if plan.rest:
+            ways = [way_of(state, plans, position, w) for w in range(len(state.windows))]
+            if None in ways:
+                plan.reuse = plan.full * plan.block_size
+            else:
+                plan.ways = [way for way in ways if way is not None]
+    return plans
+
+
+def way_of(state: State, plans: list[Plan], position: int, w: int) -> Way | None:
+    plan = plans[position]
+    source = plan.source(w)
+    if source.settled("primary"):
+        claimed = any(source in other.claimed(w) for other in plans)
+        used_before = any(other.rest and source is other.source(w) for other in plans[:position])
+        at_rest = source.refs == 0 and source.pins["primary"] == 0 and source.locks["primary"] == 0
+        if at_rest and not source.children and not claimed and not used_before and plan.width(plan.full) == 1:
+            return "takeover"
+    if not state.config.copy_on_partial_reuse:
+        return None
+    return "copy" if source.settled("primary") else "onboard"
+
+
+def within_budget(plans: list[Plan], tokens_new_max: int | None) -> list[Plan]:
+    admitted: list[Plan] = []
+    spent = 0
+    for plan in plans:
+        spent += plan.tokens_new
+        if tokens_new_max is not None and spent > tokens_new_max:
+            break
+        admitted.append(plan)
+    return admitted
+
+
+def check_capacity(state: State, plans: list[Plan]) -> None:
+    for w, window in enumerate(state.windows):
+        needed = sum(slots_new(plan, w) for plan in plans)
+        lifted = [b for plan in plans for b in plan.held(window, w)]
+        needed += len({b.serial for b in lifted if b.slots["primary"] is None})
+        touched = [b for plan in plans for b in plan.touched(window, w)]
+        free = window.free("primary") + sum(b not in touched for b in window.cached())
+        if needed > free:
+            raise OutOfBlocks(needed, free, window.shape.size)
+
+
+def slots_new(plan: Plan, w: int) -> int:
+    total = sum(plan.width(index) for index in range(plan.full, plan.blocks_prompt))
+    taken_over = bool(plan.rest) and plan.ways[w] == "takeover"
+    return total - (1 if taken_over else 0)

@@ -1,0 +1,65 @@
+"""Section 6: who gives way. Every choice is a `min` over a plain list."""
+
+from .state import Block, State, Window
+from .values import Tier
+
+
+def take_slot(state: State, window: Window, block: Block) -> int:
+    """Gives the block a primary slot, evicting if none is free. Returns the tenancy's serial."""
+    if window.free("primary") == 0:
+        evict_primary(state, window, primary_victim(window))
+    return assign(state, window, block, "primary")
+
+
+def assign(state: State, window: Window, block: Block, tier: Tier) -> int:
+    assert window.free(tier) > 0 and block.slots[tier] is None
+    serial = state.tick()
+    block.slots[tier] = serial
+    return serial
+
+
+def primary_victim(window: Window) -> Block:
+    candidates = window.cached()
+    leaves = [b for b in candidates if all(child.slots["primary"] is None for child in b.children)]
+    return min(leaves or candidates, key=lambda b: (b.priority, b.cached_at))
+
+
+def evict_primary(state: State, window: Window, victim: Block) -> None:
+    if victim.settled("host"):
+        state.free(victim, "primary")
+        return
+    wanted = victim.priority >= state.config.offload_priority_min
+    if wanted and make_host_room(state, window) and victim.in_tree:
+        offload(state, window, victim)
+    elif victim.in_tree:
+        state.bump("blocks_dropped", len(list(victim.family())))
+        state.drop(victim)
+
+
+def offload(state: State, window: Window, victim: Block) -> None:
+    slot_target = assign(state, window, victim, "host")
+    slot_source = victim.slots["primary"]
+    assert slot_source is not None
+    state.queue_transfer("offload", window, (victim, slot_source), (victim, slot_target), len(victim.tokens))
+    state.bump("blocks_offloaded")
+    state.free(victim, "primary")
+
+
+def make_host_room(state: State, window: Window) -> bool:
+    """Whether a host slot is free now. It may have cost a host copy, or a whole branch of the tree."""
+    if window.capacity("host") == 0:
+        return False
+    if window.free("host") > 0:
+        return True
+    in_both = [b for b in window.tree() if b.host_group == "also_in_primary"]
+    if in_both:
+        state.free(min(in_both, key=lambda b: (b.priority, b.entered_at)), "host")
+        return True
+    only = [b for b in window.tree() if b.host_group == "only_in_host"]
+    if not only:
+        return False
+    leaves = [b for b in only if not b.children]
+    victim = min(leaves or only, key=lambda b: (b.priority, b.entered_at))
+    state.bump("blocks_dropped", len(list(victim.family())))
+    state.drop(victim)
+    return True

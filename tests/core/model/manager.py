@@ -1,0 +1,145 @@
+"""The model's face: the methods of BlockManager, with blocks where the real one has ids."""
+
+from . import conservation, growth, pins, storing, transfers
+from .admission import check_capacity, plan_batch, within_budget
+from .applying import apply_batch
+from .state import Block, Sequence, State, Transfer, Window
+from .values import (
+    PRIORITY_DEFAULT,
+    BatchAdmission,
+    Config,
+    PrefixReuse,
+    Request,
+    RequestStats,
+    Tier,
+    UnknownRequest,
+)
+
+
+def check_whole_tokens(seq: Sequence, tokens: list[int]) -> None:
+    if len(tokens) > seq.length or tokens[: len(seq.known)] != seq.known:
+        raise ValueError("tokens do not repeat what is known")
+    if len(tokens) > len(seq.known) and seq.request.beam_width > 1:
+        raise ValueError("each beam has tokens of its own")
+
+
+class ModelManager:
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.state = State(config, [Window(shape) for shape in config.windows])
+
+    def sequence(self, request_id: int) -> Sequence:
+        if request_id not in self.state.sequences:
+            raise UnknownRequest(request_id)
+        return self.state.sequences[request_id]
+
+    def add_sequence_batch(self, requests: list[Request], tokens_new_max: int | None = None) -> BatchAdmission:
+        ids = [request.request_id for request in requests]
+        for request in requests:
+            if ids.count(request.request_id) > 1 or request.request_id in self.state.sequences:
+                raise ValueError(f"request {request.request_id} is in the batch twice, or live")
+            if request.beam_width > self.config.max_beam_width:
+                raise ValueError(f"request {request.request_id}: beam_width {request.beam_width}")
+        plans = within_budget(plan_batch(self.state, requests), tokens_new_max)
+        check_capacity(self.state, plans)
+        return BatchAdmission(apply_batch(self.state, plans), ids[len(plans) :])
+
+    def add_tokens(self, ids: list[int], counts: list[int], tokens: list[int] | None = None) -> None:
+        grown: list[tuple[Sequence, int, list[int] | None]] = []
+        at = 0
+        for position, (request_id, count) in enumerate(zip(ids, counts, strict=True)):
+            seq = self.sequence(request_id)
+            if request_id in ids[:position]:
+                raise ValueError(f"request {request_id} is named twice")
+            values = None if tokens is None else tokens[at : at + count]
+            at += count
+            if values is not None and seq.request.beam_width > 1:
+                raise ValueError("each beam has tokens of its own")
+            if values and len(seq.known) < seq.length:
+                raise ValueError("values after a position of unknown value")
+            grown.append((seq, count, values))
+        growth.add_tokens(self.state, grown)
+
+    def rewind_kv_cache(self, request_id: int, count: int) -> None:
+        growth.rewind(self.state, self.sequence(request_id), count)
+
+    def store_context_blocks(self, request_id: int, tokens_computed: int) -> None:
+        seq = self.sequence(request_id)
+        if not 0 <= tokens_computed <= len(seq.request.tokens):
+            raise ValueError(f"{tokens_computed} is not within the prompt")
+        seq.tokens_computed = max(seq.tokens_computed, tokens_computed)
+        for w in range(len(self.state.windows)):
+            storing.enter_tree(self.state, seq, w, seq.tokens_computed, partial=False)
+            growth.leave(self.state, seq, w, seq.tokens_computed, store=False)
+
+    def remove_sequence(
+        self, request_id: int, store: bool = True, pin: bool = False, tokens: list[int] | None = None
+    ) -> list[Block]:
+        seq = self.sequence(request_id)
+        if tokens is not None:
+            check_whole_tokens(seq, tokens)
+        pinned = pins.pin_sequence(self.state, seq) if pin else []
+        if tokens is not None and len(tokens) > len(seq.known):
+            seq.known = list(tokens)
+        storing.remove(self.state, seq, store)
+        return pinned
+
+    def pin_blocks(self, request_id: int) -> list[Block]:
+        return pins.pin_sequence(self.state, self.sequence(request_id))
+
+    def pin_blocks_by_id(self, blocks: list[Block]) -> list[Tier]:
+        return pins.pin_blocks(self.state, blocks)
+
+    def unpin_blocks_by_id(self, blocks: list[Block], tier: Tier | None = None) -> None:
+        pins.unpin_blocks(self.state, blocks, tier)
+
+    def find_and_pin(
+        self, candidates: list[list[Block]], tier: Tier | None, stop_on_miss: bool
+    ) -> list[tuple[Block, Tier] | None]:
+        return pins.find_and_pin(self.state, candidates, tier, stop_on_miss)
+
+    def analyze_prefix_reuse(self, request: Request) -> PrefixReuse:
+        plan = plan_batch(self.state, [request])[0]
+        blocks = [block for w in range(len(self.state.windows)) for block in plan.found(w)]
+        in_primary = sum(block.slots["primary"] is not None for block in blocks)
+        return PrefixReuse(plan.reuse, in_primary, len(blocks) - in_primary)
+
+    def get_cache_blocks(self, request_id: int, w: int) -> list[list[Block | None]]:
+        """[beam][position]; None where the block has left the window."""
+        seq = self.sequence(request_id)
+        return [
+            [None if c.left else c.blocks[min(beam, len(c.blocks) - 1)] for c in seq.columns[w]]
+            for beam in range(seq.request.beam_width)
+        ]
+
+    def take_transfers(self) -> tuple[int, list[Transfer]]:
+        return transfers.take(self.state)
+
+    def complete(self, ticket: int) -> None:
+        transfers.complete(self.state, ticket)
+
+    def fail(self, ticket: int) -> list[int]:
+        return transfers.fail(self.state, ticket)
+
+    def advance_time(self, now_ms: int) -> None:
+        if now_ms < self.state.now_ms:
+            raise ValueError(f"{now_ms} is before {self.state.now_ms}")
+        self.state.now_ms = now_ms
+        due = [b for w in self.state.windows for b in w.tree() if b.deadline_ms is not None and b.deadline_ms <= now_ms]
+        for block in sorted(due, key=lambda b: (b.deadline_ms, b.clock_started_at)):
+            self.state.set_retention(block, PRIORITY_DEFAULT, None)
+
+    def refresh_blocks(self) -> None:
+        self.state.iteration, self.state.current = self.state.current, {}
+
+    def reset_reuse_state(self) -> None:
+        for window in self.state.windows:
+            for root in window.roots:
+                for top in list(root.children):
+                    self.state.drop(top)
+
+    def get_request_stats(self, request_id: int) -> RequestStats:
+        return self.sequence(request_id).stats
+
+    def check_invariants(self) -> None:
+        conservation.check(self.state)

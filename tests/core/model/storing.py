@@ -1,0 +1,63 @@
+"""Section 5, second half: what has been computed enters the tree, so that others can find it."""
+
+from .matching import twin
+from .state import Block, Root, Sequence, State
+from .values import Tokens
+
+
+def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) -> None:
+    """The sequence's first `length` tokens, block by block; with `partial` the incomplete last block too."""
+    if not state.config.block_reuse:
+        return
+    size = state.config.tokens_per_block
+    node: Root | Block = state.windows[w].root(seq.request.root)
+    for index, column in enumerate(seq.columns[w]):
+        tokens = tuple(seq.known[index * size : min((index + 1) * size, length)])
+        block = column.blocks[0]
+        if not tokens or len(column.blocks) > 1:
+            return
+        if block.in_tree:
+            node = block
+            continue
+        if block.undelivered and not column.left:
+            return
+        if len(tokens) < size:
+            if partial and not column.left:
+                enter_incomplete(state, seq, node, block, index * size, tokens)
+            return
+        known_as = twin(node, tokens, seq.request, index * size)
+        if known_as is None:
+            if column.left:
+                return
+            add_child(state, seq, node, block, index * size, tokens)
+        node = known_as or block
+
+
+def enter_incomplete(state: State, seq: Sequence, node: Root | Block, block: Block, begin: int, tokens: Tokens) -> None:
+    extras = seq.request.extras(begin, begin + len(tokens))
+    if not any(c.extras == extras and c.tokens[: len(tokens)] == tokens for c in node.children):
+        add_child(state, seq, node, block, begin, tokens)
+
+
+def add_child(state: State, seq: Sequence, node: Root | Block, block: Block, begin: int, tokens: Tokens) -> None:
+    block.parent, block.tokens = node, tokens
+    block.extras = seq.request.extras(begin, begin + len(tokens))
+    node.children.append(block)
+    state.bump("blocks_stored")
+    state.refresh(block)
+
+
+def remove(state: State, seq: Sequence, store: bool) -> None:
+    """Stores what is known to be good, then lets everything go, last block first."""
+    if store:
+        length = len(seq.known) if seq.grown else min(seq.tokens_computed, len(seq.known))
+        partial = state.config.partial_reuse and seq.request.beam_width == 1
+        for w in range(len(state.windows)):
+            enter_tree(state, seq, w, length, partial)
+    for row in seq.columns:
+        for column in reversed(row):
+            if not column.left:
+                for block in column.blocks:
+                    block.refs -= 1
+                    state.refresh(block)
+    del state.sequences[seq.request.request_id]

@@ -1,0 +1,50 @@
+"""Section 7: copies are queued in the order in which they must run, taken under a ticket, and end once."""
+
+from .state import Block, State, Transfer
+
+
+def take(state: State) -> tuple[int, list[Transfer]]:
+    ticket = state.tick()
+    items, state.queued = state.queued, []
+    state.tickets[ticket] = items
+    return ticket, items
+
+
+def complete(state: State, ticket: int) -> None:
+    for item in end(state, ticket):
+        land(item)
+        state.refresh(item.target)
+        unlock(state, item)
+
+
+def fail(state: State, ticket: int) -> list[int]:
+    """Returns the ids of the requests that own a block whose content never came."""
+    missing: list[Block] = []
+    for item in end(state, ticket):
+        land(item)
+        unlock(state, item)
+        item.target.undelivered = True
+        missing.append(item.target)
+        state.bump("blocks_failed")
+        if item.target.in_tree:
+            state.drop(item.target)
+        else:
+            state.refresh(item.target)
+    return sorted(id for id, seq in state.sequences.items() if any(block in missing for block in seq.held_blocks()))
+
+
+def end(state: State, ticket: int) -> list[Transfer]:
+    if ticket not in state.tickets:
+        raise ValueError(f"ticket {ticket} is unknown or has ended")
+    return state.tickets.pop(ticket)
+
+
+def land(item: Transfer) -> None:
+    assert item.target.in_flight[item.tier_target] and item.target.slots[item.tier_target] == item.slot_target
+    item.target.in_flight[item.tier_target] = False
+
+
+def unlock(state: State, item: Transfer) -> None:
+    if item.kind != "offload":
+        item.source.locks[item.tier_source] -= 1
+        state.refresh(item.source)

@@ -1,0 +1,221 @@
+"""The core and the model side by side: each call goes to both; what it returns, raises and changes must agree."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from trtllm_kvfix import native
+
+from .comparison import compare_everything
+from .event_mirror import EventMirror, full_blocks, hash_of
+from .model import BatchAdmission, Config, ModelManager, Request
+from .model.state import Transfer
+from .model.values import BlockInFlight, OutOfBlocks, Tier, UnknownRequest
+from .names import Names
+from .native_values import carried, native_config, native_request
+
+M = TypeVar("M")
+C = TypeVar("C")
+
+
+def outcome(call: Callable[[], M]) -> tuple[M | None, tuple[object, ...] | None]:
+    """The value, or what kind of operating error it was."""
+    try:
+        return call(), None
+    except (OutOfBlocks, native.OutOfBlocks) as error:
+        if isinstance(error, OutOfBlocks):
+            return None, ("OutOfBlocks", *error.numbers)
+        return None, ("OutOfBlocks", error.blocks_needed, error.blocks_free, error.window_size)
+    except (UnknownRequest, native.UnknownRequest):
+        return None, ("UnknownRequest",)
+    except (BlockInFlight, native.BlockInFlight):
+        return None, ("BlockInFlight",)
+    except ValueError:
+        return None, ("ValueError",)
+
+
+class Pair:
+    def __init__(self, config: Config, events_max: int = 0, hash_bits: int = 64) -> None:
+        self.model = ModelManager(config)
+        self.core = native.BlockManager(native_config(config, events_max, hash_bits))
+        self.names = Names(self.model.state)
+        self.mirror = EventMirror(hash_bits)
+        self.events_max = events_max
+        self.hash_bits = hash_bits
+        self.tickets: list[tuple[int, int]] = []  # the model's and the core's
+
+    def both(self, on_model: Callable[[], M], on_core: Callable[[], C]) -> tuple[M, C] | None:
+        """None if both raised the same, and the core stayed as it was."""
+        digest = self.core.digest()
+        expected, expected_error = outcome(on_model)
+        actual, actual_error = outcome(on_core)
+        assert actual_error == expected_error, f"core: {actual_error or actual}, model: {expected_error or expected}"
+        if actual_error is not None:
+            assert self.core.digest() == digest, f"{actual_error} changed something"
+            return None
+        return expected, actual  # type: ignore[return-value]
+
+    def check(self) -> None:
+        self.core.check_invariants()
+        self.model.check_invariants()
+        compare_everything(self)
+
+    # ---------------------------------------------------------------------------------------------- sequences
+
+    def add(self, requests: list[Request], tokens_new_max: int | None = None, carrier: str = "list") -> bool:
+        promised = [self.analyze(request) for request in requests]
+        objects = [native_request(request, carrier) for request in requests]
+        got = self.both(
+            lambda: self.model.add_sequence_batch(requests, tokens_new_max),
+            lambda: self.core.add_sequence_batch(objects, tokens_new_max=tokens_new_max),
+        )
+        if got is None:
+            return False
+        expected, actual = got
+        compare_admissions(expected, actual)
+        if self.model.config.copy_on_partial_reuse:
+            assert [a.tokens_reused for a in actual.admitted] == promised[: len(actual.admitted)]
+        assert tokens_new_max is None or sum(a.tokens_new for a in actual.admitted) <= tokens_new_max
+        return True
+
+    def analyze(self, request: Request) -> int:
+        digest = self.core.digest()
+        expected = self.model.analyze_prefix_reuse(request)
+        actual = self.core.analyze_prefix_reuse(native_request(request))
+        assert (actual.tokens, actual.blocks_primary, actual.blocks_host) == (
+            expected.tokens,
+            expected.blocks_primary,
+            expected.blocks_host,
+        )
+        assert self.core.digest() == digest, "looking changed something"
+        return actual.tokens
+
+    def grow(self, ids: list[int], counts: list[int], tokens: list[int] | None = None, carrier: str = "list") -> bool:
+        def on_core() -> bool:
+            values = None if tokens is None else carried(tokens, carrier)
+            if carrier == "tuple" and len(ids) == len(counts) == 1:
+                self.core.add_token(ids[0], counts[0], values)
+            else:
+                self.core.add_tokens(carried(ids, carrier), carried(counts, carrier), values)
+            return True
+
+        return self.both(lambda: self.model.add_tokens(ids, counts, tokens), on_core) is not None
+
+    def rewind(self, request_id: int, count: int) -> None:
+        self.both(
+            lambda: self.model.rewind_kv_cache(request_id, count),
+            lambda: self.core.rewind_kv_cache(request_id, count),
+        )
+
+    def store_context(self, request_id: int, tokens_computed: int) -> None:
+        self.both(
+            lambda: self.model.store_context_blocks(request_id, tokens_computed),
+            lambda: self.core.store_context_blocks(request_id, tokens_computed),
+        )
+
+    def remove(
+        self, request_id: int, *, store: bool = True, pin: bool = False, tokens: list[int] | None = None
+    ) -> bool:
+        got = self.both(
+            lambda: self.model.remove_sequence(request_id, store, pin, tokens),
+            lambda: self.core.remove_sequence(request_id, store=store, pin=pin, tokens=tokens),
+        )
+        if got is not None:
+            assert sorted(got[1]) == sorted(self.names.id_of(block) for block in got[0])
+        return got is not None
+
+    # ---------------------------------------------------------------------------------------------- pins
+
+    def pin_sequence(self, request_id: int) -> None:
+        got = self.both(lambda: self.model.pin_blocks(request_id), lambda: self.core.pin_blocks(request_id))
+        if got is not None:
+            assert sorted(got[1]) == sorted(self.names.id_of(block) for block in got[0])
+
+    def pin_ids(self, ids: list[int]) -> None:
+        blocks = [self.names.block(block_id) for block_id in ids]
+        places = [self.model.state.window_of(block) for block in blocks]
+        got = self.both(lambda: self.model.pin_blocks_by_id(blocks), lambda: self.core.pin_blocks_by_id(ids))
+        if got is not None:
+            assert [tier for _, tier in got[1]] == got[0]
+            for block, window, (slot, _), tier in zip(blocks, places, got[1], got[0], strict=True):
+                assert window is not None
+                self.names.learn_slot(window, tier, block.slots[tier], slot)
+
+    def unpin_ids(self, ids: list[int], tier: Tier | None) -> None:
+        blocks = [self.names.block(block_id) for block_id in ids]
+        self.both(
+            lambda: self.model.unpin_blocks_by_id(blocks, tier),
+            lambda: self.core.unpin_blocks_by_id(ids, tier=tier),
+        )
+
+    def find_and_pin(self, hashes: list[int], tier: Tier | None, stop_on_miss: bool, w: int) -> None:
+        window = self.model.state.windows[w]
+        in_window = [block for size, block in full_blocks(self.model.state) if size == window.shape.size]
+        candidates = [[block for block in in_window if hash_of(block, self.hash_bits) == h] for h in hashes]
+        got = self.both(
+            lambda: self.model.find_and_pin(candidates, tier, stop_on_miss),
+            lambda: self.core.find_and_pin_blocks_by_hash(
+                hashes, tier=tier, stop_on_miss=stop_on_miss, window_size=window.shape.size
+            ),
+        )
+        assert got is not None
+        for h, expected, actual in zip(hashes, *got, strict=True):
+            assert (actual is None) == (expected is None)
+            if actual is not None and expected is not None:
+                block, where = expected
+                assert (actual.block_hash, actual.tier, actual.window_size) == (h, where, window.shape.size)
+                self.names.learn_block(block, actual.block_id)
+                self.names.learn_slot(window, where, block.slots[where], actual.slot)
+
+    # ---------------------------------------------------------------------------------------------- transfers
+
+    def take(self) -> None:
+        expected_ticket, expected = self.model.take_transfers()
+        batch = self.core.take_transfers()
+        assert len(batch) == len(batch.items)
+        assert [describe_item(item) for item in batch.items] == [describe_transfer(item) for item in expected]
+        for item, transfer in zip(batch.items, expected, strict=True):
+            self.names.learn_slot(transfer.window, transfer.tier_source, transfer.slot_source, item.slot_src)
+            self.names.learn_slot(transfer.window, transfer.tier_target, transfer.slot_target, item.slot_dst)
+            self.names.learn_block(transfer.target, item.block_id)
+        self.tickets.append((expected_ticket, batch.ticket))
+
+    def complete(self, index: int) -> None:
+        ticket, core_ticket = self.tickets.pop(index)
+        self.both(lambda: self.model.complete(ticket), lambda: self.core.complete(core_ticket))
+
+    def fail(self, index: int) -> None:
+        ticket, core_ticket = self.tickets.pop(index)
+        got = self.both(lambda: self.model.fail(ticket), lambda: self.core.fail(core_ticket))
+        assert got is not None and sorted(got[1]) == got[0]
+
+    # ---------------------------------------------------------------------------------------------- the rest
+
+    def advance_time(self, now_ms: int) -> None:
+        self.both(lambda: self.model.advance_time(now_ms), lambda: self.core.advance_time(now_ms))
+
+    def refresh(self) -> None:
+        self.both(self.model.refresh_blocks, self.core.refresh_blocks)
+
+    def reset_reuse_state(self) -> None:
+        self.both(self.model.reset_reuse_state, self.core.reset_reuse_state)
+
+    def read_events(self) -> None:
+        dropped = self.core.get_kv_cache_stats().events_dropped
+        self.mirror.follow(self.core.get_latest_events(), dropped)
+        if self.events_max and not dropped:
+            self.mirror.compare(self.model.state)
+
+
+def compare_admissions(expected: BatchAdmission, actual: native.BatchAdmission) -> None:
+    assert actual.deferred == expected.deferred
+    fields = list(vars(expected.admitted[0])) if expected.admitted else []
+    rows = [{field: getattr(each, field) for field in fields} for each in actual.admitted]
+    assert rows == [vars(each) for each in expected.admitted]
+
+
+def describe_item(item: native.TransferItem) -> tuple[object, ...]:
+    return item.kind, item.window_size, item.tokens
+
+
+def describe_transfer(item: Transfer) -> tuple[object, ...]:
+    return item.kind, item.window.shape.size, item.tokens

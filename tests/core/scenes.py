@@ -1,0 +1,56 @@
+"""Short words for the scenes that the guarantee tests set."""
+
+from collections.abc import Sequence
+
+from trtllm_kvfix import native
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest
+
+BLOCK = 4  # tokens per block, wherever a test does not say otherwise
+
+
+def manager(primary: int, host: int = 0, **options: object) -> BlockManager:
+    settings: dict[str, object] = {"tokens_per_block": BLOCK, "blocks_primary": primary, "blocks_host": host}
+    return BlockManager(BlockManagerConfig(**{**settings, **options}))  # type: ignore[arg-type]
+
+
+def prompt(family: int, length: int) -> list[int]:
+    """Tokens that share no block with another family, and every prefix with a longer prompt of their own."""
+    return [family * 1000 + position for position in range(length)]
+
+
+def run_transfers(m: BlockManager) -> list[native.TransferItem]:
+    """Takes what is queued and completes it, as if the copies had run."""
+    batch = m.take_transfers()
+    m.complete(batch.ticket)
+    return batch.items
+
+
+def begin(m: BlockManager, request_id: int, tokens: Sequence[int], **options: object) -> native.Admission:
+    """A live sequence whose prompt has been computed and can be found by others."""
+    admission = m.add_sequence(SequenceRequest(request_id, tokens, **options))  # type: ignore[arg-type]
+    run_transfers(m)
+    m.store_context_blocks(request_id, len(tokens))
+    return admission
+
+
+def leave_behind(m: BlockManager, request_id: int, tokens: Sequence[int], **options: object) -> None:
+    """A sequence that came and went: its blocks are cached, the last one used the longest ago."""
+    begin(m, request_id, tokens, **options)
+    m.remove_sequence(request_id)
+
+
+def push_to_host(m: BlockManager, request_id: int, blocks: int) -> None:
+    """Evicts whatever is cached by a private sequence of that many blocks, and takes it away again."""
+    m.add_sequence(SequenceRequest(request_id, prompt(900 + request_id, blocks * BLOCK)))
+    run_transfers(m)
+    m.remove_sequence(request_id, store=False)
+
+
+def reusable(m: BlockManager, tokens: Sequence[int], **options: object) -> int:
+    """How many tokens of a prompt that begins with these, and goes on, would be reused."""
+    probe = SequenceRequest(10**9, [*tokens, 999_999_999], **options)  # type: ignore[arg-type]
+    return m.analyze_prefix_reuse(probe).tokens
+
+
+def kinds(items: Sequence[native.TransferItem]) -> list[str]:
+    return [item.kind for item in items]

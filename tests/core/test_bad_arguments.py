@@ -1,0 +1,109 @@
+"""What makes no sense is refused where it is said, by a typed error that shows the value and names the field."""
+
+import numpy as np
+import pytest
+
+from trtllm_kvfix.native import (
+    BlockManager,
+    BlockManagerConfig,
+    OutOfBlocks,
+    Retention,
+    SequenceRequest,
+    UnknownRequest,
+)
+
+from .scenes import BLOCK, begin, manager, prompt
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        np.zeros((1, 1, 2, 4), dtype=np.int64),
+        np.zeros((1, 1, 2, 8), dtype=np.int32)[..., ::2],
+        np.zeros((1, 2, 4), dtype=np.int32),
+        np.frombuffer(bytes(32), dtype=np.int32).reshape(1, 1, 2, 4),
+        [[[[0] * 4] * 2]],
+    ],
+    ids=["int64", "strided", "3-D", "read-only", "list"],
+)
+def test_a_table_that_cannot_be_written_in_place_is_refused(output: object) -> None:
+    m = manager(primary=8)
+    begin(m, 1, prompt(1, 2))
+    with pytest.raises(TypeError):
+        m.copy_batch_block_offsets(output, [1], 1, 0)
+
+
+def test_a_table_that_is_too_small_is_refused_untouched() -> None:
+    m = manager(primary=8)
+    begin(m, 1, prompt(1, 3 * BLOCK))
+    for shape in ((1, 1, 2, 2), (1, 0, 2, 4), (2, 1, 2, 4), (1, 1, 3, 4)):
+        table = np.full(shape, 9, dtype=np.int32)
+        with pytest.raises(ValueError, match=r"copy_batch_block_offsets|request 1"):
+            m.copy_batch_block_offsets(table, [1], 1, 0)
+        assert (table == 9).all()
+
+
+def test_errors_are_typed_and_say_what_they_know() -> None:
+    m = manager(primary=2)
+    with pytest.raises(OutOfBlocks, match="3") as caught:
+        m.add_sequence(SequenceRequest(1, prompt(1, 3 * BLOCK)))
+    assert isinstance(caught.value, RuntimeError)
+    with pytest.raises(UnknownRequest) as unknown:
+        m.add_token(77)
+    assert isinstance(unknown.value, KeyError)
+    assert "77" in str(unknown.value) and not str(unknown.value).startswith("'")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"tokens_per_block": 0},
+        {"blocks_primary": 0},
+        {"max_beam_width": 0},
+        {"window_sizes": [8, 4]},
+        {"window_sizes": [4, 4]},
+        {"window_sizes": [0]},
+        {"window_sizes": []},
+        {"window_sizes": [4], "blocks_primary": {8: 4}},
+        {"blocks_primary": {4: 4}},
+        {"offload_priority_min": 101},
+        {"hash_bits": 0},
+        {"hash_bits": 65},
+    ],
+    ids=str,
+)
+def test_a_configuration_that_makes_no_sense_is_refused(bad: dict[str, object]) -> None:
+    good: dict[str, object] = {"tokens_per_block": 4, "blocks_primary": 4}
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        BlockManager(BlockManagerConfig(**{**good, **bad}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        [(4, 8, 10, None), (0, 4, 10, None)],
+        [(0, 5, 10, None), (4, 8, 10, None)],
+        [(0, None, 10, None), (4, 8, 10, None)],
+        [(4, 4, 10, None)],
+        [(0, 4, 101, None)],
+    ],
+    ids=str,
+)
+def test_retention_that_makes_no_sense_is_refused(ranges: list[tuple[int, int | None, int, int | None]]) -> None:
+    with pytest.raises(ValueError, match="retention"):
+        Retention(ranges)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam_width": 0},
+        {"extra_keys": [(0, 9, b"x")]},
+        {"extra_keys": [(2, 2, b"x")]},
+        {"extra_keys": [(1, 3, b"x"), (2, 4, b"y")]},
+    ],
+    ids=str,
+)
+def test_a_request_that_makes_no_sense_is_refused_by_field(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"request 41, {next(iter(options))}"):
+        SequenceRequest(41, [1, 2, 3, 4], **options)  # type: ignore[arg-type]

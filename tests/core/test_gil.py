@@ -1,0 +1,209 @@
+"""The GIL is released while the core works or waits for its lock, and is never needed while the lock is held."""
+
+import hashlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, block_hashes
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = 400_000
+ATTEMPTS = 4  # other work on the machine may spoil one; a held GIL spoils all
+
+
+@pytest.fixture(scope="module")
+def large() -> BlockManager:
+    """Large enough that a call over all blocks takes far longer than the interpreter's switch interval."""
+    m = BlockManager(BlockManagerConfig(tokens_per_block=1, blocks_primary=BLOCKS))
+    m.add_sequence(SequenceRequest(1, np.arange(BLOCKS - 10, dtype=np.int32)))
+    m.store_context_blocks(1, BLOCKS - 10)
+    return m
+
+
+@pytest.fixture(scope="module")
+def long_request() -> SequenceRequest:
+    return SequenceRequest(2, np.arange(BLOCKS, dtype=np.int32))
+
+
+def counting_rate(work: Callable[[], object]) -> float:
+    """Loops a second of this thread while another does the work."""
+    thread = threading.Thread(target=work, daemon=True)
+    loops = 0
+    thread.start()
+    begun = time.perf_counter()
+    while thread.is_alive():
+        loops += 1
+    return loops / (time.perf_counter() - begun)
+
+
+def repeated(call: Callable[[], object], seconds: float) -> Callable[[], None]:
+    def work() -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            call()
+
+    return work
+
+
+@pytest.mark.parametrize("name", ["digest", "check_invariants", "analyze_prefix_reuse", "block_hashes"])
+def test_python_runs_at_full_rate_beside_a_long_call(
+    name: str, large: BlockManager, long_request: SequenceRequest
+) -> None:
+    longest = SequenceRequest(3, np.zeros(2**24, dtype=np.int32))
+    calls: dict[str, Callable[[], object]] = {
+        "digest": large.digest,
+        "check_invariants": large.check_invariants,
+        "analyze_prefix_reuse": lambda: large.analyze_prefix_reuse(long_request),
+        "block_hashes": lambda: block_hashes(longest, 2**20),
+    }
+    block = bytes(50_000_000)  # hashlib releases the GIL and burns a core as the call under test does
+    ratios = []
+    for _ in range(ATTEMPTS):
+        pairs = [
+            counting_rate(repeated(calls[name], 0.15)) / counting_rate(repeated(lambda: hashlib.sha256(block), 0.15))
+            for _ in range(3)
+        ]
+        ratios.append(median(pairs))
+        if ratios[-1] >= 0.9:
+            return
+    pytest.fail(f"beside {name} Python ran at {ratios} of its rate: the GIL was held")
+
+
+WAITERS: dict[str, Callable[[BlockManager], object]] = {
+    "add_sequence_batch": lambda m: m.add_sequence_batch([]),
+    "add_sequence": lambda m: m.add_sequence(SequenceRequest(1, [1])),
+    "analyze_prefix_reuse": lambda m: m.analyze_prefix_reuse(SequenceRequest(3, [7])),
+    "add_token": lambda m: m.add_token(9),
+    "add_tokens": lambda m: m.add_tokens([], []),
+    "rewind_kv_cache": lambda m: m.rewind_kv_cache(1, 0),
+    "store_context_blocks": lambda m: m.store_context_blocks(1, 1),
+    "remove_sequence": lambda m: m.remove_sequence(9),
+    "pin_blocks": lambda m: m.pin_blocks(9),
+    "pin_blocks_by_id": lambda m: m.pin_blocks_by_id([]),
+    "unpin_blocks_by_id": lambda m: m.unpin_blocks_by_id([]),
+    "find_and_pin_blocks_by_hash": lambda m: m.find_and_pin_blocks_by_hash([1]),
+    "get_cache_block_ids": lambda m: m.get_cache_block_ids(9),
+    "get_batch_cache_block_ids": lambda m: m.get_batch_cache_block_ids([]),
+    "copy_batch_block_offsets": lambda m: m.copy_batch_block_offsets(np.zeros((1, 1, 2, 1), dtype=np.int32), [], 1, 0),
+    "take_transfers": lambda m: m.take_transfers(),
+    "complete": lambda m: m.complete(10**9),
+    "fail": lambda m: m.fail(10**9),
+    "advance_time": lambda m: m.advance_time(0),
+    "refresh_blocks": lambda m: m.refresh_blocks(),
+    "get_kv_cache_stats": lambda m: m.get_kv_cache_stats(),
+    "get_request_stats": lambda m: m.get_request_stats(1),
+    "get_latest_events": lambda m: m.get_latest_events(),
+    "digest": lambda m: m.digest(),
+}
+
+
+def test_no_method_is_forgotten_here() -> None:
+    methods = {name for name in dir(BlockManager) if not name.startswith("_")} - {"config"}
+    assert methods - set(WAITERS) == {"check_invariants", "reset_reuse_state"}
+
+
+@pytest.mark.parametrize("name", WAITERS)
+def test_waiting_for_the_lock_does_not_stop_python(name: str, large: BlockManager) -> None:
+    """One thread keeps the lock, one waits for it in the method; the longest pause of a third tells who had the GIL."""
+    shares = []
+    for _ in range(ATTEMPTS):
+        holding_s, pause_s = longest_pause(large, WAITERS[name])
+        shares.append(pause_s / holding_s)
+        if shares[-1] < 0.5:
+            return
+    pytest.fail(f"{name} stopped Python for {shares} of the time that another thread had the lock")
+
+
+def longest_pause(m: BlockManager, wait: Callable[[BlockManager], object]) -> tuple[float, float]:
+    begun, ended = threading.Event(), threading.Event()
+    holding_s = 0.0
+
+    def hold() -> None:
+        nonlocal holding_s
+        begun.wait()
+        since = time.perf_counter()
+        m.check_invariants()
+        holding_s = time.perf_counter() - since
+        ended.set()
+
+    def ask() -> None:
+        begun.set()
+        while not ended.is_set():
+            try:
+                wait(m)
+            except (ValueError, KeyError):
+                continue
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (hold, ask)]
+    for thread in threads:
+        thread.start()
+    pause_s, last = 0.0, time.perf_counter()
+    while not ended.is_set():
+        now = time.perf_counter()
+        pause_s, last = max(pause_s, now - last), now
+    for thread in threads:
+        thread.join()
+    return holding_s, max(pause_s, time.perf_counter() - last)
+
+
+CALLS_BACK = """
+import faulthandler, threading
+import numpy as np
+from tests.core.scenes import begin, manager, prompt
+from trtllm_kvfix.native import SequenceRequest
+
+faulthandler.dump_traceback_later(60, exit=True)
+m = manager(primary=64, host=8)
+begin(m, 1, prompt(1, 2))
+done = threading.Event()
+
+class Index:
+    def __index__(self):
+        m.digest()
+        m.get_kv_cache_stats()
+        return 1
+
+class Tensor:
+    def __dlpack__(self, **options):
+        m.check_invariants()
+        return np.ones(1, dtype=np.int64).__dlpack__(**options)
+    def __dlpack_device__(self):
+        m.get_request_stats(1)
+        return (1, 0)
+
+def busy(first):
+    request_id = first
+    while not done.is_set():
+        request_id += 1
+        m.add_sequence(SequenceRequest(request_id, prompt(first, 9)))
+        m.remove_sequence(request_id)
+        m.check_invariants()
+
+threads = [threading.Thread(target=busy, args=(10**6 * i,)) for i in (1, 2, 3)]
+for thread in threads:
+    thread.start()
+for _ in range(500):
+    m.add_tokens([Index()], [Index()], [Index()])
+    m.add_tokens(Tensor(), Tensor(), Tensor())
+    m.get_batch_cache_block_ids([Index()])
+    m.rewind_kv_cache(1, 2)
+done.set()
+for thread in threads:
+    thread.join()
+m.check_invariants()
+print("alive")
+"""
+
+
+def test_arguments_that_call_the_manager_deadlock_with_no_thread() -> None:
+    command = [sys.executable, "-c", CALLS_BACK]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "alive"), ran.stderr

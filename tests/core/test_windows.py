@@ -1,0 +1,119 @@
+"""Each window has its own blocks; what has left a window is let go; reuse is what every window can serve."""
+
+import pytest
+
+from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
+
+from .scenes import BLOCK, begin, leave_behind, manager, prompt, reusable, run_transfers
+
+
+def owned(m: object, w: int) -> int:
+    return m.get_kv_cache_stats().windows[w].primary.owned  # type: ignore[attr-defined, no-any-return]
+
+
+def test_blocks_leave_as_the_sequence_grows_and_others_may_have_their_slots() -> None:
+    m = manager(primary=3, window_sizes=[BLOCK])
+    begin(m, 1, prompt(1, BLOCK))
+    for length in range(BLOCK, 20 * BLOCK):
+        m.add_token(1, 1, [length])
+        assert owned(m, 0) <= 2
+        [row] = m.get_cache_block_ids(1, BLOCK)
+        assert len(row) == (length + 1 + BLOCK - 1) // BLOCK
+        assert all(block == -1 for block in row[:-2]) and -1 not in row[-1:]
+    m.check_invariants()
+
+
+def test_growth_needs_its_room_before_anything_leaves() -> None:
+    m = manager(primary=3, window_sizes=[BLOCK])
+    begin(m, 1, prompt(1, 2 * BLOCK))
+    for _ in range(20 * BLOCK):
+        m.add_token(1)
+    m = manager(primary=2, window_sizes=[BLOCK])
+    m.add_sequence(SequenceRequest(1, prompt(1, 2 * BLOCK)))
+    with pytest.raises(OutOfBlocks):
+        m.add_token(1)
+
+
+def test_what_leaves_stays_findable() -> None:
+    m = manager(primary=16, window_sizes=[BLOCK])
+    tokens = prompt(1, 6 * BLOCK)
+    begin(m, 1, tokens[:BLOCK])
+    for token in tokens[BLOCK:]:
+        m.add_token(1, 1, [token])
+    assert reusable(m, tokens) >= 4 * BLOCK
+    m.remove_sequence(1)
+    assert reusable(m, tokens) == 6 * BLOCK
+
+
+def test_values_that_were_never_given_are_never_found() -> None:
+    m = manager(primary=16, window_sizes=[BLOCK])
+    begin(m, 1, prompt(1, BLOCK))
+    m.add_token(1, 5 * BLOCK)
+    m.add_token(1)
+    m.remove_sequence(1)
+    assert reusable(m, prompt(1, BLOCK)) == BLOCK
+    assert reusable(m, prompt(1, 2 * BLOCK)) == BLOCK
+
+
+def test_store_context_lets_go_of_what_lies_before_the_window() -> None:
+    m = manager(primary=8, window_sizes=[BLOCK])
+    m.add_sequence(SequenceRequest(1, prompt(1, 4 * BLOCK)))
+    assert owned(m, 0) == 4
+    m.store_context_blocks(1, 3 * BLOCK)
+    assert m.get_cache_block_ids(1, BLOCK)[0][:2] == [-1, -1]
+    assert owned(m, 0) == 2
+    assert reusable(m, prompt(1, 3 * BLOCK)) == 3 * BLOCK
+
+
+def test_reused_blocks_before_the_window_are_not_held() -> None:
+    m = manager(primary=8, window_sizes=[BLOCK])
+    leave_behind(m, 1, prompt(1, 4 * BLOCK))
+    admission = m.add_sequence(SequenceRequest(2, [*prompt(1, 4 * BLOCK), 5]))
+    assert (admission.tokens_reused, admission.blocks_reused) == (4 * BLOCK, 4)
+    row = m.get_cache_block_ids(2, BLOCK)[0]
+    assert row[:3] == [-1, -1, -1] and -1 not in row[3:]
+
+
+def test_reuse_is_what_every_window_can_serve() -> None:
+    m = manager(primary={4: 4, 16: 12}, window_sizes=[4, 16])  # type: ignore[arg-type]
+    leave_behind(m, 1, prompt(1, 4 * BLOCK))
+    assert reusable(m, prompt(1, 4 * BLOCK)) == 4 * BLOCK
+    m.add_sequence(
+        SequenceRequest(2, prompt(2, BLOCK))
+    )  # evicts the last block of the small window's four, and none of the other
+    run_transfers(m)
+    promised = reusable(m, prompt(1, 4 * BLOCK))
+    assert promised == 3 * BLOCK
+    m.remove_sequence(2, store=False)
+    admission = m.add_sequence(SequenceRequest(3, [*prompt(1, 4 * BLOCK), 5]))
+    assert admission.tokens_reused == 3 * BLOCK
+    assert admission.blocks_reused == 2 * 3
+
+
+def test_a_batch_needs_room_in_every_window() -> None:
+    m = manager(primary={4: 8, 16: 2}, window_sizes=[4, 16])  # type: ignore[arg-type]
+    with pytest.raises(OutOfBlocks) as caught:
+        m.add_sequence(SequenceRequest(1, prompt(1, 3 * BLOCK)))
+    assert (caught.value.blocks_needed, caught.value.blocks_free, caught.value.window_size) == (3, 2, 16)
+    assert [w.primary.free for w in m.get_kv_cache_stats().windows] == [8, 2]
+
+
+def test_a_rewind_that_needs_what_has_left_is_refused() -> None:
+    m = manager(primary=8, window_sizes=[BLOCK])
+    begin(m, 1, prompt(1, 2))
+    for _ in range(3 * BLOCK):
+        m.add_token(1)
+    digest = m.digest()
+    with pytest.raises(ValueError, match="left"):
+        m.rewind_kv_cache(1, 2 * BLOCK)
+    assert m.digest() == digest
+    m.rewind_kv_cache(1, 1)
+
+
+def test_the_window_must_be_named_where_there_are_several() -> None:
+    m = manager(primary=8, window_sizes=[4, 16])
+    begin(m, 1, prompt(1, BLOCK))
+    with pytest.raises(ValueError, match="window"):
+        m.get_cache_block_ids(1)
+    ids = {m.get_cache_block_ids(1, size)[0][0] for size in (4, 16)}
+    assert len(ids) == 2, "ids are unique over all windows"
