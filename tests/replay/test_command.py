@@ -66,6 +66,14 @@ def test_what_is_typed_comes_before_what_a_generated_workload_brings() -> None:
     assert (shape["blocks_host"], shape["max_batch_size"], shape["blocks_primary"]) == (0, 4, 168)
 
 
+def test_bytes_of_a_generated_workload_are_of_its_own_blocks(tmp_path: Path) -> None:
+    config = tmp_path / "kvfix.yaml"
+    config.write_text("kvfix: {replay: {tokens_per_block: 64, layers: 1, kv_heads: 1, head_dim: 1, dtype_bytes: 1}}")
+    result = CliRunner().invoke(main, ["--config", str(config), "replay", "--generate", "small", "--json"])
+    shape = json.loads(result.stdout)["outcomes"][0]["shape"]
+    assert (shape["tokens_per_block"], shape["bytes_per_block"]) == (32, 64)
+
+
 def test_settings_are_the_defaults_of_the_options(tmp_path: Path) -> None:
     config = tmp_path / "kvfix.yaml"
     config.write_text("kvfix: {replay: {blocks_primary: 300, blocks_host: 64MiB, bytes_per_block: 1048576}}")

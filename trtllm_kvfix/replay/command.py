@@ -9,13 +9,13 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.replay.engine import Replay, Workload
-from trtllm_kvfix.replay.outcome import Admission, CacheShape, Outcome, Report
+from trtllm_kvfix.replay.engine import Workload
+from trtllm_kvfix.replay.outcome import Admission, CacheShape, Report
 from trtllm_kvfix.replay.plot import check_plot, plot
 from trtllm_kvfix.replay.progress import progress_bar
 from trtllm_kvfix.replay.report import print_report, print_sweep
+from trtllm_kvfix.replay.runs import Result, Run, comparison, execute, sweep
 from trtllm_kvfix.replay.sizes import ModelShape, blocks_of
-from trtllm_kvfix.replay.sweep import sweep
 from trtllm_kvfix.replay.tokens import TokenBook
 from trtllm_kvfix.replay.trace import TOKENS_PER_HASH_ID, read_trace
 from trtllm_kvfix.replay.workload import GENERATORS, generate
@@ -69,39 +69,42 @@ def replay(ctx: click.Context, /, compare: bool, plot_path: Path | None, as_json
             raise click.UsageError("--plot draws the curve of a --sweep, which is missing")
         check_plot(plot_path)
     try:
-        report = _report(_task(ctx, options), sizes, compare=compare)
-    except KeyboardInterrupt:  # while the trace was read: there is no result yet
+        task = _task(ctx, options)
+    except KeyboardInterrupt:  # while the trace was read
         sys.exit(EXIT_INTERRUPTED)
+    result = _executed(task, _runs(task.shape, sizes, compare=compare))
+    if not result.outcomes:
+        sys.exit(EXIT_INTERRUPTED)
+    report = Report(
+        workload=task.workload.name, lines_bad=task.lines_bad, partial=result.partial, outcomes=result.outcomes
+    )
     _show(report, is_sweep=sizes is not None, as_json=as_json)
     if plot_path is not None and not report.partial:
         plot(report.outcomes, report.workload, plot_path)
     sys.exit(_exit_code(report))
 
 
-def _report(task: _Task, sizes: str | None, *, compare: bool) -> Report:
+def _runs(shape: CacheShape, sizes: str | None, *, compare: bool) -> list[Run]:
     if sizes is not None:
-        outcomes = _swept(task, [blocks_of(size, task.shape.bytes_per_block, "--sweep") for size in sizes.split(",")])
-    else:
-        outcomes = _run(task, [Admission.BATCH, Admission.ONE_BY_ONE] if compare else [Admission.BATCH])
-    return Report(
-        workload=task.workload.name,
-        lines_bad=task.lines_bad,
-        partial=any(outcome.partial for outcome in outcomes),
-        outcomes=outcomes,
-    )
+        return sweep(shape, [blocks_of(size, shape.bytes_per_block, "--sweep") for size in sizes.split(",")])
+    return comparison(shape) if compare else [Run(shape)]
+
+
+def _executed(task: _Task, runs: list[Run]) -> Result:
+    with progress_bar("replay", len(runs) * len(task.workload.requests)) as on_finished:
+        return execute(task.workload, runs, on_finished)
 
 
 def _task(ctx: click.Context, options: dict[str, Any]) -> _Task:
     trace: Path | None = options["trace"]
     if (trace is None) == (options["generated"] is None):
         raise click.UsageError("give either a TRACE or --generate")
-    shape = _shape(options)
     if trace is None:
         made = generate(options["generated"], options["seed"])
         # The workload brings the cache it is meant for; what the user typed still comes first.
-        typed = {name for name in CacheShape.model_fields if _was_typed(ctx, name)} | {"bytes_per_block"}
-        shape = made.shape.model_copy(update={name: getattr(shape, name) for name in typed})
-        return _Task(made.workload, shape, 0)
+        brought = {name: value for name, value in made.shape if name != "bytes_per_block" and not _was_typed(ctx, name)}
+        return _Task(made.workload, _shape(options | brought), 0)
+    shape = _shape(options)
     read = read_trace(trace, tokens_per_hash_id=options["tokens_per_hash_id"], skip_bad=options["skip_bad"])
     book = TokenBook(read.requests, options["tokens_per_hash_id"])
     return _Task(Workload(trace.name, read.requests, book), shape, len(read.lines_bad))
@@ -137,21 +140,6 @@ def _bytes_per_block(options: dict[str, Any]) -> int | None:
     if given not in (None, computed):
         raise SettingsError(f"--bytes-per-block is {given}, the model's shape gives {computed}: give one of the two")
     return computed
-
-
-def _run(task: _Task, admissions: list[Admission]) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    for admission in admissions:
-        with progress_bar(f"replay, {admission.value}", len(task.workload.requests)) as on_finished:
-            outcomes.append(Replay(task.workload, task.shape, admission).run(on_finished))
-        if outcomes[-1].partial:
-            break
-    return outcomes
-
-
-def _swept(task: _Task, hosts: list[int]) -> list[Outcome]:
-    with progress_bar("sweep", len(set(hosts)) * len(task.workload.requests)) as on_finished:
-        return list(sweep(task.workload, task.shape, hosts, on_finished))
 
 
 def _show(report: Report, *, is_sweep: bool, as_json: bool) -> None:

@@ -36,7 +36,7 @@ class Tally:
 
     def count_admissions(self, budget: int, tokens_promised: Sequence[int], admitted: Sequence[Admitted]) -> None:
         """One iteration's admissions: the first of those that were promised something, in the same order."""
-        self.iterations_admitting += 1
+        self.iterations_admitting += bool(admitted)
         self.deferred += len(tokens_promised) - len(admitted)
         over = sum(admission.tokens_new for admission in admitted) - budget
         if over > 0:

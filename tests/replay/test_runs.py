@@ -1,13 +1,15 @@
-"""The sweep over host sizes, and its picture."""
+"""Several replays in a row, and the picture of a sweep."""
 
 from pathlib import Path
 
 import pytest
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig
+from trtllm_kvfix.replay import engine
 from trtllm_kvfix.replay import plot as plot_module
 from trtllm_kvfix.replay.plot import check_plot, plot
-from trtllm_kvfix.replay.sweep import sweep
+from trtllm_kvfix.replay.runs import comparison, execute, sweep
 from trtllm_kvfix.replay.workload import generate
 
 
@@ -15,7 +17,8 @@ def test_more_host_memory_serves_more_until_everything_fits() -> None:
     made = generate("chat", seed=0)
     shape = made.shape.model_copy(update={"blocks_primary": 768})
     progress: list[int] = []
-    outcomes = list(sweep(made.workload, shape, [4096, 0, 512, 1024, 2048, 512], progress.append))
+    outcomes, partial = execute(made.workload, sweep(shape, [4096, 0, 512, 1024, 2048, 512]), progress.append)
+    assert not partial
     assert [outcome.shape.blocks_host for outcome in outcomes] == [0, 512, 1024, 2048, 4096]
     rates = [outcome.tokens.hit_rate for outcome in outcomes]
     assert rates == sorted(rates)
@@ -33,15 +36,32 @@ def test_an_interrupted_sweep_ends_with_its_partial_point() -> None:
         if done > total + 20:
             raise KeyboardInterrupt
 
-    outcomes = list(sweep(made.workload, made.shape, [0, 64, 128], interrupt))
+    outcomes, partial = execute(made.workload, sweep(made.shape, [0, 64, 128]), interrupt)
+    assert partial
     assert [outcome.partial for outcome in outcomes] == [False, True]
+
+
+def test_an_interrupt_between_two_replays_keeps_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = generate("small", seed=0)
+    configs: list[BlockManagerConfig] = []
+
+    def pool(config: BlockManagerConfig) -> BlockManager:
+        configs.append(config)
+        if len(configs) == 2:
+            raise KeyboardInterrupt
+        return BlockManager(config)
+
+    monkeypatch.setattr(engine, "BlockManager", pool)
+    outcomes, partial = execute(made.workload, comparison(made.shape), lambda _done: None)
+    assert partial
+    assert [outcome.partial for outcome in outcomes] == [False]
 
 
 @pytest.mark.parametrize(("suffix", "begins_with"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".SVG", b"<?xml")])
 def test_the_plot_is_of_the_kind_that_its_name_says(tmp_path: Path, suffix: str, begins_with: bytes) -> None:
     pytest.importorskip("matplotlib")
     made = generate("small", seed=0)
-    outcomes = list(sweep(made.workload, made.shape, [0, 64], lambda _done: None))
+    outcomes, _ = execute(made.workload, sweep(made.shape, [0, 64]), lambda _done: None)
     path = tmp_path / f"curve{suffix}"
     check_plot(path)
     plot(outcomes, "small", path)
