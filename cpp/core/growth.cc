@@ -123,6 +123,10 @@ void BlockManager::leave_window(Sequence& sequence, std::size_t window, std::uin
     store_blocks(sequence, window, std::min(left * config_.tokens_per_block, computed));
     for (std::uint32_t position = held.left; position < left; ++position) {
         if (position < held.shared.size()) {
+            const Block& record = pools_[window]->store[held.shared[position]];
+            if (record.undelivered || record.in_flight(kPrimary)) {
+                held.doubtful_from = std::min(held.doubtful_from, position);
+            }
             pools_[window]->let_go(held.shared[position]);
             held.shared[position] = kNone;
             continue;

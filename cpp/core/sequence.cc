@@ -17,6 +17,7 @@ void clear(Sequence& sequence) {
         held.shared.clear();
         held.tails.clear();
         held.left = 0;
+        held.doubtful_from = kNone;
     }
     std::ranges::fill(sequence.cursors, StoreCursor{});
     sequence.stats = {};

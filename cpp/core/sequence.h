@@ -20,6 +20,8 @@ struct HeldBlocks {
     std::vector<BlockIndex> shared;              // kNone where a block has left the window
     std::vector<std::vector<BlockIndex>> tails;  // [beam], only with several beams
     std::uint32_t left = 0;                      // leading blocks that have left the window
+    // The first block that left while its bytes had not arrived: whether they ever did is not known, so nothing from it on is stored.
+    std::uint32_t doubtful_from = kNone;
 
     std::size_t size() const { return shared.size() + (tails.empty() ? 0 : tails.front().size()); }
     BlockIndex at(std::uint32_t beam, std::size_t position) const {

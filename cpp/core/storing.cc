@@ -31,8 +31,10 @@ void BlockManager::store_blocks(Sequence& sequence, std::size_t window, std::uin
     if (cursor.position != 0 && pools_[window]->store[cursor.parent].generation != cursor.generation) {
         cursor = {};  // something on the way has left the tree since
     }
-    const std::size_t shared = sequence.windows[window].shared.size();
-    const auto limit = static_cast<std::uint32_t>(std::min<std::size_t>(tokens / config_.tokens_per_block, shared));
+    const HeldBlocks& held = sequence.windows[window];
+    const auto full =
+        static_cast<std::uint32_t>(std::min<std::size_t>(tokens / config_.tokens_per_block, held.shared.size()));
+    const std::uint32_t limit = std::min(full, held.doubtful_from);
     constexpr std::uint32_t kAhead = 16;
     while (cursor.position < limit) {
         const std::uint32_t ready = write_content(sequence, window, std::min(limit, cursor.position + kAhead));
@@ -94,7 +96,8 @@ bool BlockManager::store_next(Sequence& sequence, std::size_t window) {
     const BlockIndex equal =
         parent == kNone ? kNone : pool.tree.find_child(parent, record.hash, pool.tree.content(own));
     if (equal != kNone) {
-        return advance(equal);
+        // Below an equal node what follows would stay findable even if this block's own bytes never arrive.
+        return !record.in_flight(kPrimary) && advance(equal);
     }
     pool.enter_tree(own, parent == kNone ? pool.tree.open_root(request.identity, request.root_hash) : parent,
                     request.lora_id);
