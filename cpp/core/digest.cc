@@ -68,6 +68,7 @@ std::uint64_t BlockManager::digest() const {
         }
         for (const HeldBlocks& held : sequence->windows) {
             digest.mix(std::uint64_t{held.left} << 32 | held.size());
+            digest.mix(held.doubtful_from);
             held.for_each([&](BlockIndex block) { digest.mix(block); });
         }
     }

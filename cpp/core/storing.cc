@@ -126,7 +126,8 @@ void BlockManager::store_last_partial(Sequence& sequence, std::size_t window, st
     const std::uint32_t rest = tokens % config_.tokens_per_block;
     const StoreCursor& cursor = sequence.cursors[window];
     const bool wanted = config_.block_reuse && config_.partial_reuse && sequence.beam_width() == 1 && rest != 0;
-    if (!wanted || cursor.position != tokens / config_.tokens_per_block) {
+    if (!wanted || cursor.position != tokens / config_.tokens_per_block ||
+        sequence.windows[window].doubtful_from <= cursor.position) {
         return;
     }
     WindowPool& pool = *pools_[window];
