@@ -11,10 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench_scale import PROMPT, prompt
+from bench_scale import PROMPT, pass_through, prompt
 from measure import RESULTS, Row, Summary, report
 
-from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig
 
 BLOCKS = 1_000_000
 TOKEN_BYTES = 4
@@ -56,9 +56,7 @@ def measure(block_size: int, blocks: int) -> dict[str, float]:
     manager = BlockManager(BlockManagerConfig(tokens_per_block=block_size, blocks_primary=blocks))
     pool = resident_bytes()
     for number in range(blocks * block_size // PROMPT):
-        manager.add_sequence(SequenceRequest(number, prompt(number)))
-        manager.store_context_blocks(number, PROMPT)
-        manager.remove_sequence(number)
+        pass_through(manager, number)
     cached = resident_bytes()
     blocks_cached = manager.get_kv_cache_stats().windows[0].primary.cached
     tokens_bytes = blocks_cached * block_size * TOKEN_BYTES

@@ -3,7 +3,9 @@
 The pool is filled with stored prompts of 2,048 tokens before anything is timed, so every admission below evicts.
   admit_cold   SequenceRequest and add_sequence of a prompt that is not cached
   admit_warm   the same of one that is, chosen at random
+  request      SequenceRequest alone
   analyze      analyze_prefix_reuse of a cached prompt
+  transfer     take_transfers and complete, with nothing to do but now and then
   store        store_context_blocks of a cold prompt
   remove       remove_sequence of a cold prompt
   append       add_tokens of one token for 64 sequences, per token
@@ -66,6 +68,19 @@ def prompt(number: int) -> Tokens:
     return random.integers(TOKEN_MIN, TOKEN_END, size=PROMPT, dtype=np.int32)
 
 
+def pass_through(manager: BlockManager, number: int) -> None:
+    """Admit a prompt, store it and let it go."""
+    manager.add_sequence(SequenceRequest(number, prompt(number)))
+    run_transfers(manager)
+    manager.store_context_blocks(number, PROMPT)
+    manager.remove_sequence(number)
+
+
+def run_transfers(manager: BlockManager) -> None:
+    """Random prompts begin with the same token now and then, and are copied for it; they complete at once."""
+    manager.complete(manager.take_transfers().ticket)
+
+
 class Cache:
     """A manager whose pool is full of stored prompts, and the numbers of those that were stored last."""
 
@@ -74,9 +89,7 @@ class Cache:
         self.prompts = blocks // (PROMPT // TOKENS_PER_BLOCK) + 1
         self._random = np.random.Generator(np.random.PCG64(SEED))
         for number in range(self.prompts):
-            self.manager.add_sequence(SequenceRequest(number, prompt(number)))
-            self.manager.store_context_blocks(number, PROMPT)
-            self.manager.remove_sequence(number)
+            pass_through(self.manager, number)
         self.next_number = self.prompts
 
     def measure(self, samples: int) -> dict[str, list[float]]:
@@ -87,32 +100,34 @@ class Cache:
         return times
 
     def _measure_prompts(self, samples: int) -> dict[str, list[float]]:
-        names = ("admit_cold", "store", "remove", "analyze", "admit_warm")
+        names = ("admit_cold", "transfer", "store", "remove", "request", "analyze", "admit_warm")
         times: dict[str, list[float]] = {name: [] for name in names}
         manager = self.manager
         for _ in range(samples):
             number, self.next_number = self.next_number, self.next_number + 1
             cold = prompt(number)
+            # Among the newest half, which no admission of this loop has evicted.
+            warm = prompt(number - int(self._random.integers(0, self.prompts // 2)))
             stamps = [perf_counter_ns()]
             manager.add_sequence(SequenceRequest(number, cold))
+            stamps.append(perf_counter_ns())
+            run_transfers(manager)
             stamps.append(perf_counter_ns())
             manager.store_context_blocks(number, PROMPT)
             stamps.append(perf_counter_ns())
             manager.remove_sequence(number)
             stamps.append(perf_counter_ns())
-            # Among the newest half, which no admission of this loop has evicted.
-            warm = prompt(number - int(self._random.integers(0, self.prompts // 2)))
             request = SequenceRequest(number, warm)
             stamps.append(perf_counter_ns())
             promised = manager.analyze_prefix_reuse(request)
             stamps.append(perf_counter_ns())
             manager.add_sequence(SequenceRequest(number, warm))
             stamps.append(perf_counter_ns())
+            run_transfers(manager)
             manager.remove_sequence(number)
             if promised.tokens != PROMPT - 1:
                 raise SystemExit(f"a prompt that should be cached reuses {promised.tokens} of {PROMPT - 1} tokens")
-            spans = np.diff(stamps) / 1e3
-            for name, span in zip(names, (*spans[:3], *spans[4:]), strict=True):
+            for name, span in zip(names, np.diff(stamps) / 1e3, strict=True):
                 times[name].append(float(span))
         return times
 
