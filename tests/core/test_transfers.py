@@ -122,6 +122,18 @@ def test_a_failed_copy_takes_back_what_was_stored_on_it() -> None:
     m.check_invariants()
 
 
+def test_what_was_computed_from_a_lost_copy_is_never_served() -> None:
+    m = manager(primary=8)
+    begin(m, 1, prompt(1, BLOCK))
+    fork = [*prompt(1, 2), 70, 71]
+    m.add_sequence(SequenceRequest(2, [*fork, 72, 73, 74, 75]))
+    lost = m.take_transfers().ticket
+    begin(m, 3, fork)  # the same content arrives by another way meanwhile
+    m.store_context_blocks(2, 2 * BLOCK)
+    assert m.fail(lost) == [2]
+    assert reusable(m, [*fork, 72, 73, 74, 75]) == BLOCK
+
+
 def test_tickets_end_once_and_in_any_order() -> None:
     m = manager(primary=2, host=2)
     leave_behind(m, 1, prompt(1, BLOCK))

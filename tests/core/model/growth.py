@@ -36,6 +36,7 @@ def leave(state: State, seq: Sequence, w: int, length: int, store: bool) -> None
         enter_tree(state, seq, w, min(good, past * state.config.tokens_per_block), partial=False)
     for column in leaving:
         column.left = True
+        column.doubtful = any(block.undelivered or block.in_flight["primary"] for block in column.blocks)
         for block in column.blocks:
             let_go(state, block)
 

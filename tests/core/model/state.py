@@ -76,6 +76,7 @@ class Column:
 
     blocks: list[Block]
     left: bool = False
+    doubtful: bool = False  # it left before its bytes had come: nothing from here on is ever stored
 
 
 @dataclass(eq=False)

@@ -16,16 +16,18 @@ def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) 
         block = column.blocks[0]
         if not tokens or len(column.blocks) > 1:
             return
+        if column.doubtful or (block.undelivered and not column.left):
+            return
         if block.in_tree:
             node = block
             continue
-        if block.undelivered and not column.left:
-            return
         if len(tokens) < size:
             if partial and not column.left:
                 enter_incomplete(state, seq, node, block, index * size, tokens)
             return
         known_as = twin(node, tokens, seq.request, index * size)
+        if known_as is not None and not column.left and block.in_flight["primary"]:
+            return  # what would follow below the twin must not outlive this block, should its bytes never come
         if known_as is None:
             if column.left:
                 return
