@@ -1,5 +1,6 @@
-// Copies between pinned and device memory, in any direction. They return at once and read their source when they
-// execute.
+// Copies between pinned and device memory. They return at once and read their source when they execute; from pinned to
+// pinned memory the driver copies on the host instead, and the caller waits until everything before it on the stream is
+// done.
 #pragma once
 
 #include <span>

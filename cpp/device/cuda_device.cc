@@ -13,6 +13,8 @@ StreamHandle handle_of(cuda::Stream stream) { return {reinterpret_cast<std::uint
 EventHandle handle_of(cuda::Event event) { return {reinterpret_cast<std::uintptr_t>(event)}; }
 
 // Streams, events and memory that nobody destroys stay: a use may be pending, and the driver takes them with the context.
+// While a gate holds a stream, giving memory back (unmap_pinned, unregister_host, release) and closing a device wait for
+// that stream; taking memory, streams and events does not.
 class CudaDevice final : public Device {
   public:
     explicit CudaDevice(int ordinal)
@@ -90,7 +92,6 @@ class CudaDevice final : public Device {
         driver_.allocate(&address, bytes);
         return address;
     }
-    // Waits for everything that runs on the GPU, a stream that is held by a gate included.
     void release(std::uintptr_t address) override {
         const auto current = context_.use();
         driver_.free(address);

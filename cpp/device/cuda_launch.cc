@@ -12,8 +12,8 @@ constexpr std::uint32_t kWordsPerThread = 4;  // one 16-byte piece
 constexpr std::uint64_t kRowBlocksMax = 1 << 16;
 constexpr std::uint64_t kBlocksAlongRowMax = 64;
 constexpr std::uint64_t kBlocksPerMultiprocessor = 8;
-// CopyBlocks shares the GPU with compute, and a few blocks saturate the link.
-constexpr std::uint64_t kCopyBlocksMax = 32;
+// CopyBlocks shares the GPU with compute; eight blocks fill a PCIe 5 link from 16 KiB per copy on.
+constexpr std::uint64_t kCopyBlocksMax = 16;
 constexpr std::uint64_t kStretchBytes = 4096;  // what a warp copies at a time
 
 std::uint64_t divide_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
