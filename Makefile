@@ -28,6 +28,8 @@ cpp_build = cmake -S . -B build/$(1) -G Ninja --log-level=WARNING -DCMAKE_BUILD_
 	-DKVFIX_WERROR=$(WERROR) $(2) && cmake --build build/$(1) $(if $(3),--target $(3)) -- --quiet
 # $(call tests,ON) builds the C++ tests and insists on GoogleTest, with OFF its absence is tolerated.
 tests = -DKVFIX_BUILD_TESTS=ON -DCMAKE_REQUIRE_FIND_PACKAGE_GTest=$(1)
+# A sanitized build runs on the simulated device alone; CUDA kernels would only take time to compile.
+no_gpu := -DKVFIX_KERNELS=OFF
 # ThreadSanitizer of older compilers cannot place its shadow where newer kernels randomize the address space.
 FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
@@ -96,21 +98,21 @@ bench-cpp: $(VENV)/.ready  ## measure the core without Python; needs Google Benc
 	@build/bench/bin/kvfix_bench $(BENCH_CPP_ARGS)
 
 tsan: $(VENV)/.ready  ## C++ tests and stress under ThreadSanitizer
-	@$(call cpp_build,tsan,$(call tests,ON) -DKVFIX_SANITIZE=thread)
+	@$(call cpp_build,tsan,$(call tests,ON) $(no_gpu) -DKVFIX_SANITIZE=thread)
 	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) ctest --test-dir build/tsan --output-on-failure --no-tests=error -j $(JOBS)
 	@TSAN_OPTIONS=halt_on_error=1 $(FIXED_ADDRESSES) build/tsan/bin/stress_block_manager $(STRESS_ARGS)
 
 race-control: $(VENV)/.ready  ## the stress without the lock, which must fail: shows that the stress can see a race
-	@$(call cpp_build,race-control,$(call tests,ON) -DKVFIX_SANITIZE=thread -DKVFIX_NO_LOCK=ON,stress_block_manager)
+	@$(call cpp_build,race-control,$(call tests,ON) $(no_gpu) -DKVFIX_SANITIZE=thread -DKVFIX_NO_LOCK=ON,stress_block_manager)
 	@tools/must_race.sh $(FIXED_ADDRESSES) build/race-control/bin/stress_block_manager $(STRESS_ARGS)
 
 asan: $(VENV)/.ready  ## C++ tests and stress under AddressSanitizer and UndefinedBehaviorSanitizer
-	@$(call cpp_build,asan,$(call tests,ON) -DKVFIX_SANITIZE=address$(comma)undefined)
+	@$(call cpp_build,asan,$(call tests,ON) $(no_gpu) -DKVFIX_SANITIZE=address$(comma)undefined)
 	@ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(JOBS)
 	@build/asan/bin/stress_block_manager $(STRESS_ARGS)
 
 fuzz: $(VENV)/.ready  ## fuzz the block manager for a while; needs clang with its libFuzzer
-	@$(call cpp_build,fuzz,-DKVFIX_BUILD_FUZZ=ON -DKVFIX_SANITIZE=address$(comma)undefined -DCMAKE_CXX_COMPILER=clang++,fuzz_block_manager)
+	@$(call cpp_build,fuzz,-DKVFIX_BUILD_FUZZ=ON $(no_gpu) -DKVFIX_SANITIZE=address$(comma)undefined -DCMAKE_CXX_COMPILER=clang++,fuzz_block_manager)
 	@mkdir -p build/fuzz/corpus
 	@build/fuzz/bin/fuzz_block_manager -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
 		build/fuzz/corpus cpp/fuzz/inputs
