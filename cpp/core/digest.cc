@@ -63,12 +63,12 @@ std::uint64_t BlockManager::digest() const {
         digest.mix(sequence->id());
         digest.mix(std::uint64_t{sequence->length} << 32 | sequence->computed);
         digest.mix(std::uint64_t{sequence->known()} << 1 | (sequence->grown ? 1U : 0U));
+        digest.mix(sequence->doubtful_from);
         for (const TokenId token : sequence->grown_tokens) {
             digest.mix(static_cast<std::uint64_t>(token));
         }
         for (const HeldBlocks& held : sequence->windows) {
             digest.mix(std::uint64_t{held.left} << 32 | held.size());
-            digest.mix(held.doubtful_from);
             held.for_each([&](BlockIndex block) { digest.mix(block); });
         }
     }

@@ -125,7 +125,7 @@ void BlockManager::leave_window(Sequence& sequence, std::size_t window, std::uin
         if (position < held.shared.size()) {
             const Block& record = pools_[window]->store[held.shared[position]];
             if (record.undelivered || record.in_flight(kPrimary)) {
-                held.doubtful_from = std::min(held.doubtful_from, position);
+                sequence.doubtful_from = std::min(sequence.doubtful_from, position);
             }
             pools_[window]->let_go(held.shared[position]);
             held.shared[position] = kNone;

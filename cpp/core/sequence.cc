@@ -13,11 +13,11 @@ void clear(Sequence& sequence) {
     sequence.grown_tokens.clear();
     sequence.length = sequence.computed = 0;
     sequence.grown = false;
+    sequence.doubtful_from = kNone;
     for (HeldBlocks& held : sequence.windows) {
         held.shared.clear();
         held.tails.clear();
         held.left = 0;
-        held.doubtful_from = kNone;
     }
     std::ranges::fill(sequence.cursors, StoreCursor{});
     sequence.stats = {};

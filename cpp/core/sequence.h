@@ -20,8 +20,6 @@ struct HeldBlocks {
     std::vector<BlockIndex> shared;              // kNone where a block has left the window
     std::vector<std::vector<BlockIndex>> tails;  // [beam], only with several beams
     std::uint32_t left = 0;                      // leading blocks that have left the window
-    // The first block that left while its bytes had not arrived: whether they ever did is not known, so nothing from it on is stored.
-    std::uint32_t doubtful_from = kNone;
 
     std::size_t size() const { return shared.size() + (tails.empty() ? 0 : tails.front().size()); }
     BlockIndex at(std::uint32_t beam, std::size_t position) const {
@@ -55,7 +53,10 @@ struct Sequence {
     std::uint32_t length = 0;           // positions reserved
     std::uint32_t computed = 0;         // leading prompt tokens whose values are in the cache
     bool grown = false;                 // ever, rewound or not: then the whole prompt has been computed
-    std::uint64_t mark = 0;             // scratch of calls that take several ids
+    // The first block that left a window while its bytes had not arrived. Whether they ever did is not known, so nothing from
+    // there on is stored, in any window: every layer computes from what the layers before it made of those bytes.
+    std::uint32_t doubtful_from = kNone;
+    std::uint64_t mark = 0;  // scratch of calls that take several ids
     std::vector<HeldBlocks> windows;
     std::vector<StoreCursor> cursors;
     RequestStats stats;

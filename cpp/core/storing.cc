@@ -31,10 +31,9 @@ void BlockManager::store_blocks(Sequence& sequence, std::size_t window, std::uin
     if (cursor.position != 0 && pools_[window]->store[cursor.parent].generation != cursor.generation) {
         cursor = {};  // something on the way has left the tree since
     }
-    const HeldBlocks& held = sequence.windows[window];
-    const auto full =
-        static_cast<std::uint32_t>(std::min<std::size_t>(tokens / config_.tokens_per_block, held.shared.size()));
-    const std::uint32_t limit = std::min(full, held.doubtful_from);
+    const std::size_t shared = sequence.windows[window].shared.size();
+    const auto full = static_cast<std::uint32_t>(std::min<std::size_t>(tokens / config_.tokens_per_block, shared));
+    const std::uint32_t limit = std::min(full, first_unsure(sequence));
     constexpr std::uint32_t kAhead = 16;
     while (cursor.position < limit) {
         const std::uint32_t ready = write_content(sequence, window, std::min(limit, cursor.position + kAhead));
@@ -44,6 +43,28 @@ void BlockManager::store_blocks(Sequence& sequence, std::size_t window, std::uin
             }
         } while (cursor.position < ready);
     }
+}
+
+// The first position whose bytes have not arrived, or may not have, in some window; nothing computed from there on is stored.
+std::uint32_t BlockManager::first_unsure(const Sequence& sequence) const {
+    std::uint32_t first = sequence.doubtful_from;
+    for (std::size_t window = 0; window < pools_.size(); ++window) {
+        const WindowPool& pool = *pools_[window];
+        const HeldBlocks& held = sequence.windows[window];
+        if (!pool.bytes_outstanding()) {
+            continue;
+        }
+        const auto unsure = [&](std::uint32_t position, std::uint32_t beam) {
+            const Block& record = pool.store[held.at(beam, position)];
+            return record.undelivered || record.in_flight(kPrimary);
+        };
+        for (std::uint32_t position = held.left; position < held.size() && position < first; ++position) {
+            for (std::uint32_t beam = 0; beam < sequence.beam_width() && position < first; ++beam) {
+                first = unsure(position, beam) ? position : first;
+            }
+        }
+    }
+    return first;
 }
 
 // Writes content and hashes of the private blocks from the cursor on, and calls up the index entries that they lead to. Stops at
@@ -86,9 +107,6 @@ bool BlockManager::store_next(Sequence& sequence, std::size_t window) {
         return equal != kNone && advance(equal);
     }
     const Block& record = pool.store[own];
-    if (record.undelivered) {
-        return false;
-    }
     if (record.in_tree) {
         return advance(own);
     }
@@ -96,8 +114,7 @@ bool BlockManager::store_next(Sequence& sequence, std::size_t window) {
     const BlockIndex equal =
         parent == kNone ? kNone : pool.tree.find_child(parent, record.hash, pool.tree.content(own));
     if (equal != kNone) {
-        // Below an equal node what follows would stay findable even if this block's own bytes never arrive.
-        return !record.in_flight(kPrimary) && advance(equal);
+        return advance(equal);
     }
     pool.enter_tree(own, parent == kNone ? pool.tree.open_root(request.identity, request.root_hash) : parent,
                     request.lora_id);
@@ -126,14 +143,13 @@ void BlockManager::store_last_partial(Sequence& sequence, std::size_t window, st
     const std::uint32_t rest = tokens % config_.tokens_per_block;
     const StoreCursor& cursor = sequence.cursors[window];
     const bool wanted = config_.block_reuse && config_.partial_reuse && sequence.beam_width() == 1 && rest != 0;
-    if (!wanted || cursor.position != tokens / config_.tokens_per_block ||
-        sequence.windows[window].doubtful_from <= cursor.position) {
+    if (!wanted || cursor.position != tokens / config_.tokens_per_block || first_unsure(sequence) <= cursor.position) {
         return;
     }
     WindowPool& pool = *pools_[window];
     const Request& request = *sequence.request;
     const BlockIndex own = sequence.windows[window].shared[cursor.position];
-    if (own == kNone || pool.store[own].in_tree || pool.store[own].undelivered) {
+    if (own == kNone || pool.store[own].in_tree) {
         return;
     }
     const std::uint32_t begin = cursor.position * config_.tokens_per_block;

@@ -64,6 +64,9 @@ class WindowPool {
     // True when an owned block is left undelivered.
     bool failed(const Transfer& transfer);
 
+    // Whether some primary slot may be without the bytes that it is said to hold.
+    bool bytes_outstanding() const { return in_flight_[kPrimary] != 0 || has_failed_; }
+
     // --- tree
     // The private block's content is in the store; it becomes findable below `parent`.
     void enter_tree(BlockIndex block, ParentRef parent, std::optional<std::int64_t> lora_id);
@@ -114,6 +117,7 @@ class WindowPool {
     EvictionQueue host_only_queue_;
 
     std::array<std::uint64_t, kTiers> in_flight_{0, 0};
+    bool has_failed_ = false;  // ever
 
     // Retention: durations of blocks that have one, and when those that are cached expire.
     std::int64_t now_ms_ = 0;

@@ -53,6 +53,7 @@ void WindowPool::delivered(const Transfer& transfer) {
 
 bool WindowPool::failed(const Transfer& transfer) {
     ++services_.counters.blocks_failed;
+    has_failed_ = true;
     const bool owned = transfer.kind != TransferKind::offload && store[transfer.block].owners != 0;
     store[transfer.block].undelivered = owned;
     if (store[transfer.block].in_tree) {
