@@ -1,4 +1,6 @@
 // A GPU behind the interface of device.h. What it takes is split by noun over the cuda_* files: this one only translates.
+#include <bit>
+
 #include "device/cuda_copies.h"
 #include "device/cuda_gates.h"
 #include "device/cuda_kernels.h"
@@ -7,8 +9,8 @@
 namespace kvfix {
 namespace {
 
-cuda::Stream of(StreamHandle stream) { return reinterpret_cast<cuda::Stream>(stream.value); }
-cuda::Event of(EventHandle event) { return reinterpret_cast<cuda::Event>(event.value); }
+cuda::Stream of(StreamHandle stream) { return std::bit_cast<cuda::Stream>(stream.value); }
+cuda::Event of(EventHandle event) { return std::bit_cast<cuda::Event>(event.value); }
 StreamHandle handle_of(cuda::Stream stream) { return {reinterpret_cast<std::uintptr_t>(stream)}; }
 EventHandle handle_of(cuda::Event event) { return {reinterpret_cast<std::uintptr_t>(event)}; }
 
