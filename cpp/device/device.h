@@ -73,7 +73,7 @@ class Device : public std::enable_shared_from_this<Device> {
     virtual bool has_batched_copy() const = 0;
 
     virtual StreamHandle create_stream() = 0;
-    virtual void destroy_stream(StreamHandle stream) = 0;  // waits for it
+    virtual void destroy_stream(StreamHandle stream) = 0;  // waits for it; whoever created it
     virtual void synchronize(StreamHandle stream) = 0;
 
     virtual EventHandle create_event() = 0;
@@ -101,7 +101,9 @@ class Device : public std::enable_shared_from_this<Device> {
     virtual void copy_batch(std::span<const CopySpan> spans, SourceOrder order, StreamHandle stream) = 0;
     virtual void launch(const KernelCall& call, StreamHandle stream) = 0;
 
-    // Holds everything enqueued on the stream from now on, until the gate is opened. No timing involved.
+    // Holds everything enqueued on the stream from now on, until the gate is opened. No timing involved. On a GPU these wait
+    // for a held stream: unmapping and unregistering pinned memory, release(), copies from pinned to pinned memory, opening
+    // and closing a device; and a stream takes about 3,000 operations before its caller waits too.
     virtual GateHandle close_gate(StreamHandle stream) = 0;
     virtual void open_gate(GateHandle gate) = 0;  // also frees it, once passed
 };

@@ -48,7 +48,7 @@ struct TableEntry {
     std::int32_t value;
 };
 
-// table[entries[i].index] = entries[i].value
+// table[entries[i].index] = entries[i].value. An index stands at most once in a call: the order of writes is not defined.
 struct ApplyEntries {
     std::int32_t* table;
     const TableEntry* entries;  // in device memory, or pinned and held until the kernel has run
