@@ -18,8 +18,8 @@ SCALE, V_OFFSET = 3, 1000
 
 def compare_everything(pair: "Pair") -> None:
     digest = pair.core.digest()
+    compare_blocks(pair, list(pair.model.state.sequences))
     for request_id in pair.model.state.sequences:
-        compare_blocks(pair, request_id)
         compare_offsets(pair, request_id)
         expected = vars(pair.model.get_request_stats(request_id))
         actual = pair.core.get_request_stats(request_id)
@@ -28,16 +28,18 @@ def compare_everything(pair: "Pair") -> None:
     assert pair.core.digest() == digest, "reading changed something"
 
 
-def compare_blocks(pair: "Pair", request_id: int) -> None:
+def compare_blocks(pair: "Pair", request_ids: list[int]) -> None:
     for w, window in enumerate(pair.model.state.windows):
-        expected = pair.model.get_cache_blocks(request_id, w)
-        actual = pair.core.get_cache_block_ids(request_id, window.shape.size)
-        assert [len(row) for row in actual] == [len(row) for row in expected]
-        for row, core_row in zip(expected, actual, strict=True):
-            for block, block_id in zip(row, core_row, strict=True):
-                assert (block is None) == (block_id == -1)
-                if block is not None:
-                    pair.names.learn_block(block, block_id)
+        tables = pair.core.get_batch_cache_block_ids(request_ids, window.shape.size)
+        for request_id, table in zip(request_ids, tables, strict=True):
+            assert table == pair.core.get_cache_block_ids(request_id, window.shape.size)
+            expected = pair.model.get_cache_blocks(request_id, w)
+            assert [len(row) for row in table] == [len(row) for row in expected]
+            for row, core_row in zip(expected, table, strict=True):
+                for block, block_id in zip(row, core_row, strict=True):
+                    assert (block is None) == (block_id == -1)
+                    if block is not None:
+                        pair.names.learn_block(block, block_id)
 
 
 def compare_offsets(pair: "Pair", request_id: int) -> None:

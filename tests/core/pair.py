@@ -1,5 +1,6 @@
 """The core and the model side by side: each call goes to both; what it returns, raises and changes must agree."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -7,7 +8,7 @@ from trtllm_kvfix import native
 
 from .comparison import compare_everything
 from .event_mirror import EventMirror, full_blocks, hash_of
-from .model import BatchAdmission, Config, ModelManager, Request
+from .model import Admission, Config, ModelManager, Request
 from .model.state import Transfer
 from .model.values import BlockInFlight, OutOfBlocks, Tier, UnknownRequest
 from .names import Names
@@ -64,17 +65,22 @@ class Pair:
     def add(self, requests: list[Request], tokens_new_max: int | None = None, carrier: str = "list") -> bool:
         promised = [self.analyze(request) for request in requests]
         objects = [native_request(request, carrier) for request in requests]
-        got = self.both(
-            lambda: self.model.add_sequence_batch(requests, tokens_new_max),
-            lambda: self.core.add_sequence_batch(objects, tokens_new_max=tokens_new_max),
-        )
+
+        def on_core() -> tuple[list[native.Admission], list[int]]:
+            if len(objects) == 1 and tokens_new_max is None:
+                return [self.core.add_sequence(objects[0])], []
+            answer = self.core.add_sequence_batch(objects, tokens_new_max=tokens_new_max)
+            return answer.admitted, answer.deferred
+
+        got = self.both(lambda: self.model.add_sequence_batch(requests, tokens_new_max), on_core)
         if got is None:
             return False
-        expected, actual = got
-        compare_admissions(expected, actual)
+        expected, (admitted, deferred) = got
+        assert deferred == expected.deferred
+        compare_admissions(expected.admitted, admitted)
         if self.model.config.copy_on_partial_reuse:
-            assert [a.tokens_reused for a in actual.admitted] == promised[: len(actual.admitted)]
-        assert tokens_new_max is None or sum(a.tokens_new for a in actual.admitted) <= tokens_new_max
+            assert [a.tokens_reused for a in admitted] == promised[: len(admitted)]
+        assert tokens_new_max is None or sum(a.tokens_new for a in admitted) <= tokens_new_max
         return True
 
     def analyze(self, request: Request) -> int:
@@ -206,11 +212,9 @@ class Pair:
             self.mirror.compare(self.model.state)
 
 
-def compare_admissions(expected: BatchAdmission, actual: native.BatchAdmission) -> None:
-    assert actual.deferred == expected.deferred
-    fields = list(vars(expected.admitted[0])) if expected.admitted else []
-    rows = [{field: getattr(each, field) for field in fields} for each in actual.admitted]
-    assert rows == [vars(each) for each in expected.admitted]
+def compare_admissions(expected: list[Admission], actual: list[native.Admission]) -> None:
+    fields = [field.name for field in dataclasses.fields(Admission)]
+    assert [{name: getattr(each, name) for name in fields} for each in actual] == [vars(each) for each in expected]
 
 
 def describe_item(item: native.TransferItem) -> tuple[object, ...]:
