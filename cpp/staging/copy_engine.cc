@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 
 namespace kvfix {
 
@@ -14,57 +13,98 @@ CopyEngine::CopyEngine(std::shared_ptr<Device> device, std::size_t transfers_max
 }
 
 CopyEngine::~CopyEngine() {
-    for (InFlight& transfer : in_flight_) {
+    for (const InFlight& transfer : in_flight_) {
         try {
             transfer.fence->wait();
-        } catch (const DeviceError&) {
-            static_cast<void>(transfer.fence.release());  // the device may still record it
+        } catch (const DeviceError&) {  // nobody is left to be told
         }
     }
 }
 
 TransferId CopyEngine::submit(std::span<const CopySpan> spans, const CopyOrder& order, StreamHandle stream) {
-    const std::lock_guard guard(mutex_);
-    retire_passed();
-    if (in_flight_.size() == transfers_max_) {
-        ++waits_;
-        in_flight_.front().fence->wait();
-        retire_passed();
-    }
-    if (fences_.empty()) {
-        fences_.push_back(std::make_unique<Fence>(device_));
-    }
+    Lock lock(mutex_);
+    make_room(lock);
+    const std::shared_ptr<Fence> fence = spare_fence();
     if (order.after) {
         device_->make_wait(stream, *order.after);
     }
     try {
         device_->copy_batch(spans, order.source, stream);
-        fences_.back()->raise(stream);
+        fence->raise(stream);
+        if (order.before) {
+            device_->make_wait(*order.before, fence->event());
+        }
     } catch (const DeviceError&) {
-        device_->synchronize(
-            stream);  // part of the batch may be running; the caller gets its memory back with the error
+        lock.unlock();
+        device_->synchronize(stream);  // some of it may be running; the caller gets its memory back with the error
         throw;
     }
-    in_flight_.push_back({next_id_, std::move(fences_.back())});
-    fences_.pop_back();
-    if (order.before) {
-        device_->make_wait(*order.before, in_flight_.back().fence->event());
-    }
+    in_flight_.push_back({next_id_, fence});
     return next_id_++;
 }
 
-// Transfers on different streams may end in any order; a fence is used again only after its own has passed.
-void CopyEngine::retire_passed() {
-    std::erase_if(in_flight_, [this](InFlight& transfer) {
-        if (!transfer.fence->passed()) {
-            return false;
-        }
-        fences_.push_back(std::move(transfer.fence));
-        return true;
-    });
+void CopyEngine::make_room(Lock& lock) {
+    retire_ended();
+    waits_ += in_flight_.size() == transfers_max_ ? 1 : 0;
+    while (in_flight_.size() == transfers_max_) {
+        await(in_flight_.front(), lock);
+        retire_ended();
+    }
 }
 
-CopyEngine::InFlight* CopyEngine::find(TransferId id) {
+// Blocks without the lock, so that others can ask and submit meanwhile.
+void CopyEngine::await(InFlight transfer, Lock& lock) {
+    std::string failure;
+    lock.unlock();
+    try {
+        device_->wait(transfer.fence->event());
+    } catch (const DeviceError& error) {
+        failure = error.what();
+    }
+    transfer.fence.reset();
+    lock.lock();
+    if (!failure.empty()) {
+        failures_.emplace(transfer.id, failure);
+    }
+}
+
+// Transfers on different streams may end in any order. An event is used again only when its transfer has passed and nobody
+// waits for it any more.
+void CopyEngine::retire_ended() {
+    for (auto transfer = in_flight_.begin(); transfer != in_flight_.end();) {
+        if (!has_ended(*transfer)) {
+            ++transfer;
+            continue;
+        }
+        if (!failures_.contains(transfer->id) && transfer->fence.use_count() == 1) {
+            fences_.push_back(std::move(transfer->fence));
+        }
+        transfer = in_flight_.erase(transfer);
+    }
+}
+
+bool CopyEngine::has_ended(const InFlight& transfer) {
+    if (failures_.contains(transfer.id)) {
+        return true;
+    }
+    try {
+        return transfer.fence->passed();
+    } catch (const DeviceError& error) {
+        failures_.emplace(transfer.id, error.what());
+        return true;
+    }
+}
+
+std::shared_ptr<Fence> CopyEngine::spare_fence() {
+    if (fences_.empty()) {
+        return std::make_shared<Fence>(device_);
+    }
+    std::shared_ptr<Fence> fence = std::move(fences_.back());
+    fences_.pop_back();
+    return fence;
+}
+
+const CopyEngine::InFlight* CopyEngine::find(TransferId id) const {
     if (id == 0 || id >= next_id_) {
         throw std::invalid_argument("CopyEngine: transfer " + std::to_string(id) + " was never submitted");
     }
@@ -72,17 +112,26 @@ CopyEngine::InFlight* CopyEngine::find(TransferId id) {
     return found == in_flight_.end() ? nullptr : &*found;
 }
 
+void CopyEngine::throw_if_failed(TransferId id) const {
+    if (const auto failure = failures_.find(id); failure != failures_.end()) {
+        throw DeviceError(failure->second);
+    }
+}
+
 bool CopyEngine::done(TransferId id) {
     const std::lock_guard guard(mutex_);
-    InFlight* transfer = find(id);
-    return transfer == nullptr || transfer->fence->passed();
+    const InFlight* transfer = find(id);
+    const bool ended = transfer == nullptr || has_ended(*transfer);
+    throw_if_failed(id);
+    return ended;
 }
 
 void CopyEngine::wait(TransferId id) {
-    const std::lock_guard guard(mutex_);
-    if (InFlight* transfer = find(id)) {
-        transfer->fence->wait();
+    Lock lock(mutex_);
+    if (const InFlight* transfer = find(id)) {
+        await(*transfer, lock);
     }
+    throw_if_failed(id);
 }
 
 std::uint64_t CopyEngine::waits() const {

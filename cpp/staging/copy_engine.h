@@ -1,6 +1,6 @@
 // Batches of block copies that are ordered against the streams that compute: a store runs after the kernels that write its
 // sources, a load after whoever used its destinations and before whoever reads them. Each transfer has an event of its own while it
-// is in flight; their number is bounded.
+// is in flight; their number is bounded. A transfer that fails is the business of whoever asks about it: the others go on.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,8 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "device/device.h"
@@ -30,27 +32,38 @@ class CopyEngine {
     CopyEngine(std::shared_ptr<Device> device, std::size_t transfers_max);
     ~CopyEngine();
 
-    // Sources and destinations belong to the device until done(id).
+    // Sources and destinations belong to the device until done(id). If this throws DeviceError they are the caller's again: what had
+    // been enqueued was waited for.
     TransferId submit(std::span<const CopySpan> spans, const CopyOrder& order, StreamHandle stream);
+    // Both throw what the transfer failed with, as often as they are asked. done() never blocks behind a wait().
     bool done(TransferId id);
     void wait(TransferId id);
     std::uint64_t waits() const;
 
   private:
+    // Under mutex_, but for the event: a thread that waits for it without the lock holds a share, so that the event is not
+    // used again meanwhile.
     struct InFlight {
         TransferId id;
-        std::unique_ptr<Fence> fence;
+        std::shared_ptr<Fence> fence;
     };
+    using Lock = std::unique_lock<std::mutex>;
 
-    void retire_passed();
-    InFlight* find(TransferId id);
+    void make_room(Lock& lock);
+    void await(InFlight transfer, Lock& lock);
+    void retire_ended();
+    bool has_ended(const InFlight& transfer);
+    std::shared_ptr<Fence> spare_fence();
+    const InFlight* find(TransferId id) const;
+    void throw_if_failed(TransferId id) const;
 
+    const std::shared_ptr<Device> device_;
+    const std::size_t transfers_max_;
     mutable std::mutex mutex_;  // guards everything below
-    std::shared_ptr<Device> device_;
-    std::size_t transfers_max_;
     TransferId next_id_ = 1;
-    std::deque<InFlight> in_flight_;              // in order of submission
-    std::vector<std::unique_ptr<Fence>> fences_;  // not in use
+    std::deque<InFlight> in_flight_;                        // in order of submission
+    std::unordered_map<TransferId, std::string> failures_;  // at most transfers_max for each stream that breaks
+    std::vector<std::shared_ptr<Fence>> fences_;            // not in use
     std::uint64_t waits_ = 0;
 };
 

@@ -29,6 +29,15 @@ class DeviceTableStager::EntryWriter {
         static_cast<TableEntry*>(slot_->data())[count_++] = {index, value};
         ++total_;
     }
+    // Before any entry. The slot is lent so that this has an end too: if nothing else comes, the slot waits for the stream.
+    void clear_table() {
+        slot_->lend(stream_);
+        std::ranges::fill(stager_.shadow_, 0);
+        stager_.device_->launch(FillWords{.words = reinterpret_cast<std::uint32_t*>(stager_.table_.address()),
+                                          .count = stager_.shadow_.size(),
+                                          .value = 0},
+                                stream_);
+    }
     // Applies the rest; the slot's end is free for the row numbers.
     StagingSlot finish() {
         apply();
@@ -64,20 +73,14 @@ DeviceTableStager::DeviceTableStager(std::shared_ptr<Device> device, const Stage
       ring_(device_, config.slots,
             std::size_t{entries_max_} * sizeof(TableEntry) + std::size_t{config.rows_max} * sizeof(std::uint32_t)) {}
 
-DeviceTableStager::~DeviceTableStager() {
-    try {
-        ring_.drain();              // the device table must outlive the kernels that use it
-    } catch (const DeviceError&) {  // the driver frees the table with its context
-    }
-}
-
 DeviceTableStager::Shipped DeviceTableStager::ship(const Shipment& shipment) {
     order_after_last_use(shipment.stream);
-    if (lost_) {
-        restart(shipment.stream);
-    }
+    const bool restarts = lost_;
     lost_ = true;  // until everything has been enqueued
     EntryWriter writer(*this, shipment.stream);
+    if (restarts) {
+        writer.clear_table();
+    }
     for (std::uint32_t pool = 0; pool < shipment.table.pools; ++pool) {
         for (const std::uint32_t row : shipment.rows) {
             stage_row(shipment, pool, row, writer);
@@ -88,19 +91,16 @@ DeviceTableStager::Shipped DeviceTableStager::ship(const Shipment& shipment) {
     return {writer.total() * sizeof(TableEntry) + shipment.rows.size() * sizeof(std::uint32_t), writer.total()};
 }
 
-// The device table is one object: uses on different streams must not overlap.
+// The device table is one object: uses on different streams must not overlap. A stream that has failed delivered nothing, and
+// would take down whoever waits for it.
 void DeviceTableStager::order_after_last_use(StreamHandle stream) {
-    if (last_stream_ && *last_stream_ != stream && ring_.last_fence() != nullptr) {
-        device_->make_wait(stream, ring_.last_fence()->event());
+    if (last_stream_ && *last_stream_ != stream) {
+        lost_ = ring_.drop_failed() || lost_;
+        if (const Fence* last = ring_.last_fence()) {
+            device_->make_wait(stream, last->event());
+        }
     }
     last_stream_ = stream;
-}
-
-void DeviceTableStager::restart(StreamHandle stream) {
-    std::ranges::fill(shadow_, 0);
-    device_->launch(
-        FillWords{.words = reinterpret_cast<std::uint32_t*>(table_.address()), .count = shadow_.size(), .value = 0},
-        stream);
 }
 
 void DeviceTableStager::stage_row(const Shipment& shipment, std::uint32_t pool, std::uint32_t row,

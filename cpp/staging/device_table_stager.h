@@ -2,7 +2,7 @@
 // that travels, and a kernel writes the batch-ordered destination. Needs kernels.
 //
 // The shadow is what the device table will hold once everything enqueued has run. It is written row by row as entries are staged;
-// if anything fails in between, both are lost and start again from zero.
+// if anything fails in between, or on the stream later, both are lost and start again from zero.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,6 @@ namespace kvfix {
 class DeviceTableStager {
   public:
     DeviceTableStager(std::shared_ptr<Device> device, const StagerConfig& config);
-    ~DeviceTableStager();
 
     struct Shipped {
         std::uint64_t bytes = 0;
@@ -32,7 +31,6 @@ class DeviceTableStager {
     class EntryWriter;
 
     void order_after_last_use(StreamHandle stream);
-    void restart(StreamHandle stream);
     void stage_row(const Shipment& shipment, std::uint32_t pool, std::uint32_t row, EntryWriter& writer);
     void gather(const Shipment& shipment, StagingSlot slot);
 
@@ -41,7 +39,7 @@ class DeviceTableStager {
     std::uint32_t entries_max_;  // of one slot
     DeviceMemory table_;         // (pools, rows_max, planes, blocks_max)
     std::vector<std::int32_t> shadow_;
-    StagingRing ring_;
+    StagingRing ring_;  // behind table_: it ends first, and waits for the kernels that use the table
     bool lost_ = true;  // contents unknown: zero both before the next use
     std::optional<StreamHandle> last_stream_;
 };

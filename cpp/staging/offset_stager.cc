@@ -105,17 +105,18 @@ StagerStats OffsetStager::stats() const {
 
 void OffsetStager::close() {
     const std::lock_guard guard(mutex_);
-    if (snapshot_ != nullptr) {
-        snapshot_->drain();
-        stats_.ring_waits = snapshot_->ring_stats().waits;
-        stats_.wait_ns = snapshot_->ring_stats().wait_ns;
-        snapshot_.reset();
+    // Taken out first: closed is closed, even if something pending has failed.
+    const auto snapshot = std::move(snapshot_);
+    const auto device_table = std::move(device_table_);
+    if (snapshot != nullptr) {
+        stats_.ring_waits = snapshot->ring_stats().waits;
+        stats_.wait_ns = snapshot->ring_stats().wait_ns;
+        snapshot->drain();
     }
-    if (device_table_ != nullptr) {
-        device_table_->drain();
-        stats_.ring_waits = device_table_->ring_stats().waits;
-        stats_.wait_ns = device_table_->ring_stats().wait_ns;
-        device_table_.reset();
+    if (device_table != nullptr) {
+        stats_.ring_waits = device_table->ring_stats().waits;
+        stats_.wait_ns = device_table->ring_stats().wait_ns;
+        device_table->drain();
     }
 }
 

@@ -31,7 +31,8 @@ class OffsetStager {
     // Throws std::invalid_argument, with nothing shipped, when the shipment does not fit the configuration or its own table.
     void ship(const Shipment& shipment, std::uint32_t dst_rows);
     StagerStats stats() const;
-    // Waits for what is pending and gives the memory back. Later ships throw. Twice is fine.
+    // Waits for what is pending and gives the memory back; throws if any of it failed, closed all the same. Later ships throw.
+    // Twice is fine.
     void close();
 
     const StagerConfig& config() const { return config_; }

@@ -5,13 +5,14 @@
 namespace kvfix {
 namespace {
 
-// One row of page numbers as the two final planes that upstream's V2 kernel would write.
+// One row of page numbers as the two final planes that upstream's V2 kernel would write; wraps around as the GPU's integers do.
 void expand_row(const std::int32_t* pages, std::uint32_t width, std::int32_t scale, std::int32_t v_offset,
                 std::int32_t* out) {
     for (std::uint32_t block = 0; block < width; ++block) {
         const bool bad = pages[block] == kBadPage;
-        out[block] = bad ? 0 : pages[block] * scale;
-        out[width + block] = bad ? 0 : out[block] + v_offset;
+        const std::uint32_t k = static_cast<std::uint32_t>(pages[block]) * static_cast<std::uint32_t>(scale);
+        out[block] = bad ? 0 : static_cast<std::int32_t>(k);
+        out[width + block] = bad ? 0 : static_cast<std::int32_t>(k + static_cast<std::uint32_t>(v_offset));
     }
 }
 

@@ -1,7 +1,7 @@
 #include "staging/staging_ring.h"
 
-#include <algorithm>
 #include <chrono>
+#include <exception>
 #include <string>
 
 #include "core/check.h"
@@ -9,55 +9,97 @@
 namespace kvfix {
 
 StagingRing::StagingRing(const std::shared_ptr<Device>& device, std::size_t slots, std::size_t slot_bytes)
-    : device_(device), slot_bytes_(slot_bytes), slots_(std::make_unique<std::deque<Slot>>()) {
+    : device_(device), slot_bytes_(slot_bytes) {
+    slots_.reserve(slots);
     for (std::size_t i = 0; i < slots; ++i) {
-        slots_->emplace_back(device, slot_bytes);
+        slots_.push_back(std::make_unique<Slot>(device, slot_bytes));
     }
 }
 
 StagingRing::~StagingRing() {
     try {
         drain();
-        const bool known = std::ranges::none_of(*slots_, &Slot::lost);
-        if (known) {
-            return;
-        }
-    } catch (const DeviceError&) {
+    } catch (const DeviceError&) {  // the slots concerned are lost now, and that is all that can be done here
     }
-    static_cast<void>(slots_.release());  // the device may still read them: leak rather than reuse
+    for (std::unique_ptr<Slot>& slot : slots_) {
+        if (slot->lost) {
+            static_cast<void>(slot.release());  // the device may still read it: leak rather than reuse
+        }
+    }
 }
 
 void StagingRing::drain() {
-    for (Slot& slot : *slots_) {
-        slot.fence.wait();
+    std::exception_ptr first_failure;
+    for (const std::unique_ptr<Slot>& slot : slots_) {
+        if (slot->lost) {
+            continue;
+        }
+        try {
+            slot->fence.wait();
+        } catch (const DeviceError&) {
+            slot->lost = true;
+            first_failure = first_failure ? first_failure : std::current_exception();
+        }
+    }
+    if (first_failure) {
+        std::rethrow_exception(first_failure);
     }
 }
 
-StagingSlot StagingRing::take() {
-    Slot& slot = (*slots_)[next_];
-    check(!slot.taken, "a staging slot is taken twice");
-    if (slot.lost) {
-        throw DeviceError(
-            "staging slot " + std::to_string(next_) +
-            " was lent to a stream that could not be waited for; the device context is broken, close the stager");
+bool StagingRing::drop_failed() {
+    bool any = false;
+    for (const std::unique_ptr<Slot>& slot : slots_) {
+        try {
+            static_cast<void>(slot->lost || slot->fence.passed());
+        } catch (const DeviceError&) {
+            slot->lost = any = true;
+        }
     }
-    if (!slot.fence.passed()) {
+    return any;
+}
+
+StagingSlot StagingRing::take() {
+    const std::size_t index = next_usable();
+    Slot& slot = *slots_[index];
+    check(!slot.taken, "a staging slot is taken twice");
+    await(slot);
+    ++stats_.taken;
+    slot.taken = true;
+    return {*this, index};
+}
+
+std::size_t StagingRing::next_usable() const {
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+        const std::size_t index = (next_ + i) % slots_.size();
+        if (!slots_[index]->lost) {
+            return index;
+        }
+    }
+    throw DeviceError("none of " + std::to_string(slots_.size()) +
+                      " staging slots is left: the streams that used them failed; close the stager and make another");
+}
+
+void StagingRing::await(Slot& slot) {
+    try {
+        if (slot.fence.passed()) {
+            return;
+        }
         const auto begin = std::chrono::steady_clock::now();
         slot.fence.wait();
         ++stats_.waits;
         stats_.wait_ns += static_cast<std::uint64_t>(
             std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count());
+    } catch (const DeviceError&) {
+        slot.lost = true;
+        throw;
     }
-    ++stats_.taken;
-    slot.taken = true;
-    return {*this, next_};
 }
 
 StagingSlot::~StagingSlot() {
     if (ring_ == nullptr) {
         return;
     }
-    StagingRing::Slot& slot = (*ring_->slots_)[index_];
+    StagingRing::Slot& slot = *ring_->slots_[index_];
     slot.taken = false;
     if (lent_) {
         try {
@@ -68,27 +110,27 @@ StagingSlot::~StagingSlot() {
     }
 }
 
-void* StagingSlot::data() const { return (*ring_->slots_)[index_].memory.data(); }
+void* StagingSlot::data() const { return ring_->slots_[index_]->memory.data(); }
 
 std::size_t StagingSlot::bytes() const { return ring_->slot_bytes_; }
 
 std::uintptr_t StagingSlot::lend(StreamHandle stream) {
     lent_ = true;
     lent_to_ = stream;
-    return (*ring_->slots_)[index_].memory.address();
+    return ring_->slots_[index_]->memory.address();
 }
 
 std::uintptr_t StagingSlot::lend_to_kernels(StreamHandle stream) {
     lend(stream);
-    return (*ring_->slots_)[index_].memory.device_address();
+    return ring_->slots_[index_]->memory.device_address();
 }
 
 void StagingSlot::submit(StreamHandle stream) && {
-    StagingRing::Slot& slot = (*ring_->slots_)[index_];
+    StagingRing::Slot& slot = *ring_->slots_[index_];
     slot.fence.raise(stream);  // if this throws, the slot is still ours, and the destructor waits for the stream
     slot.taken = false;
     ring_->last_ = &slot;
-    ring_->next_ = (index_ + 1) % ring_->slots_->size();
+    ring_->next_ = (index_ + 1) % ring_->slots_.size();
     ring_ = nullptr;
 }
 

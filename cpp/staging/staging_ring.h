@@ -7,13 +7,14 @@
 //   std::move(slot).submit(stream);
 //
 // A slot that is destroyed without submit() goes back: at once if it was not lent, else after the stream it was lent to has been
-// waited for. If even that fails nobody knows who still reads it, and it is never handed out again.
+// waited for. If even that fails, or the fence does, nobody knows who still reads it: it is never handed out again, and the ring
+// goes on with the others.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
+#include <vector>
 
 #include "staging/fence.h"
 #include "staging/pinned_memory.h"
@@ -62,15 +63,19 @@ class StagingRing {
     StagingRing(const std::shared_ptr<Device>& device, std::size_t slots, std::size_t slot_bytes);
     StagingRing(const StagingRing&) = delete;
     StagingRing& operator=(const StagingRing&) = delete;
-    // Waits for every pending slot. Where waiting fails, the slots are kept for good.
+    // Waits for every pending slot. A slot whose end is unknown is kept for good.
     ~StagingRing();
 
+    // Throws when the slot's last use failed, once; or when no slot is left.
     StagingSlot take();
+    // Waits for every pending slot, then throws the first failure.
     void drain();
+    // Takes the slots out whose use is known to have failed. True if there were any.
+    bool drop_failed();
     const RingStats& stats() const { return stats_; }
     std::size_t slot_bytes() const { return slot_bytes_; }
-    // Ends the use that was submitted last. Null before the first.
-    const Fence* last_fence() const { return last_ == nullptr ? nullptr : &last_->fence; }
+    // Ends the use that was submitted last. Null before the first, and when that has failed.
+    const Fence* last_fence() const { return last_ == nullptr || last_->lost ? nullptr : &last_->fence; }
 
   private:
     friend class StagingSlot;
@@ -79,12 +84,15 @@ class StagingRing {
         PinnedMemory memory;
         Fence fence;
         bool taken = false;
-        bool lost = false;  // lent, and its end is unknown
+        bool lost = false;  // its last use failed, or its end is unknown
     };
+
+    std::size_t next_usable() const;
+    void await(Slot& slot);
 
     std::shared_ptr<Device> device_;
     std::size_t slot_bytes_;
-    std::unique_ptr<std::deque<Slot>> slots_;
+    std::vector<std::unique_ptr<Slot>> slots_;
     std::size_t next_ = 0;
     const Slot* last_ = nullptr;
     RingStats stats_;

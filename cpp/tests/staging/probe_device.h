@@ -1,0 +1,124 @@
+// The simulated device, with what a test of staging needs besides: a step taken at the moment when somebody begins to wait
+// (so that a test shows a wait without timing one), launches that fail at the call, kernels left out, and a watch on events.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "device/sim_device.h"
+
+namespace kvfix {
+
+class ProbeDevice final : public Device {
+  public:
+    explicit ProbeDevice(std::uint64_t seed) : sim_(seed) {}
+
+    SimDevice& sim() { return sim_; }
+    // Runs once, in the next thread that waits for an event, or synchronizes, just before it blocks.
+    void at_next_wait(std::function<void()> step) { set(at_wait_, std::move(step)); }
+    void at_next_synchronize(std::function<void()> step) { set(at_synchronize_, std::move(step)); }
+    // The ordinal-th launch from now on is refused at the call, its stream unharmed.
+    void refuse_launch(std::uint64_t ordinal) { launches_until_refusal_ = ordinal; }
+    void leave_kernels_out() { kernels_ = false; }
+    // For the end of a test, also of one that has failed: opens every gate and forgets the steps, so that nothing hangs.
+    void let_everything_run() {
+        const std::lock_guard guard(mutex_);
+        at_wait_ = at_synchronize_ = nullptr;
+        for (const std::uintptr_t gate : closed_) {
+            sim_.open_gate({gate});
+        }
+        closed_.clear();
+    }
+    // How often an event was recorded while its last record was pending.
+    std::uint64_t events_shared() const { return events_shared_; }
+
+    std::string name() const override { return sim_.name(); }
+    bool simulated() const override { return true; }
+    bool has_kernels() const override { return kernels_; }
+    bool has_batched_copy() const override { return true; }
+    StreamHandle create_stream() override { return sim_.create_stream(); }
+    void destroy_stream(StreamHandle stream) override { sim_.destroy_stream(stream); }
+    void synchronize(StreamHandle stream) override {
+        step(at_synchronize_);
+        sim_.synchronize(stream);
+    }
+    EventHandle create_event() override { return sim_.create_event(); }
+    void destroy_event(EventHandle event) override { sim_.destroy_event(event); }
+    void record(EventHandle event, StreamHandle stream) override {
+        events_shared_ += pending(event) ? 1 : 0;
+        sim_.record(event, stream);
+    }
+    bool done(EventHandle event) override { return sim_.done(event); }
+    void wait(EventHandle event) override {
+        step(at_wait_);
+        sim_.wait(event);
+    }
+    void make_wait(StreamHandle stream, EventHandle event) override { sim_.make_wait(stream, event); }
+    void* map_pinned(std::size_t bytes) override { return sim_.map_pinned(bytes); }
+    void unmap_pinned(void* memory, std::size_t bytes) override { sim_.unmap_pinned(memory, bytes); }
+    void register_host(void* memory, std::size_t bytes) override { sim_.register_host(memory, bytes); }
+    void unregister_host(void* memory) override { sim_.unregister_host(memory); }
+    std::uintptr_t device_address(void* pinned) override { return sim_.device_address(pinned); }
+    std::uintptr_t allocate(std::size_t bytes) override { return sim_.allocate(bytes); }
+    void release(std::uintptr_t address) override { sim_.release(address); }
+    void copy(const CopySpan& span, StreamHandle stream) override { sim_.copy(span, stream); }
+    void copy_rows(const RowCopy& rows, StreamHandle stream) override { sim_.copy_rows(rows, stream); }
+    void copy_batch(std::span<const CopySpan> spans, SourceOrder order, StreamHandle stream) override {
+        sim_.copy_batch(spans, order, stream);
+    }
+    void launch(const KernelCall& call, StreamHandle stream) override {
+        if (launches_until_refusal_ != 0 && --launches_until_refusal_ == 0) {
+            throw DeviceError("launch refused on request");
+        }
+        sim_.launch(call, stream);
+    }
+    GateHandle close_gate(StreamHandle stream) override {
+        const GateHandle gate = sim_.close_gate(stream);
+        const std::lock_guard guard(mutex_);
+        closed_.insert(gate.value);
+        return gate;
+    }
+    void open_gate(GateHandle gate) override {
+        const std::lock_guard guard(mutex_);
+        closed_.erase(gate.value);
+        sim_.open_gate(gate);
+    }
+
+  private:
+    void set(std::function<void()>& slot, std::function<void()> to) {
+        const std::lock_guard guard(mutex_);
+        slot = std::move(to);
+    }
+    void step(std::function<void()>& slot) {
+        std::function<void()> taken;
+        {
+            const std::lock_guard guard(mutex_);
+            taken = std::exchange(slot, nullptr);
+        }
+        if (taken) {
+            taken();
+        }
+    }
+    bool pending(EventHandle event) {
+        try {
+            return !sim_.done(event);
+        } catch (const DeviceError&) {
+            return false;  // ended, in failure
+        }
+    }
+
+    SimDevice sim_;
+    std::mutex mutex_;  // guards the two steps and the gates; never held while a step runs
+    std::set<std::uintptr_t> closed_;
+    std::function<void()> at_wait_;
+    std::function<void()> at_synchronize_;
+    std::atomic<std::uint64_t> launches_until_refusal_ = 0;
+    std::atomic<std::uint64_t> events_shared_ = 0;
+    bool kernels_ = true;
+};
+
+}  // namespace kvfix

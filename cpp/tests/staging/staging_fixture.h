@@ -1,0 +1,118 @@
+// What the staging tests share: a probe device with two streams, memory of int32 words, gates that a wait opens.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tests/staging/probe_device.h"
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
+
+namespace kvfix {
+
+inline std::uintptr_t address_of(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
+
+// Staging keeps a buffer for good when nobody knows whether the device still reads it. What is allocated in the life of
+// this object may be kept; every other leak is an error.
+class KeepsMemoryOnPurpose {
+  public:
+    KeepsMemoryOnPurpose() { ignore_leaks(true); }
+    ~KeepsMemoryOnPurpose() { ignore_leaks(false); }
+    KeepsMemoryOnPurpose(const KeepsMemoryOnPurpose&) = delete;
+    KeepsMemoryOnPurpose& operator=(const KeepsMemoryOnPurpose&) = delete;
+
+  private:
+    static void ignore_leaks([[maybe_unused]] bool from_now_on) {
+#ifdef __SANITIZE_ADDRESS__
+        from_now_on ? __lsan_disable() : __lsan_enable();
+#endif
+    }
+};
+
+class StagingTest : public ::testing::Test {
+  protected:
+    void TearDown() override { probe.let_everything_run(); }
+
+    using Words = std::span<std::int32_t>;
+
+    Words pinned(std::size_t count) {
+        return {static_cast<std::int32_t*>(probe.map_pinned(count * sizeof(std::int32_t))), count};
+    }
+    Words device_words(std::size_t count) {
+        return {reinterpret_cast<std::int32_t*>(probe.allocate(count * sizeof(std::int32_t))), count};
+    }
+    static CopySpan span_of(Words dst, Words src) {
+        return {address_of(dst.data()), address_of(src.data()), src.size_bytes()};
+    }
+    // Plain reads: call it only after a synchronization, or ThreadSanitizer will say so.
+    static std::vector<std::int32_t> values(Words words) { return {words.begin(), words.end()}; }
+    static std::vector<std::int32_t> all(std::size_t count, std::int32_t value) {
+        return std::vector<std::int32_t>(count, value);
+    }
+    void fill(Words words, std::int32_t value, StreamHandle on) {
+        probe.sim().launch(FillWords{.words = reinterpret_cast<std::uint32_t*>(words.data()),
+                                     .count = words.size(),
+                                     .value = static_cast<std::uint32_t>(value)},
+                           on);
+    }
+    // Holds the stream until somebody waits for an event, or synchronizes. `opened` tells whether that has happened.
+    void hold_until_wait(StreamHandle on) {
+        probe.at_next_wait([this, gate = probe.close_gate(on)] { open(gate); });
+    }
+    void hold_until_synchronize(StreamHandle on) {
+        probe.at_next_synchronize([this, gate = probe.close_gate(on)] { open(gate); });
+    }
+    // Breaks the stream: everything on it from now on fails.
+    void break_stream(StreamHandle on) {
+        const Words word = device_words(1);
+        probe.sim().fail_operation(1);
+        fill(word, 0, on);
+        EXPECT_THROW(probe.sim().synchronize(on), DeviceError);
+    }
+    bool is_mapped(void* memory) {
+        try {
+            static_cast<void>(probe.device_address(memory));
+            return true;
+        } catch (const DeviceError&) {
+            return false;
+        }
+    }
+
+    ProbeDevice probe{1};
+    // Does not own: what is kept for good must not keep the device and its threads alive.
+    std::shared_ptr<Device> device{std::shared_ptr<Device>(), &probe};
+    StreamHandle stream = probe.create_stream();
+    StreamHandle other = probe.create_stream();
+    std::atomic<int> opened = 0;
+
+  private:
+    void open(GateHandle gate) {
+        ++opened;
+        probe.open_gate(gate);
+    }
+};
+
+// The message of the DeviceError that the call throws; a test failure if it does not throw.
+template <typename Call>
+std::string error_of(Call&& call) {
+    try {
+        call();
+    } catch (const DeviceError& error) {
+        return error.what();
+    }
+    ADD_FAILURE() << "no DeviceError was thrown";
+    return {};
+}
+
+#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+}  // namespace kvfix
