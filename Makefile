@@ -35,7 +35,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help build verify test test-py test-cpp lint format stubs bench bench-cpp tsan race-control asan fuzz ci clean
+.PHONY: help build verify test test-py test-cpp lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,7 @@ $(VENV)/.built: $(VENV)/.ready $(NATIVE_SOURCES)
 
 $(VENV)/.dev: $(VENV)/.ready pyproject.toml
 	@echo "installing the development tools"
-	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) -e '.[dev,report]'
 	@touch $@ $(VENV)/.built
 
 build: $(VENV)/.built  ## build the extension and install the package into .venv, editable
@@ -116,6 +116,9 @@ fuzz: $(VENV)/.ready  ## fuzz the block manager for a while; needs clang with it
 	@mkdir -p build/fuzz/corpus
 	@build/fuzz/bin/fuzz_block_manager -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
 		build/fuzz/corpus cpp/fuzz/inputs
+
+mutants: build  ## plant mistakes in cpp/staging and require that the tests notice; about a quarter of an hour
+	@$(PY) tests/mutants/run.py
 
 # The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.
 ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01
