@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
+from trtllm_kvfix.native import OutOfBlocks, SequenceRequest, block_hashes
 
 from .engine import Engine
 from .scenes import BLOCK, begin, kinds, leave_behind, manager, prompt, push_to_host, reusable, run_transfers
@@ -110,16 +110,32 @@ def test_a_failed_offload_is_forgotten_and_hurts_nobody() -> None:
     assert m.get_kv_cache_stats().windows[0].host.free == 1
 
 
-def test_a_failed_copy_takes_back_what_was_stored_on_it() -> None:
+def test_nothing_is_stored_on_a_copy_that_has_not_ended() -> None:
     m = manager(primary=6)
     begin(m, 1, prompt(1, BLOCK))
     fork = [*prompt(1, 2), 70, 71, 72, 73, 74, 75]
     m.add_sequence(SequenceRequest(2, fork))
-    batch = m.take_transfers()
+    ticket = m.take_transfers().ticket
     m.store_context_blocks(2, len(fork))
-    assert m.fail(batch.ticket) == [2]
-    assert reusable(m, fork) == 2, "what is left is what the two prompts share"
-    m.check_invariants()
+    assert reusable(m, fork) == 2, "what the two prompts share"
+    m.complete(ticket)
+    m.store_context_blocks(2, len(fork))
+    assert reusable(m, fork) == len(fork)
+
+
+def test_bytes_that_never_came_in_one_window_stop_storing_in_all() -> None:
+    m = manager(primary=12, window_sizes=[BLOCK, 8 * BLOCK])
+    leave_behind(m, 1, prompt(1, BLOCK))
+    m.find_and_pin_blocks_by_hash(block_hashes(SequenceRequest(1, prompt(1, BLOCK)), BLOCK), window_size=8 * BLOCK)
+    fork = [*prompt(1, 2), 70, 71, 72, 73, 74, 75]
+    m.add_sequence(SequenceRequest(2, fork))
+    lost = m.take_transfers()
+    assert [item.window_size for item in lost.items] == [8 * BLOCK], "the other window takes the block over"
+    assert m.fail(lost.ticket) == [2]
+    stored = m.get_kv_cache_stats().total.blocks_stored
+    m.store_context_blocks(2, len(fork))
+    m.remove_sequence(2)
+    assert m.get_kv_cache_stats().total.blocks_stored == stored
 
 
 def test_what_was_computed_from_a_lost_copy_is_never_served() -> None:

@@ -35,8 +35,7 @@ def leave(state: State, seq: Sequence, w: int, length: int, store: bool) -> None
         good = len(seq.known) if seq.grown else seq.tokens_computed
         enter_tree(state, seq, w, min(good, past * state.config.tokens_per_block), partial=False)
     for column in leaving:
-        column.left = True
-        column.doubtful = any(block.undelivered or block.in_flight["primary"] for block in column.blocks)
+        column.left, column.doubtful = True, column.unsure
         for block in column.blocks:
             let_go(state, block)
 

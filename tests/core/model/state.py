@@ -76,7 +76,13 @@ class Column:
 
     blocks: list[Block]
     left: bool = False
-    doubtful: bool = False  # it left before its bytes had come: nothing from here on is ever stored
+    doubtful: bool = False  # it left before its bytes had come
+
+    @property
+    def unsure(self) -> bool:
+        """Whether its bytes have not come, or may not have."""
+        missing = any(block.undelivered or block.in_flight["primary"] for block in self.blocks)
+        return self.doubtful if self.left else missing
 
 
 @dataclass(eq=False)
@@ -89,6 +95,11 @@ class Sequence:
     columns: list[list[Column]]  # [window][position]
     stats: RequestStats
     grown: bool = False
+
+    def first_unsure(self) -> int:
+        """Nothing from this position on is stored in any window: it may be computed from bytes that never came."""
+        unsure = [position for row in self.columns for position, column in enumerate(row) if column.unsure]
+        return min([*unsure, self.length])
 
     def held_blocks(self) -> list[Block]:
         return [block for row in self.columns for column in row if not column.left for block in column.blocks]

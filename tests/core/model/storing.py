@@ -11,12 +11,10 @@ def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) 
         return
     size = state.config.tokens_per_block
     node: Root | Block = state.windows[w].root(seq.request.root)
-    for index, column in enumerate(seq.columns[w]):
+    for index, column in enumerate(seq.columns[w][: seq.first_unsure()]):
         tokens = tuple(seq.known[index * size : min((index + 1) * size, length)])
         block = column.blocks[0]
         if not tokens or len(column.blocks) > 1:
-            return
-        if column.doubtful or (block.undelivered and not column.left):
             return
         if block.in_tree:
             node = block
@@ -26,8 +24,6 @@ def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) 
                 enter_incomplete(state, seq, node, block, index * size, tokens)
             return
         known_as = twin(node, tokens, seq.request, index * size)
-        if known_as is not None and not column.left and block.in_flight["primary"]:
-            return  # what would follow below the twin must not outlive this block, should its bytes never come
         if known_as is None:
             if column.left:
                 return
