@@ -59,8 +59,9 @@ $(VENV)/.dev: $(VENV)/.ready pyproject.toml
 
 build: $(VENV)/.built  ## build the extension and install the package into .venv, editable
 
-verify: build  ## show two-phase admission beside per-request admission on a small workload
-	@$(VENV)/bin/trtllm-kvfix replay --generate small --compare
+verify: build  ## reproduce each hazard beside its fix, on a GPU or a simulated device; then admission, both ways
+	@trtllm-kvfix verify
+	@trtllm-kvfix replay --generate small --compare
 
 test: test-py test-cpp  ## run all tests; those in C++ where GoogleTest is installed
 

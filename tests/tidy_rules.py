@@ -89,6 +89,10 @@ def matches(pattern: str, why: str) -> Callable[[str], Iterator[str]]:
     return complaints
 
 
+def includes(forbidden: str) -> Callable[[str], Iterator[str]]:
+    return matches(rf"^\s*#\s*include\s*[<\"]({forbidden}).*", "this layer must not know it")
+
+
 PYTHON = r".*\.py"
 CPP = r".*\.(cc|h)"
 
@@ -135,19 +139,30 @@ RULES = [
         "@pytest.mark.parametrize\ndef test_x(): ...",
     ),
     Rule(
-        "the core is plain C++",
-        r"cpp/core/.*",
-        matches(
-            r"^\s*#\s*include\s*[<\"](Python\.h|nanobind/|cuda|torch/|bindings/).*",
-            "the core knows no Python and no CUDA",
-        ),
+        "no Python below the bindings",
+        r"cpp/(core|device|kernels|staging)/.*",
+        includes(r"Python\.h|torch/|bindings/"),
         "#include <Python.h>",
         "#include <vector>",
     ),
     Rule(
+        "the core knows no layer above it",
+        r"cpp/core/.*",
+        includes(r"cuda|device/|kernels/|staging/"),
+        '#include "device/device.h"',
+        '#include "core/types.h"',
+    ),
+    Rule(
+        "staging knows a device, not its driver",
+        r"cpp/staging/.*",
+        includes(r"cuda|device/cuda"),
+        '#include "device/cuda_driver.h"',
+        '#include "device/device.h"',
+    ),
+    Rule(
         "nanobind stays in the bindings",
         CPP,
-        matches(r"^\s*#\s*include\s*[<\"]nanobind/.*", "only cpp/bindings may"),
+        includes(r"nanobind/"),
         "#include <nanobind/nanobind.h>",
         "#include <vector>",
         except_paths=r"cpp/bindings/.*",
