@@ -154,6 +154,12 @@ class BlockManagerMachine(RuleBasedStateMachine):
         while self.pair.tickets:
             self.pair.complete(0)
 
+    @precondition(lambda self: self.pair.model.state.queued)
+    @rule()
+    def lose_transfers(self) -> None:
+        self.pair.take()
+        self.pair.fail(-1)
+
     @precondition(lambda self: self.pair.tickets)
     @rule(index=draws.indices)
     def fail(self, index: int) -> None:
