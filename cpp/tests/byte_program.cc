@@ -98,7 +98,7 @@ RequestId ByteProgram::any_request() {
     return std::next(sequences_.begin(), bytes_.below(static_cast<std::uint32_t>(sequences_.size())))->first;
 }
 
-// ------------------------------------------------------------------------------------------------ sequences
+// -------------------------------------------------------------------------------------------------------- sequences
 
 void ByteProgram::admit() {
     std::vector<OwnedSequence> batch;
@@ -116,7 +116,8 @@ void ByteProgram::admit() {
         return;
     }
     for (std::size_t i = 0; manager_.config().copy_on_partial_reuse && i < result.admitted.size(); ++i) {
-        promise(result.admitted[i].tokens_reused == promised[i], "reuse in a batch is not what analyze_prefix_reuse said");
+        promise(result.admitted[i].tokens_reused == promised[i],
+                "reuse in a batch is not what analyze_prefix_reuse said");
     }
     expect_admitted(result, batch, budget);
 }
@@ -132,14 +133,17 @@ void ByteProgram::make_room() {
     }
 }
 
-void ByteProgram::expect_admitted(const BatchAdmission& result, std::span<OwnedSequence> batch, std::optional<std::uint64_t> budget) {
-    promise(result.admitted.size() + result.deferred.size() == batch.size(), "a request is neither admitted nor deferred");
+void ByteProgram::expect_admitted(const BatchAdmission& result, std::span<OwnedSequence> batch,
+                                  std::optional<std::uint64_t> budget) {
+    promise(result.admitted.size() + result.deferred.size() == batch.size(),
+            "a request is neither admitted nor deferred");
     promise(budget || result.deferred.empty(), "deferred without a budget");
     std::uint64_t tokens_new = 0;
     for (std::size_t i = 0; i < result.admitted.size(); ++i) {
         const Admission& admission = result.admitted[i];
         promise(admission.request_id == batch[i].request->id, "admissions are out of order");
-        promise(admission.tokens_reused + admission.tokens_new == batch[i].length(), "reused and new tokens are not the prompt");
+        promise(admission.tokens_reused + admission.tokens_new == batch[i].length(),
+                "reused and new tokens are not the prompt");
         promise(admission.tokens_new > 0, "a prompt without a token to compute");
         tokens_new += admission.tokens_new;
         batch[i].written = static_cast<std::uint32_t>(admission.tokens_reused);
@@ -193,7 +197,8 @@ void ByteProgram::remove() {
     const RequestId id = any_request();
     const auto found = sequences_.find(id);
     if (found == sequences_.end()) {
-        promise(!attempt([&] { manager_.remove_sequence(id, true, false, std::nullopt); }), "an unknown request is removed");
+        promise(!attempt([&] { manager_.remove_sequence(id, true, false, std::nullopt); }),
+                "an unknown request is removed");
         return;
     }
     const OwnedSequence& sequence = found->second;
@@ -215,102 +220,6 @@ void ByteProgram::remove() {
         hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
         sequences_.erase(found);
     }
-}
-
-// ------------------------------------------------------------------------------------------------ the engine
-
-void ByteProgram::run_copies_and_compute() {
-    const TransferBatch batch = manager_.take_transfers();
-    memory_.take(batch);
-    if (batch.items.empty()) {
-        manager_.complete(batch.ticket);
-        memory_.complete(batch.ticket);
-    } else {
-        tickets_.push_back(batch.ticket);
-    }
-    for (auto& [id, sequence] : sequences_) {
-        compute(sequence);
-    }
-    for (const auto& [id, sequence] : sequences_) {
-        verify(sequence);
-    }
-}
-
-void ByteProgram::compute(OwnedSequence& sequence) {
-    for (const Held& held : held_by(sequence)) {
-        memory_.check_owner(held.place, held.id);
-        seen_.emplace(held.id, held.place.window);
-        for (std::uint32_t offset = 0; offset < manager_.config().tokens_per_block; ++offset) {
-            const std::uint32_t position = held.token_begin + offset;
-            if (position >= sequence.written && position < sequence.length()) {
-                memory_.cell(held.place, offset) = sequence.cells[position];
-            }
-        }
-    }
-    sequence.written = sequence.length();
-}
-
-// Whatever another sequence, an eviction or a copy did since: the sequence's own tokens are all in its slots.
-void ByteProgram::verify(const OwnedSequence& sequence) {
-    for (const Held& held : held_by(sequence)) {
-        if (sequence.hurt || memory_.in_flight(held.place)) {
-            continue;
-        }
-        for (std::uint32_t offset = 0; offset < manager_.config().tokens_per_block; ++offset) {
-            const std::uint32_t position = held.token_begin + offset;
-            promise(position >= sequence.length() || memory_.cell(held.place, offset) == sequence.cells[position],
-                    "token " + std::to_string(position) + " of request " + std::to_string(sequence.request->id) + " is not in " +
-                        name(held.place) + ", where its sequence says it is");
-        }
-    }
-}
-
-std::vector<ByteProgram::Held> ByteProgram::held_by(const OwnedSequence& sequence) {
-    const BlockManagerConfig& config = manager_.config();
-    const RequestId id = sequence.request->id;
-    const std::size_t beams = sequence.request->beam_width;
-    const std::size_t blocks = ceil_div(sequence.length(), config.tokens_per_block);
-    std::vector<std::int32_t> table(config.windows.size() * beams * 2 * blocks, -1);
-    manager_.copy_batch_block_offsets({table.data(), config.windows.size(), beams, blocks}, {&id, 1}, static_cast<std::uint32_t>(beams), 0, {});
-    std::vector<Held> out;
-    for (std::size_t window = 0; window < config.windows.size(); ++window) {
-        const BlockIdTable ids = manager_.get_batch_cache_block_ids({&id, 1}, config.windows[window].window_size).front();
-        for (std::size_t beam = 0; beam < beams; ++beam) {
-            const std::int32_t* row = &table[(window * beams + beam) * 2 * blocks];
-            promise(ids[beam].size() == blocks, "a sequence has too few or too many blocks");
-            for (std::uint32_t block = 0; block < blocks; ++block) {
-                const std::uint32_t begin = block * config.tokens_per_block;
-                promise((row[block] == -1) == (ids[beam][block] == -1), "block ids and block offsets disagree about a block that left");
-                promise(row[block] != -1 || begin + config.tokens_per_block <= sequence.written, "a block that must be written is not held");
-                if (row[block] != -1) {
-                    const Place place{window, Tier::primary, static_cast<SlotIndex>(row[block])};
-                    out.push_back({place, static_cast<BlockId>(ids[beam][block]), begin});
-                }
-            }
-        }
-    }
-    return out;
-}
-
-void ByteProgram::end_ticket() {
-    if (tickets_.empty() || bytes_.one_in(16)) {
-        promise(!attempt([&] { manager_.complete(kNobody); }), "a ticket that was never taken is completed");
-        return;
-    }
-    const auto at = tickets_.begin() + bytes_.below(static_cast<std::uint32_t>(tickets_.size()));
-    const Ticket ticket = *at;
-    tickets_.erase(at);
-    if (!bytes_.one_in(4)) {
-        manager_.complete(ticket);
-        memory_.complete(ticket);
-        return;
-    }
-    for (const RequestId hurt : manager_.fail(ticket)) {
-        promise(sequences_.contains(hurt), "a failed transfer hurts a request that is not alive");
-        sequences_.at(hurt).hurt = true;
-    }
-    memory_.fail(ticket);
-    promise(!attempt([&] { manager_.fail(ticket); }), "a ticket is failed twice");
 }
 
 }  // namespace kvfix::testing

@@ -1,6 +1,7 @@
-// Bytes as a program: which manager, then which calls, odd arguments included. The program plays every role around the
-// manager (scheduler, copy engine, remote reader) with memory that it keeps itself, and throws BrokenPromise when what the
-// manager says and what that memory holds disagree, when a refused call changed the digest, or when something is lost.
+// Bytes as a program: which manager, then which calls, odd arguments included. The program plays every role around
+// the manager (scheduler, copy engine, remote reader) with memory that it keeps itself, and throws BrokenPromise when
+// what the manager says and what that memory holds disagree, when a refused call changed the digest, or when
+// something is lost.
 #pragma once
 
 #include <cstdint>
@@ -49,11 +50,14 @@ class ByteProgram {
     // byte_program.cc
     void admit();
     void make_room();
-    void expect_admitted(const BatchAdmission& result, std::span<OwnedSequence> batch, std::optional<std::uint64_t> budget);
+    void expect_admitted(const BatchAdmission& result, std::span<OwnedSequence> batch,
+                         std::optional<std::uint64_t> budget);
     void grow();
     void rewind();
     void store_context();
     void remove();
+
+    // byte_program_engine.cc
     void end_ticket();
     // One engine step: takes the copies that wait, then computes every position that has not been.
     void run_copies_and_compute();

@@ -20,7 +20,7 @@ BlockId ByteProgram::any_block() {
     return std::next(seen_.begin(), bytes_.below(static_cast<std::uint32_t>(seen_.size())))->first;
 }
 
-// ------------------------------------------------------------------------------------------------ pins
+// ------------------------------------------------------------------------------------------------------------- pins
 
 void ByteProgram::remember_pins(std::span<const BlockId> ids, std::span<const Held> held) {
     for (const BlockId id : ids) {
@@ -33,7 +33,8 @@ void ByteProgram::remember_pins(std::span<const BlockId> ids, std::span<const He
 
 void ByteProgram::forget_pin(const Pinned& pinned) {
     memory_.unpin(pinned.place);
-    pins_.erase(std::ranges::find_if(pins_, [&](const Pinned& pin) { return pin.id == pinned.id && pin.place == pinned.place; }));
+    pins_.erase(std::ranges::find_if(
+        pins_, [&](const Pinned& pin) { return pin.id == pinned.id && pin.place == pinned.place; }));
 }
 
 void ByteProgram::pin_request() {
@@ -61,14 +62,16 @@ void ByteProgram::pin_ids() {
 void ByteProgram::pin_hashes() {
     std::vector<std::uint64_t> wanted;
     for (std::uint32_t count = bytes_.between(1, 3); count > 0 && !hashes_.empty(); --count) {
-        wanted.push_back(hashes_[hashes_.size() - 1 - bytes_.below(static_cast<std::uint32_t>(std::min<std::size_t>(hashes_.size(), 250)))]);
+        wanted.push_back(hashes_[hashes_.size() - 1 -
+                                 bytes_.below(static_cast<std::uint32_t>(std::min<std::size_t>(hashes_.size(), 250)))]);
     }
     const std::uint32_t hash_bits = manager_.config().hash_bits;
     if (hash_bits < 64) {
         wanted.assign(1, bytes_.below(1U << hash_bits));
     }
     const auto tier = bytes_.pick(std::array<std::optional<Tier>, 3>{std::nullopt, Tier::primary, Tier::host});
-    const WindowConfig& window = manager_.config().windows[bytes_.below(static_cast<std::uint32_t>(manager_.config().windows.size()))];
+    const WindowConfig& window =
+        manager_.config().windows[bytes_.below(static_cast<std::uint32_t>(manager_.config().windows.size()))];
     const bool stop_on_miss = bytes_.one_in(2);
     const auto found = manager_.find_and_pin_blocks_by_hash(wanted, tier, stop_on_miss, window.window_size);
     promise(found.size() == wanted.size(), "a hash without an answer");
@@ -102,20 +105,22 @@ void ByteProgram::unpin() {
     bool legal = true;
     for (const BlockId id : ids) {
         const Tier from = tier.value_or(pinned_in(id, Tier::primary) ? Tier::primary : Tier::host);
-        const auto at = std::ranges::find_if(left, [&](const Pinned& pin) { return pin.id == id && pin.place.tier == from; });
+        const auto at =
+            std::ranges::find_if(left, [&](const Pinned& pin) { return pin.id == id && pin.place.tier == from; });
         legal = legal && at != left.end() && (tier || !pinned_in(id, Tier::primary) || !pinned_in(id, Tier::host));
         if (legal) {
             ended.push_back(*at);
             left.erase(at);
         }
     }
-    promise(attempt([&] { manager_.unpin_blocks_by_id(ids, tier); }) == legal, legal ? "a pin cannot be ended" : "a pin that is not there is ended");
+    promise(attempt([&] { manager_.unpin_blocks_by_id(ids, tier); }) == legal,
+            legal ? "a pin cannot be ended" : "a pin that is not there is ended");
     if (legal) {
         std::ranges::for_each(ended, [&](const Pinned& pin) { forget_pin(pin); });
     }
 }
 
-// ------------------------------------------------------------------------------------------------ the rest
+// --------------------------------------------------------------------------------------------------------- the rest
 
 void ByteProgram::pass_time() {
     switch (bytes_.below(16)) {
@@ -127,7 +132,8 @@ void ByteProgram::pass_time() {
             break;
         case 2:
         case 3:
-            promise(manager_.get_latest_events().size() <= manager_.config().events_max, "more events than events_max wait");
+            promise(manager_.get_latest_events().size() <= manager_.config().events_max,
+                    "more events than events_max wait");
             promise(manager_.get_latest_events().empty(), "events are read twice");
             break;
         case 4:
@@ -144,14 +150,16 @@ void ByteProgram::read() {
     manager_.analyze_prefix_reuse(make_request(bytes_, next_id_++, manager_.config()).request);
     for (const WindowStats& window : stats().windows) {
         for (const TierStats& tier : {window.primary, window.host}) {
-            promise(tier.free + tier.cached + tier.owned + tier.in_flight == tier.blocks, "free, cached, owned and in flight are not all");
+            promise(tier.free + tier.cached + tier.owned + tier.in_flight == tier.blocks,
+                    "free, cached, owned and in flight are not all");
         }
     }
     const RequestId id = any_request();
     const auto found = sequences_.find(id);
     const bool known = attempt([&] {
         const RequestStats numbers = manager_.get_request_stats(id);
-        promise(numbers.tokens_reused + numbers.tokens_new == found->second.request->num_tokens(), "a request's numbers do not add up");
+        promise(numbers.tokens_reused + numbers.tokens_new == found->second.request->num_tokens(),
+                "a request's numbers do not add up");
     });
     promise(known == (found != sequences_.end()), "numbers of an unknown request");
     promise(manager_.digest() == before, "reading changed the digest");
@@ -174,7 +182,11 @@ void ByteProgram::misuse() {
             }
             break;
         case 2:
-            refused([&] { batch({fresh.request, std::make_shared<const Request>(next_id_, fresh.tokens, config.beam_width_max + 1, std::nullopt, Salt(), std::vector<ExtraKey>(), std::nullopt)}); });
+            refused([&] {
+                batch({fresh.request,
+                       std::make_shared<const Request>(next_id_, fresh.tokens, config.beam_width_max + 1, std::nullopt,
+                                                       Salt(), std::vector<ExtraKey>(), std::nullopt)});
+            });
             break;
         case 3:
             refused([&] { manager_.get_batch_cache_block_ids({&id, 1}, 12345U); });
@@ -183,10 +195,14 @@ void ByteProgram::misuse() {
             refused([&] { manager_.find_and_pin_blocks_by_hash({}, std::nullopt, false, 12345U); });
             break;
         case 5:
-            refused([&] { manager_.copy_batch_block_offsets({table.data(), config.windows.size() + 1, 1, 1}, {&id, 1}, 1, 0, {}); });
+            refused([&] {
+                manager_.copy_batch_block_offsets({table.data(), config.windows.size() + 1, 1, 1}, {&id, 1}, 1, 0, {});
+            });
             break;
         case 6:
-            refused([&] { manager_.copy_batch_block_offsets({table.data(), config.windows.size(), 4, 1}, {&id, 1}, 1, 4, {}); });
+            refused([&] {
+                manager_.copy_batch_block_offsets({table.data(), config.windows.size(), 4, 1}, {&id, 1}, 1, 4, {});
+            });
             break;
         default:
             promise(manager_.add_sequence_batch({}, 0).admitted.empty(), "an empty batch admits something");

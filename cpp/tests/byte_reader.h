@@ -1,4 +1,5 @@
-// Numbers drawn from bytes: from a fuzzer's input or a seeded generator alike. After the last byte all numbers are zero.
+// Numbers drawn from bytes: from a fuzzer's input or a seeded generator alike. After the last byte all numbers are
+// zero.
 #pragma once
 
 #include <algorithm>

@@ -11,7 +11,7 @@ namespace {
 Cell chain(Cell before, std::uint64_t value) {
     Cell mixed = (before ^ value) * 0x9e3779b97f4a7c15 + value;
     mixed ^= mixed >> 29;
-    return mixed | 2;  // not one of the marks of a cell without content
+    return mixed | 4;  // not one of the marks of a cell without content
 }
 
 std::vector<ExtraKey> make_extra_keys(ByteReader& bytes, std::uint32_t tokens) {
@@ -64,7 +64,8 @@ BlockManagerConfig make_config(ByteReader& bytes) {
 }
 
 OwnedSequence make_request(ByteReader& bytes, RequestId id, const BlockManagerConfig& config) {
-    const std::array<Salt, 6> salts{Salt(), std::string("1"), std::vector<std::uint8_t>{'1'}, std::int64_t{1}, std::string(), Salt()};
+    const std::array<Salt, 6> salts{Salt(),          std::string("1"), std::vector<std::uint8_t>{'1'},
+                                    std::int64_t{1}, std::string(),    Salt()};
     std::vector<TokenId> prompt(bytes.between(1, 5 * config.tokens_per_block));
     for (TokenId& token : prompt) {
         token = bytes.pick(std::array<TokenId, 8>{0, 0, 0, 0, 0, 0, 1, 2});
@@ -72,13 +73,14 @@ OwnedSequence make_request(ByteReader& bytes, RequestId id, const BlockManagerCo
     const std::uint32_t realm = bytes.one_in(8) ? bytes.below(salts.size()) : 0;
     const auto lora_id = realm == salts.size() - 1 ? std::optional<std::int64_t>(1) : std::nullopt;
     const std::uint32_t beam_width = bytes.between(1, config.beam_width_max);
-    auto keys = bytes.one_in(8) ? make_extra_keys(bytes, static_cast<std::uint32_t>(prompt.size())) : std::vector<ExtraKey>();
+    auto keys =
+        bytes.one_in(8) ? make_extra_keys(bytes, static_cast<std::uint32_t>(prompt.size())) : std::vector<ExtraKey>();
     auto retention = bytes.one_in(3) ? std::optional(make_retention(bytes)) : std::nullopt;
-    OwnedSequence sequence{
-        .request = std::make_shared<const Request>(id, prompt, beam_width, lora_id, salts[realm], std::move(keys), std::move(retention)),
-        .realm = realm,
-        .tokens = {},
-        .cells = {}};
+    OwnedSequence sequence{.request = std::make_shared<const Request>(id, prompt, beam_width, lora_id, salts[realm],
+                                                                      std::move(keys), std::move(retention)),
+                           .realm = realm,
+                           .tokens = {},
+                           .cells = {}};
     std::ranges::for_each(prompt, [&](TokenId token) { sequence.append(token); });
     return sequence;
 }

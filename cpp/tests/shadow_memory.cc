@@ -6,23 +6,20 @@
 namespace kvfix::testing {
 namespace {
 
-constexpr Cell kNothing = 0;      // never written
 constexpr Cell kUndelivered = 1;  // a copy was to come
 
 }  // namespace
 
 std::string name(const Place& place) {
-    return std::string(place.tier == Tier::primary ? "primary" : "host") + " slot " + std::to_string(place.slot) + " of window " +
-           std::to_string(place.window);
+    return std::string(place.tier == Tier::primary ? "primary" : "host") + " slot " + std::to_string(place.slot) +
+           " of window " + std::to_string(place.window);
 }
 
 ShadowMemory::ShadowMemory(const BlockManagerConfig& config) : tokens_per_block_(config.tokens_per_block) {
-    const auto empty = [&](std::uint32_t blocks) {
-        return std::vector<std::vector<Cell>>(blocks, std::vector<Cell>(tokens_per_block_, kNothing));
-    };
+    const auto empty = [&](std::uint32_t blocks) { return std::vector<Slot>(blocks, Slot(tokens_per_block_)); };
     for (const WindowConfig& window : config.windows) {
         windows_.push_back(window.window_size);
-        cells_.push_back({empty(window.blocks_primary), empty(window.blocks_host)});
+        slots_.push_back({empty(window.blocks_primary), empty(window.blocks_host)});
     }
 }
 
@@ -32,28 +29,47 @@ std::size_t ShadowMemory::window_index(WindowSize size) const {
     return static_cast<std::size_t>(found - windows_.begin());
 }
 
-std::vector<Cell>& ShadowMemory::slot(const Place& place) {
-    auto& slots = cells_[place.window][static_cast<std::size_t>(place.tier)];
+ShadowMemory::Slot& ShadowMemory::slot(const Place& place) {
+    auto& slots = slots_[place.window][static_cast<std::size_t>(place.tier)];
     promise(place.slot < slots.size(), name(place) + " does not exist");
     return slots[place.slot];
 }
 
-Cell& ShadowMemory::cell(const Place& place, std::uint32_t offset) { return slot(place).at(offset); }
+void ShadowMemory::spoil(RequestId writer) {
+    const auto spoil_slot = [writer](Slot& written) {
+        for (Written& cell : written) {
+            cell.content = cell.writer == writer ? kSpoiled : cell.content;
+        }
+    };
+    for (auto& tiers : slots_) {
+        for (auto& tier : tiers) {
+            std::ranges::for_each(tier, spoil_slot);
+        }
+    }
+    for (auto& [ticket, copies] : copies_) {
+        std::ranges::for_each(copies, [&](Copy& copy) { spoil_slot(copy.cells); });
+    }
+    for (auto& [place, pin] : pins_) {
+        spoil_slot(pin.promised);
+    }
+}
 
 void ShadowMemory::take(const TransferBatch& batch) {
     std::vector<Copy>& copies = copies_[batch.ticket];
     for (const TransferItem& item : batch.items) {
         const std::size_t window = window_index(item.window_size);
-        Copy copy{.source = {window, item.kind == TransferKind::onboard ? Tier::host : Tier::primary, item.slot_src},
-                  .destination = {window, item.kind == TransferKind::offload ? Tier::host : Tier::primary, item.slot_dst},
-                  .cells = {}};
-        promise(item.tokens > 0 && item.tokens <= tokens_per_block_, "a transfer of " + std::to_string(item.tokens) + " tokens");
+        Copy copy{
+            .source = {window, item.kind == TransferKind::onboard ? Tier::host : Tier::primary, item.slot_src},
+            .destination = {window, item.kind == TransferKind::offload ? Tier::host : Tier::primary, item.slot_dst},
+            .cells = {}};
+        promise(item.tokens > 0 && item.tokens <= tokens_per_block_,
+                "a transfer of " + std::to_string(item.tokens) + " tokens");
         promise(!flying_.contains(copy.source), "a copy reads " + name(copy.source) + ", which is still in flight");
         promise(!pins_.contains(copy.destination), "a copy writes " + name(copy.destination) + ", which is pinned");
         promise(flying_.insert(copy.destination).second, "two copies write " + name(copy.destination));
-        const std::vector<Cell>& source = slot(copy.source);
+        const Slot& source = slot(copy.source);
         copy.cells.assign(source.begin(), source.begin() + item.tokens);
-        std::fill_n(slot(copy.destination).begin(), item.tokens, kUndelivered);
+        std::fill_n(slot(copy.destination).begin(), item.tokens, Written{kUndelivered, 0});
         copies.push_back(std::move(copy));
     }
 }
@@ -61,9 +77,9 @@ void ShadowMemory::take(const TransferBatch& batch) {
 void ShadowMemory::complete(Ticket ticket) {
     const auto ended = copies_.extract(ticket);
     for (const Copy& copy : ended.mapped()) {
-        std::vector<Cell>& destination = slot(copy.destination);
+        Slot& destination = slot(copy.destination);
         for (std::size_t i = 0; i < copy.cells.size(); ++i) {
-            promise(destination[i] == kUndelivered, name(copy.destination) + " was written while in flight");
+            promise(destination[i].content == kUndelivered, name(copy.destination) + " was written while in flight");
         }
         if (copy.source.tier == Tier::host) {
             promise(std::ranges::equal(copy.cells, std::span(slot(copy.source)).first(copy.cells.size())),
@@ -84,7 +100,8 @@ void ShadowMemory::fail(Ticket ticket) {
 void ShadowMemory::pin(const Place& place, BlockId id, bool immutable) {
     promise(!in_flight(place), "a pin is granted on " + name(place) + ", which is in flight");
     Pin& pin = pins_.try_emplace(place, Pin{.id = id, .count = 0, .promised = {}}).first->second;
-    promise(pin.id == id, name(place) + " is pinned for block " + std::to_string(pin.id) + " and for " + std::to_string(id));
+    promise(pin.id == id,
+            name(place) + " is pinned for block " + std::to_string(pin.id) + " and for " + std::to_string(id));
     ++pin.count;
     if (immutable && pin.promised.empty()) {
         pin.promised = slot(place);
@@ -94,7 +111,8 @@ void ShadowMemory::pin(const Place& place, BlockId id, bool immutable) {
 void ShadowMemory::unpin(const Place& place) {
     const auto found = pins_.find(place);
     promise(found != pins_.end(), name(place) + " is unpinned and was not pinned");
-    promise(found->second.promised.empty() || found->second.promised == slot(place), name(place) + " changed while it was pinned");
+    promise(found->second.promised.empty() || found->second.promised == slot(place),
+            name(place) + " changed while it was pinned");
     if (--found->second.count == 0) {
         pins_.erase(found);
     }

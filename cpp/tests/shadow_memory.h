@@ -1,6 +1,6 @@
-// What the slots hold, if somebody ran the copies: each cell stands for one token and spells the whole prefix up to it, so
-// that a wrong byte anywhere shows as a wrong cell. Copies read their source when they are taken, in order, and write
-// their destination when they end: as late as the contract allows.
+// What the slots hold, if somebody ran the copies: each cell stands for one token and spells the whole prefix up to
+// it, so that a wrong byte anywhere shows as a wrong cell. Copies read their source when they are taken, in order,
+// and write their destination when they end: as late as the contract allows.
 #pragma once
 
 #include <array>
@@ -28,6 +28,8 @@ inline void promise(bool kept, const std::string& what) {
 }
 
 using Cell = std::uint64_t;
+// What was computed from bytes that never came.
+inline constexpr Cell kSpoiled = 3;
 
 struct Place {
     std::size_t window;
@@ -43,7 +45,13 @@ class ShadowMemory {
     explicit ShadowMemory(const BlockManagerConfig& config);
 
     std::size_t window_index(WindowSize size) const;
-    Cell& cell(const Place& place, std::uint32_t offset);
+    Cell cell(const Place& place, std::uint32_t offset) { return slot(place).at(offset).content; }
+    void write(const Place& place, std::uint32_t offset, Cell content, RequestId writer) {
+        slot(place).at(offset) = {content, writer};
+    }
+    // A request has learned that something it read was not there: all that it has computed is worthless, wherever it
+    // is now.
+    void spoil(RequestId writer);
     bool in_flight(const Place& place) const { return flying_.contains(place); }
 
     void take(const TransferBatch& batch);
@@ -57,21 +65,27 @@ class ShadowMemory {
     void check_owner(const Place& place, BlockId id) const;
 
   private:
+    struct Written {
+        Cell content = 0;
+        RequestId writer = 0;
+        bool operator==(const Written&) const = default;
+    };
+    using Slot = std::vector<Written>;
     struct Copy {
         Place source;
         Place destination;
-        std::vector<Cell> cells;
+        Slot cells;
     };
     struct Pin {
         BlockId id;
         std::uint32_t count;
-        std::vector<Cell> promised;  // empty unless immutable
+        Slot promised;  // empty unless immutable
     };
-    std::vector<Cell>& slot(const Place& place);
+    Slot& slot(const Place& place);
 
     std::uint32_t tokens_per_block_;
     std::vector<WindowSize> windows_;
-    std::vector<std::array<std::vector<std::vector<Cell>>, kTiers>> cells_;  // [window][tier][slot][token]
+    std::vector<std::array<std::vector<Slot>, kTiers>> slots_;  // [window][tier][slot]
     std::map<Ticket, std::vector<Copy>> copies_;
     std::set<Place> flying_;
     std::map<Place, Pin> pins_;

@@ -1,4 +1,5 @@
-// A hundred thousand random calls, twice: the same calls make the same state, and the state is right after each of them.
+// A hundred thousand random calls, twice: the same calls make the same state, and the state is right after each of
+// them.
 #include <gtest/gtest.h>
 
 #include <algorithm>

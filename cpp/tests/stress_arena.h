@@ -30,8 +30,8 @@ inline void expect(bool ok, const char* why) {
     }
 }
 
-// A thread writes an entry after it has gained what the entry says and clears it before it gives that up. So two entries
-// that contradict each other are never a matter of timing.
+// A thread writes an entry after it has gained what the entry says and clears it before it gives that up. So two
+// entries that contradict each other are never a matter of timing.
 class SlotTable {
   public:
     struct Slot {

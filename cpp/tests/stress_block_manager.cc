@@ -1,7 +1,7 @@
 // stress_block_manager --seconds N --threads N --seed N
 //
-// Schedulers, copy engines and remote readers at once on one small manager. Exit status 0: nothing was wrong; 1: a message says
-// what was. It must fail when it is built with KVFIX_NO_LOCK.
+// Schedulers, copy engines and remote readers at once on one small manager. Exit status 0: nothing was wrong; 1: a
+// message says what was; death by a signal: the manager crashed. It must fail when it is built with KVFIX_NO_LOCK.
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -84,7 +84,8 @@ class Stress {
         std::unique_lock lock(mutex_);
         while (running_ != 0) {
             const std::uint64_t calls = arena_.calls;
-            const Clock::time_point until = arena_.stop ? Clock::now() + kPatience : std::min(end, Clock::now() + kPatience);
+            const Clock::time_point until =
+                arena_.stop ? Clock::now() + kPatience : std::min(end, Clock::now() + kPatience);
             changed_.wait_until(lock, until, [this] { return running_ == 0; });
             const bool moved = arena_.calls != calls || running_ != options_.threads;
             expect(moved || until == end, "no call has returned for twenty seconds");
@@ -99,17 +100,19 @@ class Stress {
         manager.reset_reuse_state();
         manager.check_invariants();
         for (const WindowStats& window : manager.get_kv_cache_stats().windows) {
-            expect(window.primary.free == window.primary.blocks && window.host.free == window.host.blocks, "a slot is lost for good");
+            expect(window.primary.free == window.primary.blocks && window.host.free == window.host.blocks,
+                   "a slot is lost for good");
         }
     }
 
     void report() const {
         const CacheCounters total = arena_.manager.get_kv_cache_stats().total;
         const auto text = [](std::uint64_t number) { return std::to_string(number); };
-        const std::string line = text(arena_.calls) + " calls of " + text(options_.threads) + " threads, seed " + text(options_.seed) +
-                                 ": nothing wrong (" + text(total.requests) + " requests, " + text(total.blocks_reused) +
-                                 " blocks reused, " + text(total.blocks_offloaded) + " offloaded, " + text(total.blocks_onboarded) +
-                                 " onboarded, " + text(total.blocks_copied) + " copied, " + text(total.blocks_failed) + " failed)";
+        const std::string line = text(arena_.calls) + " calls of " + text(options_.threads) + " threads, seed " +
+                                 text(options_.seed) + ": nothing wrong (" + text(total.requests) + " requests, " +
+                                 text(total.blocks_reused) + " blocks reused, " + text(total.blocks_offloaded) +
+                                 " offloaded, " + text(total.blocks_onboarded) + " onboarded, " +
+                                 text(total.blocks_copied) + " copied, " + text(total.blocks_failed) + " failed)";
         std::puts(("stress_block_manager: " + line).c_str());
     }
 

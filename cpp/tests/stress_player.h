@@ -1,5 +1,5 @@
-// One thread of the stress program: a scheduler, a copy engine and a remote reader in turn, with sequences, pins and tickets
-// of its own. What the manager says about them is checked against the tables of the arena.
+// One thread of the stress program: a scheduler, a copy engine and a remote reader in turn, with sequences, pins and
+// tickets of its own. What the manager says about them is checked against the tables of the arena.
 #pragma once
 
 #include <algorithm>
@@ -61,7 +61,8 @@ class Player {
         if (below(2) == 0) {
             prompt.back() = static_cast<TokenId>(1000 + below(3));
         }
-        return std::make_shared<const Request>(next_id_++, std::move(prompt), 1, std::nullopt, Salt(), std::vector<ExtraKey>(), std::nullopt);
+        return std::make_shared<const Request>(next_id_++, std::move(prompt), 1, std::nullopt, Salt(),
+                                               std::vector<ExtraKey>(), std::nullopt);
     }
 
     // -------------------------------------------------------------------------------------------- scheduler
@@ -77,7 +78,8 @@ class Player {
                 expect(result.admitted[i].request_id == batch[i]->id, "another's admission");
                 tokens_new += result.admitted[i].tokens_new;
                 owned_.push_back({batch[i], {}});
-                note_private(owned_.back(), ceil_div(static_cast<std::uint32_t>(result.admitted[i].tokens_reused), kTokensPerBlock));
+                note_private(owned_.back(),
+                             ceil_div(static_cast<std::uint32_t>(result.admitted[i].tokens_reused), kTokensPerBlock));
             }
             expect(!budget || tokens_new <= *budget, "the budget is exceeded");
         } catch (const OutOfBlocks&) {
@@ -122,7 +124,8 @@ class Player {
         if (!owned_.empty()) {
             Owned& owned = owned_[below(owned_.size())];
             forget_private(owned);
-            manager_.store_context_blocks(owned.request->id, static_cast<std::uint32_t>(below(owned.request->num_tokens() + 1)));
+            manager_.store_context_blocks(owned.request->id,
+                                          static_cast<std::uint32_t>(below(owned.request->num_tokens() + 1)));
         }
     }
     void remove() {
@@ -232,7 +235,8 @@ class Player {
     void read() {
         for (const WindowStats& window : manager_.get_kv_cache_stats().windows) {
             for (const TierStats& tier : {window.primary, window.host}) {
-                expect(tier.free + tier.cached + tier.owned + tier.in_flight == tier.blocks, "slots are lost or counted twice");
+                expect(tier.free + tier.cached + tier.owned + tier.in_flight == tier.blocks,
+                       "slots are lost or counted twice");
             }
         }
         manager_.analyze_prefix_reuse(make_request());
@@ -243,7 +247,8 @@ class Player {
                 const std::vector<std::int64_t> ids = ids_of(owned, window);
                 known_[static_cast<BlockId>(ids.back())] = window;
             }
-            expect(manager_.get_request_stats(owned.request->id).tokens_new > 0, "a request without a token to compute");
+            expect(manager_.get_request_stats(owned.request->id).tokens_new > 0,
+                   "a request without a token to compute");
         }
     }
     void look_deep() {

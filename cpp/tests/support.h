@@ -45,7 +45,8 @@ inline RequestPtr request(RequestId id, Tokens prompt, RequestOptions options = 
 
 // The whole prompt at one priority, optionally for a while.
 inline RequestOptions kept_at(Priority priority, std::optional<std::uint32_t> duration_ms = std::nullopt) {
-    return {.retention = Retention{.ranges = {{0, std::nullopt, priority, duration_ms}}, .decode_duration_ms = std::nullopt}};
+    return {.retention =
+                Retention{.ranges = {{0, std::nullopt, priority, duration_ms}}, .decode_duration_ms = std::nullopt}};
 }
 
 inline BlockManagerConfig config(std::uint32_t blocks_primary, std::uint32_t blocks_host = 0) {
@@ -61,7 +62,8 @@ class Manager : public BlockManager {
     using BlockManager::add_sequence_batch;
     using BlockManager::BlockManager;
 
-    BatchAdmission add_batch(const std::vector<RequestPtr>& requests, std::optional<std::uint64_t> tokens_new_max = std::nullopt) {
+    BatchAdmission add_batch(const std::vector<RequestPtr>& requests,
+                             std::optional<std::uint64_t> tokens_new_max = std::nullopt) {
         return add_sequence_batch(requests, tokens_new_max);
     }
     void grow(RequestId id, std::uint32_t count) { add_tokens({&id, 1}, {&count, 1}, std::nullopt); }

@@ -133,10 +133,15 @@ TEST(BlockHash, EveryIdentityHasItsOwnRoot) {
         return Request(1, {1}, 1, lora, salt, {}, std::nullopt).root_hash;
     };
     const std::int64_t number = 0x31;  // serialised, its bytes begin as the text "1" does
-    const std::set<std::uint64_t> roots{
-        root_hash({}, {}),           root_hash(0, {}),  root_hash(1, {}), root_hash({}, std::string()),
-        root_hash({}, std::string("1")), root_hash({}, std::vector<std::uint8_t>{'1'}),
-        root_hash({}, number),       root_hash({}, std::vector<std::uint8_t>{}), root_hash(1, std::string("1"))};
+    const std::set<std::uint64_t> roots{root_hash({}, {}),
+                                        root_hash(0, {}),
+                                        root_hash(1, {}),
+                                        root_hash({}, std::string()),
+                                        root_hash({}, std::string("1")),
+                                        root_hash({}, std::vector<std::uint8_t>{'1'}),
+                                        root_hash({}, number),
+                                        root_hash({}, std::vector<std::uint8_t>{}),
+                                        root_hash(1, std::string("1"))};
     EXPECT_EQ(roots.size(), 9U);
 }
 

@@ -61,7 +61,8 @@ TEST(Determinism, HowHashMapsCameToTheirOrderDoesNotMatter) {
 }
 
 TEST(Determinism, ListsOfRequestsAscendWhateverTheOrderOfAdmission) {
-    for (const std::vector<RequestId>& order : {std::vector<RequestId>{90, 5, 31, 7}, std::vector<RequestId>{7, 31, 5, 90}}) {
+    for (const std::vector<RequestId>& order :
+         {std::vector<RequestId>{90, 5, 31, 7}, std::vector<RequestId>{7, 31, 5, 90}}) {
         Manager manager(config(12, 4));
         manager.cache(1, kX);
         manager.flush_primary(2);
@@ -79,11 +80,14 @@ TEST(Determinism, StatesThatWouldActDifferentlyHaveDifferentDigests) {
         {"two cached prompts", [](Manager&) {}},
         {"the other eviction order", [](Manager& m) { m.add_sequence(request(9, joined(kX, {1}))), m.forget(9); }},
         {"another priority", [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}), kept_at(36))), m.forget(9); }},
-        {"a running duration", [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}), kept_at(35, 9))), m.forget(9); }},
+        {"a running duration",
+         [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}), kept_at(35, 9))), m.forget(9); }},
         {"a live sequence", [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))); }},
         {"another live sequence", [](Manager& m) { m.add_sequence(request(8, joined(kY, {1}))); }},
-        {"a live sequence with room to grow", [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.grow(9, 1); }},
-        {"a live sequence with a known token", [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.grow(9, Tokens{1}); }},
+        {"a live sequence with room to grow",
+         [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.grow(9, 1); }},
+        {"a live sequence with a known token",
+         [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.grow(9, Tokens{1}); }},
         {"a computed prompt",
          [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.store_context_blocks(9, 9); }},
         {"a pin", [](Manager& m) { m.pin_blocks_by_id(std::vector<BlockId>{0}); }},

@@ -175,7 +175,8 @@ TEST(EvictionQueue, AgreesWithANaiveQueueOverRandomOperations) {
                 }
                 break;
             default:
-                ASSERT_EQ(queue.victim([&](BlockIndex at) { return is_parent[at]; }), model.victim(is_parent)) << "step " << step;
+                ASSERT_EQ(queue.victim([&](BlockIndex at) { return is_parent[at]; }), model.victim(is_parent))
+                    << "step " << step;
         }
         ASSERT_EQ(queue.size(), model.size());
         ASSERT_EQ(queue.contains(block), model.contains(block));

@@ -1,6 +1,6 @@
-// The three interleavings of a scheduler and a remote reader that corrupt a cache whose structures are not locked: each is
-// chosen, not hoped for. Thread A is held inside its call; thread B then makes its own. In the unlocked double B goes
-// through and the damage is visible. In our manager B is seen to find the lock taken while A is inside.
+// The three interleavings of a scheduler and a remote reader that corrupt a cache whose structures are not locked:
+// each is chosen, not hoped for. Thread A is held inside its call; thread B then makes its own. In the unlocked
+// double B goes through and the damage is visible. In our manager B is seen to find the lock taken while A is inside.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,12 +56,11 @@ std::optional<PinnedBlock> find_and_pin(Manager& manager, const Tokens& block, T
     return manager.find_and_pin_blocks_by_hash({&hash, 1}, tier, true, std::nullopt).front();
 }
 
-// ------------------------------------------------------------------------------------------------ peek, then claim
+// ------------------------------------------------------------------------------------------------- peek, then claim
 
 TEST(PeekThenClaim, TheUnlockedDoubleHandsOneSlotToTwoOwners) {
     UnlockedDouble manager(2, 2);
-    EXPECT_TRUE(overlap(
-        "evict.picked", [&] { manager.allocate(0); }, [&] { manager.allocate(1); }));
+    EXPECT_TRUE(overlap("evict.picked", [&] { manager.allocate(0); }, [&] { manager.allocate(1); }));
     EXPECT_EQ(manager[0].slot_primary, manager[1].slot_primary);
 }
 
@@ -101,14 +100,13 @@ TEST(PeekThenClaim, AnEvictionWaitsAndDoesNotTakeWhatIsBeingPinned) {
     manager.check_invariants();
 }
 
-// ------------------------------------------------------------------------------------------------ unpin while releasing
+// -------------------------------------------------------------------------------------------- unpin while releasing
 
 TEST(UnpinWhileReleasing, TheUnlockedDoubleFreesTheSlotTwice) {
     UnlockedDouble manager(1, 2);
     manager.allocate(0);
     ++manager[0].pins;
-    EXPECT_TRUE(overlap(
-        "release.unowned", [&] { manager.let_go(0); }, [&] { manager.unpin(0); }));
+    EXPECT_TRUE(overlap("release.unowned", [&] { manager.let_go(0); }, [&] { manager.unpin(0); }));
     EXPECT_EQ(std::ranges::count(manager.free_primary(), manager[0].slot_primary), 2);
 }
 
@@ -135,14 +133,13 @@ TEST(UnpinWhileReleasing, TheReleaseWaitsAndACachedBlockQueuesOnce) {
     manager.check_invariants();
 }
 
-// ------------------------------------------------------------------------------------------------ onboard under a pin
+// ---------------------------------------------------------------------------------------------- onboard under a pin
 
 TEST(OnboardUnderAPin, TheUnlockedDoubleMovesTheSlotAwayUnderTheReader) {
     UnlockedDouble manager(1, 2);
     manager.store_in_host(0);
     int read_from = UnlockedDouble::kNowhere;
-    EXPECT_TRUE(overlap(
-        "admit.planned", [&] { manager.onboard(0); }, [&] { read_from = manager.pin_in_host(0); }));
+    EXPECT_TRUE(overlap("admit.planned", [&] { manager.onboard(0); }, [&] { read_from = manager.pin_in_host(0); }));
     EXPECT_EQ(manager[0].pins, 1);
     EXPECT_NE(manager[0].slot_host, read_from);
     EXPECT_EQ(std::ranges::count(manager.free_host(), read_from), 1) << "free for others while it is read";
@@ -165,7 +162,8 @@ class OnboardUnderAPinOfOurs : public ::testing::Test {
         manager.cache(4, tokens(4, 4000));
         manager.add_sequence(request(5, tokens(8, 5000)));  // evicts both, and X's host copy is the only one to go
         for (const TransferItem& item : manager.run_transfers()) {
-            EXPECT_FALSE(item.kind == TransferKind::offload && item.slot_dst == pinned->slot) << "written under the reader";
+            EXPECT_FALSE(item.kind == TransferKind::offload && item.slot_dst == pinned->slot)
+                << "written under the reader";
         }
         EXPECT_EQ(manager.analyze_prefix_reuse(request(6, joined(kX, {1}))).blocks_host, 1U);
         manager.unpin_blocks_by_id({&pinned->block_id, 1}, Tier::host);

@@ -104,7 +104,8 @@ const std::vector<Damage> kDamages{
     {"a block is pinned where it has no slot", [](World& w) { ++w[w.parent].pins[kHost]; }},
     {"a cached block is locked", [](World& w) { ++w[w.child].locks[kPrimary]; }},
     {"a host copy is locked and may be evicted", [](World& w) { ++w[w.both].locks[kHost]; }},
-    {"a block only in host has an owner and may be evicted", [](World& w) { ++w[w.only_host].owners, ++w.owners[w.only_host]; }},
+    {"a block only in host has an owner and may be evicted",
+     [](World& w) { ++w[w.only_host].owners, ++w.owners[w.only_host]; }},
     {"a cached block is in flight", [](World& w) { w[w.child].begin_flight(kPrimary); }},
     {"an arriving block has arrived unnoticed", [](World& w) { w[w.arriving].end_flight(kPrimary); }},
     {"a host copy is in flight", [](World& w) { w[w.both].begin_flight(kHost); }},
@@ -125,7 +126,8 @@ const std::vector<Damage> kDamages{
     {"a block queues under another priority", [](World& w) { ++w[w.parent].priority; }},
     {"a host copy queues under another priority", [](World& w) { ++w[w.only_host].priority; }},
     {"an undelivered block is in the tree", [](World& w) { w[w.child].undelivered = true; }},
-    {"a free record says that it has extras", [](World& w) { w[w.pool.store.free_records().back()].has_extras = true; }},
+    {"a free record says that it has extras",
+     [](World& w) { w[w.pool.store.free_records().back()].has_extras = true; }},
 };
 
 TEST(Invariants, HoldInASoundWorld) {

@@ -54,7 +54,8 @@ TEST(Retention, UsingABlockMakesItTheNewest) {
 
 TEST(Retention, LeavesGoBeforeTheirParents) {
     Manager manager(config(3));
-    manager.cache(1, joined(kX, kY), {.retention = Retention{.ranges = {{0, 4, 10, {}}, {4, 8, 90, {}}}, .decode_duration_ms = {}}});
+    manager.cache(1, joined(kX, kY),
+                  {.retention = Retention{.ranges = {{0, 4, 10, {}}, {4, 8, 90, {}}}, .decode_duration_ms = {}}});
     manager.cache(2, kZ, kept_at(95));
     evict_one(manager, 10);
     EXPECT_TRUE(cached(manager, kX)) << "a parent does not go before its child, whatever its priority";

@@ -221,8 +221,9 @@ TEST_F(ReuseTreeTest, BestPrefixAgreesWithANaiveSearchOverRandomChildren) {
     for (int step = 0; step < 30'000; ++step) {
         const Tokens tokens = random_tokens();
         const std::string& extra = extras[random() % extras.size()];
-        const auto same = std::ranges::find_if(
-            children, [&](const Child& child) { return std::tie(child.tokens, child.extras) == std::tie(tokens, extra); });
+        const auto same = std::ranges::find_if(children, [&](const Child& child) {
+            return std::tie(child.tokens, child.extras) == std::tie(tokens, extra);
+        });
         if (same == children.end()) {
             children.push_back({add(parent, tokens, extra), tokens, extra});
         } else {

@@ -20,7 +20,9 @@ using testing::tokens;
 const Tokens kX = tokens(8, 1000);
 const Tokens kY = tokens(8, 2000);
 
-std::vector<std::uint64_t> hashes_of(const Tokens& prompt) { return request(1, prompt)->block_hashes(testing::kTokensPerBlock); }
+std::vector<std::uint64_t> hashes_of(const Tokens& prompt) {
+    return request(1, prompt)->block_hashes(testing::kTokensPerBlock);
+}
 
 class Transfers : public ::testing::Test {
   protected:
@@ -76,7 +78,8 @@ TEST_F(Transfers, ASlotInFlightStaysSoAfterItsSequenceHasGone) {
     const TransferBatch batch = manager.take_transfers();
     manager.forget(3);
     EXPECT_EQ(manager.primary().in_flight, 2U);
-    EXPECT_THROW(manager.add_sequence(request(4, tokens(12, 9000))), OutOfBlocks) << "two of four slots are being written";
+    EXPECT_THROW(manager.add_sequence(request(4, tokens(12, 9000))), OutOfBlocks)
+        << "two of four slots are being written";
     manager.complete(batch.ticket);
     EXPECT_EQ(manager.primary().cached, 2U);
     manager.add_sequence(request(4, tokens(12, 9000)));
@@ -92,9 +95,11 @@ TEST_F(Transfers, ASlotIsOffloadedBeforeItIsWrittenAgain) {
     const auto items = manager.take_transfers().items;
     for (std::size_t i = 0; i < items.size(); ++i) {
         for (std::size_t later = i + 1; later < items.size(); ++later) {
-            const bool reads_what_was_written = items[i].kind == TransferKind::onboard && items[later].kind == TransferKind::offload &&
+            const bool reads_what_was_written = items[i].kind == TransferKind::onboard &&
+                                                items[later].kind == TransferKind::offload &&
                                                 items[i].slot_dst == items[later].slot_src;
-            EXPECT_FALSE(reads_what_was_written) << "item " << later << " reads a slot that item " << i << " has overwritten";
+            EXPECT_FALSE(reads_what_was_written)
+                << "item " << later << " reads a slot that item " << i << " has overwritten";
         }
     }
     EXPECT_EQ(items.size(), 4U) << "two offloads and two onboards";
@@ -114,8 +119,8 @@ TEST_F(Transfers, ACleanCopyIsKeptAndNotCopiedAgain) {
 
 TEST_F(Transfers, TheSourceOfACopyKeepsItsSlotUntilTheCopyEnds) {
     manager.cache(1, kX);
-    manager.add_sequence(request(2, kX));           // holds X's first block, takes the second over
-    manager.store_context_blocks(2, 8);             // and makes it findable again
+    manager.add_sequence(request(2, kX));               // holds X's first block, takes the second over
+    manager.store_context_blocks(2, 8);                 // and makes it findable again
     manager.add_sequence(request(3, tokens(6, 1000)));  // copies from it
     const TransferBatch batch = manager.take_transfers();
     ASSERT_EQ(batch.items.size(), 1U);
@@ -130,12 +135,13 @@ TEST_F(Transfers, TheSourceOfACopyKeepsItsSlotUntilTheCopyEnds) {
     manager.check_invariants();
 }
 
-// ------------------------------------------------------------------------------------------------ failure
+// ---------------------------------------------------------------------------------------------------------- failure
 
 TEST_F(Transfers, AFailedOnboardNamesItsOwnersAndLeavesTheTree) {
     manager.cache(1, kX);
     manager.flush_primary(2);
-    manager.add_batch({request(9, joined(Tokens(kX.begin(), kX.begin() + 4), {1})), request(3, joined(Tokens(kX.begin(), kX.begin() + 4), {2}))});
+    manager.add_batch({request(9, joined(Tokens(kX.begin(), kX.begin() + 4), {1})),
+                       request(3, joined(Tokens(kX.begin(), kX.begin() + 4), {2}))});
     const TransferBatch batch = manager.take_transfers();
     EXPECT_EQ(manager.fail(batch.ticket), (std::vector<RequestId>{3, 9}));
     EXPECT_EQ(manager.reusable(joined(kX, {1})), 0U) << "half a block is never served";
@@ -189,7 +195,7 @@ TEST_F(Transfers, AFailureAfterItsOwnersHaveGoneFreesTheSlots) {
     manager.check_invariants();
 }
 
-// ------------------------------------------------------------------------------------------------ tickets
+// ---------------------------------------------------------------------------------------------------------- tickets
 
 TEST_F(Transfers, ATicketEndsOnce) {
     const Ticket completed = manager.take_transfers().ticket;
