@@ -1,7 +1,8 @@
-"""Block offsets to the device, once per iteration: upstream's racy ways, their published fixes, and ours. Needs a GPU and torch.
+"""Block offsets to the device: upstream's racy ways, their published fixes, and ours. Needs a GPU and torch.
 
-cpu_us is the time of the call on an idle stream, gpu_us what the stream then spends on it. For the second a gate holds the stream
-while the call enqueues, so that the host's own pace is not measured. Every variant's result is compared with a reference.
+cpu_us is the time of the call on an idle stream, gpu_us what the stream then spends on it. For the second a gate holds
+the stream while the call enqueues, so that the host's own pace is not measured. Every result is compared with a
+reference.
 """
 
 import argparse
@@ -20,7 +21,7 @@ try:
     import torch
     from staging_variants import VARIANTS, Case, Variant
 except ImportError:  # main() says so
-    torch = None  # type: ignore[assignment]
+    torch = None
 
 SEQUENCES = (8, 64, 256, 1024, 2048)
 BLOCKS = (64, 256, 1024, 4096, 8192)
@@ -56,7 +57,7 @@ def stream_us(device: native.Device, ship: Callable[[], None]) -> float:
     end.record(stream)
     device.open_gate(gate)
     end.synchronize()
-    return begin.elapsed_time(end) * 1e3
+    return float(begin.elapsed_time(end)) * 1e3
 
 
 def measure(device: native.Device, case: "Case", variant: "Variant", rounds: int) -> tuple[Summary, Summary]:
@@ -84,7 +85,9 @@ def rows_of(device: native.Device, case: "Case", rounds: int) -> list[Row]:
         for metric, summary in zip(("cpu_us", "gpu_us"), measure(device, case, variant, rounds), strict=True):
             base.setdefault(metric, summary)  # the first variant is the racy V1 original
             ratio = summary.median / base[metric].median
-            rows.append(Row(case.name, case.blocks, variant.name, metric, summary, Summary(ratio, ratio, ratio, rounds)))
+            rows.append(
+                Row(case.name, case.blocks, variant.name, metric, summary, Summary(ratio, ratio, ratio, rounds))
+            )
         variant.close()
     return rows
 
@@ -96,7 +99,9 @@ def crossover(rows: list[Row]) -> None:
             name: {row.manager: row.summary.median for row in rows if row.workload == name and row.metric == "cpu_us"}
             for name in dict.fromkeys(row.workload for row in rows if row.workload.endswith("3%"))
         }
-        wins = [name for name, cpu in by_case.items() if cpu[f"ours_{layout}_device_table"] < cpu[f"ours_{layout}_snapshot"]]
+        wins = [
+            name for name, cpu in by_case.items() if cpu[f"ours_{layout}_device_table"] < cpu[f"ours_{layout}_snapshot"]
+        ]
         print(f"{layout}: device table costs less CPU than the snapshot in {', '.join(wins) or 'no case'}")
 
 
@@ -120,11 +125,16 @@ def main() -> int:
         report("staging.csv", rows, options.results)
         every += rows
     crossover(every)
-    print("median of medians, ours over racy V1, cpu:", statistics.median(
-        row.summary.median / base.summary.median
-        for row in every if row.manager == "ours_v1_auto" and row.metric == "cpu_us"
-        for base in every if base.manager == "racy_v1" and base.metric == "cpu_us" and base.workload == row.workload
-    ))
+    print(
+        "median of medians, ours over racy V1, cpu:",
+        statistics.median(
+            row.summary.median / base.summary.median
+            for row in every
+            if row.manager == "ours_v1_auto" and row.metric == "cpu_us"
+            for base in every
+            if base.manager == "racy_v1" and base.metric == "cpu_us" and base.workload == row.workload
+        ),
+    )
     return 0
 
 

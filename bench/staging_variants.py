@@ -1,4 +1,4 @@
-"""The ways of shipping block offsets that bench_staging.py compares. The racy ones are written as upstream writes them."""
+"""The ways of shipping block offsets that bench_staging.py compares. The racy ones are written as upstream's."""
 
 from collections import deque
 from collections.abc import Callable
@@ -35,13 +35,15 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.pools}x{self.sequences}x{self.blocks}@{round(self.changed * 100)}%{'s' if self.scattered else ''}"
+        return (
+            f"{self.pools}x{self.sequences}x{self.blocks}@{round(self.changed * 100)}%{'s' if self.scattered else ''}"
+        )
 
     def change_some(self) -> None:
-        """New page numbers in a share of the entries: whole rows, as new sequences bring them, or scattered, the worst there is."""
+        """New page numbers in a share of the entries: whole rows, as new sequences bring them, or scattered."""
         k, v = self.array[:, :, 0], self.array[:, :, 1]
         if self.scattered:
-            at = np.unravel_index(self.rng.integers(0, k.size, max(1, int(k.size * self.changed))), k.shape)
+            at: Any = np.unravel_index(self.rng.integers(0, k.size, max(1, int(k.size * self.changed))), k.shape)
         else:
             rows = self.rng.permutation(self.sequences)[: max(1, int(self.sequences * self.changed))]
             at = (slice(None), rows)
@@ -135,7 +137,7 @@ def _check_buffers(device: native.Device, variant: Variant, buffers: _V2Buffers)
 
 
 def snapshot_event_v2(device: native.Device, case: Case) -> Variant:
-    """The proposed fix of V2: K rows go into a pinned buffer of their own, kept until an event behind the kernel has passed.
+    """The proposed fix of V2: K rows go into a pinned buffer of their own, kept until an event behind the kernel.
 
     Buffers come round again, where the proposal allocates: its cost is a little higher than this.
     """
@@ -161,9 +163,15 @@ def snapshot_event_v2(device: native.Device, case: Case) -> Variant:
 
 def ours(layout: str, mode: str) -> Callable[[native.Device, Case], Variant]:
     def make(device: native.Device, case: Case) -> Variant:
-        scales = {} if layout == "v1" else {"index_scales": [SCALE] * case.pools, "kv_offset": [V_OFFSET] * case.pools}
+        scales: dict[str, Any] = {} if layout == "v1" else {"index_scales": [SCALE] * case.pools, "kv_offset": [V_OFFSET] * case.pools}
         stager = OffsetStager(
-            layout=layout, num_pools=case.pools, rows_max=case.sequences, blocks_max=case.blocks, device=device, mode=mode, **scales
+            layout=layout,
+            num_pools=case.pools,
+            rows_max=case.sequences,
+            blocks_max=case.blocks,
+            device=device,
+            mode=mode,
+            **scales,
         )
         rows = np.arange(case.sequences)
         variant = Variant(

@@ -47,7 +47,7 @@ std::size_t bytes_of(const std::vector<std::size_t>& shape, const std::string& d
 
 // A live numpy view; it keeps the PinnedArray, and so the memory, alive.
 nb::object numpy_view(nb::handle_t<PinnedArray> self) {
-    const PinnedArray& pinned = nb::cast<const PinnedArray&>(self);
+    const auto& pinned = nb::cast<const PinnedArray&>(self);
     return nb::cast(nb::ndarray<nb::numpy>(pinned.memory->data(), pinned.shape.size(), pinned.shape.data(), self,
                                            nullptr, item_type(pinned.dtype).type));
 }

@@ -19,7 +19,7 @@ struct ErrorTypes {
 };
 
 PyObject* add_error(nb::module_& m, const char* name, PyObject* base, const char* doc,
-                    nb::dict attributes = nb::dict()) {
+                    const nb::dict& attributes = nb::dict()) {
     const std::string qualified = std::string("trtllm_kvfix._core.") + name;
     PyObject* type = PyErr_NewExceptionWithDoc(qualified.c_str(), doc, base, attributes.ptr());
     if (type == nullptr) {

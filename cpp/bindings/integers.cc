@@ -45,7 +45,7 @@ T from_python_int(PyObject* item, const Field& field, std::size_t position) {
 
 // Anything else that says it is an integer (numpy scalars). Runs the object's own code, so the caller looks again at its list.
 template <class T>
-T from_index(nb::object item, const Field& field, std::size_t position) {
+T from_index(const nb::object& item, const Field& field, std::size_t position) {
     if (PyBool_Check(item.ptr()) || !PyIndex_Check(item.ptr())) {
         wrong_type(field, "'" + name_of_type(item) + "' at position " + std::to_string(position));
     }
@@ -94,7 +94,7 @@ std::vector<T> read_sequence(PyObject* sequence, const Field& field) {
             continue;
         }
         if (item.is_valid()) {
-            out[position] = from_index<T>(std::move(item), field, position);
+            out[position] = from_index<T>(item, field, position);
         }
         if (length_of(sequence, is_list) != count) {
             throw nb::value_error((field.text() + ": the list changed while it was read, from " +

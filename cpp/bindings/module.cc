@@ -7,8 +7,6 @@
 #include "bindings/bindings.h"
 #include "kernels/embedded.h"
 
-namespace nb = nanobind;
-
 namespace {
 
 std::map<std::string, std::string> build_info() {

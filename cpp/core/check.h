@@ -1,7 +1,6 @@
 // Invariants. A broken one means that the books cannot be trusted any more: it is never caught inside the core.
 #pragma once
 
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -13,13 +12,14 @@ class InvariantViolation : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-[[noreturn]] inline void violated(std::string_view why, std::source_location at) {
-    throw InvariantViolation(std::string(why) + " (" + at.file_name() + ":" + std::to_string(at.line()) + ")");
+[[noreturn]] inline void violated(std::string_view why, const char* file, int line) {
+    throw InvariantViolation(std::string(why) + " (" + file + ":" + std::to_string(line) + ")");
 }
 
-inline void check(bool ok, std::string_view why, std::source_location at = std::source_location::current()) {
+// The defaults name the caller's line, as std::source_location would; clang 14 has the builtins but not the class.
+inline void check(bool ok, std::string_view why, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     if (!ok) [[unlikely]] {
-        violated(why, at);
+        violated(why, file, line);
     }
 }
 

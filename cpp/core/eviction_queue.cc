@@ -2,7 +2,8 @@
 
 namespace kvfix {
 
-EvictionQueue::EvictionQueue(std::uint32_t blocks) : blocks_(blocks), links_(std::size_t{blocks} + 2 * kLists) {
+EvictionQueue::EvictionQueue(std::uint32_t blocks)
+    : blocks_(blocks), links_(std::size_t{blocks} + std::size_t{2} * kLists) {
     for (std::size_t i = 0; i < links_.size(); ++i) {
         const auto self = static_cast<BlockIndex>(i);
         links_[i] = Link{self, self, 0, kNoList};

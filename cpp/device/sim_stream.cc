@@ -60,9 +60,9 @@ void SimStream::run() {
     }
 }
 
-// 1 to 128 yields, every magnitude as likely as the next.
+// 1 to 32 yields, every magnitude as likely as the next. On a busy machine each may give away a whole time slice.
 void SimStream::lag() {
-    const std::uint64_t yields = std::uint64_t{1} << (random_() % 8);
+    const std::uint64_t yields = std::uint64_t{1} << (random_() % 6);
     for (std::uint64_t i = 0; i < yields; ++i) {
         std::this_thread::yield();
     }

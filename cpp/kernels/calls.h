@@ -58,7 +58,7 @@ struct ApplyEntries {
 // dst rows from rows of a table in device memory. planes = 2: both planes are copied as they are ("v1"). planes = 1: K plane, scaled ("v2").
 struct GatherDeviceRows {
     OffsetDestination dst;
-    const std::int32_t* table;       // (pools, table_rows, planes, blocks)
+    const std::int32_t* table;  // (pools, table_rows, planes, blocks)
     std::uint64_t table_pool_stride;
     std::uint32_t table_row_stride;
     const std::uint32_t* row_index;  // [rows]

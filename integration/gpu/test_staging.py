@@ -1,4 +1,7 @@
-"""Needs a CUDA GPU, torch and an extension with kernels. OffsetStager on real streams: what arrives is what the table held at the call."""
+"""Needs a CUDA GPU, torch and an extension with kernels.
+
+OffsetStager on real streams: what arrives is what the table held at the call.
+"""
 
 import numpy as np
 import pytest
@@ -48,7 +51,9 @@ def scramble(rng: np.random.Generator, table: np.ndarray) -> None:
 @pytest.mark.parametrize("layout", ["v1", "v2"])
 @pytest.mark.parametrize("mode", ["snapshot", "device_table", "auto"])
 @pytest.mark.parametrize("blocks", [64, 37, 1])
-def test_overwriting_after_every_ship_changes_nothing(device: native.Device, layout: str, mode: str, blocks: int) -> None:
+def test_overwriting_after_every_ship_changes_nothing(
+    device: native.Device, layout: str, mode: str, blocks: int
+) -> None:
     rng = np.random.default_rng(blocks)
     rows_max = 48
     table = torch.zeros((2, rows_max, 2, blocks), dtype=torch.int32, pin_memory=True)

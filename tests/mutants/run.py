@@ -1,6 +1,7 @@
-"""Plant one mistake at a time in cpp/staging and require that its test fails: shows that the tests can see what they guard against.
+"""Plant one mistake at a time in cpp/staging and require that its test fails.
 
-Works on a copy of the tree in a temporary folder; one build folder serves all mutants, so each costs what its edit recompiles.
+Works on a copy of the tree in a temporary folder. One build folder serves all mutants, so each costs what
+it recompiles.
 """
 
 import shutil
@@ -99,7 +100,10 @@ def main(jobs: int, only: str) -> None:
     if not mutants:
         raise click.UsageError(f"no mutant has '{only}' in its name")
     console = Console()
-    table = Table("mutant", "test", "as it is", "with the mistake")
+    table = Table("mutant")
+    table.add_column("test", overflow="fold")
+    table.add_column("as it is")
+    table.add_column("with the mistake")
     bad = 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         workshop = Workshop(Path(folder), jobs)

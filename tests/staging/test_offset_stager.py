@@ -1,7 +1,7 @@
-"""OffsetStager on the simulated device: what arrives is what the table held at the call, whatever is written to it afterwards.
+"""OffsetStager on the simulated device: what arrives is what the table held at the call, whatever follows.
 
-Every comparison is preceded by an overwrite that happens while the stream is held by a gate, so a stager that lets the device read
-the caller's memory fails here every time.
+Every comparison is preceded by an overwrite that happens while the stream is held by a gate, so a stager that lets the
+device read the caller's memory fails here every time.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,14 @@ class Bench:
         self.stream = self.device.create_stream()
         scales = {} if layout == "v1" else {"index_scales": SCALES, "kv_offset": OFFSETS}
         self.stager = OffsetStager(
-            layout=layout, num_pools=2, rows_max=ROWS, blocks_max=blocks, device=self.device, mode=mode, slots=slots, **scales
+            layout=layout,
+            num_pools=2,
+            rows_max=ROWS,
+            blocks_max=blocks,
+            device=self.device,
+            mode=mode,
+            slots=slots,
+            **scales,
         )
         self.layout = layout
         self.table: Table = self.device.pinned([2, ROWS, 2, blocks], "int32").array

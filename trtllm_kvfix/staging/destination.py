@@ -16,7 +16,7 @@ class Destination:
 
     @staticmethod
     def of(dst: Any, device: native.Device) -> "Destination":
-        """Raise ValueError unless `dst` is int32 (pools, rows, 2, blocks) on `device`, with whole rows contiguous."""
+        """Raise ValueError unless `dst` is int32 (pools, rows, 2, blocks) on `device`, rows contiguous."""
         if isinstance(dst, native.DeviceArray):
             return _of_device_array(dst)
         if not hasattr(dst, "data_ptr"):
@@ -24,7 +24,7 @@ class Destination:
         return _of_tensor(dst, device)
 
     def describes(self, dst: Any) -> bool:
-        """Whether this was made of the same tensor, still at the same place: an iteration's call need not look again."""
+        """Whether this was made of the same tensor, still at the same place."""
         return self.tensor is dst and bool(dst.data_ptr() == self.address)
 
     def current_stream(self) -> int:
@@ -44,9 +44,13 @@ def _of_device_array(dst: native.DeviceArray) -> Destination:
 def _of_tensor(dst: Any, device: native.Device) -> Destination:
     _check_shape(tuple(dst.shape), str(dst.dtype).removeprefix("torch."))
     if not dst.is_cuda or device.simulated:
-        raise ValueError(f"dst is on {dst.device}, the stager on {device.name}; make the stager for the tensor's device")
+        raise ValueError(
+            f"dst is on {dst.device}, the stager on {device.name}; make the stager for the tensor's device"
+        )
     if device.name.split(" ")[0] != f"cuda:{dst.device.index}":
-        raise ValueError(f"dst is on {dst.device}, the stager on {device.name}; make the stager for the tensor's device")
+        raise ValueError(
+            f"dst is on {dst.device}, the stager on {device.name}; make the stager for the tensor's device"
+        )
     pool_stride, row_stride, plane_stride, block_stride = dst.stride()
     _, rows, _, blocks = dst.shape
     if (row_stride, plane_stride, block_stride) != (2 * blocks, blocks, 1):

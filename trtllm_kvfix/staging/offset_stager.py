@@ -1,10 +1,11 @@
 """Ships block offsets so that the caller may overwrite its table the moment `ship` returns.
 
     stager = OffsetStager(layout="v1", num_pools=1, rows_max=256, blocks_max=1024)
-    stager.ship(dst, table, range(num_seqs))        # dst: CUDA int32 (pools, n_max, 2, blocks), its address never changes
-    table[...] = next_batch                          # safe
+    stager.ship(dst, table, range(num_seqs))  # dst: CUDA int32 (pools, n_max, 2, blocks); its address stays
+    table[...] = next_batch  # safe
 
-The work is done natively (cpp/staging); this class turns tensors and arrays into addresses and refuses what does not fit.
+The work is done natively (cpp/staging); this class turns tensors and arrays into addresses and refuses what does not
+fit.
 """
 
 from collections.abc import Sequence
@@ -49,10 +50,10 @@ class OffsetStager:
         )
 
     def ship(self, dst: Any, table: Any, rows: Any, *, width: int | None = None, stream: int | None = None) -> None:
-        """Row `rows[i]` of `table` goes to row i of `dst`; rows of `dst` behind them and columns from `width` on stay untouched.
+        """Row `rows[i]` of `table` goes to row i of `dst`; the rest of `dst` stays untouched.
 
-        dst: a CUDA tensor or a native DeviceArray, int32 (pools, n_max, 2, blocks). table: the live host table, a numpy array or a CPU
-        tensor of the same kind. stream: a handle; by default the current stream of the tensor's device.
+        dst: a CUDA tensor or a native DeviceArray, int32 (pools, n_max, 2, blocks). table: the live host table, a numpy
+        array or a CPU tensor of the same kind. stream: a handle; by default the current stream of the tensor's device.
         """
         target = self._target
         if target is None or not target.describes(dst):
@@ -88,7 +89,9 @@ def _host_array(table: Any) -> npt.NDArray[np.int32]:
     """The table's memory as numpy sees it, never a copy."""
     array = table if isinstance(table, np.ndarray) else table.numpy()
     if array.dtype != np.int32 or array.ndim != 4:
-        raise ValueError(f"table is {array.dtype} with {array.ndim} dimensions; expected int32 (pools, rows, 2, blocks)")
+        raise ValueError(
+            f"table is {array.dtype} with {array.ndim} dimensions; expected int32 (pools, rows, 2, blocks)"
+        )
     return array
 
 

@@ -129,6 +129,24 @@ TEST_F(SimErrorTest, MemoryLetGoBeforeItsFenceIsNoticed) {
     EXPECT_EQ(values(target), all(4, static_cast<std::int32_t>(0xcdcdcdcd)));
 }
 
+// Also where the sources were read early: the caller could not know, and was early all the same.
+TEST_F(SimErrorTest, MemoryOfABatchLetGoBeforeItsFenceIsNoticed) {
+    for (int i = 0; i < 40; ++i) {
+        const StreamHandle own = device.create_stream();
+        const Words source = pinned(4);
+        const Words target = pinned(4);
+        const Words let_go = i % 2 == 0 ? source : target;
+        const Words kept = i % 2 == 0 ? target : source;
+        const CopySpan span = span_of(target, source);
+        const GateHandle gate = device.close_gate(own);
+        device.copy_batch({&span, 1}, SourceOrder::any, own);
+        device.unmap_pinned(let_go.data(), let_go.size_bytes());
+        device.open_gate(gate);
+        EXPECT_CONTAINS(error_of([&] { device.destroy_stream(own); }), hex(address_of(let_go.data())));
+        device.unmap_pinned(kept.data(), kept.size_bytes());
+    }
+}
+
 TEST_F(SimErrorTest, AFaultIsForOneOperation) {
     EXPECT_CONTAINS(error_of([&] { device.fail_operation(0); }), "number 1");
     device.fail_operation(1);

@@ -95,7 +95,7 @@ TEST_F(SimMemoryTest, GivingBackIsExact) {
 TEST_F(SimMemoryTest, RangesDoNotOverlap) {
     std::vector<std::int32_t> own(8);
     device.register_host(&own[2], 16);
-    for (const std::size_t first : {0, 2, 3, 5}) {
+    for (const std::size_t first : {0U, 2U, 3U, 5U}) {
         EXPECT_CONTAINS(error_of([&] { device.register_host(&own[first], 12); }), "overlaps registered memory");
     }
     EXPECT_CONTAINS(error_of([&] { device.register_host(own.data(), 32); }), "registered twice");

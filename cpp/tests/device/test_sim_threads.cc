@@ -100,6 +100,33 @@ TEST(SimThreads, AnotherThreadOpensTheGate) {
     }
 }
 
+// Without a copy of the index of its own, a kernel would check one row and follow another.
+TEST(SimThreads, AnIndexThatTurnsWildIsRefusedOrNotSeen) {
+    SimDevice device(10);
+    constexpr std::uint32_t kRows = 512;
+    auto* table = static_cast<std::int32_t*>(device.map_pinned(2 * sizeof(std::int32_t)));
+    auto* index = static_cast<std::int32_t*>(device.map_pinned(kRows * sizeof(std::int32_t)));
+    auto* target = reinterpret_cast<std::int32_t*>(device.allocate(kRows * 2 * sizeof(std::int32_t)));
+    std::atomic<bool> stop = false;
+    std::thread writer([&] {
+        while (!stop) {
+            store_relaxed(index + kRows - 1, INT32_MAX);
+            store_relaxed(index + kRows - 1, 0);
+        }
+    });
+    for (std::uint32_t round = 0; round < 10 * kRounds; ++round) {
+        const StreamHandle stream = device.create_stream();
+        device.launch(GatherHostRows{{target, kRows * 2, 1}, table, 2, 1, index, 1, kRows, 1, {}}, stream);
+        try {
+            device.destroy_stream(stream);
+        } catch (const DeviceError& error) {
+            EXPECT_CONTAINS(std::string(error.what()), "table row: 4 bytes");
+        }
+    }
+    stop = true;
+    writer.join();
+}
+
 TEST(SimThreads, AFailureReachesEveryThreadThatAsks) {
     SimDevice device(9);
     const StreamHandle stream = device.create_stream();

@@ -139,6 +139,22 @@ TEST_F(DeviceTableTest, AfterALaunchThatFailedLaterTheNextShipStartsAgain) {
     }
 }
 
+TEST_F(DeviceTableTest, WithNoSlotLeftTheTableIsNotTouched) {
+    const KeepsMemoryOnPurpose keeps;
+    make({OffsetLayout::v1, StagerMode::device_table}, {}, 2);
+    Target to = target();
+    break_stream(stream);
+    for (int i = 0; i < 2; ++i) {
+        stager->ship(shipment(to, {}, size.blocks, stream), size.rows);  // nothing to ship takes no slot
+        EXPECT_THROW(ship(to, every_row(), size.blocks, stream), DeviceError);
+    }
+    const GateHandle gate = probe.close_gate(other);
+    EXPECT_CONTAINS(error_of([&] { ship(to, every_row(), size.blocks, other); }), "none of 2 staging slots is left");
+    stager.reset();
+    probe.open_gate(gate);
+    probe.synchronize(other);  // throws if something there still used the table when it went
+}
+
 // The zeroing belongs to a use of the table like any other: nothing on another stream may overtake it.
 TEST_F(DeviceTableTest, ARestartThatGoesNoFurtherHasEndedWhenItThrows) {
     make_small();
