@@ -143,16 +143,18 @@ TEST_F(DeviceTableTest, WithNoSlotLeftTheTableIsNotTouched) {
     const KeepsMemoryOnPurpose keeps;
     make({OffsetLayout::v1, StagerMode::device_table}, {}, 2);
     Target to = target();
-    break_stream(stream);
-    for (int i = 0; i < 2; ++i) {
-        stager->ship(shipment(to, {}, size.blocks, stream), size.rows);  // nothing to ship takes no slot
-        EXPECT_THROW(ship(to, every_row(), size.blocks, stream), DeviceError);
+    for (const StreamHandle on : {stream, other}) {
+        ship(to, every_row(), size.blocks, on);
+        probe.synchronize(on);
+        break_stream(on);
+        EXPECT_THROW(ship(to, every_row(), size.blocks, on), DeviceError);  // costs a slot
     }
-    const GateHandle gate = probe.close_gate(other);
-    EXPECT_CONTAINS(error_of([&] { ship(to, every_row(), size.blocks, other); }), "none of 2 staging slots is left");
+    const StreamHandle fresh = probe.create_stream();
+    hold_until_wait(fresh);
+    EXPECT_CONTAINS(error_of([&] { ship(to, every_row(), size.blocks, fresh); }), "none of 2 staging slots is left");
     stager.reset();
-    probe.open_gate(gate);
-    probe.synchronize(other);  // throws if something there still used the table when it went
+    probe.let_everything_run();
+    probe.synchronize(fresh);  // throws if something there still used the table when it went
 }
 
 // The zeroing belongs to a use of the table like any other: nothing on another stream may overtake it.
