@@ -163,7 +163,9 @@ def snapshot_event_v2(device: native.Device, case: Case) -> Variant:
 
 def ours(layout: str, mode: str) -> Callable[[native.Device, Case], Variant]:
     def make(device: native.Device, case: Case) -> Variant:
-        scales: dict[str, Any] = {} if layout == "v1" else {"index_scales": [SCALE] * case.pools, "kv_offset": [V_OFFSET] * case.pools}
+        scales: dict[str, Any] = (
+            {} if layout == "v1" else {"index_scales": [SCALE] * case.pools, "kv_offset": [V_OFFSET] * case.pools}
+        )
         stager = OffsetStager(
             layout=layout,
             num_pools=case.pools,
