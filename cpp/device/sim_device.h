@@ -16,7 +16,6 @@
 #include <mutex>
 #include <random>
 #include <unordered_map>
-#include <vector>
 
 #include "device/device.h"
 #include "device/sim_memory.h"

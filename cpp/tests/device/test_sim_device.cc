@@ -1,5 +1,6 @@
 // Streams: order within one, laziness of the default one, what destruction waits for.
-#include <set>
+#include <algorithm>
+#include <string_view>
 
 #include "sim_fixture.h"
 
