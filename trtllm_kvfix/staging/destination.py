@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_kvfix import native
+from trtllm_kvfix.staging.place import current_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Destination:
 
     def current_stream(self) -> int:
         if self.tensor is None:
-            return 0
+            return current_place().stream
         import torch  # noqa: PLC0415  only where tensors are
 
         return int(torch.cuda.current_stream(self.tensor.device).cuda_stream)

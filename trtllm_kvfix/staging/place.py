@@ -1,0 +1,54 @@
+"""Where this thread enqueues work: a device and one of its streams.
+
+On a GPU that is torch's current stream. Memory of our own has no torch to ask, so the thread says it:
+
+    with on_stream(device, stream):
+        manager.copy_batch_block_offsets(...)
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import NamedTuple
+
+from trtllm_kvfix import native
+
+
+class Place(NamedTuple):
+    device: native.Device
+    stream: int
+
+
+_said = threading.local()
+
+
+@contextmanager
+def on_stream(device: native.Device, stream: int) -> Iterator[None]:
+    """What `torch.cuda.stream` is for tensors: nests, and holds for this thread only."""
+    outer = getattr(_said, "place", None)
+    _said.place = Place(device, stream)
+    try:
+        yield
+    finally:
+        _said.place = outer
+
+
+def current_place() -> Place:
+    """Raise RuntimeError where neither `on_stream` nor torch names a device."""
+    place: Place | None = getattr(_said, "place", None)
+    if place is not None:
+        return place
+    try:
+        import torch  # noqa: PLC0415  only where tensors are
+    except ImportError:
+        raise RuntimeError("no device: torch is not installed and this thread is not inside on_stream()") from None
+    if not torch.cuda.is_available():
+        raise RuntimeError("no device: torch finds no CUDA device and this thread is not inside on_stream()")
+    stream = torch.cuda.current_stream()
+    return Place(_device(int(stream.device_index)), int(stream.cuda_stream))
+
+
+@cache
+def _device(index: int) -> native.Device:
+    return native.open_device(f"cuda:{index}")
