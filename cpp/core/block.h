@@ -27,15 +27,15 @@ struct alignas(64) Block {
     std::uint32_t generation = 0;  // counts departures from the tree; tells a stale index from a live one
     std::uint16_t num_tokens = 0;  // of the content
     Priority priority = kPriorityDefault;
-    std::uint8_t flights = 0;  // one bit a tier: the slot is the destination of a transfer not yet completed
+    std::uint8_t flights : 2 = 0;  // one bit a tier: the slot is the destination of a transfer not yet completed
     bool in_tree : 1 = false;
     bool undelivered : 1 = false;  // its transfer failed under its owners
     bool has_extras : 1 = false;
     bool has_duration : 1 = false;
 
     bool in_flight(std::size_t tier) const { return (flights >> tier & 1U) != 0; }
-    void begin_flight(std::size_t tier) { flights = static_cast<std::uint8_t>(flights | 1U << tier); }
-    void end_flight(std::size_t tier) { flights = static_cast<std::uint8_t>(flights & ~(1U << tier)); }
+    void begin_flight(std::size_t tier) { flights = (flights | 1U << tier) & 3U; }
+    void end_flight(std::size_t tier) { flights = flights & ~(1U << tier) & 3U; }
     bool has(std::size_t tier) const { return slot[tier] != kNone; }
     bool settled(std::size_t tier) const { return has(tier) && !in_flight(tier); }
     bool host_only() const { return !has(kPrimary) && has(kHost); }
@@ -49,5 +49,6 @@ struct alignas(64) Block {
         return pins[kHost] != 0 || locks[kHost] != 0 || in_flight(kHost) || (owners != 0 && !has(kPrimary));
     }
 };
+static_assert(sizeof(Block) == 64, "a block no longer fits one cache line: memory and cold lookups double");
 
 }  // namespace kvfix
