@@ -25,7 +25,7 @@ class DeviceTableStager {
     };
     Shipped ship(const Shipment& shipment);
     void drain() { ring_.drain(); }
-    const RingStats& ring_stats() const { return ring_.stats(); }
+    std::shared_ptr<const RingCounters> ring_counters() const { return ring_.counters(); }
 
   private:
     class EntryWriter;

@@ -45,12 +45,13 @@ StagerMode resolve(const Device& device, const StagerConfig& config, StagerMode 
 }  // namespace
 
 OffsetStager::OffsetStager(std::shared_ptr<Device> device, const StagerConfig& config, StagerMode mode)
-    : config_(checked(config)) {
-    stats_.mode = resolve(*device, config, mode);
-    if (stats_.mode == StagerMode::device_table) {
+    : config_(checked(config)), mode_(resolve(*device, config, mode)) {
+    if (mode_ == StagerMode::device_table) {
         device_table_ = std::make_unique<DeviceTableStager>(std::move(device), config);
+        ring_counters_ = device_table_->ring_counters();
     } else {
         snapshot_ = std::make_unique<SnapshotStager>(std::move(device), config);
+        ring_counters_ = snapshot_->ring_counters();
     }
 }
 
@@ -79,28 +80,27 @@ void OffsetStager::check_shipment(const Shipment& shipment, std::uint32_t dst_ro
 void OffsetStager::ship(const Shipment& shipment, std::uint32_t dst_rows) {
     const std::lock_guard guard(mutex_);
     check_shipment(shipment, dst_rows);
-    ++stats_.ships;
+    ++ships_;
     if (shipment.rows.empty() || shipment.width == 0) {
         return;
     }
     if (snapshot_ != nullptr) {
-        stats_.staged_bytes += snapshot_->ship(shipment);
+        staged_bytes_ += snapshot_->ship(shipment);
         return;
     }
     const auto shipped = device_table_->ship(shipment);
-    stats_.staged_bytes += shipped.bytes;
-    stats_.entries_changed += shipped.entries;
+    staged_bytes_ += shipped.bytes;
+    entries_changed_ += shipped.entries;
 }
 
 StagerStats OffsetStager::stats() const {
-    const std::lock_guard guard(mutex_);
-    StagerStats out = stats_;
-    if (snapshot_ != nullptr || device_table_ != nullptr) {
-        const RingStats& ring = snapshot_ != nullptr ? snapshot_->ring_stats() : device_table_->ring_stats();
-        out.ring_waits = ring.waits;
-        out.wait_ns = ring.wait_ns;
-    }
-    return out;
+    const RingStats ring = ring_counters_->read();
+    return {.mode = mode_,
+            .ships = ships_,
+            .staged_bytes = staged_bytes_,
+            .entries_changed = entries_changed_,
+            .ring_waits = ring.waits,
+            .wait_ns = ring.wait_ns};
 }
 
 void OffsetStager::close() {
@@ -109,13 +109,9 @@ void OffsetStager::close() {
     const auto snapshot = std::move(snapshot_);
     const auto device_table = std::move(device_table_);
     if (snapshot != nullptr) {
-        stats_.ring_waits = snapshot->ring_stats().waits;
-        stats_.wait_ns = snapshot->ring_stats().wait_ns;
         snapshot->drain();
     }
     if (device_table != nullptr) {
-        stats_.ring_waits = device_table->ring_stats().waits;
-        stats_.wait_ns = device_table->ring_stats().wait_ns;
         device_table->drain();
     }
 }

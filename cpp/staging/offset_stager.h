@@ -2,6 +2,7 @@
 // may come from any thread, on any stream.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -30,6 +31,7 @@ class OffsetStager {
 
     // Throws std::invalid_argument, with nothing shipped, when the shipment does not fit the configuration or its own table.
     void ship(const Shipment& shipment, std::uint32_t dst_rows);
+    // Takes no lock: answers while a ship waits for a slot. The counts are of moments close to each other, not of one.
     StagerStats stats() const;
     // Waits for what is pending and gives the memory back; throws if any of it failed, closed all the same. Later ships throw.
     // Twice is fine.
@@ -40,11 +42,15 @@ class OffsetStager {
   private:
     void check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const;
 
-    mutable std::mutex mutex_;  // guards everything below
     const StagerConfig config_;
+    const StagerMode mode_;  // the one in use
+    std::mutex mutex_;       // guards the two stagers, of which there is one until close()
     std::unique_ptr<SnapshotStager> snapshot_;
     std::unique_ptr<DeviceTableStager> device_table_;
-    StagerStats stats_;
+    std::shared_ptr<const RingCounters> ring_counters_;  // never replaced
+    std::atomic<std::uint64_t> ships_ = 0;
+    std::atomic<std::uint64_t> staged_bytes_ = 0;
+    std::atomic<std::uint64_t> entries_changed_ = 0;
 };
 
 }  // namespace kvfix

@@ -16,7 +16,7 @@ class SnapshotStager {
     // Returns the bytes staged.
     std::uint64_t ship(const Shipment& shipment);
     void drain() { ring_.drain(); }
-    const RingStats& ring_stats() const { return ring_.stats(); }
+    std::shared_ptr<const RingCounters> ring_counters() const { return ring_.counters(); }
 
   private:
     void ship_final_planes(const Shipment& shipment, StagingSlot& slot);

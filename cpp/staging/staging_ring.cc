@@ -63,7 +63,7 @@ StagingSlot StagingRing::take() {
     Slot& slot = *slots_[index];
     check(!slot.taken, "a staging slot is taken twice");
     await(slot);
-    ++stats_.taken;
+    counters_->count_taken();
     slot.taken = true;
     return {*this, index};
 }
@@ -84,11 +84,11 @@ void StagingRing::await(Slot& slot) {
         if (slot.fence.passed()) {
             return;
         }
+        counters_->count_wait();
         const auto begin = std::chrono::steady_clock::now();
         slot.fence.wait();
-        ++stats_.waits;
-        stats_.wait_ns += static_cast<std::uint64_t>(
-            std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count());
+        const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - begin;
+        counters_->count_wait_ns(static_cast<std::uint64_t>(waited.count()));
     } catch (const DeviceError&) {
         slot.lost = true;
         throw;

@@ -11,6 +11,7 @@
 // goes on with the others.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,8 +24,25 @@ namespace kvfix {
 
 struct RingStats {
     std::uint64_t taken = 0;
-    std::uint64_t waits = 0;
-    std::uint64_t wait_ns = 0;
+    std::uint64_t waits = 0;    // begun
+    std::uint64_t wait_ns = 0;  // of those that have ended
+};
+
+// Written by the ring's owner alone, read by anyone at any time: also while a wait goes on, and after the ring is gone.
+class RingCounters {
+  public:
+    void count_taken() { add(taken_, 1); }
+    void count_wait() { add(waits_, 1); }
+    void count_wait_ns(std::uint64_t ns) { add(wait_ns_, ns); }
+    RingStats read() const { return {taken_.load(kOrder), waits_.load(kOrder), wait_ns_.load(kOrder)}; }
+
+  private:
+    static constexpr auto kOrder = std::memory_order_relaxed;
+    static void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) { counter.fetch_add(amount, kOrder); }
+
+    std::atomic<std::uint64_t> taken_ = 0;
+    std::atomic<std::uint64_t> waits_ = 0;
+    std::atomic<std::uint64_t> wait_ns_ = 0;
 };
 
 class StagingRing;
@@ -72,7 +90,8 @@ class StagingRing {
     void drain();
     // Takes the slots out whose use is known to have failed. True if there were any.
     bool drop_failed();
-    const RingStats& stats() const { return stats_; }
+    RingStats stats() const { return counters_->read(); }
+    std::shared_ptr<const RingCounters> counters() const { return counters_; }
     std::size_t slot_bytes() const { return slot_bytes_; }
     // Ends the use that was submitted last. Null before the first, and when that has failed.
     const Fence* last_fence() const { return last_ == nullptr || last_->lost ? nullptr : &last_->fence; }
@@ -95,7 +114,7 @@ class StagingRing {
     std::vector<std::unique_ptr<Slot>> slots_;
     std::size_t next_ = 0;
     const Slot* last_ = nullptr;
-    RingStats stats_;
+    std::shared_ptr<RingCounters> counters_ = std::make_shared<RingCounters>();
 };
 
 }  // namespace kvfix

@@ -4,6 +4,7 @@ Every comparison is preceded by an overwrite that happens while the stream is he
 device read the caller's memory fails here every time.
 """
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,7 +20,7 @@ Table = npt.NDArray[np.int32]
 
 SCALES, OFFSETS = [2, 6], [1, 3]
 UNTOUCHED = -7
-ROWS, BLOCKS = 6, 13
+ROWS, BLOCKS, SLOTS = 6, 13, 3
 LAYOUTS = ["v1", "v2"]
 MODES = ["snapshot", "device_table", "auto"]
 
@@ -27,7 +28,7 @@ MODES = ["snapshot", "device_table", "auto"]
 class Bench:
     """A device, a stream, a live table and a destination whose expected content is kept beside it."""
 
-    def __init__(self, layout: str, mode: str, *, slots: int = 3, blocks: int = BLOCKS, seed: int = 1) -> None:
+    def __init__(self, layout: str, mode: str, *, slots: int = SLOTS, blocks: int = BLOCKS, seed: int = 1) -> None:
         self.device = native.open_device("cpu", seed)
         self.stream = self.device.create_stream()
         scales = {} if layout == "v1" else {"index_scales": SCALES, "kv_offset": OFFSETS}
@@ -114,13 +115,25 @@ def test_the_row_numbers_may_be_overwritten_too(bench: Bench) -> None:
 
 
 def test_a_ring_that_is_full_waits_for_the_oldest_and_counts_it(bench: Bench) -> None:
-    for value in range(200):
+    everything = list(range(ROWS))
+    bench.hold()
+    for value in range(SLOTS):
         bench.table[...] = value
-        bench.ship(list(range(ROWS)))
+        bench.ship(everything)
+    assert bench.stager.stats().ring_waits == 0
+    bench.table[...] = SLOTS
+    one_more = threading.Thread(target=bench.ship, args=[everything])
+    one_more.start()
+    try:
+        while bench.stager.stats().ring_waits == 0:
+            assert one_more.is_alive(), "a slot was filled again while the stream was held"
+    finally:
+        bench.device.open_gate(bench.gate)
+        one_more.join()
     np.testing.assert_array_equal(bench.arrived(), bench.expected)
     stats = bench.stager.stats()
-    assert stats.ships == 200
-    assert stats.ring_waits > 0
+    assert stats.ships == SLOTS + 1
+    assert stats.ring_waits == 1
     assert stats.wait_us > 0
 
 
