@@ -1,11 +1,21 @@
 """Settings: which source comes first, and what is refused with which words."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.settings import ReplaySettings, Settings, load, names
+from trtllm_kvfix.settings import ReplaySettings, Settings, as_variables, load, names
+
+# A value other than the default, as text and as what it means, where a number will not do.
+SAMPLES: dict[str, tuple[str, object]] = {
+    "enabled": ("false", False),
+    "force": ("true", True),
+    "fixes": ("off", "off"),
+    "staging_mode": ("snapshot", "snapshot"),
+    "runtime_dir": ("elsewhere", "elsewhere"),
+}
 
 
 def yaml_file(folder: Path, text: str) -> Path:
@@ -42,8 +52,12 @@ def test_other_sections_of_the_file_belong_to_others(tmp_path: Path) -> None:
 def test_every_setting_can_be_unset_or_set_by_its_variable() -> None:
     assert load(environ={"TRTLLM_KVFIX_REPLAY_LAYERS": "null"}).replay.layers is None
     for name in names():
-        variable = "TRTLLM_KVFIX_" + "_".join(name).upper()
-        assert load(environ={variable: "11"}).model_dump()[name[0]][name[1]] == 11
+        variable = "TRTLLM_KVFIX_" + "_".join(name).upper().replace("-", "_")
+        text, value = SAMPLES.get(name[0], SAMPLES.get(name[-1], ("11", 11)))
+        found: Any = load(environ={variable: text}).model_dump(by_alias=True)
+        for part in name:
+            found = found[part]
+        assert found == value, variable
 
 
 def test_unknown_variable_is_refused_with_the_nearest_known_one() -> None:
@@ -75,7 +89,7 @@ def test_bad_environment_is_refused_by_name(environ: dict[str, str], message: st
     ("text", "message"),
     [
         ("kvfix: {replay: {block_host: 3}}", "did you mean kvfix.replay.blocks_host?"),
-        ("kvfix: {zzz: 3}", "known are kvfix.replay.blocks_host, "),
+        ("kvfix: {zzzzzzzzzzzzzzzzzzzzzzzzzz: 3}", "known are kvfix.agreement_timeout_s, "),
         ("kvfix: {replay: {blocks_host: 1.5}}", "kvfix.replay.blocks_host is 1.5: "),
         ("kvfix: {replay: 3}", "unknown setting kvfix.replay in "),
         ("kv_fix: {}", "has no mapping `kvfix:` at its top level"),
@@ -89,3 +103,30 @@ def test_bad_file_is_refused_with_its_path(tmp_path: Path, text: str, message: s
         load(file, {})
     assert message in str(caught.value)
     assert str(file) in str(caught.value)
+
+
+def test_a_section_that_was_read_already_comes_before_the_file_and_after_the_environment(tmp_path: Path) -> None:
+    file = yaml_file(tmp_path, "kvfix: {metrics_port: 1, tuning: {staging_slots: 5}}")
+    section = {"metrics_port": 2, "fixes": {"token-budget": False}}
+    settings = load(file, {"TRTLLM_KVFIX_FORCE": "true"}, section=section)
+    assert (settings.metrics_port, settings.tuning.staging_slots, settings.force) == (2, 5, True)
+    assert settings.fixes.of("token-budget") == "off"
+    assert load(file, {"TRTLLM_KVFIX_METRICS_PORT": "3"}, section=section).metrics_port == 3
+
+
+def test_settings_travel_in_variables_and_only_what_differs() -> None:
+    assert as_variables(Settings()) == {}
+    settings = load(section={"fixes": {"nixl-listener": "on"}, "metrics_port": 9, "force": True}, environ={})
+    assert as_variables(settings) == {
+        "TRTLLM_KVFIX_FIXES_NIXL_LISTENER": "'on'",
+        "TRTLLM_KVFIX_METRICS_PORT": "9",
+        "TRTLLM_KVFIX_FORCE": "true",
+    }
+    assert load(environ=as_variables(settings)) == settings
+
+
+def test_unknown_fix_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(SettingsError, match=r"did you mean kvfix.fixes.staged-offsets-v1\?"):
+        load(section={"fixes": {"staged-offset-v1": "off"}}, environ={})
+    with pytest.raises(SettingsError, match=r"kvfix.fixes.token-budget is 'maybe': Input should be 'auto', 'on' or"):
+        load(section={"fixes": {"token-budget": "maybe"}}, environ={})

@@ -1,4 +1,4 @@
-"""Settings: `TRTLLM_KVFIX_*` over a YAML file over the defaults. The only reader of environment variables.
+"""Where settings come from: `TRTLLM_KVFIX_*` over YAML over the defaults. The only reader of environment variables.
 
 The command line comes before both: its options take their defaults from what `load` returns. The YAML file may be one
 that others read too, so only its section `kvfix:` is ours. A name that is not known is an error, because a misspelt
@@ -7,60 +7,43 @@ setting that is skipped looks like a setting that does not help.
 
 import difflib
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.replay.sizes import parse_size
+from trtllm_kvfix.sections import FixChoices, FixSettings, ReplaySettings, Settings
+
+__all__ = [
+    "ENV_ENABLED",
+    "ENV_FILE",
+    "ENV_JOB",
+    "ENV_PREFIX",
+    "SECTION",
+    "FixChoices",
+    "FixSettings",
+    "ReplaySettings",
+    "Settings",
+    "as_variables",
+    "environment",
+    "export",
+    "load",
+    "names",
+    "runtime_dir",
+]
 
 ENV_PREFIX = "TRTLLM_KVFIX_"
 ENV_FILE = ENV_PREFIX + "CONFIG"
+ENV_ENABLED = ENV_PREFIX + "ENABLED"
+ENV_JOB = ENV_PREFIX + "JOB"  # written by us: processes of one start bear the same, so that they are compared
 SECTION = "kvfix"
 
 # ("replay", "blocks_host") is kvfix.replay.blocks_host in a file, TRTLLM_KVFIX_REPLAY_BLOCKS_HOST in the environment.
 Name: TypeAlias = tuple[str, ...]
-
-
-def _size(value: object) -> int | str:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("write a number of blocks, or bytes with a unit such as 40GiB")
-    parse_size(value)
-    return value
-
-
-# One validator instead of a union's two: the error then names the setting and not a branch of its type.
-Size: TypeAlias = Annotated[int | str, PlainValidator(_size)]
-
-
-class ReplaySettings(BaseModel):
-    """The cache and the scheduler that `trtllm-kvfix replay` models where its options do not say otherwise."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    tokens_per_block: int = Field(default=32, ge=1)
-    blocks_primary: Size = 16384
-    blocks_host: Size = 0
-    max_batch_size: int = Field(default=64, ge=1)
-    max_num_tokens: int = Field(default=8192, ge=1)
-    tokens_per_iteration: int = Field(default=1, ge=1)
-    iteration_ms: float = Field(default=0, ge=0)
-    bytes_per_block: int | None = Field(default=None, ge=1)
-    layers: int | None = Field(default=None, ge=1)
-    kv_heads: int | None = Field(default=None, ge=1)
-    head_dim: int | None = Field(default=None, ge=1)
-    dtype_bytes: int = Field(default=2, ge=1)
-
-
-class Settings(BaseModel):
-    """Everything that can be set, one nested model for each command that has settings."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    replay: ReplaySettings = ReplaySettings()
 
 
 class _Given(NamedTuple):
@@ -68,15 +51,46 @@ class _Given(NamedTuple):
     where: str  # as the user wrote it, for the error message
 
 
-def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings; `file` comes before the one that TRTLLM_KVFIX_CONFIG names."""
+def load(
+    file: Path | None = None, environ: Mapping[str, str] | None = None, *, section: Mapping[Any, Any] | None = None
+) -> Settings:
+    """Read the settings. `file` comes before the one that TRTLLM_KVFIX_CONFIG names; `section` is the content of
+    `kvfix:` where somebody has read the file already, and comes before both."""
     if environ is None:
         environ = os.environ
     if file is None and ENV_FILE in environ:
         file = Path(environ[ENV_FILE])
     given = _from_file(file) if file is not None else {}
+    if section is not None:
+        given |= _from_section(section, "the configuration")
     given |= _from_environment(environ)
     return _validated(given)
+
+
+def as_variables(settings: Settings) -> dict[str, str]:
+    """What differs from the defaults, as the variables that `load` reads: how settings travel to worker processes."""
+    chosen, default = settings.model_dump(by_alias=True), Settings().model_dump(by_alias=True)
+    return {
+        _variable(name): yaml.safe_dump(_at(chosen, name), default_flow_style=True).partition("\n")[0]
+        for name in names()
+        if _at(chosen, name) != _at(default, name)
+    }
+
+
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def export(variables: Mapping[str, str]) -> None:
+    """Set variables of this process; workers that it starts inherit or are sent them."""
+    os.environ.update(variables)
+
+
+def runtime_dir(settings: Settings) -> Path:
+    """Where the processes of this user leave their attestations."""
+    if settings.runtime_dir is not None:
+        return Path(settings.runtime_dir)
+    return Path(tempfile.gettempdir()) / f"trtllm-kvfix-{os.getuid()}"
 
 
 def names(model: type[BaseModel] = Settings, prefix: Name = ()) -> Iterator[Name]:
@@ -86,7 +100,17 @@ def names(model: type[BaseModel] = Settings, prefix: Name = ()) -> Iterator[Name
         if isinstance(nested, type) and issubclass(nested, BaseModel):
             yield from names(nested, (*prefix, field_name))
         else:
-            yield (*prefix, field_name)
+            yield (*prefix, field.alias or field_name)
+
+
+def _variable(name: Name) -> str:
+    return ENV_PREFIX + "_".join(name).upper().replace("-", "_")
+
+
+def _at(tree: Mapping[str, Any], name: Name) -> Any:
+    for part in name:
+        tree = tree[part]
+    return tree
 
 
 def _from_file(file: Path) -> dict[Name, _Given]:
@@ -99,16 +123,20 @@ def _from_file(file: Path) -> dict[Name, _Given]:
         raise SettingsError(
             f"settings file {file} has no mapping `{SECTION}:` at its top level; settings belong below it"
         )
+    return _from_section(section, f"{file}")
+
+
+def _from_section(section: Mapping[Any, Any], where: str) -> dict[Name, _Given]:
     known = {".".join((SECTION, *name)): name for name in names()}
     given: dict[Name, _Given] = {}
     for dotted, value in _flattened(section, SECTION):
         if dotted not in known:
-            _refuse(dotted, f"{file}", known)
-        given[known[dotted]] = _Given(value, f"{file}: {dotted}")
+            _refuse(dotted, where, known)
+        given[known[dotted]] = _Given(value, f"{where}: {dotted}")
     return given
 
 
-def _flattened(section: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _flattened(section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in section.items():
         dotted = f"{prefix}.{key}"
         if isinstance(value, dict):
@@ -118,10 +146,10 @@ def _flattened(section: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[Name, _Given]:
-    known = {ENV_PREFIX + "_".join(name).upper(): name for name in names()}
+    known = {_variable(name): name for name in names()}
     given: dict[Name, _Given] = {}
     for variable, text in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable == ENV_FILE:
+        if not variable.startswith(ENV_PREFIX) or variable in (ENV_FILE, ENV_JOB):
             continue
         if variable not in known:
             _refuse(variable, "the environment", [*known, ENV_FILE])

@@ -1,0 +1,62 @@
+"""A fix as a record: what it mends, how to tell whether this TensorRT-LLM needs it, and what it replaces."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.overlay.upstream import Upstream
+    from trtllm_kvfix.settings import FixSettings
+
+
+class State(str, Enum):
+    """What a probe found. Only `needed` is applied by itself."""
+
+    NEEDED = "needed"
+    FIXED_UPSTREAM = "fixed-upstream"
+    NOT_APPLICABLE = "not-applicable"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Answer:
+    state: State
+    reason: str  # what was seen, in one line, for `doctor` and the log
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One attribute of upstream that a fix replaces.
+
+    Seam("tensorrt_llm._torch.pyexecutor.resource_manager", "KVCacheManager.copy_batch_block_offsets")
+    """
+
+    module: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.path}"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    seam: Seam
+    # Gets the attribute as the class or module has it, None where it is absent, and returns what takes its place.
+    # Static and class methods arrive and are put back as plain functions; the wrapping is kept by the seam.
+    make: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    id: str
+    hazard: str  # of docs/hazards, such as "H1"
+    title: str
+    upstream: tuple[str, ...]  # references such as "T#15546"
+    # The fix is probed when every one of these that exists in this build has finished importing. So everything that
+    # `probe` and `replacements` look at belongs here, each candidate place of a module that moved included.
+    triggers: tuple[str, ...]
+    probe: "Callable[[Upstream], Answer]"
+    replacements: "Callable[[Upstream, FixSettings], Sequence[Replacement]]"
+    # Raises AssertionError when the mechanism does not hold on this machine; simulated device, no upstream needed.
+    self_test: Callable[[], None]

@@ -1,0 +1,171 @@
+"""What the installed TensorRT-LLM offers, asked by features and never by version number.
+
+Containers and forks mix cherry-picks, so a version says little; what is there can be looked at.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "tensorrt_llm"
+_EXECUTOR = f"{PACKAGE}._torch.pyexecutor"
+
+# Where upstream has kept each module, newest place first.
+RESOURCE_MANAGER = f"{_EXECUTOR}.resource_manager"
+V2_PLACES = (f"{_EXECUTOR}.kv_cache.kv_cache_manager_v2", f"{_EXECUTOR}.kv_cache_manager_v2")
+ATTENTION_PLACES = (f"{PACKAGE}._torch.attention.backends.trtllm", f"{PACKAGE}._torch.attention_backend.trtllm")
+CONNECTOR_PLACES = (f"{_EXECUTOR}.connectors.kv_cache_connector", f"{_EXECUTOR}.kv_cache_connector")
+BINDINGS = f"{PACKAGE}.bindings.internal.batch_manager"
+V2_UTILS = f"{BINDINGS}.kv_cache_manager_v2_utils"
+PY_EXECUTOR = f"{_EXECUTOR}.py_executor"
+MODEL_ENGINE = f"{_EXECUTOR}.model_engine"
+CREATOR = f"{_EXECUTOR}._util"
+SCHEDULER = f"{_EXECUTOR}.scheduler"
+
+
+class Upstream:
+    """A read-only view. By default it sees only modules that have finished importing, because importing one from
+    inside another's import would change upstream's own order; `may_import` is for examining a build that is at rest.
+    """
+
+    def __init__(self, *, may_import: bool = False) -> None:
+        self._may_import = may_import
+
+    # ---- modules ----
+
+    def module(self, name: str) -> ModuleType | None:
+        found = sys.modules.get(name)
+        if found is not None:
+            return None if is_importing(found) else found
+        if not self._may_import or not exists(name):
+            return None
+        return import_module(name)
+
+    def first(self, *names: str) -> ModuleType | None:
+        """The first of the places that is there."""
+        return next((found for name in names if (found := self.module(name)) is not None), None)
+
+    @property
+    def resource_manager(self) -> ModuleType | None:
+        return self.module(RESOURCE_MANAGER)
+
+    @property
+    def v2_module(self) -> ModuleType | None:
+        """Where class KVCacheManagerV2 is defined; in early builds that is the resource manager's module."""
+        found = self.first(*V2_PLACES)
+        if found is None and self.has(RESOURCE_MANAGER, "KVCacheManagerV2"):
+            return self.resource_manager
+        return found
+
+    @property
+    def v2_utils(self) -> ModuleType | None:
+        return self.module(V2_UTILS)
+
+    @property
+    def attention_module(self) -> ModuleType | None:
+        return self.first(*ATTENTION_PLACES)
+
+    @property
+    def connector_module(self) -> ModuleType | None:
+        return self.first(*CONNECTOR_PLACES)
+
+    @property
+    def bindings(self) -> ModuleType | None:
+        return self.module(BINDINGS)
+
+    @property
+    def py_executor(self) -> ModuleType | None:
+        return self.module(PY_EXECUTOR)
+
+    @property
+    def model_engine(self) -> ModuleType | None:
+        return self.module(MODEL_ENGINE)
+
+    @property
+    def creator(self) -> ModuleType | None:
+        """Where the class of manager is chosen."""
+        return self.module(CREATOR)
+
+    @property
+    def scheduler(self) -> ModuleType | None:
+        return self.module(SCHEDULER)
+
+    # ---- attributes ----
+
+    def attribute(self, module: str | ModuleType | None, dotted: str) -> Any | None:
+        """`attribute("...resource_manager", "KVCacheManager.prepare_resources")`; None where any part is missing."""
+        found: Any = self.module(module) if isinstance(module, str) else module
+        for name in dotted.split("."):
+            if found is None:
+                return None
+            found = getattr(found, name, None)
+        return found
+
+    def has(self, module: str | ModuleType | None, dotted: str) -> bool:
+        return self.attribute(module, dotted) is not None
+
+    def parameters(self, function: Callable[..., Any] | None) -> tuple[str, ...]:
+        """Names of the parameters, or () where there is no signature to read."""
+        if function is None:
+            return ()
+        try:
+            return tuple(inspect.signature(function).parameters)
+        except (TypeError, ValueError):
+            return _documented_parameters(function)
+
+    def source(self, function: Callable[..., Any] | None) -> str | None:
+        if function is None:
+            return None
+        try:
+            return inspect.getsource(inspect.unwrap(function))
+        except (OSError, TypeError):
+            return None
+
+    def variant(self) -> str:
+        """ "A" to "F" as in docs/support.md, or "unknown". For display only: decisions look at features."""
+        manager = self.attribute(RESOURCE_MANAGER, "KVCacheManager")
+        bound = self.attribute(BINDINGS, "BaseKVCacheManager") or self.attribute(BINDINGS, "KVCacheManager")
+        if manager is None or bound is None or not hasattr(manager, "prepare_resources"):
+            return "unknown"
+        if not hasattr(manager, "copy_batch_block_offsets"):
+            return "A"
+        if not hasattr(bound, "add_sequence_batch"):
+            return "B"
+        if not hasattr(manager, "_stage_block_offsets_for_copy"):
+            return "C"
+        v2 = self.parameters(self.attribute(self.v2_module, "KVCacheManagerV2"))
+        if "max_copy_beam_width" in v2:
+            return "F"
+        return "E" if "enable_stats" in v2 else "D"
+
+
+def is_importing(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def exists(name: str) -> bool:
+    """Whether the module can be found, without running any of it or of its parents."""
+    return name in sys.modules or _located(name) is not None
+
+
+def _located(name: str) -> ModuleSpec | None:
+    parent, _, _ = name.rpartition(".")
+    if not parent:
+        return PathFinder.find_spec(name)
+    if parent in sys.modules:
+        places = getattr(sys.modules[parent], "__path__", None)
+    else:
+        above = _located(parent)
+        places = above.submodule_search_locations if above is not None else None
+    return PathFinder.find_spec(name, places) if places is not None else None
+
+
+def _documented_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Bound functions of nanobind tell their signature in the first line of their documentation."""
+    documented = re.match(r"\w+\((.*)\)\s*(?:->|$)", (getattr(function, "__doc__", None) or "").strip(), re.MULTILINE)
+    return tuple(re.findall(r"(?:^|,\s*)(\w+)(?=\s*[:=,]|$)", documented[1])) if documented else ()

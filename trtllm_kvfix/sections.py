@@ -1,0 +1,83 @@
+"""The settings themselves, one model for each section of `kvfix:`. Where their values come from is in settings.py."""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+
+from trtllm_kvfix.replay.sizes import parse_size
+
+PORT_MAX = 65535
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _size(value: object) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("write a number of blocks, or bytes with a unit such as 40GiB")
+    parse_size(value)
+    return value
+
+
+def _choice(value: Any) -> Any:
+    """YAML reads a bare `on` or `off` as true or false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+# One validator instead of a union's two: the error then names the setting and not a branch of its type.
+Size: TypeAlias = Annotated[int | str, PlainValidator(_size)]
+Choice: TypeAlias = Annotated[Literal["auto", "on", "off"], BeforeValidator(_choice)]
+
+
+class ReplaySettings(Section):
+    """The cache and the scheduler that `trtllm-kvfix replay` models where its options do not say otherwise."""
+
+    tokens_per_block: int = Field(default=32, ge=1)
+    blocks_primary: Size = 16384
+    blocks_host: Size = 0
+    max_batch_size: int = Field(default=64, ge=1)
+    max_num_tokens: int = Field(default=8192, ge=1)
+    tokens_per_iteration: int = Field(default=1, ge=1)
+    iteration_ms: float = Field(default=0, ge=0)
+    bytes_per_block: int | None = Field(default=None, ge=1)
+    layers: int | None = Field(default=None, ge=1)
+    kv_heads: int | None = Field(default=None, ge=1)
+    head_dim: int | None = Field(default=None, ge=1)
+    dtype_bytes: int = Field(default=2, ge=1)
+
+
+class FixChoices(Section):
+    """Each fix by its id. `auto`: where its probe says needed. `on`: a start without it is refused."""
+
+    staged_offsets_v1: Choice = Field(default="auto", alias="staged-offsets-v1")
+    staged_offsets_v2: Choice = Field(default="auto", alias="staged-offsets-v2")
+    batched_admission: Choice = Field(default="auto", alias="batched-admission")
+    token_budget: Choice = Field(default="auto", alias="token-budget")
+    concurrent_pins: Choice = Field(default="auto", alias="concurrent-pins")
+    input_copy_fence: Choice = Field(default="auto", alias="input-copy-fence")
+    nixl_listener: Choice = Field(default="auto", alias="nixl-listener")
+
+    def of(self, fix_id: str) -> Literal["auto", "on", "off"]:
+        choice: Literal["auto", "on", "off"] = getattr(self, fix_id.replace("-", "_"))
+        return choice
+
+
+class FixSettings(Section):
+    """What a fix may be told besides on and off; each one gets it when its replacements are made."""
+
+    staging_slots: int = Field(default=3, ge=2, le=64)  # of each ring: shipments that may be pending at once
+    staging_mode: Literal["auto", "snapshot", "device_table"] = "auto"
+
+
+class Settings(Section):
+    """Everything that can be set below `kvfix:`."""
+
+    enabled: bool = True  # the hook reads it when TensorRT-LLM is imported
+    force: bool = False  # lets `on` apply a fix whose probe says unknown
+    fixes: FixChoices = FixChoices()
+    tuning: FixSettings = FixSettings()
+    metrics_port: int | None = Field(default=None, ge=1, le=PORT_MAX)  # of rank 0; rank r listens on this + r
+    agreement_timeout_s: float = Field(default=120, gt=0)  # how long ranks wait for each other's attestations
+    runtime_dir: str | None = None  # where attestations are written; by default one of this user's
+    replay: ReplaySettings = ReplaySettings()
