@@ -1,0 +1,53 @@
+"""A small server: managers, scheduler, engine and loop of the stand-in, put together as upstream does."""
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from tests.fakes.stall import Stall
+
+PYEXECUTOR = "tensorrt_llm._torch.pyexecutor"
+RESPONSE_S_MAX = 20.0
+
+
+@dataclass
+class Server:
+    """Build it inside `upstream(...)`; the modules are those of the variant that is imported there."""
+
+    llm_args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tensors = import_module("tensorrt_llm._standin.tensors").tensors()
+        self.pauses = import_module("tensorrt_llm._standin.pauses")
+        self.requests = import_module(f"{PYEXECUTOR}.llm_request")
+        creator = import_module(f"{PYEXECUTOR}.py_executor_creator")
+        args = import_module("tensorrt_llm.llmapi.llm_args").TorchLlmArgs(model="tiny", **self.llm_args)
+        self.executor: Any = creator.create_py_executor(args)
+        self.manager = self.executor.kv_cache_manager
+        self.witness = self.executor.model_engine.witness
+
+    def request(self, request_id: int, tokens: list[int], max_new_tokens: int, **options: Any) -> Any:
+        return self.requests.LlmRequest(request_id, tokens, max_new_tokens, **options)
+
+    def workload(self, count: int, seed: int = 1) -> list[Any]:
+        """Requests of many lengths, so that rows of the batch change hands at nearly every step."""
+        made = []
+        for index in range(count):
+            length = 5 + (index * 7 + seed) % 23
+            tokens = [1000 * index + position for position in range(length)]
+            made.append(self.request(index, tokens, 2 + (index * 5 + seed) % 9))
+        return made
+
+    def stall(self) -> Stall:
+        return Stall(self.pauses, self.tensors)
+
+    def serve(self, requests: list[Any]) -> list[Any]:
+        """Runs them to their end in the loop's own thread; raises what ended the loop."""
+        self.executor.start_worker()
+        ids = self.executor.enqueue_requests(requests)
+        responses = self.executor.await_responses(ids, RESPONSE_S_MAX)
+        self.executor.shutdown()
+        if self.executor.event_loop_error is not None:
+            raise self.executor.event_loop_error
+        assert responses is not None, f"no answer within {RESPONSE_S_MAX} s and no error"
+        return list(responses)

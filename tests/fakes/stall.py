@@ -1,0 +1,88 @@
+"""Holds the device in front of each step's input copies until the host waits for that step.
+
+What holds them in the field is whatever precedes them on the stream: transfers of offloaded blocks, a graph, a draft
+forward (surface 10). The loop runs one step ahead, so by the time the host waits for step N it has prepared step N+1. A
+gate is closed before the copies of N and opened when the host begins to wait for N: the race is certain and not likely.
+"""
+
+import threading
+from collections import deque
+from types import ModuleType, TracebackType
+from typing import Any
+
+# A fence that the stand-in does not know of blocks the host between two points of the loop. Nothing tells us so, but
+# the second point does not come; a host that is not blocked takes microseconds.
+BLOCKED_S = 0.25
+
+
+class Stall:
+    def __init__(self, pauses: ModuleType | Any, tensors: Any) -> None:
+        self._pauses = pauses
+        self._tensors = tensors
+        self._gates: deque[int] = deque()
+        self._changed = threading.Condition()  # guards what is above and below
+        self._scheduling = False
+        self._stopping = False
+        self.held = 0  # steps whose copies were held
+        self._points = [
+            pauses.at(pauses.FORWARD, self._hold),
+            pauses.at(pauses.WAIT_FOR_SAMPLE, self._let_one_go),
+            pauses.at(pauses.WAIT_FOR_INPUT_COPY, self._let_all_go),
+            pauses.at(pauses.CALL_SCHEDULE, self._calls_schedule),
+            pauses.at(pauses.BEGIN_SCHEDULE, self._begins_schedule),
+        ]
+        self._watcher = threading.Thread(target=self._watch, name="stall", daemon=True)
+
+    def __enter__(self) -> "Stall":
+        for point in self._points:
+            point.__enter__()
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for point in self._points:
+            point.__exit__(kind, error, trace)
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._watcher.join()
+        self._let_all_go()
+
+    def _hold(self) -> None:
+        with self._changed:
+            self._gates.append(self._tensors.close_gate(self._tensors.current_stream()))
+            self.held += 1
+
+    def _let_one_go(self) -> None:
+        with self._changed:
+            if self._gates:
+                self._tensors.open_gate(self._gates.popleft())
+
+    def _let_all_go(self) -> None:
+        while self._gates:
+            self._let_one_go()
+
+    def _calls_schedule(self) -> None:
+        self._set_scheduling(True)
+
+    def _begins_schedule(self) -> None:
+        self._set_scheduling(False)
+
+    def _set_scheduling(self, scheduling: bool) -> None:
+        with self._changed:
+            self._scheduling = scheduling
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._scheduling or self._stopping)
+                if self._stopping:
+                    return
+                began = self._changed.wait_for(lambda: not self._scheduling or self._stopping, BLOCKED_S)
+            if not began:
+                self._let_all_go()
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._scheduling or self._stopping)

@@ -1,0 +1,1 @@
+"""What the stand-in needs and upstream does not have."""

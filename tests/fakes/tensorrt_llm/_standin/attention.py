@@ -1,0 +1,71 @@
+"""TrtllmAttentionMetadata: what a forward step tells attention, and the host buffers that it refills in place."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .tensors import tensors
+from .variant import since
+
+
+@dataclass(kw_only=True)
+class AttentionMetadata:
+    """One object serves every step, as upstream's does outside CUDA graphs."""
+
+    max_num_sequences: int
+    kv_cache_manager: Any
+    draft_kv_cache_manager: Any = None
+    beam_width: int = 1
+    request_ids: list[int] = field(default_factory=list)
+    prompt_lens: list[int] = field(default_factory=list)
+    num_contexts: int = 0
+    max_blocks: int | None = None  # since D: caps the copied width (surface 1.6)
+
+    def __post_init__(self) -> None:
+        manager = self.kv_cache_manager
+        shape = (manager.num_pools, self.max_num_sequences, 2, manager.max_blocks_per_seq)
+        self.kv_cache_block_offsets = tensors().on_device(shape)
+        if since("B"):
+            # An alias of the manager's buffer object, taken once (surface 1.7).
+            self.host_kv_cache_block_offsets = manager.host_kv_cache_block_offsets
+        else:
+            self.host_kv_cache_block_offsets = tensors().pinned(shape)
+        self.prompt_lens_cpu = tensors().pinned((self.max_num_sequences,))
+        self.prompt_lens_cuda = tensors().on_device((self.max_num_sequences,))
+        if self.draft_kv_cache_manager is not None:
+            draft = self.draft_kv_cache_manager
+            draft_shape = (draft.num_pools, self.max_num_sequences, 2, draft.max_blocks_per_seq)
+            self.draft_kv_cache_block_offsets = tensors().on_device(draft_shape)
+
+    @property
+    def num_seqs(self) -> int:
+        return self.num_contexts + (len(self.request_ids) - self.num_contexts) * self.beam_width
+
+    @property
+    def num_generations(self) -> int:
+        return len(self.request_ids) - self.num_contexts
+
+    def prepare(self) -> None:
+        """Enqueues the copies of a step's host buffers; each is refilled by the next step (surface 8)."""
+        ship_prompt_lens(self)
+        # Positional, and `max_blocks` by keyword where it exists (surface 1.6).
+        at = (self.request_ids, self.beam_width, self.num_contexts, self.num_seqs)
+        capped = {} if self.max_blocks is None else {"max_blocks": self.max_blocks}
+        self.kv_cache_manager.copy_batch_block_offsets(self.kv_cache_block_offsets, *at, **capped)
+        if self.draft_kv_cache_manager is not None:
+            self.draft_kv_cache_manager.copy_batch_block_offsets(self.draft_kv_cache_block_offsets, *at, **capped)
+
+
+def ship_prompt_lens(self: AttentionMetadata) -> None:
+    count = len(self.request_ids)
+    self.prompt_lens_cpu[:count] = self.prompt_lens
+    tensors().copy_head(self.prompt_lens_cuda, self.prompt_lens_cpu, count)
+
+
+def prepare_with_own_table(self: AttentionMetadata) -> None:
+    """Variant A: the manager has no method, so the metadata fills and ships a table of its own (surface 1.6). Racy."""
+    ship_prompt_lens(self)
+    host = self.host_kv_cache_block_offsets
+    impl = self.kv_cache_manager.impl
+    impl.copy_batch_block_offsets(host, self.request_ids[: self.num_contexts], 1, 0)
+    impl.copy_batch_block_offsets(host, self.request_ids[self.num_contexts :], self.beam_width, self.num_contexts)
+    tensors().copy_rows(self.kv_cache_block_offsets, host, self.num_seqs, self.kv_cache_manager.max_blocks_per_seq)

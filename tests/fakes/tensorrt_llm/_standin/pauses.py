@@ -1,0 +1,33 @@
+"""Named points at which a test may step in: a thread that reaches one runs the action set there, in that thread."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_actions: dict[str, Callable[[], None]] = {}
+
+# The host is about to enqueue the input copies of a forward step.
+FORWARD = "forward"
+# The host is about to wait until the device has sampled.
+WAIT_FOR_SAMPLE = "wait for sample"
+# The loop calls _prepare_and_schedule_batch; its body begins. Between the two is whatever replaced that method.
+CALL_SCHEDULE = "call schedule"
+BEGIN_SCHEDULE = "begin schedule"
+# The host is about to wait for the input copies, where upstream does (surface 2.4).
+WAIT_FOR_INPUT_COPY = "wait for input copy"
+
+
+def reach(point: str) -> None:
+    action = _actions.get(point)
+    if action is not None:
+        action()
+
+
+@contextmanager
+def at(point: str, action: Callable[[], None]) -> Iterator[None]:
+    if point in _actions:
+        raise RuntimeError(f"an action is set at {point!r} already; actions do not stack")
+    _actions[point] = action
+    try:
+        yield
+    finally:
+        del _actions[point]

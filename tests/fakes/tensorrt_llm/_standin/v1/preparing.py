@@ -1,0 +1,51 @@
+"""`prepare_resources` of A and B (surface 1.3)."""
+
+from typing import Any
+
+from .common import KVCacheManagerCommon, request_context
+
+
+def grow_context(self: KVCacheManagerCommon, request: Any) -> None:
+    for _ in range(self.num_extra_kv_tokens + len(request.py_draft_tokens)):
+        self.impl.add_token(request.py_request_id)
+    if self.kv_connector_manager is not None:
+        block_ids = self.get_cache_indices(request)
+        self.kv_connector_manager.update_state_after_alloc(request, block_ids)
+
+
+def grow_generations(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
+    for request in scheduled_batch.generation_requests:
+        for _ in range(1 + len(request.py_draft_tokens)):
+            self.impl.add_token(request.py_request_id)
+
+
+def should_add_sequence(self: KVCacheManagerCommon, request: Any) -> bool:
+    """Not where an asynchronous load of the connector has brought the sequence already (surface 6.1)."""
+    return self.kv_connector_manager is None or bool(self.kv_connector_manager.should_add_sequence(request))
+
+
+def add_one_by_one(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
+    """No request's matches are claimed before an earlier one allocates (hazard H3)."""
+    for request in scheduled_batch.context_requests:
+        if request.is_first_context_chunk and should_add_sequence(self, request):
+            beam_width = request.sampling_config.beam_width
+            self.impl.add_sequence(request.py_request_id, request.prompt_len, beam_width, request)
+            grow_context(self, request)
+
+
+def prepare_resources_a(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
+    with request_context(self.is_draft, scheduled_batch):
+        add_one_by_one(self, scheduled_batch)
+        grow_generations(self, scheduled_batch)
+    if self.kv_connector_manager is not None:
+        self.kv_connector_manager.build_scheduler_output(scheduled_batch, self)
+
+
+def prepare_resources_b(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
+    self.impl.sync_transfer_manager_with_buffer_manager()
+    with request_context(self.is_draft, scheduled_batch):
+        add_one_by_one(self, scheduled_batch)
+        grow_generations(self, scheduled_batch)
+        self.impl.refresh_blocks()
+    if self.kv_connector_manager is not None:
+        self.kv_connector_manager.build_scheduler_output(scheduled_batch, self)

@@ -1,0 +1,28 @@
+"""Which upstream this process pretends to have installed (surface 0). "mangled" is C with seams that nobody knows."""
+
+import os
+
+ORDER = ("A", "B", "C", "D", "F")
+NAMES = (*ORDER, "mangled")
+
+NAME = os.environ.get("FAKE_TRTLLM_VARIANT", "B")
+if NAME not in NAMES:
+    raise ImportError(f"FAKE_TRTLLM_VARIANT is {NAME!r}; the stand-in knows {', '.join(NAMES)}")
+
+MANGLED = NAME == "mangled"
+_BASE = "C" if MANGLED else NAME
+
+
+def since(name: str) -> bool:
+    """Whether the variant is `name` or a later one."""
+    return ORDER.index(_BASE) >= ORDER.index(name)
+
+
+def before(name: str) -> bool:
+    return not since(name)
+
+
+def only_if(exists: bool, module: str) -> None:
+    """Upstream moved files about: one that this variant does not have fails to import as if it were not there."""
+    if not exists:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)

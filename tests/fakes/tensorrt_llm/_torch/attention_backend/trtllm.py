@@ -1,0 +1,11 @@
+"""Where attention's metadata lives until it moves (surface 9)."""
+
+from ..._standin.attention import AttentionMetadata, prepare_with_own_table
+from ..._standin.variant import before, only_if
+
+only_if(before("F"), __name__)
+
+
+class TrtllmAttentionMetadata(AttentionMetadata):
+    if before("B"):
+        prepare = prepare_with_own_table

@@ -1,0 +1,236 @@
+"""The executor's loops (surface 10)."""
+
+import queue
+import threading
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from ..._standin import pauses
+from ..._standin.tensors import tensors
+from ..._standin.variant import since
+from .llm_request import LlmRequest, LlmRequestState
+from .resource_manager import ResourceManagerType
+from .scheduler import ScheduledRequests
+
+
+@dataclass
+class BatchState:
+    sample_state: Any
+
+    @property
+    def scheduled_requests(self) -> Any:
+        return self.sample_state.scheduled_requests
+
+
+@dataclass(frozen=True)
+class LlmResponse:
+    request_id: int
+    tokens: list[int]
+    error_msg: str | None = None
+
+
+class PyExecutor:
+    def __init__(
+        self,
+        resource_manager: Any,
+        scheduler: Any,
+        model_engine: Any,
+        sampler: Any,
+        *,
+        disable_overlap_scheduler: bool = False,
+        kv_connector_manager: Any = None,
+        execution_stream: Any = None,
+    ) -> None:
+        self.resource_manager = resource_manager
+        self.scheduler = scheduler
+        self.model_engine = model_engine
+        self.sampler = sampler
+        self.kv_connector_manager = kv_connector_manager
+        self.kv_cache_manager = resource_manager.get_resource_manager(ResourceManagerType.KV_CACHE_MANAGER)
+        if since("B"):
+            self.execution_stream = tensors().stream() if execution_stream is None else execution_stream
+        self.active_requests: list[LlmRequest] = []
+        self.previous_batch: BatchState | None = None
+        self.responses: dict[int, LlmResponse] = {}
+        self.response_cv = threading.Condition()  # guards responses
+        self.event_loop_error: BaseException | None = None
+        self.is_shutdown = False
+        self._waiting: queue.Queue[LlmRequest | None] = queue.Queue()
+        loop = self._executor_loop if disable_overlap_scheduler else self._executor_loop_overlap
+        self.event_loop = loop
+        self.worker_thread: threading.Thread | None = None
+
+    # From other threads.
+
+    def start_worker(self) -> None:
+        self.worker_thread = threading.Thread(target=self._event_loop_wrapper, name="executor", daemon=True)
+        self.worker_thread.start()
+
+    def enqueue_requests(self, requests: list[LlmRequest]) -> list[int]:
+        for request in requests:
+            self._waiting.put(request)
+        return [request.request_id for request in requests]
+
+    def await_responses(self, request_ids: list[int], timeout: float) -> list[LlmResponse] | None:
+        """None after `timeout` seconds: nothing says that the loop is dead (surface 5, #13318)."""
+        with self.response_cv:
+            if not self.response_cv.wait_for(lambda: all(i in self.responses for i in request_ids), timeout):
+                return None
+            return [self.responses[request_id] for request_id in request_ids]
+
+    def shutdown(self) -> None:
+        self._waiting.put(None)
+        if self.worker_thread is not None:
+            self.worker_thread.join()
+        for manager in self.resource_manager.resource_managers.values():
+            manager.shutdown()
+
+    # The loop's thread.
+
+    def _event_loop_wrapper(self) -> None:
+        try:
+            with tensors().on(tensors().stream()):
+                self.event_loop()
+        except BaseException as error:
+            self.event_loop_error = error
+            self.event_loop_traceback = traceback.format_exc()
+
+    def _executor_loop_overlap(self) -> None:
+        while True:
+            self._wait_before_scheduling()
+            pauses.reach(pauses.CALL_SCHEDULE)
+            scheduled_batch = self._prepare_and_schedule_batch()
+            if scheduled_batch is None:
+                break
+            can_queue = scheduled_batch.batch_size > 0
+            batch_outputs = None
+            if can_queue:
+                self.resource_manager.prepare_resources(scheduled_batch)
+                self._kv_connector_start_batch(scheduled_batch)
+                batch_outputs = self._forward_step(scheduled_batch)
+            if self.previous_batch is not None:
+                self._update_requests(self.previous_batch.sample_state)
+            sample_state = None
+            if can_queue:
+                sample_state = self._sample_async(scheduled_batch, batch_outputs)
+                assert sample_state is not None, "Sampling failed"
+                self._update_request_states(scheduled_batch)
+            if self.previous_batch is not None:
+                self._process_previous_batch()
+            self.previous_batch = None if sample_state is None else BatchState(sample_state)
+
+    def _executor_loop(self) -> None:
+        """Without overlap the host waits for each step's sample before it touches a buffer again."""
+        while True:
+            pauses.reach(pauses.CALL_SCHEDULE)
+            scheduled_batch = self._prepare_and_schedule_batch()
+            if scheduled_batch is None:
+                break
+            if scheduled_batch.batch_size == 0:
+                continue
+            self.resource_manager.prepare_resources(scheduled_batch)
+            self._kv_connector_start_batch(scheduled_batch)
+            batch_outputs = self._forward_step(scheduled_batch)
+            sample_state = self._sample_async(scheduled_batch, batch_outputs)
+            assert sample_state is not None, "Sampling failed"
+            self._update_request_states(scheduled_batch)
+            self._update_requests(sample_state)
+            self._handle_responses()
+            self.resource_manager.update_resources(scheduled_batch)
+
+    def _wait_before_scheduling(self) -> None:
+        """Upstream's input-copy fence, where it is there."""
+
+    def _prepare_and_schedule_batch(self) -> Any:
+        pauses.reach(pauses.BEGIN_SCHEDULE)
+        self._fetch_new_requests()
+        if self.is_shutdown and not self.active_requests and self.previous_batch is None:
+            return None
+        return self._schedule()
+
+    def _fetch_new_requests(self) -> None:
+        """Sleeps only where there is nothing else to do."""
+        idle = not self.active_requests and self.previous_batch is None
+        while not self.is_shutdown:
+            try:
+                request = self._waiting.get(block=idle)
+            except queue.Empty:
+                return
+            if request is None:
+                self.is_shutdown = True
+                return
+            self.active_requests.append(request)
+            idle = False
+
+    def _schedule(self) -> Any:
+        output = self.scheduler.schedule_request(self.active_requests, set())
+        batch = ScheduledRequests()
+        if since("C"):
+            batch.reset_context_requests(output.context_requests)
+        else:
+            batch.context_requests = output.context_requests
+        batch.generation_requests = output.generation_requests
+        batch.paused_requests = output.paused_requests
+        return batch
+
+    def _kv_connector_start_batch(self, scheduled_batch: Any) -> None:
+        if self.kv_connector_manager is not None:
+            self.kv_connector_manager.take_scheduled_requests_pending_load(scheduled_batch)
+            self.kv_connector_manager.handle_metadata()
+            self.kv_connector_manager.worker.start_load_kv(tensors().current_stream())
+
+    def _forward_step(self, scheduled_requests: Any) -> Any:
+        try:
+            return self._forward_on_stream(scheduled_requests)
+        except Exception as error:
+            self._handle_errors(str(error))
+            return None
+
+    def _forward_on_stream(self, scheduled_requests: Any) -> Any:
+        """Since B the step runs on a stream of its own, fenced on both sides (surface 10)."""
+        if not since("B"):
+            return self.model_engine.forward(scheduled_requests, self.resource_manager)
+        current = tensors().current_stream()
+        self.execution_stream.wait_stream(current)
+        with tensors().on(self.execution_stream):
+            outputs = self.model_engine.forward(scheduled_requests, self.resource_manager)
+        current.wait_stream(self.execution_stream)
+        return outputs
+
+    def _sample_async(self, scheduled_batch: Any, batch_outputs: Any) -> Any:
+        if batch_outputs is None:
+            return None
+        return self.sampler.sample_async(scheduled_batch, batch_outputs)
+
+    def _update_request_states(self, scheduled_batch: Any) -> None:
+        for request in scheduled_batch.context_requests:
+            request.move_to_next_context_chunk()
+
+    def _update_requests(self, sample_state: Any) -> None:
+        self.sampler.update_requests(sample_state)
+        self.model_engine.witness.judge()
+
+    def _process_previous_batch(self) -> None:
+        assert self.previous_batch is not None
+        self._handle_responses()
+        self.resource_manager.update_resources(self.previous_batch.scheduled_requests)
+
+    def _handle_responses(self) -> None:
+        for request in [r for r in self.active_requests if r.is_generation_complete_state]:
+            self._respond(request, None)
+
+    def _handle_errors(self, error_msg: str) -> None:
+        for request in list(self.active_requests):
+            request.state = LlmRequestState.GENERATION_COMPLETE
+            self._respond(request, error_msg)
+
+    def _respond(self, request: LlmRequest, error_msg: str | None) -> None:
+        self._terminate_request(request)
+        with self.response_cv:
+            self.responses[request.request_id] = LlmResponse(request.request_id, request.output_tokens, error_msg)
+            self.response_cv.notify_all()
+
+    def _terminate_request(self, request: LlmRequest) -> None:
+        self.active_requests.remove(request)
+        self.resource_manager.free_resources(request)

@@ -1,0 +1,81 @@
+"""The V1 manager of each variant, and what holds the managers together (surface 1)."""
+
+import enum
+from collections import OrderedDict
+from typing import Any
+
+from ..._standin.v1 import offsets, preparing
+from ..._standin.v1.base import BaseResourceManager
+from ..._standin.v1.common import CacheType as CacheTypeCpp
+from ..._standin.v1.common import KVCacheManagerCommon, request_context
+from ..._standin.variant import NAME, before, since
+from ...bindings.internal.batch_manager import KVCacheManager as KVCacheManagerCpp
+
+__all__ = [
+    "BaseResourceManager",
+    "CacheTypeCpp",
+    "KVCacheManager",
+    "KVCacheManagerCpp",
+    "ResourceManager",
+    "ResourceManagerType",
+    "request_context",
+]
+
+
+class ResourceManagerType(enum.Enum):
+    KV_CACHE_MANAGER = "KV_CACHE_MANAGER"
+    DRAFT_KV_CACHE_MANAGER = "DRAFT_KV_CACHE_MANAGER"
+    PEFT_CACHE_MANAGER = "PEFT_CACHE_MANAGER"
+    SEQ_SLOT_MANAGER = "SEQ_SLOT_MANAGER"
+    SPEC_RESOURCE_MANAGER = "SPEC_RESOURCE_MANAGER"
+
+
+class KVCacheManager(KVCacheManagerCommon):
+    if NAME == "A":
+        prepare_resources = preparing.prepare_resources_a
+    elif NAME == "B":
+        prepare_resources = preparing.prepare_resources_b
+    if since("B") and before("D"):
+        copy_batch_block_offsets = offsets.copy_from_live_table
+    elif since("D"):
+        copy_batch_block_offsets = offsets.copy_from_fresh_pinned
+        _stage_block_offsets_for_copy = offsets.stage
+
+
+class ResourceManager:
+    """Surface 1.8."""
+
+    def __init__(self, resource_managers: dict[Any, Any]) -> None:
+        self.resource_managers: OrderedDict[Any, Any] = OrderedDict(resource_managers)
+
+    def __call__(self, name: Any) -> Any:
+        return self.resource_managers[name]
+
+    def register_resource_manager(self, name: Any, resource_manager: Any) -> None:
+        self.resource_managers[name] = resource_manager
+
+    def get_resource_manager(self, name: Any) -> Any:
+        return self.resource_managers.get(name)
+
+    def prepare_resources(self, scheduled_batch: Any) -> None:
+        for manager in self.resource_managers.values():
+            if hasattr(manager, "prepare_resources"):
+                manager.prepare_resources(scheduled_batch)
+
+    def update_resources(
+        self, scheduled_batch: Any, attn_metadata: Any = None, kv_cache_dtype_byte_size: float | None = None
+    ) -> None:
+        for manager in self.resource_managers.values():
+            if isinstance(manager, KVCacheManager):  # the exact-type trap's harmless cousin (surface 1.5)
+                manager.update_resources(scheduled_batch, attn_metadata, kv_cache_dtype_byte_size)
+            elif hasattr(manager, "update_resources"):
+                manager.update_resources(scheduled_batch)
+
+    def free_resources(self, request: Any) -> None:
+        for manager in reversed(self.resource_managers.values()):
+            if hasattr(manager, "free_resources"):
+                manager.free_resources(request)
+
+    def reorder_pipeline(self, resource_manager_list: list[Any]) -> None:
+        for name in resource_manager_list:
+            self.resource_managers.move_to_end(name)

@@ -1,0 +1,38 @@
+"""Sampling: an event behind the step, and tokens that depend on the request alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..._standin import pauses
+from ..._standin.tensors import tensors
+
+VOCABULARY = 1000
+
+
+@dataclass
+class SampleState:
+    scheduled_requests: Any
+    sampler_event: Any
+
+
+class TorchSampler:
+    def sample_async(self, scheduled_requests: Any, outputs: Any) -> SampleState:
+        del outputs
+        event = tensors().event()
+        event.record()
+        return SampleState(scheduled_requests, event)
+
+    def update_requests(self, state: SampleState) -> None:
+        """The host waits here until the device has sampled this batch (surface 10)."""
+        pauses.reach(pauses.WAIT_FOR_SAMPLE)
+        state.sampler_event.synchronize()
+        for request in state.scheduled_requests.all_requests():
+            # A context that has chunks left samples nothing; a request that ended is in the next batch once more.
+            if request.is_generation_in_progress_state:
+                self._append(request)
+
+    def _append(self, request: Any) -> None:
+        position = len(request.output_tokens)
+        request.add_new_token((request.request_id * 31 + position * 7) % VOCABULARY)
+        if position + 1 >= request.max_new_tokens:
+            request.state = type(request.state).GENERATION_COMPLETE

@@ -1,0 +1,25 @@
+"""The bound cache manager, with the names that each variant binds (surface 4.2)."""
+
+from ...._standin.bound import admission, fences, reuse
+from ...._standin.bound.core import BoundCore, KvCacheStats
+from ...._standin.variant import before, since
+
+__all__ = ["BaseKVCacheManager", "KVCacheManager", "KvCacheStats"]
+
+
+class BaseKVCacheManager(BoundCore):
+    if before("C"):
+        add_sequence = admission.add_sequence
+        find_new_context_block = reuse.find_new_context_block
+    if since("B"):
+        sync_transfer_manager_with_buffer_manager = fences.sync_transfer_manager_with_buffer_manager
+        refresh_blocks = fences.refresh_blocks
+    if since("B") and before("C"):
+        count_reusable_blocks = reuse.count_reusable_blocks
+    if since("C"):
+        add_sequence_batch = admission.add_sequence_batch
+        analyze_prefix_reuse = reuse.analyze_prefix_reuse
+
+
+class KVCacheManager(BaseKVCacheManager):
+    """What Python constructs."""

@@ -1,0 +1,107 @@
+"""The arguments of a server, and how a YAML file is merged into them (surface 6.3, 7.1)."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from .._standin.variant import since
+
+# What a cached token is taken to weigh, so that sizes in bytes and in blocks can be told apart.
+BYTES_PER_TOKEN = 16
+
+
+class StrictBaseModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class KvCacheConfig(StrictBaseModel):
+    enable_block_reuse: bool = True
+    enable_partial_reuse: bool = True
+    copy_on_partial_reuse: bool = True
+    max_tokens: int = 384
+    host_cache_size: int = 0
+    secondary_offload_min_priority: int | None = None
+    event_buffer_max_size: int = 0
+    tokens_per_block: int = 4
+    use_kv_cache_manager_v2: bool = False
+
+    @property
+    def max_blocks(self) -> int:
+        return self.max_tokens // self.tokens_per_block
+
+    @property
+    def host_blocks(self) -> int:
+        return self.host_cache_size // (self.tokens_per_block * BYTES_PER_TOKEN)
+
+
+class KvCacheConnectorConfig(StrictBaseModel):
+    """Three names until presets came, with which they became optional (surface 6.3)."""
+
+    connector: str | None = None
+    connector_module: str | None = None
+    connector_scheduler_class: str | None = None
+    connector_worker_class: str | None = None
+
+    @model_validator(mode="after")
+    def _names_or_a_preset(self) -> "KvCacheConnectorConfig":
+        if self.connector is not None and not since("D"):
+            raise ValueError("connector: Extra inputs are not permitted")
+        names = (self.connector_module, self.connector_scheduler_class, self.connector_worker_class)
+        if self.connector is None and None in names:
+            raise ValueError("connector_module, connector_scheduler_class and connector_worker_class are required")
+        return self
+
+
+class SpeculativeConfig(StrictBaseModel):
+    """One draft model that runs behind the target in the same step, with the same managers."""
+
+    max_draft_len: int = 0
+    num_extra_kv_tokens: int = 0
+
+
+class TorchLlmArgs(BaseModel):
+    model: str
+    backend: str = "pytorch"
+    tensor_parallel_size: int = 1
+    max_batch_size: int = 8
+    max_num_tokens: int = 64
+    max_seq_len: int = 64
+    max_beam_width: int = 1
+    num_layers: int = 2  # upstream reads it from the checkpoint
+    enable_chunked_prefill: bool = False
+    disable_overlap_scheduler: bool = False
+    kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)
+    kv_connector_config: KvCacheConnectorConfig | None = None
+    speculative_config: SpeculativeConfig | None = None
+    env_overrides: dict[str, str] | None = None
+    extra_resource_managers: dict[Any, Any] = Field(default_factory=dict)
+
+
+# Nested settings that the file may give as mappings; the rest is taken as it comes.
+FIELD_MODELS: dict[str, type[BaseModel]] = {
+    "kv_cache_config": KvCacheConfig,
+    "kv_connector_config": KvCacheConnectorConfig,
+    "speculative_config": SpeculativeConfig,
+}
+
+
+def update_llm_args_with_extra_dict(
+    llm_args: dict[str, Any], llm_args_dict: dict[str, Any], extra_llm_api_options: str | None = None
+) -> dict[str, Any]:
+    """The file comes before the command line."""
+    del extra_llm_api_options  # for messages
+    parsed = dict(llm_args_dict)
+    for name, model in FIELD_MODELS.items():
+        if isinstance(parsed.get(name), dict):
+            parsed[name] = model(**parsed[name])
+    return llm_args | parsed
+
+
+def update_llm_args_with_extra_options(llm_args: dict[str, Any], extra_llm_api_options: str | None) -> dict[str, Any]:
+    if extra_llm_api_options is None:
+        return llm_args
+    with Path(extra_llm_api_options).open(encoding="utf-8") as file:
+        given = yaml.safe_load(file)
+    return update_llm_args_with_extra_dict(llm_args, given or {}, extra_llm_api_options)
