@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/integers.h"
 #include "core/config.h"
 
 namespace nb = nanobind;
@@ -17,24 +18,24 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-using BlockCounts = std::variant<std::uint32_t, std::map<std::uint32_t, std::uint32_t>>;
+using BlockCounts = std::variant<std::int64_t, std::map<std::int64_t, std::int64_t>>;
 
 // What the count of one window is: the one number of all windows, or the dict's entry.
 std::uint32_t blocks_of(const BlockCounts& counts, WindowSize window, const char* field) {
-    if (const auto* same = std::get_if<std::uint32_t>(&counts)) {
-        return *same;
+    if (const auto* same = std::get_if<std::int64_t>(&counts)) {
+        return narrowed<std::uint32_t>(*same, {field});
     }
-    const auto& by_window = std::get<std::map<std::uint32_t, std::uint32_t>>(counts);
+    const auto& by_window = std::get<std::map<std::int64_t, std::int64_t>>(counts);
     const auto found = window ? by_window.find(*window) : by_window.end();
     if (found == by_window.end()) {
         throw std::invalid_argument(std::string(field) + " is a dict without an entry for window " +
                                     (window ? std::to_string(*window) : "None (give one int for full attention)"));
     }
-    return found->second;
+    return narrowed<std::uint32_t>(found->second, {field});
 }
 
-void check_keys(const BlockCounts& counts, const std::vector<std::uint32_t>& sizes, const char* field) {
-    if (const auto* by_window = std::get_if<std::map<std::uint32_t, std::uint32_t>>(&counts)) {
+void check_keys(const BlockCounts& counts, const std::vector<std::int64_t>& sizes, const char* field) {
+    if (const auto* by_window = std::get_if<std::map<std::int64_t, std::int64_t>>(&counts)) {
         for (const auto& [size, blocks] : *by_window) {
             if (std::ranges::find(sizes, size) == sizes.end()) {
                 throw std::invalid_argument(std::string(field) + " names window " + std::to_string(size) +
@@ -44,7 +45,7 @@ void check_keys(const BlockCounts& counts, const std::vector<std::uint32_t>& siz
     }
 }
 
-std::vector<WindowConfig> make_windows(const std::optional<std::vector<std::uint32_t>>& sizes,
+std::vector<WindowConfig> make_windows(const std::optional<std::vector<std::int64_t>>& sizes,
                                        const BlockCounts& primary, const BlockCounts& host) {
     if (!sizes) {
         return {{std::nullopt, blocks_of(primary, std::nullopt, "blocks_primary"),
@@ -53,7 +54,8 @@ std::vector<WindowConfig> make_windows(const std::optional<std::vector<std::uint
     check_keys(primary, *sizes, "blocks_primary");
     check_keys(host, *sizes, "blocks_host");
     std::vector<WindowConfig> windows;
-    for (const std::uint32_t size : *sizes) {
+    for (const std::int64_t given : *sizes) {
+        const auto size = narrowed<std::uint32_t>(given, {"window_sizes"});
         windows.push_back({size, blocks_of(primary, size, "blocks_primary"), blocks_of(host, size, "blocks_host")});
     }
     return windows;
@@ -74,7 +76,7 @@ BlockCounts counts(const BlockManagerConfig& config, std::uint32_t WindowConfig:
     if (!config.windows.front().window_size) {
         return config.windows.front().*field;
     }
-    std::map<std::uint32_t, std::uint32_t> by_window;
+    std::map<std::int64_t, std::int64_t> by_window;
     for (const WindowConfig& window : config.windows) {
         by_window[*window.window_size] = window.*field;
     }
@@ -89,19 +91,20 @@ void bind_config(nb::module_& m) {
                                    "What a manager is made of. Refused at once when it makes no sense.")
         .def(
             "__init__",
-            [](BlockManagerConfig* self, std::uint32_t tokens_per_block, const BlockCounts& blocks_primary,
-               const BlockCounts& blocks_host, const std::optional<std::vector<std::uint32_t>>& sizes,
-               std::uint32_t max_beam_width, bool block_reuse, bool partial_reuse, bool copy_on_partial_reuse,
-               std::uint8_t offload_priority_min, std::uint32_t events_max, std::uint32_t hash_bits) {
-                BlockManagerConfig config{.tokens_per_block = tokens_per_block,
-                                          .windows = make_windows(sizes, blocks_primary, blocks_host),
-                                          .beam_width_max = max_beam_width,
-                                          .block_reuse = block_reuse,
-                                          .partial_reuse = partial_reuse,
-                                          .copy_on_partial_reuse = copy_on_partial_reuse,
-                                          .offload_priority_min = offload_priority_min,
-                                          .events_max = events_max,
-                                          .hash_bits = hash_bits};
+            [](BlockManagerConfig* self, std::int64_t tokens_per_block, const BlockCounts& blocks_primary,
+               const BlockCounts& blocks_host, const std::optional<std::vector<std::int64_t>>& sizes,
+               std::int64_t max_beam_width, bool block_reuse, bool partial_reuse, bool copy_on_partial_reuse,
+               std::int64_t offload_priority_min, std::int64_t events_max, std::int64_t hash_bits) {
+                BlockManagerConfig config{
+                    .tokens_per_block = narrowed<std::uint32_t>(tokens_per_block, {"tokens_per_block"}),
+                    .windows = make_windows(sizes, blocks_primary, blocks_host),
+                    .beam_width_max = narrowed<std::uint32_t>(max_beam_width, {"max_beam_width"}),
+                    .block_reuse = block_reuse,
+                    .partial_reuse = partial_reuse,
+                    .copy_on_partial_reuse = copy_on_partial_reuse,
+                    .offload_priority_min = narrowed<Priority>(offload_priority_min, {"offload_priority_min"}),
+                    .events_max = narrowed<std::uint32_t>(events_max, {"events_max"}),
+                    .hash_bits = narrowed<std::uint32_t>(hash_bits, {"hash_bits"})};
                 check_config(config);
                 new (self) BlockManagerConfig(std::move(config));
             },

@@ -17,13 +17,19 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-using RangeTuple = std::tuple<std::uint32_t, std::optional<std::uint32_t>, std::uint8_t, std::optional<std::uint32_t>>;
+using RangeTuple = std::tuple<std::int64_t, std::optional<std::int64_t>, std::int64_t, std::optional<std::int64_t>>;
 
-Retention make_retention(const std::vector<RangeTuple>& ranges, std::uint8_t decode_priority,
-                         std::optional<std::uint32_t> decode_duration_ms) {
-    Retention retention{.ranges = {}, .decode_priority = decode_priority, .decode_duration_ms = decode_duration_ms};
+Retention make_retention(const std::vector<RangeTuple>& ranges, std::int64_t decode_priority,
+                         std::optional<std::int64_t> decode_duration_ms) {
+    Retention retention{
+        .ranges = {},
+        .decode_priority = narrowed<Priority>(decode_priority, {"retention decode_priority"}),
+        .decode_duration_ms = narrowed<std::uint32_t>(decode_duration_ms, {"retention decode_duration_ms"})};
     for (const auto& [begin, end, priority, duration_ms] : ranges) {
-        retention.ranges.push_back({begin, end, priority, duration_ms});
+        retention.ranges.push_back({.token_begin = narrowed<std::uint32_t>(begin, {"retention token_start"}),
+                                    .token_end = narrowed<std::uint32_t>(end, {"retention token_end"}),
+                                    .priority = narrowed<Priority>(priority, {"retention priority"}),
+                                    .duration_ms = narrowed<std::uint32_t>(duration_ms, {"retention duration_ms"})});
     }
     check_retention(retention);
     return retention;
@@ -61,25 +67,26 @@ Salt read_salt(nb::handle salt, const Field& field) {
 std::vector<ExtraKey> read_extra_keys(nb::handle keys, const Field& field) {
     std::vector<ExtraKey> out;
     for (const nb::handle key : keys) {
-        std::tuple<std::uint32_t, std::uint32_t, nb::bytes> parts;
+        std::tuple<std::int64_t, std::int64_t, nb::bytes> parts;
         if (!nb::try_cast(key, parts)) {
             throw nb::type_error((field.text() + ": expected (token_start, token_end, digest bytes), got " +
                                   nb::cast<std::string>(nb::repr(key)))
                                      .c_str());
         }
         const auto& [begin, end, digest] = parts;
-        out.push_back({begin, end, std::string(digest.c_str(), digest.size())});
+        out.push_back({narrowed<std::uint32_t>(begin, field), narrowed<std::uint32_t>(end, field),
+                       std::string(digest.c_str(), digest.size())});
     }
     return out;
 }
 
-void init_request(SequenceRequest* self, RequestId id, nb::handle tokens, std::uint32_t beam_width,
+void init_request(SequenceRequest* self, RequestId id, nb::handle tokens, std::int64_t beam_width,
                   std::optional<std::int64_t> lora_id, nb::handle salt, nb::handle extra_keys,
                   const Retention* retention) {
-    auto request =
-        std::make_shared<const Request>(id, read_integers<TokenId>(tokens, {"tokens", id}), beam_width, lora_id,
-                                        read_salt(salt, {"salt", id}), read_extra_keys(extra_keys, {"extra_keys", id}),
-                                        retention != nullptr ? std::optional(*retention) : std::nullopt);
+    auto request = std::make_shared<const Request>(
+        id, read_integers<TokenId>(tokens, {"tokens", id}), narrowed<std::uint32_t>(beam_width, {"beam_width", id}),
+        lora_id, read_salt(salt, {"salt", id}), read_extra_keys(extra_keys, {"extra_keys", id}),
+        retention != nullptr ? std::optional(*retention) : std::nullopt);
     new (self) SequenceRequest{std::move(request)};
 }
 
@@ -91,8 +98,8 @@ void bind_request(nb::module_& m) {
                           "How long the blocks of a request are worth keeping: priorities 0 to 100, default 35.")
         .def(
             "__init__",
-            [](Retention* self, const std::vector<RangeTuple>& ranges, std::uint8_t decode_priority,
-               std::optional<std::uint32_t> decode_duration_ms) {
+            [](Retention* self, const std::vector<RangeTuple>& ranges, std::int64_t decode_priority,
+               std::optional<std::int64_t> decode_duration_ms) {
                 new (self) Retention(make_retention(ranges, decode_priority, decode_duration_ms));
             },
             "ranges"_a = nb::tuple(), "decode_priority"_a = kPriorityDefault, "decode_duration_ms"_a = nb::none(),

@@ -4,8 +4,11 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace kvfix::bindings {
@@ -17,6 +20,21 @@ struct Field {
 
     std::string text() const { return request_id ? "request " + std::to_string(*request_id) + ", " + name : name; }
 };
+
+// Single numbers arrive wide, so that one that does not fit is refused by name and not as an argument of the wrong type.
+template <class T>
+T narrowed(std::int64_t value, const Field& field) {
+    if (!std::in_range<T>(value)) {
+        throw std::invalid_argument(field.text() + " is " + std::to_string(value) + ": 0 to " +
+                                    std::to_string(std::numeric_limits<T>::max()));
+    }
+    return static_cast<T>(value);
+}
+
+template <class T>
+std::optional<T> narrowed(std::optional<std::int64_t> value, const Field& field) {
+    return value ? std::optional(narrowed<T>(*value, field)) : std::nullopt;
+}
 
 // Lists and tuples of ints, buffers (numpy, array.array, memoryview) and DLPack CPU tensors, all one-dimensional. Arrays may be
 // strided. TypeError for what is not integers, ValueError for a value that does not fit

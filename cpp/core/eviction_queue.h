@@ -28,6 +28,13 @@ class EvictionQueue {
     template <class IsParent>
     BlockIndex victim(IsParent&& is_parent);
 
+    // The block behind a queued one, or kNone at the end of its list: a hint of the victims to come.
+    BlockIndex behind(BlockIndex block) const {
+        const BlockIndex next = links_[block].next;
+        return next < blocks_ ? next : kNone;
+    }
+    void prefetch(BlockIndex block) const { __builtin_prefetch(&links_[block]); }
+
     // Calls visit(block, parked, priority): ready blocks in eviction order, then parked ones.
     template <class Visit>
     void for_each(Visit&& visit) const;

@@ -10,6 +10,7 @@ namespace kvfix {
 void WindowPool::evict_primary() {
     const BlockIndex victim = primary_queue_.victim([this](BlockIndex b) { return store[b].children_primary != 0; });
     check(victim != kNone, "a primary block is needed and none can be evicted");
+    prefetch_victims(victim);
     KVFIX_PAUSE("evict.picked");
     Block& record = store[victim];
     if (record.has(kHost)) {  // a clean copy: nothing to move
@@ -38,6 +39,23 @@ void WindowPool::evict_primary() {
         }
     }
     services_.counters.blocks_dropped += drop_counted(victim);
+}
+
+// Evictions come in rows, and each touches a record, its links, its parent and its place in the index, all of them cold in a
+// large pool. What the next two will touch is fetched while this one works.
+void WindowPool::prefetch_victims(BlockIndex victim) const {
+    const BlockIndex next = primary_queue_.behind(victim);
+    if (next == kNone) {
+        return;
+    }
+    tree.prefetch(store[next].hash);
+    if (store[next].in_tree && !is_root(store[next].parent)) {
+        __builtin_prefetch(&store[store[next].parent]);
+    }
+    if (const BlockIndex after = primary_queue_.behind(next); after != kNone) {
+        store.prefetch(after);
+        primary_queue_.prefetch(after);
+    }
 }
 
 SlotIndex WindowPool::take_host_slot() {

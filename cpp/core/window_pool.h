@@ -101,6 +101,7 @@ class WindowPool {
     void gain_primary(BlockIndex block, SlotIndex slot);
 
     void evict_primary();
+    void prefetch_victims(BlockIndex victim) const;
     bool evict_host();
     SlotIndex take_host_slot();
     SlotIndex detach_primary(BlockIndex block);

@@ -59,6 +59,10 @@ def test_errors_are_typed_and_say_what_they_know() -> None:
     [
         {"tokens_per_block": 0},
         {"blocks_primary": 0},
+        {"blocks_primary": 5_000_000_000},
+        {"blocks_primary": -1},
+        {"blocks_host": {4: -1}, "window_sizes": [4]},
+        {"events_max": -1},
         {"max_beam_width": 0},
         {"window_sizes": [8, 4]},
         {"window_sizes": [4, 4]},
@@ -86,6 +90,9 @@ def test_a_configuration_that_makes_no_sense_is_refused(bad: dict[str, object]) 
         [(0, None, 10, None), (4, 8, 10, None)],
         [(4, 4, 10, None)],
         [(0, 4, 101, None)],
+        [(0, 4, 300, None)],
+        [(-1, 4, 10, None)],
+        [(0, 4, 10, -5)],
     ],
     ids=str,
 )
@@ -98,6 +105,8 @@ def test_retention_that_makes_no_sense_is_refused(ranges: list[tuple[int, int | 
     "options",
     [
         {"beam_width": 0},
+        {"beam_width": -1},
+        {"extra_keys": [(-1, 2, b"x")]},
         {"extra_keys": [(0, 9, b"x")]},
         {"extra_keys": [(2, 2, b"x")]},
         {"extra_keys": [(1, 3, b"x"), (2, 4, b"y")]},
