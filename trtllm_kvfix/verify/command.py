@@ -10,7 +10,7 @@ from rich.console import Console
 from trtllm_kvfix import __version__
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.native import Device, DeviceError, open_device
-from trtllm_kvfix.replay.progress import progress_bar
+from trtllm_kvfix.progress import progress_bar
 from trtllm_kvfix.verify.case import Case
 from trtllm_kvfix.verify.catalogue import NAMES, select
 from trtllm_kvfix.verify.outcome import DeviceInfo, Report
