@@ -13,8 +13,12 @@ from trtllm_kvfix.errors import KvfixError
 
 # A command is imported when it is asked for, so that start-up stays cheap and one that cannot be loaded harms no other.
 COMMANDS = {
+    "disable": "trtllm_kvfix.overlay.hook_file:disable",
     "doctor": "trtllm_kvfix.doctor:doctor",
+    "enable": "trtllm_kvfix.overlay.hook_file:enable",
     "replay": "trtllm_kvfix.replay.command:replay",
+    "run": "trtllm_kvfix.overlay.launch:run",
+    "status": "trtllm_kvfix.overlay.status_command:status",
     "verify": "trtllm_kvfix.verify.command:verify",
 }
 
@@ -55,7 +59,7 @@ class LazyGroup(click.Group):
 )
 @click.pass_context
 def main(ctx: click.Context, config: Path | None) -> None:
-    """Examine and model the KV cache of TensorRT-LLM."""
+    """Mend, examine and model the KV cache of TensorRT-LLM."""
     from trtllm_kvfix.settings import load  # noqa: PLC0415  --help and --version need no settings, so no pydantic
 
     # Options of a command that bear a setting's name take their defaults from it.

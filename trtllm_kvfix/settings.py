@@ -34,6 +34,8 @@ __all__ = [
     "load",
     "names",
     "runtime_dir",
+    "unset",
+    "variable_of",
 ]
 
 ENV_PREFIX = "TRTLLM_KVFIX_"
@@ -71,7 +73,7 @@ def as_variables(settings: Settings) -> dict[str, str]:
     """What differs from the defaults, as the variables that `load` reads: how settings travel to worker processes."""
     chosen, default = settings.model_dump(by_alias=True), Settings().model_dump(by_alias=True)
     return {
-        _variable(name): yaml.safe_dump(_at(chosen, name), default_flow_style=True).partition("\n")[0]
+        variable_of(name): yaml.safe_dump(_at(chosen, name), default_flow_style=True).partition("\n")[0]
         for name in names()
         if _at(chosen, name) != _at(default, name)
     }
@@ -84,6 +86,11 @@ def environment() -> dict[str, str]:
 def export(variables: Mapping[str, str]) -> None:
     """Set variables of this process; workers that it starts inherit or are sent them."""
     os.environ.update(variables)
+
+
+def unset(names: Iterable[str]) -> None:
+    for name in list(names):
+        os.environ.pop(name, None)
 
 
 def runtime_dir(settings: Settings) -> Path:
@@ -103,7 +110,7 @@ def names(model: type[BaseModel] = Settings, prefix: Name = ()) -> Iterator[Name
             yield (*prefix, field.alias or field_name)
 
 
-def _variable(name: Name) -> str:
+def variable_of(name: Name) -> str:
     return ENV_PREFIX + "_".join(name).upper().replace("-", "_")
 
 
@@ -146,7 +153,7 @@ def _flattened(section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, A
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[Name, _Given]:
-    known = {_variable(name): name for name in names()}
+    known = {variable_of(name): name for name in names()}
     given: dict[Name, _Given] = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in (ENV_FILE, ENV_JOB):

@@ -6,7 +6,8 @@ Containers and forks mix cherry-picks, so a version says little; what is there c
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -144,8 +145,22 @@ class Upstream:
         return "E" if "enable_stats" in v2 else "D"
 
 
+# Modules whose body has run while the import system still counts them as being imported: the hook is called then.
+_executed: set[str] = set()
+
+
+@contextmanager
+def executed(name: str) -> Iterator[None]:
+    _executed.add(name)
+    try:
+        yield
+    finally:
+        _executed.discard(name)
+
+
 def is_importing(module: ModuleType) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+    spec = getattr(module, "__spec__", None)
+    return bool(getattr(spec, "_initializing", False)) and module.__name__ not in _executed
 
 
 def exists(name: str) -> bool:

@@ -1,0 +1,128 @@
+"""Ranks that run different fixes must not form an engine: they compare attestations before it starts.
+
+Over MPI where there is more than one rank, else over the files of the same job on this host. Messages between two ranks
+with a tag of our own are used instead of a collective call, because a rank without the hook would take part in a
+collective with the wrong one of upstream's, or never; so it is named after a while instead.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.overlay.attest import differences, live
+
+TAG_ATTESTATION = 27510
+TAG_VERDICT = 27511
+POLL_S = 0.002
+
+
+class RanksDiffer(KvfixError):
+    """The ranks of one engine do not run the same fixes over the same upstream."""
+
+
+class Communicator(Protocol):
+    """What is used of mpi4py's."""
+
+    def Get_rank(self) -> int: ...  # noqa: N802
+    def Get_size(self) -> int: ...  # noqa: N802
+    def Iprobe(self, source: int, tag: int) -> bool: ...  # noqa: N802
+    def send(self, obj: Any, dest: int, tag: int) -> None: ...
+    def recv(self, *, source: int, tag: int) -> Any: ...
+
+
+def communicator() -> Communicator | None:
+    """Upstream's group of ranks where it says one, else all there are; None for a single rank or without MPI."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    chosen = getattr(sys.modules.get("tensorrt_llm._utils"), "mpi_comm", None)
+    comm: Communicator = chosen() if chosen is not None else mpi.COMM_WORLD
+    return comm if comm.Get_size() > 1 else None
+
+
+def rank_and_size() -> tuple[int, int]:
+    comm = communicator()
+    if comm is not None:
+        return comm.Get_rank(), comm.Get_size()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    return 0, 1
+
+
+def agree_by_messages(comm: Communicator, ours: Mapping[str, Any], timeout_s: float) -> None:
+    """Rank 0 collects, compares and tells every rank that has answered; each raises RanksDiffer or none does."""
+    deadline = time.monotonic() + timeout_s
+    if comm.Get_rank() != 0:
+        comm.send(dict(ours), dest=0, tag=TAG_ATTESTATION)
+        # Rank 0 may wait the whole of its time for a third rank before it answers.
+        if not _arrives(comm, 0, TAG_VERDICT, deadline + timeout_s):
+            raise RanksDiffer(
+                f"rank 0 gave no verdict on the fixes within {2 * timeout_s:g} s; is the hook active there?"
+            )
+        verdict = comm.recv(source=0, tag=TAG_VERDICT)
+    else:
+        collected = {0: ours}
+        for rank in range(1, comm.Get_size()):
+            if _arrives(comm, rank, TAG_ATTESTATION, deadline):
+                collected[rank] = comm.recv(source=rank, tag=TAG_ATTESTATION)
+        verdict = complaint(collected, comm.Get_size(), timeout_s)
+        for rank in collected:
+            if rank != 0:
+                comm.send(verdict, dest=rank, tag=TAG_VERDICT)
+    if verdict is not None:
+        raise RanksDiffer(verdict)
+
+
+def agree_by_files(folder: Path, ours: Mapping[str, Any]) -> None:
+    """Of any two ranks on this host the later one finds the earlier one's file."""
+    others = [
+        entry
+        for entry in live(folder)
+        if entry["job"] == ours["job"] and entry["started"] and entry["pid"] != ours["pid"]
+    ]
+    for other in others:
+        found = differences(ours, other)
+        if found:
+            raise RanksDiffer(
+                f"rank {ours['rank']} (process {ours['pid']}) differs from rank {other['rank']} (process "
+                f"{other['pid']}) of the same start: {_some(found)}"
+            )
+
+
+def complaint(collected: Mapping[int, Mapping[str, Any]], size: int, timeout_s: float) -> str | None:
+    """What is wrong with these ranks, in a form that names them; None when all are there and alike."""
+    parts = []
+    missing = [rank for rank in range(size) if rank not in collected]
+    if missing:
+        parts.append(
+            f"{_ranks(missing)} did not say which fixes run there within {timeout_s:g} s; the hook is not active "
+            "there, or the engine never came to its start"
+        )
+    by_difference: dict[tuple[str, ...], list[int]] = {}
+    for rank, theirs in sorted(collected.items()):
+        found = tuple(differences(collected[0], theirs))
+        if found:
+            by_difference.setdefault(found, []).append(rank)
+    parts += [f"{_ranks(ranks)} differ from rank 0: {_some(found)}" for found, ranks in by_difference.items()]
+    return "; ".join(parts) or None
+
+
+def _arrives(comm: Communicator, source: int, tag: int, deadline: float) -> bool:
+    while not comm.Iprobe(source=source, tag=tag):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _some(found: Sequence[str], shown_max: int = 4) -> str:
+    more = f" and {len(found) - shown_max} more" if len(found) > shown_max else ""
+    return "; ".join(found[:shown_max]) + more

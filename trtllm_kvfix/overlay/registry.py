@@ -1,0 +1,213 @@
+"""Which fixes there are, which this TensorRT-LLM needs, which are on: applied all or none, and taken back."""
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.overlay import seam
+from trtllm_kvfix.overlay.fix import Answer, Fix, State
+from trtllm_kvfix.overlay.upstream import Upstream, exists
+from trtllm_kvfix.settings import Settings
+
+log = logging.getLogger("trtllm_kvfix")
+
+
+class ApplyError(KvfixError):
+    """A fix that is needed could not be applied, so none is."""
+
+
+@dataclass(frozen=True)
+class FixStatus:
+    id: str
+    title: str
+    choice: Literal["auto", "on", "off"]
+    answer: Answer | None  # None: not all of its triggers have been imported
+    applied: bool
+    seams: dict[str, str]  # each replaced attribute and the hash of what was there
+
+    @property
+    def word(self) -> str:
+        """applied, off, waiting, fixed-upstream, not-applicable, unknown; `needed` where nothing was tried yet."""
+        if self.applied:
+            return "applied"
+        if self.answer is None:
+            return "off" if self.choice == "off" else "waiting"
+        if self.choice == "off" and self.answer.state in (State.NEEDED, State.UNKNOWN):
+            return "off"
+        return self.answer.state.value
+
+    @property
+    def reason(self) -> str:
+        return self.answer.reason if self.answer else "its modules have not been imported"
+
+    @property
+    def missing(self) -> bool:
+        """Needed, and not there."""
+        return not self.applied and self.answer is not None and self.answer.state is State.NEEDED
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "title": self.title,
+            "choice": self.choice,
+            "word": self.word,
+            "state": self.answer.state.value if self.answer else None,
+            "reason": self.reason,
+            "applied": self.applied,
+            "seams": self.seams,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    fixes: tuple[FixStatus, ...]
+
+    def of(self, fix_id: str) -> FixStatus:
+        return next(status for status in self.fixes if status.id == fix_id)
+
+    @property
+    def applied(self) -> tuple[str, ...]:
+        return tuple(status.id for status in self.fixes if status.applied)
+
+    def line(self) -> str:
+        """All fixes by what became of them, for the log."""
+        by_word: dict[str, list[str]] = {}
+        for status in self.fixes:
+            by_word.setdefault(status.word, []).append(status.id)
+        return "; ".join(f"{word}: {', '.join(ids)}" for word, ids in sorted(by_word.items()))
+
+
+class Registry:
+    """Holds what is installed in this process. Every method may be called from any thread; one lock.
+
+    `apply` may be called again whenever more of upstream has been imported: what is decided stays, what was waiting is
+    looked at again. Other settings than last time take everything back first.
+    """
+
+    def __init__(self, fixes: Iterable[Fix] | None = None) -> None:
+        self.fixes: Sequence[Fix] = tuple(all_fixes() if fixes is None else fixes)
+        self._lock = threading.RLock()
+        self._settings = Settings()
+        self._answers: dict[str, Answer] = {}
+        self._installed: list[seam.Installed] = []
+
+    def apply(self, settings: Settings, upstream: Upstream | None = None) -> Report:
+        """Raise ApplyError, or SettingsError for a choice that cannot be honoured, with everything taken back."""
+        upstream = upstream or Upstream()
+        with self._lock:
+            if settings != self._settings:
+                self.revert()
+                self._settings = settings
+            try:
+                for fix in self.fixes:
+                    if fix.id not in self._answers and self._is_due(fix):
+                        self._decide(fix, upstream)
+            except Exception:
+                self.revert()
+                raise
+            return self.report()
+
+    def revert(self) -> list[str]:
+        """Take back what is still ours, the last first. Returns the seams that somebody else has replaced since."""
+        with self._lock:
+            left = [str(installed.seam) for installed in reversed(self._installed) if not installed.restore()]
+            self._installed.clear()
+            self._answers.clear()
+        for name in left:
+            log.warning("%s was replaced by somebody else after us and is left as it is", name)
+        return left
+
+    def probe(self, settings: Settings, upstream: Upstream) -> Report:
+        """What `apply` would find, changing nothing; for `doctor`, which looks at a build at rest."""
+        with self._lock:
+            answers = {fix.id: _probed(fix, upstream) for fix in self.fixes}
+            return self._report(settings, answers)
+
+    def report(self) -> Report:
+        with self._lock:
+            return self._report(self._settings, self._answers)
+
+    def aliases(self) -> list[str]:
+        """Names in upstream through which a replaced original is still called."""
+        with self._lock:
+            return sorted({name for installed in self._installed for name in seam.aliases(installed)})
+
+    def lost(self) -> list[str]:
+        """Seams that no longer hold what we put there."""
+        with self._lock:
+            return [str(last.seam) for last in self._last_of_each_seam() if not last.still_ours()]
+
+    def _decide(self, fix: Fix, upstream: Upstream) -> None:
+        answer = self._answers[fix.id] = _probed(fix, upstream)
+        choice = self._settings.fixes.of(fix.id)
+        if answer.state is State.UNKNOWN and choice != "off":
+            self._face_unknown(fix, answer, choice)
+            if not (choice == "on" and self._settings.force):
+                return
+        elif answer.state is not State.NEEDED or choice == "off":
+            return
+        try:
+            for replacement in fix.replacements(upstream, self._settings.tuning):
+                self._installed.append(seam.install(replacement, fix.id))
+        except Exception as error:
+            raise ApplyError(
+                f"fix {fix.id} is needed and could not be applied, so none is: {type(error).__name__}: {error}; "
+                f"kvfix.fixes.{fix.id}: off starts without it"
+            ) from error
+
+    def _face_unknown(self, fix: Fix, answer: Answer, choice: str) -> None:
+        if choice != "on":
+            log.warning("fix %s is NOT applied, its probe cannot tell: %s", fix.id, answer.reason)
+        elif self._settings.force:
+            log.error("fix %s is FORCED on although its probe cannot tell: %s", fix.id, answer.reason)
+        else:
+            raise SettingsError(
+                f"kvfix.fixes.{fix.id} is on, but its probe cannot tell whether it fits: {answer.reason}; "
+                "kvfix.force: true (run --force) applies it nevertheless"
+            )
+
+    @staticmethod
+    def _is_due(fix: Fix) -> bool:
+        """Every trigger that this build has is imported, and it has at least one."""
+        upstream = Upstream()
+        pending = [name for name in fix.triggers if upstream.module(name) is None]
+        return len(pending) < len(fix.triggers) and not any(exists(name) for name in pending)
+
+    def _report(self, settings: Settings, answers: dict[str, Answer]) -> Report:
+        seams: dict[str, dict[str, str]] = {}
+        for installed in self._installed:
+            seams.setdefault(installed.fix_id, {})[str(installed.seam)] = installed.fingerprint
+        return Report(
+            tuple(
+                FixStatus(
+                    id=fix.id,
+                    title=fix.title,
+                    choice=settings.fixes.of(fix.id),
+                    answer=answers.get(fix.id),
+                    applied=fix.id in seams,
+                    seams=seams.get(fix.id, {}),
+                )
+                for fix in self.fixes
+            )
+        )
+
+    def _last_of_each_seam(self) -> list[seam.Installed]:
+        """Two fixes may stand in one seam, the later around the earlier: only the later can be seen from outside."""
+        return list({(id(each.owner), each.name): each for each in self._installed}.values())
+
+
+def all_fixes() -> tuple[Fix, ...]:
+    from trtllm_kvfix.overlay.fixes import ALL  # noqa: PLC0415  the fixes import the managers; the records do not
+
+    return tuple(ALL)
+
+
+def _probed(fix: Fix, upstream: Upstream) -> Answer:
+    """A probe that raises knows nothing: not applied, and said."""
+    try:
+        return fix.probe(upstream)
+    except Exception as error:
+        return Answer(State.UNKNOWN, f"the probe raised {type(error).__name__}: {error}")

@@ -1,0 +1,158 @@
+"""One attribute of upstream: put something in its place, tell whether that is still there, put it back."""
+
+import functools
+import hashlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.overlay.fix import Replacement, Seam
+from trtllm_kvfix.overlay.upstream import PACKAGE
+
+
+class SeamError(KvfixError):
+    """A seam is not where the fix expects it, or cannot be replaced."""
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+MISSING = _Missing()
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What stands in a seam. `before` is what the owner itself held: MISSING where it inherited, or had nothing."""
+
+    seam: Seam
+    fix_id: str
+    owner: Any  # a module or a class
+    name: str
+    before: Any
+    after: Any
+    original: Any  # what the owner answered with before any fix of ours, None where it had nothing
+    fingerprint: str  # of `original`
+
+    def still_ours(self) -> bool:
+        return vars(self.owner).get(self.name, MISSING) is self.after
+
+    def restore(self) -> bool:
+        """Put back what was there, unless somebody has replaced our replacement: then leave theirs and say False."""
+        if not self.still_ours():
+            return False
+        if self.before is MISSING:
+            delattr(self.owner, self.name)  # setting the inherited attribute would leave a shadow of it
+        else:
+            setattr(self.owner, self.name, self.before)
+        return True
+
+
+def install(replacement: Replacement, fix_id: str) -> Installed:
+    seam = replacement.seam
+    owner, name = _owner(seam)
+    before = vars(owner).get(name, MISSING)
+    raw = before if before is not MISSING else inspect.getattr_static(owner, name, None)
+    found, wrap = _unwrapped(raw)
+    made = replacement.make(found)
+    if made is None or made is found:
+        raise SeamError(f"fix {fix_id} put nothing new into {seam}: it made {made!r} of {found!r}")
+    original = getattr(found, "__kvfix_original__", found)
+    _mark(made, found, original, fix_id)
+    after = wrap(made)
+    try:
+        setattr(owner, name, after)
+    except (AttributeError, TypeError) as error:
+        raise SeamError(f"fix {fix_id} cannot replace {seam}: {error}; the class may be compiled") from error
+    return Installed(seam, fix_id, owner, name, before, after, original, fingerprint(original))
+
+
+def fingerprint(original: Any) -> str:
+    """Short hash of what a fix replaces, equal in every process that runs the same upstream."""
+    if original is None:
+        return "absent"
+    subject = inspect.unwrap(original) if callable(original) else original
+    if isinstance(subject, property):
+        subject = subject.fget
+    with suppress(OSError, TypeError):
+        return _hashed("source", textwrap.dedent(inspect.getsource(subject)))
+    code = getattr(subject, "__code__", None)
+    if code is not None:
+        return _hashed("bytecode", _spelt_out(code))
+    # Bound functions of an extension tell their signature in their documentation.
+    return _hashed("signature", f"{type(subject).__name__} {getattr(subject, '__doc__', None)}")
+
+
+def aliases(installed: Installed) -> list[str]:
+    """Names elsewhere in upstream that still are the original, because they were taken by `from x import y` before.
+
+    Whoever calls through one of them runs without the fix.
+    """
+    if installed.original is None:
+        return []
+    return sorted(
+        f"{where}.{name}"
+        for where, owner in _namespaces()
+        for name, value in list(vars(owner).items())
+        if _unwrapped(value)[0] is installed.original and not (owner is installed.owner and name == installed.name)
+    )
+
+
+def _owner(seam: Seam) -> tuple[Any, str]:
+    """The module or class that the attribute hangs on. The attribute itself may be absent, its owner may not."""
+    owner: Any = sys.modules.get(seam.module)
+    if owner is None:
+        raise SeamError(f"{seam}: module {seam.module} is not imported; name it in the fix's triggers")
+    *path, name = seam.path.split(".")
+    for part in path:
+        if not hasattr(owner, part):
+            raise SeamError(f"{seam}: {getattr(owner, '__name__', owner)} has no {part}; upstream may have moved it")
+        owner = getattr(owner, part)
+    return owner, name
+
+
+def _unwrapped(raw: Any) -> tuple[Any, Callable[[Any], Any]]:
+    if isinstance(raw, staticmethod):
+        return raw.__func__, staticmethod
+    if isinstance(raw, classmethod):
+        return raw.__func__, classmethod
+    return raw, lambda made: made
+
+
+def _mark(made: Any, found: Any, original: Any, fix_id: str) -> None:
+    if isinstance(made, FunctionType) and callable(found):
+        functools.update_wrapper(made, found)
+    with suppress(AttributeError, TypeError):  # properties and slots take no marks; still_ours() needs none
+        made.__kvfix_original__ = original
+        made.__kvfix_fix__ = fix_id
+
+
+def _hashed(kind: str, text: str) -> str:
+    return f"{kind}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _spelt_out(constant: Any) -> str:
+    """A code object with those inside it, without addresses, and sets in an order that no hash seed changes."""
+    if isinstance(constant, CodeType):
+        return f"{constant.co_code.hex()} {constant.co_names} {[_spelt_out(each) for each in constant.co_consts]}"
+    if isinstance(constant, frozenset):
+        return repr(sorted(map(repr, constant)))
+    return repr(constant)
+
+
+def _namespaces() -> Iterator[tuple[str, ModuleType | type]]:
+    """Upstream's modules, and the classes that each of them defines."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] != PACKAGE or not hasattr(module, "__dict__"):
+            continue
+        yield module_name, module
+        for name, value in list(vars(module).items()):
+            if isinstance(value, type) and value.__module__ == module_name:
+                yield f"{module_name}.{name}", value

@@ -1,0 +1,96 @@
+"""No engine starts before its ranks have said what they run and agree: `PyExecutor.start_worker` waits for that.
+
+Every rank calls it once the managers are built and the model is warm, when everything that fixes replace is imported.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.overlay import agreement, attest
+from trtllm_kvfix.overlay.fix import Replacement, Seam
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, Upstream
+from trtllm_kvfix.settings import runtime_dir
+
+log = logging.getLogger("trtllm_kvfix")
+
+TRIGGER = PY_EXECUTOR
+METHODS = ("PyExecutor.start_worker", "PyExecutor.__init__")  # the second where the first is not there
+
+
+def replacements() -> list[Replacement]:
+    method = next((each for each in METHODS if Upstream().has(TRIGGER, each)), None)
+    if method is None:
+        log.warning("%s has no PyExecutor: ranks cannot be compared before they start", TRIGGER)
+        return []
+    return [Replacement(Seam(TRIGGER, method), gated)]
+
+
+def gated(start: Callable[..., Any]) -> Callable[..., Any]:
+    def start_when_agreed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        pass_gate()
+        return start(self, *args, **kwargs)
+
+    return start_when_agreed
+
+
+def pass_gate() -> None:
+    """Attest, compare, serve metrics, say what is on. Raises where this rank must not start."""
+    from trtllm_kvfix.overlay import activation  # noqa: PLC0415  it imports this module
+
+    active = activation.current()
+    if active is None:
+        return
+    if active.failure is not None:
+        raise active.failure
+    report = active.registry.apply(active.settings)
+    for name in active.registry.aliases():
+        log.warning("%s was taken before its fix was applied and still is the original", name)
+    for name in active.registry.lost():
+        log.warning("%s was replaced by somebody else after us", name)
+    active.started = True
+    mine = publish(active, started=True)
+    comm = agreement.communicator()
+    if comm is not None:
+        agreement.agree_by_messages(comm, mine.as_dict(), active.settings.agreement_timeout_s)
+    else:
+        agreement.agree_by_files(runtime_dir(active.settings), mine.as_dict())
+    if active.settings.metrics_port is not None:
+        _serve_metrics(active.settings.metrics_port, mine.rank)
+    log.info("rank %d of %d, variant %s; %s", mine.rank, mine.world_size, mine.variant, report.line())
+
+
+def publish(active: Any, *, started: bool) -> attest.Attestation:
+    """Write what this process runs to where `status` looks."""
+    rank, world_size = agreement.rank_and_size()
+    mine = attest.Attestation.of(
+        active.registry.report(),
+        variant=Upstream().variant(),
+        job=active.job,
+        rank=rank,
+        world_size=world_size,
+        started=started,
+        aliases=active.registry.aliases(),
+    )
+    try:
+        attest.write(runtime_dir(active.settings), mine)
+    except OSError as error:
+        raise KvfixError(
+            f"the attestation cannot be written: {error}; kvfix.runtime_dir names another place"
+        ) from error
+    return mine
+
+
+@functools.cache
+def _serve_metrics(port_first: int, rank: int) -> None:
+    """Once for each process, whatever number of engines it starts."""
+    from trtllm_kvfix.metrics.exporter import serve  # noqa: PLC0415  off by default
+    from trtllm_kvfix.overlay import activation  # noqa: PLC0415
+
+    def words() -> dict[str, str]:
+        report = activation.report()
+        return {status.id: status.word for status in report.fixes} if report is not None else {}
+
+    serve(port_first, rank, words)
