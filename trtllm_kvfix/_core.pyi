@@ -648,3 +648,31 @@ class CopyEngine:
 
     @property
     def waits(self) -> int: ...
+
+class TurnLockStats:
+    """Since the lock was made."""
+
+    @property
+    def turns(self) -> int: ...
+
+    @property
+    def waits(self) -> int: ...
+
+    @property
+    def wait_us(self) -> float: ...
+
+    @property
+    def queued(self) -> int: ...
+
+class TurnLock:
+    """A recursive lock, first come first served, waited for without the GIL."""
+
+    def __init__(self) -> None: ...
+
+    def acquire(self, limit_s: float) -> bool:
+        """False: the limit passed, and the lock is not held."""
+
+    def release(self) -> None:
+        """Once for each time it was acquired, by the same thread."""
+
+    def stats(self) -> TurnLockStats: ...

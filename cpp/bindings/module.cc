@@ -58,4 +58,5 @@ NB_MODULE(_core, m) {
     kvfix::bindings::bind_manager(m);
     kvfix::bindings::bind_device(m);
     kvfix::bindings::bind_staging(m);
+    kvfix::bindings::bind_turn_lock(m);
 }

@@ -1,0 +1,33 @@
+#include <chrono>
+
+#include "bindings/bindings.h"
+#include "core/turn_lock.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+bool acquire(TurnLock& lock, double limit_s) {
+    // The usual case costs no release of the GIL.
+    return lock.try_acquire() ||
+           without_gil([&] { return lock.acquire_within(std::chrono::duration<double>(limit_s)); });
+}
+
+}  // namespace
+
+void bind_turn_lock(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<TurnLock::Stats>(m, "TurnLockStats", "Since the lock was made.")
+        .def_ro("turns", &TurnLock::Stats::turns)
+        .def_ro("waits", &TurnLock::Stats::waits)
+        .def_ro("wait_us", &TurnLock::Stats::wait_us)
+        .def_ro("queued", &TurnLock::Stats::queued);
+    nb::class_<TurnLock>(m, "TurnLock", "A recursive lock, first come first served, waited for without the GIL.")
+        .def(nb::init<>())
+        .def("acquire", &acquire, "limit_s"_a, "False: the limit passed, and the lock is not held.")
+        .def("release", &TurnLock::release, "Once for each time it was acquired, by the same thread.")
+        .def("stats", &TurnLock::stats);
+}
+
+}  // namespace kvfix::bindings

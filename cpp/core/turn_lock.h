@@ -1,0 +1,97 @@
+// A recursive lock for code that is not ours: whoever holds it has the turn, the rest queue in order of arrival.
+//
+// Callers of the bound manager take it around each call, so that no two threads are inside at once (hazard H4). It is
+// recursive because a call may come back into Python and call the manager again, in the same thread. First come, first
+// served, because the executor calls hundreds of times per iteration and would starve a thread that pins.
+//
+// Who waits must not hold the GIL: the holder may want it. Nothing is waited for under the inner mutex, so trying is safe
+// with the GIL held.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+namespace kvfix {
+
+class TurnLock {
+  public:
+    struct Stats {
+        std::uint64_t turns = 0;   // times that the lock went from free to held
+        std::uint64_t waits = 0;   // calls that had to queue
+        double wait_us = 0;        // what they waited in sum
+        std::uint64_t queued = 0;  // waiting now
+    };
+
+    // Takes the lock if that needs no waiting: it is free and nobody queues, or this thread holds it already.
+    bool try_acquire() {
+        const std::lock_guard guard(mutex_);
+        if (depth_ > 0 ? owner_ != std::this_thread::get_id() : !queue_.empty()) {
+            return false;
+        }
+        take();
+        return true;
+    }
+
+    // Queues for at most `limit`. False: the limit has passed and the lock is not held; the place in the queue is lost.
+    bool acquire_within(std::chrono::duration<double> limit) {
+        if (try_acquire()) {
+            return true;
+        }
+        const auto begin = std::chrono::steady_clock::now();
+        std::unique_lock lock(mutex_);
+        const std::uint64_t place = next_place_++;
+        queue_.push_back(place);
+        ++stats_.waits;
+        const bool served = freed_.wait_for(lock, limit, [&] { return depth_ == 0 && queue_.front() == place; });
+        stats_.wait_us += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+        std::erase(queue_, place);
+        if (served) {
+            take();
+        } else {
+            freed_.notify_all();  // the next in the queue may have waited for us alone
+        }
+        return served;
+    }
+
+    // Once for each time it was acquired, by the thread that acquired it.
+    void release() {
+        const std::lock_guard guard(mutex_);
+        if (depth_ == 0 || owner_ != std::this_thread::get_id()) {
+            throw std::logic_error("TurnLock: released by a thread that does not hold it");
+        }
+        if (--depth_ == 0 && !queue_.empty()) {
+            freed_.notify_all();
+        }
+    }
+
+    Stats stats() const {
+        const std::lock_guard guard(mutex_);
+        Stats now = stats_;
+        now.queued = queue_.size();
+        return now;
+    }
+
+  private:
+    void take() {
+        owner_ = std::this_thread::get_id();
+        if (depth_++ == 0) {
+            ++stats_.turns;
+        }
+    }
+
+    mutable std::mutex mutex_;  // guards all that follows; held for a few instructions only
+    std::condition_variable freed_;
+    std::thread::id owner_;  // of the turn, while depth_ > 0
+    std::uint32_t depth_ = 0;
+    std::deque<std::uint64_t> queue_;
+    std::uint64_t next_place_ = 0;
+    Stats stats_;
+};
+
+}  // namespace kvfix
