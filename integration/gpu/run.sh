@@ -1,7 +1,8 @@
 #!/bin/sh
 # Everything that needs a GPU, in one go, on a machine with CUDA, torch, cmake, ninja, nanobind and scikit-build-core:
 #   integration/gpu/run.sh RESULTS_DIR [--quick]
-# Builds into a folder of its own, runs the tests, `verify`, and the staging benchmark; rows go to RESULTS_DIR.
+# Builds into a folder of its own, runs the tests, `verify`, once more under compute-sanitizer, and the staging benchmark;
+# rows go to RESULTS_DIR. KVFIX_COMMIT=<hash> names the commit of a tree without its history.
 set -eu
 cd "$(dirname "$0")/../.."
 results=${1:?usage: run.sh RESULTS_DIR [--quick]}
@@ -16,5 +17,13 @@ python3 -c 'from trtllm_kvfix import native; print(native.build_info(), native.o
 status=0
 python3 -m pytest -q -p no:cacheprovider integration/gpu || status=1
 python3 -m trtllm_kvfix verify --device cuda --html "$results/verify.html" --json >"$results/verify.json" || status=1
+python3 bench/record_verify.py --results "$results" <"$results/verify.json" || status=1
+if command -v compute-sanitizer >/dev/null; then
+  timeout 200 compute-sanitizer --tool memcheck --error-exitcode 1 --target-processes all \
+    python3 -m trtllm_kvfix verify --device cuda --iterations 2 >"$results/memcheck.txt" 2>&1 || status=1
+  tail -n 5 "$results/memcheck.txt"
+else
+  echo "compute-sanitizer is not installed: memory accesses were not checked"
+fi
 python3 bench/bench_staging.py --results "$results" ${2:-} || status=1
 exit $status
