@@ -174,7 +174,10 @@ def test_names_that_still_are_the_original_are_listed(module: Any, monkeypatch: 
     holder = type("Holder", (), {"kept": staticmethod(module.function), "__module__": user.__name__})
     vars(user)["Holder"] = holder
     installed = install("function", lambda _found: lambda: "ours")
-    assert seam.aliases(installed) == ["tensorrt_llm.user_under_test.Holder.kept", "tensorrt_llm.user_under_test.taken"]
+    assert seam.aliases([installed]) == [
+        "tensorrt_llm.user_under_test.Holder.kept",
+        "tensorrt_llm.user_under_test.taken",
+    ]
     vars(user)["taken"] = module.function
     holder.kept = staticmethod(module.function)  # type: ignore[attr-defined]
-    assert seam.aliases(installed) == []
+    assert seam.aliases([installed]) == []

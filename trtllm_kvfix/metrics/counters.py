@@ -40,12 +40,23 @@ ring_waits = Counter("ring_waits", "Shipments that waited for a slot because eve
 ring_wait_seconds = Counter("ring_wait_seconds", "Seconds that shipments waited for a slot")
 fence_waits = Counter("fence_waits", "Times that scheduling waited for the input copies of the last step")
 fence_wait_seconds = Counter("fence_wait_seconds", "Seconds that scheduling waited for input copies")
+reused_tokens = Counter("reused_tokens", "Prompt tokens that admission found in the cache")
+reuse_lost_tokens = Counter(
+    "reuse_lost_tokens", "Prompt tokens that were expected to be in the cache and were evicted before they were claimed"
+)
 budget_trims = Counter("budget_trims", "Context chunks made smaller because the batch exceeded max_num_tokens")
 budget_trimmed_tokens = Counter("budget_trimmed_tokens", "Tokens taken off such chunks")
 budget_deferrals = Counter("budget_deferrals", "Requests put off to the next iteration to stay within max_num_tokens")
+budget_overruns = Counter(
+    "budget_overruns", "Batches that stayed above max_num_tokens because nothing in them could be put off"
+)
 pins = Counter("pins", "Calls that pinned blocks and were serialised with the executor")
-unpins = Counter("unpins", "Calls that unpinned blocks and were serialised with the executor")
+unbudget_overruns = Counter(
+    "budget_overruns", "Batches that stayed above max_num_tokens because nothing in them could be put off"
+)
+pins = Counter("unpins", "Calls that unpinned blocks and were serialised with the executor")
 lock_waits = Counter("lock_waits", "Serialised calls that waited for another thread")
+lock_wait_seconds = Counter("lock_wait_seconds", "Seconds that serialised calls waited for another thread")
 
 ALL: tuple[Counter, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Counter))
 

@@ -133,7 +133,7 @@ class Registry:
     def aliases(self) -> list[str]:
         """Names in upstream through which a replaced original is still called."""
         with self._lock:
-            return sorted({name for installed in self._installed for name in seam.aliases(installed)})
+            return seam.aliases(self._installed)
 
     def lost(self) -> list[str]:
         """Seams that no longer hold what we put there."""

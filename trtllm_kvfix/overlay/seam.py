@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
@@ -90,19 +90,19 @@ def fingerprint(original: Any) -> str:
     return _hashed("signature", f"{type(subject).__name__} {getattr(subject, '__doc__', None)}")
 
 
-def aliases(installed: Installed) -> list[str]:
-    """Names elsewhere in upstream that still are the original, because they were taken by `from x import y` before.
+def aliases(installed: Iterable[Installed]) -> list[str]:
+    """Names elsewhere in upstream that still are an original, because they were taken by `from x import y` before.
 
-    Whoever calls through one of them runs without the fix.
+    Whoever calls through one of them runs without the fix. One walk over upstream, whatever the number of seams.
     """
-    if installed.original is None:
-        return []
-    return sorted(
-        f"{where}.{name}"
-        for where, owner in _namespaces()
-        for name, value in list(vars(owner).items())
-        if _unwrapped(value)[0] is installed.original and not (owner is installed.owner and name == installed.name)
-    )
+    replaced = {id(each.original): each for each in installed if each.original is not None}
+    found = []
+    for where, owner in _namespaces():
+        for name, value in list(vars(owner).items()):
+            seam = replaced.get(id(_unwrapped(value)[0]))
+            if seam is not None and not (owner is seam.owner and name == seam.name):
+                found.append(f"{where}.{name}")
+    return sorted(found)
 
 
 def _owner(seam: Seam) -> tuple[Any, str]:

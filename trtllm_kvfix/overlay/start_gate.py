@@ -72,7 +72,7 @@ def publish(active: Any, *, started: bool) -> attest.Attestation:
         rank=rank,
         world_size=world_size,
         started=started,
-        aliases=active.registry.aliases(),
+        aliases=active.registry.aliases() if started else [],  # it looks at all of upstream
     )
     try:
         attest.write(runtime_dir(active.settings), mine)
