@@ -1,0 +1,181 @@
+"""`trtllm-kvfix run`: what the command gets, and which commands are refused because the fixes would not reach them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.overlay.small_upstream import EXECUTOR, environment, python
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.overlay import launch
+from trtllm_kvfix.settings import Settings, load
+
+PYTHON = sys.executable
+SHOW = f"import json; from {EXECUTOR} import py_executor; print(json.dumps(py_executor.record()))"
+ON, OFF = ["ours", "upstream", "ours"], ["upstream", "upstream"]
+
+
+def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The small upstream's fixes stand in for ours by way of a `sitecustomize`, which ours must run as well."""
+    (folder / "sitecustomize.py").write_text("import small_fixes\n")
+    return subprocess.run(
+        [PYTHON, "-m", "trtllm_kvfix", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=environment(folder, **variables),
+    )
+
+
+def executable(file: Path, text: str) -> Path:
+    file.write_text(text)
+    file.chmod(0o755)
+    return file
+
+
+@pytest.mark.parametrize("how", ["-c", "-m", "script", "console script", "shell", "subprocess"])
+def test_every_way_to_start_python_has_the_fixes(small: Path, how: str) -> None:
+    (small / "module.py").write_text(SHOW)
+    command = {
+        "-c": [PYTHON, "-c", SHOW],
+        "-m": [PYTHON, "-m", "module"],
+        "script": [PYTHON, str(small / "module.py")],
+        "console script": [str(executable(small / "trtllm-small", f"#!{PYTHON}\n{SHOW}\n"))],
+        "shell": ["sh", "-c", f"{PYTHON} -m module"],
+        "subprocess": [PYTHON, "-c", f"import subprocess; subprocess.run([{PYTHON!r}, '-m', 'module'], check=True)"],
+    }[how]
+    done = run(small, "run", "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ON
+    assert json.loads(subprocess.check_output(command, cwd=small, env=environment(small), text=True)) == OFF
+
+
+def test_run_becomes_the_command(small: Path) -> None:
+    """Signals and exit codes are the command's own, because there is no process in between."""
+    parent = subprocess.Popen(
+        [PYTHON, "-m", "trtllm_kvfix", "run", "--", PYTHON, "-c", "import os; print(os.getpid()); os._exit(7)"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=small,
+        env=environment(small),
+    )
+    output, _ = parent.communicate()
+    assert (int(output), parent.returncode) == (parent.pid, 7)
+
+
+def test_command_may_have_options_of_the_same_names(small: Path) -> None:
+    code = "import sys; print(sys.argv[1:])"
+    done = run(small, "run", PYTHON, "-c", code, "--config", "x", "--force", "--", "--help")
+    assert done.stdout.strip() == "['--config', 'x', '--force', '--', '--help']"
+
+
+def test_options_come_before_variables_and_variables_before_the_file(small: Path) -> None:
+    file = small / "settings.yaml"
+    file.write_text(
+        "model: m\nkvfix: {metrics_port: 1, tuning: {staging_slots: 4}, fixes: {token-budget: off, nixl-listener: off}}"
+    )
+    show = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('TRTLLM_KVFIX')}))"
+    for options in (
+        ["--config", str(file), "run", "--fix", "token-budget=on", "--"],
+        ["run", "--config", str(file), "--fix", "token-budget=on", "--"],
+        ["run", "--fix", "token-budget=on", "--"],
+    ):
+        variables = {"TRTLLM_KVFIX_METRICS_PORT": "2", "TRTLLM_KVFIX_FIXES_TOKEN_BUDGET": "auto"}
+        if str(file) not in options:
+            variables["TRTLLM_KVFIX_CONFIG"] = str(file)
+        done = run(small, *options, PYTHON, "-c", show, **variables)
+        seen = json.loads(done.stdout)
+        settings = load(environ=seen)
+        assert settings.fixes.of("token-budget") == "on"
+        assert settings.fixes.of("nixl-listener") == "off"
+        assert (settings.metrics_port, settings.tuning.staging_slots, settings.enabled) == (2, 4, True)
+        assert "TRTLLM_KVFIX_CONFIG" not in seen
+        assert seen["TRTLLM_KVFIX_JOB"].startswith(os.uname().nodename)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--", "no-such-command"], "'no-such-command' is not found in PATH"),
+        (["--fix", "token-budget", "--", PYTHON], "--fix is 'token-budget'; write ID=auto"),
+        (["--fix", "token-budge=on", "--", PYTHON], "did you mean TRTLLM_KVFIX_FIXES_TOKEN_BUDGET?"),
+        (["--fix", "token-budget=maybe", "--", PYTHON], "TRTLLM_KVFIX_FIXES_TOKEN_BUDGET is 'maybe'"),
+        (["--metrics-port", "70000", "--", PYTHON], "TRTLLM_KVFIX_METRICS_PORT is 70000"),
+        (["--", PYTHON, "-I", "-m", "module"], "-I ignores PYTHONPATH"),
+    ],
+)
+def test_bad_command_line_exits_with_2_and_one_line(small: Path, arguments: list[str], message: str) -> None:
+    done = run(small, "run", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert message in done.stderr
+
+
+def test_run_with_the_switch_off_is_refused(small: Path) -> None:
+    done = run(small, "run", "--", PYTHON, "-c", "", TRTLLM_KVFIX_ENABLED="false")
+    assert done.returncode == 2
+    assert "`run` is for running with the fixes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (["-I"], "-I"),
+        (["-Es", "script.py"], "-Es"),
+        (["-uS", "-m", "module"], "-uS"),
+        (["-W", "error", "-I", "script.py"], "-I"),
+        (["-X", "dev", "-m", "module", "-I"], None),
+        (["-Werror", "script.py", "-I"], None),
+        (["-WIgnore", "script.py"], None),
+        (["-mIES"], None),
+        (["-c", "code", "-E"], None),
+        (["-um", "module", "-E"], None),
+        (["script.py", "-E"], None),
+        (["-"], None),
+        ([], None),
+    ],
+)
+def test_flags_that_keep_the_hook_out_are_seen_and_others_are_not(arguments: list[str], flag: str | None) -> None:
+    assert launch.deaf_flag(["/usr/bin/python3.11", *arguments]) == flag
+    assert launch.deaf_flag(["trtllm-serve", *arguments]) is None
+
+
+def test_python_without_the_package_is_refused_when_it_imports_upstream_and_not_before(small: Path) -> None:
+    """Another interpreter may have TensorRT-LLM and not us: there it would run without the fixes."""
+    code = (
+        "import runpy, sys\n"
+        "sys.modules['trtllm_kvfix.overlay'] = None\n"
+        f"runpy.run_path({str(launch.BOOTSTRAP / 'sitecustomize.py')!r})\n"
+        "print('fine')\nimport tensorrt_llm\n"
+    )
+    done = python(small, code)
+    assert done.stdout == "fine\n"
+    assert f"{PYTHON} cannot import trtllm_kvfix" in done.stderr
+    assert "install it next to TensorRT-LLM" in done.stderr
+
+
+def test_path_begins_with_our_folder_once() -> None:
+    first = launch.variables(Settings(), {"PYTHONPATH": "a:b"}, "job")
+    again = launch.variables(Settings(), first, "job")
+    assert first["PYTHONPATH"] == again["PYTHONPATH"] == os.pathsep.join([str(launch.BOOTSTRAP), "a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("version", "forwarded"), [("mpirun (Open MPI) 4.1.4", True), ("HYDRA build details: MPICH 4.1", False)]
+)
+def test_open_mpi_is_told_which_variables_other_hosts_get(tmp_path: Path, version: str, forwarded: bool) -> None:
+    mpirun = str(executable(tmp_path / "mpirun", f"#!/bin/sh\necho '{version}'\n"))
+    line = launch.forwarding([mpirun, "-n", "2", "trtllm-serve"], ["A", "B"])
+    assert line == [mpirun, *(["-x", "A", "-x", "B"] if forwarded else []), "-n", "2", "trtllm-serve"]
+
+
+def test_other_programs_get_no_such_options() -> None:
+    assert launch.forwarding(["srun", "-n", "2"], ["A"]) == ["srun", "-n", "2"]
+
+
+def test_command_must_exist() -> None:
+    with pytest.raises(SettingsError, match="write the command after `--`"):
+        launch.checked(["no-such-command-anywhere"])
