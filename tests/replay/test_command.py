@@ -147,6 +147,8 @@ import os, signal
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.replay.engine import Replay
 
+# A parent that runs in the background ignores ctrl-C, and its children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 honest = Replay.run
 
 def run(self, on_finished):
