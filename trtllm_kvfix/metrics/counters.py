@@ -51,10 +51,7 @@ budget_overruns = Counter(
     "budget_overruns", "Batches that stayed above max_num_tokens because nothing in them could be put off"
 )
 pins = Counter("pins", "Calls that pinned blocks and were serialised with the executor")
-unbudget_overruns = Counter(
-    "budget_overruns", "Batches that stayed above max_num_tokens because nothing in them could be put off"
-)
-pins = Counter("unpins", "Calls that unpinned blocks and were serialised with the executor")
+unpins = Counter("unpins", "Calls that unpinned blocks and were serialised with the executor")
 lock_waits = Counter("lock_waits", "Serialised calls that waited for another thread")
 lock_wait_seconds = Counter("lock_wait_seconds", "Seconds that serialised calls waited for another thread")
 

@@ -1,0 +1,132 @@
+"""What processes say of themselves: written, read by others, compared, and dropped when they end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.overlay.entries import SEAM, attestation, entry
+from tests.overlay.small_upstream import EXECUTOR, python
+from trtllm_kvfix import cli
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.overlay import attest
+
+
+def test_entry_of_a_living_process_is_read_as_it_was_written(tmp_path: Path) -> None:
+    mine = attestation(3, 4)
+    attest.write(tmp_path, mine)
+    assert attest.live(tmp_path) == [mine.as_dict()]
+
+
+def test_entries_of_ended_processes_are_dropped(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for pid, start in ((ended.pid, 1), (os.getpid(), 1)):  # the second: a later process got the number
+        (tmp_path / f"{pid}.json").write_text(json.dumps(entry(pid=pid, process_start=start)))
+    assert attest.live(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_entries_of_other_hosts_and_other_files_are_left(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text(json.dumps(entry(host="elsewhere", pid=1)))
+    (tmp_path / "2.json").write_text("not json")
+    (tmp_path / "3.json").write_text("{}")
+    assert attest.live(tmp_path) == []
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_entry_goes_when_the_process_ends_in_order(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path\nfrom trtllm_kvfix.overlay import attest\n"
+        "from tests.overlay.entries import attestation\n"
+        f"file = attest.write(Path({str(tmp_path)!r}), attestation()); print(file.exists())"
+    )
+    assert python(tmp_path, code).stdout == "True\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(KvfixError, match="writable by nobody else"):
+        attest.write(tmp_path, attestation())
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, []),
+        ({"rank": 1, "pid": 7, "command": "other", "started": False, "aliases": ["x"]}, []),
+        ({"variant": "C"}, ["variant D / C"]),
+        ({"package": "9"}, [f"package {attestation().package} / 9"]),
+        ({"seams": {SEAM: "source:2"}}, [f"seam {SEAM} source:1 / source:2"]),
+        ({"choices": {**entry()["choices"], "token-budget": "off"}}, ["setting of token-budget auto / off"]),
+        ({"fixes": {**entry()["fixes"], "token-budget": "unknown"}}, ["fix token-budget applied / unknown"]),
+        # What only one of them has imported yet says nothing.
+        ({"fixes": {**entry()["fixes"], "nixl-listener": "applied"}}, []),
+        ({"seams": {**entry()["seams"], "nixl:x": "source:9"}}, []),
+    ],
+)
+def test_what_counts_as_a_difference(changes: dict[str, Any], found: list[str]) -> None:
+    assert attest.differences(entry(), entry(**changes)) == found
+
+
+def test_status_shows_every_process_with_its_fixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_KVFIX_RUNTIME_DIR", str(tmp_path))
+    none = CliRunner().invoke(cli.main, ["status"])
+    assert none.output == "no process of this user runs TensorRT-LLM with the hook\n"
+    attest.write(tmp_path, attestation(1, 2))
+    shown = CliRunner().invoke(cli.main, ["status"]).output
+    for text in ("1/2", str(os.getpid()), "started", "token-budget: applied", "nixl-listener: waiting"):
+        assert text in shown
+    assert json.loads(CliRunner().invoke(cli.main, ["status", "--json"]).output) == [attestation(1, 2).as_dict()]
+
+
+def test_a_process_attests_when_it_imports_upstream_and_again_when_its_engine_starts(small: Path) -> None:
+    code = f"""
+import small_fixes, trtllm_kvfix
+from trtllm_kvfix.overlay import attest
+from pathlib import Path
+def show():
+    print([(each["started"], each["fixes"]["token-budget"], each["seams"]) for each in attest.live(Path("run"))])
+trtllm_kvfix.enable()
+show()
+from {EXECUTOR}.py_executor import PyExecutor
+show()
+print(PyExecutor().start_worker())
+show()
+"""
+    done = python(small, code)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[]"
+    assert lines[1].startswith("[(False, 'applied', {'tensorrt_llm._torch.pyexecutor.resource_manager:KVCacheManager.")
+    assert "source:" in lines[1]
+    assert lines[2] == "started"
+    assert lines[3] == lines[1].replace("False", "True")
+    assert "rank 0 of 1, variant " in done.stderr
+    assert "; applied: token-budget, nixl-listener" in done.stderr
+    assert done.stderr.count("[trtllm-kvfix]") == 1
+
+
+def test_engine_of_a_process_whose_fixes_failed_does_not_start_even_if_the_import_error_was_swallowed(
+    small: Path,
+) -> None:
+    code = f"""
+import small_fixes, trtllm_kvfix, dataclasses
+ok, bad = small_fixes.ALL
+small_fixes.stand.ALL = (ok, dataclasses.replace(bad, replacements=lambda up, settings: 1 / 0))
+from {EXECUTOR} import py_executor
+try:
+    trtllm_kvfix.enable()
+except Exception as error:
+    print(type(error).__name__)
+print(py_executor.record())
+py_executor.PyExecutor().start_worker()
+"""
+    done = python(small, code)
+    assert done.stdout.splitlines() == ["ApplyError", "['upstream', 'upstream']"]
+    assert done.stderr.rstrip().endswith("kvfix.fixes.nixl-listener: off starts without it")
