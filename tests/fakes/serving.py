@@ -25,6 +25,8 @@ class Server:
         self.executor: Any = creator.create_py_executor(args)
         self.manager = self.executor.kv_cache_manager
         self.witness = self.executor.model_engine.witness
+        draft = self.executor.draft_model_engine
+        self.draft_witness = None if draft is None else draft.witness
 
     def request(self, request_id: int, tokens: list[int], max_new_tokens: int, **options: Any) -> Any:
         return self.requests.LlmRequest(request_id, tokens, max_new_tokens, **options)
@@ -38,12 +40,11 @@ class Server:
             made.append(self.request(index, tokens, 2 + (index * 5 + seed) % 9))
         return made
 
-    def stall(self) -> Stall:
-        return Stall(self.pauses, self.tensors)
+    def stall(self, *, draft: bool = False) -> Stall:
+        return Stall(self.pauses, self.tensors, draft=draft)
 
     def serve(self, requests: list[Any]) -> list[Any]:
         """Runs them to their end in the loop's own thread; raises what ended the loop."""
-        self.executor.start_worker()
         ids = self.executor.enqueue_requests(requests)
         responses = self.executor.await_responses(ids, RESPONSE_S_MAX)
         self.executor.shutdown()

@@ -16,7 +16,8 @@ BLOCKED_S = 0.25
 
 
 class Stall:
-    def __init__(self, pauses: ModuleType | Any, tensors: Any) -> None:
+    def __init__(self, pauses: ModuleType | Any, tensors: Any, *, draft: bool = False) -> None:
+        """draft: hold the draft model's copies and let the target's pass."""
         self._pauses = pauses
         self._tensors = tensors
         self._gates: deque[int] = deque()
@@ -25,12 +26,14 @@ class Stall:
         self._stopping = False
         self.held = 0  # steps whose copies were held
         self._points = [
-            pauses.at(pauses.FORWARD, self._hold),
+            pauses.at(pauses.FORWARD_DRAFT if draft else pauses.FORWARD, self._hold),
             pauses.at(pauses.WAIT_FOR_SAMPLE, self._let_one_go),
-            pauses.at(pauses.WAIT_FOR_INPUT_COPY, self._let_all_go),
             pauses.at(pauses.CALL_SCHEDULE, self._calls_schedule),
             pauses.at(pauses.BEGIN_SCHEDULE, self._begins_schedule),
         ]
+        if not draft:
+            # Upstream's fence waits for the target's copies alone (surface 2.4, window c).
+            self._points.append(pauses.at(pauses.WAIT_FOR_INPUT_COPY, self._let_all_go))
         self._watcher = threading.Thread(target=self._watch, name="stall", daemon=True)
 
     def __enter__(self) -> "Stall":

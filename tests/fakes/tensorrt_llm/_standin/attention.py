@@ -23,18 +23,18 @@ class AttentionMetadata:
     def __post_init__(self) -> None:
         manager = self.kv_cache_manager
         shape = (manager.num_pools, self.max_num_sequences, 2, manager.max_blocks_per_seq)
-        self.kv_cache_block_offsets = tensors().on_device(shape)
+        self.kv_cache_block_offsets = tensors().on_device(*shape)
         if since("B"):
             # An alias of the manager's buffer object, taken once (surface 1.7).
             self.host_kv_cache_block_offsets = manager.host_kv_cache_block_offsets
         else:
-            self.host_kv_cache_block_offsets = tensors().pinned(shape)
-        self.prompt_lens_cpu = tensors().pinned((self.max_num_sequences,))
-        self.prompt_lens_cuda = tensors().on_device((self.max_num_sequences,))
+            self.host_kv_cache_block_offsets = tensors().pinned(*shape)
+        self.prompt_lens_cpu = tensors().pinned(self.max_num_sequences)
+        self.prompt_lens_cuda = tensors().on_device(self.max_num_sequences)
         if self.draft_kv_cache_manager is not None:
             draft = self.draft_kv_cache_manager
             draft_shape = (draft.num_pools, self.max_num_sequences, 2, draft.max_blocks_per_seq)
-            self.draft_kv_cache_block_offsets = tensors().on_device(draft_shape)
+            self.draft_kv_cache_block_offsets = tensors().on_device(*draft_shape)
 
     @property
     def num_seqs(self) -> int:
@@ -57,8 +57,8 @@ class AttentionMetadata:
 
 def ship_prompt_lens(self: AttentionMetadata) -> None:
     count = len(self.request_ids)
-    self.prompt_lens_cpu[:count] = self.prompt_lens
-    tensors().copy_head(self.prompt_lens_cuda, self.prompt_lens_cpu, count)
+    self.prompt_lens_cpu.numpy()[:count] = self.prompt_lens
+    self.prompt_lens_cuda[:count].copy_(self.prompt_lens_cpu[:count], non_blocking=True)
 
 
 def prepare_with_own_table(self: AttentionMetadata) -> None:
@@ -68,4 +68,5 @@ def prepare_with_own_table(self: AttentionMetadata) -> None:
     impl = self.kv_cache_manager.impl
     impl.copy_batch_block_offsets(host, self.request_ids[: self.num_contexts], 1, 0)
     impl.copy_batch_block_offsets(host, self.request_ids[self.num_contexts :], self.beam_width, self.num_contexts)
-    tensors().copy_rows(self.kv_cache_block_offsets, host, self.num_seqs, self.kv_cache_manager.max_blocks_per_seq)
+    rows = self.num_seqs
+    self.kv_cache_block_offsets[:, :rows].copy_(host[:, :rows], non_blocking=True)

@@ -1,78 +1,72 @@
 """The tensors, streams and events that the stand-in works with, on whatever device was chosen.
 
-Upstream uses torch. The tests have none, so memory of our own stands in for it: `.numpy()` where upstream has a CPU
-tensor, `native.DeviceArray` where it has a CUDA tensor. `use` chooses another implementation.
+Upstream uses torch, whose statements the stand-in writes (`dst[p, :n].copy_(host[p, :n], non_blocking=True)`). The
+tests have no torch, so tensors over memory of our own stand in for it; FAKE_TRTLLM_DEVICE=torch takes torch's.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-Shape = tuple[int, ...]
-
-
-class Stream(Protocol):
-    @property
-    def cuda_stream(self) -> int: ...
-    def wait_stream(self, other: Any) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-    def synchronize(self) -> None: ...
-
-
-class Event(Protocol):
-    def record(self, stream: Any = None) -> None: ...
-    def synchronize(self) -> None: ...
-    def query(self) -> bool: ...
-
 
 class Tensors(Protocol):
-    """Whatever takes no stream works on the thread's current one."""
+    """What has no method of a tensor in torch. Whatever takes no stream works on the thread's current one."""
 
-    def pinned(self, shape: Shape) -> Any:
-        """int32 host tensor, zeroed."""
+    def pinned(self, *shape: int) -> Any:
+        """torch.zeros(shape, dtype=torch.int32, pin_memory=True)"""
 
-    def on_device(self, shape: Shape) -> Any:
-        """int32 device tensor, of whatever content."""
+    def on_device(self, *shape: int) -> Any:
+        """torch.empty(shape, dtype=torch.int32, device="cuda")"""
 
-    def copy_rows(self, dst: Any, host: Any, rows: int, width: int) -> None:
-        """dst[p, :rows, :, :width].copy_(host[p, :rows, :, :width], non_blocking=True) for every pool p."""
-
-    def copy_head(self, dst: Any, host: Any, count: int) -> None:
-        """dst[:count].copy_(host[:count], non_blocking=True) of one-dimensional tensors."""
-
-    def copy_item(self, dst: Any, dst_index: int, src: Any, src_index: int) -> None:
-        """dst[dst_index].copy_(src[src_index], non_blocking=True)"""
-
-    def read_back(self, src: Any) -> Any:
-        """A fresh host tensor that receives `src` when the stream comes to it."""
+    def readable_on_device(self, *shape: int) -> Any:
+        """The same, for what `gather_rows` reads on the device."""
 
     def gather_rows(
-        self, dst: Any, table: Any, copy_index: Any, rows: int, scale: list[int], v_offset: list[int], stream: int
+        self,
+        dst: Any,
+        table: Any,
+        copy_index: Any,
+        rows: int,
+        scale: Sequence[int],
+        v_offset: Sequence[int],
+        stream: int,
     ) -> None:
-        """A kernel: reads `table` and `copy_index` from host memory when it runs, and keeps neither alive."""
+        """A kernel: reads `table` and `copy_index` where they are when it runs, and keeps neither alive."""
 
-    def stream(self) -> Stream: ...
-    def external_stream(self, handle: int) -> Stream: ...
-    def current_stream(self) -> Stream: ...
-    def on(self, stream: Stream) -> AbstractContextManager[Any]: ...
-    def event(self) -> Event: ...
-    def close_gate(self, stream: Stream) -> int: ...
+    def stream(self) -> Any:
+        """torch.cuda.Stream()"""
+
+    def external_stream(self, handle: int) -> Any:
+        """torch.cuda.ExternalStream(handle)"""
+
+    def current_stream(self) -> Any: ...
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """torch.cuda.stream(stream)"""
+
+    def event(self) -> Any:
+        """torch.cuda.Event()"""
+
+    def close_gate(self, stream: Any) -> int:
+        """Holds what is enqueued on the stream from now on, until `open_gate`."""
+
     def open_gate(self, gate: int) -> None: ...
 
 
 _chosen: Tensors | None = None
 
 
-def use(tensors: Tensors | None) -> None:
-    """None: back to what FAKE_TRTLLM_DEVICE says."""
-    global _chosen  # noqa: PLW0603  torch's current device is as global as this
-    _chosen = tensors
-
-
 def tensors() -> Tensors:
+    """Opened at the first use, and one for the process, as the CUDA device is."""
     global _chosen  # noqa: PLW0603
     if _chosen is None:
-        from .native_tensors import NativeTensors  # noqa: PLC0415  loads native code; `import tensorrt_llm` does not
+        device = os.environ.get("FAKE_TRTLLM_DEVICE", "cpu")
+        if device == "torch":
+            from .torch_tensors import TorchTensors  # noqa: PLC0415
 
-        _chosen = NativeTensors.open(os.environ.get("FAKE_TRTLLM_DEVICE", "cpu"))
+            _chosen = TorchTensors()
+        else:
+            from .native_tensors import NativeTensors  # noqa: PLC0415  `import tensorrt_llm` loads no native code
+
+            _chosen = NativeTensors(device)
     return _chosen

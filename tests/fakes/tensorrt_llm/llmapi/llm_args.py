@@ -26,6 +26,7 @@ class KvCacheConfig(StrictBaseModel):
     event_buffer_max_size: int = 0
     tokens_per_block: int = 4
     use_kv_cache_manager_v2: bool = False
+    enable_swa_scratch_reuse: bool = False  # V2's per-layer page tables
 
     @property
     def max_blocks(self) -> int:
@@ -55,9 +56,8 @@ class KvCacheConnectorConfig(StrictBaseModel):
 
 
 class SpeculativeConfig(StrictBaseModel):
-    """One draft model that runs behind the target in the same step, with the same managers."""
+    """A draft model with a cache manager of its own, which runs behind the target in every step."""
 
-    max_draft_len: int = 0
     num_extra_kv_tokens: int = 0
 
 

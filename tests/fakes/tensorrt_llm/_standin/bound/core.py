@@ -71,8 +71,8 @@ class BoundCore:
         self._transfer_stream = self._tensors.stream()
         self._transferred = self._tensors.event()
         self._transfers_pending = False
-        self._primary = self._tensors.on_device((primary, *self.BLOCK_SHAPE))
-        self._secondary = self._tensors.pinned((max(1, secondary), *self.BLOCK_SHAPE))
+        self._primary = self._tensors.on_device(primary, *self.BLOCK_SHAPE)
+        self._secondary = self._tensors.pinned(max(1, secondary), *self.BLOCK_SHAPE)
         self._lengths: dict[int, int] = {}  # positions reserved, by request id
 
     # Sequences.
@@ -180,7 +180,7 @@ class BoundCore:
                 for item in batch.items:
                     dst = self._secondary if item.kind == "offload" else self._primary
                     src = self._secondary if item.kind == "onboard" else self._primary
-                    self._tensors.copy_item(dst, item.slot_dst, src, item.slot_src)
+                    dst[item.slot_dst].copy_(src[item.slot_src], non_blocking=True)
                 self._transferred.record()
             self._transfers_pending = True
         self.native.complete(batch.ticket)

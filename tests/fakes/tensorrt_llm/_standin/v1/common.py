@@ -55,6 +55,7 @@ class KVCacheManagerCommon(BaseResourceManager):
         kv_connector_manager: Any = None,
         execution_stream: Any = None,
         is_estimating_kv_cache: bool = False,
+        enable_chunked_prefill: bool = False,
         **_unused: Any,  # unknown keywords are swallowed, as upstream does (surface 1.2)
     ) -> None:
         del mapping, dtype, layer_mask, model_config, num_kv_heads, head_dim, is_estimating_kv_cache
@@ -67,6 +68,7 @@ class KVCacheManagerCommon(BaseResourceManager):
         self.max_num_tokens = max_num_tokens
         self.max_beam_width = max_beam_width
         self.is_draft = is_draft
+        self.enable_chunked_prefill = enable_chunked_prefill
         self.is_vswa = False
         self.max_attention_window_vec = [max_seq_len]
         self.enable_block_reuse = kv_cache_config.enable_block_reuse
@@ -91,7 +93,7 @@ class KVCacheManagerCommon(BaseResourceManager):
         self.num_pools = self.impl.num_pools
         if since("B"):  # in A the attention metadata owns the table
             rows = max_batch_size * max_beam_width
-            self.host_kv_cache_block_offsets = tensors().pinned((self.num_pools, rows, 2, self.max_blocks_per_seq))
+            self.host_kv_cache_block_offsets = tensors().pinned(self.num_pools, rows, 2, self.max_blocks_per_seq)
 
     # Admission arithmetic.
 

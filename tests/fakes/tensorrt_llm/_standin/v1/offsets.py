@@ -24,7 +24,8 @@ def copy_from_live_table(
 ) -> None:
     """The copy reads the persistent table when it runs; the next call refills that table in place (hazard H1)."""
     fill(self, request_ids, beam_width, num_context)
-    tensors().copy_rows(dst_tensor, self.host_kv_cache_block_offsets, num_seqs, self.max_blocks_per_seq)
+    for pool in range(self.num_pools):
+        dst_tensor[pool, :num_seqs].copy_(self.host_kv_cache_block_offsets[pool, :num_seqs], non_blocking=True)
 
 
 def copy_from_fresh_pinned(
@@ -39,10 +40,11 @@ def copy_from_fresh_pinned(
     """The persistent table is still filled, for its other readers (surface 1.7); a fresh tensor is what is shipped."""
     fill(self, request_ids, beam_width, num_context)
     width = self.max_blocks_per_seq if max_blocks is None else max_blocks
-    tensors().copy_rows(dst_tensor, self._stage_block_offsets_for_copy(num_seqs, width), num_seqs, width)
+    staged = self._stage_block_offsets_for_copy(num_seqs, width)
+    for pool in range(self.num_pools):
+        dst_tensor[pool, :num_seqs, :, :width].copy_(staged[pool], non_blocking=True)
 
 
 def stage(self: KVCacheManagerCommon, num_rows: int, max_blocks: int) -> Any:
-    fresh = tensors().pinned((self.num_pools, num_rows, 2, max_blocks))
-    fresh[...] = self.host_kv_cache_block_offsets[:, :num_rows, :, :max_blocks]
-    return fresh
+    fresh = tensors().pinned(self.num_pools, num_rows, 2, max_blocks)
+    return fresh.copy_(self.host_kv_cache_block_offsets[:, :num_rows, :, :max_blocks])

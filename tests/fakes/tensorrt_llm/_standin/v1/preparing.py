@@ -49,3 +49,39 @@ def prepare_resources_b(self: KVCacheManagerCommon, scheduled_batch: Any) -> Non
         self.impl.refresh_blocks()
     if self.kv_connector_manager is not None:
         self.kv_connector_manager.build_scheduler_output(scheduled_batch, self)
+
+
+def add_as_a_batch(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
+    """Everything is claimed before anything is allocated; the token counts may still differ from the estimate."""
+    added = [r for r in scheduled_batch.context_requests if r.is_first_context_chunk and should_add_sequence(self, r)]
+    infos = [(request.py_request_id, request.prompt_len, request.sampling_config.beam_width) for request in added]
+    if added:
+        self.impl.add_sequence_batch(infos, added)
+    for request in added:
+        grow_context(self, request)
+
+
+def prepare_resources_c(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
+    self.impl.sync_transfer_manager_with_buffer_manager()
+    with request_context(self.is_draft, scheduled_batch):
+        add_as_a_batch(self, scheduled_batch)
+        scheduled_batch.reset_context_requests()
+        grow_generations(self, scheduled_batch)
+        self.impl.refresh_blocks()
+    if self.kv_connector_manager is not None:
+        self.kv_connector_manager.build_scheduler_output(scheduled_batch, self)
+
+
+def prepare_resources_d(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
+    """The connector hears of the batch later, from `report_batch_to_connector`, when it has been trimmed."""
+    self.impl.sync_transfer_manager_with_buffer_manager()
+    with request_context(self.is_draft, scheduled_batch):
+        add_as_a_batch(self, scheduled_batch)
+        grow_generations(self, scheduled_batch)
+        self.impl.refresh_blocks()
+        scheduled_batch.reset_context_requests()
+
+
+def report_batch_to_connector(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
+    if self.kv_connector_manager is not None:
+        self.kv_connector_manager.build_scheduler_output(scheduled_batch, self)

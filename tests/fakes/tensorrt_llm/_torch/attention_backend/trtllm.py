@@ -7,5 +7,4 @@ only_if(before("F"), __name__)
 
 
 class TrtllmAttentionMetadata(AttentionMetadata):
-    if before("B"):
-        prepare = prepare_with_own_table
+    prepare = prepare_with_own_table if before("B") else AttentionMetadata.prepare

@@ -107,6 +107,14 @@ class LlmRequest:
         self.context_current_position = prepopulated
         self.context_chunk_size = end - prepopulated
 
+    def pause(self, max_input_len: int | None) -> None:
+        """Back to the beginning; what was generated stays with the request and would be prefilled again."""
+        del max_input_len
+        self.state = LlmRequestState.CONTEXT_INIT
+        self.context_current_position = 0
+        self.prepopulated_prompt_len = 0
+        self._chunk_size = self.prompt_len
+
     def move_to_next_context_chunk(self) -> None:
         self.context_current_position += self.context_chunk_size
         self._chunk_size = 0

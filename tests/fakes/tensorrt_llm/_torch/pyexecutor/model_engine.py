@@ -1,63 +1,34 @@
-"""A forward step: inputs go to the device, then attention reads them there (surface 5, 10)."""
+"""The engine of the PyTorch backend, with upstream's fence where it has one (surface 2.4)."""
 
 from typing import Any
 
 from ..._standin import pauses
+from ..._standin.engine import Engine
+from ..._standin.tensors import tensors
 from ..._standin.variant import since
-from ..._standin.witness import Witness
-from .resource_manager import ResourceManagerType
 
 if since("F"):
     from ..attention.backends.trtllm import TrtllmAttentionMetadata
 else:
-    from ..attention_backend.trtllm import TrtllmAttentionMetadata
+    from ..attention_backend.trtllm import TrtllmAttentionMetadata  # type: ignore[assignment]  # by variant
 
 
-class PyTorchModelEngine:
-    def __init__(self, *, max_num_tokens: int, max_batch_size: int, beam_width: int = 1) -> None:
-        self.max_num_tokens = max_num_tokens
-        self.batch_size = max_batch_size
-        self.beam_width = beam_width
-        self.model_config: Any = None  # nothing here depends on the model
-        self.kv_cache_manager_key = ResourceManagerType.KV_CACHE_MANAGER
-        self.attn_metadata: Any = None
-        self.witness = Witness()
+class PyTorchModelEngine(Engine):
+    metadata_class = TrtllmAttentionMetadata
+    _prepare_inputs = Engine._prepare_inputs
 
-    def _set_up_attn_metadata(self, kv_cache_manager: Any) -> Any:
-        """Made once, and kept: its buffers have the addresses that CUDA graphs hold."""
-        if self.attn_metadata is None:
-            self.attn_metadata = TrtllmAttentionMetadata(
-                max_num_sequences=self.batch_size * self.beam_width,
-                kv_cache_manager=kv_cache_manager,
-                beam_width=self.beam_width,
-            )
-        return self.attn_metadata
+    if since("D"):
+        _prepare_inputs_event: Any = None
 
-    def forward(self, scheduled_requests: Any, resource_manager: Any) -> dict[str, Any]:
-        kv_cache_manager = resource_manager.get_resource_manager(self.kv_cache_manager_key)
-        attn_metadata = self._set_up_attn_metadata(kv_cache_manager)
-        pauses.reach(pauses.FORWARD)
-        inputs = self._prepare_inputs(scheduled_requests, kv_cache_manager, attn_metadata)
-        return self._forward_step(inputs, attn_metadata)
+        def forward(self, scheduled_requests: Any, resource_manager: Any) -> dict[str, Any]:
+            kv_cache_manager, attn_metadata = self._set_up_forward(resource_manager)
+            inputs = self._prepare_inputs(scheduled_requests, kv_cache_manager, attn_metadata)
+            self._prepare_inputs_event = tensors().event()
+            self._prepare_inputs_event.record()
+            return self._forward_step(inputs, attn_metadata)
 
-    def _prepare_inputs(self, scheduled_requests: Any, kv_cache_manager: Any, attn_metadata: Any) -> dict[str, Any]:
-        return self._prepare_tp_inputs(scheduled_requests, kv_cache_manager, attn_metadata)
-
-    def _prepare_tp_inputs(self, scheduled_requests: Any, kv_cache_manager: Any, attn_metadata: Any) -> dict[str, Any]:
-        del kv_cache_manager
-        contexts, generations = scheduled_requests.context_requests, scheduled_requests.generation_requests
-        total_num_tokens = sum(request.context_chunk_size for request in contexts)
-        total_num_tokens += sum(self.beam_width * (1 + len(r.py_draft_tokens)) for r in generations)
-        assert total_num_tokens <= self.max_num_tokens, (
-            f"total_num_tokens ({total_num_tokens}) should be less than or equal to max_num_tokens "
-            f"({self.max_num_tokens})"
-        )
-        attn_metadata.request_ids = [request.py_request_id for request in contexts + generations]
-        attn_metadata.prompt_lens = [request.py_prompt_len for request in contexts + generations]
-        attn_metadata.num_contexts = len(contexts)
-        attn_metadata.prepare()
-        return {"num_tokens": total_num_tokens, "attn_metadata": attn_metadata}
-
-    def _forward_step(self, inputs: dict[str, Any], attn_metadata: Any) -> dict[str, Any]:
-        self.witness.watch(attn_metadata)
-        return {"logits": inputs["num_tokens"]}
+        def wait_for_input_copy(self) -> None:
+            """The host buffers of the last step may be written again (#14128)."""
+            if self._prepare_inputs_event is not None:
+                pauses.reach(pauses.WAIT_FOR_INPUT_COPY)
+                self._prepare_inputs_event.synchronize()

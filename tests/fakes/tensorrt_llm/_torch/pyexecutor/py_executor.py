@@ -38,6 +38,7 @@ class PyExecutor:
         model_engine: Any,
         sampler: Any,
         *,
+        draft_model_engine: Any = None,
         disable_overlap_scheduler: bool = False,
         kv_connector_manager: Any = None,
         execution_stream: Any = None,
@@ -45,6 +46,8 @@ class PyExecutor:
         self.resource_manager = resource_manager
         self.scheduler = scheduler
         self.model_engine = model_engine
+        self.draft_model_engine = draft_model_engine
+        self.max_input_len: int | None = None
         self.sampler = sampler
         self.kv_connector_manager = kv_connector_manager
         self.kv_cache_manager = resource_manager.get_resource_manager(ResourceManagerType.KV_CACHE_MANAGER)
@@ -68,7 +71,15 @@ class PyExecutor:
         self.worker_thread.start()
 
     def enqueue_requests(self, requests: list[LlmRequest]) -> list[int]:
+        """Refuses at the door what no step could take whole."""
+        max_num_tokens = self.model_engine.max_num_tokens
+        chunked = self.model_engine.attn_runtime_features.chunked_prefill
         for request in requests:
+            if request.prompt_len > max_num_tokens and not chunked:
+                raise ValueError(
+                    f"request {request.request_id} has {request.prompt_len} tokens, max_num_tokens is "
+                    f"{max_num_tokens}, and prefill is not chunked"
+                )
             self._waiting.put(request)
         return [request.request_id for request in requests]
 
@@ -98,16 +109,17 @@ class PyExecutor:
 
     def _executor_loop_overlap(self) -> None:
         while True:
-            self._wait_before_scheduling()
+            if since("D"):
+                self._wait_for_model_engine_input_copy()
             pauses.reach(pauses.CALL_SCHEDULE)
             scheduled_batch = self._prepare_and_schedule_batch()
             if scheduled_batch is None:
                 break
-            can_queue = scheduled_batch.batch_size > 0
+            can_queue = self._can_queue(scheduled_batch)
             batch_outputs = None
             if can_queue:
-                self.resource_manager.prepare_resources(scheduled_batch)
-                self._kv_connector_start_batch(scheduled_batch)
+                can_queue = self._prepare(scheduled_batch)
+            if can_queue:
                 batch_outputs = self._forward_step(scheduled_batch)
             if self.previous_batch is not None:
                 self._update_requests(self.previous_batch.sample_state)
@@ -127,10 +139,8 @@ class PyExecutor:
             scheduled_batch = self._prepare_and_schedule_batch()
             if scheduled_batch is None:
                 break
-            if scheduled_batch.batch_size == 0:
+            if not self._can_queue(scheduled_batch) or not self._prepare(scheduled_batch):
                 continue
-            self.resource_manager.prepare_resources(scheduled_batch)
-            self._kv_connector_start_batch(scheduled_batch)
             batch_outputs = self._forward_step(scheduled_batch)
             sample_state = self._sample_async(scheduled_batch, batch_outputs)
             assert sample_state is not None, "Sampling failed"
@@ -139,8 +149,13 @@ class PyExecutor:
             self._handle_responses()
             self.resource_manager.update_resources(scheduled_batch)
 
-    def _wait_before_scheduling(self) -> None:
-        """Upstream's input-copy fence, where it is there."""
+    if since("D"):
+
+        def _wait_for_model_engine_input_copy(self) -> None:
+            """Upstream's fence (surface 2.4, #14128). An engine that has no event is not waited for."""
+            wait = getattr(self.model_engine, "wait_for_input_copy", None)
+            if wait is not None:
+                wait()
 
     def _prepare_and_schedule_batch(self) -> Any:
         pauses.reach(pauses.BEGIN_SCHEDULE)
@@ -174,6 +189,18 @@ class PyExecutor:
         batch.paused_requests = output.paused_requests
         return batch
 
+    def _can_queue(self, scheduled_batch: Any) -> bool:
+        return bool(scheduled_batch.batch_size > 0)
+
+    def _prepare(self, scheduled_batch: Any) -> bool:
+        """Whether there still is something to run: loading requests leave the batch (surface 6.2)."""
+        self.resource_manager.prepare_resources(scheduled_batch)
+        self._kv_connector_start_batch(scheduled_batch)
+        # Until C the vote is taken again only where a connector may have taken requests out.
+        if self.kv_connector_manager is not None or since("C"):
+            return self._can_queue(scheduled_batch)
+        return True
+
     def _kv_connector_start_batch(self, scheduled_batch: Any) -> None:
         if self.kv_connector_manager is not None:
             self.kv_connector_manager.take_scheduled_requests_pending_load(scheduled_batch)
@@ -190,12 +217,18 @@ class PyExecutor:
     def _forward_on_stream(self, scheduled_requests: Any) -> Any:
         """Since B the step runs on a stream of its own, fenced on both sides (surface 10)."""
         if not since("B"):
-            return self.model_engine.forward(scheduled_requests, self.resource_manager)
+            return self._forward_models(scheduled_requests)
         current = tensors().current_stream()
         self.execution_stream.wait_stream(current)
         with tensors().on(self.execution_stream):
-            outputs = self.model_engine.forward(scheduled_requests, self.resource_manager)
+            outputs = self._forward_models(scheduled_requests)
         current.wait_stream(self.execution_stream)
+        return outputs
+
+    def _forward_models(self, scheduled_requests: Any) -> Any:
+        outputs = self.model_engine.forward(scheduled_requests, self.resource_manager)
+        if self.draft_model_engine is not None:
+            self.draft_model_engine.forward(scheduled_requests, self.resource_manager)
         return outputs
 
     def _sample_async(self, scheduled_batch: Any, batch_outputs: Any) -> Any:
@@ -206,10 +239,15 @@ class PyExecutor:
     def _update_request_states(self, scheduled_batch: Any) -> None:
         for request in scheduled_batch.context_requests:
             request.move_to_next_context_chunk()
+        for manager in self.resource_manager.resource_managers.values():
+            if hasattr(manager, "update_context_resources") and since("C"):
+                manager.update_context_resources(scheduled_batch)
 
     def _update_requests(self, sample_state: Any) -> None:
         self.sampler.update_requests(sample_state)
         self.model_engine.witness.judge()
+        if self.draft_model_engine is not None:
+            self.draft_model_engine.witness.judge()
 
     def _process_previous_batch(self) -> None:
         assert self.previous_batch is not None

@@ -2,25 +2,32 @@
 
 from typing import Any
 
-from ._util import KvCacheCreator, create_py_executor_instance, make_execution_stream, make_model_engine
+from ._util import KvCacheCreator, create_py_executor_instance, make_execution_stream, make_model_engines
 
 
 def create_py_executor(llm_args: Any) -> Any:
-    model_engine = make_model_engine(llm_args)
+    model_engine, draft_model_engine = make_model_engines(llm_args)
+    kv_connector_manager = None
     execution_stream = make_execution_stream()
     creator = KvCacheCreator(
-        llm_args=llm_args, model_engine=model_engine, kv_connector_manager=None, execution_stream=execution_stream
+        llm_args=llm_args,
+        model_engine=model_engine,
+        draft_model_engine=draft_model_engine,
+        kv_connector_manager=kv_connector_manager,
+        execution_stream=execution_stream,
     )
     # To learn how much memory is left, upstream runs an executor on a small cache, and throws both away.
     resources: dict[Any, Any] = {}
     creator.build_managers(resources, estimating_kv_cache=True)
     creator.teardown_managers(resources)
     creator.build_managers(resources)
-    model_engine.attn_metadata = None
-    return create_py_executor_instance(
+    py_executor = create_py_executor_instance(
         llm_args=llm_args,
         resources=resources,
         model_engine=model_engine,
-        kv_connector_manager=None,
+        draft_model_engine=draft_model_engine,
+        kv_connector_manager=kv_connector_manager,
         execution_stream=execution_stream,
     )
+    py_executor.start_worker()
+    return py_executor

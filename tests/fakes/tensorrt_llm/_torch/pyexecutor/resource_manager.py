@@ -2,14 +2,20 @@
 
 import enum
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
-from ..._standin.v1 import offsets, preparing
+from ..._standin.tensors import tensors
+from ..._standin.v1 import budget, offsets, preparing
 from ..._standin.v1.base import BaseResourceManager
 from ..._standin.v1.common import CacheType as CacheTypeCpp
 from ..._standin.v1.common import KVCacheManagerCommon, request_context
 from ..._standin.variant import NAME, before, since
 from ...bindings.internal.batch_manager import KVCacheManager as KVCacheManagerCpp
+
+if NAME == "B":
+    from ..._standin.v2.common import KVCacheManagerV2Common
+    from ...bindings.internal.batch_manager.kv_cache_manager_v2_utils import copy_batch_block_offsets_to_device
 
 __all__ = [
     "BaseResourceManager",
@@ -35,11 +41,39 @@ class KVCacheManager(KVCacheManagerCommon):
         prepare_resources = preparing.prepare_resources_a
     elif NAME == "B":
         prepare_resources = preparing.prepare_resources_b
+    elif before("D"):
+        prepare_resources = preparing.prepare_resources_c
+    else:
+        prepare_resources = preparing.prepare_resources_d
+        report_batch_to_connector = preparing.report_batch_to_connector
+        kv_block_budget_applies = budget.kv_block_budget_applies
+        maybe_fit_token_budget = budget.maybe_fit_token_budget
+        fit_token_budget = budget.fit_token_budget
     if since("B") and before("D"):
         copy_batch_block_offsets = offsets.copy_from_live_table
     elif since("D"):
         copy_batch_block_offsets = offsets.copy_from_fresh_pinned
         _stage_block_offsets_for_copy = offsets.stage
+
+
+if NAME == "B":
+
+    class KVCacheManagerV2(KVCacheManagerV2Common):
+        """In the same file for a while (surface 2.1)."""
+
+        def copy_batch_block_offsets(
+            self, dst_tensor: Any, request_ids: Sequence[int], beam_width: int, num_contexts: int, num_seqs: int
+        ) -> None:
+            assert beam_width == 1, "KVCacheManagerV2 takes no beams"
+            copy_idx = self.index_mapper.get_copy_index(request_ids, num_contexts, beam_width)
+            assert copy_idx.size(0) == num_seqs
+            copy_batch_block_offsets_to_device(
+                self.host_kv_cache_block_offsets,
+                dst_tensor,
+                copy_idx,
+                self.kv_cache_type is CacheTypeCpp.SELFKONLY,
+                tensors().current_stream().cuda_stream,
+            )
 
 
 class ResourceManager:
@@ -61,6 +95,16 @@ class ResourceManager:
         for manager in self.resource_managers.values():
             if hasattr(manager, "prepare_resources"):
                 manager.prepare_resources(scheduled_batch)
+        if since("D"):
+            self._settle(scheduled_batch)
+
+    def _settle(self, scheduled_batch: Any) -> None:
+        """The batch is trimmed before the connector hears of it (surface 1.8)."""
+        manager = self.get_resource_manager(ResourceManagerType.KV_CACHE_MANAGER)
+        if hasattr(manager, "maybe_fit_token_budget"):
+            manager.maybe_fit_token_budget(scheduled_batch)
+        if hasattr(manager, "report_batch_to_connector"):
+            manager.report_batch_to_connector(scheduled_batch)
 
     def update_resources(
         self, scheduled_batch: Any, attn_metadata: Any = None, kv_cache_dtype_byte_size: float | None = None

@@ -1,0 +1,140 @@
+"""int32 tensors over `trtllm_kvfix.native` memory, with as much of torch's interface as upstream's statements need."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_kvfix import native
+from trtllm_kvfix.staging import current_place
+
+Array = npt.NDArray[np.int32]
+WORD_BYTES = 4
+
+
+class Home:
+    """A device, and what its pending copies read.
+
+    torch's host allocator gives a block that a copy reads to nobody else before the copy is done, so upstream may drop
+    a tensor behind `copy_`. It knows nothing of kernels that read host memory (hazard H2).
+    """
+
+    def __init__(self, device: native.Device) -> None:
+        self.device = device
+        self._pending: deque[tuple[int, Any]] = deque()  # an event, and the memory to keep until it is done
+
+    def keep_while_pending(self, memory: Any, stream: int) -> None:
+        event = self.device.create_event()
+        self.device.record(event, stream)
+        self._pending.append((event, memory))
+        while self._pending and self.device.done(self._pending[0][0]):
+            self.device.destroy_event(self._pending.popleft()[0])
+
+
+class Tensor:
+    """A view of some memory. `_view` has its shape and strides; where the memory is a device's, nobody looks inside."""
+
+    def __init__(self, home: Home, memory: Any, view: Array, base: int) -> None:
+        self.home = home
+        self.memory = memory
+        self._view = view
+        self._base = base  # of `memory`, in the address space of `_view`
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._view.shape
+
+    def size(self, dimension: int) -> int:
+        return int(self._view.shape[dimension])
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def data_ptr(self) -> int:
+        return int(self.memory.address) + _address(self._view) - self._base
+
+    def __getitem__(self, key: Any) -> Any:
+        return type(self)(self.home, self.memory, self._view[key], self._base)
+
+    def copy_(self, source: Any, non_blocking: bool = False) -> Any:
+        """Asynchronous wherever a device takes part: the source is read when the current stream comes to it."""
+        if self.shape != source.shape:
+            raise ValueError(f"a tensor of shape {source.shape} does not go into one of shape {self.shape}")
+        if isinstance(self, HostTensor) and isinstance(source, HostTensor) and not self.on_stream_only:
+            self.numpy()[...] = source.numpy()
+            return self
+        stream = current_place().stream
+        for mine, theirs in zip(_runs(self._view, source), _runs(source._view, self), strict=True):
+            to = self.data_ptr() + _address(mine) - _address(self._view)
+            origin = source.data_ptr() + _address(theirs) - _address(source._view)
+            self.home.device.copy(to, origin, mine.size * WORD_BYTES, stream)
+        self.home.keep_while_pending((self.memory, source.memory), stream)
+        if not non_blocking:
+            self.home.device.synchronize(stream)
+        return self
+
+
+class HostTensor(Tensor):
+    """Pinned memory. Views share it and keep it alive, as torch's do."""
+
+    # Memory that plays a device's: the host may not touch it, so copies to and from it go through the stream.
+    on_stream_only = False
+
+    @classmethod
+    def fresh(cls, home: Home, shape: Sequence[int]) -> "HostTensor":
+        memory = home.device.pinned(shape, "int32")
+        return cls(home, memory, memory.array, _address(memory.array))
+
+    def numpy(self) -> Array:
+        return self._view
+
+    def is_pinned(self) -> bool:
+        return True
+
+    def tolist(self) -> Any:
+        return self._view.tolist()
+
+    def __setitem__(self, key: Any, values: Any) -> None:
+        self._view[key] = values.numpy() if hasattr(values, "numpy") else values
+
+    def fill_(self, value: int) -> "HostTensor":
+        self._view[...] = value
+        return self
+
+    def zero_(self) -> "HostTensor":
+        return self.fill_(0)
+
+    def clone(self) -> "HostTensor":
+        return self.new_empty(self.shape).copy_(self)  # type: ignore[no-any-return]
+
+    def new_empty(self, shape: Sequence[int], pin_memory: bool = True) -> "HostTensor":
+        assert pin_memory, "all host memory here is pinned"
+        return type(self).fresh(self.home, shape)
+
+
+class PlaysDevice(HostTensor):
+    """Pinned memory that only the stream touches."""
+
+    on_stream_only = True
+
+
+class DeviceTensor(Tensor):
+    @classmethod
+    def fresh(cls, home: Home, shape: Sequence[int]) -> "DeviceTensor":
+        # The address space of the view is nobody's memory: it serves to count strides.
+        view = np.empty(shape, np.int32)
+        return cls(home, home.device.empty(shape, "int32"), view, _address(view))
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _runs(view: Array, other: Tensor) -> list[Array]:
+    """The view cut into pieces that are contiguous both here and there."""
+    pieces = [(view, other._view)]
+    while not all(mine.flags.c_contiguous and theirs.flags.c_contiguous for mine, theirs in pieces):
+        pieces = [pair for mine, theirs in pieces for pair in zip(mine, theirs, strict=True)]
+    return [mine for mine, _ in pieces]

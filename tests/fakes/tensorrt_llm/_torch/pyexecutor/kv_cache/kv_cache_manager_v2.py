@@ -1,0 +1,53 @@
+"""Where the V2 manager has settled (surface 2.1). It still ships from the live table (surface 2.4)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...._standin.v2 import per_layer
+from ...._standin.v2.common import KVCacheManagerV2Common
+from ...._standin.variant import only_if, since
+from ....bindings.internal.batch_manager.kv_cache_manager_v2_utils import (
+    IndexMapper,
+    copy_batch_block_offsets_to_device,
+)
+
+only_if(since("D"), __name__)
+
+__all__ = ["IndexMapper", "KVCacheManagerV2", "copy_batch_block_offsets_to_device"]
+
+
+class KVCacheManagerV2(KVCacheManagerV2Common):
+    _copy_batch_block_offsets_per_layer = per_layer.copy_batch_block_offsets_per_layer
+    _copy_idx_to_device = per_layer.copy_idx_to_device
+    _copy_scratch_metadata_to_device = per_layer.copy_scratch_metadata_to_device
+
+    def __init__(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(kv_cache_config, *args, **kwargs)
+        self._use_per_layer_page_tables = kv_cache_config.enable_swa_scratch_reuse
+        if self._use_per_layer_page_tables:
+            per_layer.allocate(self, self.max_batch_size)
+
+    def copy_batch_block_offsets(
+        self,
+        dst_tensor: Any,
+        request_ids: Sequence[int],
+        beam_width: int,
+        num_contexts: int,
+        num_seqs: int,
+        max_blocks: int | None = None,
+    ) -> None:
+        del max_blocks
+        assert beam_width == 1, "KVCacheManagerV2 takes no beams"
+        copy_idx = self.index_mapper.get_copy_index(request_ids, num_contexts, beam_width)
+        assert copy_idx.size(0) == num_seqs
+        if self._use_per_layer_page_tables:
+            self._copy_batch_block_offsets_per_layer(dst_tensor, request_ids, copy_idx, num_contexts, num_seqs)
+            return
+        copy_batch_block_offsets_to_device(
+            self.host_kv_cache_block_offsets,
+            dst_tensor,
+            copy_idx,
+            self.index_scales,
+            self.kv_offset,
+            self._stream.cuda_stream,
+        )

@@ -1,0 +1,107 @@
+"""The core of the V2 manager: caches that write their pages into the host table themselves (surface 2.1, 2.2)."""
+
+from typing import Any
+
+import numpy as np
+
+from trtllm_kvfix import native
+
+from .._standin.variant import only_if, since
+
+only_if(since("B"), __name__)
+
+BACKEND = "python"
+BAD_PAGE = -1
+
+
+class KVCacheManager:
+    """Not a BaseKVCacheManager. Books are kept by `trtllm_kvfix.native.BlockManager`; a page is a slot of it."""
+
+    def __init__(self, tokens_per_block: int, pages: int, *, enable_block_reuse: bool) -> None:
+        self.tokens_per_block = tokens_per_block
+        self.native = native.BlockManager(
+            native.BlockManagerConfig(
+                tokens_per_block=tokens_per_block, blocks_primary=pages, block_reuse=enable_block_reuse
+            )
+        )
+
+    def create_kv_cache(self, cache_id: int, tokens: list[int], salt: int | None = None) -> "_KVCache":
+        return _KVCache(self, cache_id, tokens, salt)
+
+    def pages_of(self, cache_id: int) -> list[int]:
+        blocks = len(self.native.get_cache_block_ids(cache_id)[0])
+        pages = np.full((1, 1, 2, max(1, blocks)), BAD_PAGE, np.int32)
+        self.native.copy_batch_block_offsets(pages, [cache_id], 1, 0)
+        return [int(page) for page in pages[0, 0, 0, :blocks]]
+
+
+class _KVCache:
+    def __init__(self, manager: KVCacheManager, cache_id: int, tokens: list[int], salt: int | None) -> None:
+        self.manager = manager
+        self.cache_id = cache_id
+        self._prompt_len = len(tokens)
+        self._buffers: dict[tuple[int, int], memoryview] = {}  # raw pointers in upstream; by beam and pool
+        admission = manager.native.add_sequence(native.SequenceRequest(cache_id, tokens, salt=salt))
+        manager.native.complete(manager.native.take_transfers().ticket)
+        self.num_committed_tokens = admission.tokens_reused
+        self.capacity = len(tokens)
+        self.is_active = True
+
+    def _set_base_page_index_buf(self, beam: int, pool: int, buffer: memoryview | None) -> None:
+        if buffer is None:
+            self._buffers.pop((beam, pool), None)
+            return
+        self._buffers[beam, pool] = buffer.cast("B").cast("i")
+        self._publish()
+
+    if since("C"):
+        set_base_page_index_buf = _set_base_page_index_buf
+    else:
+        set_page_index_buf = _set_base_page_index_buf  # renamed by #11334
+
+    def resize(self, capacity: int) -> None:
+        """Pages are written into the table at once, whatever the device still has to read there."""
+        if capacity > self.capacity:
+            self.manager.native.add_token(self.cache_id, capacity - self.capacity)
+        elif capacity < self.capacity:
+            self.manager.native.rewind_kv_cache(self.cache_id, self.capacity - capacity)
+        self.capacity = capacity
+        self._publish()
+
+    def get_scratch_desc(self, pool: int) -> tuple[int, int, list[int]]:
+        """First and last scratch block, and the slots that serve them: numbers that tell caches apart."""
+        return (
+            self.cache_id + pool,
+            self.cache_id + pool + 2,
+            [self.cache_id * 10 + pool, self.cache_id * 10 + pool + 1],
+        )
+
+    def commit(self, tokens_computed: int) -> None:
+        self.manager.native.store_context_blocks(self.cache_id, min(tokens_computed, self._prompt_len))
+
+    def suspend(self) -> None:
+        """Clears the pointers; `resume` needs them set again (surface 2.2)."""
+        self.is_active = False
+        self._buffers.clear()
+
+    def resume(self, stream: int) -> bool:
+        del stream
+        self.is_active = True
+        return True
+
+    def close(self, tokens: list[int] | None = None) -> None:
+        """Whether upstream writes BAD_PAGE here is not established (surface 12); the stand-in does what would hurt."""
+        self.manager.native.remove_sequence(
+            self.cache_id, store=tokens is not None, tokens=None if tokens is None else tokens[: self.capacity]
+        )
+        self.is_active = False
+        for row in self._buffers.values():
+            for index in range(len(row)):
+                row[index] = BAD_PAGE
+        self._buffers.clear()
+
+    def _publish(self) -> None:
+        pages: list[Any] = self.manager.pages_of(self.cache_id)
+        for row in self._buffers.values():
+            for index in range(len(row)):
+                row[index] = pages[index] if index < len(pages) else BAD_PAGE
