@@ -59,9 +59,9 @@ $(VENV)/.dev: $(VENV)/.ready pyproject.toml
 
 build: $(VENV)/.built  ## build the extension and install the package into .venv, editable
 
-verify: build  ## reproduce each hazard beside its fix, on a GPU or a simulated device; then admission, both ways
-	@trtllm-kvfix verify
+verify: build  ## admission, both ways; then each hazard beside its fix, on a GPU or a simulated device
 	@trtllm-kvfix replay --generate small --compare
+	@trtllm-kvfix verify
 
 test: test-py test-cpp  ## run all tests; those in C++ where GoogleTest is installed
 
