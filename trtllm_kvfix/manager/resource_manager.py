@@ -1,0 +1,159 @@
+"""Where the budget is enforced: around `ResourceManager.prepare_resources`, and before a connector hears of the batch.
+
+In the versions that need this fix the KV-cache manager reports the batch to the connector from inside its own
+`prepare_resources`. So where there is a connector the batch is fitted just before that report, and the connector hears
+of a request's blocks only if the request stays: it never learns of blocks that are given back.
+
+Batches of requests whose cache arrives from elsewhere reach the KV-cache manager directly, without the ResourceManager;
+they compute nothing and are left alone.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+from trtllm_kvfix.manager.requests import is_arriving
+from trtllm_kvfix.manager.token_budget import Limits, batch_tokens, fit, tell
+from trtllm_kvfix.metrics import counters
+
+MAIN = "KV_CACHE_MANAGER"
+KEPT = ("PEFT_CACHE_MANAGER",)  # adapters are placed by batch; nothing of a request is held there
+
+
+class _Known(NamedTuple):
+    executor: "ReferenceType[Any]"
+    limits: Limits
+
+
+class Preparation:
+    """One batch on its way through `prepare_resources`."""
+
+    def __init__(self, batch: Any, limits: Limits, managers: dict[Any, Any], executor: Any) -> None:
+        self.batch = batch
+        self.limits = limits
+        self.managers = managers
+        self.executor = executor
+        self.order = list(batch.context_requests)  # who came first keeps its place
+        self.new = {request.py_request_id for request in self.order if request.is_first_context_chunk}
+        self.allocated: list[tuple[Any, Any]] = []  # what the connector is still to be told
+        self.fitted = False
+
+    def fit(self, is_loading: Callable[[Any], bool]) -> None:
+        """Once; later calls find it done."""
+        if self.fitted:
+            return
+        self.fitted = True
+
+        def spared(request: Any) -> bool:
+            return is_arriving(request) or is_loading(request)
+
+        before = batch_tokens(self.batch, spared)
+        if before <= self.limits.max_num_tokens:
+            return
+        result = fit(self.batch, self.limits, spared=spared, contexts=self.order)
+        for request in result.deferred:
+            self._put_back(request)
+        counters.budget_trimmed_tokens.add(before - result.tokens)
+        tell(result, self.limits, before)
+
+    def _put_back(self, request: Any) -> None:
+        """As the executor pauses a request, but without storing blocks that nothing has been computed for.
+
+        A request that is past its first chunk keeps its blocks: they hold what is computed, and are scheduled again.
+        """
+        in_flight = getattr(self.executor, "inflight_req_ids", None)
+        if in_flight is not None:  # with pipeline parallelism: nobody would take it out when the batch is done
+            in_flight.erase(request.request_id)
+        if request.py_request_id not in self.new:
+            return
+        for kind, manager in reversed(self.managers.items()):
+            if manager is None or getattr(kind, "name", kind) in KEPT:
+                continue
+            release = getattr(getattr(manager, "impl", None), "remove_sequence", None)
+            if release is not None:
+                release(request.py_request_id, None, False)
+            elif hasattr(manager, "free_resources"):
+                manager.free_resources(request)
+        request.pause(request.prompt_len)
+
+
+class BudgetKeeper:
+    """The replacements, and the limits of each executor by its resource manager."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+        self._of_thread = threading.local()
+
+    def learning(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `PyExecutor._schedule`: runs in the loop before every batch, when the executor is complete."""
+
+        def _schedule(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            if executor.resource_manager not in self._known:
+                self._known[executor.resource_manager] = _Known(ref(executor), limits_of(executor))
+            return original(executor, *args, **kwargs)
+
+        return _schedule
+
+    def fitting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `ResourceManager.prepare_resources`."""
+
+        def prepare_resources(manager: Any, scheduled_batch: Any) -> Any:
+            known = self._known.get(manager)
+            if known is None:  # warm-up, before the loop has scheduled anything
+                return original(manager, scheduled_batch)
+            current = Preparation(scheduled_batch, known.limits, manager.resource_managers, known.executor())
+            self._of_thread.current = current
+            try:
+                result = original(manager, scheduled_batch)
+                current.fit(lambda _: False)
+            finally:
+                self._of_thread.current = None
+            return result
+
+        return prepare_resources
+
+    def holding_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `KvCacheConnectorManager.update_state_after_alloc`: told once it is known which requests stay."""
+
+        def update_state_after_alloc(connector: Any, req: Any, block_ids: Any) -> Any:
+            current = self._current()
+            if current is None or current.fitted:
+                return original(connector, req, block_ids)
+            current.allocated.append((req, block_ids))
+            return None
+
+        return update_state_after_alloc
+
+    def reporting(self, update: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `KvCacheConnectorManager.build_scheduler_output`; `update` is the original `update_state_after_alloc`."""
+
+        def build_scheduler_output(connector: Any, scheduled_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            current = self._current()
+            if current is not None and current.batch is scheduled_batch:
+                current.fit(lambda request: request.request_id in connector.new_async_requests.loading)
+                staying = {request.py_request_id for request in scheduled_batch.context_requests}
+                for request, block_ids in current.allocated:
+                    if request.py_request_id in staying:
+                        update(connector, request, block_ids)
+                current.allocated.clear()
+            return original(connector, scheduled_batch, *args, **kwargs)
+
+        return build_scheduler_output
+
+    def _current(self) -> Preparation | None:
+        current: Preparation | None = getattr(self._of_thread, "current", None)
+        return current
+
+
+def limits_of(executor: Any) -> Limits:
+    """The engine's own limit is the one that it asserts."""
+    engine = executor.model_engine
+    features = getattr(engine, "attn_runtime_features", None)
+    managers = executor.resource_manager.resource_managers
+    manager = next((each for kind, each in managers.items() if getattr(kind, "name", kind) == MAIN), None)
+    return Limits(
+        max_num_tokens=int(engine.max_num_tokens),
+        chunked_prefill=bool(getattr(features, "chunked_prefill", False)),
+        tokens_per_block=int(getattr(manager, "tokens_per_block", 1)),
+    )

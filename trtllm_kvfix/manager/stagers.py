@@ -1,0 +1,95 @@
+"""One OffsetStager for each live host table, found by the table that a caller is about to ship from."""
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from trtllm_kvfix import native
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.staging import OffsetStager, current_place
+
+
+def v1() -> Mapping[str, Any]:
+    return {"layout": "v1"}
+
+
+def v2(index_scales: Any, kv_offset: Any) -> Mapping[str, Any]:
+    return {"layout": "v2", "index_scales": index_scales.tolist(), "kv_offset": kv_offset.tolist()}
+
+
+class _Entry(NamedTuple):
+    table: "weakref.ref[Any]"
+    stager: OffsetStager
+
+
+class Stagers:
+    """Tables are told apart by identity: tensors compare element by element. A stager goes with its table."""
+
+    def __init__(self, *, mode: str = "auto", slots: int = 3) -> None:
+        self._mode = mode
+        self._slots = slots
+        self._entries: dict[int, _Entry] = {}
+        self._lock = threading.Lock()  # guards what follows, and making a stager
+        self._counted: dict[int, tuple[float, ...]] = {}
+        counters.before_reading(self.count)
+
+    def of(self, table: Any, layout: Callable[[], Mapping[str, Any]]) -> OffsetStager:
+        """`layout` is asked once for each table."""
+        entry = self._entries.get(id(table))
+        if entry is not None and entry.table() is table:
+            return entry.stager
+        with self._lock:
+            return self._made_for(table, layout())
+
+    def count(self) -> None:
+        """Add to the counters what the stagers have done since the last time."""
+        with self._lock:
+            for key, entry in list(self._entries.items()):
+                self._count(key, entry.stager)
+
+    def _made_for(self, table: Any, layout: Mapping[str, Any]) -> OffsetStager:
+        pools, rows, _, blocks = table.shape
+        stager = OffsetStager(
+            num_pools=pools,
+            rows_max=rows,
+            blocks_max=blocks,
+            device=current_place().device,
+            mode=self._mode,
+            slots=self._slots,
+            **layout,
+        )
+        key = id(table)
+        self._entries[key] = _Entry(weakref.ref(table, lambda _: self._forget(key)), stager)
+        self._counted.pop(key, None)
+        return stager
+
+    def _forget(self, key: int) -> None:
+        """The table is gone. Its stager waits for what is pending when it is collected."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.table() is None:
+            del self._entries[key]
+            self._count(key, entry.stager)
+            self._counted.pop(key, None)
+
+    def _count(self, key: int, stager: OffsetStager) -> None:
+        stats = stager.stats()
+        now = (stats.ships, stats.staged_bytes, stats.ring_waits, stats.wait_us / 1e6)
+        before = self._counted.get(key, (0.0, 0.0, 0.0, 0.0))
+        for counter, new, old in zip(_COUNTERS, now, before, strict=True):
+            counter.add(new - old)
+        self._counted[key] = now
+
+
+_COUNTERS = (
+    counters.staged_shipments,
+    counters.staged_bytes,
+    counters.ring_waits,
+    counters.ring_wait_seconds,
+)
+
+
+def memory_of(tensor: Any) -> Any:
+    """What a stager ships to: a CUDA tensor as it is, or the memory of our own behind a tensor-like object."""
+    memory = getattr(tensor, "memory", None)
+    return memory if isinstance(memory, native.DeviceArray) else tensor

@@ -1,0 +1,82 @@
+"""Tensors on the simulated device, as much of them as the fixes touch: what their self-tests work with."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_kvfix import native
+from trtllm_kvfix.staging import on_stream
+
+POOLS, ROWS, PLANES, BLOCKS = SHAPE = (2, 4, 2, 8)
+WORD_BYTES = 4
+
+Array = npt.NDArray[Any]
+
+
+class HostTensor:
+    """Pinned memory that a copy or kernel reads when the stream gets there."""
+
+    def __init__(self, memory: native.PinnedArray, array: Array) -> None:
+        self.memory = memory
+        self._array = array
+        self.shape = array.shape
+
+    def numpy(self) -> Array:
+        return self._array
+
+    def data_ptr(self) -> int:
+        return int(self._array.__array_interface__["data"][0])
+
+    def tolist(self) -> Any:
+        return self._array.tolist()
+
+    def __getitem__(self, index: Any) -> "HostTensor":
+        return HostTensor(self.memory, self._array[index])
+
+
+class DeviceTensor:
+    def __init__(self, memory: native.DeviceArray) -> None:
+        self.memory = memory
+
+
+class Bench:
+    """A stream that can be held, a live table and a destination."""
+
+    def __init__(self) -> None:
+        self.device = native.open_device("cpu")
+        self.stream = self.device.create_stream()
+        self.table = self.pinned(SHAPE)
+        self.output = DeviceTensor(self.device.empty(SHAPE, "int32"))
+
+    def pinned(self, shape: tuple[int, ...]) -> HostTensor:
+        memory = self.device.pinned(shape, "int32")
+        return HostTensor(memory, memory.array)
+
+    def write(self, seed: int) -> Array:
+        """Replace the table's contents; returns a copy of them."""
+        contents = np.random.default_rng(seed).integers(1, 1000, SHAPE, np.int32)
+        self.table.numpy()[...] = contents
+        return contents
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What is enqueued inside runs when the block has ended, and is done when it is left."""
+        gate = self.device.close_gate(self.stream)
+        try:
+            with on_stream(self.device, self.stream):
+                yield
+        finally:
+            self.device.open_gate(gate)
+            self.device.synchronize(self.stream)
+
+    def arrived(self) -> Array:
+        return self.device.download(self.output.memory, self.stream)
+
+
+def require(holds: bool, what: str) -> None:
+    """An assertion that optimised Python keeps."""
+    if not holds:
+        raise AssertionError(what)

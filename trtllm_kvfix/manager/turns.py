@@ -1,0 +1,76 @@
+"""Bound methods that other threads call, made to take turns with the executor's own calls (H4).
+
+Upstream's bound manager releases the GIL inside nearly every method, so a thread that pins blocks enters while the
+executor is inside. The attributes of the bound class are replaced by functions that take the one lock of this process
+first. The object itself stays what it is: C++ constructors check its type.
+
+Lock order: this lock, then upstream's own mutexes, then the GIL. Nobody waits for the lock with the GIL held, so a
+callback that comes back into Python from inside a call gets the GIL; it holds the lock already and may call again.
+What it may not do is wait for another thread that calls the manager: that call cannot begin before this one ends.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from trtllm_kvfix import native
+from trtllm_kvfix.metrics import counters
+
+log = logging.getLogger("trtllm_kvfix")
+
+STALL_S = 10.0  # a call takes microseconds; an admission with transfers, milliseconds
+
+
+class Turns:
+    def __init__(self, *, stall_s: float = STALL_S) -> None:
+        self._lock = native.TurnLock()
+        self._stall_s = stall_s
+        self._inside = ""  # the method whose turn it is, for the log; written by whoever holds the lock
+        self._counted = (0.0, 0.0)
+        counters.before_reading(self.count)
+
+    def guarded(self, original: Callable[..., Any], counter: counters.Counter | None = None) -> Callable[..., Any]:
+        """A function that calls `original` in its turn. As a class attribute it binds like any method."""
+        acquire, release, stall_s = self._lock.acquire, self._lock.release, self._stall_s
+        name = getattr(original, "__name__", repr(original))
+
+        def in_turn(*args: Any, **kwargs: Any) -> Any:
+            if not acquire(stall_s):
+                self._wait_on(name)
+            outer, self._inside = self._inside, name
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._inside = outer
+                release()
+            if counter is not None:
+                counter.add()
+            return result
+
+        return in_turn
+
+    def stats(self) -> native.TurnLockStats:
+        return self._lock.stats()
+
+    def count(self) -> None:
+        stats = self._lock.stats()
+        now = (float(stats.waits), stats.wait_us / 1e6)
+        counters.lock_waits.add(now[0] - self._counted[0])
+        counters.lock_wait_seconds.add(now[1] - self._counted[1])
+        self._counted = now
+
+    def _wait_on(self, name: str) -> None:
+        """Say who keeps whom waiting, as often as it takes: a silent hang helps nobody."""
+        thread = threading.current_thread().name
+        while True:
+            log.error(
+                "thread %s has waited %g s to call %s, because %s has not returned; usual cause: a connector's "
+                "callback waits for a thread that calls the KV-cache manager",
+                thread,
+                self._stall_s,
+                name,
+                self._inside or "a call",
+            )
+            if self._lock.acquire(self._stall_s):
+                return
