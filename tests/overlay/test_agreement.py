@@ -80,7 +80,7 @@ def test_ranks_that_run_the_same_agree(size: int) -> None:
 def test_every_rank_is_told_which_rank_differs_and_in_what() -> None:
     entries = {rank: entry(rank, 4) for rank in range(4)}
     entries[2]["seams"] = {SEAM: "source:2"}
-    message = f"rank 2 differ from rank 0: seam {SEAM} source:1 / source:2"
+    message = f"rank 2 differs from rank 0: seam {SEAM} source:1 / source:2"
     assert compare(entries, 4) == dict.fromkeys(range(4), message)
 
 

@@ -107,7 +107,10 @@ def complaint(collected: Mapping[int, Mapping[str, Any]], size: int, timeout_s: 
         found = tuple(differences(collected[0], theirs))
         if found:
             by_difference.setdefault(found, []).append(rank)
-    parts += [f"{_ranks(ranks)} differ from rank 0: {_some(found)}" for found, ranks in by_difference.items()]
+    parts += [
+        f"{_ranks(ranks)} {'differ' if len(ranks) > 1 else 'differs'} from rank 0: {_some(found)}"
+        for found, ranks in by_difference.items()
+    ]
     return "; ".join(parts) or None
 
 

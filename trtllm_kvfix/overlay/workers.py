@@ -4,6 +4,7 @@ mpi4py runs it in every worker before its first task, after it has set `sys.path
 which are those that begin with TRTLLM or TLLM. A worker that cannot run it breaks the pool: no start without the hook.
 """
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,10 @@ def start(variables: dict[str, str], initializer: Callable[..., None] | None, in
     from trtllm_kvfix.overlay import activation  # noqa: PLC0415  it imports this module
 
     export(variables)
-    activation.begin()
+    try:
+        activation.begin()
+    except Exception:
+        traceback.print_exc()  # mpi4py says only that an initializer failed
+        raise
     if initializer is not None:
         initializer(*initargs)
