@@ -21,10 +21,12 @@ def ordered_admission(original: Callable[..., Any]) -> Callable[..., Any]:
         expected = {request.py_request_id: expected_reuse(self, request) for request in entering}
         if len(entering) > 1 and self.enable_block_reuse:
             replace_contexts(scheduled_batch, _least_first(scheduled, expected))
-        result = original(self, scheduled_batch)
+        try:
+            result = original(self, scheduled_batch)
+        finally:
+            left = {request.py_request_id for request in scheduled_batch.context_requests}
+            replace_contexts(scheduled_batch, [request for request in scheduled if request.py_request_id in left])
         measure(scheduled_batch.context_requests, expected)
-        left = {request.py_request_id for request in scheduled_batch.context_requests}
-        replace_contexts(scheduled_batch, [request for request in scheduled if request.py_request_id in left])
         return result
 
     return prepare_resources

@@ -25,9 +25,8 @@ def probe(up: Upstream) -> Answer:
         return fixed("the bound manager claims for a whole batch before it allocates (T#13029)")
     if not any(up.has(BINDINGS, f"{name}.add_sequence") for name in BOUND):
         return unknown("the bound manager has neither add_sequence nor add_sequence_batch")
-    source = up.source(prepare)
-    if source is None or "context_requests" not in source:
-        return unknown("prepare_resources cannot be seen to go through the batch's context requests")
+    if up.parameters(prepare) != ("self", "scheduled_batch"):
+        return unknown(f"{PREPARE} takes {up.parameters(prepare)}, expected self and scheduled_batch")
     return needed("sequences are added in the scheduler's order, each allocation may evict a later request's reuse")
 
 

@@ -1,0 +1,39 @@
+"""The stand-in with some fixes applied to it, and the rest off."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+
+from tests.fakes.fixture import upstream
+from trtllm_kvfix.overlay.registry import Registry
+from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.sections import FixChoices, Settings
+
+CREATOR = "tensorrt_llm._torch.pyexecutor.py_executor_creator"
+IDS = tuple(field.alias for field in FixChoices.model_fields.values() if field.alias is not None)
+
+
+def only(*ids: str, **more: object) -> Settings:
+    """Settings under which no other fix is applied."""
+    chosen = {name: "on" if name in ids else "off" for name in IDS}
+    return Settings(fixes=FixChoices.model_validate(chosen), **more)  # type: ignore[arg-type]
+
+
+@contextmanager
+def standing_in(variant: str) -> Iterator[None]:
+    """The stand-in with everything imported that an executor needs."""
+    with upstream(variant):
+        import_module(CREATOR)
+        yield
+
+
+@contextmanager
+def applied(ids: Sequence[str]) -> Iterator[Registry]:
+    """Inside `standing_in`. What was applied is taken back at the end."""
+    registry = Registry()
+    report = registry.apply(only(*ids), Upstream())
+    assert set(report.applied) == set(ids), report.line()
+    try:
+        yield registry
+    finally:
+        assert registry.revert() == []

@@ -1,0 +1,86 @@
+"""Requests, batches and managers with no more than the budget and the admission look at."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+TOKENS_PER_BLOCK = 8
+
+
+@dataclass(frozen=True)
+class Sampling:
+    beam_width: int = 1
+
+
+@dataclass(eq=False)
+class Request:
+    request_id: int
+    prompt_len: int
+    context_chunk_size: int = 0
+    context_current_position: int = 0
+    prepopulated_prompt_len: int = 0
+    py_draft_tokens: list[int] = field(default_factory=list)
+    sampling_config: Sampling = Sampling()
+    is_disagg_generation_init_state: bool = False
+    multimodal_positions: list[int] | None = None
+    estimated_reusable_tokens: int = 0
+    pauses: int = 0
+
+    @property
+    def py_request_id(self) -> int:
+        return self.request_id
+
+    @property
+    def context_remaining_length(self) -> int:
+        return self.prompt_len - self.context_current_position
+
+    @property
+    def is_first_context_chunk(self) -> bool:
+        return self.context_current_position == self.prepopulated_prompt_len
+
+    def get_tokens(self, beam: int) -> list[int]:
+        assert beam == 0
+        return [1000 * self.request_id + position for position in range(self.prompt_len)]
+
+    def pause(self, max_input_len: int) -> None:
+        assert max_input_len >= self.prompt_len, "a pause must not cut the prompt"
+        self.context_current_position = self.prepopulated_prompt_len = 0
+        self.context_chunk_size = self.prompt_len
+        self.pauses += 1
+
+
+def context(request_id: int, prompt_len: int, **more: Any) -> Request:
+    """A request whose next chunk is the rest of its prompt."""
+    request = Request(request_id, prompt_len, **more)
+    if "context_chunk_size" not in more:
+        request.context_chunk_size = request.context_remaining_length
+    return request
+
+
+def generation(request_id: int, *, drafts: int = 0, beams: int = 1) -> Request:
+    return Request(
+        request_id, 1, context_current_position=1, py_draft_tokens=[0] * drafts, sampling_config=Sampling(beams)
+    )
+
+
+@dataclass
+class PlainBatch:
+    """Before contexts were kept in two lists."""
+
+    context_requests: list[Request] = field(default_factory=list)
+    generation_requests: list[Request] = field(default_factory=list)
+
+
+class SplitBatch:
+    """`context_requests` cannot be assigned."""
+
+    def __init__(self, contexts: list[Request], generations: list[Request]) -> None:
+        self.generation_requests = generations
+        self.reset_context_requests(contexts)
+
+    @property
+    def context_requests(self) -> list[Request]:
+        return self._chunking + self._last
+
+    def reset_context_requests(self, contexts: list[Request]) -> None:
+        self._chunking = [r for r in contexts if r.context_chunk_size < r.context_remaining_length]
+        self._last = [r for r in contexts if r not in self._chunking]
