@@ -1,5 +1,6 @@
 """Imports the stand-in as `tensorrt_llm`, in one variant, and takes it out again."""
 
+import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ def upstream(variant: str, device: str = "cpu") -> Iterator[ModuleType]:
         sys.path.remove(str(FAKES))
         for name in _modules():
             del sys.modules[name]
+        gc.collect()  # modules are cycles, and what they hold has device memory
 
 
 def _modules() -> list[str]:

@@ -59,7 +59,7 @@ class PyExecutor:
         self.response_cv = threading.Condition()  # guards responses
         self.event_loop_error: BaseException | None = None
         self.is_shutdown = False
-        self._waiting: queue.Queue[LlmRequest | None] = queue.Queue()
+        self._waiting: queue.Queue[list[LlmRequest] | None] = queue.Queue()
         loop = self._executor_loop if disable_overlap_scheduler else self._executor_loop_overlap
         self.event_loop = loop
         self.worker_thread: threading.Thread | None = None
@@ -80,7 +80,7 @@ class PyExecutor:
                     f"request {request.request_id} has {request.prompt_len} tokens, max_num_tokens is "
                     f"{max_num_tokens}, and prefill is not chunked"
                 )
-            self._waiting.put(request)
+        self._waiting.put(list(requests))
         return [request.request_id for request in requests]
 
     def await_responses(self, request_ids: list[int], timeout: float) -> list[LlmResponse] | None:
@@ -169,13 +169,13 @@ class PyExecutor:
         idle = not self.active_requests and self.previous_batch is None
         while not self.is_shutdown:
             try:
-                request = self._waiting.get(block=idle)
+                requests = self._waiting.get(block=idle)
             except queue.Empty:
                 return
-            if request is None:
+            if requests is None:
                 self.is_shutdown = True
                 return
-            self.active_requests.append(request)
+            self.active_requests += requests
             idle = False
 
     def _schedule(self) -> Any:

@@ -1,0 +1,64 @@
+"""With no overlay, admission overshoots max_num_tokens, and the loop dies of it unnoticed (hazard H3)."""
+
+import asyncio
+from importlib import import_module
+
+import pytest
+
+from tests.fakes.admissions import EVAPORATION, SHARED_LEAF, fill_for_evaporation, leave_a_leaf
+from tests.fakes.fixture import upstream
+from tests.fakes.serving import Server
+
+
+def overshoots(server: Server, requests: list[object]) -> None:
+    """The whole batch fails, the thread ends, health stays green, and nobody answers later requests."""
+    responses = server.run(requests)
+    for response in responses:
+        assert "should be less than or equal to max_num_tokens" in response.error_msg
+    executor = server.executor
+    executor.worker_thread.join()
+    with pytest.raises(AssertionError, match="Sampling failed"):
+        raise executor.event_loop_error
+
+    openai = import_module("tensorrt_llm.serve.openai_server").OpenAIServer("tiny", executor)
+    assert asyncio.run(openai.health()).status_code == 200
+    assert asyncio.run(openai.get_model()).status_code == 200
+    later = executor.enqueue_requests([server.request(99, [1, 2, 3])])
+    assert executor.await_responses(later, timeout=0) is None
+
+
+@pytest.mark.parametrize("variant", ["A", "B"])
+def test_reuse_evaporates_where_sequences_are_added_one_by_one(variant: str) -> None:
+    with upstream(variant):
+        server = Server(EVAPORATION)
+        overshoots(server, fill_for_evaporation(server))
+
+
+@pytest.mark.parametrize("variant", ["C", "D", "F"])
+def test_reuse_does_not_evaporate_where_the_batch_claims_first(variant: str) -> None:
+    with upstream(variant):
+        server = Server(EVAPORATION)
+        responses = server.serve(fill_for_evaporation(server))
+        assert [response.error_msg for response in responses] == [None, None]
+
+
+@pytest.mark.parametrize("variant", ["A", "B", "C", "D", "F"])
+def test_a_leaf_promised_twice_overshoots_where_prefill_is_not_chunked(variant: str) -> None:
+    with upstream(variant):
+        server = Server(SHARED_LEAF)
+        overshoots(server, leave_a_leaf(server))
+
+
+@pytest.mark.parametrize("variant", ["A", "B", "C"])
+def test_a_leaf_promised_twice_overshoots_with_chunked_prefill_too(variant: str) -> None:
+    with upstream(variant):
+        server = Server({**SHARED_LEAF, "enable_chunked_prefill": True})
+        overshoots(server, leave_a_leaf(server))
+
+
+@pytest.mark.parametrize("variant", ["D", "F"])
+def test_later_builds_trim_chunks(variant: str) -> None:
+    with upstream(variant):
+        server = Server({**SHARED_LEAF, "enable_chunked_prefill": True})
+        responses = server.serve(leave_a_leaf(server))
+        assert [response.error_msg for response in responses] == [None, None]
