@@ -73,7 +73,7 @@ def another_upstream(folder: Path) -> None:
 
 @pytest.mark.parametrize("workers", [2, 4])
 def test_spawned_workers_have_the_fixes_and_attest(folder: Path, workers: int) -> None:
-    """`enable()` in rank 0 comes after its start, so workers get its settings from upstream's filter and nowhere else."""
+    """`enable()` comes after rank 0 has started, so workers get its settings through upstream's filter only."""
     done = start(folder, PYTHON, "main.py", str(workers), "enable")
     found = results(done)
     assert [each["rank"] for each in found] == list(range(workers))

@@ -149,6 +149,29 @@ def test_fix_waits_for_every_trigger_that_this_build_has(module: Any, monkeypatc
     assert registry.apply(settings()).applied == ("token-budget",)
 
 
+def test_at_last_a_fix_is_decided_with_what_is_there_and_again_when_more_comes(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    existing = {LATER, "tensorrt_llm.never_imported"}
+    monkeypatch.setattr("trtllm_kvfix.overlay.registry.exists", lambda name: name in existing)
+    asked = []
+
+    def probe(upstream: Upstream) -> Answer:
+        asked.append(upstream.module(LATER) is not None)
+        return Answer(State.NEEDED if asked[-1] else State.NOT_APPLICABLE, "")
+
+    made = Fix(**{**vars(fix(triggers=(MODULE, *sorted(existing)))), "probe": probe})
+    registry = Registry([made])
+    assert registry.apply(settings()).fixes[0].word == "waiting"
+    for _ in range(2):
+        assert registry.apply(settings(), at_last=True).fixes[0].word == "not-applicable"
+    monkeypatch.setitem(sys.modules, LATER, ModuleType(LATER))
+    assert registry.apply(settings()).fixes[0].word == "not-applicable"
+    assert registry.apply(settings(), at_last=True).applied == ("token-budget",)
+    assert asked == [False, True]
+    assert module.first() == "ours first"
+
+
 def test_fix_without_any_trigger_in_this_build_waits() -> None:
     assert Registry([fix(triggers=("tensorrt_llm.in_no_build",))]).apply(settings()).fixes[0].word == "waiting"
 

@@ -83,8 +83,8 @@ class Report:
 class Registry:
     """Holds what is installed in this process. Every method may be called from any thread; one lock.
 
-    `apply` may be called again whenever more of upstream has been imported: what is decided stays, what was waiting is
-    looked at again. Other settings than last time take everything back first.
+    `apply` may be called again whenever more of upstream has been imported: what is applied stays, the others are
+    looked at again when more of their triggers are there. Other settings than last time take everything back first.
     """
 
     def __init__(self, fixes: Iterable[Fix] | None = None) -> None:
@@ -92,10 +92,14 @@ class Registry:
         self._lock = threading.RLock()
         self._settings = Settings()
         self._answers: dict[str, Answer] = {}
+        self._decided_on: dict[str, set[str]] = {}  # the triggers that were there when a fix was decided
         self._installed: list[seam.Installed] = []
 
-    def apply(self, settings: Settings, upstream: Upstream | None = None) -> Report:
-        """Raise ApplyError, or SettingsError for a choice that cannot be honoured, with everything taken back."""
+    def apply(self, settings: Settings, upstream: Upstream | None = None, *, at_last: bool = False) -> Report:
+        """Raise ApplyError, or SettingsError for a choice that cannot be honoured, with everything taken back.
+
+        at_last: do not wait for triggers that exist and have not been imported; this start does without them.
+        """
         upstream = upstream or Upstream()
         with self._lock:
             if settings != self._settings:
@@ -103,7 +107,7 @@ class Registry:
                 self._settings = settings
             try:
                 for fix in self.fixes:
-                    if fix.id not in self._answers and self._is_due(fix):
+                    if self._is_due(fix, at_last):
                         self._decide(fix, upstream)
             except Exception:
                 self.revert()
@@ -116,6 +120,7 @@ class Registry:
             left = [str(installed.seam) for installed in reversed(self._installed) if not installed.restore()]
             self._installed.clear()
             self._answers.clear()
+            self._decided_on.clear()
         for name in left:
             log.warning("%s was replaced by somebody else after us and is left as it is", name)
         return left
@@ -169,12 +174,18 @@ class Registry:
                 "kvfix.force: true (run --force) applies it nevertheless"
             )
 
-    @staticmethod
-    def _is_due(fix: Fix) -> bool:
-        """Every trigger that this build has is imported, and it has at least one."""
+    def _is_due(self, fix: Fix, at_last: bool) -> bool:
+        """Something of it is imported that was not when it was decided, and nothing more is to come."""
+        if any(installed.fix_id == fix.id for installed in self._installed):
+            return False
         upstream = Upstream()
-        pending = [name for name in fix.triggers if upstream.module(name) is None]
-        return len(pending) < len(fix.triggers) and not any(exists(name) for name in pending)
+        there = {name for name in fix.triggers if upstream.module(name) is not None}
+        if there <= self._decided_on.get(fix.id, set()):
+            return False
+        if not at_last and any(exists(name) for name in fix.triggers if name not in there):
+            return False
+        self._decided_on[fix.id] = there
+        return True
 
     def _report(self, settings: Settings, answers: dict[str, Answer]) -> Report:
         seams: dict[str, dict[str, str]] = {}

@@ -45,7 +45,7 @@ def pass_gate() -> None:
         return
     if active.failure is not None:
         raise active.failure
-    report = active.registry.apply(active.settings)
+    report = active.registry.apply(active.settings, at_last=True)
     for name in active.registry.aliases():
         log.warning("%s was taken before its fix was applied and still is the original", name)
     for name in active.registry.lost():

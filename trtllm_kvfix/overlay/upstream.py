@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from trtllm_kvfix.overlay.import_hook import finder as hook
 
 PACKAGE = "tensorrt_llm"
 _EXECUTOR = f"{PACKAGE}._torch.pyexecutor"
@@ -169,15 +171,25 @@ def exists(name: str) -> bool:
 
 
 def _located(name: str) -> ModuleSpec | None:
+    """What the import system would load, asking its finders level by level; its own look-up would run the parents."""
     parent, _, _ = name.rpartition(".")
-    if not parent:
-        return PathFinder.find_spec(name)
-    if parent in sys.modules:
-        places = getattr(sys.modules[parent], "__path__", None)
-    else:
-        above = _located(parent)
-        places = above.submodule_search_locations if above is not None else None
-    return PathFinder.find_spec(name, places) if places is not None else None
+    places = None
+    if parent:
+        above = sys.modules[parent].__spec__ if parent in sys.modules else _located(parent)
+        places = getattr(sys.modules.get(parent), "__path__", None) or getattr(
+            above, "submodule_search_locations", None
+        )
+        if places is None:
+            return None
+    for finder in list(sys.meta_path):
+        find = getattr(finder, "find_spec", None)
+        try:
+            spec: ModuleSpec | None = find(name, places, None) if find is not None and finder is not hook else None
+        except ModuleNotFoundError:
+            return None  # a finder that hides it
+        if spec is not None:
+            return spec
+    return None
 
 
 def _documented_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
