@@ -9,10 +9,10 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.progress import progress_bar
 from trtllm_kvfix.replay.engine import Workload
 from trtllm_kvfix.replay.outcome import Admission, CacheShape, Report
 from trtllm_kvfix.replay.plot import check_plot, plot
-from trtllm_kvfix.progress import progress_bar
 from trtllm_kvfix.replay.report import print_report, print_sweep
 from trtllm_kvfix.replay.runs import Result, Run, comparison, execute, sweep
 from trtllm_kvfix.replay.sizes import ModelShape, blocks_of
