@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,11 +16,11 @@ from trtllm_kvfix.metrics import counters
 WATCHDOG_S = 30.0
 
 
-def run(*bodies: Callable[[], None]) -> None:
+def run(*bodies: Callable[[], Any]) -> None:
     """Each in a thread of its own; an error of one is raised, a hang fails after a while."""
     errors: list[BaseException] = []
 
-    def kept(body: Callable[[], None]) -> None:
+    def kept(body: Callable[[], Any]) -> None:
         try:
             body()
         except BaseException as error:
@@ -127,7 +128,7 @@ def test_a_call_that_raises_ends_its_turn() -> None:
     bound = guarded_class(turns)()
     with pytest.raises(KeyError, match="no such request"):
         bound.fail()
-    run(lambda: bound.pin_blocks_by_id([1]) and None)
+    run(partial(bound.pin_blocks_by_id, [1]))
     assert turns.stats().turns == 2
 
 
@@ -194,7 +195,12 @@ def test_the_lock_is_of_one_thread() -> None:
     run(elsewhere)
     lock.release()
     lock.release()
-    run(lambda: None if lock.acquire(0.0) and not lock.release() else pytest.fail("still held"))
+
+    def afterwards() -> None:
+        assert lock.acquire(0.0)
+        lock.release()
+
+    run(afterwards)
 
 
 def stress(bound: Any, rounds: int) -> None:
