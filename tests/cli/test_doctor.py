@@ -18,7 +18,7 @@ def test_report_says_what_is_installed() -> None:
     assert report["numpy"] == np.__version__
     assert report["extension"] == native.build_info()
     assert report["extension"]["locks"] == "yes"
-    assert set(report["optional"]) == {"matplotlib", "tensorrt_llm", "torch"}
+    assert set(report["optional"]) == {"matplotlib", "mpi4py", "tensorrt_llm", "torch"}
     assert report["problems"] == []
 
 

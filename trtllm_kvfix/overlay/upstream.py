@@ -47,7 +47,10 @@ class Upstream:
             return None if is_importing(found) else found
         if not self._may_import or not exists(name):
             return None
-        return import_module(name)
+        try:
+            return import_module(name)
+        except ImportError:
+            return None  # it wants something that is not here, so nothing will run it here either
 
     def first(self, *names: str) -> ModuleType | None:
         """The first of the places that is there."""
@@ -195,4 +198,9 @@ def _located(name: str) -> ModuleSpec | None:
 def _documented_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     """Bound functions of nanobind tell their signature in the first line of their documentation."""
     documented = re.match(r"\w+\((.*)\)\s*(?:->|$)", (getattr(function, "__doc__", None) or "").strip(), re.MULTILINE)
-    return tuple(re.findall(r"(?:^|,\s*)(\w+)(?=\s*[:=,]|$)", documented[1])) if documented else ()
+    if documented is None:
+        return ()
+    text, nested = documented[1], 1
+    while nested:  # types such as tuple[int, int] hold commas of their own
+        text, nested = re.subn(r"\[[^\[\]]*\]", "", text)
+    return tuple(re.findall(r"(?:^|,\s*)(\w+)(?=\s*[:=,]|$)", text))

@@ -1,0 +1,142 @@
+"""What `doctor` says about an installed TensorRT-LLM, and when it exits with 1."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.overlay.small_upstream import environment
+from trtllm_kvfix.overlay.buffers import candidates
+
+SOURCE = """
+class Metadata:
+    def prepare(self):
+        self.prompt_lens_cuda[:n].copy_(self.prompt_lens_cpu[:n], non_blocking=True)
+        self.table.copy_(self.host_kv_cache_block_offsets[0, :n], non_blocking=True)
+        self.again.copy_(self.prompt_lens_cpu, non_blocking=True)
+        self.lens = self.host_lens.to("cuda", non_blocking=True)
+        self.a.copy_(self.fresh(), non_blocking=True)
+        self.b.copy_(self.lens_cuda, non_blocking=True)
+        self.c.copy_(self.waited_for)
+        self.d.copy_(self.waited_for, non_blocking=False)
+        self.e.copy_(local, non_blocking=True)
+"""
+NAMES = ["prompt_lens_cpu", "host_kv_cache_block_offsets", "host_lens"]
+
+
+def doctor(folder: Path, *arguments: str, prelude: str = "", **variables: str) -> tuple[dict[str, Any], int]:
+    """Of the small upstream and its two fixes."""
+    code = (
+        f"import small_fixes\n{prelude}\nimport sys; sys.argv = ['trtllm-kvfix', 'doctor', '--json']\n"
+        "from trtllm_kvfix.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, *arguments, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=environment(folder, **variables),
+    )
+    assert done.stdout, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report, done.returncode
+
+
+def test_needed_fixes_that_nothing_brings_are_problems(small: Path) -> None:
+    report, exit_code = doctor(small)
+    assert exit_code == 1
+    assert report["overlay"]["hook"] == "none"
+    assert [(each["id"], each["state"], each["word"]) for each in report["overlay"]["fixes"]] == [
+        ("token-budget", "needed", "needed"),
+        ("nixl-listener", "needed", "needed"),
+    ]
+    assert report["problems"] == [
+        f"fix {fix_id} is needed (its seam is there) and nothing brings it here: `trtllm-kvfix enable` or "
+        "`trtllm-kvfix run -- COMMAND`"
+        for fix_id in ("token-budget", "nixl-listener")
+    ]
+
+
+def test_below_run_all_is_well_unless_one_is_off(small: Path) -> None:
+    (small / "sitecustomize.py").write_text("import small_fixes\n")
+    command = [sys.executable, "-m", "trtllm_kvfix"]
+    for options, exit_code in (([], 0), (["--fix", "token-budget=off"], 1)):
+        done = subprocess.run(
+            [*command, "run", *options, "--", *command, "doctor", "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=small,
+            env=environment(small),
+        )
+        report = json.loads(done.stdout)
+        assert (report["overlay"]["hook"], done.returncode) == ("run", exit_code)
+        off = ["fix token-budget is needed (its seam is there) and switched off"]
+        assert report["problems"] == (off if options else [])
+
+
+def test_switch_that_is_off_is_named(small: Path) -> None:
+    report, exit_code = doctor(small, TRTLLM_KVFIX_ENABLED="false")
+    assert (report["overlay"]["hook"], exit_code) == ("off", 1)
+    assert report["problems"][0].endswith("nothing brings it here: TRTLLM_KVFIX_ENABLED=true")
+
+
+def test_fix_whose_self_test_fails_is_a_problem(small: Path) -> None:
+    prelude = (
+        "import dataclasses\ndef fail(): assert 1 == 2, 'it does not hold'\n"
+        "small_fixes.stand.ALL = (dataclasses.replace(small_fixes.ALL[0], self_test=fail),)"
+    )
+    report, exit_code = doctor(small, prelude=prelude)
+    assert exit_code == 1
+    assert report["problems"][0] == "fix token-budget fails its self-test: AssertionError: it does not hold"
+
+
+def test_upstream_that_cannot_be_imported_is_a_problem_and_its_noise_stays_out_of_the_report(small: Path) -> None:
+    (small / "tensorrt_llm/__init__.py").write_text(
+        "print('hello')\nimport os; os.write(1, b'from C')\nimport absent\n"
+    )
+    report, exit_code = doctor(small)
+    assert exit_code == 1
+    assert report["problems"] == [
+        "tensorrt_llm cannot be imported: ModuleNotFoundError: No module named 'absent'",
+    ]
+
+
+def test_buffers_are_listed_with_what_guards_them(small: Path) -> None:
+    file = small / "tensorrt_llm/_torch/attention_backend/trtllm.py"
+    file.parent.mkdir()
+    file.write_text(SOURCE)
+    report, _ = doctor(small)
+    assert [(each["name"], each["file"], each["guard"]) for each in report["overlay"]["buffers"]] == [
+        (name, "_torch/attention_backend/trtllm.py", None) for name in NAMES
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "mended_by"),
+    [
+        ("pyexecutor/resource_manager.py", "staged-offsets-v1"),
+        ("attention_backend/trtllm.py", "staged-offsets-v1"),
+        ("pyexecutor/kv_cache/kv_cache_manager_v2.py", "staged-offsets-v2"),
+        ("attention_backend/sparse/dsa.py", "input-copy-fence"),
+    ],
+)
+def test_table_of_blocks_is_mended_where_our_fixes_reach(tmp_path: Path, file: str, mended_by: str) -> None:
+    path = tmp_path / "_torch" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(SOURCE)
+    found = {each.name: each for each in candidates(tmp_path)}
+    assert list(found) == NAMES
+    assert found["host_kv_cache_block_offsets"].mended_by == mended_by
+    assert found["prompt_lens_cpu"].mended_by == "input-copy-fence"
+    assert found["prompt_lens_cpu"].line == 4
+
+
+def test_source_that_this_python_cannot_read_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "_torch").mkdir()
+    (tmp_path / "_torch/later.py").write_text("x = = non_blocking=True")
+    assert candidates(tmp_path) == []

@@ -1,0 +1,37 @@
+"""What this machine offers to pinned memory and copies: GPU, driver, limits."""
+
+import re
+import resource
+from pathlib import Path
+from typing import Any
+
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+
+
+def describe() -> dict[str, Any]:
+    return {"driver": driver_version(), "gpu": gpu_name(), "memory_lock_bytes": memory_lock_bytes()}
+
+
+def driver_version() -> str | None:
+    try:
+        text = DRIVER_VERSION.read_text()
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module.*?(\d+\.\d+[.\d]*)", text)
+    return found[1] if found else None
+
+
+def gpu_name() -> str | None:
+    """Of the first GPU, as the driver API has it; None without a driver, a GPU or the extension."""
+    try:
+        from trtllm_kvfix import native  # noqa: PLC0415  a missing extension is reported elsewhere
+
+        return native.open_device("cuda").name
+    except (ImportError, ValueError, RuntimeError):
+        return None
+
+
+def memory_lock_bytes() -> int | None:
+    """How much memory this process may register for a device with the kernel's limit in force; None is any amount."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
