@@ -1,9 +1,12 @@
 #include "staging/device_table_stager.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <span>
 
 #include "staging/row_diff.h"
+#include "staging/shared_lines.h"
 
 namespace kvfix {
 namespace {
@@ -11,58 +14,13 @@ namespace {
 // A slot holds this many entries at most; more changes take several slots, in stream order.
 constexpr std::uint32_t kEntriesMax = 64 * 1024;
 
+void lower_to(std::atomic<std::uint32_t>& least, std::uint32_t value) {
+    std::uint32_t seen = least.load(std::memory_order_relaxed);
+    while (value < seen && !least.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+    }
+}
+
 }  // namespace
-
-// Fills slots with entries; a full one is applied and the next is taken.
-class DeviceTableStager::EntryWriter {
-  public:
-    EntryWriter(DeviceTableStager& stager, StreamHandle stream)
-        : stager_(stager), stream_(stream), slot_(stager.ring_.take()) {}
-
-    void put(std::uint32_t index, std::int32_t value) {
-        if (count_ == stager_.entries_max_) {
-            apply();
-            std::move(*slot_).submit(stream_);
-            slot_.reset();
-            slot_.emplace(stager_.ring_.take());
-        }
-        static_cast<TableEntry*>(slot_->data())[count_++] = {index, value};
-        ++total_;
-    }
-    // Before any entry. The slot is lent so that this has an end too: if nothing else comes, the slot waits for the stream.
-    void clear_table() {
-        slot_->lend(stream_);
-        std::ranges::fill(stager_.shadow_, 0);
-        stager_.device_->launch(FillWords{.words = reinterpret_cast<std::uint32_t*>(stager_.table_.address()),
-                                          .count = stager_.shadow_.size(),
-                                          .value = 0},
-                                stream_);
-    }
-    // Applies the rest; the slot's end is free for the row numbers.
-    StagingSlot finish() {
-        apply();
-        return std::move(*slot_);
-    }
-    std::uint64_t total() const { return total_; }
-
-  private:
-    void apply() {
-        if (count_ != 0) {
-            stager_.device_->launch(
-                ApplyEntries{.table = reinterpret_cast<std::int32_t*>(stager_.table_.address()),
-                             .entries = reinterpret_cast<const TableEntry*>(slot_->lend_to_kernels(stream_)),
-                             .count = count_},
-                stream_);
-            count_ = 0;
-        }
-    }
-
-    DeviceTableStager& stager_;
-    StreamHandle stream_;
-    std::optional<StagingSlot> slot_;
-    std::uint32_t count_ = 0;
-    std::uint64_t total_ = 0;
-};
 
 DeviceTableStager::DeviceTableStager(std::shared_ptr<Device> device, const StagerConfig& config)
     : device_(std::move(device)),
@@ -70,6 +28,7 @@ DeviceTableStager::DeviceTableStager(std::shared_ptr<Device> device, const Stage
       entries_max_(static_cast<std::uint32_t>(std::min<std::size_t>(config.elements_max(), kEntriesMax))),
       table_(device_, config.elements_max() * sizeof(std::int32_t)),
       shadow_(config.elements_max()),
+      lines_(config),
       ring_(device_, config.slots,
             std::size_t{entries_max_} * sizeof(TableEntry) + std::size_t{config.rows_max} * sizeof(std::uint32_t)) {}
 
@@ -77,15 +36,12 @@ DeviceTableStager::Shipped DeviceTableStager::ship(const Shipment& shipment) {
     order_after_last_use(shipment.stream);
     const bool restarts = lost_;
     lost_ = true;  // until everything has been enqueued
-    EntryWriter writer(*this, shipment.stream);
+    EntryWriter writer(*device_, ring_, table_.address(), entries_max_, shipment.stream);
     if (restarts) {
-        writer.clear_table();
+        writer.zero_table(shadow_.size());
+        std::ranges::fill(shadow_, 0);
     }
-    for (std::uint32_t pool = 0; pool < shipment.table.pools; ++pool) {
-        for (const std::uint32_t row : shipment.rows) {
-            stage_row(shipment, pool, row, writer);
-        }
-    }
+    stage_changes(lines_.of(shipment), shipment.width, writer);
     gather(shipment, writer.finish());
     lost_ = false;
     return {writer.total() * sizeof(TableEntry) + shipment.rows.size() * sizeof(std::uint32_t), writer.total()};
@@ -103,16 +59,58 @@ void DeviceTableStager::order_after_last_use(StreamHandle stream) {
     last_stream_ = stream;
 }
 
-void DeviceTableStager::stage_row(const Shipment& shipment, std::uint32_t pool, std::uint32_t row,
-                                  EntryWriter& writer) {
-    const std::uint32_t planes = planes_of(config_.layout);
-    for (std::uint32_t plane = 0; plane < planes; ++plane) {
-        const std::int32_t* live = shipment.table.row(pool, row, plane);
-        const std::size_t base = ((std::size_t{pool} * config_.rows_max + row) * planes + plane) * config_.blocks_max;
-        update_shadow(live, shadow_.data() + base, shipment.width, [&](std::size_t block, std::int32_t value) {
-            writer.put(static_cast<std::uint32_t>(base + block), value);
-        });
+void DeviceTableStager::stage_changes(std::span<const TableLine> lines, std::uint32_t width, EntryWriter& writer) {
+    const auto count = static_cast<std::uint32_t>(lines.size());
+    std::atomic<std::uint32_t> left_from = count;  // every line before it has been staged
+    share_lines(config_.team.get(), count, width * sizeof(std::int32_t),
+                [&](std::uint32_t begin, std::uint32_t end) noexcept {
+                    const auto put = [&](std::span<const TableEntry> found) { return writer.put(found); };
+                    const std::uint32_t staged = stage_lines(lines.subspan(begin, end - begin), width, put);
+                    if (begin + staged != end) {
+                        lower_to(left_from, begin + staged);
+                    }
+                });
+    // What is in the full slot is in the shadow too, so this finds the rest.
+    stage_lines(lines.subspan(left_from), width, [&](std::span<const TableEntry> found) {
+        if (!writer.put(found)) {
+            writer.turn();
+            check(writer.put(found), "an empty slot has no room for one piece of a row");
+        }
+        return true;
+    });
+}
+
+// Compares piece by piece and brings the shadow up to date with what `put` has taken. Returns how many lines it took whole.
+template <class Put>
+std::uint32_t DeviceTableStager::stage_lines(std::span<const TableLine> lines, std::uint32_t width, const Put& put) {
+    const FindChanges find = best_diff();
+    TableEntry found[kPieceMax + kDiffSlack];
+    for (std::size_t at = 0; at < lines.size(); ++at) {
+        for (std::uint32_t block = 0; block < width; block += kPieceMax) {
+            const RowPiece piece = piece_of(lines[at], block, width);
+            const RowPiece next = width - block > kPieceMax ? piece_of(lines[at], block + kPieceMax, width)
+                                  : at + 1 < lines.size()   ? piece_of(lines[at + 1], 0, width)
+                                                            : piece;
+            const std::size_t count = find(piece, next, found);
+            if (count == 0) {
+                continue;
+            }
+            if (!put(std::span(found, count))) {
+                return static_cast<std::uint32_t>(at);
+            }
+            for (const TableEntry& entry : std::span(found, count)) {
+                shadow_[entry.index] = entry.value;
+            }
+        }
     }
+    return static_cast<std::uint32_t>(lines.size());
+}
+
+RowPiece DeviceTableStager::piece_of(const TableLine& line, std::uint32_t block, std::uint32_t width) const {
+    return {.live = line.live + block,
+            .shadow = shadow_.data() + line.index + block,
+            .count = std::min(width - block, kPieceMax),
+            .index = line.index + block};
 }
 
 void DeviceTableStager::gather(const Shipment& shipment, StagingSlot slot) {
@@ -131,7 +129,7 @@ void DeviceTableStager::gather(const Shipment& shipment, StagingSlot slot) {
                                      .planes = planes,
                                      .scale = config_.scale},
                     shipment.stream);
-    std::move(slot).submit(shipment.stream);
+    std::move(slot).submit();
 }
 
 }  // namespace kvfix

@@ -1,17 +1,21 @@
 // The table lives on the device. What changed since it was last shipped is found by comparing with a shadow on the host; only
 // that travels, and a kernel writes the batch-ordered destination. Needs kernels.
 //
-// The shadow is what the device table will hold once everything enqueued has run. It is written row by row as entries are staged;
+// The shadow is what the device table will hold once everything enqueued has run. It is written as entries are staged;
 // if anything fails in between, or on the stream later, both are lost and start again from zero.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
+#include "staging/entry_writer.h"
 #include "staging/offset_shipment.h"
+#include "staging/row_diff.h"
 #include "staging/staging_ring.h"
+#include "staging/table_lines.h"
 
 namespace kvfix {
 
@@ -28,10 +32,11 @@ class DeviceTableStager {
     std::shared_ptr<const RingCounters> ring_counters() const { return ring_.counters(); }
 
   private:
-    class EntryWriter;
-
     void order_after_last_use(StreamHandle stream);
-    void stage_row(const Shipment& shipment, std::uint32_t pool, std::uint32_t row, EntryWriter& writer);
+    void stage_changes(std::span<const TableLine> lines, std::uint32_t width, EntryWriter& writer);
+    template <class Put>
+    std::uint32_t stage_lines(std::span<const TableLine> lines, std::uint32_t width, const Put& put);
+    RowPiece piece_of(const TableLine& line, std::uint32_t block, std::uint32_t width) const;
     void gather(const Shipment& shipment, StagingSlot slot);
 
     std::shared_ptr<Device> device_;
@@ -39,6 +44,7 @@ class DeviceTableStager {
     std::uint32_t entries_max_;  // of one slot
     DeviceMemory table_;         // (pools, rows_max, planes, blocks_max)
     std::vector<std::int32_t> shadow_;
+    TableLines lines_;
     StagingRing ring_;  // behind table_: it ends first, and waits for the kernels that use the table
     bool lost_ = true;  // contents unknown: zero both before the next use
     std::optional<StreamHandle> last_stream_;

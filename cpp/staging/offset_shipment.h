@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "device/device.h"
 #include "kernels/calls.h"
+#include "staging/worker_team.h"
 
 namespace kvfix {
 
@@ -43,7 +45,8 @@ struct StagerConfig {
     std::uint32_t rows_max = 0;
     std::uint32_t blocks_max = 0;
     std::uint32_t slots = 3;
-    PageScale scale{};  // of v2
+    PageScale scale{};                   // of v2
+    std::shared_ptr<WorkerTeam> team{};  // helps with what is large; null: the caller works alone
 
     std::size_t elements_max() const { return std::size_t{num_pools} * rows_max * planes_of(layout) * blocks_max; }
 };

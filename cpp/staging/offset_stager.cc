@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "core/types.h"
+#include "staging/shared_lines.h"
 
 namespace kvfix {
 namespace {
@@ -11,29 +12,40 @@ namespace {
 // Tables from this size on are kept on the device: the crossover that bench_staging.py measures.
 constexpr std::size_t kDeviceTableBytesMin = 131072;  // 128 KiB
 
-void require(bool ok, const std::string& why) {
-    if (!ok) {
-        throw std::invalid_argument("OffsetStager: " + why);
+// `why` makes the text, and only when it is needed: a ship checks every row.
+template <class Why>
+void require(bool ok, const Why& why) {
+    if (!ok) [[unlikely]] {
+        throw std::invalid_argument("OffsetStager: " + std::string(why()));
     }
 }
 
 StagerConfig checked(const StagerConfig& config) {
     require(config.num_pools >= 1 && config.num_pools <= kPoolsMax,
-            "num_pools is " + std::to_string(config.num_pools) + "; 1 to " + std::to_string(kPoolsMax));
-    require(config.rows_max >= 1, "rows_max is 0; at least 1");
-    require(config.blocks_max >= 1, "blocks_max is 0; at least 1");
-    require(config.slots >= 2,
-            "slots is " + std::to_string(config.slots) + "; with fewer than 2 every ship waits for the one before");
+            [&] { return "num_pools is " + std::to_string(config.num_pools) + "; 1 to " + std::to_string(kPoolsMax); });
+    require(config.rows_max >= 1, [] { return "rows_max is 0; at least 1"; });
+    require(config.blocks_max >= 1, [] { return "blocks_max is 0; at least 1"; });
+    require(config.slots >= 2, [&] {
+        return "slots is " + std::to_string(config.slots) + "; with fewer than 2 every ship waits for the one before";
+    });
     require(config.elements_max() <= kNone,
-            "a table of " + std::to_string(config.elements_max()) + " entries is over the limit");
+            [&] { return "a table of " + std::to_string(config.elements_max()) + " entries is over the limit"; });
+    return config;
+}
+
+StagerConfig with_team(StagerConfig config) {
+    if (config.team == nullptr && config.elements_max() * sizeof(std::int32_t) >= kTeamBytesMin) {
+        config.team = WorkerTeam::shared();
+    }
     return config;
 }
 
 StagerMode resolve(const Device& device, const StagerConfig& config, StagerMode mode) {
     if (mode == StagerMode::device_table) {
-        require(device.has_kernels(),
-                "mode device_table needs kernels, and " + device.name() +
-                    " has none: the package was built without a CUDA compiler, or for other GPUs");
+        require(device.has_kernels(), [&] {
+            return "mode device_table needs kernels, and " + device.name() +
+                   " has none: the package was built without a CUDA compiler, or for other GPUs";
+        });
     }
     if (mode != StagerMode::automatic) {
         return mode;
@@ -45,35 +57,38 @@ StagerMode resolve(const Device& device, const StagerConfig& config, StagerMode 
 }  // namespace
 
 OffsetStager::OffsetStager(std::shared_ptr<Device> device, const StagerConfig& config, StagerMode mode)
-    : config_(checked(config)), mode_(resolve(*device, config, mode)) {
+    : config_(with_team(checked(config))), mode_(resolve(*device, config, mode)) {
     if (mode_ == StagerMode::device_table) {
-        device_table_ = std::make_unique<DeviceTableStager>(std::move(device), config);
+        device_table_ = std::make_unique<DeviceTableStager>(std::move(device), config_);
         ring_counters_ = device_table_->ring_counters();
     } else {
-        snapshot_ = std::make_unique<SnapshotStager>(std::move(device), config);
+        snapshot_ = std::make_unique<SnapshotStager>(std::move(device), config_);
         ring_counters_ = snapshot_->ring_counters();
     }
 }
 
 void OffsetStager::check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const {
     const HostTable& table = shipment.table;
-    require(snapshot_ != nullptr || device_table_ != nullptr, "ship() after close()");
-    require(table.pools == config_.num_pools, "the table has " + std::to_string(table.pools) +
-                                                  " pools, the stager was made for " +
-                                                  std::to_string(config_.num_pools));
-    require(table.rows <= config_.rows_max && table.blocks <= config_.blocks_max,
-            "a table of " + std::to_string(table.rows) + " rows and " + std::to_string(table.blocks) +
-                " blocks is larger than the " + std::to_string(config_.rows_max) + " x " +
-                std::to_string(config_.blocks_max) + " the stager was made for");
-    require(shipment.width <= table.blocks && shipment.width <= shipment.dst.blocks,
-            "width " + std::to_string(shipment.width) + " is more than the table's " + std::to_string(table.blocks) +
-                " or the destination's " + std::to_string(shipment.dst.blocks) + " blocks");
-    require(shipment.rows.size() <= dst_rows && shipment.rows.size() <= config_.rows_max,
-            std::to_string(shipment.rows.size()) + " rows do not fit a destination of " + std::to_string(dst_rows) +
-                " rows and a stager of " + std::to_string(config_.rows_max));
+    const auto text = [](auto number) { return std::to_string(number); };
+    require(snapshot_ != nullptr || device_table_ != nullptr, [] { return "ship() after close()"; });
+    require(table.pools == config_.num_pools, [&] {
+        return "the table has " + text(table.pools) + " pools, the stager was made for " + text(config_.num_pools);
+    });
+    require(table.rows <= config_.rows_max && table.blocks <= config_.blocks_max, [&] {
+        return "a table of " + text(table.rows) + " rows and " + text(table.blocks) + " blocks is larger than the " +
+               text(config_.rows_max) + " x " + text(config_.blocks_max) + " the stager was made for";
+    });
+    require(shipment.width <= table.blocks && shipment.width <= shipment.dst.blocks, [&] {
+        return "width " + text(shipment.width) + " is more than the table's " + text(table.blocks) +
+               " or the destination's " + text(shipment.dst.blocks) + " blocks";
+    });
+    require(shipment.rows.size() <= dst_rows && shipment.rows.size() <= config_.rows_max, [&] {
+        return text(shipment.rows.size()) + " rows do not fit a destination of " + text(dst_rows) +
+               " rows and a stager of " + text(config_.rows_max);
+    });
     for (const std::uint32_t row : shipment.rows) {
         require(row < table.rows,
-                "row " + std::to_string(row) + " is out of a table of " + std::to_string(table.rows) + " rows");
+                [&] { return "row " + text(row) + " is out of a table of " + text(table.rows) + " rows"; });
     }
 }
 

@@ -1,63 +1,37 @@
-// Finds what differs between a live row and its shadow, and brings the shadow up to date. Runs over every block in use of every
-// iteration, so it looks at sixteen entries at a time and only stops where one differs.
+// Finds what differs between a live row and its shadow, exactly. Runs over every block in use of every iteration, so it takes the
+// widest vectors that the machine has. It only looks: the shadow is brought up to date by whoever has staged what was found.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
+#include "kernels/calls.h"
 
 namespace kvfix {
 
-inline constexpr std::size_t kDiffGroup = 16;
+// How many entries are compared at once. `portable` runs everywhere; the compiler makes 128-bit vectors of it where it has them.
+enum class DiffWidth : std::uint8_t { portable, avx2, avx512 };
 
-// One bit an entry that differs.
-inline std::uint32_t differing(const std::int32_t* live, const std::int32_t* shadow) {
-#ifdef __SSE2__
-    const auto equal = [&](std::size_t at) {
-        const auto a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(live + at));
-        const auto b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(shadow + at));
-        return _mm_cmpeq_epi32(a, b);
-    };
-    const __m128i low = _mm_packs_epi32(equal(0), equal(4));
-    const __m128i high = _mm_packs_epi32(equal(8), equal(12));
-    return ~static_cast<std::uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(low, high))) & 0xffffU;
-#else
-    std::uint32_t bits = 0;
-    for (std::size_t i = 0; i < kDiffGroup; ++i) {
-        bits |= static_cast<std::uint32_t>(live[i] != shadow[i]) << i;
-    }
-    return bits;
-#endif
-}
+// A stretch of a row and its shadow; `index` is the first entry's in the device table.
+struct RowPiece {
+    const std::int32_t* live = nullptr;
+    const std::int32_t* shadow = nullptr;
+    std::uint32_t count = 0;
+    std::uint32_t index = 0;
+};
 
-// Calls emit(index, value) for every entry that differs, in order.
-template <class Emit>
-void update_shadow(const std::int32_t* live, std::int32_t* shadow, std::size_t count, Emit&& emit) {
-    std::size_t begin = 0;
-    for (; begin + kDiffGroup <= count; begin += kDiffGroup) {
-        std::uint32_t bits = differing(live + begin, shadow + begin);
-        if (bits == 0) [[likely]] {
-            continue;
-        }
-        std::int32_t values[kDiffGroup];  // read once: what is emitted is what the shadow gets
-        std::memcpy(values, live + begin, sizeof values);
-        for (; bits != 0; bits &= bits - 1) {
-            const auto at = static_cast<std::size_t>(std::countr_zero(bits));
-            emit(begin + at, values[at]);
-            shadow[begin + at] = values[at];
-        }
-    }
-    for (; begin < count; ++begin) {
-        if (const std::int32_t value = live[begin]; value != shadow[begin]) {
-            emit(begin, value);
-            shadow[begin] = value;
-        }
-    }
-}
+// Rows are looked at in pieces of this many entries: a page of memory each, as far as hardware prefetches.
+inline constexpr std::uint32_t kPieceMax = 1024;
+// Wide stores write this far past what they found.
+inline constexpr std::size_t kDiffSlack = 16;
+
+// Writes an entry for every element that differs, in order, and returns how many. Every live element is read once: what is
+// found is what is written. `out` has room for piece.count + kDiffSlack. `next` is fetched into the caches meanwhile; where rows
+// lie apart no hardware would, and it may be any address.
+using FindChanges = std::size_t (*)(const RowPiece& piece, const RowPiece& next, TableEntry* out);
+
+bool can_diff(DiffWidth width);        // on this machine
+FindChanges diff_by(DiffWidth width);  // must be one that can
+FindChanges best_diff();
 
 }  // namespace kvfix

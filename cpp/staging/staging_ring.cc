@@ -101,9 +101,9 @@ StagingSlot::~StagingSlot() {
     }
     StagingRing::Slot& slot = *ring_->slots_[index_];
     slot.taken = false;
-    if (lent_) {
+    if (lent_to_) {
         try {
-            ring_->device_->synchronize(lent_to_);
+            ring_->device_->synchronize(*lent_to_);
         } catch (const DeviceError&) {
             slot.lost = true;
         }
@@ -115,7 +115,8 @@ void* StagingSlot::data() const { return ring_->slots_[index_]->memory.data(); }
 std::size_t StagingSlot::bytes() const { return ring_->slot_bytes_; }
 
 std::uintptr_t StagingSlot::lend(StreamHandle stream) {
-    lent_ = true;
+    // One fence ends the use, and a fence is on one stream.
+    check(lent_to_.value_or(stream) == stream, "a staging slot is lent to two streams");
     lent_to_ = stream;
     return ring_->slots_[index_]->memory.address();
 }
@@ -125,9 +126,10 @@ std::uintptr_t StagingSlot::lend_to_kernels(StreamHandle stream) {
     return ring_->slots_[index_]->memory.device_address();
 }
 
-void StagingSlot::submit(StreamHandle stream) && {
+void StagingSlot::submit() && {
+    check(lent_to_.has_value(), "a staging slot is submitted that was never lent");
     StagingRing::Slot& slot = *ring_->slots_[index_];
-    slot.fence.raise(stream);  // if this throws, the slot is still ours, and the destructor waits for the stream
+    slot.fence.raise(*lent_to_);  // if this throws, the slot is still ours, and the destructor waits for the stream
     slot.taken = false;
     ring_->last_ = &slot;
     ring_->next_ = (index_ + 1) % ring_->slots_.size();

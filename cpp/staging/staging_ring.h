@@ -4,7 +4,7 @@
 //   StagingSlot slot = ring.take();
 //   ... write slot.data() ...
 //   device.copy({dst, slot.lend(stream), bytes}, stream);   // the address for the device comes with the promise to end its use
-//   std::move(slot).submit(stream);
+//   std::move(slot).submit();
 //
 // A slot that is destroyed without submit() goes back: at once if it was not lent, else after the stream it was lent to has been
 // waited for. If even that fails, or the fence does, nobody knows who still reads it: it is never handed out again, and the ring
@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "staging/fence.h"
@@ -50,20 +51,17 @@ class StagingRing;
 class StagingSlot {
   public:
     StagingSlot(StagingSlot&& other) noexcept
-        : ring_(std::exchange(other.ring_, nullptr)),
-          index_(other.index_),
-          lent_(other.lent_),
-          lent_to_(other.lent_to_) {}
+        : ring_(std::exchange(other.ring_, nullptr)), index_(other.index_), lent_to_(other.lent_to_) {}
     StagingSlot& operator=(StagingSlot&&) = delete;
     ~StagingSlot();
 
     void* data() const;
     std::size_t bytes() const;
-    // For copies, and for kernels. From here on the device may read the slot.
+    // For copies, and for kernels. From here on the device may read the slot: on this stream, and on no other.
     std::uintptr_t lend(StreamHandle stream);
     std::uintptr_t lend_to_kernels(StreamHandle stream);
-    // What has been enqueued on the stream ends this use.
-    void submit(StreamHandle stream) &&;
+    // What has been enqueued on the stream that it was lent to ends this use.
+    void submit() &&;
 
   private:
     friend class StagingRing;
@@ -71,8 +69,7 @@ class StagingSlot {
 
     StagingRing* ring_;
     std::size_t index_;
-    bool lent_ = false;
-    StreamHandle lent_to_;
+    std::optional<StreamHandle> lent_to_;
 };
 
 // Not thread-safe; its owner's lock covers it.

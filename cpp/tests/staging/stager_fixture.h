@@ -47,7 +47,8 @@ class StagerTest : public StagingTest {
                                     .rows_max = size.rows,
                                     .blocks_max = size.blocks,
                                     .slots = slots,
-                                    .scale = scale},
+                                    .scale = scale,
+                                    .team = team},
                        of.mode);
     }
     Target target() { return target(stream); }
@@ -97,6 +98,7 @@ class StagerTest : public StagingTest {
     Size size;
     OffsetLayout layout = OffsetLayout::v1;
     Words table;
+    std::shared_ptr<WorkerTeam> team;  // of the next stager; null: what it takes by itself
     std::optional<OffsetStager> stager;
 };
 

@@ -28,7 +28,7 @@ class StagingRingTest : public StagingTest {
         void* const at = slot.data();
         write(slot, value);
         copy_from(slot, target, on);
-        std::move(slot).submit(on);
+        std::move(slot).submit();
         return at;
     }
     void remake(std::size_t slots) { ring.emplace(device, slots, kBytes); }
@@ -61,7 +61,7 @@ TEST_F(StagingRingTest, TheFenceCoversWhatIsEnqueuedUntilSubmit) {
         probe.record(lent, stream);
         hold_until_wait(stream);  // behind the lending, in front of the copy
         probe.copy({address_of(first.data()), staged, kBytes}, stream);
-        std::move(slot).submit(stream);
+        std::move(slot).submit();
     }
     ship(2, second, stream);
     probe.sim().wait(lent);  // a fence that was recorded too early has passed by now
@@ -143,6 +143,16 @@ TEST_F(StagingRingTest, AnExceptionAfterLendingWaitsForTheStream) {
     EXPECT_EQ(values(second), all(kWords, 2));
 }
 
+TEST_F(StagingRingTest, ASlotIsLentToOneStream) {
+    StagingSlot slot = ring->take();
+    EXPECT_THROW(std::move(slot).submit(), InvariantViolation) << "nothing was enqueued that could end the use";
+    slot.lend(stream);
+    slot.lend_to_kernels(stream);
+    EXPECT_THROW(slot.lend(other), InvariantViolation);
+    EXPECT_THROW(slot.lend_to_kernels(other), InvariantViolation);
+    std::move(slot).submit();
+}
+
 TEST_F(StagingRingTest, ASlotWhoseStreamCannotBeWaitedForIsNeverHandedOutAgain) {
     const KeepsMemoryOnPurpose keeps;
     remake(2);
@@ -152,7 +162,7 @@ TEST_F(StagingRingTest, ASlotWhoseStreamCannotBeWaitedForIsNeverHandedOutAgain) 
         StagingSlot slot = ring->take();
         lost = slot.data();
         slot.lend(stream);
-        EXPECT_THROW(std::move(slot).submit(stream), DeviceError);
+        EXPECT_THROW(std::move(slot).submit(), DeviceError);
     }
     void* const kept = ship(1, first, other);
     EXPECT_NE(kept, lost);
