@@ -16,6 +16,12 @@ BEGIN_SCHEDULE = "begin schedule"
 # The host is about to wait for the input copies, where upstream does (surface 2.4).
 WAIT_FOR_INPUT_COPY = "wait for input copy"
 
+# The unlocked steps of pins (surface 4.4). In the thread that pins: a block was found, and is not counted yet; a count
+# was read, and not written yet. In the executor's: a free block was seen, and not taken yet.
+PIN_FOUND = "pin: found"
+PIN_COUNT_READ = "pin: count read"
+FREE_BLOCK_SEEN = "free block seen"
+
 
 def reach(point: str) -> None:
     action = _actions.get(point)

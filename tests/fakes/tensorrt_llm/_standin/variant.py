@@ -12,6 +12,9 @@ if NAME not in NAMES:
 MANGLED = NAME == "mangled"
 _BASE = "C" if MANGLED else NAME
 
+# The fork that shares its host tier with other machines: pins by block, from threads of its own (surface 7.3).
+REMOTE_G2 = _BASE == "C"
+
 
 def since(name: str) -> bool:
     """Whether the variant is `name` or a later one."""

@@ -6,12 +6,14 @@ upstream's do, so another Python thread may enter between any two of them (surfa
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from trtllm_kvfix import native
 
 from ..tensors import tensors
+from ..variant import since
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class BoundCore:
     # Sequences.
 
     def add_token(self, request_id: int, /) -> None:
-        self.native.add_token(request_id)
+        with self._taking_blocks():
+            self.native.add_token(request_id)
         self._lengths[request_id] += 1
         self._run_transfers()
 
@@ -97,8 +100,20 @@ class BoundCore:
         if llm_request.request_id in self._lengths:
             self.native.store_context_blocks(llm_request.request_id, llm_request.context_current_position)
 
+    def store_blocks_for_reuse(self, request_id: int, llm_request: Any, pin_blocks: bool, /) -> Any:
+        """The pinned ids; until the batch came, only the last of them (surface 4.4)."""
+        self.store_context_blocks(llm_request)
+        if not pin_blocks:
+            return [] if since("C") else None
+        pinned = self.native.pin_blocks(request_id)
+        return pinned if since("C") else pinned[-1]
+
     def pin_blocks(self, request_id: int, /) -> None:
         self.native.pin_blocks(request_id)
+
+    def unpin_blocks_by_id(self, block_ids: Any, /) -> None:
+        """One id in A, a list since (surface 1.4)."""
+        self.native.unpin_blocks_by_id(block_ids if since("B") else [block_ids])
 
     # Tables.
 
@@ -152,6 +167,10 @@ class BoundCore:
         self._transfer_stream.synchronize()
 
     # What is behind them.
+
+    def _taking_blocks(self) -> AbstractContextManager[None]:
+        """Around whatever may take a free block; pins.py has what upstream does not lock there."""
+        return nullcontext()
 
     def _knows(self, llm_request: Any) -> bool:
         return llm_request.request_id in self._lengths

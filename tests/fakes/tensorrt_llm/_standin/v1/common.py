@@ -124,6 +124,12 @@ class KVCacheManagerCommon(BaseResourceManager):
     def pin_blocks(self, request_id: int) -> None:
         self.impl.pin_blocks(request_id)
 
+    def store_blocks_for_reuse(self, request: Any, pin_blocks: bool = False) -> Any:
+        return self.impl.store_blocks_for_reuse(request.py_request_id, request, pin_blocks)
+
+    def unpin_blocks_by_id(self, kv_cache_block_id: Any) -> None:
+        self.impl.unpin_blocks_by_id(kv_cache_block_id)
+
     def shutdown(self) -> None:
         self.impl.release_pools()
 

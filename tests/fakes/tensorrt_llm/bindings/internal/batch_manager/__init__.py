@@ -1,13 +1,21 @@
 """The bound cache manager, with the names that each variant binds (surface 4.2)."""
 
+from typing import Any
+
 from ...._standin.bound import admission, fences, reuse
 from ...._standin.bound.core import BoundCore, KvCacheStats
-from ...._standin.variant import before, since
+from ...._standin.bound.pins import UnlockedPins
+from ...._standin.nanobind import flat
+from ...._standin.variant import REMOTE_G2, before, since
 
 __all__ = ["BaseKVCacheManager", "KVCacheManager", "KvCacheStats"]
 
 
-class BaseKVCacheManager(BoundCore):
+_Core: Any = UnlockedPins if REMOTE_G2 else BoundCore
+
+
+@flat
+class BaseKVCacheManager(_Core):  # type: ignore[misc]  # by variant
     if before("C"):
         add_sequence = admission.add_sequence
         find_new_context_block = reuse.find_new_context_block

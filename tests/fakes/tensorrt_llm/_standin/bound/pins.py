@@ -1,0 +1,141 @@
+"""Pins by block, as the remote-G2 build binds them, and the steps of them that no lock holds together.
+
+Upstream guards its reuse tree with a mutex, and not its eviction queues and reference counts (surface 4.4); the GIL is
+released on both sides (surface 4.3). Our own block manager is locked, so the stand-in keeps the unlocked part in
+Python: a reference count that is read and then written, and a free block that is looked at and then taken. A test may
+step in between at a named point; where none does, the native calls on either side let other threads run.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from trtllm_kvfix import native
+
+from .. import pauses
+from .core import BoundCore
+
+
+class UnlockedPins(BoundCore):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.pin_counts: dict[int, int] = {}  # by block id
+        self.pinned_hashes: dict[int, int] = {}  # of those that were asked for by hash
+
+    def pin_blocks_by_id(self, block_ids: Sequence[int], /) -> list[tuple[int, str]]:
+        places = [self._place_of(block_id) for block_id in block_ids]
+        pauses.reach(pauses.PIN_FOUND)
+        for block_id in block_ids:
+            self._count_pin(block_id)
+        return places
+
+    def unpin_blocks_by_id(self, block_ids: Sequence[int], /) -> None:
+        for block_id in block_ids:
+            count = self._read_count(block_id)
+            if count <= 0:
+                raise RuntimeError(f"block {block_id} is not pinned")
+            self.pin_counts[block_id] = count - 1
+            if count == 1:
+                del self.pin_counts[block_id]
+                self.pinned_hashes.pop(block_id, None)
+                with suppress(ValueError):
+                    self.native.unpin_blocks_by_id([block_id])
+
+    def find_and_pin_blocks_by_hash(
+        self,
+        block_hashes: Sequence[int],
+        window_size: int,
+        tier: str = "host_pinned",
+        stop_on_miss: bool = True,
+    ) -> list[dict[str, Any]]:
+        """Looks first and counts afterwards: in between the block may get another owner."""
+        assert window_size == self.window
+        wanted = {"host_pinned": "host", "device": "primary", "any": None}[tier]
+        found = self.native.find_and_pin_blocks_by_hash(block_hashes, tier=wanted, stop_on_miss=stop_on_miss)
+        for block in found:
+            if block is not None:
+                self.native.unpin_blocks_by_id([block.block_id], tier=block.tier)
+        pauses.reach(pauses.PIN_FOUND)
+        return [self._pin_found(block_hash, block) for block_hash, block in zip(block_hashes, found, strict=True)]
+
+    def get_slot_idx_by_block_id(self, block_id: int, window_size: int, /) -> int:
+        assert window_size == self.window
+        return self._place_of(block_id)[0]
+
+    def commit_and_get_block_hashes_for_request(self, llm_request: Any, window_size: int, /) -> list[int]:
+        assert window_size == self.window
+        self.store_context_blocks(llm_request)
+        return native.block_hashes(self._request(llm_request), self.tokens_per_block)
+
+    def get_iteration_stats(self) -> dict[str, int]:
+        """Reading resets: who else reads gets the rest (surface 4.1, 7.3)."""
+        self.native.refresh_blocks()
+        counters = self.native.get_kv_cache_stats().iteration
+        return {"iter_reused_blocks": counters.blocks_reused, "iter_alloc_new_blocks": counters.blocks_new}
+
+    def get_unique_secondary_pool(self) -> Any:
+        return self._secondary
+
+    def get_secondary_pool_data(self, layer: int, /) -> Any:
+        del layer
+        return self._secondary
+
+    # The steps.
+
+    def _pin_found(self, block_hash: int, block: native.PinnedBlock | None) -> dict[str, Any]:
+        answer: dict[str, Any] = {"block_hash": block_hash, "pinned": block is not None}
+        answer |= dict.fromkeys(("found_tier", "block_id", "slot_idx"))
+        if block is not None:
+            self._count_pin(block.block_id)
+            self.pinned_hashes[block.block_id] = block_hash
+            answer |= {"found_tier": block.tier, "block_id": block.block_id, "slot_idx": block.slot}
+        return answer
+
+    @contextmanager
+    def _taking_blocks(self) -> Iterator[None]:
+        """The executor has looked at what is free; a pin that comes now does not hold it back from taking it."""
+        known = set(self.pin_counts)
+        self.native.get_kv_cache_stats()
+        pauses.reach(pauses.FREE_BLOCK_SEEN)
+        late = [block_id for block_id in list(self.pin_counts) if block_id not in known]
+        for block_id in late:
+            with suppress(ValueError):
+                self.native.unpin_blocks_by_id([block_id])
+        yield
+        for block_id in late:
+            with suppress(ValueError, native.BlockInFlight):
+                self.native.pin_blocks_by_id([block_id])
+
+    def _count_pin(self, block_id: int) -> None:
+        count = self._read_count(block_id)
+        if count == 0:
+            # Upstream raises the count of whatever has the id now; ours has nothing to hold where nothing is.
+            with suppress(ValueError, native.BlockInFlight):
+                self.native.pin_blocks_by_id([block_id])
+        self.pin_counts[block_id] = count + 1
+
+    def _read_count(self, block_id: int) -> int:
+        """A read that is followed by a write, with another thread's turn in between."""
+        count = self.pin_counts.get(block_id, 0)
+        self.native.get_kv_cache_stats()
+        pauses.reach(pauses.PIN_COUNT_READ)
+        return count
+
+    def _place_of(self, block_id: int) -> tuple[int, str]:
+        (place,) = self.native.pin_blocks_by_id([block_id])
+        self.native.unpin_blocks_by_id([block_id], tier=place[1])
+        return place
+
+    # For the tests.
+
+    def standin_torn_pins(self) -> list[int]:
+        """Blocks that are pinned, and hold something else than what was pinned."""
+        pinned = list(self.pinned_hashes.items())
+        return [block_id for block_id, block_hash in pinned if not self._holds(block_id, block_hash)]
+
+    def _holds(self, block_id: int, block_hash: int) -> bool:
+        (found,) = self.native.find_and_pin_blocks_by_hash([block_hash])
+        if found is None:
+            return False
+        self.native.unpin_blocks_by_id([found.block_id], tier=found.tier)
+        return found.block_id == block_id
