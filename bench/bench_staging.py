@@ -1,16 +1,17 @@
 """Block offsets to the device: upstream's racy ways, their published fixes, and ours. Needs a GPU and torch.
 
 cpu_us is the time of the call on an idle stream, gpu_us what the stream then spends on it. For the second a gate holds
-the stream while the call enqueues, so that the host's own pace is not measured. Every result is compared with a
-reference.
+the stream while the call enqueues, so that the host's own pace is not measured. Before each call the table changes and
+the caches are walked over, as the rest of an iteration would. Results are compared with a reference before and after.
 """
 
 import argparse
+import math
 import os
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from measure import RESULTS, Row, Summary, report
@@ -26,13 +27,21 @@ except ImportError:  # main() says so
 SEQUENCES = (8, 64, 256, 1024, 2048)
 BLOCKS = (64, 256, 1024, 4096, 8192)
 POOLS = (1, 4)
-CHANGED = ((0.01, False), (0.03, False), (0.03, True), (1.0, False))
+USUAL, SCATTERED = (0.03, False), (0.03, True)
+CHANGED = (USUAL, (0.01, False), (1.0, False))
 ENTRIES_MAX = 256 * 4096  # of one pool's rows: larger tables only repeat the story
-QUICK = ((1, 8, 64, 0.03, False), (1, 256, 1024, 0.03, False), (1, 256, 1024, 0.03, True), (4, 256, 1024, 0.03, False))
+QUICK = ((1, 8, 64, *USUAL), (1, 256, 1024, *USUAL), (1, 256, 1024, *SCATTERED), (4, 256, 1024, *USUAL))
+# What is compared where the share of changes is not the usual one: the others cost the same whatever has changed.
+BY_CHANGES = ("racy_v1", "snapshot_event_v2", "ours_v1_device_table", "ours_v2_device_table")
+WARM_UP_ROUNDS, ROUNDS_MIN = 2, 5  # the first calls allocate and load
+SECONDS_MAX = 0.3  # of one variant in one case, after ROUNDS_MIN: the whole grid takes about four minutes
+WALK_BYTES = 8 << 20
+
+Shape = tuple[int, int, int, float, bool]
 
 
-def all_cases() -> list[tuple[int, int, int, float, bool]]:
-    return [
+def all_cases() -> list[Shape]:
+    grid: list[Shape] = [
         (pools, sequences, blocks, *changed)
         for pools in POOLS
         for sequences in SEQUENCES
@@ -40,6 +49,7 @@ def all_cases() -> list[tuple[int, int, int, float, bool]]:
         for changed in CHANGED
         if sequences * blocks <= ENTRIES_MAX
     ]
+    return [*grid, (1, 256, 1024, *SCATTERED)]
 
 
 def call_us(ship: Callable[[], None]) -> float:
@@ -60,55 +70,110 @@ def stream_us(device: native.Device, ship: Callable[[], None]) -> float:
     return float(begin.elapsed_time(end)) * 1e3
 
 
-def measure(device: native.Device, case: "Case", variant: "Variant", rounds: int) -> tuple[Summary, Summary]:
+def measure(device: native.Device, case: "Case", variant: "Variant", rounds_max: int) -> tuple[Summary, Summary]:
     """Median CPU and GPU microseconds; the table changes before every call, outside the clock."""
-    cpu_us, gpu_us = [], []
-    for number in range(rounds + 3):
+    cpu_us: list[float] = []
+    gpu_us: list[float] = []
+    walked = np.zeros(WALK_BYTES, np.uint8)
+    deadline = time.monotonic() + SECONDS_MAX
+    for number in range(WARM_UP_ROUNDS + rounds_max):
+        if len(cpu_us) >= ROUNDS_MIN and time.monotonic() > deadline:
+            break
         case.change_some()
         torch.cuda.synchronize()
+        walked += 1
         cpu = call_us(variant.ship)
         torch.cuda.synchronize()
-        variant.check()
+        if number == 0:
+            variant.check()
         case.change_some()
+        walked += 1
         gpu = stream_us(device, variant.ship)
-        if number >= 3:  # the first calls allocate and load
+        if number >= WARM_UP_ROUNDS:
             cpu_us.append(cpu)
             gpu_us.append(gpu)
+    variant.check()
     return Summary.of(cpu_us), Summary.of(gpu_us)
 
 
-def rows_of(device: native.Device, case: "Case", rounds: int) -> list[Row]:
+def rows_of(device: native.Device, case: "Case", rounds_max: int) -> list[Row]:
     rows = []
     base: dict[str, Summary] = {}
     for make in VARIANTS:
         variant = make(device, case)
-        for metric, summary in zip(("cpu_us", "gpu_us"), measure(device, case, variant, rounds), strict=True):
-            base.setdefault(metric, summary)  # the first variant is the racy V1 original
-            ratio = summary.median / base[metric].median
-            rows.append(
-                Row(case.name, case.blocks, variant.name, metric, summary, Summary(ratio, ratio, ratio, rounds))
-            )
+        if (case.changed, case.scattered) in (USUAL, SCATTERED) or variant.name in BY_CHANGES:
+            for metric, summary in zip(("cpu_us", "gpu_us"), measure(device, case, variant, rounds_max), strict=True):
+                base.setdefault(metric, summary)  # the first variant is the racy V1 original
+                ratio = summary.median / base[metric].median
+                rows.append(
+                    Row(
+                        case.name,
+                        case.blocks,
+                        variant.name,
+                        metric,
+                        summary,
+                        Summary(ratio, ratio, ratio, summary.rounds),
+                    )
+                )
         variant.close()
     return rows
 
 
-def crossover(rows: list[Row]) -> None:
-    """Print from which table size on the device table costs less CPU than the snapshot, at 3 % changed."""
-    for layout in ("v1", "v2"):
-        by_case = {
-            name: {row.manager: row.summary.median for row in rows if row.workload == name and row.metric == "cpu_us"}
-            for name in dict.fromkeys(row.workload for row in rows if row.workload.endswith("3%"))
-        }
-        wins = [
-            name for name, cpu in by_case.items() if cpu[f"ours_{layout}_device_table"] < cpu[f"ours_{layout}_snapshot"]
-        ]
-        print(f"{layout}: device table costs less CPU than the snapshot in {', '.join(wins) or 'no case'}")
+class Sized(NamedTuple):
+    """What both ways of ours took in a case of this size."""
+
+    table_bytes: int  # of one plane of v2, of both of v1
+    snapshot_us: float
+    device_table_us: float
+
+
+def crossover(cases: list[Sized]) -> int:
+    """From which table size on to prefer the device table: where the wrong choices together cost least."""
+
+    def excess(threshold: int) -> float:
+        chosen = [one.device_table_us if one.table_bytes >= threshold else one.snapshot_us for one in cases]
+        return sum(
+            math.log(us / min(one.snapshot_us, one.device_table_us)) for us, one in zip(chosen, cases, strict=True)
+        )
+
+    never = max(one.table_bytes for one in cases) + 1
+    return min(sorted({*(one.table_bytes for one in cases), never}), key=excess)
+
+
+def print_crossover(measured: list[tuple["Case", list[Row]]]) -> None:
+    """The value for kDeviceTableBytesMin in cpp/staging/offset_stager.cc, by layout and metric, at 3 % changed."""
+    usual = [(case, rows) for case, rows in measured if (case.changed, case.scattered) == USUAL]
+    for layout, planes in (("v1", 2), ("v2", 1)):
+        for metric in ("cpu_us", "gpu_us"):
+            cases = []
+            for case, rows in usual:
+                by_name = {row.manager: row.summary.median for row in rows if row.metric == metric}
+                size = case.pools * case.sequences * case.blocks * planes * 4
+                ways = (by_name[f"ours_{layout}_{mode}"] for mode in ("snapshot", "device_table"))
+                cases.append(Sized(size, *ways))
+            threshold = crossover(cases)
+            wins = sum(one.device_table_us < one.snapshot_us for one in cases)
+            print(
+                f"crossover {layout} {metric}: device table from {threshold} bytes on; it wins {wins} of {len(cases)}"
+            )
+
+
+def print_targets(measured: list[tuple["Case", list[Row]]]) -> None:
+    """Where the automatic choice takes more CPU than the racy V1 original, and how it compares with the V2 fix."""
+    for case, rows in measured:
+        cpu = {row.manager: row.summary.median for row in rows if row.metric == "cpu_us"}
+        if "ours_v1_auto" in cpu:
+            print(
+                f"{case.name}: v1 {cpu['ours_v1_auto'] / cpu['racy_v1']:.2f} of racy v1,"
+                f" v2 {cpu['ours_v2_auto'] / cpu['racy_v1']:.2f} of racy v1,"
+                f" {cpu['snapshot_event_v2'] / cpu['ours_v2_auto']:.2f} times less than snapshot and event"
+            )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--quick", action="store_true", help="three cases")
+    parser.add_argument("--rounds", type=int, default=25, help="at most")
+    parser.add_argument("--quick", action="store_true", help="four cases, some seconds")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
     if torch is None or not torch.cuda.is_available():
@@ -118,23 +183,14 @@ def main() -> int:
     # An executor's process has the cores of its rank, and its CPU work is on one thread: so is everyone's here.
     torch.set_num_threads(1)
     print(device.name, "torch", torch.__version__, "cpus", os.cpu_count(), "numpy", np.__version__)
-    every: list[Row] = []
+    measured = []
     for shape in QUICK if options.quick else all_cases():
         case = Case(*shape)
         rows = rows_of(device, case, options.rounds)
         report("staging.csv", rows, options.results)
-        every += rows
-    crossover(every)
-    print(
-        "median of medians, ours over racy V1, cpu:",
-        statistics.median(
-            row.summary.median / base.summary.median
-            for row in every
-            if row.manager == "ours_v1_auto" and row.metric == "cpu_us"
-            for base in every
-            if base.manager == "racy_v1" and base.metric == "cpu_us" and base.workload == row.workload
-        ),
-    )
+        measured.append((case, rows))
+    print_targets(measured)
+    print_crossover(measured)
     return 0
 
 

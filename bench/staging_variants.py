@@ -42,15 +42,22 @@ class Case:
     def change_some(self) -> None:
         """New page numbers in a share of the entries: whole rows, as new sequences bring them, or scattered."""
         k, v = self.array[:, :, 0], self.array[:, :, 1]
-        if self.scattered:
-            at: Any = np.unravel_index(self.rng.integers(0, k.size, max(1, int(k.size * self.changed))), k.shape)
+        if self.changed == 1:
+            k ^= 1  # every entry, and fast
+            v ^= 1
+        elif self.scattered:
+            entries = self.rng.integers(0, k.size, max(1, int(k.size * self.changed)))
+            self._renew(np.unravel_index(entries, k.shape))
         else:
             rows = self.rng.permutation(self.sequences)[: max(1, int(self.sequences * self.changed))]
-            at = (slice(None), rows)
-        k[at] = self.rng.integers(0, 1 << 20, k[at].shape)
-        v[at] = k[at] + 1
+            self._renew((slice(None), rows))
         if self.mirror is not None:
             self.mirror[...] = self.array
+
+    def _renew(self, at: Any) -> None:
+        k, v = self.array[:, :, 0], self.array[:, :, 1]
+        k[at] = self.rng.integers(0, 1 << 20, k[at].shape)
+        v[at] = k[at] + 1
 
 
 class Variant:
