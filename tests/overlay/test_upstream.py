@@ -58,13 +58,15 @@ def test_module_that_is_being_imported_is_not_seen(monkeypatch: pytest.MonkeyPat
 
 def test_parameters_of_bound_functions_come_from_their_documentation() -> None:
     class Bound:
-        __doc__ = "copy(input: torch.Tensor, copy_index: list[tuple[int, int, str]], scale: int = 1, stream: int) -> None\nWhat it does"
+        __doc__ = (
+            "copy(input: torch.Tensor, index: list[tuple[int, int, str]], scale: int = 1, stream: int) -> None\nText"
+        )
 
         def __call__(self, *values: Any) -> None: ...
 
         __signature__ = "none that can be read"
 
-    names = ("input", "copy_index", "scale", "stream")
+    names = ("input", "index", "scale", "stream")
     assert Upstream().parameters(Bound()) == names
     assert Upstream().parameters(None) == ()
     assert Upstream().source(Bound()) is None
