@@ -14,22 +14,28 @@ VARIANTS = ("A", "B", "C", "D", "F")
 
 
 @contextmanager
-def upstream(variant: str, device: str = "cpu") -> Iterator[ModuleType]:
-    """`tensorrt_llm` and all of its submodules exist inside the block only. device: 'cpu' is simulated, or 'cuda'."""
-    present = _modules()
+def upstream(variant: str, device: str = "cpu", *, nixl: bool = False) -> Iterator[ModuleType]:
+    """`tensorrt_llm` and all of its submodules exist inside the block only.
+
+    device: 'cpu' (simulated), 'cuda' (memory of our own on a GPU) or 'torch'. nixl: put its stand-in beside it.
+    """
+    names = {"tensorrt_llm", "nixl"} if nixl else {"tensorrt_llm"}
+    present = _modules(names)
     if present:
-        raise RuntimeError(f"{present[0]} is imported already; a process holds one tensorrt_llm at a time")
+        raise RuntimeError(f"{present[0]} is imported already; a process holds one at a time")
     chosen = {"FAKE_TRTLLM_VARIANT": variant, "FAKE_TRTLLM_DEVICE": device}
-    sys.path.insert(0, str(FAKES))
+    paths = [str(FAKES), str(FAKES / "with_nixl")] if nixl else [str(FAKES)]
+    sys.path[:0] = paths
     try:
         with mock.patch.dict("os.environ", chosen):
             yield importlib.import_module("tensorrt_llm")
     finally:
-        sys.path.remove(str(FAKES))
-        for name in _modules():
+        for path in paths:
+            sys.path.remove(path)
+        for name in _modules(names):
             del sys.modules[name]
         gc.collect()  # modules are cycles, and what they hold has device memory
 
 
-def _modules() -> list[str]:
-    return [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]
+def _modules(packages: set[str]) -> list[str]:
+    return [name for name in sys.modules if name.split(".")[0] in packages]

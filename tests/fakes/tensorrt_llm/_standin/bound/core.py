@@ -130,6 +130,9 @@ class BoundCore:
             output.numpy(), list(request_ids), beam_width, offset, scale=self.offset_scale, v_offset=self.v_offset
         )
 
+    def get_unique_primary_pool(self) -> Any:
+        return self._primary
+
     # Numbers.
 
     def get_num_free_blocks(self) -> int:

@@ -145,6 +145,9 @@ class KVCacheManagerCommon(BaseResourceManager):
         ids = self.impl.get_batch_cache_block_ids(list(request_ids), self.max_attention_window_vec[0])
         return [beams[0] for beams in ids]
 
+    def get_unique_primary_pool(self) -> Any:
+        return self.impl.get_unique_primary_pool()
+
     def get_num_free_blocks(self) -> int:
         return int(self.impl.get_num_free_blocks())
 

@@ -53,6 +53,8 @@ class PyExecutor:
         self.kv_cache_manager = resource_manager.get_resource_manager(ResourceManagerType.KV_CACHE_MANAGER)
         if since("B"):
             self.execution_stream = tensors().stream() if execution_stream is None else execution_stream
+        if kv_connector_manager is not None:
+            kv_connector_manager.worker.register_kv_caches(self.kv_cache_manager.get_unique_primary_pool())
         self.active_requests: list[LlmRequest] = []
         self.previous_batch: BatchState | None = None
         self.responses: dict[int, LlmResponse] = {}
@@ -271,4 +273,6 @@ class PyExecutor:
 
     def _terminate_request(self, request: LlmRequest) -> None:
         self.active_requests.remove(request)
+        if self.kv_connector_manager is not None:
+            self.kv_connector_manager.request_finished(request, self.kv_cache_manager.get_cache_indices(request))
         self.resource_manager.free_resources(request)

@@ -1,13 +1,26 @@
 """The order in which an executor is made: every manager twice (surface 3.3)."""
 
+from importlib import import_module
 from typing import Any
 
+from ..._standin.connector import KvCacheConnectorManager
 from ._util import KvCacheCreator, create_py_executor_instance, make_execution_stream, make_model_engines
+
+
+def _make_kv_connector_manager(llm_args: Any) -> Any:
+    """A module named in the configuration is imported in every rank (surface 6.3)."""
+    config = llm_args.kv_connector_config
+    if config is None:
+        return None
+    module = import_module(config.connector_module)
+    worker = getattr(module, config.connector_worker_class)(llm_args)
+    scheduler = getattr(module, config.connector_scheduler_class)(llm_args)
+    return KvCacheConnectorManager(worker, scheduler)
 
 
 def create_py_executor(llm_args: Any) -> Any:
     model_engine, draft_model_engine = make_model_engines(llm_args)
-    kv_connector_manager = None
+    kv_connector_manager = _make_kv_connector_manager(llm_args)
     execution_stream = make_execution_stream()
     creator = KvCacheCreator(
         llm_args=llm_args,

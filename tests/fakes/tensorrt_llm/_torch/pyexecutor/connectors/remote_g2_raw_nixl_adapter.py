@@ -1,0 +1,23 @@
+"""Agents of the remote-G2 connector (surface 7.3). The fork in C lets them listen; a later one does not."""
+
+from typing import Any
+
+from ...._standin.variant import REMOTE_G2, only_if, since
+
+only_if(REMOTE_G2 or since("F"), __name__)
+
+
+def build_raw_nixl_source_agent(agent_name: str, backends: tuple[str, ...] = ("UCX",)) -> Any:
+    """nixl is imported where it is needed, so that the module loads without it."""
+    from nixl import nixl_agent, nixl_agent_config  # noqa: PLC0415
+
+    if REMOTE_G2:
+        config = nixl_agent_config(enable_prog_thread=True, enable_listen_thread=True, backends=list(backends))
+    else:
+        config = nixl_agent_config(enable_prog_thread=True, enable_listen_thread=False, backends=list(backends))
+    return nixl_agent(agent_name, config)
+
+
+class RawNixlRemoteG2Adapter:
+    def __init__(self, agent_name: str, backends: tuple[str, ...] = ("UCX",)) -> None:
+        self.agent = build_raw_nixl_source_agent(agent_name, backends)
