@@ -31,7 +31,7 @@ def standing_in(variant: str) -> Iterator[None]:
 def applied(ids: Sequence[str]) -> Iterator[Registry]:
     """Inside `standing_in`. What was applied is taken back at the end."""
     registry = Registry()
-    report = registry.apply(only(*ids), Upstream())
+    report = registry.apply(only(*ids), Upstream(), at_last=True)
     assert set(report.applied) == set(ids), report.line()
     try:
         yield registry

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from trtllm_kvfix import native
+from trtllm_kvfix.manager import counting
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.staging import OffsetStager, current_place
 
@@ -32,7 +33,7 @@ class Stagers:
         self._entries: dict[int, _Entry] = {}
         self._lock = threading.Lock()  # guards what follows, and making a stager
         self._counted: dict[int, tuple[float, ...]] = {}
-        counters.before_reading(self.count)
+        counting.refresh(self)
 
     def of(self, table: Any, layout: Callable[[], Mapping[str, Any]]) -> OffsetStager:
         """`layout` is asked once for each table."""

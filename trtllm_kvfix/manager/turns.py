@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trtllm_kvfix import native
+from trtllm_kvfix.manager import counting
 from trtllm_kvfix.metrics import counters
 
 log = logging.getLogger("trtllm_kvfix")
@@ -28,7 +29,7 @@ class Turns:
         self._stall_s = stall_s
         self._inside = ""  # the method whose turn it is, for the log; written by whoever holds the lock
         self._counted = (0.0, 0.0)
-        counters.before_reading(self.count)
+        counting.refresh(self)
 
     def guarded(self, original: Callable[..., Any], counter: counters.Counter | None = None) -> Callable[..., Any]:
         """A function that calls `original` in its turn. As a class attribute it binds like any method."""

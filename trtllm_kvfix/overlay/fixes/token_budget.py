@@ -9,7 +9,7 @@ from trtllm_kvfix.manager.resource_manager import BudgetKeeper
 from trtllm_kvfix.manager.token_budget import Limits, fit
 from trtllm_kvfix.manager.trial import require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
-from trtllm_kvfix.overlay.fixes.answers import absent, fixed, needed, unknown
+from trtllm_kvfix.overlay.fixes.answers import absent, needed, unknown
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, PY_EXECUTOR, RESOURCE_MANAGER, Upstream
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ ALLOCATED = "KvCacheConnectorManager.update_state_after_alloc"
 def probe(up: Upstream) -> Answer:
     if not up.has(RESOURCE_MANAGER, "KVCacheManager"):
         return absent("there is no V1 KV-cache manager")
-    if up.has(RESOURCE_MANAGER, "KVCacheManager.fit_token_budget"):
-        return fixed("the manager trims the batch itself (T#15187)")
-    if up.has(RESOURCE_MANAGER, "KVCacheManager.report_batch_to_connector"):
-        return unknown("the connector's report is a step of its own, but nothing is seen to trim the batch before it")
     expected = {
         (RESOURCE_MANAGER, PREPARE): ("self", "scheduled_batch"),
         (PY_EXECUTOR, SCHEDULE): ("self",),
@@ -44,6 +40,9 @@ def _probe_connector(up: Upstream) -> Answer:
         for path in (REPORT, ALLOCATED):
             if not up.has(up.connector_module, path):
                 return unknown(f"{up.connector_module.__name__} has no {path}")
+    if up.has(RESOURCE_MANAGER, "KVCacheManager.fit_token_budget"):
+        # It has run when we look, so where it can do the work, nothing is left to do.
+        return needed("upstream makes chunks smaller (T#15187) but puts no request off: without chunked prefill it warns")
     return needed("nothing compares the batch with max_num_tokens after reuse is known")
 
 
