@@ -1,0 +1,74 @@
+"""docs/support.md says what is so: its tables are compared with the records, the settings and the counters."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fakes.fixture import VARIANTS
+from tests.overlay.small_upstream import ROOT
+from tests.overlay.variant_table import metrics_table, probed, table
+from trtllm_kvfix import cli
+from trtllm_kvfix.overlay.fixes import ALL
+from trtllm_kvfix.overlay.launch import run
+from trtllm_kvfix.sections import FixChoices
+from trtllm_kvfix.settings import load, names, variable_of
+
+PAGE = (ROOT / "docs" / "support.md").read_text()
+
+
+def test_table_of_fixes_is_what_the_probes_find() -> None:
+    assert table() in PAGE, "run: python -m tests.overlay.variant_table"
+
+
+def test_table_of_metrics_has_every_counter() -> None:
+    assert metrics_table() in PAGE, "run: python -m tests.overlay.variant_table"
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "mangled"])
+def test_variant_is_recognised_and_what_cannot_be_told_is_unknown(variant: str) -> None:
+    shown, states = probed(variant)
+    assert set(states) == {fix.id for fix in ALL}
+    if variant == "mangled":
+        assert "unknown" in states.values()
+    else:
+        assert shown == variant
+        assert "unknown" not in states.values()
+
+
+def test_every_setting_of_the_overlay_is_on_the_page_with_its_default() -> None:
+    section = PAGE.partition("\n## Settings\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*)$", section, re.MULTILINE))
+    settings = load(environ={}).model_dump(by_alias=True)
+    for name in names():
+        if name[0] in ("replay", "fixes"):
+            continue
+        row = rows.pop(".".join(name))
+        assert f"`{variable_of(name)}`" in row
+        value: Any = settings
+        for part in name:
+            value = value[part]
+        default = row.split(" | ")[1]
+        assert value is None or default == f"`{yaml.safe_dump(value).splitlines()[0]}`"
+    assert list(rows) == ["fixes.ID"]
+
+
+def test_every_option_of_run_is_on_the_page() -> None:
+    for option in run.params:
+        for name in option.opts:
+            assert not name.startswith("--") or f"`{name}" in PAGE or f" {name} " in PAGE, name
+
+
+def test_ids_of_the_fixes_are_those_of_the_settings() -> None:
+    assert [fix.id for fix in ALL] == [field.alias for field in FixChoices.model_fields.values()]
+
+
+def test_every_fix_passes_its_self_test() -> None:
+    for fix in ALL:
+        fix.self_test()
+
+
+def test_commands_of_the_page_exist() -> None:
+    commands = set(re.findall(r"trtllm-kvfix (\w+)", PAGE)) - {"s"}
+    assert commands <= set(cli.COMMANDS)

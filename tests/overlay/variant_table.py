@@ -1,0 +1,60 @@
+"""The tables of docs/support.md that come from code: what each fix finds in each variant, and the metrics.
+
+    python -m tests.overlay.variant_table
+
+prints them; a test compares them with the page.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.fakes.fixture import FAKES, VARIANTS
+from tests.overlay.small_upstream import ROOT
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay.fixes import ALL
+
+PROBE = """
+import json
+from trtllm_kvfix.overlay.registry import Registry
+from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.settings import Settings
+import tensorrt_llm
+upstream = Upstream(may_import=True)
+statuses = Registry().probe(Settings(), upstream).fixes
+print(json.dumps([upstream.variant(), {each.id: each.answer.state.value for each in statuses}]))
+"""
+SHOWN = {"needed": "**needed**", "fixed-upstream": "fixed", "not-applicable": "-", "unknown": "unknown"}
+
+
+def probed(variant: str) -> tuple[str, dict[str, str]]:
+    """The variant as `doctor` would show it, and the state of each fix, seen in a fresh process."""
+    environ = {**os.environ, "FAKE_TRTLLM_VARIANT": variant, "PYTHONPATH": os.pathsep.join([str(FAKES), str(ROOT)])}
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, env=environ)
+    shown, states = json.loads(done.stdout.splitlines()[-1])
+    return shown, states
+
+
+def table() -> str:
+    columns = {variant: probed(variant)[1] for variant in VARIANTS}
+    lines = [
+        f"| fix | hazard | upstream | {' | '.join(columns)} |",
+        "| --- | --- | --- |" + " --- |" * len(columns),
+    ]
+    for fix in ALL:
+        cells = " | ".join(SHOWN[states[fix.id]] for states in columns.values())
+        lines.append(f"| `{fix.id}` | {fix.hazard} | {', '.join(fix.upstream) or '-'} | {cells} |")
+    return "\n".join(lines)
+
+
+def metrics_table() -> str:
+    """Names as Prometheus shows them: a counter's ends with `_total`."""
+    names = {each: each.name + ("_total" if each.kind == "counter" else "") for each in counters.ALL}
+    return "\n".join(
+        ["| `trtllm_kvfix_...` | |", "| --- | --- |", *(f"| `{names[each]}` | {each.help} |" for each in names)]
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{table()}\n\n{metrics_table()}\n")
