@@ -1,10 +1,10 @@
 """The raw NIXL adapter's agents are made without the metadata listener, whose port is fixed (H6)."""
 
 import ast
-import inspect
+import textwrap
 from collections.abc import Sequence
 from functools import partial
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.manager.agent_config import SWITCH, without_listener
@@ -33,13 +33,16 @@ def probe(up: Upstream) -> Answer:
         return absent("NIXL is not installed")
     if SWITCH not in up.parameters(up.attribute(NIXL, f"{CONFIG}.__init__")):
         return unknown(f"{NIXL}.{CONFIG} does not take {SWITCH}")
-    return _judged(source_of(adapter))
-
-
-def _judged(source: str | None) -> Answer:
-    if source is None:
+    sources = [up.source(function) for function in _functions(adapter)]
+    if None in sources or not sources:
         return unknown("the adapter's source cannot be read")
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and _named(node.func) == CONFIG]
+    return _judged([source for source in sources if source is not None])
+
+
+def _judged(sources: list[str]) -> Answer:
+    trees = [ast.parse(textwrap.dedent(source)) for source in sources]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _named(node.func) == CONFIG]
     if not calls:
         return unknown(f"the adapter does not call {CONFIG}")
     if all(_switched_off(call) for call in calls):
@@ -47,11 +50,16 @@ def _judged(source: str | None) -> Answer:
     return needed("the adapter starts a listener on a fixed port: a second agent on the host fails or hangs")
 
 
-def source_of(adapter: ModuleType) -> str | None:
-    try:
-        return inspect.getsource(adapter)
-    except OSError:
-        return None
+def _functions(adapter: ModuleType) -> list[FunctionType]:
+    """Those that the module defines, and the methods of its classes."""
+    own = [value for value in vars(adapter).values() if getattr(value, "__module__", None) == adapter.__name__]
+    methods = [value for each in own if isinstance(each, type) for value in vars(each).values()]
+    return [value for value in (*own, *methods) if isinstance(value, FunctionType) and _is_written_in(value, adapter)]
+
+
+def _is_written_in(function: FunctionType, adapter: ModuleType) -> bool:
+    """Not generated, as a dataclass's methods are."""
+    return function.__code__.co_filename == adapter.__file__
 
 
 def _named(function: ast.expr) -> str:

@@ -42,7 +42,9 @@ def _probe_connector(up: Upstream) -> Answer:
                 return unknown(f"{up.connector_module.__name__} has no {path}")
     if up.has(RESOURCE_MANAGER, "KVCacheManager.fit_token_budget"):
         # It has run when we look, so where it can do the work, nothing is left to do.
-        return needed("upstream makes chunks smaller (T#15187) but puts no request off: without chunked prefill it warns")
+        return needed(
+            "upstream makes chunks smaller (T#15187) but puts no request off: without chunked prefill it warns"
+        )
     return needed("nothing compares the batch with max_num_tokens after reuse is known")
 
 
