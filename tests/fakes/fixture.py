@@ -32,6 +32,8 @@ def upstream(variant: str, device: str = "cpu", *, nixl: bool = False) -> Iterat
     finally:
         for path in paths:
             sys.path.remove(path)
+        # The stand-in's own finder goes too.
+        sys.meta_path[:] = [each for each in sys.meta_path if type(each).__module__.split(".")[0] != "tensorrt_llm"]
         for name in _modules(names):
             del sys.modules[name]
         gc.collect()  # modules are cycles, and what they hold has device memory

@@ -5,6 +5,10 @@ here about upstream cites the section of the surface description that says so. N
 `_standin`.
 """
 
-from ._standin.variant import NAME
+import sys
+
+from ._standin.variant import NAME, Hides
+
+sys.meta_path.insert(0, Hides())
 
 __version__ = f"0.0.0+standin.{NAME}"

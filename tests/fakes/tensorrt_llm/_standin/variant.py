@@ -28,7 +28,28 @@ def before(name: str) -> bool:
     return not since(name)
 
 
-def only_if(exists: bool, module: str) -> None:
-    """Upstream moved files about: one that this variant does not have fails to import as if it were not there."""
-    if not exists:
-        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+# Files that upstream did not have, or had elsewhere.
+_EXISTS = {
+    "_torch.attention": since("F"),
+    "_torch.attention_backend": before("F"),
+    "_torch.pyexecutor.connectors": since("C"),
+    "_torch.pyexecutor.connectors.remote_g2_raw_nixl_adapter": REMOTE_G2 or since("F"),
+    "_torch.pyexecutor.connectors.remote_g2_source_setup": REMOTE_G2,
+    "_torch.pyexecutor.kv_cache": since("D"),
+    "_torch.pyexecutor.kv_cache_connector": before("C"),
+    "_torch.pyexecutor.kv_cache_manager_v2": since("C") and before("D"),
+    "_torch.pyexecutor.scheduler_v2": since("B"),
+    "bindings.internal.batch_manager.kv_cache_manager_v2_utils": since("B"),
+    "runtime.kv_cache_manager_v2": since("B"),
+}
+
+
+class Hides:
+    """A finder that comes before the others and knows what is not there."""
+
+    hidden = frozenset(f"tensorrt_llm.{name}" for name, exists in _EXISTS.items() if not exists)
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        del path, target
+        if fullname in self.hidden:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)

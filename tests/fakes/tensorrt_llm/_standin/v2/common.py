@@ -11,6 +11,7 @@ from ...runtime.kv_cache_manager_v2 import KVCacheManager as KVCacheManagerPy
 from ..tensors import tensors
 from ..v1.base import BaseResourceManager
 from ..variant import since
+from . import per_layer
 
 NUM_POOLS = 2  # two groups of layers, in which a page has another weight
 
@@ -58,6 +59,10 @@ class KVCacheManagerV2Common(BaseResourceManager):
         width = -(-self.max_blocks_per_seq // 4) * 4
         self.host_kv_cache_block_offsets = tensors().pinned(NUM_POOLS, capacity * max_beam_width, 2, width)
         self.max_blocks_per_seq = width
+        if since("D"):
+            self._use_per_layer_page_tables = kv_cache_config.enable_swa_scratch_reuse
+            if self._use_per_layer_page_tables:
+                per_layer.allocate(self, max_batch_size)
         if since("C"):
             self.index_scales = tensors().pinned(NUM_POOLS)
             self.kv_offset = tensors().pinned(NUM_POOLS)

@@ -7,9 +7,6 @@ from ..._standin.connector import (
     RequestData,
     SchedulerOutput,
 )
-from ..._standin.variant import before, only_if
-
-only_if(before("C"), __name__)
 
 __all__ = [
     "KvCacheConnectorManager",

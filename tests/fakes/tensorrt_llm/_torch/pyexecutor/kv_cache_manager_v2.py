@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..._standin.v2.common import KVCacheManagerV2Common
-from ..._standin.variant import before, only_if, since
 from ...bindings.internal.batch_manager.kv_cache_manager_v2_utils import (
     IndexMapper,
     copy_batch_block_offsets_to_device,
 )
-
-only_if(since("C") and before("D"), __name__)
 
 __all__ = ["IndexMapper", "KVCacheManagerV2", "copy_batch_block_offsets_to_device"]
 

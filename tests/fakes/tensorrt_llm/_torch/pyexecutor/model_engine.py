@@ -15,7 +15,9 @@ else:
 
 class PyTorchModelEngine(Engine):
     metadata_class = TrtllmAttentionMetadata
-    _prepare_inputs = Engine._prepare_inputs
+
+    def _prepare_inputs(self, scheduled_requests: Any, kv_cache_manager: Any, attn_metadata: Any) -> dict[str, Any]:
+        return self._prepare_tp_inputs(scheduled_requests, kv_cache_manager, attn_metadata)
 
     if since("D"):
         _prepare_inputs_event: Any = None

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-from ..._standin.variant import only_if, since
 from .scheduler import SchedulerOutput
-
-only_if(since("B"), __name__)
 
 
 class KVCacheV2DummyScheduler:

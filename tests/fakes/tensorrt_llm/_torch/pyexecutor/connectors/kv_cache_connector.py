@@ -7,9 +7,6 @@ from ...._standin.connector import (
     RequestData,
     SchedulerOutput,
 )
-from ...._standin.variant import only_if, since
-
-only_if(since("C"), __name__)
 
 __all__ = [
     "KvCacheConnectorManager",

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from ...._standin.variant import REMOTE_G2, only_if, since
-
-only_if(REMOTE_G2 or since("F"), __name__)
+from ...._standin.variant import REMOTE_G2
 
 
 def build_raw_nixl_source_agent(agent_name: str, backends: tuple[str, ...] = ("UCX",)) -> Any:

@@ -6,10 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from ...._standin.variant import REMOTE_G2, only_if
-
-only_if(REMOTE_G2, __name__)
-
 
 class RemoteG2Service:
     """Answers in a thread of its own; what it calls is the bound manager, past any Python subclass."""

@@ -5,13 +5,11 @@ from typing import Any
 
 from ...._standin.v2 import per_layer
 from ...._standin.v2.common import KVCacheManagerV2Common
-from ...._standin.variant import only_if, since
+from ...._standin.variant import since
 from ....bindings.internal.batch_manager.kv_cache_manager_v2_utils import (
     IndexMapper,
     copy_batch_block_offsets_to_device,
 )
-
-only_if(since("D"), __name__)
 
 __all__ = ["IndexMapper", "KVCacheManagerV2", "copy_batch_block_offsets_to_device"]
 
@@ -21,11 +19,20 @@ class KVCacheManagerV2(KVCacheManagerV2Common):
     _copy_idx_to_device = per_layer.copy_idx_to_device
     _copy_scratch_metadata_to_device = per_layer.copy_scratch_metadata_to_device
 
-    def __init__(self, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(kv_cache_config, *args, **kwargs)
-        self._use_per_layer_page_tables = kv_cache_config.enable_swa_scratch_reuse
-        if self._use_per_layer_page_tables:
-            per_layer.allocate(self, self.max_batch_size)
+    if since("F"):
+
+        def __init__(  # its parameters are what tells it from D (surface 2.2)
+            self,
+            kv_cache_config: Any,
+            kv_cache_type: Any,
+            *,
+            max_copy_beam_width: int = 1,
+            disable_overlap_scheduler: bool = False,
+            **kwargs: Any,
+        ) -> None:
+            assert max_copy_beam_width == 1, "the stand-in has no cross-attention beams"
+            del disable_overlap_scheduler
+            super().__init__(kv_cache_config, kv_cache_type, **kwargs)
 
     def copy_batch_block_offsets(
         self,

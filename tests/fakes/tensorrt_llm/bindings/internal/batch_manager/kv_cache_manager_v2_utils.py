@@ -5,9 +5,7 @@ from typing import Any
 
 from ...._standin.nanobind import NbFunction
 from ...._standin.tensors import tensors
-from ...._standin.variant import MANGLED, only_if, since
-
-only_if(since("B"), __name__)
+from ...._standin.variant import MANGLED, since
 
 
 class IndexMapper:
