@@ -35,7 +35,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help build verify test test-py test-cpp lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help build verify test test-py test-cpp test-mpi test-nixl lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,16 @@ test-cpp: $(VENV)/.ready  ## run the C++ tests; with CI set, GoogleTest must be 
 	else \
 		ctest --test-dir build/tests --output-on-failure --no-tests=error -j $(JOBS); \
 	fi
+
+test-mpi: build  ## run the tests with ranks of their own; with CI set, Open MPI must be there
+	@$(if $(CI),command -v mpirun >/dev/null || { echo "mpirun is missing: apt install openmpi-bin"; exit 1; })
+	@$(PY) -m pip install -q --disable-pip-version-check 'mpi4py>=4'
+	@$(PY) -m pytest integration/mpi
+
+# In a folder of its own: tests of the overlay want an environment without NIXL. No torch comes with it.
+test-nixl: build  ## run the tests with NIXL's own agents; fetches a wheel of 67 MB
+	@[ -d build/nixl ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/nixl nixl nixl-cu12
+	@$(PY) -m pytest integration/nixl
 
 lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
 	@ruff check
@@ -123,7 +133,7 @@ mutants: build  ## plant mistakes in cpp/staging and require that the tests noti
 
 # The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.
 ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01
-ci: lint test tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
+ci: lint test test-mpi test-nixl tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
 
 clean:  ## remove .venv and everything built
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
