@@ -1,12 +1,12 @@
 """The stand-in with some fixes applied to it, and the rest off."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from tests.fakes.fixture import upstream
 from trtllm_kvfix.overlay.registry import Registry
-from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, Upstream
 from trtllm_kvfix.sections import FixChoices, Settings
 
 CREATOR = "tensorrt_llm._torch.pyexecutor.py_executor_creator"
@@ -24,6 +24,9 @@ def standing_in(variant: str) -> Iterator[None]:
     """The stand-in with everything imported that an executor needs."""
     with upstream(variant):
         import_module(CREATOR)
+        for place in CONNECTOR_PLACES:  # upstream's loop imports it, wherever it is
+            with suppress(ModuleNotFoundError):
+                import_module(place)
         yield
 
 

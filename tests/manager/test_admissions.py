@@ -1,6 +1,8 @@
 """Traffic on which the stand-in's batches overshoot: the loop dies without the fixes and serves with them."""
 
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -95,3 +97,23 @@ def test_a_request_that_was_put_off_has_its_own_blocks_when_it_runs(variant: str
         stats = server.manager.impl.get_kv_cache_stats()
         assert stats.used_num_blocks == 0, "blocks of a request that was put off were never given back"
         server.close()
+
+
+@pytest.mark.parametrize("variant", ALL)
+def test_a_connector_hears_of_a_request_when_it_runs_and_not_before(variant: str) -> None:
+    """Blocks that are given back again must not be told: a load into them would hit their next owner."""
+    module = "tests.manager.recording_connector"
+    connector = {
+        "connector_module": module,
+        "connector_scheduler_class": "Scheduler",
+        "connector_worker_class": "Worker",
+    }
+    with standing_in(variant), applied(["token-budget"]):
+        config = import_module("tensorrt_llm.llmapi.llm_args").KvCacheConnectorConfig(**connector)
+        server = Server({**SHARED_LEAF, "kv_connector_config": config})
+        server.run(leave_a_leaf(server))
+        steps = server.executor.kv_connector_manager.scheduler.steps
+        assert all(told == entered for told, entered in steps), steps
+        assert [told for told, _ in steps if told] == [[0], [1], [2]]
+        server.close()
+        sys.modules.pop(module)

@@ -10,6 +10,7 @@ they compute nothing and are left alone.
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -131,7 +132,7 @@ class BudgetKeeper:
         def build_scheduler_output(connector: Any, scheduled_batch: Any, *args: Any, **kwargs: Any) -> Any:
             current = self._current()
             if current is not None and current.batch is scheduled_batch:
-                current.fit(lambda request: request.request_id in connector.new_async_requests.loading)
+                current.fit(partial(is_loading, connector))
                 staying = {request.py_request_id for request in scheduled_batch.context_requests}
                 for request, block_ids in current.allocated:
                     if request.py_request_id in staying:
@@ -144,6 +145,12 @@ class BudgetKeeper:
     def _current(self) -> Preparation | None:
         current: Preparation | None = getattr(self._of_thread, "current", None)
         return current
+
+
+def is_loading(connector: Any, request: Any) -> bool:
+    """The connector fetches its prompt asynchronously, and takes it out of the batch before the step."""
+    asynchronous = getattr(connector, "new_async_requests", None)
+    return asynchronous is not None and request.request_id in asynchronous.loading
 
 
 def limits_of(executor: Any) -> Limits:
