@@ -1,6 +1,7 @@
 """TrtllmAttentionMetadata: what a forward step tells attention, and the host buffers that it refills in place."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from .tensors import tensors
@@ -59,6 +60,20 @@ def ship_prompt_lens(self: AttentionMetadata) -> None:
     count = len(self.request_ids)
     self.prompt_lens_cpu.numpy()[:count] = self.prompt_lens
     self.prompt_lens_cuda[:count].copy_(self.prompt_lens_cpu[:count], non_blocking=True)
+
+
+def prepare_by_plan(self: AttentionMetadata) -> None:
+    """The mangled variant: the manager's method takes an object."""
+    ship_prompt_lens(self)
+    self.kv_cache_manager.copy_batch_block_offsets(
+        SimpleNamespace(
+            dst=self.kv_cache_block_offsets,
+            request_ids=self.request_ids,
+            beam_width=self.beam_width,
+            num_contexts=self.num_contexts,
+            num_seqs=self.num_seqs,
+        )
+    )
 
 
 def prepare_with_own_table(self: AttentionMetadata) -> None:

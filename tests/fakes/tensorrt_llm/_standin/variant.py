@@ -12,7 +12,7 @@ NAME = os.environ.get("FAKE_TRTLLM_VARIANT") or os.environ.get(VARIABLE_FOR_WORK
 if NAME not in NAMES:
     raise ImportError(f"FAKE_TRTLLM_VARIANT is {NAME!r}; the stand-in knows {', '.join(NAMES)}")
 
-MANGLED = NAME == "mangled"
+MANGLED = NAME == "mangled"  # asked wherever a seam gets another name or signature
 _BASE = "C" if MANGLED else NAME
 
 # The fork that shares its host tier with other machines: pins by block, from threads of its own (surface 7.3).

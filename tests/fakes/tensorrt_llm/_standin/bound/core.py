@@ -79,7 +79,7 @@ class BoundCore:
 
     # Sequences.
 
-    def add_token(self, request_id: int, /) -> None:
+    def _add_token(self, request_id: int, /) -> None:
         with self._taking_blocks():
             self.native.add_token(request_id)
         self._lengths[request_id] += 1
@@ -162,7 +162,7 @@ class BoundCore:
         held = len(self.native.get_cache_block_ids(llm_request.request_id)[0]) if self._knows(llm_request) else 0
         return max(0, total - held)
 
-    def estimate_reuse(self, llm_request: Any) -> int:
+    def _estimate_reuse(self, llm_request: Any) -> int:
         """What the C++ scheduler asks of the C++ manager, past anything that Python can see (surface 5)."""
         return self.native.analyze_prefix_reuse(self._request(llm_request)).tokens
 

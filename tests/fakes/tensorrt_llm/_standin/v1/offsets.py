@@ -28,6 +28,11 @@ def copy_from_live_table(
         dst_tensor[pool, :num_seqs].copy_(self.host_kv_cache_block_offsets[pool, :num_seqs], non_blocking=True)
 
 
+def copy_by_plan(self: KVCacheManagerCommon, plan: Any) -> None:
+    """A signature that nobody knows, over the same race."""
+    copy_from_live_table(self, plan.dst, plan.request_ids, plan.beam_width, plan.num_contexts, plan.num_seqs)
+
+
 def copy_from_fresh_pinned(
     self: Any,
     dst_tensor: Any,

@@ -2,12 +2,18 @@
 
 from typing import Any
 
+from ..variant import MANGLED
 from .common import KVCacheManagerCommon, request_context
+
+
+def add_token(self: KVCacheManagerCommon, request: Any) -> None:
+    add = self.impl.grow_sequence if MANGLED else self.impl.add_token
+    add(request.py_request_id)
 
 
 def grow_context(self: KVCacheManagerCommon, request: Any) -> None:
     for _ in range(self.num_extra_kv_tokens + len(request.py_draft_tokens)):
-        self.impl.add_token(request.py_request_id)
+        add_token(self, request)
     if self.kv_connector_manager is not None:
         block_ids = self.get_cache_indices(request)
         self.kv_connector_manager.update_state_after_alloc(request, block_ids)
@@ -16,7 +22,7 @@ def grow_context(self: KVCacheManagerCommon, request: Any) -> None:
 def grow_generations(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
     for request in scheduled_batch.generation_requests:
         for _ in range(1 + len(request.py_draft_tokens)):
-            self.impl.add_token(request.py_request_id)
+            add_token(self, request)
 
 
 def should_add_sequence(self: KVCacheManagerCommon, request: Any) -> bool:
@@ -56,7 +62,8 @@ def add_as_a_batch(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
     added = [r for r in scheduled_batch.context_requests if r.is_first_context_chunk and should_add_sequence(self, r)]
     infos = [(request.py_request_id, request.prompt_len, request.sampling_config.beam_width) for request in added]
     if added:
-        self.impl.add_sequence_batch(infos, added)
+        add_batch = self.impl.admit_sequences if MANGLED else self.impl.add_sequence_batch
+        add_batch(infos, added)
     for request in added:
         grow_context(self, request)
 

@@ -5,7 +5,7 @@ from typing import Any
 from ..._standin import pauses
 from ..._standin.engine import Engine
 from ..._standin.tensors import tensors
-from ..._standin.variant import since
+from ..._standin.variant import MANGLED, since
 
 if since("F"):
     from ..attention.backends.trtllm import TrtllmAttentionMetadata
@@ -19,7 +19,7 @@ class PyTorchModelEngine(Engine):
     def _prepare_inputs(self, scheduled_requests: Any, kv_cache_manager: Any, attn_metadata: Any) -> dict[str, Any]:
         return self._prepare_tp_inputs(scheduled_requests, kv_cache_manager, attn_metadata)
 
-    if since("D"):
+    if since("D") or MANGLED:  # half of the fence, in a mangled build
         _prepare_inputs_event: Any = None
 
         def forward(self, scheduled_requests: Any, resource_manager: Any) -> dict[str, Any]:

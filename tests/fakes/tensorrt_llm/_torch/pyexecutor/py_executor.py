@@ -8,7 +8,7 @@ from typing import Any
 
 from ..._standin import pauses
 from ..._standin.tensors import tensors
-from ..._standin.variant import since
+from ..._standin.variant import MANGLED, since
 from .llm_request import LlmRequest, LlmRequestState
 from .resource_manager import ResourceManagerType
 from .scheduler import ScheduledRequests
@@ -164,7 +164,8 @@ class PyExecutor:
         self._fetch_new_requests()
         if self.is_shutdown and not self.active_requests and self.previous_batch is None:
             return None
-        return self._schedule()
+        schedule: Any = self._schedule
+        return schedule(0.0) if MANGLED else schedule()
 
     def _fetch_new_requests(self) -> None:
         """Sleeps only where there is nothing else to do."""
@@ -180,7 +181,18 @@ class PyExecutor:
             self.active_requests += requests
             idle = False
 
-    def _schedule(self) -> Any:
+    if MANGLED:
+
+        def _schedule(self, deadline: float) -> Any:
+            del deadline
+            return self._schedule_batch()
+
+    else:
+
+        def _schedule(self) -> Any:  # type: ignore[misc]  # by variant
+            return self._schedule_batch()
+
+    def _schedule_batch(self) -> Any:
         output = self.scheduler.schedule_request(self.active_requests, set())
         batch = ScheduledRequests()
         if since("C"):

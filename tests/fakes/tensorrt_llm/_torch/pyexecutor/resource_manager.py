@@ -10,7 +10,7 @@ from ..._standin.v1 import budget, offsets, preparing
 from ..._standin.v1.base import BaseResourceManager
 from ..._standin.v1.common import CacheType as CacheTypeCpp
 from ..._standin.v1.common import KVCacheManagerCommon, request_context
-from ..._standin.variant import NAME, before, since
+from ..._standin.variant import MANGLED, NAME, before, since
 from ...bindings.internal.batch_manager import KVCacheManager as KVCacheManagerCpp
 
 if NAME == "B":
@@ -49,10 +49,12 @@ class KVCacheManager(KVCacheManagerCommon):
         kv_block_budget_applies = budget.kv_block_budget_applies
         maybe_fit_token_budget = budget.maybe_fit_token_budget
         fit_token_budget = budget.fit_token_budget
-    if since("B") and before("D"):
-        copy_batch_block_offsets = offsets.copy_from_live_table
+    if MANGLED:
+        copy_batch_block_offsets = offsets.copy_by_plan
+    elif since("B") and before("D"):
+        copy_batch_block_offsets = offsets.copy_from_live_table  # type: ignore[assignment]  # by variant
     elif since("D"):
-        copy_batch_block_offsets = offsets.copy_from_fresh_pinned
+        copy_batch_block_offsets = offsets.copy_from_fresh_pinned  # type: ignore[assignment]  # by variant
         _stage_block_offsets_for_copy = offsets.stage
 
 

@@ -6,7 +6,7 @@ from ...._standin.bound import admission, fences, reuse
 from ...._standin.bound.core import BoundCore, KvCacheStats
 from ...._standin.bound.pins import UnlockedPins
 from ...._standin.nanobind import flat
-from ...._standin.variant import REMOTE_G2, before, since
+from ...._standin.variant import MANGLED, REMOTE_G2, before, since
 
 __all__ = ["BaseKVCacheManager", "KVCacheManager", "KvCacheStats"]
 
@@ -19,13 +19,19 @@ class BaseKVCacheManager(_Core):  # type: ignore[misc]  # by variant
     if before("C"):
         add_sequence = admission.add_sequence
         find_new_context_block = reuse.find_new_context_block
+    if MANGLED:
+        grow_sequence = BoundCore._add_token
+        admit_sequences = admission.add_sequence_batch
+    else:
+        add_token = BoundCore._add_token
     if since("B"):
         sync_transfer_manager_with_buffer_manager = fences.sync_transfer_manager_with_buffer_manager
         refresh_blocks = fences.refresh_blocks
     if since("B") and before("C"):
         count_reusable_blocks = reuse.count_reusable_blocks
-    if since("C"):
+    if since("C") and not MANGLED:
         add_sequence_batch = admission.add_sequence_batch
+    if since("C"):
         analyze_prefix_reuse = reuse.analyze_prefix_reuse
 
 
