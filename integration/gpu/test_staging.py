@@ -3,6 +3,8 @@
 OffsetStager on real streams: what arrives is what the table held at the call.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -156,7 +158,7 @@ def test_one_stager_may_change_its_stream(device: native.Device) -> None:
         (lambda: torch.zeros((2, 4, 8), dtype=torch.int32, device="cuda"), "shape"),
     ],
 )
-def test_a_destination_that_does_not_fit_is_refused(device: native.Device, dst, why: str) -> None:
+def test_a_destination_that_does_not_fit_is_refused(device: native.Device, dst: Callable[[], object], why: str) -> None:
     table = torch.zeros((2, 4, 2, 8), dtype=torch.int32, pin_memory=True)
     with stager(device, "v1", "auto", 4, 8) as staging, pytest.raises(ValueError, match=why):
         staging.ship(dst(), table, range(4))
