@@ -48,7 +48,7 @@ class ReplaySettings(Section):
 
 
 class FixChoices(Section):
-    """Each fix by its id. `auto`: where its probe says needed. `on`: the same, but a probe that cannot tell stops the start."""
+    """Each fix by its id. `auto`: where its probe says needed. `on`: and one that cannot tell stops the start."""
 
     staged_offsets_v1: Choice = Field(default="auto", alias="staged-offsets-v1")
     staged_offsets_v2: Choice = Field(default="auto", alias="staged-offsets-v2")

@@ -170,14 +170,19 @@ def test_fingerprint_does_not_depend_on_the_hash_seed() -> None:
 def test_names_that_still_are_the_original_are_listed(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     user = ModuleType("tensorrt_llm.user_under_test")
     monkeypatch.setitem(sys.modules, user.__name__, user)
-    vars(user)["taken"] = module.function
-    holder = type("Holder", (), {"kept": staticmethod(module.function), "__module__": user.__name__})
-    vars(user)["Holder"] = holder
+    members = {"kept": staticmethod(module.function), "__module__": user.__name__}
+    vars(user).update(taken=module.function, Holder=type("Holder", (), members))
     installed = install("function", lambda _found: lambda: "ours")
-    assert seam.aliases([installed]) == [
-        "tensorrt_llm.user_under_test.Holder.kept",
-        "tensorrt_llm.user_under_test.taken",
-    ]
-    vars(user)["taken"] = module.function
-    holder.kept = staticmethod(module.function)  # type: ignore[attr-defined]
+    assert seam.aliases([installed]) == [f"{user.__name__}.Holder.kept", f"{user.__name__}.taken"]
+    vars(user).update(taken=module.function, Holder=None)
     assert seam.aliases([installed]) == []
+
+
+def test_the_place_where_it_is_defined_is_no_alias(module: Any) -> None:
+    """A method that a class inherits is replaced on that class only; others still have it from where it is defined."""
+    module.Base.inherited.__module__ = NAME
+    module.Base.__module__ = module.Manager.__module__ = NAME
+    installed = install("Manager.inherited", lambda _found: lambda _self: "ours")
+    assert seam.aliases([installed]) == []
+    module.other_name = module.Base.inherited
+    assert seam.aliases([installed]) == [f"{NAME}.other_name"]

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 
 from tests.fakes.fixture import FAKES, VARIANTS
 from tests.overlay.small_upstream import ROOT
@@ -28,9 +29,11 @@ print(json.dumps([upstream.variant(), {each.id: each.answer.state.value for each
 SHOWN = {"needed": "**needed**", "fixed-upstream": "fixed", "not-applicable": "-", "unknown": "unknown"}
 
 
+@cache
 def probed(variant: str) -> tuple[str, dict[str, str]]:
     """The variant as `doctor` would show it, and the state of each fix, seen in a fresh process."""
-    environ = {**os.environ, "FAKE_TRTLLM_VARIANT": variant, "PYTHONPATH": os.pathsep.join([str(FAKES), str(ROOT)])}
+    path = os.pathsep.join(map(str, (FAKES, FAKES / "with_nixl", ROOT)))
+    environ = {**os.environ, "FAKE_TRTLLM_VARIANT": variant, "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, env=environ)
     shown, states = json.loads(done.stdout.splitlines()[-1])
     return shown, states

@@ -27,6 +27,7 @@ class Active:
     job: str  # the same in every process of one start
     installed: list[seam.Installed] = field(default_factory=list)  # other than by fixes
     started: bool = False  # an engine
+    said: str = ""  # the last line in the log about what is on
     failure: KvfixError | None = None  # some import of upstream swallowed it; the start will not
 
 

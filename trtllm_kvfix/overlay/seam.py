@@ -93,14 +93,17 @@ def fingerprint(original: Any) -> str:
 def aliases(installed: Iterable[Installed]) -> list[str]:
     """Names elsewhere in upstream that still are an original, because they were taken by `from x import y` before.
 
-    Whoever calls through one of them runs without the fix. One walk over upstream, whatever the number of seams.
+    Whoever calls through one of them runs without the fix. The place where it was defined is no such name. One walk
+    over upstream, whatever the number of seams.
     """
     replaced = {id(each.original): each for each in installed if each.original is not None}
     found = []
     for where, owner in _namespaces():
         for name, value in list(vars(owner).items()):
             seam = replaced.get(id(_unwrapped(value)[0]))
-            if seam is not None and not (owner is seam.owner and name == seam.name):
+            if seam is None or (owner is seam.owner and name == seam.name):
+                continue
+            if f"{where}.{name}" != _home(seam.original):
                 found.append(f"{where}.{name}")
     return sorted(found)
 
@@ -116,6 +119,11 @@ def _owner(seam: Seam) -> tuple[Any, str]:
             raise SeamError(f"{seam}: {getattr(owner, '__name__', owner)} has no {part}; upstream may have moved it")
         owner = getattr(owner, part)
     return owner, name
+
+
+def _home(original: Any) -> str:
+    """Where it was defined, as its name."""
+    return f"{getattr(original, '__module__', None)}.{getattr(original, '__qualname__', None)}"
 
 
 def _unwrapped(raw: Any) -> tuple[Any, Callable[[Any], Any]]:

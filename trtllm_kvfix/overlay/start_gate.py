@@ -46,12 +46,12 @@ def pass_gate() -> None:
     if active.failure is not None:
         raise active.failure
     report = active.registry.apply(active.settings, at_last=True)
-    for name in active.registry.aliases():
-        log.warning("%s was taken before its fix was applied and still is the original", name)
-    for name in active.registry.lost():
-        log.warning("%s was replaced by somebody else after us", name)
     active.started = True
     mine = publish(active, started=True)
+    if mine.aliases:
+        log.warning("still the originals, because they were taken before the fixes came: %s", ", ".join(mine.aliases))
+    for name in active.registry.lost():
+        log.warning("%s was replaced by somebody else after us", name)
     comm = agreement.communicator()
     if comm is not None:
         agreement.agree_by_messages(comm, mine.as_dict(), active.settings.agreement_timeout_s)
@@ -59,7 +59,10 @@ def pass_gate() -> None:
         agreement.agree_by_files(runtime_dir(active.settings), mine.as_dict())
     if active.settings.metrics_port is not None:
         _serve_metrics(active.settings.metrics_port, mine.rank)
-    log.info("rank %d of %d, variant %s; %s", mine.rank, mine.world_size, mine.variant, report.line())
+    line = f"rank {mine.rank} of {mine.world_size}, variant {mine.variant}; {report.line()}"
+    if line != active.said:  # upstream starts an engine twice, the first time to see what memory it takes
+        active.said = line
+        log.info("%s", line)
 
 
 def publish(active: Any, *, started: bool) -> attest.Attestation:
