@@ -1,0 +1,109 @@
+"""Needs a CUDA GPU, torch, pydantic, and tests/ beside integration/.
+
+The stand-in's executor loop on CUDA with torch's tensors and streams, overlap and a host tier. The device is held in
+front of every step's copies until the host has prepared the next step: corrupt without the overlay, and with it not
+once in 10,000 iterations.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+pytest.importorskip("pydantic", reason="needs pydantic, for the settings")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from tests.fakes import stall  # noqa: E402  nothing of this is there where the module is skipped
+from tests.fakes.fixture import upstream  # noqa: E402
+from tests.fakes.serving import Server  # noqa: E402
+from trtllm_kvfix.overlay.registry import Registry  # noqa: E402
+from trtllm_kvfix.overlay.upstream import Upstream  # noqa: E402
+from trtllm_kvfix.sections import FixChoices, Settings  # noqa: E402
+
+ITERATIONS = 10_000
+CONTROL_ITERATIONS = 200
+REQUESTS_AT_A_TIME = 200
+HOST_TIER = {"max_tokens": 192, "host_cache_size": 32 * 64}
+V2 = {"kv_cache_config": {**HOST_TIER, "use_kv_cache_manager_v2": True}}
+PER_LAYER = {"kv_cache_config": {**V2["kv_cache_config"], "enable_swa_scratch_reuse": True}}
+DRAFT: dict[str, Any] = {"speculative_config": {}}
+
+# Variant, arguments, the fix that stages, and whether the draft's copies are held: later builds fence the target's.
+STAGED = [
+    pytest.param("A", {"kv_cache_config": HOST_TIER}, "staged-offsets-v1", False, id="A-v1"),
+    pytest.param("B", {"kv_cache_config": HOST_TIER}, "staged-offsets-v1", False, id="B-v1"),
+    pytest.param("C", {"kv_cache_config": HOST_TIER}, "staged-offsets-v1", False, id="C-v1"),
+    pytest.param("B", V2, "staged-offsets-v2", False, id="B-v2"),
+    pytest.param("C", V2, "staged-offsets-v2", False, id="C-v2"),
+    pytest.param("D", {**V2, **DRAFT}, "staged-offsets-v2", True, id="D-v2-draft"),
+    pytest.param("F", {**V2, **DRAFT}, "staged-offsets-v2", True, id="F-v2-draft"),
+    pytest.param("F", {**PER_LAYER, **DRAFT}, "staged-offsets-v2", True, id="F-per-layer-draft"),
+]
+FENCED = ["A", "B", "C"]
+
+
+@contextmanager
+def standing_in(variant: str) -> Iterator[None]:
+    with upstream(variant, "torch"):
+        import_module("tensorrt_llm._torch.pyexecutor.py_executor_creator")
+        yield
+
+
+@contextmanager
+def applied(fix_id: str | None) -> Iterator[None]:
+    """That fix alone; None: all that are needed."""
+    names = [field.alias for field in FixChoices.model_fields.values() if field.alias is not None]
+    chosen = FixChoices.model_validate({name: "on" if name == fix_id else "off" for name in names})
+    registry = Registry()
+    registry.apply(Settings() if fix_id is None else Settings(fixes=chosen), Upstream(), at_last=True)
+    try:
+        yield
+    finally:
+        assert registry.revert() == []
+
+
+def corruptions(llm_args: dict[str, Any], iterations: int, *, draft: bool = False) -> tuple[int, int, set[str]]:
+    """Steps that ran, steps of which attention saw anything wrong, and what was wrong."""
+    server = Server(llm_args)
+    witness = server.draft_witness if draft else server.witness
+    assert witness is not None
+    number = 0
+    with server.stall(draft=draft):
+        while witness.steps < iterations:
+            requests = server.workload(REQUESTS_AT_A_TIME, seed=number)
+            for request in requests:
+                request.request_id += number
+            server.run(requests)
+            number += REQUESTS_AT_A_TIME
+    server.close()
+    steps = {corruption.step for corruption in witness.corruptions}
+    return witness.steps, len(steps), {corruption.what for corruption in witness.corruptions}
+
+
+@pytest.mark.parametrize(("variant", "llm_args", "fix_id", "draft"), STAGED)
+def test_staged_offsets_are_never_corrupt(variant: str, llm_args: dict[str, Any], fix_id: str, draft: bool) -> None:
+    with standing_in(variant):
+        _, corrupt, what = corruptions(llm_args, CONTROL_ITERATIONS, draft=draft)
+        assert corrupt > 0 and "block offsets" in what
+        with applied(fix_id):
+            steps, _, what = corruptions(llm_args, ITERATIONS, draft=draft)
+        assert steps >= ITERATIONS and "block offsets" not in what
+        _, _, what = corruptions(llm_args, CONTROL_ITERATIONS, draft=draft)
+        assert "block offsets" in what
+
+
+@pytest.mark.parametrize("variant", FENCED)
+def test_with_everything_on_no_buffer_is_corrupt(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fence blocks the host behind every held step, so the stall lets go soon."""
+    monkeypatch.setattr(stall, "BLOCKED_S", 0.001)
+    llm_args = {"kv_cache_config": HOST_TIER}
+    with standing_in(variant):
+        _, corrupt, what = corruptions(llm_args, CONTROL_ITERATIONS)
+        assert corrupt > 0 and what == {"block offsets", "prompt lens"}
+        with applied(None):
+            steps, corrupt, what = corruptions(llm_args, ITERATIONS)
+        assert steps >= ITERATIONS and (corrupt, what) == (0, set())
