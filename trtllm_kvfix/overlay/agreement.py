@@ -39,8 +39,8 @@ def communicator() -> Communicator | None:
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
     chosen = getattr(sys.modules.get("tensorrt_llm._utils"), "mpi_comm", None)
-    comm: Communicator = chosen() if chosen is not None else mpi.COMM_WORLD
-    return comm if comm.Get_size() > 1 else None
+    comm: Communicator | None = chosen() if chosen is not None else mpi.COMM_WORLD
+    return comm if comm is not None and comm.Get_size() > 1 else None
 
 
 def rank_and_size() -> tuple[int, int]:
