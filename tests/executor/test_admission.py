@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from tests.fakes.admissions import EVAPORATION, SHARED_LEAF, fill_for_evaporation, leave_a_leaf
+from tests.fakes.admissions import EVAPORATION, SHARED_LEAF, arrive_between, fill_for_evaporation, leave_a_leaf
 from tests.fakes.fixture import upstream
 from tests.fakes.serving import Server
 
@@ -40,6 +40,14 @@ def test_reuse_does_not_evaporate_where_the_batch_claims_first(variant: str) -> 
         server = Server(EVAPORATION)
         responses = server.serve(fill_for_evaporation(server))
         assert [response.error_msg for response in responses] == [None, None]
+
+
+@pytest.mark.parametrize("variant", ["A", "B", "C", "D", "F"])
+def test_reuse_evaporates_between_scheduling_and_admission_everywhere(variant: str) -> None:
+    with upstream(variant):
+        server = Server(EVAPORATION)
+        arriving, *others = arrive_between(server)
+        overshoots(server, [arriving, *others])
 
 
 @pytest.mark.parametrize("variant", ["A", "B", "C", "D", "F"])

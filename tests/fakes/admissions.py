@@ -18,15 +18,29 @@ def family(number: int, length: int) -> list[int]:
     return [1000 * number + position for position in range(length)]
 
 
+def fill(server: Server) -> None:
+    server.run([server.request(0, family(0, 40))])
+    for number in (1, 2, 3):
+        server.run([server.request(number, family(number, 32))])
+
+
 def fill_for_evaporation(server: Server) -> list[Any]:
     """Leaves a cache that is full, with a prefix in it that is the next to go; returns the two requests that follow.
 
     The scheduler charges 32 + 4 tokens. The first request's blocks evict what the second was to reuse (hazard H3).
     """
-    server.run([server.request(0, family(0, 40))])
-    for number in (1, 2, 3):
-        server.run([server.request(number, family(number, 32))])
+    fill(server)
     return [server.request(10, family(10, 32)), server.request(11, family(0, 40) + family(11, 4))]
+
+
+def arrive_between(server: Server) -> list[Any]:
+    """As above, but what evicts the prefix is a request whose cache comes from another server: it computes nothing.
+
+    It is admitted after the batch was scheduled and before the batch is, so claiming the batch first does not help.
+    """
+    fill(server)
+    arriving = server.request(10, family(10, 40), state=server.requests.LlmRequestState.DISAGG_GENERATION_INIT)
+    return [arriving, server.request(11, family(0, 40) + family(11, 4)), server.request(12, family(12, 36))]
 
 
 def leave_a_leaf(server: Server) -> list[Any]:

@@ -115,6 +115,13 @@ class LlmRequest:
         self.prepopulated_prompt_len = 0
         self._chunk_size = self.prompt_len
 
+    def receive_cache(self) -> None:
+        """The prompt's cache has come from another server, and its first token with it."""
+        self.context_current_position = self.prompt_len
+        self.prepopulated_prompt_len = self.prompt_len
+        self.output_tokens.append(0)
+        self.state = LlmRequestState.GENERATION_IN_PROGRESS
+
     def move_to_next_context_chunk(self) -> None:
         self.context_current_position += self.context_chunk_size
         self._chunk_size = 0

@@ -114,7 +114,7 @@ class PyExecutor:
             if since("D"):
                 self._wait_for_model_engine_input_copy()
             pauses.reach(pauses.CALL_SCHEDULE)
-            scheduled_batch = self._prepare_and_schedule_batch()
+            scheduled_batch, _ = self._prepare_and_schedule_batch()
             if scheduled_batch is None:
                 break
             can_queue = self._can_queue(scheduled_batch)
@@ -138,7 +138,7 @@ class PyExecutor:
         """Without overlap the host waits for each step's sample before it touches a buffer again."""
         while True:
             pauses.reach(pauses.CALL_SCHEDULE)
-            scheduled_batch = self._prepare_and_schedule_batch()
+            scheduled_batch, _ = self._prepare_and_schedule_batch()
             if scheduled_batch is None:
                 break
             if not self._can_queue(scheduled_batch) or not self._prepare(scheduled_batch):
@@ -159,13 +159,35 @@ class PyExecutor:
             if wait is not None:
                 wait()
 
-    def _prepare_and_schedule_batch(self) -> Any:
+    def _prepare_and_schedule_batch(self) -> tuple[Any, Any]:
+        """The batch, None when there will be no more, and statistics."""
         pauses.reach(pauses.BEGIN_SCHEDULE)
         self._fetch_new_requests()
         if self.is_shutdown and not self.active_requests and self.previous_batch is None:
-            return None
+            return None, None
         schedule: Any = self._schedule
-        return schedule(0.0) if MANGLED else schedule()
+        scheduled_batch, arriving, _ = schedule(0.0) if MANGLED else schedule()
+        self._prepare_disagg_gen_init(arriving)
+        return scheduled_batch, None
+
+    def _prepare_disagg_gen_init(self, fitting_disagg_gen_init_requests: list[Any]) -> None:
+        """Requests whose cache comes from elsewhere: straight to the managers, past ResourceManager (surface 1.8).
+
+        Their blocks are allocated between scheduling and admission, so they may evict what was counted as reused.
+        """
+        if not fitting_disagg_gen_init_requests:
+            return
+        batch = ScheduledRequests()
+        if since("C"):
+            batch.reset_context_requests(fitting_disagg_gen_init_requests)
+        else:
+            batch.context_requests = fitting_disagg_gen_init_requests
+        managers = self.resource_manager.resource_managers
+        for kind in (ResourceManagerType.KV_CACHE_MANAGER, ResourceManagerType.DRAFT_KV_CACHE_MANAGER):
+            if kind in managers:
+                managers[kind].prepare_resources(batch)
+        for request in fitting_disagg_gen_init_requests:
+            request.receive_cache()
 
     def _fetch_new_requests(self) -> None:
         """Sleeps only where there is nothing else to do."""
@@ -183,16 +205,16 @@ class PyExecutor:
 
     if MANGLED:
 
-        def _schedule(self, deadline: float) -> Any:
+        def _schedule(self, deadline: float) -> tuple[Any, list[Any], int]:
             del deadline
             return self._schedule_batch()
 
     else:
 
-        def _schedule(self) -> Any:  # type: ignore[misc]  # by variant
+        def _schedule(self) -> tuple[Any, list[Any], int]:  # type: ignore[misc]  # by variant
             return self._schedule_batch()
 
-    def _schedule_batch(self) -> Any:
+    def _schedule_batch(self) -> tuple[Any, list[Any], int]:
         output = self.scheduler.schedule_request(self.active_requests, set())
         batch = ScheduledRequests()
         if since("C"):
@@ -201,7 +223,7 @@ class PyExecutor:
             batch.context_requests = output.context_requests
         batch.generation_requests = output.generation_requests
         batch.paused_requests = output.paused_requests
-        return batch
+        return batch, output.fitting_disagg_gen_init_requests, output.num_fitting_requests
 
     def _can_queue(self, scheduled_batch: Any) -> bool:
         return bool(scheduled_batch.batch_size > 0)
