@@ -1,0 +1,86 @@
+"""A connector that writes down what it is told. Imported by name, from the server's configuration.
+
+Build it inside `upstream(...)`: its bases are those of the variant that is imported there.
+"""
+
+from importlib import import_module
+from typing import Any
+
+
+def connector_module() -> Any:
+    """It has moved (surface 6.3)."""
+    try:
+        return import_module("tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector")
+    except ModuleNotFoundError:
+        return import_module("tensorrt_llm._torch.pyexecutor.kv_cache_connector")
+
+
+def __getattr__(name: str) -> Any:
+    """The classes are made when they are asked for."""
+    if name == "Worker":
+        return _worker_class()
+    if name == "Scheduler":
+        return _scheduler_class()
+    raise AttributeError(name)
+
+
+def _worker_class() -> Any:
+    base: Any = connector_module().KvCacheConnectorWorker
+
+    class Worker(base):  # type: ignore[misc]
+        def register_kv_caches(self, kv_cache_tensor: Any) -> None:
+            self.pool = kv_cache_tensor
+
+        def start_load_kv(self, stream: Any) -> None:
+            self.loaded_on = stream.cuda_stream
+
+        def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
+            raise AssertionError(f"layer {layer_idx} on {stream}: the stand-in has no layers")
+
+        def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
+            raise AssertionError(f"layer {layer_idx} on {stream}: the stand-in has no layers")
+
+        def wait_for_save(self, stream: Any) -> None:
+            raise AssertionError(f"nothing was saved on {stream}")
+
+        def get_finished(self, finished: list[int], started: list[int]) -> tuple[list[int], list[int]]:
+            return finished, started
+
+    return Worker
+
+
+def _scheduler_class() -> Any:
+    base: Any = connector_module().KvCacheConnectorScheduler
+
+    class Scheduler(base):  # type: ignore[misc]
+        def __init__(self, llm_args: Any) -> None:
+            super().__init__(llm_args)
+            self.outputs: list[Any] = []
+            self.allocated: list[int] = []
+            self.finished: list[int] = []
+            self.matched = 0  # tokens that it says it can load
+
+        def build_connector_meta(self, scheduler_output: Any) -> Any:
+            self.outputs.append(scheduler_output)
+            return scheduler_output
+
+        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+            return min(self.matched, request.prompt_len - 1 - num_computed_tokens), False
+
+        def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
+            assert block_ids
+            self.allocated.append(request.request_id)
+
+        def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
+            assert cache_block_ids
+            self.finished.append(request.request_id)
+            return False
+
+    return Scheduler
+
+
+CONFIG = {
+    "connector_module": __name__,
+    "connector_worker_class": "Worker",
+    "connector_scheduler_class": "Scheduler",
+}
