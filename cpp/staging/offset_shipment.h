@@ -45,8 +45,8 @@ struct StagerConfig {
     std::uint32_t rows_max = 0;
     std::uint32_t blocks_max = 0;
     std::uint32_t slots = 3;
-    PageScale scale{};                   // of v2
-    std::shared_ptr<WorkerTeam> team{};  // helps with what is large; null: the caller works alone
+    PageScale scale{};                           // of v2
+    std::shared_ptr<WorkerTeam> team = nullptr;  // helps with what is large; null: the caller works alone
 
     std::size_t elements_max() const { return std::size_t{num_pools} * rows_max * planes_of(layout) * blocks_max; }
 };

@@ -16,6 +16,7 @@ constexpr unsigned kCoresPerWorker = 4;
 // Long enough for a caller that ships one table after another, too short to be noticed between iterations.
 constexpr std::chrono::microseconds kSpin{50};
 constexpr int kLooksPerClock = 32;
+constexpr int kLooksBeforeYield = 1000;
 
 void pause_briefly() {
 #ifdef __x86_64__
@@ -82,8 +83,9 @@ void WorkerTeam::run_job(const Job& job) {
     }
     publish(job);
     take_chunks(generation_.load(std::memory_order_relaxed));
-    while (ended_.load(std::memory_order_acquire) != job.chunks) {  // claimed by a worker that is at it
-        pause_briefly();
+    for (int look = 0; ended_.load(std::memory_order_acquire) != job.chunks; ++look) {
+        // Claimed by a worker that is at it; or by one that has lost its core, and may want this one.
+        look < kLooksBeforeYield ? pause_briefly() : std::this_thread::yield();
     }
     busy_.clear(std::memory_order_release);
 }
