@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from tests.ports import free_ports
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.metrics.exporter import serve
@@ -91,20 +92,3 @@ def test_port_that_is_taken_is_an_error_that_says_how_ports_are_chosen() -> None
 def test_ranks_beyond_the_last_port_are_refused() -> None:
     with pytest.raises(SettingsError, match="leaves no port for rank 6"):
         serve(65530, 6, dict)
-
-
-def free_ports(count: int) -> int:
-    """The first of some ports in a row that are free now."""
-    for port in range(20_000, 60_000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for offset, each in enumerate(sockets):
-                each.bind(("127.0.0.1", port + offset))
-        except OSError:
-            continue
-        else:
-            return port
-        finally:
-            for each in sockets:
-                each.close()
-    raise RuntimeError("no free ports")

@@ -106,20 +106,23 @@ def in_another_process(folder: Path, change: Callable[[dict[str, Any]], None]) -
     """An entry that passes for another living process's: that of the first process there is."""
     theirs = entry(1, 2, pid=1, process_start=attest.process_start(1))
     change(theirs)
-    attest.write(folder, attestation())
+    attest.write(folder, attestation(0, 2))
     (folder / "1.json").write_text(json.dumps(theirs))
 
 
 def test_files_of_the_same_job_must_agree(tmp_path: Path) -> None:
     in_another_process(tmp_path, lambda theirs: theirs.update(seams={SEAM: "source:2"}))
     with pytest.raises(RanksDiffer, match=r"rank 0 \(process \d+\) differs from rank 1 \(process 1\) .* source:1 / "):
-        agreement.agree_by_files(tmp_path, attestation().as_dict())
+        agreement.agree_by_files(tmp_path, entry(0, 2))
 
 
-@pytest.mark.parametrize("harmless", [{"seams": {SEAM: "source:1"}}, {"job": "other"}, {"started": False}])
-def test_other_jobs_and_processes_without_engine_are_not_compared(tmp_path: Path, harmless: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "harmless",
+    [{"seams": {SEAM: "source:1"}}, {"job": "other"}, {"started": False}, {"world_size": 4}, {"rank": 0}],
+)
+def test_other_engines_and_processes_without_one_are_not_compared(tmp_path: Path, harmless: dict[str, Any]) -> None:
     in_another_process(tmp_path, lambda theirs: theirs.update({"seams": {SEAM: "source:2"}} | harmless))
-    agreement.agree_by_files(tmp_path, attestation().as_dict())
+    agreement.agree_by_files(tmp_path, entry(0, 2))
 
 
 def test_without_mpi_there_is_one_rank() -> None:

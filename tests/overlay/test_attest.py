@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from tests.overlay.entries import SEAM, attestation, entry
 from tests.overlay.small_upstream import EXECUTOR, python
+from tests.ports import free_ports
 from trtllm_kvfix import cli
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay import attest
@@ -110,6 +111,68 @@ show()
     assert "rank 0 of 1, variant " in done.stderr
     assert "; applied: token-budget, nixl-listener" in done.stderr
     assert done.stderr.count("[trtllm-kvfix]") == 1
+
+
+def test_forked_process_attests_for_itself_when_its_engine_starts(small: Path) -> None:
+    code = f"""
+import os, small_fixes, trtllm_kvfix
+from pathlib import Path
+from {EXECUTOR}.py_executor import PyExecutor
+from trtllm_kvfix.overlay import attest
+trtllm_kvfix.enable()
+child = os.fork()
+if child == 0:
+    PyExecutor().start_worker()
+    print(sorted((each["pid"] == os.getpid(), each["started"]) for each in attest.live(Path("run"))), flush=True)
+    os._exit(0)
+os.wait()
+print([(each["pid"] == os.getpid(), each["started"]) for each in attest.live(Path("run"))])
+"""
+    assert python(small, code).stdout.splitlines() == ["[(False, False), (True, True)]", "[(True, False)]"]
+
+
+def test_folder_that_cannot_be_written_keeps_no_single_process_from_starting(small: Path) -> None:
+    (small / "file").touch()
+    code = f"""
+import small_fixes, trtllm_kvfix
+from {EXECUTOR}.py_executor import PyExecutor
+trtllm_kvfix.enable()
+print(PyExecutor().start_worker())
+"""
+    done = python(small, code, TRTLLM_KVFIX_RUNTIME_DIR="file/below")
+    assert done.stdout == "started\n"
+    assert "the attestation cannot be written: " in done.stderr
+
+
+def test_engine_that_starts_serves_metrics_when_asked_and_says_once_what_is_on(small: Path) -> None:
+    port = free_ports(1)
+    code = f"""
+import small_fixes, trtllm_kvfix, urllib.request
+from {EXECUTOR}.py_executor import PyExecutor
+trtllm_kvfix.enable(metrics_port={port})
+for attempt in range(2):
+    PyExecutor().start_worker()
+page = urllib.request.urlopen("http://127.0.0.1:{port}/metrics").read().decode()
+print([line for line in page.splitlines() if "fix_info{{" in line])
+"""
+    done = python(small, code)
+    for fix_id in ("token-budget", "nixl-listener"):
+        assert f'trtllm_kvfix_fix_info{{fix="{fix_id}",rank="0",state="applied"}} 1.0' in done.stdout, done.stderr
+    assert done.stderr.count("rank 0 of 1") == 1
+
+
+def test_lines_go_where_the_application_says(small: Path) -> None:
+    code = f"""
+import logging, sys
+logging.basicConfig(stream=sys.stdout, format="mine: %(message)s")
+import small_fixes, trtllm_kvfix
+from {EXECUTOR}.py_executor import PyExecutor
+trtllm_kvfix.enable()
+PyExecutor().start_worker()
+"""
+    done = python(small, code)
+    assert done.stdout.startswith("mine: rank 0 of 1, variant ")
+    assert done.stderr == ""
 
 
 def test_engine_of_a_process_whose_fixes_failed_does_not_start_even_if_the_import_error_was_swallowed(

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.overlay import carry, import_hook, seam
+from trtllm_kvfix.overlay import attest, carry, import_hook, seam
 from trtllm_kvfix.overlay.fix import Replacement
 from trtllm_kvfix.overlay.registry import Registry, Report
 from trtllm_kvfix.overlay.upstream import executed, is_importing
-from trtllm_kvfix.settings import Settings, load
+from trtllm_kvfix.settings import Settings, load, runtime_dir
 
 log = logging.getLogger("trtllm_kvfix")
 
@@ -106,13 +106,14 @@ def participants() -> dict[str, Callable[[], list[Replacement]]]:
 
 
 def show_log() -> None:
-    """Our lines go to stderr unless the application has said where lines go."""
+    """Our lines go to stderr unless the application has said where lines go; it may also have said which."""
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
     if log.handlers or logging.getLogger().handlers:
         return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("[trtllm-kvfix] [%(process)d] %(message)s"))
     log.addHandler(handler)
-    log.setLevel(logging.INFO)
     log.propagate = False
 
 
@@ -135,10 +136,10 @@ def _apply(active: Active) -> None:
 
 
 def _publish(active: Active) -> None:
-    """Let `status` see a process that has no engine, or none yet. The gate insists on being seen; here it is a help."""
+    """Let `status` see a process that has no engine, or none yet."""
     from trtllm_kvfix.overlay import start_gate  # noqa: PLC0415  it imports this module
 
     try:
-        start_gate.publish(active, started=active.started)
+        attest.write(runtime_dir(active.settings), start_gate.described(active))
     except KvfixError as error:
         log.warning("%s", error)

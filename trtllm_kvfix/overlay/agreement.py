@@ -78,12 +78,20 @@ def agree_by_messages(comm: Communicator, ours: Mapping[str, Any], timeout_s: fl
 
 
 def agree_by_files(folder: Path, ours: Mapping[str, Any]) -> None:
-    """Of any two ranks on this host the later one finds the earlier one's file."""
+    """Of any two ranks on this host the later one finds the earlier one's file.
+
+    One start may make several engines, whose settings may differ. Where another process of it has our own rank, the
+    others cannot be told apart, and nobody is refused.
+    """
     others = [
         entry
         for entry in live(folder)
-        if entry["job"] == ours["job"] and entry["started"] and entry["pid"] != ours["pid"]
+        if entry["started"]
+        and entry["pid"] != ours["pid"]
+        and all(entry[key] == ours[key] for key in ("job", "world_size"))
     ]
+    if any(entry["rank"] == ours["rank"] for entry in others):
+        return
     for other in others:
         found = differences(ours, other)
         if found:

@@ -1,6 +1,7 @@
 """Each process writes down which fixes it runs and over what: for `status`, and for the other ranks to compare."""
 
 import atexit
+import functools
 import json
 import os
 import socket
@@ -83,12 +84,17 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 
 def write(folder: Path, attestation: Attestation) -> Path:
     """Replace this process's entry; it goes when the process ends."""
-    _prepare(folder)
     file = folder / f"{attestation.pid}.json"
     draft = file.with_suffix(".part")
-    draft.write_text(json.dumps(attestation.as_dict()))
-    draft.replace(file)
-    atexit.register(_forget, file, attestation.pid)
+    try:
+        _prepare(folder)
+        draft.write_text(json.dumps(attestation.as_dict()))
+        draft.replace(file)
+    except OSError as error:
+        raise KvfixError(
+            f"the attestation cannot be written: {error}; kvfix.runtime_dir names another place"
+        ) from error
+    _forget_at_exit(file, attestation.pid)
     return file
 
 
@@ -138,6 +144,10 @@ def _prepare(folder: Path) -> None:
         )
 
 
-def _forget(file: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child has our exit handlers, not our entry
-        file.unlink(missing_ok=True)
+@functools.cache
+def _forget_at_exit(file: Path, pid: int) -> None:
+    def forget() -> None:
+        if os.getpid() == pid:  # a forked child has our exit handlers, not our entry
+            file.unlink(missing_ok=True)
+
+    atexit.register(forget)

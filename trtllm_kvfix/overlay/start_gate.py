@@ -6,13 +6,16 @@ Every rank calls it once the managers are built and the model is warm, when ever
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay import agreement, attest
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, Upstream
 from trtllm_kvfix.settings import runtime_dir
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.overlay.activation import Active
 
 log = logging.getLogger("trtllm_kvfix")
 
@@ -47,16 +50,12 @@ def pass_gate() -> None:
         raise active.failure
     report = active.registry.apply(active.settings, at_last=True)
     active.started = True
-    mine = publish(active, started=True)
+    mine = described(active)
     if mine.aliases:
         log.warning("still the originals, because they were taken before the fixes came: %s", ", ".join(mine.aliases))
     for name in active.registry.lost():
         log.warning("%s was replaced by somebody else after us", name)
-    comm = agreement.communicator()
-    if comm is not None:
-        agreement.agree_by_messages(comm, mine.as_dict(), active.settings.agreement_timeout_s)
-    else:
-        agreement.agree_by_files(runtime_dir(active.settings), mine.as_dict())
+    _compare(active, mine)
     if active.settings.metrics_port is not None:
         _serve_metrics(active.settings.metrics_port, mine.rank)
     line = f"rank {mine.rank} of {mine.world_size}, variant {mine.variant}; {report.line()}"
@@ -65,25 +64,34 @@ def pass_gate() -> None:
         log.info("%s", line)
 
 
-def publish(active: Any, *, started: bool) -> attest.Attestation:
-    """Write what this process runs to where `status` looks."""
+def described(active: "Active") -> attest.Attestation:
+    """What this process runs."""
     rank, world_size = agreement.rank_and_size()
-    mine = attest.Attestation.of(
+    return attest.Attestation.of(
         active.registry.report(),
         variant=Upstream().variant(),
         job=active.job,
         rank=rank,
         world_size=world_size,
-        started=started,
-        aliases=active.registry.aliases() if started else [],  # it looks at all of upstream
+        started=active.started,
+        aliases=active.registry.aliases() if active.started else [],  # it looks at all of upstream
     )
+
+
+def _compare(active: "Active", mine: attest.Attestation) -> None:
+    """Over MPI a file that cannot be written is only missed by `status`."""
+    comm = agreement.communicator()
+    folder = runtime_dir(active.settings)
     try:
-        attest.write(runtime_dir(active.settings), mine)
-    except OSError as error:
-        raise KvfixError(
-            f"the attestation cannot be written: {error}; kvfix.runtime_dir names another place"
-        ) from error
-    return mine
+        attest.write(folder, mine)
+    except KvfixError as error:
+        if comm is None and mine.world_size > 1:
+            raise
+        log.warning("%s", error)
+    if comm is not None:
+        agreement.agree_by_messages(comm, mine.as_dict(), active.settings.agreement_timeout_s)
+    elif mine.world_size > 1:
+        agreement.agree_by_files(folder, mine.as_dict())
 
 
 @functools.cache
