@@ -1,7 +1,7 @@
 """The budget around a resource manager: what is put off gives its blocks back, and the connector never heard of it."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
@@ -199,11 +199,22 @@ def test_before_the_loop_has_scheduled_nothing_is_touched() -> None:
     assert len(batch.context_requests) == 2
 
 
+def test_generations_alone_are_not_looked_at() -> None:
+    """They cannot be put off, and every iteration would pay for the look."""
+    loop = Loop(budget=5)
+
+    class Unread(list[Request]):
+        def __iter__(self) -> Iterator[Request]:
+            raise AssertionError("the generations were counted")
+
+    loop.prepare(PlainBatch([], Unread()))
+
+
 def test_what_nothing_can_be_done_about_is_said(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop(budget=5)
     before = counters.read()
     with caplog.at_level(logging.INFO, logger="trtllm_kvfix"):
-        loop.prepare(PlainBatch([], [generation(1, drafts=9)]))
+        loop.prepare(PlainBatch([context(1, 8)], [generation(2, drafts=9)]))
     assert "nothing more can be put off" in caplog.text
     assert counters.read()["budget_overruns"] - before["budget_overruns"] == 1
 

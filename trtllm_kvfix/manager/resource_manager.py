@@ -101,7 +101,8 @@ class BudgetKeeper:
 
         def prepare_resources(manager: Any, scheduled_batch: Any) -> Any:
             known = self._known.get(manager)
-            if known is None:  # warm-up, before the loop has scheduled anything
+            # None: warm-up, before the loop has scheduled anything. And generations alone cannot be put off.
+            if known is None or not scheduled_batch.context_requests:
                 return original(manager, scheduled_batch)
             current = Preparation(scheduled_batch, known.limits, manager.resource_managers, known.executor())
             self._of_thread.current = current

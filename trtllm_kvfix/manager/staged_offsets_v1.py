@@ -27,6 +27,9 @@ class StagedDestination:
         self._tensor = tensor
         self._table = table
         self._stagers = stagers
+        self._pools, rows, planes, blocks = table.shape
+        self._pool_bytes = rows * planes * blocks * WORD_BYTES
+        self._address = table.data_ptr()
         self._parts: dict[int, _Part] = {}  # by pool
 
     def __getitem__(self, index: Any) -> "_Selection":
@@ -45,13 +48,13 @@ class StagedDestination:
             self._ship(part)
         else:
             self._parts[pool] = part
-            if len(self._parts) == self._table.shape[0]:
+            if len(self._parts) == self._pools:
                 self.flush()
 
     def flush(self) -> None:
         """Pools that were copied one by one go out together; if they differ, each by itself."""
         parts, self._parts = self._parts, {}
-        if len(parts) == self._table.shape[0] and len(set(parts.values())) == 1:
+        if len(parts) == self._pools and len(set(parts.values())) == 1:
             self._ship(parts[0])
             return
         for pool, (rows, width) in parts.items():
@@ -64,30 +67,22 @@ class StagedDestination:
 
     def _recognised(self, index: Any, source: Any) -> tuple[int | None, _Part | None]:
         """(pool or None for all, part) where these are the first rows of the table going to the same place."""
-        index = index if isinstance(index, tuple) else (index,)
-        if not 2 <= len(index) <= 4 or not self._is_live(source):
+        offset = source.data_ptr() - self._address
+        if not isinstance(index, tuple) or not 2 <= len(index) <= 4 or not 0 <= offset < self._pools * self._pool_bytes:
             return None, None
         pool, rows, *rest = index
-        plain = all(isinstance(each, slice) and each.start is None and each.step is None for each in (rows, *rest))
-        if not plain or (rest and rest[0].stop is not None) or rows.stop is None:
+        if not all(isinstance(each, slice) and each.start is None and each.step is None for each in index[1:]):
             return None, None
-        width = rest[1].stop if len(rest) == 2 else None
-        part = _Part(int(rows.stop), width)
-        if isinstance(pool, int):
-            return (pool, part) if self._starts_at(source, pool) else (None, None)
-        return (None, part) if pool == slice(None) and self._starts_at(source, 0) else (None, None)
-
-    def _pool_bytes(self) -> int:
-        _, rows, planes, blocks = self._table.shape
-        return int(rows * planes * blocks) * WORD_BYTES
-
-    def _starts_at(self, source: Any, pool: int) -> bool:
-        return bool(source.data_ptr() == self._table.data_ptr() + pool * self._pool_bytes())
+        if rows.stop is None or (rest and rest[0].stop is not None):
+            return None, None
+        part = _Part(rows.stop, rest[1].stop if len(rest) == 2 else None)
+        if pool == slice(None):
+            return None, part if offset == 0 else None
+        return pool, part if isinstance(pool, int) and offset == pool * self._pool_bytes else None
 
     def _is_live(self, source: Any) -> bool:
         """Whether the source lies in the live table."""
-        offset = source.data_ptr() - self._table.data_ptr()
-        return bool(0 <= offset < self._table.shape[0] * self._pool_bytes())
+        return bool(0 <= source.data_ptr() - self._address < self._pools * self._pool_bytes)
 
 
 class _Selection:

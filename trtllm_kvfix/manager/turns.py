@@ -10,8 +10,10 @@ What it may not do is wait for another thread that calls the manager: that call 
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from trtllm_kvfix import native
@@ -27,7 +29,6 @@ class Turns:
     def __init__(self, *, stall_s: float = STALL_S) -> None:
         self._lock = native.TurnLock()
         self._stall_s = stall_s
-        self._inside = ""  # the method whose turn it is, for the log; written by whoever holds the lock
         self._counted = (0.0, 0.0)
         counting.refresh(self)
 
@@ -36,20 +37,24 @@ class Turns:
         acquire, release, stall_s = self._lock.acquire, self._lock.release, self._stall_s
         name = getattr(original, "__name__", repr(original))
 
+        # The executor comes through here hundreds of times per iteration.
         def in_turn(*args: Any, **kwargs: Any) -> Any:
             if not acquire(stall_s):
                 self._wait_on(name)
-            outer, self._inside = self._inside, name
             try:
-                result = original(*args, **kwargs)
+                return original(*args, **kwargs)
             finally:
-                self._inside = outer
                 release()
-            if counter is not None:
-                counter.add()
+
+        if counter is None:
+            return in_turn
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            result = in_turn(*args, **kwargs)
+            counter.add()
             return result
 
-        return in_turn
+        return counted
 
     def stats(self) -> native.TurnLockStats:
         return self._lock.stats()
@@ -62,16 +67,28 @@ class Turns:
         self._counted = now
 
     def _wait_on(self, name: str) -> None:
-        """Say who keeps whom waiting, as often as it takes: a silent hang helps nobody."""
-        thread = threading.current_thread().name
+        """Say that somebody is kept waiting, as often as it takes: a silent hang helps nobody."""
         while True:
             log.error(
-                "thread %s has waited %g s to call %s, because %s has not returned; usual cause: a connector's "
-                "callback waits for a thread that calls the KV-cache manager",
-                thread,
+                "thread %s has waited %g s to call %s of the KV-cache manager; inside it is one of %s; usual cause: a "
+                "connector's callback waits for a thread that calls the manager",
+                threading.current_thread().name,
                 self._stall_s,
                 name,
-                self._inside or "a call",
+                ", ".join(_calls_of_others()) or "no thread of Python",
             )
             if self._lock.acquire(self._stall_s):
                 return
+
+
+def _calls_of_others() -> list[str]:
+    """`method (thread)` for every other thread that has called a guarded method, waiting ones included."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, top in sys._current_frames().items():
+        frame: FrameType | None = top
+        while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != (__file__, "in_turn"):
+            frame = frame.f_back
+        if frame is not None and ident != threading.get_ident():
+            found.append(f"{frame.f_locals['name']} ({names.get(ident, ident)})")
+    return found
