@@ -1,15 +1,15 @@
 """The executor's loops (surface 10)."""
 
-import queue
 import threading
 import traceback
 from dataclasses import dataclass
 from typing import Any
 
 from ..._standin import pauses
+from ..._standin.front_desk import FrontDesk
 from ..._standin.tensors import tensors
 from ..._standin.variant import MANGLED, since
-from .llm_request import LlmRequest, LlmRequestState
+from .llm_request import LlmRequest
 from .resource_manager import ResourceManagerType
 from .scheduler import ScheduledRequests
 
@@ -23,14 +23,7 @@ class BatchState:
         return self.sample_state.scheduled_requests
 
 
-@dataclass(frozen=True)
-class LlmResponse:
-    request_id: int
-    tokens: list[int]
-    error_msg: str | None = None
-
-
-class PyExecutor:
+class PyExecutor(FrontDesk):
     def __init__(
         self,
         resource_manager: Any,
@@ -43,6 +36,7 @@ class PyExecutor:
         kv_connector_manager: Any = None,
         execution_stream: Any = None,
     ) -> None:
+        super().__init__()
         self.resource_manager = resource_manager
         self.scheduler = scheduler
         self.model_engine = model_engine
@@ -55,13 +49,8 @@ class PyExecutor:
             self.execution_stream = tensors().stream() if execution_stream is None else execution_stream
         if kv_connector_manager is not None:
             kv_connector_manager.worker.register_kv_caches(self.kv_cache_manager.get_unique_primary_pool())
-        self.active_requests: list[LlmRequest] = []
         self.previous_batch: BatchState | None = None
-        self.responses: dict[int, LlmResponse] = {}
-        self.response_cv = threading.Condition()  # guards responses
         self.event_loop_error: BaseException | None = None
-        self.is_shutdown = False
-        self._waiting: queue.Queue[list[LlmRequest] | None] = queue.Queue()
         loop = self._executor_loop if disable_overlap_scheduler else self._executor_loop_overlap
         self.event_loop = loop
         self.worker_thread: threading.Thread | None = None
@@ -72,28 +61,8 @@ class PyExecutor:
         self.worker_thread = threading.Thread(target=self._event_loop_wrapper, name="executor", daemon=True)
         self.worker_thread.start()
 
-    def enqueue_requests(self, requests: list[LlmRequest]) -> list[int]:
-        """Refuses at the door what no step could take whole."""
-        max_num_tokens = self.model_engine.max_num_tokens
-        chunked = self.model_engine.attn_runtime_features.chunked_prefill
-        for request in requests:
-            if request.prompt_len > max_num_tokens and not chunked:
-                raise ValueError(
-                    f"request {request.request_id} has {request.prompt_len} tokens, max_num_tokens is "
-                    f"{max_num_tokens}, and prefill is not chunked"
-                )
-        self._waiting.put(list(requests))
-        return [request.request_id for request in requests]
-
-    def await_responses(self, request_ids: list[int], timeout: float) -> list[LlmResponse] | None:
-        """None after `timeout` seconds: nothing says that the loop is dead (surface 5, #13318)."""
-        with self.response_cv:
-            if not self.response_cv.wait_for(lambda: all(i in self.responses for i in request_ids), timeout):
-                return None
-            return [self.responses[request_id] for request_id in request_ids]
-
     def shutdown(self) -> None:
-        self._waiting.put(None)
+        self._no_more_requests()
         if self.worker_thread is not None:
             self.worker_thread.join()
         for manager in self.resource_manager.resource_managers.values():
@@ -162,7 +131,7 @@ class PyExecutor:
     def _prepare_and_schedule_batch(self) -> tuple[Any, Any]:
         """The batch, None when there will be no more, and statistics."""
         pauses.reach(pauses.BEGIN_SCHEDULE)
-        self._fetch_new_requests()
+        self._fetch_new_requests(idle=not self.active_requests and self.previous_batch is None)
         if self.is_shutdown and not self.active_requests and self.previous_batch is None:
             return None, None
         schedule: Any = self._schedule
@@ -188,20 +157,6 @@ class PyExecutor:
                 managers[kind].prepare_resources(batch)
         for request in fitting_disagg_gen_init_requests:
             request.receive_cache()
-
-    def _fetch_new_requests(self) -> None:
-        """Sleeps only where there is nothing else to do."""
-        idle = not self.active_requests and self.previous_batch is None
-        while not self.is_shutdown:
-            try:
-                requests = self._waiting.get(block=idle)
-            except queue.Empty:
-                return
-            if requests is None:
-                self.is_shutdown = True
-                return
-            self.active_requests += requests
-            idle = False
 
     if MANGLED:
 
@@ -290,23 +245,8 @@ class PyExecutor:
         self._handle_responses()
         self.resource_manager.update_resources(self.previous_batch.scheduled_requests)
 
-    def _handle_responses(self) -> None:
-        for request in [r for r in self.active_requests if r.is_generation_complete_state]:
-            self._respond(request, None)
-
-    def _handle_errors(self, error_msg: str) -> None:
-        for request in list(self.active_requests):
-            request.state = LlmRequestState.GENERATION_COMPLETE
-            self._respond(request, error_msg)
-
-    def _respond(self, request: LlmRequest, error_msg: str | None) -> None:
-        self._terminate_request(request)
-        with self.response_cv:
-            self.responses[request.request_id] = LlmResponse(request.request_id, request.output_tokens, error_msg)
-            self.response_cv.notify_all()
-
     def _terminate_request(self, request: LlmRequest) -> None:
-        self.active_requests.remove(request)
+        super()._terminate_request(request)
         if self.kv_connector_manager is not None:
             self.kv_connector_manager.request_finished(request, self.kv_cache_manager.get_cache_indices(request))
         self.resource_manager.free_resources(request)
