@@ -180,7 +180,8 @@ def main() -> int:
         print(f"skipped: needs {'torch' if torch is None else 'a GPU that torch can use'}")
         return 0
     device = native.open_device("cuda")
-    # An executor's process has the cores of its rank, and its CPU work is on one thread: so is everyone's here.
+    # An executor's process has the cores of its rank, and its CPU work is on one thread: so is everyone's here, but for
+    # the workers that help ours with large tables where there are cores to spare. Rows named `_alone` are without them.
     torch.set_num_threads(1)
     print(device.name, "torch", torch.__version__, "cpus", os.cpu_count(), "numpy", np.__version__)
     measured = []

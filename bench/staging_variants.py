@@ -1,7 +1,9 @@
 """The ways of shipping block offsets that bench_staging.py compares. The racy ones are written as upstream's."""
 
+import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,23 +170,38 @@ def snapshot_event_v2(device: native.Device, case: Case) -> Variant:
     return variant
 
 
-def ours(layout: str, mode: str) -> Callable[[native.Device, Case], Variant]:
+@contextmanager
+def one_core() -> Iterator[None]:
+    """A stager that is made here has no workers to help it."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def ours(layout: str, mode: str, *, alone: bool = False) -> Callable[[native.Device, Case], Variant]:
     def make(device: native.Device, case: Case) -> Variant:
         scales: dict[str, Any] = (
             {} if layout == "v1" else {"index_scales": [SCALE] * case.pools, "kv_offset": [V_OFFSET] * case.pools}
         )
-        stager = OffsetStager(
-            layout=layout,
-            num_pools=case.pools,
-            rows_max=case.sequences,
-            blocks_max=case.blocks,
-            device=device,
-            mode=mode,
-            **scales,
-        )
+        with one_core() if alone else nullcontext():
+            stager = OffsetStager(
+                layout=layout,
+                num_pools=case.pools,
+                rows_max=case.sequences,
+                blocks_max=case.blocks,
+                device=device,
+                mode=mode,
+                **scales,
+            )
         rows = np.arange(case.sequences)
         variant = Variant(
-            f"ours_{layout}_{mode}", case, lambda self: stager.ship(self.dst, case.array, rows), layout=layout
+            f"ours_{layout}_{mode}{'_alone' if alone else ''}",
+            case,
+            lambda self: stager.ship(self.dst, case.array, rows),
+            layout=layout,
         )
         variant.close = stager.close
         return variant
@@ -198,4 +215,5 @@ VARIANTS = (
     racy_v2,
     snapshot_event_v2,
     *(ours(layout, mode) for layout in ("v1", "v2") for mode in ("snapshot", "device_table", "auto")),
+    *(ours(layout, mode, alone=True) for layout in ("v1", "v2") for mode in ("snapshot", "device_table")),
 )

@@ -42,9 +42,9 @@ class OffsetStager {
   private:
     void check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const;
 
-    const StagerConfig config_;
-    const StagerMode mode_;  // the one in use
-    std::mutex mutex_;       // guards the two stagers, of which there is one until close()
+    const StagerConfig config_;  // as given: `team` may be null
+    const StagerMode mode_;      // the one in use
+    std::mutex mutex_;           // guards the two stagers, of which there is one until close()
     std::unique_ptr<SnapshotStager> snapshot_;
     std::unique_ptr<DeviceTableStager> device_table_;
     std::shared_ptr<const RingCounters> ring_counters_;  // never replaced

@@ -10,6 +10,12 @@ site=$(mktemp -d)
 python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" . \
   --config-settings=cmake.define.KVFIX_KERNELS=ON
 export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+# Staging's own work without a driver, by vector width and number of workers: `make bench-cpp` makes it, where Google
+# Benchmark is installed, and it runs anywhere.
+if [ -x build/bench/bin/kvfix_bench ]; then
+  build/bench/bin/kvfix_bench --benchmark_filter='staging_compare|ship/' --benchmark_out_format=json \
+    --benchmark_out="$results/staging_cpp.json"
+fi
 # The checkout must not shadow what was installed.
 cp -r integration bench "$site"/
 cd "$site"

@@ -65,7 +65,7 @@ class Workshop:
         self._must_run(["cmake", "--build", str(self.build), "--target", TARGET, "--parallel", str(self.jobs)])
 
     def test(self, name: str) -> str:
-        """'passed', 'failed', 'hung', or what else became of the one test of that name. 'skipped': not on this machine."""
+        """'passed', 'failed', 'hung', 'skipped' (it needs another machine), or what else became of that test."""
         command = [str(self.build / "bin" / TARGET), f"--gtest_filter={name}", "--gtest_brief=1"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TEST_SECONDS_MAX, check=False)

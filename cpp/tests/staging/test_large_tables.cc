@@ -113,7 +113,7 @@ TEST_F(StagerTest, TwoStagersOnTwoThreadsShareATeam) {
     number_table(3);
     Target to = target();
     Target more = target(other);
-    OffsetStager second(device, stager->config(), StagerMode::device_table);
+    OffsetStager second(device, stager->config(), StagerMode::device_table);  // with the same team
     const Rows rows{9,  3,  36, 0,  1,  2,  3,  4,  5,  6,  7,  8,  10, 11, 12, 13, 14, 15, 16,
                     17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34};
     std::thread thread([&] {
@@ -131,6 +131,16 @@ TEST_F(StagerTest, TwoStagersOnTwoThreadsShareATeam) {
     probe.synchronize(other);
     expect_arrived(to);
     expect_arrived(more);
+}
+
+TEST_F(StagerTest, AClosedStagerLetsItsTeamGo) {
+    for (const StagerMode mode : {StagerMode::snapshot, StagerMode::device_table}) {
+        OffsetStager one(device, {.rows_max = 1024, .blocks_max = 128}, mode);
+        const std::weak_ptr<WorkerTeam> shared = WorkerTeam::shared();
+        EXPECT_FALSE(shared.expired()) << "a table of this size asks for help";
+        one.close();
+        EXPECT_TRUE(shared.expired());
+    }
 }
 
 }  // namespace
