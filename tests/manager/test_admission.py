@@ -12,7 +12,7 @@ from trtllm_kvfix.metrics import counters
 
 
 def manager(impl: Any = None, *, reuse: bool = True) -> Any:
-    return SimpleNamespace(enable_block_reuse=reuse, tokens_per_block=TOKENS_PER_BLOCK, impl=impl)
+    return SimpleNamespace(is_draft=False, enable_block_reuse=reuse, tokens_per_block=TOKENS_PER_BLOCK, impl=impl)
 
 
 def admit(owner: Any, batch: Any, found: Callable[[Request], int] = lambda _: 0) -> list[int]:
@@ -94,3 +94,11 @@ def test_the_order_comes_back_when_admission_fails() -> None:
     with pytest.raises(MemoryError):
         ordered_admission(prepare_resources)(manager(), batch)
     assert [request.request_id for request in batch.context_requests] == [1, 2]
+
+
+def test_a_drafts_manager_is_left_alone() -> None:
+    draft = manager()
+    draft.is_draft = True
+    before = counters.read()
+    assert admit(draft, PlainBatch([context(1, 64), context(2, 8)]), lambda _: 8) == [1, 2]
+    assert counters.read()["reused_tokens"] == before["reused_tokens"]

@@ -1,8 +1,10 @@
 """Pins of other threads on the stand-in's bound manager: torn without the turns, whole with them."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -178,3 +180,20 @@ def test_a_connector_that_calls_the_manager_from_inside_an_admission_does_not_ha
         pinning.end()
         assert len(answers) == 2
         made.server.close()
+
+
+def test_the_bound_scheduler_takes_its_turn_too() -> None:
+    """It gets the bound manager as an argument and reads its queues, past any method that Python can see."""
+
+    class CapacityScheduler:
+        def __call__(self, *requests: Any) -> tuple[Any, ...]:
+            return requests
+
+    with standing_in("C"):
+        algorithms = ModuleType("tensorrt_llm.bindings.internal.algorithms")
+        algorithms.CapacityScheduler = CapacityScheduler  # type: ignore[attr-defined]
+        sys.modules[algorithms.__name__] = algorithms
+        with applied(["concurrent-pins"]):
+            assert hasattr(CapacityScheduler.__call__, "__kvfix_fix__")
+            assert CapacityScheduler()(1, 2) == (1, 2)
+        assert not hasattr(CapacityScheduler.__call__, "__kvfix_fix__")

@@ -53,6 +53,25 @@ class KvManager:
         if self.connector is not None:
             self.connector.build_scheduler_output(batch, self)
 
+    def free_resources(self, request: Request, pin_on_release: bool = False) -> None:
+        self.impl.remove_sequence(request.request_id, request, pin_on_release)
+
+
+class HybridManager(KvManager):
+    """Has a state besides, as managers of state-space models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: set[int] = set()
+
+    def prepare_resources(self, batch: Any) -> None:
+        self.states |= {r.request_id for r in batch.context_requests if r.is_first_context_chunk}
+        super().prepare_resources(batch)
+
+    def free_resources(self, request: Request, pin_on_release: bool = False) -> None:
+        self.states.remove(request.request_id)
+        KvManager.free_resources(self, request, pin_on_release)
+
 
 class Counting:
     """A manager that holds a thing per request."""
@@ -95,9 +114,16 @@ class Loop:
     """An executor with the fix in place, of doubles."""
 
     def __init__(
-        self, *, budget: int, chunked: bool = False, connector: Any = None, reuse: dict[int, int] | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        budget: int,
+        chunked: bool = False,
+        connector: Any = None,
+        reuse: dict[int, int] | None = None,
     ) -> None:
         keeper = BudgetKeeper()
+        monkeypatch.setattr(KvManager, "free_resources", keeper.releasing(KvManager.free_resources))
         if connector is not None:
             told = type(connector).update_state_after_alloc
             report = type(connector).build_scheduler_output
@@ -107,7 +133,7 @@ class Loop:
             }
             connector.__class__ = type("Patched", (type(connector),), guarded)
         self.main = KvManager(connector, reuse)
-        self.draft, self.slots, self.adapters = KvManager(), Counting(), Counting()
+        self.draft, self.slots, self.adapters = HybridManager(), Counting(), Counting()
         self.in_flight: set[int] = set()
         self.resource_manager = ResourceManager(
             {
@@ -129,13 +155,14 @@ class Loop:
         self._fitting(self.resource_manager, batch)
 
 
-def test_a_request_that_is_put_off_holds_nothing_and_starts_anew() -> None:
-    loop = Loop(budget=30, reuse={2: 8})
+def test_a_request_that_is_put_off_holds_nothing_and_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch, budget=30, reuse={2: 8})
     stays, waits = context(1, 20), context(2, 24)
     batch = PlainBatch([stays, waits])
     loop.prepare(batch)
     assert batch.context_requests == [stays]
     assert loop.main.impl.sequences == loop.draft.impl.sequences == loop.slots.held == loop.in_flight == {1}
+    assert loop.draft.states == {1}
     # Without the request, or blocks that hold nothing yet would be stored for reuse.
     assert loop.main.impl.removals == [(2, None, False)]
     assert (waits.context_current_position, waits.prepopulated_prompt_len, waits.pauses) == (0, 0, 1)
@@ -144,8 +171,8 @@ def test_a_request_that_is_put_off_holds_nothing_and_starts_anew() -> None:
     assert again.context_requests == [waits] and loop.main.impl.sequences == {1, 2}
 
 
-def test_a_request_past_its_first_chunk_keeps_its_blocks() -> None:
-    loop = Loop(budget=30)
+def test_a_request_past_its_first_chunk_keeps_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch, budget=30)
     loop.main.impl.sequences.add(2)
     waits = context(2, 40, context_current_position=16)
     batch = PlainBatch([context(1, 20), waits])
@@ -155,8 +182,8 @@ def test_a_request_past_its_first_chunk_keeps_its_blocks() -> None:
     assert loop.in_flight == {1}
 
 
-def test_chunks_shrink_where_prefill_is_chunked() -> None:
-    loop = Loop(budget=30, chunked=True)
+def test_chunks_shrink_where_prefill_is_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch, budget=30, chunked=True)
     batch = PlainBatch([context(1, 20), context(2, 20)], [generation(3)])
     before = counters.read()
     loop.prepare(batch)
@@ -166,42 +193,42 @@ def test_chunks_shrink_where_prefill_is_chunked() -> None:
     assert after["budget_trimmed_tokens"] - before["budget_trimmed_tokens"] == 12
 
 
-def test_the_connector_hears_of_those_that_stay_and_only_then() -> None:
+def test_the_connector_hears_of_those_that_stay_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
     connector = Connector()
-    loop = Loop(budget=30, connector=connector)
+    loop = Loop(monkeypatch, budget=30, connector=connector)
     loop.prepare(PlainBatch([context(1, 20), context(2, 20)]))
     assert connector.told == connector.reported == [1]
     assert loop.main.impl.sequences == {1}
 
 
-def test_a_request_that_the_connector_is_loading_costs_nothing_and_is_told() -> None:
+def test_a_request_that_the_connector_is_loading_costs_nothing_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     connector = Connector()
-    loop = Loop(budget=30, connector=connector)
+    loop = Loop(monkeypatch, budget=30, connector=connector)
     connector.new_async_requests.loading[2] = object()
     loop.prepare(PlainBatch([context(1, 20), context(2, 400)]))
     assert connector.told == connector.reported == [1, 2]
 
 
-def test_requests_whose_cache_arrives_bypass_the_budget() -> None:
+def test_requests_whose_cache_arrives_bypass_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """They reach the manager directly, and compute nothing."""
     connector = Connector()
-    loop = Loop(budget=30, connector=connector)
+    loop = Loop(monkeypatch, budget=30, connector=connector)
     loop.prepare(PlainBatch([context(1, 20)]))
     arriving = context(2, 400, is_disagg_generation_init_state=True)
     loop.main.prepare_resources(PlainBatch([arriving]))
     assert connector.told == [1, 2] and arriving.context_chunk_size == 400
 
 
-def test_before_the_loop_has_scheduled_nothing_is_touched() -> None:
-    loop = Loop(budget=5)
+def test_before_the_loop_has_scheduled_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch, budget=5)
     batch = PlainBatch([context(1, 20), context(2, 20)])
     loop._fitting(loop.resource_manager, batch)
     assert len(batch.context_requests) == 2
 
 
-def test_generations_alone_are_not_looked_at() -> None:
+def test_generations_alone_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """They cannot be put off, and every iteration would pay for the look."""
-    loop = Loop(budget=5)
+    loop = Loop(monkeypatch, budget=5)
 
     class Unread(list[Request]):
         def __iter__(self) -> Iterator[Request]:
@@ -210,8 +237,10 @@ def test_generations_alone_are_not_looked_at() -> None:
     loop.prepare(PlainBatch([], Unread()))
 
 
-def test_what_nothing_can_be_done_about_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    loop = Loop(budget=5)
+def test_what_nothing_can_be_done_about_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(monkeypatch, budget=5)
     before = counters.read()
     with caplog.at_level(logging.INFO, logger="trtllm_kvfix"):
         loop.prepare(PlainBatch([context(1, 8)], [generation(2, drafts=9)]))
@@ -219,10 +248,20 @@ def test_what_nothing_can_be_done_about_is_said(caplog: pytest.LogCaptureFixture
     assert counters.read()["budget_overruns"] - before["budget_overruns"] == 1
 
 
-def test_every_deferral_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    loop = Loop(budget=30)
+def test_every_deferral_is_counted_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(monkeypatch, budget=30)
     before = counters.read()
     with caplog.at_level(logging.INFO, logger="trtllm_kvfix"):
         loop.prepare(PlainBatch([context(1, 20), context(2, 20)]))
     assert "put off requests [2]" in caplog.text and "max_num_tokens 30" in caplog.text
     assert counters.read()["budget_deferrals"] - before["budget_deferrals"] == 1
+
+
+def test_a_request_that_ends_is_released_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch, budget=30)
+    ended = context(1, 20)
+    loop.prepare(PlainBatch([ended]))
+    loop.main.free_resources(ended, True)
+    assert loop.main.impl.removals == [(1, ended, True)]

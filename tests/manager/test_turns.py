@@ -220,3 +220,15 @@ def test_four_threads_are_never_inside_together() -> None:
     stress(bound, 2000)
     assert bound.overlaps == 0 and bound.inside == []
     assert turns.stats().turns == 8000
+
+
+def test_methods_of_a_nanobind_class_can_be_replaced_and_the_object_stays_bound() -> None:
+    """Upstream's manager is such a class: replaced in its attributes, it still is what C++ takes."""
+    turns = Turns()
+    manager = native.BlockManager(native.BlockManagerConfig(tokens_per_block=4, blocks_primary=4))
+    original = native.BlockManager.add_sequence
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(native.BlockManager, "add_sequence", turns.guarded(original))
+        admission = manager.add_sequence(native.SequenceRequest(1, [1, 2, 3]))
+        assert type(manager) is native.BlockManager and turns.stats().turns == 1
+    assert admission.tokens_new == 3 and native.BlockManager.add_sequence is original

@@ -17,7 +17,8 @@ def ordered_admission(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def prepare_resources(self: Any, scheduled_batch: Any) -> Any:
         scheduled = list(scheduled_batch.context_requests)
-        if not scheduled:
+        # A draft's manager follows the target's, whose reuse is what counts.
+        if not scheduled or self.is_draft:
             return original(self, scheduled_batch)
         entering = [request for request in scheduled if request.is_first_context_chunk]
         expected = {request.py_request_id: expected_reuse(self, request) for request in entering}

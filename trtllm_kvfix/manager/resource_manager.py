@@ -39,6 +39,7 @@ class Preparation:
         self.new = {request.py_request_id for request in self.order if request.is_first_context_chunk}
         self.allocated: list[tuple[Any, Any]] = []  # what the connector is still to be told
         self.fitted = False
+        self.putting_back: Any = None  # the request that is losing its blocks at this moment
 
     def fit(self, is_loading: Callable[[Any], bool]) -> None:
         """Once; later calls find it done."""
@@ -53,13 +54,14 @@ class Preparation:
         if before <= self.limits.max_num_tokens:
             return
         result = fit(self.batch, self.limits, spared=spared, contexts=self.order)
-        for request in result.deferred:
-            self._put_back(request)
+        for self.putting_back in result.deferred:
+            self._put_back(self.putting_back)
+        self.putting_back = None
         counters.budget_trimmed_tokens.add(before - result.tokens)
         tell(result, self.limits, before)
 
     def _put_back(self, request: Any) -> None:
-        """As the executor pauses a request, but without storing blocks that nothing has been computed for.
+        """As the executor pauses a request. `BudgetKeeper.releasing` sees to it that nothing is stored for reuse.
 
         A request that is past its first chunk keeps its blocks: they hold what is computed, and are scheduled again.
         """
@@ -69,12 +71,7 @@ class Preparation:
         if request.py_request_id not in self.new:
             return
         for kind, manager in reversed(self.managers.items()):
-            if manager is None or getattr(kind, "name", kind) in KEPT:
-                continue
-            release = getattr(getattr(manager, "impl", None), "remove_sequence", None)
-            if release is not None:
-                release(request.py_request_id, None, False)
-            elif hasattr(manager, "free_resources"):
+            if hasattr(manager, "free_resources") and getattr(kind, "name", kind) not in KEPT:
                 manager.free_resources(request)
         request.pause(request.prompt_len)
 
@@ -114,6 +111,17 @@ class BudgetKeeper:
             return result
 
         return prepare_resources
+
+    def releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `KVCacheManager.free_resources`, which subclasses call: who is put off has computed nothing to store."""
+
+        def free_resources(manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+            current = self._current()
+            if current is not None and current.putting_back is request:
+                return manager.impl.remove_sequence(request.py_request_id, None, False)
+            return original(manager, request, *args, **kwargs)
+
+        return free_resources
 
     def holding_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For `KvCacheConnectorManager.update_state_after_alloc`: told once it is known which requests stay."""

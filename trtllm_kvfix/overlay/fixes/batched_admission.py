@@ -52,6 +52,7 @@ def self_test() -> None:
     admitted: list[int] = []
 
     class Manager:
+        is_draft = False
         enable_block_reuse = True
         tokens_per_block = 4
         impl = object()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
 
 PREPARE = "ResourceManager.prepare_resources"
+FREE = "KVCacheManager.free_resources"
 SCHEDULE = "PyExecutor._schedule"
 REPORT = "KvCacheConnectorManager.build_scheduler_output"
 ALLOCATED = "KvCacheConnectorManager.update_state_after_alloc"
@@ -27,6 +28,7 @@ def probe(up: Upstream) -> Answer:
     expected = {
         (RESOURCE_MANAGER, PREPARE): ("self", "scheduled_batch"),
         (PY_EXECUTOR, SCHEDULE): ("self",),
+        (RESOURCE_MANAGER, FREE): ("self", "request", "pin_on_release"),
     }
     for (module, path), parameters in expected.items():
         found = up.parameters(up.attribute(module, path))
@@ -53,6 +55,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     made = [
         Replacement(Seam(PY_EXECUTOR, SCHEDULE), keeper.learning),
         Replacement(Seam(RESOURCE_MANAGER, PREPARE), keeper.fitting),
+        Replacement(Seam(RESOURCE_MANAGER, FREE), keeper.releasing),
     ]
     connector = up.connector_module
     if connector is not None:
