@@ -17,7 +17,7 @@ if [ -x build/bench/bin/kvfix_bench ]; then
     --benchmark_out="$results/staging_cpp.json"
 fi
 # The checkout must not shadow what was installed.
-cp -r integration bench "$site"/
+cp -r integration bench tests "$site"/
 cd "$site"
 python3 -c 'from trtllm_kvfix import native; print(native.build_info(), native.open_device("cuda").name)'
 status=0
@@ -32,4 +32,5 @@ else
   echo "compute-sanitizer is not installed: memory accesses were not checked"
 fi
 python3 bench/bench_staging.py --results "$results" ${2:-} || status=1
+python3 bench/bench_overlay.py --results "$results" --device torch ${2:-} || status=1
 exit $status
