@@ -86,9 +86,10 @@ class BoundCore:
         self._run_transfers()
 
     def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool, /) -> None:
-        """Stores for reuse when the request is given and has one beam (surface 4.4, release)."""
+        """Stores for reuse when the request is given, no dummy, and has one beam (surface 4.4, release)."""
         length = self._lengths.pop(request_id)
-        stored = llm_request is not None and llm_request.sampling_config.beam_width == 1
+        given = llm_request is not None and not llm_request.is_dummy
+        stored = given and llm_request.sampling_config.beam_width == 1
         tokens = llm_request.get_tokens(0)[:length] if stored else None
         self.native.remove_sequence(request_id, store=stored, pin=pin_on_release, tokens=tokens)
 

@@ -1,6 +1,5 @@
 """What the V1 manager has in every variant (surface 1.2, 1.4)."""
 
-import enum
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,15 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...bindings.internal.batch_manager import KVCacheManager as KVCacheManagerCpp
+from ..bound.cache_type import CacheType
 from ..tensors import tensors
 from ..variant import since
 from .base import BaseResourceManager
-
-
-class CacheType(enum.Enum):
-    SELF = "self"
-    SELFKONLY = "self, K only"
-    CROSS = "cross"
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from ...bindings.internal.batch_manager.kv_cache_manager_v2_utils import IndexMapper
 from ...runtime.kv_cache_manager_v2 import KVCacheManager as KVCacheManagerPy
+from .. import dummies
 from ..tensors import tensors
 from ..v1.base import BaseResourceManager
 from ..variant import since
@@ -17,6 +18,8 @@ NUM_POOLS = 2  # two groups of layers, in which a page has another weight
 
 
 class KVCacheManagerV2Common(BaseResourceManager):
+    add_dummy_requests = dummies.adder(dummies.add_v2)
+
     def __init__(
         self,
         kv_cache_config: Any,

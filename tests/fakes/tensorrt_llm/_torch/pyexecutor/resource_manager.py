@@ -5,12 +5,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from ..._standin import dummies
 from ..._standin.tensors import tensors
 from ..._standin.v1 import budget, offsets, preparing
 from ..._standin.v1.base import BaseResourceManager
-from ..._standin.v1.common import CacheType as CacheTypeCpp
 from ..._standin.v1.common import KVCacheManagerCommon, request_context
 from ..._standin.variant import MANGLED, NAME, before, since
+from ...bindings.internal.batch_manager import CacheType as CacheTypeCpp
 from ...bindings.internal.batch_manager import KVCacheManager as KVCacheManagerCpp
 
 if NAME == "B":
@@ -37,6 +38,7 @@ class ResourceManagerType(enum.Enum):
 
 
 class KVCacheManager(KVCacheManagerCommon):
+    add_dummy_requests = dummies.adder(dummies.add_v1)
     if NAME == "A":
         prepare_resources = preparing.prepare_resources_a
     elif NAME == "B":

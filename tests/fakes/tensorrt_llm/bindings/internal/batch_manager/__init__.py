@@ -3,12 +3,13 @@
 from typing import Any
 
 from ...._standin.bound import admission, fences, reuse
+from ...._standin.bound.cache_type import CacheType
 from ...._standin.bound.core import BoundCore, KvCacheStats
 from ...._standin.bound.pins import UnlockedPins
 from ...._standin.nanobind import flat
 from ...._standin.variant import MANGLED, REMOTE_G2, before, since
 
-__all__ = ["BaseKVCacheManager", "KVCacheManager", "KvCacheStats"]
+__all__ = ["BaseKVCacheManager", "CacheType", "KVCacheManager", "KvCacheStats"]
 
 
 _Core: Any = UnlockedPins if REMOTE_G2 else BoundCore

@@ -1,0 +1,11 @@
+"""Who does what among the ranks; one rank does all here."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mapping:
+    world_size: int = 1
+    rank: int = 0
+    tp_size: int = 1
+    pp_size: int = 1
