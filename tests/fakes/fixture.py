@@ -14,17 +14,17 @@ VARIANTS = ("A", "B", "C", "D", "F")
 
 
 @contextmanager
-def upstream(variant: str, *, nixl: bool = False) -> Iterator[ModuleType]:
+def upstream(variant: str, device: str | None = None, *, nixl: bool = False) -> Iterator[ModuleType]:
     """`tensorrt_llm` and all of its submodules exist inside the block only.
 
-    FAKE_TRTLLM_DEVICE=torch in the environment puts it on a GPU; else its device is simulated. nixl: put that one's
-    stand-in beside it.
+    device: 'cpu' (simulated), 'torch' or 'cuda' (memory of our own on a GPU, whose release waits for held streams); by
+    default what FAKE_TRTLLM_DEVICE says, else 'cpu'. nixl: put that one's stand-in beside it.
     """
     names = {"tensorrt_llm", "nixl"} if nixl else {"tensorrt_llm"}
     present = _modules(names)
     if present:
         raise RuntimeError(f"{present[0]} is imported already; a process holds one at a time")
-    chosen = {"FAKE_TRTLLM_VARIANT": variant}
+    chosen = {"FAKE_TRTLLM_VARIANT": variant} | ({} if device is None else {"FAKE_TRTLLM_DEVICE": device})
     paths = [str(FAKES), str(FAKES / "with_nixl")] if nixl else [str(FAKES)]
     sys.path[:0] = paths
     try:

@@ -1,4 +1,4 @@
-"""What stands in for torch's CUDA: streams, events and allocation on a simulated `trtllm_kvfix.native` device."""
+"""What stands in for torch's CUDA: streams, events and allocation on a `trtllm_kvfix.native` device."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -46,8 +46,8 @@ class NativeEvent:
 
 
 class NativeTensors:
-    def __init__(self) -> None:
-        self.device = native.open_device("cpu")
+    def __init__(self, device_name: str) -> None:
+        self.device = native.open_device(device_name)
         self._home = Home(self.device)
 
     def pinned(self, *shape: int) -> HostTensor:

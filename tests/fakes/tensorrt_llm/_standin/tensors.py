@@ -60,12 +60,13 @@ def tensors() -> Tensors:
     """Opened at the first use, and one for the process, as the CUDA device is."""
     global _chosen  # noqa: PLW0603
     if _chosen is None:
-        if os.environ.get("FAKE_TRTLLM_DEVICE") == "torch":
+        device = os.environ.get("FAKE_TRTLLM_DEVICE", "cpu")
+        if device == "torch":
             from .torch_tensors import TorchTensors  # noqa: PLC0415
 
             _chosen = TorchTensors()
         else:
             from .native_tensors import NativeTensors  # noqa: PLC0415  `import tensorrt_llm` loads no native code
 
-            _chosen = NativeTensors()
+            _chosen = NativeTensors(device)
     return _chosen
