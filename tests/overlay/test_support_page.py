@@ -1,4 +1,4 @@
-"""docs/support.md says what is so: its tables are compared with the records, the settings and the counters."""
+"""docs/support.md and the README say what is so: their tables are compared with the records, the settings and the counters."""
 
 import re
 from typing import Any
@@ -19,7 +19,8 @@ PAGE = (ROOT / "docs" / "support.md").read_text()
 
 
 def test_table_of_fixes_is_what_the_probes_find() -> None:
-    assert table() in PAGE, "run: python -m tests.overlay.variant_table"
+    for page in (PAGE, (ROOT / "README.md").read_text()):
+        assert table() in page, "run: python -m tests.overlay.variant_table"
 
 
 def test_table_of_metrics_has_every_counter() -> None:
