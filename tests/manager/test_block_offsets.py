@@ -10,7 +10,9 @@ import pytest
 
 from tests.fakes.serving import Server
 from tests.manager.applied import applied, standing_in
+from trtllm_kvfix.manager import stagers
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.staging import OffsetStager
 
 REQUESTS = 24
 V1 = ["A", "B", "C"]
@@ -124,3 +126,21 @@ def test_the_table_keeps_its_identity_and_is_filled_in_place(variant: str) -> No
         assert (table.numpy()[:, 0, :, 0] != -5).all()
         assert metadata.host_kv_cache_block_offsets is table
         server.close()
+
+
+@pytest.mark.parametrize("variant", V1)
+def test_tables_of_more_pools_than_a_stager_takes_are_safe_too(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with standing_in(variant), applied(["staged-offsets-v1"]):
+        monkeypatch.setattr(stagers, "POOLS_MAX", 0)
+        before = counters.read()["staged_shipments"]
+        assert corrupt_steps({}) == 0
+        assert counters.read()["staged_shipments"] == before
+
+
+def test_the_limit_is_the_stagers_own() -> None:
+    def stager(pools: int) -> OffsetStager:
+        return OffsetStager(layout="v1", num_pools=pools, rows_max=1, blocks_max=1, device="cpu")
+
+    stager(stagers.POOLS_MAX).close()
+    with pytest.raises(ValueError, match="num_pools"):
+        stager(stagers.POOLS_MAX + 1)

@@ -7,13 +7,16 @@ import pytest
 
 from tests.executor.test_block_offsets_v2 import PER_LAYER, V2, Bench
 from tests.manager.applied import applied, standing_in
+from trtllm_kvfix.manager import stagers
 
 BUILDS = [("B", V2), ("C", V2), ("D", V2), ("F", V2), ("D", PER_LAYER), ("F", PER_LAYER)]
 
 
-@pytest.fixture(params=BUILDS, ids=str)
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    variant, llm_args = request.param
+@pytest.fixture(params=[(*build, wide) for build in BUILDS for wide in (False, True)], ids=str)
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    variant, llm_args, wide = request.param
+    if wide:  # more pools than a stager takes
+        monkeypatch.setattr(stagers, "POOLS_MAX", 1)
     with standing_in(variant), applied(["staged-offsets-v2"]):
         made = Bench(llm_args)
         yield made

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from trtllm_kvfix.manager.stagers import Stagers, memory_of, v1
+from trtllm_kvfix.manager.stagers import Stagers, is_too_wide, memory_of, v1
 
 WORD_BYTES = 4
 
@@ -45,16 +45,17 @@ class StagedDestination:
             source = source.clone() if self._is_live(source) else source
             self._tensor[index].copy_(source, non_blocking=non_blocking)
         elif pool is None:
-            self._ship(part)
+            self._parts = dict.fromkeys(range(self._pools), part)
+            self.flush()
         else:
             self._parts[pool] = part
             if len(self._parts) == self._pools:
                 self.flush()
 
     def flush(self) -> None:
-        """Pools that were copied one by one go out together; if they differ, each by itself."""
+        """Pools that were copied one by one go out together; if they differ, or are too many, each by itself."""
         parts, self._parts = self._parts, {}
-        if len(parts) == self._pools and len(set(parts.values())) == 1:
+        if len(parts) == self._pools and len(set(parts.values())) == 1 and not is_too_wide(self._table):
             self._ship(parts[0])
             return
         for pool, (rows, width) in parts.items():

@@ -4,6 +4,7 @@ What the cache writes into a row later, in the same iteration or because the row
 that has been made. The rows of the batch are read out of the live table by the CPU, at the call.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_kvfix.manager.stagers import Stagers, memory_of, v1, v2
+from trtllm_kvfix import native
+from trtllm_kvfix.manager.stagers import Stagers, is_too_wide, memory_of, v1, v2
+from trtllm_kvfix.staging import current_place
 
 BAD_PAGE = -1
 PER_LAYER = "_copy_batch_block_offsets_per_layer"
@@ -20,8 +23,38 @@ TABLE = "host_kv_cache_block_offsets"
 SCRATCH = ("_host_scratch_begs_staging", "_host_scratch_ends_staging", "_host_scratch_slots_staging")
 
 
+class PrivateRows:
+    """What a kernel of upstream's reads, kept until it has run: the host allocator knows of no kernel's reads."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[native.Device, int, Any]] = deque()  # with the event behind the kernel
+
+    def launch(self, original: Callable[..., Any], table: Any, output: Any, copy_index: Any, *rest: Any) -> None:
+        """Upstream's kernel on rows and a copy index that nobody writes. The stream is the last argument."""
+        index = copy_index.numpy()
+        pools, _, planes, blocks = table.shape
+        rows = table.new_empty((pools, len(index), planes, blocks), pin_memory=table.is_pinned())
+        rows.numpy()[:, :, 0] = table.numpy()[:, index, 0]
+        order = fresh_pinned(copy_index)
+        order.numpy()[...] = np.arange(len(index))
+        original(rows, output, order, *rest)
+        self._keep((rows, order), int(rest[-1]))
+
+    def _keep(self, tensors: Any, stream: int) -> None:
+        device = current_place().device
+        event = device.create_event()
+        device.record(event, stream)
+        self._kept.append((device, event, tensors))
+        while self._kept[0][0].done(self._kept[0][1]):
+            done_device, done_event, _ = self._kept.popleft()
+            done_device.destroy_event(done_event)
+            if not self._kept:
+                return
+
+
 def staged_launch(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
     """`copy_batch_block_offsets_to_device` with six arguments: scale and V offset differ by pool."""
+    private = PrivateRows()
 
     def copy_batch_block_offsets_to_device(
         input: Any,
@@ -33,6 +66,9 @@ def staged_launch(stagers: Stagers, original: Callable[..., Any]) -> Callable[..
     ) -> Any:
         if is_on_device(input):  # already a snapshot
             return original(input, output, copy_index, index_scales, kv_offset, stream)
+        if is_too_wide(input):
+            private.launch(original, input, output, copy_index, index_scales, kv_offset, stream)
+            return None
         stager = stagers.of(input, partial(v2, index_scales, kv_offset))
         stager.ship(memory_of(output), input, copy_index, stream=int(stream))
         return None
@@ -43,6 +79,7 @@ def staged_launch(stagers: Stagers, original: Callable[..., Any]) -> Callable[..
 def staged_launch_unscaled(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
     """The older kernel with five arguments: V is K, or the page behind it; a bad page stays one in both planes."""
     rows_by_shape: dict[tuple[int, ...], Any] = {}
+    private = PrivateRows()
 
     def copy_batch_block_offsets_to_device(
         input: Any,
@@ -53,6 +90,9 @@ def staged_launch_unscaled(stagers: Stagers, original: Callable[..., Any]) -> Ca
     ) -> Any:
         if is_on_device(input):
             return original(input, output, copy_index, copy_v_idx, stream)
+        if is_too_wide(input):
+            private.launch(original, input, output, copy_index, copy_v_idx, stream)
+            return None
         table, index = input.numpy(), copy_index.numpy()
         # Ordinary memory: the stager has taken what it needs when `ship` returns.
         both = rows_by_shape.setdefault(table.shape, np.empty_like(table))

@@ -10,6 +10,9 @@ from trtllm_kvfix.manager import counting
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.staging import OffsetStager, current_place
 
+# Kernels take that many scales (kPoolsMax in cpp/kernels/calls.h); a table of more pools goes another way.
+POOLS_MAX = 8
+
 
 def v1() -> Mapping[str, Any]:
     return {"layout": "v1"}
@@ -37,17 +40,21 @@ class Stagers:
 
     def of(self, table: Any, layout: Callable[[], Mapping[str, Any]]) -> OffsetStager:
         """`layout` is asked once for each table."""
-        entry = self._entries.get(id(table))
-        if entry is not None and entry.table() is table:
-            return entry.stager
+        found = self._found(table)
+        if found is not None:
+            return found
         with self._lock:
-            return self._made_for(table, layout())
+            return self._found(table) or self._made_for(table, layout())
 
     def count(self) -> None:
         """Add to the counters what the stagers have done since the last time."""
         with self._lock:
             for key, entry in list(self._entries.items()):
                 self._count(key, entry.stager)
+
+    def _found(self, table: Any) -> OffsetStager | None:
+        entry = self._entries.get(id(table))
+        return entry.stager if entry is not None and entry.table() is table else None
 
     def _made_for(self, table: Any, layout: Mapping[str, Any]) -> OffsetStager:
         pools, rows, _, blocks = table.shape
@@ -88,6 +95,10 @@ _COUNTERS = (
     counters.ring_waits,
     counters.ring_wait_seconds,
 )
+
+
+def is_too_wide(table: Any) -> bool:
+    return bool(table.shape[0] > POOLS_MAX)
 
 
 def memory_of(tensor: Any) -> Any:
