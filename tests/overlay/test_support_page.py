@@ -1,4 +1,4 @@
-"""docs/support.md and the README say what is so: their tables are compared with the records, the settings and the counters."""
+"""docs/support.md and the README say what is so: they are compared with the records, the settings and the counters."""
 
 import re
 from typing import Any

@@ -46,22 +46,18 @@ def begin() -> None:
         activate(settings)
 
 
-def activate(settings: Settings, registry: Registry | None = None) -> Active:
+def activate(settings: Settings) -> Active:
     """Watch for the modules that matter and deal with those that are there already; with other settings, again."""
     global _active  # noqa: PLW0603  there is one TensorRT-LLM in a process
     with _lock:
-        show_log()
+        _show_log()
         job = carry.carry(settings)
         if _active is None:
-            _active = Active(settings, registry or Registry(), job)
+            _active = Active(settings, Registry(), job)
         active = _active
         active.settings = settings
         points = participants()
-        watched = {name for fix in active.registry.fixes for name in fix.triggers} | set(points)
-        for name in watched:
-            import_hook.finder.after[name] = imported
-        import_hook.install()
-        import_hook.finder.before.clear()  # begun
+        import_hook.watch({*points, *(name for fix in active.registry.fixes for name in fix.triggers)}, imported)
         for name, replacements in points.items():
             module = sys.modules.get(name)
             if module is not None and not is_importing(module):
@@ -102,10 +98,10 @@ def participants() -> dict[str, Callable[[], list[Replacement]]]:
     """Upstream modules in which we replace something that mends nothing but lets us take part."""
     from trtllm_kvfix.overlay import server_config, start_gate, workers  # noqa: PLC0415  they import this module
 
-    return {each.TRIGGER: each.replacements for each in (server_config, start_gate, workers)}
+    return {point.TRIGGER: point.replacements for point in (server_config, start_gate, workers)}
 
 
-def show_log() -> None:
+def _show_log() -> None:
     """Our lines go to stderr unless the application has said where lines go; it may also have said which."""
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)

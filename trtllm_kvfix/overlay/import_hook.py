@@ -9,7 +9,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -25,7 +25,7 @@ class Finder:
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
         if name in self.before:
-            self.before[name]()  # what it raises fails this import, and the next one
+            self.before[name]()  # what it raises fails this import, and the next one, too
             self.before.pop(name, None)
         if name not in self.after:
             return None
@@ -49,11 +49,18 @@ finder = Finder()
 
 
 def install() -> None:
-    """Register the finder, once; the switch is read when TensorRT-LLM is imported."""
-    if finder in sys.meta_path:
-        return
-    finder.before["tensorrt_llm"] = _begin
-    sys.meta_path.insert(0, finder)
+    """What the hook does at the start of an interpreter. The switch is read when TensorRT-LLM is imported."""
+    if finder not in sys.meta_path:
+        finder.before["tensorrt_llm"] = _begin
+        sys.meta_path.insert(0, finder)
+
+
+def watch(names: "Iterable[str]", call: "Callable[[ModuleType], None]") -> None:
+    """Call when each of these modules has run; the switch has been read, so nothing waits for TensorRT-LLM itself."""
+    finder.before.clear()
+    finder.after.update(dict.fromkeys(names, call))
+    if finder not in sys.meta_path:
+        sys.meta_path.insert(0, finder)
 
 
 def remove() -> None:
