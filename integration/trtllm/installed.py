@@ -37,10 +37,11 @@ def make_manager(cls: Any, stream: Any) -> Any:
         "mapping": import_module("tensorrt_llm.mapping").Mapping(world_size=1, tp_size=1, rank=0),
         "dtype": import_module("tensorrt_llm.bindings").DataType.HALF,
     }
-    # Both take what they do not know, or have the name; so a name in either signature is one that is understood.
+    # Some builds swallow what they do not know; those that do not must have the name.
     accepted = inspect.signature(cls.__init__).parameters
+    swallows = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepted.values())
     later = {"execution_stream": stream, "vocab_size": 1000}
-    options |= {name: value for name, value in later.items() if name in accepted}
+    options |= {name: value for name, value in later.items() if name in accepted or swallows}
     config = import_module("tensorrt_llm.llmapi.llm_args").KvCacheConfig(max_tokens=2048, enable_block_reuse=False)
     cache_type = import_module("tensorrt_llm.bindings.internal.batch_manager").CacheType.SELF
     manager = cls(config, cache_type, **options)
