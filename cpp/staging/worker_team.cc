@@ -58,7 +58,8 @@ WorkerTeam::~WorkerTeam() {
     generation_.notify_all();
     const bool forked = getpid() != made_in_;
     for (std::thread& thread : threads_) {
-        forked ? thread.detach() : thread.join();  // a fork copies no threads: a join would wait for ever
+        forked ? thread.detach()
+               : thread.join();  // a fork copies no threads, and nobody promises that a join then returns
     }
 }
 
@@ -136,7 +137,9 @@ std::uint32_t WorkerTeam::await_other_than(std::uint32_t generation) {
             pause_briefly();
         }
     } while (std::chrono::steady_clock::now() < deadline);
+    parked_.fetch_add(1, std::memory_order_relaxed);
     generation_.wait(generation, std::memory_order_acquire);
+    parked_.fetch_sub(1, std::memory_order_relaxed);
     return generation_.load(std::memory_order_acquire);
 }
 

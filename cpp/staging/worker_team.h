@@ -30,6 +30,9 @@ class WorkerTeam {
 
     unsigned workers() const { return static_cast<unsigned>(threads_.size()); }
 
+    // Of them, those that sleep or are about to.
+    unsigned parked() const { return parked_.load(std::memory_order_relaxed); }
+
     // One run at a time: while the team is busy, a second caller does its work alone.
     template <class Work>
     void run(std::uint32_t chunks, const Work& work) {
@@ -58,6 +61,7 @@ class WorkerTeam {
     std::atomic<std::uint64_t> claims_ = 0;
     std::atomic<std::uint32_t> ended_ = 0;       // chunks of the job
     std::atomic<std::uint32_t> generation_ = 0;  // workers park on it
+    std::atomic<unsigned> parked_ = 0;
     std::atomic<bool> closing_ = false;
     const pid_t made_in_;
     std::vector<std::thread> threads_;

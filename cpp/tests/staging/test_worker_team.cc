@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -16,6 +15,15 @@
 
 namespace kvfix {
 namespace {
+
+// Ends the process: a hang is a failure, and soon.
+class HangIsFailure {
+  public:
+    HangIsFailure() { alarm(60); }
+    HangIsFailure(const HangIsFailure&) = delete;
+    HangIsFailure& operator=(const HangIsFailure&) = delete;
+    ~HangIsFailure() { alarm(0); }
+};
 
 // Plain memory, so that ThreadSanitizer sees whether the chunks, and the caller behind them, are in order.
 class Sheet {
@@ -34,6 +42,7 @@ class Sheet {
 
 class WorkerTeamTest : public ::testing::TestWithParam<unsigned> {
   protected:
+    HangIsFailure watch;
     WorkerTeam team{GetParam()};
 };
 
@@ -97,12 +106,13 @@ void rendezvous(WorkerTeam& team) {
 }
 
 TEST(WorkerTeam, EveryWorkerComesWhetherItSpinsOrHasParked) {
-    using Clock = std::chrono::steady_clock;
+    const HangIsFailure watch;
     WorkerTeam team(3);
     for (int i = 0; i < 50; ++i) {
+        rendezvous(team);  // soon after the last one: they may be spinning
         rendezvous(team);
-        // Every other time long enough for workers to park: that makes the second path likely, neither may fail.
-        for (const auto until = Clock::now() + std::chrono::microseconds(i % 2 * 400); Clock::now() < until;) {
+        while (team.parked() != team.workers()) {
+            std::this_thread::yield();
         }
     }
 }
@@ -110,6 +120,7 @@ TEST(WorkerTeam, EveryWorkerComesWhetherItSpinsOrHasParked) {
 // A worker holds its chunk until the caller has long run out of others. If run() did not wait for it, the caller would see an
 // empty mark; and the worker's last step would be on a stack that is gone.
 TEST(WorkerTeam, ARunReturnsWhenItsLastChunkHasEnded) {
+    const HangIsFailure watch;
     WorkerTeam team(1);
     const std::thread::id caller = std::this_thread::get_id();
     for (int i = 0; i < 20; ++i) {
@@ -133,10 +144,15 @@ TEST(WorkerTeam, ARunReturnsWhenItsLastChunkHasEnded) {
 }
 
 TEST(WorkerTeam, EndsWithWorkersThatSpinOrHaveParked) {
+    const HangIsFailure watch;
     for (int i = 0; i < 50; ++i) {
         WorkerTeam team(2);
         if (i % 2 == 0) {
             rendezvous(team);
+            continue;
+        }
+        while (team.parked() != team.workers()) {
+            std::this_thread::yield();
         }
     }
 }
