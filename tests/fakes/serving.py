@@ -32,6 +32,9 @@ class Server:
     def request(self, request_id: int, tokens: list[int], max_new_tokens: int = 2, **options: Any) -> Any:
         return self.requests.LlmRequest(request_id, tokens, max_new_tokens, **options)
 
+    def scheduled_requests(self) -> Any:
+        return import_module(f"{PYEXECUTOR}.scheduler").ScheduledRequests()
+
     def workload(self, count: int, seed: int = 1) -> list[Any]:
         """Requests of many lengths, so that rows of the batch change hands at nearly every step."""
         made = []

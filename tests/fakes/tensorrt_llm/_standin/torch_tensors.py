@@ -40,7 +40,7 @@ class TorchTensors:
                 dst[pool, :rows, 1] = torch.where(pages[pool] == -1, 0, keys + v_offset[pool])
 
     def stream(self) -> Any:
-        """Ready for `gather_rows`: loading a kernel, or a stream's first allocation, waits for streams that are held."""
+        """Ready for `gather_rows`: loading a kernel and a stream's first allocation wait for streams that are held."""
         stream = torch.cuda.Stream()
         table, copy_index, dst = self.pinned(1, 1, 2, 1), self.pinned(1), self.on_device(1, 1, 2, 1)
         self.gather_rows(dst, table, copy_index, 1, [1], [1], stream.cuda_stream)
