@@ -5,6 +5,7 @@ front of every step's copies until the host has prepared the next step: corrupt 
 once in 10,000 iterations.
 """
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -25,8 +26,8 @@ from trtllm_kvfix.overlay.upstream import Upstream  # noqa: E402
 from trtllm_kvfix.sections import FixChoices, Settings  # noqa: E402
 
 ITERATIONS = 10_000
-CONTROL_ITERATIONS = 200
-REQUESTS_AT_A_TIME = 200
+CONTROL_ITERATIONS = 300
+REQUESTS_AT_A_TIME = 100
 HOST_TIER = {"max_tokens": 192, "host_cache_size": 32 * 64}
 V2 = {"kv_cache_config": {**HOST_TIER, "use_kv_cache_manager_v2": True}}
 PER_LAYER = {"kv_cache_config": {**V2["kv_cache_config"], "enable_swa_scratch_reuse": True}}
@@ -66,19 +67,29 @@ def applied(fix_id: str | None) -> Iterator[None]:
         assert registry.revert() == []
 
 
+def traffic(server: Server) -> Iterator[list[Any]]:
+    """Batches of requests for ever; no prompt begins as another does, so that no reuse is expected that may go."""
+    number = 0
+    while True:
+        requests = server.workload(REQUESTS_AT_A_TIME, seed=number)
+        for request in requests:
+            request.request_id += number
+            request.input_tokens = [number, request.request_id, *request.input_tokens]
+        yield requests
+        number += REQUESTS_AT_A_TIME
+
+
 def corruptions(llm_args: dict[str, Any], iterations: int, *, draft: bool = False) -> tuple[int, int, set[str]]:
     """Steps that ran, steps of which attention saw anything wrong, and what was wrong."""
+    gc.collect()  # giving memory back waits for held streams; loading kernels does too, hence the warm-up
     server = Server(llm_args)
     witness = server.draft_witness if draft else server.witness
     assert witness is not None
-    number = 0
+    batches = traffic(server)
+    server.run(next(batches))
     with server.stall(draft=draft):
         while witness.steps < iterations:
-            requests = server.workload(REQUESTS_AT_A_TIME, seed=number)
-            for request in requests:
-                request.request_id += number
-            server.run(requests)
-            number += REQUESTS_AT_A_TIME
+            server.run(next(batches))
     server.close()
     steps = {corruption.step for corruption in witness.corruptions}
     return witness.steps, len(steps), {corruption.what for corruption in witness.corruptions}

@@ -38,12 +38,12 @@ class KvManager:
 
     def __init__(self, connector: Any = None, reuse: dict[int, int] | None = None) -> None:
         self.impl = Bound()
-        self.connector = connector
+        self.connector = self.kv_connector_manager = connector
         self.reuse = reuse or {}
 
     def prepare_resources(self, batch: Any) -> None:
         for request in batch.context_requests:
-            if request.is_first_context_chunk:
+            if request.is_first_context_chunk and self._should_add(request):
                 self.impl.sequences.add(request.request_id)
                 reused = self.reuse.get(request.request_id, 0)
                 request.context_current_position = request.prepopulated_prompt_len = reused
@@ -52,6 +52,9 @@ class KvManager:
                     self.connector.update_state_after_alloc(request, [request.request_id])
         if self.connector is not None:
             self.connector.build_scheduler_output(batch, self)
+
+    def _should_add(self, request: Request) -> bool:
+        return self.connector is None or self.connector.should_add_sequence(request)
 
     def free_resources(self, request: Request, pin_on_release: bool = False) -> None:
         self.impl.remove_sequence(request.request_id, request, pin_on_release)
@@ -100,6 +103,10 @@ class Connector:
         self.told: list[int] = []
         self.reported: list[int] = []
         self.new_async_requests = SimpleNamespace(loading={})
+        self.loaded: set[int] = set()
+
+    def should_add_sequence(self, request: Request) -> bool:
+        return request.request_id not in self.loaded
 
     def update_state_after_alloc(self, req: Request, block_ids: list[int]) -> None:
         assert block_ids == [req.request_id]
@@ -265,3 +272,16 @@ def test_a_request_that_ends_is_released_as_ever(monkeypatch: pytest.MonkeyPatch
     loop.prepare(PlainBatch([ended]))
     loop.main.free_resources(ended, True)
     assert loop.main.impl.removals == [(1, ended, True)]
+
+
+def test_a_request_whose_cache_was_loaded_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequence came with the load and would not be added again."""
+    connector = Connector()
+    loop = Loop(monkeypatch, budget=30, connector=connector)
+    connector.loaded.add(2)
+    loop.main.impl.sequences.add(2)
+    loaded = context(2, 20)
+    batch = PlainBatch([context(1, 20), loaded])
+    loop.prepare(batch)
+    assert [request.request_id for request in batch.context_requests] == connector.reported == [1]
+    assert 2 in loop.main.impl.sequences and loaded.pauses == 0

@@ -36,10 +36,17 @@ class Preparation:
         self.managers = managers
         self.executor = executor
         self.order = list(batch.context_requests)  # who came first keeps its place
-        self.new = {request.py_request_id for request in self.order if request.is_first_context_chunk}
+        self.new = {request.py_request_id for request in self.order if self._enters(request)}
         self.allocated: list[tuple[Any, Any]] = []  # what the connector is still to be told
         self.fitted = False
         self.putting_back: Any = None  # the request that is losing its blocks at this moment
+
+    def _enters(self, request: Any) -> bool:
+        """It gets its blocks in this iteration, and not from an asynchronous load of the connector before."""
+        if not request.is_first_context_chunk:
+            return False
+        connectors = (getattr(manager, "kv_connector_manager", None) for manager in self.managers.values())
+        return all(connector is None or connector.should_add_sequence(request) for connector in connectors)
 
     def fit(self, is_loading: Callable[[Any], bool]) -> None:
         """Once; later calls find it done."""
@@ -63,7 +70,7 @@ class Preparation:
     def _put_back(self, request: Any) -> None:
         """As the executor pauses a request. `BudgetKeeper.releasing` sees to it that nothing is stored for reuse.
 
-        A request that is past its first chunk keeps its blocks: they hold what is computed, and are scheduled again.
+        A request that had its blocks before keeps them: they hold what is computed or loaded, and are scheduled again.
         """
         in_flight = getattr(self.executor, "inflight_req_ids", None)
         if in_flight is not None:  # with pipeline parallelism: nobody would take it out when the batch is done
