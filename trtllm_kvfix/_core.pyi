@@ -649,6 +649,124 @@ class CopyEngine:
     @property
     def waits(self) -> int: ...
 
+class HostPool:
+    """The memory of the host tier: pinned slots, one behind the other."""
+
+    def __init__(self, device: Device, *, host_bytes: int, block_bytes: int, piece_bytes_max: int = 1073741824, page_bytes: int = 4096, numa_node: int | None = None, huge_pages: bool = True) -> None: ...
+
+    @property
+    def address(self) -> int:
+        """Of slot 0."""
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def bytes(self) -> int:
+        """Mapped."""
+
+    @property
+    def bytes_pinned(self) -> int: ...
+
+    @property
+    def pieces(self) -> int: ...
+
+    @property
+    def numa_bound(self) -> bool: ...
+
+    def digests(self, slots: Any) -> list[int]:
+        """64 bits of each slot's content. Nothing may write the slots meanwhile."""
+
+    def close(self) -> None:
+        """What the device does not let go of is kept."""
+
+    def abandon(self) -> None:
+        """The device may still write: never give the memory back."""
+
+class EndedTransfer:
+    """What became of a transfer."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def error(self) -> str:
+        """Empty: every byte has arrived."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def seconds(self) -> float:
+        """From submission until its end was seen."""
+
+class LaneStats:
+    """Since the lane was made."""
+
+    @property
+    def queued(self) -> int: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+    @property
+    def submitted(self) -> int: ...
+
+    @property
+    def failed(self) -> int: ...
+
+    @property
+    def first_error(self) -> str: ...
+
+    @property
+    def broken(self) -> bool: ...
+
+class Mark:
+    """A point in a stream, for as long as it is held."""
+
+class Marks:
+    """Events for points in streams; none stands for two points at once."""
+
+    def __init__(self, device: Device, *, marks_max: int) -> None: ...
+
+    def set(self, stream: int) -> Mark:
+        """Everything on the stream so far is before the mark."""
+
+    @property
+    def created(self) -> int: ...
+
+class TransferLane:
+    """Transfers of one direction, by a thread and a stream of their own."""
+
+    def __init__(self, device: Device, *, order: str, queue_max: int = 256, in_flight_max: int = 32, failures_max: int = 3) -> None: ...
+
+    def enqueue(self, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> int | None:
+        """
+        The transfer's number; None where the queue is full, or the lane broken or closed.
+        """
+
+    def take_ended(self) -> list[EndedTransfer]:
+        """Each transfer once, in the order of their ends."""
+
+    def wait(self, number: int, limit_s: float) -> bool:
+        """False after the limit."""
+
+    def close(self, limit_s: float) -> bool:
+        """
+        False: the device has not ended it all, and memory that it was given must be kept.
+        """
+
+    def stats(self) -> LaneStats: ...
+
+def fail_operation(device: Device, ordinal: int) -> None:
+    """Simulated device: the ordinal-th operation enqueued from now on fails."""
+
+def unplug(device: Device) -> None:
+    """Simulated device: every operation that has not begun fails, for ever."""
+
 class TurnLockStats:
     """Since the lock was made."""
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
+from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.replay.sizes import parse_size
 
 PORT_MAX = 65535
@@ -81,3 +82,4 @@ class Settings(Section):
     agreement_timeout_s: float = Field(default=120, gt=0)  # how long ranks wait for each other's attestations
     runtime_dir: str | None = None  # where attestations are written; by default one of this user's
     replay: ReplaySettings = ReplaySettings()
+    offload: OffloadSettings = OffloadSettings()

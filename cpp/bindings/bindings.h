@@ -25,6 +25,7 @@ void bind_stats(nanobind::module_& module);
 void bind_manager(nanobind::module_& module);
 void bind_device(nanobind::module_& module);
 void bind_staging(nanobind::module_& module);
+void bind_offload(nanobind::module_& module);
 void bind_turn_lock(nanobind::module_& module);
 
 const char* tier_name(Tier tier);

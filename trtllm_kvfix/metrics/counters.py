@@ -29,6 +29,11 @@ class Counter:
         with self._lock:
             self._value += amount
 
+    def put(self, value: float) -> None:
+        """For numbers that are kept elsewhere: what there is now."""
+        with self._lock:
+            self._value = value
+
     @property
     def value(self) -> float:
         return self._value
@@ -54,6 +59,39 @@ pins = Counter("pins", "Calls that pinned blocks and were serialised with the ex
 unpins = Counter("unpins", "Calls that unpinned blocks and were serialised with the executor")
 lock_waits = Counter("lock_waits", "Serialised calls that waited for another thread")
 lock_wait_seconds = Counter("lock_wait_seconds", "Seconds that serialised calls waited for another thread")
+
+offload_prompt_tokens = Counter("offload_prompt_tokens", "Prompt tokens that the host tier was asked about")
+offload_device_hit_tokens = Counter("offload_device_hit_tokens", "Prompt tokens that were on the device already")
+offload_host_hit_tokens = Counter("offload_host_hit_tokens", "Prompt tokens that the host tier had beyond those")
+offload_host_hits = Counter("offload_host_hits", "Prompts of which the host tier had a part")
+offload_requests_skipped = Counter(
+    "offload_requests_skipped", "Requests left alone because tokens do not tell what their blocks hold"
+)
+offload_stored_blocks = Counter("offload_stored_blocks", "Blocks saved in the host tier")
+offload_loaded_blocks = Counter("offload_loaded_blocks", "Blocks brought back from the host tier")
+offload_stored_bytes = Counter("offload_stored_bytes", "Bytes saved in the host tier of this rank")
+offload_loaded_bytes = Counter("offload_loaded_bytes", "Bytes brought back from the host tier of this rank")
+offload_store_seconds = Counter(
+    "offload_store_seconds", "Seconds from the submission of stores until they were seen done"
+)
+offload_load_seconds = Counter("offload_load_seconds", "Seconds from the submission of loads until they were seen done")
+offload_dropped_blocks = Counter("offload_dropped_blocks", "Blocks not saved: every host block was busy")
+offload_evicted_blocks = Counter("offload_evicted_blocks", "Blocks that left the host tier to make room", "gauge")
+offload_errors = Counter("offload_errors", "Transfers that failed")
+offload_bad_blocks = Counter(
+    "offload_bad_blocks", "Loaded blocks that were not what had been stored; they were not used"
+)
+offload_recomputed_requests = Counter("offload_recomputed_requests", "Requests that computed what a load did not bring")
+offload_early_reuse_waits = Counter(
+    "offload_early_reuse_waits", "Transfers waited for because upstream had given their blocks to another request"
+)
+offload_pool_blocks = Counter("offload_pool_blocks", "Blocks of the host tier", "gauge")
+offload_pool_free_blocks = Counter("offload_pool_free_blocks", "Host blocks that hold nothing", "gauge")
+offload_pool_busy_blocks = Counter("offload_pool_busy_blocks", "Host blocks that a transfer uses", "gauge")
+offload_pool_bytes = Counter("offload_pool_bytes", "Bytes of the host tier of this rank", "gauge")
+offload_pinned_bytes = Counter("offload_pinned_bytes", "Of these, bytes registered with the device", "gauge")
+offload_queued = Counter("offload_queued", "Transfers that wait for the copy threads", "gauge")
+offload_in_flight = Counter("offload_in_flight", "Transfers that the device has", "gauge")
 
 ALL: tuple[Counter, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Counter))
 

@@ -1,0 +1,148 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/device_objects.h"
+#include "bindings/integers.h"
+#include "device/sim_device.h"
+#include "offload/host_pool.h"
+#include "offload/transfer_lane.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+using Nogil = nb::call_guard<nb::gil_scoped_release>;
+
+std::chrono::milliseconds milliseconds(double seconds) {
+    return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
+void init_pool(HostPool* self, std::shared_ptr<Device> device, std::size_t host_bytes, std::size_t block_bytes,
+               std::size_t piece_bytes_max, std::size_t page_bytes, std::optional<unsigned> numa_node,
+               bool huge_pages) {
+    const HostPoolPlan plan = plan_host_pool(host_bytes, block_bytes, piece_bytes_max, page_bytes);
+    without_gil(
+        [&] { new (self) HostPool(std::move(device), plan, {.numa_node = numa_node, .huge_pages = huge_pages}); });
+}
+
+std::vector<std::uint64_t> digests(const HostPool& self, nb::handle slots) {
+    const auto numbers = read_integers<std::uint64_t>(slots, {"slots"});
+    return without_gil([&] { return self.digests(numbers); });
+}
+
+void init_lane(TransferLane* self, std::shared_ptr<Device> device, const std::string& order, std::size_t queue_max,
+               std::size_t in_flight_max, std::uint32_t failures_max) {
+    new (self) TransferLane(std::move(device), {.queue_max = queue_max,
+                                                .in_flight_max = in_flight_max,
+                                                .failures_max = failures_max,
+                                                .source = source_order(order)});
+}
+
+std::optional<std::uint64_t> enqueue(TransferLane& self, nb::handle dst, nb::handle src, nb::handle nbytes,
+                                     const MarkPtr& after) {
+    auto spans = read_spans(dst, src, nbytes);
+    return without_gil([&] { return self.enqueue(std::move(spans), after); });
+}
+
+SimDevice& simulated(Device& device) {
+    auto* const sim = dynamic_cast<SimDevice*>(&device);
+    if (sim == nullptr) {
+        throw std::invalid_argument("device is " + device.name() + ": faults are planned on a simulated one only");
+    }
+    return *sim;
+}
+
+void bind_pool(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<HostPool>(m, "HostPool", "The memory of the host tier: pinned slots, one behind the other.")
+        .def("__init__", &init_pool, "device"_a, nb::kw_only(), "host_bytes"_a, "block_bytes"_a,
+             "piece_bytes_max"_a = std::size_t{1} << 30, "page_bytes"_a = 4096, "numa_node"_a = nb::none(),
+             "huge_pages"_a = true)
+        .def_prop_ro("address", &HostPool::address, "Of slot 0.")
+        .def_prop_ro("slots", [](const HostPool& p) { return p.plan().slots; })
+        .def_prop_ro("block_bytes", [](const HostPool& p) { return p.plan().block_bytes; })
+        .def_prop_ro(
+            "bytes", [](const HostPool& p) { return p.plan().bytes(); }, "Mapped.")
+        .def_prop_ro("bytes_pinned", &HostPool::bytes_pinned)
+        .def_prop_ro("pieces", [](const HostPool& p) { return p.plan().pieces(); })
+        .def_prop_ro("numa_bound", &HostPool::numa_bound)
+        .def("digests", &digests, "slots"_a, nb::sig("def digests(self, slots: Any) -> list[int]"),
+             "64 bits of each slot's content. Nothing may write the slots meanwhile.")
+        .def("close", &HostPool::close, Nogil(), "What the device does not let go of is kept.")
+        .def("abandon", &HostPool::abandon, Nogil(), "The device may still write: never give the memory back.");
+}
+
+void bind_ends(nb::module_& m) {
+    nb::class_<EndedTransfer>(m, "EndedTransfer", "What became of a transfer.")
+        .def_ro("number", &EndedTransfer::number)
+        .def_ro("error", &EndedTransfer::error, "Empty: every byte has arrived.")
+        .def_ro("bytes", &EndedTransfer::bytes)
+        .def_prop_ro(
+            "seconds", [](const EndedTransfer& e) { return static_cast<double>(e.ns) / 1e9; },
+            "From submission until its end was seen.");
+    nb::class_<LaneStats>(m, "LaneStats", "Since the lane was made.")
+        .def_ro("queued", &LaneStats::queued)
+        .def_ro("in_flight", &LaneStats::in_flight)
+        .def_ro("submitted", &LaneStats::submitted)
+        .def_ro("failed", &LaneStats::failed)
+        .def_ro("first_error", &LaneStats::first_error)
+        .def_ro("broken", &LaneStats::broken);
+}
+
+void bind_lane(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<Marks::Mark>(m, "Mark", "A point in a stream, for as long as it is held.");
+    nb::class_<Marks>(m, "Marks", "Events for points in streams; none stands for two points at once.")
+        .def(nb::new_([](std::shared_ptr<Device> device, std::size_t marks_max) {
+                 return std::make_shared<Marks>(std::move(device), marks_max);
+             }),
+             "device"_a, nb::kw_only(), "marks_max"_a)
+        .def(
+            "set", [](Marks& marks, std::uintptr_t stream) { return marks.set({stream}); }, Nogil(), "stream"_a,
+            "Everything on the stream so far is before the mark.")
+        .def_prop_ro("created", &Marks::created);
+    nb::class_<TransferLane>(m, "TransferLane", "Transfers of one direction, by a thread and a stream of their own.")
+        .def("__init__", &init_lane, "device"_a, nb::kw_only(), "order"_a, "queue_max"_a = 256, "in_flight_max"_a = 32,
+             "failures_max"_a = 3)
+        .def("enqueue", &enqueue, "dst"_a, "src"_a, "nbytes"_a, nb::kw_only(), "after"_a = nb::none(),
+             nb::sig("def enqueue(self, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> int | None"),
+             "The transfer's number; None where the queue is full, or the lane broken or closed.")
+        .def("take_ended", &TransferLane::take_ended, Nogil(), "Each transfer once, in the order of their ends.")
+        .def(
+            "wait",
+            [](TransferLane& lane, std::uint64_t number, double limit_s) {
+                return lane.wait(number, milliseconds(limit_s));
+            },
+            Nogil(), "number"_a, "limit_s"_a, "False after the limit.")
+        .def(
+            "close", [](TransferLane& lane, double limit_s) { return lane.close(milliseconds(limit_s)); }, Nogil(),
+            "limit_s"_a, "False: the device has not ended it all, and memory that it was given must be kept.")
+        .def("stats", &TransferLane::stats, Nogil());
+}
+
+}  // namespace
+
+void bind_offload(nb::module_& m) {
+    using namespace nb::literals;
+    bind_pool(m);
+    bind_ends(m);
+    bind_lane(m);
+    m.def(
+        "fail_operation", [](Device& device, std::uint64_t ordinal) { simulated(device).fail_operation(ordinal); },
+        Nogil(), "device"_a, "ordinal"_a, "Simulated device: the ordinal-th operation enqueued from now on fails.");
+    m.def(
+        "unplug", [](Device& device) { simulated(device).unplug(); }, Nogil(), "device"_a,
+        "Simulated device: every operation that has not begun fails, for ever.");
+}
+
+}  // namespace kvfix::bindings

@@ -1,0 +1,71 @@
+// The memory of the host tier: slots of one size, one behind the other, in a single mapping of exactly the whole blocks that fit the
+// bytes asked for. It is registered with the device piece by piece, because a driver holds locks of the whole machine while it
+// registers. No slot lies across two pieces: a copy must stay within one registration.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "device/device.h"
+
+namespace kvfix {
+
+struct HostPoolPlan {
+    std::size_t block_bytes;
+    std::size_t slots;
+    std::size_t slots_per_piece;
+
+    std::size_t bytes() const { return slots * block_bytes; }
+    std::size_t pieces() const { return (slots + slots_per_piece - 1) / slots_per_piece; }
+};
+
+// Pieces of at most piece_bytes_max (but of one block at least) that begin on pages. Throws std::invalid_argument where not a single
+// block fits.
+HostPoolPlan plan_host_pool(std::size_t host_bytes, std::size_t block_bytes, std::size_t piece_bytes_max,
+                            std::size_t page_bytes);
+
+struct HostPoolOptions {
+    std::optional<unsigned> numa_node;  // where the pages shall be, as far as it has them
+    bool huge_pages = true;             // asked for; the kernel decides
+};
+
+class HostPool {
+  public:
+    // Throws DeviceError; nothing stays mapped or registered then.
+    HostPool(std::shared_ptr<Device> device, const HostPoolPlan& plan, const HostPoolOptions& options);
+    HostPool(const HostPool&) = delete;
+    HostPool& operator=(const HostPool&) = delete;
+    ~HostPool();
+
+    const HostPoolPlan& plan() const { return plan_; }
+    std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(data_); }  // of slot 0
+    std::size_t bytes_pinned() const { return bytes_pinned_; }
+    bool numa_bound() const { return numa_bound_; }
+
+    // 64 bits of each slot's content, the same on every machine. Whoever calls sees to it that nothing writes the slots.
+    std::vector<std::uint64_t> digests(std::span<const std::uint64_t> slots) const;
+    // Gives everything back. What the device does not let go of is kept, and still counted.
+    void close();
+    // The device may still write: never give it back.
+    void abandon();
+
+  private:
+    void map();
+    void bind_to(unsigned node);
+    void pin();
+
+    const std::shared_ptr<Device> device_;
+    const HostPoolPlan plan_;
+    std::uint8_t* data_ = nullptr;
+    std::vector<std::span<std::uint8_t>> pinned_;
+    std::size_t bytes_pinned_ = 0;
+    bool numa_bound_ = false;
+};
+
+std::uint64_t digest_of(std::span<const std::uint8_t> bytes);
+
+}  // namespace kvfix

@@ -1,0 +1,49 @@
+// Transfers of one direction: a bounded queue, a thread that submits them to a copy stream of its own, and what became of them.
+// A lane for stores and one for loads share nothing, so neither waits behind the other.
+//
+// Each transfer waits on the device for its mark. That is the edge to the stream that computes: it was set behind the kernels that
+// write the blocks of a store, or behind the last users of the blocks that a load fills. Who reads what was loaded comes later,
+// once the caller has seen the transfer end.
+//
+// The thread touches nothing of Python. A failure ends its transfer and is reported with it; the stream is replaced, since an error
+// breaks it for good. After `failures_max` failures in a row the lane gives up, and refuses with the first error.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "offload/lane_loop.h"
+
+namespace kvfix {
+
+class TransferLane {
+  public:
+    TransferLane(std::shared_ptr<Device> device, const LaneConfig& config);
+    TransferLane(const TransferLane&) = delete;
+    TransferLane& operator=(const TransferLane&) = delete;
+    ~TransferLane();  // closes, within a second
+
+    // Never blocks. Memory of the spans belongs to the device until the transfer has ended. Empty where the queue is full, or the
+    // lane broken or closed: nothing was taken then.
+    std::optional<std::uint64_t> enqueue(std::vector<CopySpan> spans, MarkPtr after) {
+        return loop_->enqueue(std::move(spans), std::move(after));
+    }
+    // Each transfer once, in the order in which they ended.
+    std::vector<EndedTransfer> take_ended() { return loop_->take_ended(); }
+    // Blocks until the transfer has ended, whether or not that was taken; false after the limit.
+    bool wait(std::uint64_t number, std::chrono::milliseconds limit) { return loop_->wait(number, limit); }
+    // What has not begun ends with an error; what has begun is waited for. False: the device did not end it within the limit, and
+    // memory that it was given must be kept. The thread goes on alone then.
+    bool close(std::chrono::milliseconds limit);
+    LaneStats stats() const { return loop_->stats(); }
+
+  private:
+    std::shared_ptr<LaneLoop> loop_;
+    std::thread thread_;
+};
+
+}  // namespace kvfix

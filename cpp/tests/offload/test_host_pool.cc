@@ -1,0 +1,83 @@
+// The pool is as large as was asked for, in pieces that no slot crosses, and comes back whole.
+#include "offload/host_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "tests/staging/staging_fixture.h"
+
+namespace kvfix {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+TEST(HostPoolPlanTest, RoundsDownToWholeBlocksAndNoFurther) {
+    const HostPoolPlan plan = plan_host_pool(33 * 4096 + 4095, 4096, 1 << 20, kPage);
+    EXPECT_EQ(plan.slots, 33U);
+    EXPECT_EQ(plan.bytes(), 33U * 4096);
+}
+
+TEST(HostPoolPlanTest, PiecesBeginOnPagesAndNoSlotCrossesThem) {
+    for (const std::size_t block :
+         {std::size_t{64}, std::size_t{1000}, std::size_t{4096}, std::size_t{6144}, std::size_t{3} << 20}) {
+        const HostPoolPlan plan = plan_host_pool(std::size_t{64} << 20, block, 1 << 20, kPage);
+        EXPECT_EQ(plan.slots_per_piece * block % kPage, 0U) << block;
+        EXPECT_TRUE(plan.slots_per_piece * block <= 1 << 20 || block > kPage) << block;
+    }
+}
+
+TEST(HostPoolPlanTest, RefusesAPoolOfNoBlock) {
+    EXPECT_THROW(plan_host_pool(4095, 4096, 1 << 20, kPage), std::invalid_argument);
+    EXPECT_THROW(plan_host_pool(4096, 0, 1 << 20, kPage), std::invalid_argument);
+}
+
+class HostPoolTest : public StagingTest {
+  protected:
+    const HostPoolPlan plan = plan_host_pool(100 * 4096, 4096, 16 * 4096, kPage);
+};
+
+TEST_F(HostPoolTest, IsPinnedPieceByPieceAndGivenBack) {
+    std::uintptr_t first = 0;
+    {
+        const HostPool pool(device, plan, {});
+        first = pool.address();
+        EXPECT_EQ(plan.pieces(), 7U);
+        EXPECT_EQ(pool.bytes_pinned(), 100U * 4096);
+        for (std::size_t slot = 0; slot < plan.slots; ++slot) {
+            EXPECT_TRUE(is_mapped(reinterpret_cast<void*>(first + slot * 4096)));
+        }
+        EXPECT_FALSE(is_mapped(reinterpret_cast<void*>(first + 100 * 4096)));
+    }
+    EXPECT_FALSE(is_mapped(reinterpret_cast<void*>(first)));
+}
+
+TEST_F(HostPoolTest, WhatTheDeviceRefusesLeavesNothingBehind) {
+    probe.sim().unplug();
+    EXPECT_THROW(HostPool(device, plan, {}), DeviceError);
+}
+
+TEST_F(HostPoolTest, ADigestShowsEveryChangedByte) {
+    const HostPool pool(device, plan_host_pool(4 * 1001, 1001, 1 << 20, kPage), {});
+    auto* const bytes = reinterpret_cast<std::uint8_t*>(pool.address());
+    const std::uint64_t slot[] = {2};
+    const std::uint64_t before = pool.digests(slot).front();
+    for (std::size_t at = 0; at < 1001; ++at) {
+        bytes[2 * 1001 + at] ^= 1;
+        EXPECT_NE(pool.digests(slot).front(), before) << at;
+        bytes[2 * 1001 + at] ^= 1;
+    }
+    bytes[1001 * 3] ^= 1;
+    EXPECT_EQ(pool.digests(slot).front(), before);
+    const std::uint64_t beyond[] = {4};
+    EXPECT_THROW(pool.digests(beyond), std::invalid_argument);
+}
+
+TEST_F(HostPoolTest, ADigestShowsWordsThatChangedPlaces) {
+    const std::uint8_t one[] = {1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0};
+    const std::uint8_t two[] = {2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0};
+    EXPECT_NE(digest_of(one), digest_of(two));
+}
+
+}  // namespace
+}  // namespace kvfix

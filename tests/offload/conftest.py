@@ -1,0 +1,66 @@
+"""A connector on a simulated device, with an executor around it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trtllm_kvfix.native import Device, open_device
+from trtllm_kvfix.offload import KvfixOffloadScheduler, KvfixOffloadWorker
+from trtllm_kvfix.offload.recompute import follow
+from trtllm_kvfix.staging.place import on_stream
+
+from .executor import BLOCK_WORDS, TOKENS_PER_BLOCK, Executor
+from .upstream_double import ConnectorManager
+
+BLOCK_BYTES = 4 * BLOCK_WORDS
+follow(ConnectorManager)
+
+
+def llm_args() -> Any:
+    return SimpleNamespace(kv_cache_config=SimpleNamespace(tokens_per_block=TOKENS_PER_BLOCK, host_cache_size=0))
+
+
+class Bench:
+    """A device, an executor on it, and the two sides of the connector between them."""
+
+    def __init__(self, device: Device, **sizes: Any) -> None:
+        args = llm_args()
+        self.device = device
+        self.scheduler, self.worker = KvfixOffloadScheduler(args), KvfixOffloadWorker(args)
+        self.manager = ConnectorManager(self.worker, self.scheduler)
+        with on_stream(device, 0):
+            self.executor = Executor(device, self.manager, **sizes)
+
+    @property
+    def index(self) -> Any:
+        index = self.scheduler.side.index
+        assert index is not None
+        return index
+
+    def close(self) -> bool:
+        self.executor.close()
+        return bool(self.worker.shutdown())
+
+
+MakeBench = Callable[..., Bench]
+
+
+@pytest.fixture
+def make_bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeBench]:
+    """make_bench(host_blocks, setting=value, ..., executor={...}); closed at the end, with everything given back."""
+    with ExitStack() as stack:
+
+        def make(
+            host_blocks: int = 256, *, seed: int = 1, executor: dict[str, Any] | None = None, **settings: Any
+        ) -> Bench:
+            monkeypatch.setenv("TRTLLM_KVFIX_OFFLOAD_HOST_BYTES", str(host_blocks * BLOCK_BYTES))
+            for name, value in settings.items():
+                monkeypatch.setenv(f"TRTLLM_KVFIX_OFFLOAD_{name.upper()}", str(value))
+            bench = Bench(open_device("cpu", seed), **(executor or {}))
+            stack.callback(bench.close)
+            return bench
+
+        yield make

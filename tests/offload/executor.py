@@ -1,0 +1,219 @@
+"""A small executor with an overlap scheduler: the host runs a step ahead of the device, and gives blocks away at once.
+
+Its forward pass writes what a token's keys and values are, and before that copies all that attention would read. Those
+copies are compared with what they had to be, so a block that was foreign or half written when it was read is seen.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from time import monotonic
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_kvfix.native import (
+    BlockManager,
+    BlockManagerConfig,
+    Device,
+    OutOfBlocks,
+    PinnedArray,
+    SequenceRequest,
+)
+
+from .contents import next_token, values
+from .upstream_double import ConnectorManager, Request, State
+
+TOKENS_PER_BLOCK = 4
+WORDS_PER_TOKEN = 8
+RUN_S_MAX = 120.0
+BLOCK_WORDS = TOKENS_PER_BLOCK * WORDS_PER_TOKEN
+
+
+class Read(NamedTuple):
+    """What attention read for a request, and what it had to be."""
+
+    request_id: int
+    found: PinnedArray
+    expected: NDArray[np.uint32]
+
+
+class Executor:
+    def __init__(
+        self,
+        device: Device,
+        manager: ConnectorManager,
+        *,
+        blocks: int = 64,
+        chunk_tokens: int = 1 << 20,
+        batch: int = 8,
+    ) -> None:
+        self.device, self.manager = device, manager
+        self.stream = device.create_stream()
+        self.pool = device.empty((blocks, BLOCK_WORDS), "uint32")
+        self.chunk_tokens, self.batch = chunk_tokens, batch
+        self.cache = BlockManager(
+            BlockManagerConfig(tokens_per_block=TOKENS_PER_BLOCK, blocks_primary=blocks, partial_reuse=False)
+        )
+        self.waiting: list[Request] = []
+        self.active: list[Request] = []
+        self.done: list[Request] = []
+        self.reads: list[Read] = []
+        self.corrupt: list[int] = []
+        self.reads_checked = 0
+        self.loaded_tokens = 0
+        self._previous: list[Request] = []  # given to the device, its answer not looked at
+        manager.worker.register_kv_caches(self.pool)
+
+    def submit(self, *requests: Request) -> None:
+        self.waiting.extend(requests)
+
+    def run(self, between: Callable[[int], None] = lambda _: None) -> None:
+        """Until nothing is left to do, within a bound. `between` runs after each step."""
+        until = monotonic() + RUN_S_MAX
+        for step in count():
+            if not (self.waiting or self.active):
+                self.check_reads()
+                return
+            assert monotonic() < until, f"{self.waiting} waiting, {self.active} active"
+            self.step()
+            between(step)
+
+    def step(self) -> None:
+        self._admit()
+        scheduled = [
+            self._schedule(request) for request in self.active if request.state in (State.CONTEXT, State.GENERATION)
+        ]
+        self.manager.start_step([(one, self.blocks_of(one), tokens) for one, tokens in scheduled], self.stream)
+        for request, tokens in scheduled:
+            self._forward(request, tokens)
+        self.manager.worker.wait_for_save(self.stream)
+        previous, self._previous = self._previous, [request for request, _ in scheduled]
+        self._answers(previous)
+        for request in self.manager.get_finished():
+            self._free(request)
+
+    def blocks_of(self, request: Request) -> list[int]:
+        ids = self.cache.get_cache_block_ids(request.request_id)[0]
+        slots = np.empty((1, 1, 2, len(ids)), np.int32)
+        self.cache.copy_batch_block_offsets(slots, [request.request_id], 1, 0)
+        return [int(slot) for slot in slots[0, 0, 0]]
+
+    def preempt(self, request: Request) -> None:
+        """Take its blocks away at once, as upstream does: the connector is not told, and the request begins again."""
+        self.cache.remove_sequence(request.request_id, store=False)
+        self.active.remove(request)
+        self._previous = [one for one in self._previous if one is not request]
+        request.state, request.context_current_position = State.WAITING, 0
+        request.prompt_len, request.sampled = len(request.tokens), []
+        self.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        if request in self.waiting:
+            self.waiting.remove(request)
+            request.state = State.GONE
+            self.done.append(request)
+        elif request.state is not State.SAVING:
+            request.cancelled = True
+            self._finish(request)
+
+    def forget_device_cache(self) -> None:
+        self.cache.reset_reuse_state()
+
+    def check_reads(self) -> None:
+        self.device.synchronize(self.stream)
+        for read in self.reads:
+            found = read.found.array.reshape(-1)[: len(read.expected)]
+            if not np.array_equal(found, read.expected):
+                self.corrupt.append(read.request_id)
+        self.reads_checked += len(self.reads)
+        self.reads.clear()
+
+    def close(self) -> None:
+        self.check_reads()
+        self.device.destroy_stream(self.stream)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.active) < self.batch:
+            request = self.waiting[0]
+            try:
+                admission = self.cache.add_sequence(
+                    SequenceRequest(
+                        request.request_id, request.tokens, lora_id=request.lora_task_id, salt=request.cache_salt_id
+                    )
+                )
+            except OutOfBlocks:
+                assert self.active, "a request that fits nowhere"
+                return
+            self.waiting.pop(0)
+            self.active.append(request)
+            more = self.manager.get_num_new_matched_tokens(request, admission.tokens_reused)
+            self.loaded_tokens += more
+            request.context_current_position = admission.tokens_reused + more
+            request.state = State.LOADING if more else State.CONTEXT
+            self.manager.update_state_after_alloc(request, self.blocks_of(request))
+
+    def _schedule(self, request: Request) -> tuple[Request, int]:
+        if request.state is State.GENERATION:
+            self.cache.add_token(request.request_id)
+            return request, 1
+        return request, min(request.prompt_len - request.context_current_position, self.chunk_tokens)
+
+    def _forward(self, request: Request, tokens: int) -> None:
+        known = [*request.tokens[: request.prompt_len], *request.sampled]
+        begin = len(known) - 1 if request.state is State.GENERATION else request.context_current_position
+        blocks = self.blocks_of(request)
+        written = values(known)
+        if begin:
+            self._read(request, blocks, written[:begin])
+        for position in range(begin, begin + tokens):
+            block, offset = divmod(position, TOKENS_PER_BLOCK)
+            address = self.pool.address + 4 * (blocks[block] * BLOCK_WORDS + offset * WORDS_PER_TOKEN)
+            self.device.fill_words(address, WORDS_PER_TOKEN, written[position], self.stream)
+        if request.state is State.CONTEXT:
+            request.context_current_position += tokens
+        if begin + tokens == len(known):
+            request.state = State.GENERATION
+            request.sampled.append(next_token(known))
+
+    def _read(self, request: Request, blocks: Sequence[int], written: Sequence[int]) -> None:
+        count = -(-len(written) // TOKENS_PER_BLOCK)
+        found = self.device.pinned((count, BLOCK_WORDS), "uint32")
+        steps = np.arange(count, dtype=np.uint64) * np.uint64(4 * BLOCK_WORDS)
+        sources = np.uint64(self.pool.address) + np.array(blocks[:count], np.uint64) * np.uint64(4 * BLOCK_WORDS)
+        sizes = np.full(count, 4 * BLOCK_WORDS, np.uint64)
+        self.device.copy_batch(np.uint64(found.address) + steps, sources, sizes, "stream", self.stream)
+        expected = np.repeat(np.array(written, np.uint32), WORDS_PER_TOKEN)
+        self.reads.append(Read(request.request_id, found, expected))
+
+    def _answers(self, previous: Sequence[Request]) -> None:
+        """The host learns what the device sampled one step ago."""
+        for request in previous:
+            if request.state is State.CONTEXT:
+                self.cache.store_context_blocks(request.request_id, request.context_current_position)
+            if request.state is not State.GENERATION:
+                continue
+            known = len(request.tokens) - request.prompt_len
+            if known == 0:
+                self.cache.store_context_blocks(request.request_id, request.prompt_len)
+            request.tokens.append(request.sampled[known])
+            if request.generated >= request.max_new_tokens:
+                self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        self.active.remove(request)
+        self._previous = [one for one in self._previous if one is not request]
+        if self.manager.request_finished(request, self.blocks_of(request)):
+            request.state = State.SAVING
+            self.active.append(request)
+        else:
+            self._free(request)
+
+    def _free(self, request: Request) -> None:
+        if request in self.active:
+            self.active.remove(request)
+        store = not request.cancelled
+        # Of the last token, nothing has been computed.
+        self.cache.remove_sequence(request.request_id, store=store, tokens=request.tokens[:-1] if store else None)
+        request.state = State.GONE
+        self.done.append(request)

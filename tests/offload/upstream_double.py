@@ -1,0 +1,133 @@
+"""What the connector meets of upstream: requests, reports of a step, and the manager between executor and connector."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from trtllm_kvfix.offload.ranks import OneRank, Ranks
+
+
+class State(Enum):
+    WAITING = auto()
+    CONTEXT = auto()
+    GENERATION = auto()
+    LOADING = auto()
+    SAVING = auto()
+    GONE = auto()
+
+
+@dataclass(eq=False)
+class Request:
+    request_id: int
+    tokens: list[int]  # that the host knows
+    max_new_tokens: int = 2
+    lora_task_id: int | None = None
+    cache_salt_id: int | None = None
+    state: State = State.WAITING
+    context_current_position: int = 0
+    sampled: list[int] = field(default_factory=list)  # that the device knows, besides the prompt
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.tokens)
+        self.first_prompt_len = self.prompt_len
+
+    def get_tokens(self, beam: int) -> list[int]:
+        assert beam == 0
+        return list(self.tokens)
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.first_prompt_len
+
+
+@dataclass
+class RequestData:
+    request_id: int
+    new_tokens: list[int]
+    new_block_ids: list[int]
+    computed_position: int
+    num_scheduled_tokens: int
+    priorities: list[int] | None = None
+
+
+@dataclass
+class SchedulerOutput:
+    new_requests: list[RequestData] = field(default_factory=list)
+    cached_requests: list[RequestData] = field(default_factory=list)
+
+
+@dataclass
+class AsyncRequests:
+    saving: dict[int, Request] = field(default_factory=dict)
+    loading: dict[int, Request] = field(default_factory=dict)
+
+
+class ConnectorManager:
+    """One rank's, with the scheduler side on rank 0. Keeps its books as upstream's does."""
+
+    def __init__(self, worker: Any, scheduler: Any, ranks: Ranks | None = None) -> None:
+        self.worker, self.scheduler, self.ranks = worker, scheduler, ranks or OneRank()
+        self.new_async_requests = AsyncRequests()
+        self.pending_async_requests = AsyncRequests()
+        self.local_finished_async_requests = AsyncRequests()
+        self.finished_loading: dict[int, Request] = {}
+        self._known: dict[int, tuple[int, int]] = {}  # request -> tokens and blocks reported so far
+        self._external: dict[int, int] = {}
+
+    def on_leader(self, answer: Any) -> Any:
+        return self.ranks.gather(answer() if self.scheduler is not None else None)[0]
+
+    def get_num_new_matched_tokens(self, request: Request, computed: int) -> int:
+        tokens, is_async = self.on_leader(lambda: self.scheduler.get_num_new_matched_tokens(request, computed))
+        assert tokens or not is_async
+        if is_async:
+            self.new_async_requests.loading[request.request_id] = request
+        return int(tokens)
+
+    def update_state_after_alloc(self, request: Request, blocks: Sequence[int]) -> None:
+        self.on_leader(lambda: self.scheduler.update_state_after_alloc(request, list(blocks)))
+
+    def start_step(self, scheduled: Sequence[tuple[Request, list[int], int]], stream: int) -> None:
+        """`scheduled`: requests with their blocks and the number of tokens of this step."""
+        output = SchedulerOutput()
+        for request, blocks, tokens in scheduled:
+            is_new = request.request_id not in self._known
+            tokens_before, blocks_before = self._known.get(request.request_id, (0, 0))
+            generating = request.state is State.GENERATION
+            data = RequestData(
+                request.request_id, request.tokens[tokens_before:], blocks[blocks_before:],
+                len(request.tokens) - 1 if generating else request.context_current_position, tokens,
+            )  # fmt: skip
+            self._known[request.request_id] = len(request.tokens), max(blocks_before, len(blocks))
+            (output.new_requests if is_new else output.cached_requests).append(data)
+        self.worker.bind_connector_meta(self.on_leader(lambda: self.scheduler.build_connector_meta(output)))
+        self.worker.start_load_kv(stream)
+
+    def request_finished(self, request: Request, blocks: Sequence[int]) -> bool:
+        self.finished_loading.pop(request.request_id, None)
+        self._known.pop(request.request_id, None)
+        saving = bool(self.on_leader(lambda: self.scheduler.request_finished(request, list(blocks))))
+        if saving:
+            self.new_async_requests.saving[request.request_id] = request
+        return saving
+
+    def get_finished(self) -> list[Request]:
+        new, pending, local = self.new_async_requests, self.pending_async_requests, self.local_finished_async_requests
+        saving, loading = self.worker.get_finished(list(new.saving), list(new.loading))
+        for kind in ("saving", "loading"):
+            getattr(pending, kind).update(getattr(new, kind))
+            getattr(new, kind).clear()
+        for ids, kind in ((saving, "saving"), (loading, "loading")):
+            for request_id in ids:
+                getattr(local, kind)[request_id] = getattr(pending, kind).pop(request_id)
+        told = self.ranks.gather((set(local.saving), set(local.loading)))
+        saved = set.intersection(*(one[0] for one in told))
+        loaded = set.intersection(*(one[1] for one in told))
+        for request_id in sorted(loaded):
+            request = local.loading.pop(request_id)
+            if request.state is State.LOADING:
+                request.state = State.CONTEXT
+            self.finished_loading[request_id] = request
+        return [local.saving.pop(request_id) for request_id in sorted(saved)]

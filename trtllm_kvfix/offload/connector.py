@@ -1,0 +1,108 @@
+"""The two classes that upstream's configuration names. They translate upstream's calls and decide nothing."""
+
+import atexit
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trtllm_kvfix import settings as settings_module
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.offload.host_tier import HostTierMaker
+from trtllm_kvfix.offload.link import link_of, unlink
+from trtllm_kvfix.offload.plan import Step
+from trtllm_kvfix.offload.ranks import ranks_here
+from trtllm_kvfix.offload.recompute import follow
+from trtllm_kvfix.offload.scheduler import OffloadScheduler
+from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload.switches import Switches
+from trtllm_kvfix.offload.upstream import bases, connector_module
+from trtllm_kvfix.offload.worker import OffloadWorker
+from trtllm_kvfix.staging.place import current_place
+
+SchedulerBase, WorkerBase = bases()
+
+
+def configured() -> OffloadSettings:
+    return settings_module.load().offload
+
+
+class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
+    def __init__(self, llm_args: Any) -> None:
+        super().__init__(llm_args)
+        settings = configured()
+        file = Path(settings.control_file) if settings.control_file else None
+        tokens_per_block = int(llm_args.kv_cache_config.tokens_per_block)
+        self.side = OffloadScheduler(settings, tokens_per_block, link_of(llm_args), Switches(file))
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        return self.side.get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, block_ids: Sequence[Any]) -> None:
+        self.side.update_state_after_alloc(request, block_ids)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Step:
+        return self.side.build_connector_meta(scheduler_output)
+
+    def request_finished(self, request: Any, cache_block_ids: Sequence[Any]) -> bool:
+        return self.side.request_finished(request, cache_block_ids)
+
+
+class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
+    def __init__(self, llm_args: Any) -> None:
+        super().__init__(llm_args)
+        refuse_second_host_tier(llm_args)
+        settings = configured()
+        self._args = llm_args
+        self.side = OffloadWorker(settings, link_of(llm_args), ranks_here(), HostTierMaker(settings))
+        module = connector_module()
+        if module is not None and hasattr(module, "KvCacheConnectorManager"):
+            follow(module.KvCacheConnectorManager)
+        atexit.register(self.shutdown)
+
+    @property
+    def requests_to_recompute(self) -> dict[int, int]:
+        return self.side.recompute
+
+    def register_kv_caches(self, kv_cache_tensor: Any) -> None:
+        self.side.register(current_place().device, [kv_cache_tensor])
+
+    def bind_connector_meta(self, metadata: Any) -> None:
+        super().bind_connector_meta(metadata)
+        self.side.bind(metadata)
+
+    def start_load_kv(self, stream: Any) -> None:
+        self.side.start(handle_of(stream))
+
+    def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
+        """A request that loads is not scheduled until its load is over."""
+
+    def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
+        """Blocks are stored whole, once all layers have written them."""
+
+    def wait_for_save(self, stream: Any) -> None:
+        """What this step computes is stored with a later one, or when its request finishes."""
+
+    def get_finished(
+        self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
+    ) -> tuple[list[int], list[int]]:
+        return self.side.finished(finished_gen_req_ids, started_loading_req_ids)
+
+    def shutdown(self) -> bool:
+        """Within kvfix.offload.shutdown_timeout_s; whether everything was given back."""
+        atexit.unregister(self.shutdown)
+        unlink(self._args)
+        return self.side.close()
+
+
+def handle_of(stream: Any) -> int:
+    return int(getattr(stream, "cuda_stream", stream))
+
+
+def refuse_second_host_tier(llm_args: Any) -> None:
+    """Upstream's own host tier moves blocks between slots, and connectors are told numbers of blocks."""
+    host_cache_size = getattr(llm_args.kv_cache_config, "host_cache_size", None)
+    if host_cache_size:
+        raise SettingsError(
+            f"kv_cache_config.host_cache_size is {host_cache_size}; with a host tier of upstream's own, a block's "
+            "number does not tell where it lies; set it to 0, this connector is the host tier"
+        )

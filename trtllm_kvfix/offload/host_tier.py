@@ -1,0 +1,87 @@
+"""Makes the host tier of a rank: as large as was asked for, where the GPU is near, or not at all."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.native import Device, DeviceError, HostPool
+from trtllm_kvfix.offload.limits import memory_lock_text, require_room, text_of
+from trtllm_kvfix.offload.ranks import Ranks
+from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.replay.sizes import bytes_text
+
+_log = logging.getLogger("trtllm_kvfix.offload")
+
+
+def require_host_bytes(settings: OffloadSettings) -> int:
+    if settings.host_bytes is None:
+        raise SettingsError(
+            "the offload connector is configured, but kvfix.offload.host_bytes is not set; write the size of each "
+            "rank's host tier, such as 55GiB"
+        )
+    return settings.host_bytes
+
+
+class HostTierMaker:
+    def __init__(self, settings: OffloadSettings, root: Path = Path("/")) -> None:
+        self._settings = settings
+        self._root = root
+        self._wanted = require_host_bytes(settings)
+
+    def __call__(self, device: Device, block_bytes: int, ranks: Ranks) -> HostPool:
+        if self._wanted < block_bytes:
+            raise SettingsError(
+                f"kvfix.offload.host_bytes is {bytes_text(self._wanted)}; a block of this model takes "
+                f"{bytes_text(block_bytes)}"
+            )
+        self._require_room_for_all(ranks)
+        node = self._node(device)
+        try:
+            pool = HostPool(
+                device, host_bytes=self._wanted, block_bytes=block_bytes, numa_node=node,
+                huge_pages=self._settings.huge_pages,
+            )  # fmt: skip
+        except DeviceError as error:
+            raise SettingsError(
+                f"rank {ranks.rank} cannot pin {bytes_text(self._wanted)}: {error}; {memory_lock_text(self._wanted)}"
+            ) from error
+        where = f"NUMA node {node}" if pool.numa_bound else "no NUMA node in particular"
+        _log.info(
+            "rank %d: host tier of %d blocks of %s: %d bytes wanted, %d mapped, %d pinned, %s",
+            ranks.rank, pool.slots, bytes_text(block_bytes), self._wanted, pool.bytes, pool.bytes_pinned, where,
+        )  # fmt: skip
+        counters.offload_pool_bytes.put(pool.bytes)
+        counters.offload_pinned_bytes.put(pool.bytes_pinned)
+        return pool
+
+    def _require_room_for_all(self, ranks: Ranks) -> None:
+        """Every rank looks before any of them maps, so that all see the same machine and none refuses alone."""
+        machines = ranks.gather(text_of(self._root / "proc/sys/kernel/random/boot_id"))
+        error = ""
+        try:
+            require_room(self._wanted, machines.count(machines[ranks.rank]), self._root)
+        except SettingsError as refusal:
+            error = str(refusal)
+        errors = [one for one in ranks.gather(error) if one]
+        if errors:
+            raise SettingsError(errors[0])
+
+    def _node(self, device: Device) -> int | None:
+        if self._settings.numa_node != "auto":
+            return self._settings.numa_node
+        return None if device.simulated else node_of_gpu(self._root)
+
+
+def node_of_gpu(root: Path) -> int | None:
+    """Of torch's current device. None where torch or the machine does not say."""
+    try:
+        import torch  # noqa: PLC0415  only where a GPU is
+
+        properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    except (ImportError, AttributeError, RuntimeError):
+        return None
+    node = text_of(root / "sys/bus/pci/devices" / place / "numa_node").strip()
+    return int(node) if node.isdigit() else None

@@ -1,0 +1,88 @@
+"""Whether the machine can hold the host tier of all its ranks, with the arithmetic when it cannot.
+
+Pages of a host tier cannot be given back under pressure. One that does not fit ends with the kernel killing a process,
+minutes later and without a word; so it is refused at the start.
+"""
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.replay.sizes import bytes_text
+
+UNLIMITED = 1 << 60  # cgroups write very large numbers for no limit
+
+
+class Limit(NamedTuple):
+    name: str
+    total: int
+    used: int
+
+    @property
+    def left(self) -> int:
+        return max(self.total - self.used, 0)
+
+
+def require_room(bytes_per_rank: int, ranks: int, root: Path = Path("/")) -> None:
+    """Raise SettingsError where `ranks` host tiers exceed what is left of any limit of this container or machine."""
+    wanted = bytes_per_rank * ranks
+    for limit in limits(root):
+        if wanted > limit.left:
+            raise SettingsError(
+                f"kvfix.offload.host_bytes: {ranks} ranks x {bytes_text(bytes_per_rank)} = {bytes_text(wanted)}, "
+                f"but {limit.name} leaves {bytes_text(limit.left)} ({bytes_text(limit.total)} - "
+                f"{bytes_text(limit.used)} in use); at most {bytes_text(limit.left // ranks)} for each rank"
+            )
+
+
+def limits(root: Path) -> Iterator[Limit]:
+    yield from cgroup_limits(root)
+    meminfo = {
+        name: int(rest.split()[0]) * 1024
+        for name, _, rest in (line.partition(":") for line in text_of(root / "proc/meminfo").splitlines())
+        if rest.strip()
+    }
+    if "MemTotal" in meminfo and "MemAvailable" in meminfo:
+        yield Limit("memory of this machine", meminfo["MemTotal"], meminfo["MemTotal"] - meminfo["MemAvailable"])
+
+
+def cgroup_limits(root: Path) -> Iterator[Limit]:
+    """Of this process's group and of all groups around it, in version 2; of what the container sees in version 1."""
+    group = next((line[3:] for line in text_of(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), "/")
+    mount = root / "sys/fs/cgroup"
+    place = mount / group.strip("/")
+    while place != mount.parent:
+        yield from limit_of(place, "memory.max", "memory.current", "inactive_file")
+        place = place.parent
+    yield from limit_of(mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def limit_of(place: Path, total_name: str, used_name: str, reclaimable: str) -> Iterator[Limit]:
+    total, used = number_of(place / total_name), number_of(place / used_name)
+    if total is None or used is None or total >= UNLIMITED:
+        return
+    # What the group holds of files that nobody reads now is given back before anybody is killed.
+    stats = dict(line.split()[:2] for line in text_of(place / "memory.stat").splitlines() if line.strip())
+    yield Limit(f"{place / total_name}", total, max(used - int(stats.get(reclaimable, 0)), 0))
+
+
+def memory_lock_text(bytes_per_rank: int) -> str:
+    """For the error of a driver that refuses to pin: most drivers do not count pinned memory against this limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return "the limit on locked memory (ulimit -l) is unlimited"
+    return f"the limit on locked memory (ulimit -l) is {bytes_text(soft)}, wanted are {bytes_text(bytes_per_rank)}"
+
+
+def number_of(file: Path) -> int | None:
+    text = text_of(file).strip()
+    return int(text) if text.isdigit() else None
+
+
+def text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return ""

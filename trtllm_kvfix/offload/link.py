@@ -1,0 +1,36 @@
+"""What the two sides of the connector in one process tell each other. Upstream makes them from the same arguments
+object, in two threads, and gives the scheduler side no word from the worker's."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from trtllm_kvfix.offload.plan import Ended, Late
+
+
+class Link:
+    """Each attribute has one writer; both sides are called by the executor's thread."""
+
+    def __init__(self) -> None:
+        self.slots: int | None = None  # of the host pool, the same on every rank; set once it is known
+        self.ended: deque[Ended] = deque()  # worker -> scheduler: jobs that all ranks have ended
+        self.plan_late: Callable[[], Late] = Late  # asks the scheduler side of this process, if it has one
+
+    def take_ended(self) -> list[Ended]:
+        return [self.ended.popleft() for _ in range(len(self.ended))]
+
+
+_links: dict[int, tuple[Any, Link]] = {}  # by identity of the arguments, which are kept so that it stays theirs
+_lock = threading.Lock()
+
+
+def link_of(llm_args: Any) -> Link:
+    with _lock:
+        _, link = _links.setdefault(id(llm_args), (llm_args, Link()))
+        return link
+
+
+def unlink(llm_args: Any) -> None:
+    with _lock:
+        _links.pop(id(llm_args), None)

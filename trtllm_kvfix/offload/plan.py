@@ -1,0 +1,50 @@
+"""What the scheduler side tells the worker sides: plain values, the same on every rank, that travel by broadcast."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class StoreJob(NamedTuple):
+    """Blocks of the device that are saved. They belong to the job until it has ended on every rank."""
+
+    job: int
+    request_id: int
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+class LoadJob(NamedTuple):
+    """Blocks of a request that are filled while it waits."""
+
+    job: int
+    request_id: int
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+    position: int  # tokens that had been there before: where computing begins if the load fails
+
+
+@dataclass(frozen=True)
+class Step:
+    """The transfers of one iteration. `fences` are jobs that end before anything else of the iteration begins."""
+
+    stores: tuple[StoreJob, ...] = ()
+    loads: tuple[LoadJob, ...] = ()
+    fences: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.stores or self.loads or self.fences)
+
+
+class Ended(NamedTuple):
+    """A job that has ended, on one rank or, once agreed, on all of them."""
+
+    job: int
+    error: str  # empty: every byte is where it should be
+    bad_slots: tuple[int, ...] = ()  # of the host pool, where a load found something else than had been stored
+
+
+class Late(NamedTuple):
+    """What is told for requests that have finished, outside of any iteration: there may be no other."""
+
+    step: Step = Step()
+    closed: tuple[int, ...] = ()  # requests for which nothing more will be told

@@ -1,0 +1,54 @@
+"""What happens to a request whose load failed: it computes those tokens instead.
+
+Upstream knows only loads that succeed: when one is over, its request goes on behind the tokens that it was promised. So
+where upstream lets such a request go on, on every rank, its position is put back to where it had been before.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.metrics import counters
+
+MARK = "__kvfix_recompute__"
+PLACES = ("new_async_requests", "pending_async_requests", "local_finished_async_requests")
+
+
+class LoadFailed(KvfixError):
+    """A load failed, and this version of upstream offers no way to compute its tokens instead."""
+
+
+def follow(manager_class: type[Any]) -> None:
+    """Have this class of connector managers ask its worker; once, however often this is called."""
+    original: Callable[[Any], Any] = manager_class.get_finished
+    if getattr(original, MARK, False):
+        return
+
+    @wraps(original)
+    def get_finished(self: Any) -> Any:
+        recompute: dict[int, int] | None = getattr(self.worker, "requests_to_recompute", None)
+        if recompute is None:
+            return original(self)
+        loading = {request_id: one for place in PLACES for request_id, one in loading_in(self, place)}
+        finished = original(self)
+        for request_id in list(recompute):
+            put_back(loading.get(request_id), request_id, recompute.pop(request_id))
+        return finished
+
+    setattr(get_finished, MARK, True)
+    manager_class.get_finished = get_finished
+
+
+def loading_in(manager: Any, place: str) -> list[tuple[int, Any]]:
+    return list(getattr(getattr(manager, place, None), "loading", {}).items())
+
+
+def put_back(request: Any, request_id: int, position: int) -> None:
+    if request is None or not hasattr(request, "context_current_position"):
+        raise LoadFailed(
+            f"the load of request {request_id} failed, and its tokens from {position} on cannot be computed instead: "
+            "upstream's connector manager keeps its requests where this version of trtllm-kvfix does not find them"
+        )
+    request.context_current_position = position
+    counters.offload_recomputed_requests.add()

@@ -1,0 +1,66 @@
+"""What the scheduler side knows of the live requests: their tokens, their blocks, and what is under way for each."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from trtllm_kvfix.offload.host_index import Pins, Tokens
+from trtllm_kvfix.offload.identity import Identity
+
+
+@dataclass
+class PendingLoad:
+    """Blocks `first` and on of a prompt, pinned in the host tier until they have been loaded, or nobody wants them."""
+
+    pins: Pins
+    first: int
+    position: int  # tokens that the device had
+    tokens: int  # that the load adds
+    job: int | None = None  # once the destinations are known
+
+
+@dataclass
+class LiveRequest:
+    request_id: int
+    identity: Identity
+    tokens: list[int]
+    blocks: list[int] = field(default_factory=list)  # of the device, in order of position
+    # Of a request that comes back after preemption upstream tells what it adds to blocks that are gone. Its list is
+    # taken again when it ends; until then nothing is appended to this one.
+    frozen: bool = False
+    priorities: list[int] = field(default_factory=list)
+    computed: int = 0  # tokens whose kernels have been given to the device
+    covered: int = 0  # blocks that are here, on their way, or not worth storing
+    jobs: set[int] = field(default_factory=set)  # stores that have not ended
+    load: PendingLoad | None = None
+
+    def extend(self, tokens: Iterable[int], blocks: Iterable[int]) -> None:
+        if not self.frozen:
+            self.tokens.extend(tokens)
+            self.blocks.extend(blocks)
+
+    def whole_blocks(self, tokens_per_block: int) -> int:
+        """Blocks whose every token is known and computed."""
+        return min(min(self.computed, len(self.tokens)) // tokens_per_block, len(self.blocks))
+
+    def prefix(self, blocks: int, tokens_per_block: int) -> Tokens:
+        return np.array(self.tokens[: blocks * tokens_per_block], np.int32)
+
+
+def flat(block_ids: Sequence[Any]) -> list[int]:
+    """Block ids come as a list, or as one list for each beam; this connector keeps requests of one beam."""
+    if block_ids and isinstance(block_ids[0], list | tuple):
+        return [int(block) for block in chain.from_iterable(block_ids)]
+    return [int(block) for block in block_ids]
+
+
+def tokens_computed(request: Any, live: LiveRequest) -> int:
+    """Of a request that ends: in its prompt it says how far it came, after that it is all but the last token."""
+    position = getattr(request, "context_current_position", None)
+    prompt = getattr(request, "prompt_len", None)
+    if position is None or prompt is None:
+        return live.computed
+    return position if position < prompt else len(live.tokens) - 1

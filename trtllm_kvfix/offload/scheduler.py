@@ -1,0 +1,248 @@
+"""The scheduler side: which blocks go to the host tier and which come back, decided once for all ranks.
+
+A block is stored once the kernels of its last token have been given to the device, as the report of the following
+iteration tells. So a step that was scheduled and then not run has promised nothing.
+"""
+
+import logging
+from collections.abc import Sequence
+from itertools import count, takewhile
+from typing import Any
+
+import numpy as np
+
+from trtllm_kvfix.offload.host_index import HostIndex
+from trtllm_kvfix.offload.identity import identity_of, tokens_of
+from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.plan import Ended, Late, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, flat, tokens_computed
+from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload.switches import Switches
+from trtllm_kvfix.offload.tally import Tally
+
+_log = logging.getLogger("trtllm_kvfix.offload")
+PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
+
+
+class OffloadScheduler:
+    """Called by the executor's thread alone. Jobs and requests are known by their numbers."""
+
+    def __init__(self, settings: OffloadSettings, tokens_per_block: int, link: Link, switches: Switches) -> None:
+        self._settings = settings
+        self._tokens_per_block = tokens_per_block
+        self._link = link
+        self._switches = switches
+        self.tally = Tally(settings.log_every_requests)
+        self._index: HostIndex | None = None
+        self._numbers = count(1)
+        self._live: dict[int, LiveRequest] = {}
+        self._finishing: dict[int, LiveRequest] = {}  # keep their blocks until what they still lack here is on its way
+        link.plan_late = self.plan_late
+        self._stores: dict[int, StoreJob] = {}  # not ended on all ranks
+        self._loads: dict[int, tuple[LoadJob, PendingLoad]] = {}
+        self._sources: dict[int, set[int]] = {}  # block of the device -> the jobs that use it
+        self._next_stores: list[StoreJob] = []
+        self._next_loads: list[LoadJob] = []
+        self._fences: set[int] = set()
+
+    @property
+    def index(self) -> HostIndex | None:
+        """Made once the worker side knows how many blocks fit."""
+        if self._index is None and self._link.slots is not None:
+            self._index = HostIndex(self._link.slots, self._tokens_per_block)
+        return self._index
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        """Pin what the host tier adds to what the device has. The request is loading, or it is not, from here on."""
+        self._take_ended()
+        before = self._live.get(request.request_id)
+        identity = identity_of(request)
+        if before is not None:
+            self._release_load(before)
+        if identity is None:
+            self._live.pop(request.request_id, None)
+            self.tally.opaque(request.request_id)
+            return 0, False
+        live = LiveRequest(request.request_id, identity, tokens_of(request), frozen=before is not None)
+        if before is not None:
+            live.jobs = before.jobs
+        self._live[live.request_id] = live
+        live.load = self._find_load(live, num_computed_tokens)
+        tokens = live.load.tokens if live.load else 0
+        self.tally.looked_up(len(live.tokens), num_computed_tokens, tokens)
+        return tokens, live.load is not None
+
+    def update_state_after_alloc(self, request: Any, block_ids: Sequence[Any]) -> None:
+        live = self._live.get(request.request_id)
+        if live is None:
+            self._fence(flat(block_ids))
+            return
+        live.blocks = flat(block_ids)
+        load = live.load
+        if load is None:
+            return
+        if load.job is not None:
+            return
+        load.job = next(self._numbers)
+        destinations = tuple(live.blocks[load.first : load.first + len(load.pins.slots)])
+        self._fence(destinations)
+        job = LoadJob(load.job, live.request_id, destinations, load.pins.slots, load.position)
+        self._loads[job.job] = job, load
+        self._use(job.job, job.blocks)
+        self._next_loads.append(job)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Step:
+        self._take_ended()
+        if self._switches.read() and self._index is not None:
+            self._index.drop()
+        if scheduler_output is not None:
+            for data in scheduler_output.new_requests:
+                self._report(data, is_new=True)
+            for data in scheduler_output.cached_requests:
+                self._report(data, is_new=False)
+        return self._take_step()
+
+    def request_finished(self, request: Any, cache_block_ids: Sequence[Any]) -> bool:
+        """True: blocks of the request are in use by a transfer until the worker side says otherwise."""
+        self._take_ended()
+        live = self._live.pop(request.request_id, None)
+        if live is None:
+            return False
+        self.tally.finished(self._index)
+        if live.load is not None and live.load.job is not None:
+            live.covered = len(live.blocks)  # what is being loaded is here
+        else:
+            self._release_load(live)
+            live.blocks, live.tokens, live.frozen = flat(cache_block_ids), tokens_of(request), False
+            live.computed = tokens_computed(request, live)
+            if self._plan_store(live) and not live.jobs:
+                return False
+        self._finishing[live.request_id] = live
+        return True
+
+    def plan_late(self) -> Late:
+        """Asked in every iteration in which a finished request keeps its blocks."""
+        self._take_ended()
+        closed = tuple(request_id for request_id, live in self._finishing.items() if self._plan_store(live))
+        for request_id in closed:
+            del self._finishing[request_id]
+        return Late(self._take_step(), closed)
+
+    def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
+        index = self.index
+        if index is None or not self._switches.load:
+            return None
+        tokens = np.array(live.tokens, np.int32)
+        held = index.blocks_held(live.identity, tokens)
+        first = num_computed_tokens // self._tokens_per_block
+        if held - first < self._settings.min_reuse_blocks or held * self._tokens_per_block <= num_computed_tokens:
+            return None
+        pins = index.pin(live.identity, tokens, first, held)
+        gained = (first + len(pins.slots)) * self._tokens_per_block - num_computed_tokens
+        if len(pins.slots) < self._settings.min_reuse_blocks or gained <= 0:
+            index.unpin(pins)
+            return None
+        return PendingLoad(pins, first, num_computed_tokens, gained)
+
+    def _report(self, data: Any, *, is_new: bool) -> None:
+        live = self._live.get(data.request_id)
+        blocks = flat(data.new_block_ids)
+        if live is None:
+            self._fence(blocks)
+            return
+        if is_new and not live.frozen:
+            live.tokens, live.blocks = list(data.new_tokens), blocks
+        elif not is_new:
+            live.extend(data.new_tokens, blocks)
+        # What lies before this step's position is only read.
+        self._fence(live.blocks[data.computed_position // self._tokens_per_block :] if is_new else blocks)
+        live.priorities = list(getattr(data, "priorities", None) or live.priorities)
+        live.computed = data.computed_position
+        self._plan_store(live)
+
+    def _plan_store(self, live: LiveRequest) -> bool:
+        """Give what the host tier lacks of the request to a job. False: later, another job sends the same blocks."""
+        index = self.index
+        whole = live.whole_blocks(self._tokens_per_block)
+        if index is None or not self._switches.store or whole <= live.covered:
+            return True
+        priorities = [*live.priorities[:whole], *[PRIORITY_DEFAULT] * (whole - len(live.priorities))]
+        worth = sum(1 for _ in takewhile(lambda one: one >= self._settings.offload_priority_min, priorities))
+        if worth <= live.covered:
+            live.covered = whole
+            return True
+        tokens = live.prefix(worth, self._tokens_per_block)
+        held, on_its_way = index.missing(live.identity, tokens)
+        if on_its_way:
+            return False
+        live.covered = whole
+        if held < worth:
+            self._store(index, live, worth, held, priorities if live.priorities else [])
+        return True
+
+    def _store(self, index: HostIndex, live: LiveRequest, worth: int, held: int, priorities: list[int]) -> None:
+        job = next(self._numbers)
+        tokens = live.prefix(worth, self._tokens_per_block)
+        claim = index.begin_store(job, live.identity, tokens, priorities[:worth])
+        if claim is None:
+            self.tally.dropped(worth - held)
+            return
+        store = StoreJob(job, live.request_id, tuple(live.blocks[claim.first : worth]), claim.slots)
+        self._stores[job] = store
+        self._use(job, store.blocks)
+        live.jobs.add(job)
+        self._next_stores.append(store)
+
+    def _take_step(self) -> Step:
+        step = Step(tuple(self._next_stores), tuple(self._next_loads), tuple(sorted(self._fences)))
+        self._next_stores, self._next_loads, self._fences = [], [], set()
+        return step
+
+    def _use(self, job: int, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._sources.setdefault(block, set()).add(job)
+
+    def _fence(self, blocks: Sequence[int]) -> None:
+        """Blocks that are about to be written, some of which upstream may have taken back from under a transfer."""
+        for block in blocks:
+            self._fences.update(self._sources.get(block, ()))
+
+    def _release_load(self, live: LiveRequest) -> None:
+        load, live.load = live.load, None
+        if load is not None and load.job is None and self._index is not None:
+            self._index.unpin(load.pins)
+
+    def _take_ended(self) -> None:
+        for ended in self._link.take_ended():
+            if ended.job in self._stores:
+                self._end_store(ended.job, ended.error)
+            else:
+                self._end_load(ended)
+
+    def _end_store(self, job: int, error: str) -> None:
+        store = self._stores.pop(job)
+        self._let_go(job, store.blocks)
+        assert self._index is not None
+        self._index.end_store(job, arrived=not error)
+        self.tally.stored(len(store.blocks), error)
+        for live in (self._live.get(store.request_id), self._finishing.get(store.request_id)):
+            if live is not None:
+                live.jobs.discard(job)
+
+    def _end_load(self, ended: Ended) -> None:
+        load_job, load = self._loads.pop(ended.job)
+        self._let_go(ended.job, load_job.blocks)
+        assert self._index is not None
+        self._index.condemn(load.pins, ended.bad_slots)
+        self._index.unpin(load.pins)
+        self.tally.loaded(len(load_job.blocks), ended.error, len(ended.bad_slots))
+        live = self._live.get(load_job.request_id)
+        if live is not None and live.load is load:
+            live.load = None
+
+    def _let_go(self, job: int, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            jobs = self._sources[block]
+            jobs.discard(job)
+            if not jobs:
+                del self._sources[block]

@@ -1,0 +1,56 @@
+"""The section `offload:` of `kvfix:`. Knows nothing of the connector, so that reading settings loads nothing else."""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+
+from trtllm_kvfix.replay.sizes import parse_size
+
+
+def _bytes(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("write bytes with a unit such as 55GiB")
+    size = parse_size(value)
+    count = int(size.number * (size.unit_bytes or 1))
+    if count < 1:
+        raise ValueError("the host tier needs at least one block; leave the connector out for none")
+    return count
+
+
+def _node(value: Any) -> int | Literal["auto"] | None:
+    if value in ("auto", None) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value  # type: ignore[no-any-return]
+    raise ValueError("write `auto`, a NUMA node's number, or null for none")
+
+
+def _choice(value: Any) -> Any:
+    """YAML reads a bare `off` as false."""
+    choice = "off" if value is False else value
+    if choice not in ("off", "sample", "all"):
+        raise ValueError("write off, sample or all")
+    return choice
+
+
+Bytes: TypeAlias = Annotated[int | None, PlainValidator(_bytes)]
+Node: TypeAlias = Annotated[int | Literal["auto"] | None, PlainValidator(_node)]
+Verify: TypeAlias = Annotated[Literal["off", "sample", "all"], PlainValidator(_choice)]
+
+
+class OffloadSettings(BaseModel):
+    """The host tier of each rank, and what is worth moving to it and back."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    host_bytes: Bytes = None  # of each rank; rounded down to whole blocks, and to nothing else
+    min_reuse_blocks: int = Field(default=1, ge=1)  # a prefix of fewer blocks is computed rather than loaded
+    offload_priority_min: int = Field(default=30, ge=0, le=100)  # blocks of a lower retention priority are not stored
+    verify: Verify = "off"  # whether what is loaded is compared with what was stored
+    numa_node: Node = "auto"  # where the host tier lies: that of the GPU, where the machine says so
+    huge_pages: bool = True
+    queue_max: int = Field(default=256, ge=1)  # transfers of one direction that wait for the copy thread
+    in_flight_max: int = Field(default=32, ge=1)  # and that the device has
+    shutdown_timeout_s: float = Field(default=10, gt=0)
+    log_every_requests: int = Field(default=100, ge=0)  # 0: no line
+    control_file: str | None = None  # read while serving; see docs/offload.md

@@ -1,0 +1,79 @@
+"""Numbers that say whether the host tier helps: counted for the metrics, and told in the log every so many requests."""
+
+import logging
+
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.offload.host_index import HostIndex
+
+_log = logging.getLogger("trtllm_kvfix.offload")
+OPAQUE_TOLD_MAX = 3
+
+
+class Tally:
+    """The scheduler's thread counts; whoever asks reads `counters`."""
+
+    def __init__(self, log_every_requests: int) -> None:
+        self._log_every_requests = log_every_requests
+        self._finished = 0
+        self._opaque = 0
+        self._prompt = self._device = self._host = 0  # tokens, since the last line
+        self._stored = self._loaded = self._errors = 0  # blocks, transfers
+
+    def looked_up(self, prompt: int, device: int, host: int) -> None:
+        self._prompt += prompt
+        self._device += device
+        self._host += host
+        counters.offload_prompt_tokens.add(prompt)
+        counters.offload_device_hit_tokens.add(device)
+        counters.offload_host_hit_tokens.add(host)
+        counters.offload_host_hits.add(1 if host else 0)
+
+    def opaque(self, request_id: int) -> None:
+        self._opaque += 1
+        counters.offload_requests_skipped.add()
+        if self._opaque <= OPAQUE_TOLD_MAX:
+            _log.warning("request %d is left alone: what its blocks hold cannot be told from its tokens", request_id)
+
+    def stored(self, blocks: int, error: str) -> None:
+        if error:
+            self._failed("store", blocks, error)
+            return
+        self._stored += blocks
+        counters.offload_stored_blocks.add(blocks)
+
+    def loaded(self, blocks: int, error: str, blocks_bad: int) -> None:
+        counters.offload_bad_blocks.add(blocks_bad)
+        if error:
+            self._failed("load", blocks, error)
+            return
+        self._loaded += blocks
+        counters.offload_loaded_blocks.add(blocks)
+
+    def dropped(self, blocks: int) -> None:
+        counters.offload_dropped_blocks.add(blocks)
+
+    def finished(self, index: HostIndex | None) -> None:
+        self._finished += 1
+        if index is not None:
+            stats = index.stats()
+            counters.offload_pool_blocks.put(stats.blocks)
+            counters.offload_pool_free_blocks.put(stats.free)
+            counters.offload_pool_busy_blocks.put(stats.owned)
+            counters.offload_evicted_blocks.put(index.blocks_dropped())
+        if self._log_every_requests and self._finished % self._log_every_requests == 0:
+            self._tell(index)
+
+    def _failed(self, what: str, blocks: int, error: str) -> None:
+        self._errors += 1
+        counters.offload_errors.add()
+        _log.error("a %s of %d blocks failed: %s", what, blocks, error)
+
+    def _tell(self, index: HostIndex | None) -> None:
+        shares = [100 * part / max(self._prompt, 1) for part in (self._device, self._host)]
+        free = f"{index.stats().free} of {index.slots} host blocks free" if index is not None else "no host tier yet"
+        _log.info(
+            "%d requests: of their prompts %.1f%% were on the device, %.1f%% came from the host tier; "
+            "%d blocks stored, %d loaded, %d transfers failed; %s",
+            self._log_every_requests, *shares, self._stored, self._loaded, self._errors, free,
+        )  # fmt: skip
+        self._prompt = self._device = self._host = self._stored = self._loaded = self._errors = 0

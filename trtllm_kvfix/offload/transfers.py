@@ -1,0 +1,129 @@
+"""The transfers of one rank: its host pool, and a lane for each direction. Jobs are known by their numbers."""
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import NamedTuple
+
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.native import Device, HostPool, Mark, Marks, TransferLane
+from trtllm_kvfix.offload.digests import Digests
+from trtllm_kvfix.offload.layout import Layout
+from trtllm_kvfix.offload.plan import Ended, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.settings import OffloadSettings
+
+FENCE_S_MAX = 30.0  # a transfer that is not over by then never will be
+
+
+class StuckTransfer(KvfixError):
+    """The device does not end a transfer whose blocks upstream has given away."""
+
+
+class _Running(NamedTuple):
+    job: StoreJob | LoadJob
+    lane: TransferLane
+    number: int
+
+
+class Transfers:
+    def __init__(self, device: Device, layout: Layout, pool: HostPool, settings: OffloadSettings) -> None:
+        self._layout = layout
+        self._pool = pool
+        self._settings = settings
+        # A mark is held by transfers that wait in a queue, and by the step that is being given out.
+        self._marks = Marks(device, marks_max=2 * settings.queue_max + 4)
+        # A store may not read its blocks before its turn: compute has been given them, but has not written them yet.
+        # Host blocks were complete before anybody could find them, so a load may read them at any time.
+        self._stores = self._lane(device, "stream")
+        self._loads = self._lane(device, "any")
+        self._running: dict[tuple[str, int], _Running] = {}
+        self._refused: list[Ended] = []
+        self._digests = Digests(pool, settings.verify)
+
+    def mark(self, stream: int) -> Mark:
+        return self._marks.set(stream)
+
+    def begin(self, step: Step, mark: Mark) -> None:
+        """Give out the transfers of a step, all behind the same point of the stream that computes."""
+        for job in step.fences:
+            self._wait_for(job)
+        for load in step.loads:
+            self._enqueue(load, "load", self._loads, mark)
+        for store in step.stores:
+            self._enqueue(store, "store", self._stores, mark)
+
+    def take_ended(self) -> list[Ended]:
+        ended, self._refused = self._refused, []
+        for direction, lane in (("store", self._stores), ("load", self._loads)):
+            for one in lane.take_ended():
+                job = self._running.pop((direction, one.number)).job
+                if one.error:
+                    ended.append(Ended(job.job, one.error))
+                    continue
+                BYTES[direction].add(one.bytes)
+                SECONDS[direction].add(one.seconds)
+                ended.append(self._checked(job))
+        self._show()
+        return ended
+
+    def close(self) -> bool:
+        """End everything within the bound of the settings. False: the device kept something, and with it the pool."""
+        until = monotonic() + self._settings.shutdown_timeout_s
+        lanes = [lane.close(max(until - monotonic(), 0.001)) for lane in (self._stores, self._loads)]
+        if not all(lanes):
+            self._pool.abandon()
+            return False
+        self._pool.close()
+        counters.offload_pinned_bytes.put(self._pool.bytes_pinned)
+        return self._pool.bytes_pinned == 0
+
+    @property
+    def broken(self) -> str:
+        """Why a direction is out of order; empty while both work."""
+        return next((s.first_error for s in (self._stores.stats(), self._loads.stats()) if s.broken), "")
+
+    def _lane(self, device: Device, order: str) -> TransferLane:
+        return TransferLane(
+            device, order=order, queue_max=self._settings.queue_max, in_flight_max=self._settings.in_flight_max
+        )
+
+    def _enqueue(self, job: StoreJob | LoadJob, direction: str, lane: TransferLane, mark: Mark) -> None:
+        device = self._layout.device_addresses(job.blocks)
+        host = self._layout.host_addresses(job.slots, self._pool.address, self._pool.slots)
+        dst, src = (host, device) if direction == "store" else (device, host)
+        number = lane.enqueue(dst, src, self._layout.sizes(len(job.blocks)), after=mark)
+        if number is None:
+            stats = lane.stats()
+            why = stats.first_error if stats.broken else f"{stats.queued} transfers wait already"
+            self._refused.append(Ended(job.job, f"not begun: {why}"))
+            return
+        self._running[direction, number] = _Running(job, lane, number)
+
+    def _wait_for(self, job: int) -> None:
+        """Upstream has given blocks of a running job to somebody else: nothing may write them before it is over."""
+        for running in [one for one in self._running.values() if one.job.job == job]:
+            counters.offload_early_reuse_waits.add()
+            if not running.lane.wait(running.number, FENCE_S_MAX):
+                raise StuckTransfer(
+                    f"transfer of {len(running.job.blocks)} blocks of request {running.job.request_id} is not over "
+                    f"after {FENCE_S_MAX:g} s, and other requests own its blocks; is the device hung?"
+                )
+
+    def _checked(self, job: StoreJob | LoadJob) -> Ended:
+        if isinstance(job, StoreJob):
+            self._digests.note(job.slots)
+            return Ended(job.job, "")
+        bad = self._digests.differing(job.slots)
+        error = f"host slots {list(bad)} do not hold what was stored there" if bad else ""
+        return Ended(job.job, error, bad)
+
+    def _show(self) -> None:
+        stats: Sequence[tuple[int, int]] = [
+            (s.queued, s.in_flight) for s in (self._stores.stats(), self._loads.stats())
+        ]
+        counters.offload_queued.put(sum(queued for queued, _ in stats))
+        counters.offload_in_flight.put(sum(in_flight for _, in_flight in stats))
+
+
+BYTES = {"store": counters.offload_stored_bytes, "load": counters.offload_loaded_bytes}
+SECONDS = {"store": counters.offload_store_seconds, "load": counters.offload_load_seconds}

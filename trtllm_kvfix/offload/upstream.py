@@ -1,0 +1,50 @@
+"""TensorRT-LLM's connector classes, wherever this version keeps them; without it plain objects take their place."""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+PLACES = (
+    "tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector",
+    "tensorrt_llm._torch.pyexecutor.kv_cache_connector",
+)
+
+
+class PlainScheduler:
+    """What of upstream's scheduler base the connector uses."""
+
+    def __init__(self, llm_args: Any) -> None:
+        self._llm_args = llm_args
+
+
+class PlainWorker:
+    """What of upstream's worker base the connector uses."""
+
+    def __init__(self, llm_args: Any) -> None:
+        self._llm_args = llm_args
+        self._metadata: Any = None
+
+    def bind_connector_meta(self, metadata: Any) -> None:
+        self._metadata = metadata
+
+
+def connector_module() -> ModuleType | None:
+    """Only where TensorRT-LLM has been imported already: it is upstream that loads connectors."""
+    if "tensorrt_llm" not in sys.modules:
+        return None
+    for place in PLACES:
+        try:
+            return import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not place.startswith(error.name):
+                raise
+    return None
+
+
+def bases() -> tuple[type[Any], type[Any]]:
+    """Of the scheduler side and of the worker side."""
+    module = connector_module()
+    if module is None:
+        return PlainScheduler, PlainWorker
+    return module.KvCacheConnectorScheduler, module.KvCacheConnectorWorker

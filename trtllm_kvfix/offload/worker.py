@@ -1,0 +1,141 @@
+"""The worker side of one rank: gives transfers out behind the stream that computes, and agrees with the other ranks on
+which of them are over."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.native import Device, HostPool
+from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of
+from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.plan import Ended, LoadJob, Step
+from trtllm_kvfix.offload.ranks import Ranks
+from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload.transfers import Transfers
+
+MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block, ranks
+
+
+class OffloadWorker:
+    """Called by the executor's thread alone."""
+
+    def __init__(self, settings: OffloadSettings, link: Link, ranks: Ranks, make_pool: MakePool) -> None:
+        self._settings = settings
+        self._link = link
+        self._ranks = ranks
+        self._make_pool = make_pool
+        self._layout: Layout | None = None
+        self._transfers: Transfers | None = None
+        self._stream: int | None = None
+        self._steps: list[Step] = []  # told, not begun
+        self._owner: dict[int, int] = {}  # jobs that not all ranks have ended -> their requests
+        self._loads: dict[int, LoadJob] = {}  # those of them that load, by request
+        self._here: list[Ended] = []  # ended on this rank, not told to the others
+        self._reports: dict[int, list[Ended]] = {}  # told by some ranks, not by all
+        self._saving: set[int] = set()  # requests that have finished and keep their blocks
+        self._closed: set[int] = set()  # those of them for which everything has been told
+        self._loading: set[int] = set()  # requests that wait for a load
+        self._told: set[int] = set()  # those of them whose load has been told
+        self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
+
+    def register(self, device: Device, tensors: Iterable[Any]) -> None:
+        """Build the host tier for these pools, or find that it was built for the like."""
+        layout = Layout([pool_of(tensor) for tensor in tensors])
+        self._require_agreement(layout)
+        if self._transfers is None:
+            pool = self._make_pool(device, layout.block_bytes, self._ranks)
+            self._transfers = Transfers(device, layout, pool, self._settings)
+            self._link.slots = min(self._ranks.gather(pool.slots))
+        elif self._layout is None or layout.pools != self._layout.pools:
+            raise LayoutMismatch(
+                f"the host tier was built for {self._layout and self._layout.pools}, now {layout.pools}"
+            )
+        self._layout = layout
+
+    def bind(self, step: Step | None) -> None:
+        """A step may be told and followed by another before it can begin; none is lost."""
+        if not step:
+            return
+        self._steps.append(step)
+        for store in step.stores:
+            self._owner[store.job] = store.request_id
+        for load in step.loads:
+            self._owner[load.job] = load.request_id
+            self._loads[load.request_id] = load
+            self._told.add(load.request_id)
+
+    def start(self, stream: int) -> None:
+        """Everything that `stream` has been given so far comes before the transfers of the steps that were told."""
+        self._stream = stream
+        self._begin()
+
+    def finished(
+        self, finished_request_ids: Iterable[int], loading_request_ids: Iterable[int]
+    ) -> tuple[list[int], list[int]]:
+        """Requests whose blocks nothing uses any more, and those whose load is over, on all ranks."""
+        self._saving.update(finished_request_ids)
+        self._loading.update(loading_request_ids)
+        if self._saving - self._closed:
+            self._take_late()
+        self._begin()
+        if self._transfers is not None:
+            self._here.extend(self._transfers.take_ended())
+        if self._owner:
+            told, self._here = self._here, []
+            for report in self._ranks.gather(told):
+                for ended in report:
+                    self._reports.setdefault(ended.job, []).append(ended)
+            self._agree()
+        return self._take_saved(), self._take_loaded()
+
+    def close(self) -> bool:
+        """False: the device kept something, and with it the memory."""
+        transfers, self._transfers = self._transfers, None
+        return transfers is None or transfers.close()
+
+    def _require_agreement(self, layout: Layout) -> None:
+        kinds = self._ranks.gather((layout.kind, layout.block_bytes))
+        if len(set(kinds)) != 1:
+            raise LayoutMismatch(f"ranks have blocks of different kinds: {dict(enumerate(kinds))}")
+
+    def _take_late(self) -> None:
+        late = self._ranks.gather(self._link.plan_late())[0]  # the scheduler side is on rank 0
+        self.bind(late.step)
+        self._closed.update(late.closed)
+
+    def _begin(self) -> None:
+        if not self._steps or self._stream is None:
+            return
+        if self._transfers is None:
+            raise KvfixError("transfers were planned before the pools of the device were registered")
+        steps, self._steps = self._steps, []
+        mark = self._transfers.mark(self._stream)
+        for step in steps:
+            self._transfers.begin(step, mark)
+
+    def _agree(self) -> None:
+        for job, reports in [item for item in self._reports.items() if len(item[1]) == self._ranks.size]:
+            del self._reports[job]
+            request_id = self._owner.pop(job)
+            error = next((one.error for one in reports if one.error), "")
+            bad = tuple(sorted({slot for one in reports for slot in one.bad_slots}))
+            load = self._loads.get(request_id)
+            if load is not None and load.job == job:
+                del self._loads[request_id]
+                if error:
+                    self.recompute[request_id] = load.position
+            if self._ranks.rank == 0:
+                self._link.ended.append(Ended(job, error, bad))
+
+    def _take_saved(self) -> list[int]:
+        saved = (self._saving & self._closed).difference(self._owner.values())
+        self._saving -= saved
+        self._closed -= saved
+        return sorted(saved)
+
+    def _take_loaded(self) -> list[int]:
+        # A request whose load was never told waits: what its blocks hold is nobody's.
+        loaded = (self._loading & self._told) - self._loads.keys()
+        self._loading -= loaded
+        self._told -= loaded
+        return sorted(loaded)
