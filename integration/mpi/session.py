@@ -23,9 +23,9 @@ from mpi4py.futures import MPICommExecutor, MPIPoolExecutor
 from tensorrt_llm import _utils
 
 class MpiPoolSession:
-    def __init__(self, n_workers):
+    def __init__(self, n_workers, forwarding=True):
         self.n_workers = n_workers
-        env = {name: value for name, value in os.environ.items() if name.startswith(("TRTLLM", "TLLM"))}
+        env = {name: value for name, value in os.environ.items() if name.startswith(("TRTLLM", "TLLM")) and forwarding}
         self.mpi_pool = MPIPoolExecutor(max_workers=n_workers, path=sys.path, env=env)
 
     def submit_sync(self, task):
@@ -92,7 +92,7 @@ if __name__ == "__main__":
             trtllm_kvfix.enable(fixes={"nixl-listener": "off"})
         from tensorrt_llm.llmapi.mpi_session import MpiPoolSession
 
-        session = MpiPoolSession(int(sys.argv[1]))
+        session = MpiPoolSession(int(sys.argv[1]), forwarding="bare" not in sys.argv)
         results = session.submit_sync(task)
         session.shutdown()
     if results is not None:

@@ -87,6 +87,12 @@ def test_spawned_workers_have_the_fixes_and_attest(folder: Path, workers: int) -
         assert f"rank {rank} of {workers}, variant " in done.stderr
 
 
+def test_settings_do_not_need_upstream_to_send_them(folder: Path) -> None:
+    """A program's own pool sends nothing; the initializer brings the settings itself."""
+    found = results(start(folder, PYTHON, "main.py", "2", "enable", "bare"))
+    assert [each["fixes"] for each in found] == [{"token-budget": "applied", "nixl-listener": "off"}] * 2
+
+
 def test_workers_below_run_have_them_too(folder: Path) -> None:
     found = results(start(folder, *run(PYTHON, "main.py", "2")))
     assert [each["record"] for each in found] == [ON, ON]

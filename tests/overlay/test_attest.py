@@ -115,7 +115,7 @@ show()
 
 def test_forked_process_attests_for_itself_when_its_engine_starts(small: Path) -> None:
     code = f"""
-import os, small_fixes, trtllm_kvfix
+import os, sys, small_fixes, trtllm_kvfix
 from pathlib import Path
 from {EXECUTOR}.py_executor import PyExecutor
 from trtllm_kvfix.overlay import attest
@@ -124,7 +124,7 @@ child = os.fork()
 if child == 0:
     PyExecutor().start_worker()
     print(sorted((each["pid"] == os.getpid(), each["started"]) for each in attest.live(Path("run"))), flush=True)
-    os._exit(0)
+    sys.exit()  # runs the exit handlers that it has from its parent
 os.wait()
 print([(each["pid"] == os.getpid(), each["started"]) for each in attest.live(Path("run"))])
 """

@@ -28,7 +28,6 @@ class Active:
     installed: list[seam.Installed] = field(default_factory=list)  # other than by fixes
     started: bool = False  # an engine
     said: str = ""  # the last line in the log about what is on
-    failure: KvfixError | None = None  # some import of upstream swallowed it; the start will not
 
 
 _lock = threading.RLock()
@@ -121,13 +120,7 @@ def _participate(active: Active, name: str, replacements: Callable[[], list[Repl
 
 def _apply(active: Active) -> None:
     before = active.registry.report().applied
-    try:
-        report = active.registry.apply(active.settings)
-    except KvfixError as error:
-        active.failure = error
-        raise
-    active.failure = None
-    if report.applied != before:
+    if active.registry.apply(active.settings).applied != before:
         _publish(active)
 
 

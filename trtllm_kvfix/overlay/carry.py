@@ -5,6 +5,7 @@ What we put into the environment must not come back to us as if the user had put
 
 import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from trtllm_kvfix.settings import (
     ENV_ENABLED,
@@ -17,13 +18,27 @@ from trtllm_kvfix.settings import (
     unset,
 )
 
-_exported: dict[str, str] = {}
+
+class _Exported(NamedTuple):
+    value: str
+    before: str | None  # what the user had there
+
+
+_exported: dict[str, _Exported] = {}
 _said: dict[str, str] = {}  # by the program's own code; comes before files, as a command line would
 
 
 def given() -> dict[str, str]:
     """The environment as the user made it, with what the program said over it."""
-    return {name: value for name, value in environment().items() if _exported.get(name) != value} | _said
+    found = environment()
+    for name, ours in _exported.items():
+        if found.get(name) != ours.value:
+            continue  # somebody has set it since
+        if ours.before is None:
+            del found[name]
+        else:
+            found[name] = ours.before
+    return found | _said
 
 
 def say(variables: Mapping[str, str]) -> None:
@@ -33,12 +48,11 @@ def say(variables: Mapping[str, str]) -> None:
 
 def carry(settings: Settings) -> str:
     """Put the settings where child processes find them, and a job's name, which is returned."""
-    before = given()
     job = environment().get(ENV_JOB) or f"{os.uname().nodename}-{os.getpid()}"
+    _take_back()
+    before = environment()
     new = {**as_variables(settings), ENV_ENABLED: "true", ENV_JOB: job}
-    unset(name for name in _exported if name not in new)
-    _exported.clear()
-    _exported.update({name: value for name, value in new.items() if before.get(name) != value or name in _said})
+    _exported.update({name: _Exported(value, before.get(name)) for name, value in new.items()})
     export(new)
     return job
 
@@ -49,7 +63,13 @@ def carried() -> dict[str, str]:
 
 def stop() -> None:
     """Child processes from now on run without."""
+    _said.clear()
+    _take_back()
+    export({ENV_ENABLED: "false"})
+
+
+def _take_back() -> None:
+    user = {name: value for name, value in given().items() if name in _exported and name not in _said}
     unset(_exported)
     _exported.clear()
-    _said.clear()
-    export({ENV_ENABLED: "false"})
+    export(user)
