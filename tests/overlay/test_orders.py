@@ -1,6 +1,7 @@
 """Every order of import, apply and revert, each in a fresh process: what runs is ours exactly while the hook is on."""
 
 import itertools
+import shutil
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,25 @@ def test_spawned_and_forked_processes_have_the_fixes_too(small: Path) -> None:
         )
         done = python(small, code)
         assert done.stdout.splitlines() == [ON, OFF], (method, done.stderr)
+
+
+def test_loader_that_serves_several_modules_calls_for_the_watched_one_only(small: Path) -> None:
+    """Modules of one folder in a zip file share a loader, and somebody may ask for a module without running it."""
+    shutil.make_archive(str(small / "packed"), "zip", small, "tensorrt_llm")
+    shutil.rmtree(small / "tensorrt_llm")
+    code = f"""
+import sys; sys.path.insert(0, "packed.zip")
+import importlib.util
+from trtllm_kvfix.overlay import import_hook as hook
+seen = []
+hook.watch(["{EXECUTOR}.py_executor"], lambda module: seen.append(module.__name__))
+for _ in range(2):
+    print(importlib.util.find_spec("{EXECUTOR}.py_executor").name)
+from {EXECUTOR} import early
+print(seen)
+from {EXECUTOR} import py_executor
+print(seen)
+"""
+    done = python(small, code)
+    name = f"{EXECUTOR}.py_executor"
+    assert done.stdout.splitlines() == [name, name, "[]", f"['{name}']"], done.stderr
