@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.fixture import VARIANTS, upstream
+from tests.fakes.serving import Server
 
 TORCH = "tensorrt_llm._torch"
 EXECUTOR = f"{TORCH}.pyexecutor"
@@ -128,3 +129,13 @@ def test_nothing_of_it_stays_behind() -> None:
 def test_only_one_at_a_time() -> None:
     with upstream("A"), pytest.raises(RuntimeError, match="one at a time"), upstream("B"):
         pass
+
+
+def test_block_budgets_apply_to_the_exact_class_only() -> None:
+    """The trap for whoever puts a subclass in its place (surface 1.5)."""
+    with upstream("D"):
+        plain, hybrid = Server(), Server({"architecture": "hybrid"})
+        assert plain.manager.kv_block_budget_applies()
+        assert not hybrid.manager.kv_block_budget_applies()
+        plain.close()
+        hybrid.close()

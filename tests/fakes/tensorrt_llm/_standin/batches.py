@@ -10,10 +10,6 @@ class PlainLists:
         self.paused_requests: list[Any] = []
 
     @property
-    def is_generation_only(self) -> bool:
-        return not self.context_requests
-
-    @property
     def batch_size(self) -> int:
         return len(self.context_requests) + len(self.generation_requests)
 
@@ -55,10 +51,6 @@ class ChunkLists:
     @property
     def num_generation_requests(self) -> int:
         return len(self.generation_requests)
-
-    @property
-    def is_generation_only(self) -> bool:
-        return not self.context_requests
 
     @property
     def batch_size(self) -> int:

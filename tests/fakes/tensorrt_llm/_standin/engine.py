@@ -12,12 +12,18 @@ class Engine:
     metadata_class: Any
 
     def __init__(
-        self, *, max_num_tokens: int, max_batch_size: int, beam_width: int = 1, chunked_prefill: bool = False
+        self,
+        *,
+        max_num_tokens: int,
+        max_batch_size: int,
+        beam_width: int = 1,
+        chunked_prefill: bool = False,
+        architecture: str = "dense",
     ) -> None:
         self.max_num_tokens = max_num_tokens
         self.batch_size = max_batch_size
         self.beam_width = beam_width
-        self.model_config: Any = None  # nothing here depends on the model
+        self.model_config = SimpleNamespace(architecture=architecture)
         self.kv_cache_manager_key = ResourceManagerType.KV_CACHE_MANAGER
         self.is_draft_model = False
         self.attn_runtime_features = SimpleNamespace(chunked_prefill=chunked_prefill)

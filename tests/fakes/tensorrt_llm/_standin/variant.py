@@ -31,7 +31,7 @@ def before(name: str) -> bool:
 # Files that upstream did not have, or had elsewhere.
 _EXISTS = {
     "_torch.attention": since("F"),
-    "_torch.attention_backend": before("F"),
+    "_torch.attention_backend.trtllm": before("F"),
     "_torch.pyexecutor.connectors": since("C"),
     "_torch.pyexecutor.connectors.remote_g2_raw_nixl_adapter": REMOTE_G2 or since("F"),
     "_torch.pyexecutor.connectors.remote_g2_source_setup": REMOTE_G2,

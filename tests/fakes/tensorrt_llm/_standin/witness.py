@@ -19,7 +19,7 @@ Array = npt.NDArray[np.int32]
 class Corruption(NamedTuple):
     step: int
     request_id: int
-    what: str  # "block offsets" or "prompt lens"
+    what: str  # "block offsets", "prompt lens" or "host table"
     expected: list[int]
     seen: list[int]
 
@@ -50,8 +50,18 @@ class Witness:
         rows = [r for r, width in zip(metadata.request_ids, beams, strict=True) for _ in range(width)]
         truth = manager.standin_truth(metadata.request_ids, beams)
         self._take("block offsets", rows, np.moveaxis(truth, 1, 0), metadata.kv_cache_block_offsets)
+        if hasattr(manager, "pool_block_indices"):
+            self._compare_now(metadata, rows, truth)
         lens = np.array(metadata.prompt_lens, np.int32)[:, None]
         self._take("prompt lens", metadata.request_ids, lens, metadata.prompt_lens_cuda)
+
+    def _compare_now(self, metadata: Any, request_ids: list[int], truth: Array) -> None:
+        """Sparse attention reads the host's table at the call (surface 1.7)."""
+        manager = metadata.kv_cache_manager
+        indices = manager.pool_block_indices(metadata.host_kv_cache_block_offsets, len(request_ids))
+        expected = np.where(truth[0, :, 0] == -1, -1, truth[0, :, 0] // manager.num_local_layers)
+        sight = Sight(self.steps, "host table", list(request_ids), expected, indices, None)
+        self.corruptions += corrupt_rows(sight, indices)
 
     def _take(self, what: str, request_ids: list[int], expected: Array, table: Any) -> None:
         seen = tensors().pinned(*table.shape)
@@ -65,15 +75,14 @@ class Witness:
         finished = [sight for sight in self._open if sight.done.query()]
         self._open = [sight for sight in self._open if sight not in finished]
         for sight in finished:
-            self.corruptions += corrupt_rows(sight)
+            self.corruptions += corrupt_rows(sight, sight.seen.numpy())
 
     def corrupt(self, what: str) -> list[Corruption]:
         return [corruption for corruption in self.corruptions if corruption.what == what]
 
 
-def corrupt_rows(sight: Sight) -> Iterator[Corruption]:
-    seen = sight.seen.numpy()
-    rows = seen[:, None] if seen.ndim == 1 else np.moveaxis(seen, 1, 0)
+def corrupt_rows(sight: Sight, seen: Array) -> Iterator[Corruption]:
+    rows = np.moveaxis(seen, 1, 0) if seen.ndim == 4 else seen
     for row, request_id in enumerate(sight.request_ids):
         expected = sight.expected[row].ravel()
         used = expected != -1

@@ -1,7 +1,7 @@
 """The arguments of a server, and how a YAML file is merged into them (surface 6.3, 7.1)."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -69,7 +69,9 @@ class TorchLlmArgs(BaseModel):
     max_num_tokens: int = 64
     max_seq_len: int = 64
     max_beam_width: int = 1
-    num_layers: int = 2  # upstream reads it from the checkpoint
+    # What upstream reads from the checkpoint.
+    num_layers: int = 2
+    architecture: Literal["dense", "sparse", "hybrid"] = "dense"
     enable_chunked_prefill: bool = False
     disable_overlap_scheduler: bool = False
     kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)

@@ -5,8 +5,10 @@ from typing import Any
 from ..._standin.engine import Engine
 from ..._standin.tensors import tensors
 from ..._standin.variant import NAME, since
+from ..attention_backend.sparse.dsa import DSACacheManager
 from ..auto_deploy.shim.ad_executor import ADEngine
 from ..auto_deploy.shim.interface import make_kv_cache_manager
+from .mamba_cache_manager import MambaHybridCacheManager
 from .model_engine import PyTorchModelEngine
 from .py_executor import PyExecutor
 from .resource_manager import CacheTypeCpp, KVCacheManager, ResourceManager, ResourceManagerType
@@ -25,6 +27,11 @@ elif since("C"):
     from .kv_cache_manager_v2 import KVCacheManagerV2  # type: ignore[assignment]  # by variant
 
 
+def _special_kv_cache_manager_cls(model_config: Any) -> Any:
+    """For architectures that have a manager of their own; None for the others."""
+    return {"sparse": DSACacheManager, "hybrid": MambaHybridCacheManager}.get(model_config.architecture)
+
+
 def _non_hybrid_kv_cache_manager_cls(kv_cache_config: Any) -> Any:
     return KVCacheManagerV2 if kv_cache_config.use_kv_cache_manager_v2 else KVCacheManager
 
@@ -32,22 +39,20 @@ def _non_hybrid_kv_cache_manager_cls(kv_cache_config: Any) -> Any:
 if NAME == "A":
 
     def get_kv_cache_manager_cls(model_config: Any) -> Any:
-        del model_config
-        return KVCacheManager
+        return _special_kv_cache_manager_cls(model_config) or KVCacheManager
 
 elif NAME == "B":
 
     def get_kv_cache_manager_cls(model_config: Any, kv_cache_config: Any) -> Any:  # type: ignore[misc]  # by variant
-        del model_config
-        return _non_hybrid_kv_cache_manager_cls(kv_cache_config)
+        return _special_kv_cache_manager_cls(model_config) or _non_hybrid_kv_cache_manager_cls(kv_cache_config)
 
 else:
 
     def get_kv_cache_manager_cls(  # type: ignore[misc]  # by variant
         model_config: Any, kv_cache_config: Any, is_disagg: bool = False, cache_transceiver_config: Any = None
     ) -> Any:
-        del model_config, is_disagg, cache_transceiver_config
-        return _non_hybrid_kv_cache_manager_cls(kv_cache_config)
+        del is_disagg, cache_transceiver_config
+        return _special_kv_cache_manager_cls(model_config) or _non_hybrid_kv_cache_manager_cls(kv_cache_config)
 
 
 class KvCacheCreator:
@@ -93,7 +98,7 @@ class KvCacheCreator:
             later["enable_chunked_prefill"] = args.enable_chunked_prefill
         return self._kv_cache_manager_cls(
             args.kv_cache_config,
-            CacheTypeCpp.SELF,
+            CacheTypeCpp.SELFKONLY if args.architecture == "sparse" else CacheTypeCpp.SELF,
             num_layers=args.num_layers,
             num_kv_heads=1,
             head_dim=1,
@@ -169,6 +174,7 @@ def make_model_engines(llm_args: Any) -> tuple[Engine, Engine | None]:
     engine_class = ADEngine if llm_args.backend == "_autodeploy" else PyTorchModelEngine
     sizes = {"max_num_tokens": llm_args.max_num_tokens, "max_batch_size": llm_args.max_batch_size}
     options = {"beam_width": llm_args.max_beam_width, "chunked_prefill": llm_args.enable_chunked_prefill}
+    options["architecture"] = llm_args.architecture
     target = engine_class(**sizes, **options)
     if llm_args.speculative_config is None:
         return target, None

@@ -17,6 +17,10 @@ class PyTorchModelEngine(Engine):
     metadata_class = TrtllmAttentionMetadata
 
     def _prepare_inputs(self, scheduled_requests: Any, kv_cache_manager: Any, attn_metadata: Any) -> dict[str, Any]:
+        if since("D") and not self.is_draft_model:
+            # Only where no drafts are about: they may need blocks that are not there yet (surface 1.6).
+            ids = [request.py_request_id for request in scheduled_requests.all_requests()]
+            attn_metadata.max_blocks = max(map(len, kv_cache_manager.get_batch_cache_indices(ids)))
         return self._prepare_tp_inputs(scheduled_requests, kv_cache_manager, attn_metadata)
 
     if since("D") or MANGLED:  # half of the fence, in a mangled build
