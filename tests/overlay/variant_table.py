@@ -52,8 +52,9 @@ def table() -> str:
 
 
 def metrics_table() -> str:
-    """Names as Prometheus shows them: a counter's ends with `_total`."""
-    names = {each: each.name + ("_total" if each.kind == "counter" else "") for each in counters.ALL}
+    """Names as Prometheus shows them: a counter's ends with `_total`. The offload connector has a page of its own."""
+    overlays = [each for each in counters.ALL if not each.name.startswith("offload_")]
+    names = {each: each.name + ("_total" if each.kind == "counter" else "") for each in overlays}
     return "\n".join(
         ["| `trtllm_kvfix_...` | |", "| --- | --- |", *(f"| `{names[each]}` | {each.help} |" for each in names)]
     )
