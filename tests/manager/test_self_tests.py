@@ -24,7 +24,7 @@ def test_the_mechanism_holds_on_this_machine(fix: Fix) -> None:
 def from_the_live_table(destination: Any, index: Any, source: Any, _non_blocking: bool) -> None:
     """The V1 destination as upstream's own: the device reads the table when it gets there."""
     pool, rows = index
-    memory = destination._tensor.memory
+    memory = destination.tensor.memory
     row_bytes = memory.nbytes // memory.shape[0] // memory.shape[1]
     device, stream = current_place()
     device.copy(memory.address + pool * memory.shape[1] * row_bytes, source.data_ptr(), rows.stop * row_bytes, stream)

@@ -10,83 +10,118 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from trtllm_kvfix.manager.stagers import Stagers, is_too_wide, memory_of, v1
 
 WORD_BYTES = 4
 
 
 class _Part(NamedTuple):
+    """The first rows of one pool, and of each the first blocks."""
+
+    pool: int
     rows: int
     width: int | None
 
 
 class StagedDestination:
-    """The device tensor as upstream's method sees it: indexing and `copy_` are ours, the rest is the tensor's own."""
+    """The device tensor as upstream's method sees it: indexing and `copy_` are ours, the rest is the tensor's own.
+
+    It serves every call that ships this table to this tensor, so what does not change is looked up once. Calls come
+    from one thread at a time, as upstream's do.
+    """
 
     def __init__(self, tensor: Any, table: Any, stagers: Stagers) -> None:
-        self._tensor = tensor
-        self._table = table
-        self._stagers = stagers
+        self.tensor = tensor
+        self.table = table
+        self.stagers = stagers
+        self._memory = memory_of(tensor)
+        self._array = table.numpy()
         self._pools, rows, planes, blocks = table.shape
         self._pool_bytes = rows * planes * blocks * WORD_BYTES
         self._address = table.data_ptr()
-        self._parts: dict[int, _Part] = {}  # by pool
+        self._rows = np.arange(rows)
+        self._stager = None if is_too_wide(table) else stagers.of(table, v1)
+        self._parts: list[_Part] = []  # what has been copied and not been shipped
 
     def __getitem__(self, index: Any) -> "_Selection":
         return _Selection(self, index)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._tensor, name)
+        return getattr(self.tensor, name)
 
     def receive(self, index: Any, source: Any, non_blocking: bool) -> None:
         """Where upstream copies out of the live table, ship a snapshot; the rest goes through, but never racing."""
-        pool, part = self._recognised(index, source)
-        if part is None:
-            source = source.clone() if self._is_live(source) else source
-            self._tensor[index].copy_(source, non_blocking=non_blocking)
-        elif pool is None:
-            self._parts = dict.fromkeys(range(self._pools), part)
+        offset = source.data_ptr() - self._address
+        if offset == 0 and self._pools == 1 and self._stager is not None and _is_plain(index):
+            rows = index[1].stop  # the usual case, without more ado
+            self._stager.ship(self._memory, self._array, self._rows[:rows])
+            return
+        is_live = 0 <= offset < self._pools * self._pool_bytes
+        parts = self._recognised(index, offset) if is_live else []
+        if not parts:
+            self.tensor[index].copy_(source.clone() if is_live else source, non_blocking=non_blocking)
+            return
+        self._parts += parts
+        if len(self._parts) == self._pools:
             self.flush()
-        else:
-            self._parts[pool] = part
-            if len(self._parts) == self._pools:
-                self.flush()
+
+    def begin(self) -> None:
+        """Forget what a call that failed left behind."""
+        if self._parts:
+            self._parts.clear()
 
     def flush(self) -> None:
         """Pools that were copied one by one go out together; if they differ, or are too many, each by itself."""
-        parts, self._parts = self._parts, {}
-        if len(parts) == self._pools and len(set(parts.values())) == 1 and not is_too_wide(self._table):
-            self._ship(parts[0])
+        if not self._parts:
             return
-        for pool, (rows, width) in parts.items():
+        parts, self._parts = self._parts, []
+        _, rows, width = parts[0]
+        in_order = len(parts) == self._pools and all(part == (i, rows, width) for i, part in enumerate(parts))
+        if self._stager is not None and in_order:
+            self._stager.ship(self._memory, self._array, self._rows[:rows], width=width)
+            return
+        for pool, rows, width in parts:
             index = (pool, slice(None, rows), slice(None), slice(None, width))
-            self._tensor[index].copy_(self._table[index].clone(), non_blocking=True)
+            self.tensor[index].copy_(self.table[index].clone(), non_blocking=True)
 
-    def _ship(self, part: _Part) -> None:
-        stager = self._stagers.of(self._table, v1)
-        stager.ship(memory_of(self._tensor), self._table, range(part.rows), width=part.width)
-
-    def _recognised(self, index: Any, source: Any) -> tuple[int | None, _Part | None]:
-        """(pool or None for all, part) where these are the first rows of the table going to the same place."""
-        offset = source.data_ptr() - self._address
-        if not isinstance(index, tuple) or not 2 <= len(index) <= 4 or not 0 <= offset < self._pools * self._pool_bytes:
-            return None, None
+    def _recognised(self, index: Any, offset: int) -> list[_Part]:
+        """The parts that go to their own places, where `index` is [pool, :rows] or [pool, :rows, :, :width]."""
+        if not isinstance(index, tuple) or len(index) not in (2, 3, 4):
+            return []
         pool, rows, *rest = index
-        if not all(isinstance(each, slice) and each.start is None and each.step is None for each in index[1:]):
-            return None, None
-        if rows.stop is None or (rest and rest[0].stop is not None):
-            return None, None
-        part = _Part(rows.stop, rest[1].stop if len(rest) == 2 else None)
-        if pool == slice(None):
-            return None, part if offset == 0 else None
-        return pool, part if isinstance(pool, int) and offset == pool * self._pool_bytes else None
+        planes, blocks = (*rest, WHOLE, WHOLE)[:2]
+        if not (_is_head(rows) and _is_head(blocks) and planes == WHOLE) or rows.stop is None:
+            return []
+        if isinstance(pool, int):
+            return [_Part(pool, rows.stop, blocks.stop)] if offset == pool * self._pool_bytes else []
+        if pool != WHOLE or offset != 0:
+            return []
+        return [_Part(each, rows.stop, blocks.stop) for each in range(self._pools)]
 
-    def _is_live(self, source: Any) -> bool:
-        """Whether the source lies in the live table."""
-        return bool(0 <= source.data_ptr() - self._address < self._pools * self._pool_bytes)
+
+WHOLE = slice(None)
+
+
+def _is_head(index: Any) -> bool:
+    return isinstance(index, slice) and index.start is None and index.step is None
+
+
+def _is_plain(index: Any) -> bool:
+    """[0, :rows] or [:, :rows], with a number of rows."""
+    return (
+        type(index) is tuple
+        and len(index) == 2
+        and (index[0] == 0 or index[0] == WHOLE)
+        and _is_head(index[1])
+        and index[1].stop is not None
+    )
 
 
 class _Selection:
+    __slots__ = ("_destination", "_index")
+
     def __init__(self, destination: StagedDestination, index: Any) -> None:
         self._destination = destination
         self._index = index
@@ -96,11 +131,24 @@ class _Selection:
         return self
 
 
+# On the owner of a table: what it has shipped to, by the identity of the tensor. Goes with the owner.
+SHIPPED_TO = "_kvfix_shipped_to"
+
+
+def _destination(owner: Any, tensor: Any, table: Any, stagers: Stagers) -> StagedDestination:
+    known: dict[int, StagedDestination] = vars(owner).setdefault(SHIPPED_TO, {})
+    found = known.get(id(tensor))
+    if found is None or found.tensor is not tensor or found.table is not table or found.stagers is not stagers:
+        found = known[id(tensor)] = StagedDestination(tensor, table, stagers)
+    found.begin()
+    return found
+
+
 def staged_copy(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
     """`copy_batch_block_offsets` of a manager that owns its table. What follows `dst_tensor` is upstream's business."""
 
     def copy_batch_block_offsets(self: Any, dst_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        destination = StagedDestination(dst_tensor, self.host_kv_cache_block_offsets, stagers)
+        destination = _destination(self, dst_tensor, self.host_kv_cache_block_offsets, stagers)
         result = original(self, destination, *args, **kwargs)
         destination.flush()
         return result
@@ -116,7 +164,7 @@ def staged_prepare(stagers: Stagers, original: Callable[..., Any]) -> Callable[.
         table = getattr(self, "host_kv_cache_block_offsets", None)
         if tensor is None or table is None:
             return original(self, *args, **kwargs)
-        destination = StagedDestination(tensor, table, stagers)
+        destination = _destination(self, tensor, table, stagers)
         self.kv_cache_block_offsets = destination
         try:
             result = original(self, *args, **kwargs)

@@ -103,5 +103,10 @@ def is_too_wide(table: Any) -> bool:
 
 def memory_of(tensor: Any) -> Any:
     """What a stager ships to: a CUDA tensor as it is, or the memory of our own behind a tensor-like object."""
-    memory = getattr(tensor, "memory", None)
-    return memory if isinstance(memory, native.DeviceArray) else tensor
+    kind = type(tensor)
+    if kind not in _has_memory:  # torch takes a microsecond to say that it has no such attribute
+        _has_memory[kind] = isinstance(getattr(tensor, "memory", None), native.DeviceArray)
+    return tensor.memory if _has_memory[kind] else tensor
+
+
+_has_memory: dict[type, bool] = {}
