@@ -18,13 +18,17 @@ class Metadata:
         self.table.copy_(self.host_kv_cache_block_offsets[0, :n], non_blocking=True)
         self.again.copy_(self.prompt_lens_cpu, non_blocking=True)
         self.lens = self.host_lens.to("cuda", non_blocking=True)
+        metadata.slots[:n].copy_(
+            metadata.indexer.host_slots[:n],
+            non_blocking=True)
         self.a.copy_(self.fresh(), non_blocking=True)
+        self.a.copy_(self.fresh().kept, non_blocking=True)
         self.b.copy_(self.lens_cuda, non_blocking=True)
         self.c.copy_(self.waited_for)
         self.d.copy_(self.waited_for, non_blocking=False)
         self.e.copy_(local, non_blocking=True)
 """
-NAMES = ["prompt_lens_cpu", "host_kv_cache_block_offsets", "host_lens"]
+NAMES = ["prompt_lens_cpu", "host_kv_cache_block_offsets", "host_lens", "host_slots"]
 
 
 def doctor(folder: Path, *arguments: str, prelude: str = "", **variables: str) -> tuple[dict[str, Any], int]:

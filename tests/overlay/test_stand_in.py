@@ -69,6 +69,22 @@ def test_without_the_hook_the_server_refuses_the_configuration(tmp_path: Path) -
     assert "kvfix" in done.stderr and done.stdout == ""
 
 
+def test_configuration_file_of_the_benchmark_may_have_the_section_too(tmp_path: Path) -> None:
+    """`trtllm-bench` hands upstream the file's name instead of its content."""
+    (tmp_path / "bench.yaml").write_text("max_batch_size: 4\nkvfix: {fixes: {token-budget: off}}\n")
+    code = (
+        "import trtllm_kvfix; trtllm_kvfix.enable()\n"
+        "from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_options\n"
+        "print(update_llm_args_with_extra_options({'model': 'm'}, 'bench.yaml'))\n"
+        "print(trtllm_kvfix.status()['fixes']['token-budget']['word'])"
+    )
+    environ = environment(FAKES, FAKE_TRTLLM_VARIANT="B", TRTLLM_KVFIX_RUNTIME_DIR=str(tmp_path / "run"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environ
+    )
+    assert done.stdout.splitlines() == ["{'model': 'm', 'max_batch_size': 4}", "off"], done.stderr
+
+
 def test_all_fixes_can_be_taken_back_and_the_classes_are_as_they_were(tmp_path: Path) -> None:
     code = """
 import json, sys

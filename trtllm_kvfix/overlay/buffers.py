@@ -1,6 +1,6 @@
 """Which host buffers of the installed TensorRT-LLM are copied asynchronously while their owner goes on writing them.
 
-Upstream's source is read, not run: every `x.copy_(self.buffer, non_blocking=True)` ships memory that its object keeps,
+Upstream's source is read, not run: every `x.copy_(owner.buffer, non_blocking=True)` ships memory that an object keeps,
 so a later step may refill it before the copy has read it (docs/hazards). Whether one is pinned, and whether something
 else orders its refill, cannot be told from the source: these are candidates, with what guards them.
 """
@@ -67,12 +67,15 @@ def _shipped(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _kept(source: ast.expr) -> str | None:
-    """`self.buffer[rows, :n]` keeps `buffer`; a call in between makes memory of its own."""
+    """`self.buffer[rows, :n]` and `metadata.owner.buffer` keep `buffer`; a call in between makes memory of its own."""
     while isinstance(source, ast.Subscript):
         source = source.value
-    if isinstance(source, ast.Attribute) and isinstance(source.value, ast.Name) and source.value.id == "self":
-        return source.attr
-    return None
+    if not isinstance(source, ast.Attribute):
+        return None
+    owner = source.value
+    while isinstance(owner, ast.Attribute):
+        owner = owner.value
+    return source.attr if isinstance(owner, ast.Name) else None
 
 
 def _is_true(value: ast.expr) -> bool:
