@@ -157,6 +157,19 @@ def test_python_without_the_package_is_refused_when_it_imports_upstream_and_not_
     assert "install it next to TensorRT-LLM" in done.stderr
 
 
+def test_isolated_python_has_the_persistent_hook_and_without_site_packages_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "hook_file", lambda: tmp_path / "hook.pth")
+    isolated, bare = [PYTHON, "-I", "script.py"], [PYTHON, "-uS", "script.py"]
+    with pytest.raises(SettingsError, match="install the hook with `trtllm-kvfix enable`"):
+        launch.checked(isolated)
+    (tmp_path / "hook.pth").touch()
+    assert launch.checked(isolated) == isolated
+    with pytest.raises(SettingsError, match="-uS reads no site-packages"):
+        launch.checked(bare)
+
+
 def test_path_begins_with_our_folder_once() -> None:
     first = launch.variables(Settings(), {"PYTHONPATH": "a:b"}, "job")
     again = launch.variables(Settings(), first, "job")

@@ -70,6 +70,14 @@ def test_every_fix_passes_its_self_test() -> None:
         fix.self_test()
 
 
+def test_configuration_on_the_page_is_valid() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        settings = load(environ={}, section=yaml.safe_load(block)["kvfix"])
+        assert settings.fixes.of("input-copy-fence") == "off"
+
+
 def test_commands_of_the_page_exist() -> None:
     commands = set(re.findall(r"trtllm-kvfix (\w+)", PAGE)) - {"s"}
     assert commands <= set(cli.COMMANDS)

@@ -52,10 +52,12 @@ def checked(command: Sequence[str]) -> list[str]:
     if program is None:
         raise SettingsError(f"command {command[0]!r} is not found in PATH; write the command after `--`")
     deaf = deaf_flag(command)
+    if deaf is not None and "S" in deaf:
+        raise SettingsError(f"{command[0]} {deaf} reads no site-packages, where every hook is: leave the flag out")
     if deaf is not None and not hook_file().exists():
         raise SettingsError(
-            f"{command[0]} {deaf} ignores PYTHONPATH or sitecustomize, through which `run` brings the fixes: leave the "
-            "flag out, or install the hook with `trtllm-kvfix enable`"
+            f"{command[0]} {deaf} ignores PYTHONPATH, through which `run` brings the fixes: leave the flag out, or install "
+            "the hook with `trtllm-kvfix enable`"
         )
     return list(command)
 
