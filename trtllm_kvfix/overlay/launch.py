@@ -56,8 +56,8 @@ def checked(command: Sequence[str]) -> list[str]:
         raise SettingsError(f"{command[0]} {deaf} reads no site-packages, where every hook is: leave the flag out")
     if deaf is not None and not hook_file().exists():
         raise SettingsError(
-            f"{command[0]} {deaf} ignores PYTHONPATH, through which `run` brings the fixes: leave the flag out, or install "
-            "the hook with `trtllm-kvfix enable`"
+            f"{command[0]} {deaf} ignores PYTHONPATH, through which `run` brings the fixes: leave the flag out, or "
+            "install the hook with `trtllm-kvfix enable`"
         )
     return list(command)
 
