@@ -79,8 +79,8 @@ class SplitBatch:
 
     @property
     def context_requests(self) -> list[Request]:
-        return self._chunking + self._last
+        return self.chunking + self.last
 
     def reset_context_requests(self, contexts: list[Request]) -> None:
-        self._chunking = [r for r in contexts if r.context_chunk_size < r.context_remaining_length]
-        self._last = [r for r in contexts if r not in self._chunking]
+        self.chunking = [r for r in contexts if r.context_chunk_size < r.context_remaining_length]
+        self.last = [r for r in contexts if r not in self.chunking]

@@ -35,6 +35,14 @@ def test_the_last_chunk_shrinks_to_the_end_of_a_block() -> None:
     assert (first.context_chunk_size, last.context_chunk_size) == (20, 16)
 
 
+def test_a_trimmed_request_is_no_longer_among_the_last_chunks() -> None:
+    """Later builds keep two lists, and sample for those in the second."""
+    first, last = context(1, 20), context(2, 20)
+    batch = SplitBatch([first, last], [])
+    fitted(batch, 39, chunked=True)
+    assert (batch.chunking, batch.last) == ([last], [first])
+
+
 def test_a_chunk_in_the_middle_of_a_prompt_ends_on_a_block_of_the_prompt() -> None:
     request = context(1, 60, context_current_position=11, context_chunk_size=29)
     assert fitted(PlainBatch([request]), 20, chunked=True).tokens == 13
