@@ -35,7 +35,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help build verify test test-py test-cpp test-mpi test-nixl lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help build verify test test-py test-cpp test-mpi test-nixl test-ray lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,10 @@ test-nixl: build  ## run the tests with NIXL's own agents; fetches a wheel of 67
 	@[ -d build/nixl ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/nixl nixl nixl-cu12
 	@$(PY) -m pytest integration/nixl
 
+test-ray: build  ## run the tests with Ray's actors; fetches a wheel of 79 MB
+	@[ -d build/ray ] || $(PY) -m pip install -q --disable-pip-version-check --target build/ray ray
+	@$(PY) -m pytest integration/ray
+
 lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
 	@ruff check
 	@ruff format --check
@@ -133,7 +137,7 @@ mutants: build  ## plant mistakes in cpp/staging and require that the tests noti
 
 # The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.
 ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01
-ci: lint test test-mpi test-nixl tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
+ci: lint test test-mpi test-nixl test-ray tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
 
 clean:  ## remove .venv and everything built
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

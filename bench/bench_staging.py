@@ -29,7 +29,7 @@ BLOCKS = (64, 256, 1024, 4096, 8192)
 POOLS = (1, 4)
 USUAL, SCATTERED = (0.03, False), (0.03, True)
 CHANGED = (USUAL, (0.01, False), (1.0, False))
-ENTRIES_MAX = 256 * 4096  # of one pool's rows: larger tables only repeat the story
+ENTRIES_MAX = 256 * 2048  # of one pool's rows: larger tables only repeat the story
 QUICK = ((1, 8, 64, *USUAL), (1, 256, 1024, *USUAL), (1, 256, 1024, *SCATTERED), (4, 256, 1024, *USUAL))
 # What is compared where the share of changes is not the usual one: the others cost the same whatever has changed.
 BY_CHANGES = ("racy_v1", "snapshot_event_v2", "ours_v1_device_table", "ours_v2_device_table")

@@ -11,8 +11,14 @@
 namespace kvfix {
 namespace {
 
-// A slot holds this many entries at most; more changes take several slots, in stream order.
-constexpr std::uint32_t kEntriesMax = 64 * 1024;
+// Entries that a slot holds. Many changes take several slots, in stream order; all slots together hold them even if every
+// entry has changed. Otherwise a ship would wait for its own first slot, and so for the stream, which may be held.
+std::uint32_t slot_entries(const StagerConfig& config) {
+    constexpr std::size_t kUsual = 64 * 1024;
+    const std::size_t all = config.elements_max();
+    const std::size_t share = all / config.slots + 1 + kPieceMax;  // a slot that turns may lack room for a last piece
+    return static_cast<std::uint32_t>(std::min(all, std::max(kUsual, share)));
+}
 
 void lower_to(std::atomic<std::uint32_t>& least, std::uint32_t value) {
     std::uint32_t seen = least.load(std::memory_order_relaxed);
@@ -25,7 +31,7 @@ void lower_to(std::atomic<std::uint32_t>& least, std::uint32_t value) {
 DeviceTableStager::DeviceTableStager(std::shared_ptr<Device> device, const StagerConfig& config)
     : device_(std::move(device)),
       config_(config),
-      entries_max_(static_cast<std::uint32_t>(std::min<std::size_t>(config.elements_max(), kEntriesMax))),
+      entries_max_(slot_entries(config)),
       table_(device_, config.elements_max() * sizeof(std::int32_t)),
       shadow_(config.elements_max()),
       lines_(config),

@@ -6,8 +6,8 @@ namespace {
 
 class DeviceTableTest : public StagerTest {
   protected:
-    // Three slots of 64 Ki entries for a table of 160 Ki: a ship that changes everything takes three slots.
-    static constexpr Size kLarge{.pools = 1, .rows = 40, .blocks = 2048};
+    // Ten times the entries that a slot usually holds: a ship that changes everything takes every slot there is.
+    static constexpr Size kLarge{.pools = 1, .rows = 160, .blocks = 2048};
     void make_small() { make({OffsetLayout::v1, StagerMode::device_table}, {}); }
     Rows every_row() const {
         Rows rows(size.rows);
@@ -37,11 +37,14 @@ TEST_F(DeviceTableTest, EntriesOfSeveralSlotsArriveThoughAllOfThemArePending) {
     expect_arrived(to);
 }
 
-TEST_F(DeviceTableTest, WithFewerSlotsThanEntriesNeedItWaitsInTheMiddle) {
+TEST_F(DeviceTableTest, WhereAnEarlierShipIsPendingItWaitsForThatInTheMiddle) {
     make({OffsetLayout::v1, StagerMode::device_table}, kLarge, 2);
     Target to = target();
     hold_until_wait(stream);
     number_table(1);
+    ship(to, {0}, size.blocks, stream);
+    EXPECT_EQ(stager->stats().ring_waits, 0U);
+    number_table(2);
     ship(to, every_row(), size.blocks, stream);
     ASSERT_EQ(opened, 1);
     EXPECT_GE(stager->stats().ring_waits, 1U);

@@ -138,9 +138,9 @@ TEST_F(StagerTest, TheModeIsChosenBySizeAndByWhatTheDeviceCanDo) {
         return stager->stats().mode;
     };
     EXPECT_EQ(mode_of({1, 4, 16}), StagerMode::snapshot);
-    EXPECT_EQ(mode_of({1, 64, 256}), StagerMode::device_table);
+    EXPECT_EQ(mode_of({1, 64, 2048}), StagerMode::device_table);
     probe.leave_kernels_out();
-    EXPECT_EQ(mode_of({1, 64, 256}), StagerMode::snapshot);
+    EXPECT_EQ(mode_of({1, 64, 2048}), StagerMode::snapshot);
     EXPECT_THROW(make({OffsetLayout::v1, StagerMode::device_table}, {}), std::invalid_argument);
 }
 
