@@ -6,7 +6,7 @@
 
 namespace kvfix {
 
-inline constexpr std::uint32_t kPoolsMax = 8;
+inline constexpr std::uint32_t kPoolsMax = 64;
 inline constexpr std::int32_t kBadPage = -1;
 
 // Per pool: K = page * scale, V = K + v_offset; a bad page gives 0 for both. As upstream's V2 layout.

@@ -199,7 +199,7 @@ def test_a_shipment_that_does_not_fit_is_refused_and_nothing_is_shipped(
         ({"mode": "fast"}, "mode is 'fast'"),
         ({"slots": 1}, "slots is 1"),
         ({"num_pools": 0}, "num_pools is 0"),
-        ({"num_pools": 9}, "num_pools is 9"),
+        ({"num_pools": 65}, "num_pools is 65"),
         ({"rows_max": 0}, "rows_max is 0"),
         ({"blocks_max": 0}, "blocks_max is 0"),
         ({"layout": "v2"}, "needs index_scales"),

@@ -11,7 +11,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.staging import OffsetStager, current_place
 
 # Kernels take that many scales (kPoolsMax in cpp/kernels/calls.h); a table of more pools goes another way.
-POOLS_MAX = 8
+POOLS_MAX = 64
 
 
 def v1() -> Mapping[str, Any]:

@@ -1,12 +1,10 @@
 """The device tensor that attention reads: where it is, and how it is laid out."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from trtllm_kvfix import native
-from trtllm_kvfix.staging.place import current_place
+from trtllm_kvfix.staging.place import current_place, stream_of_torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +30,7 @@ class Destination:
         return self.tensor is dst and bool(dst.data_ptr() == self.address)
 
     def current_stream(self) -> int:
-        return current_place().stream if self.tensor is None else _stream_of_torch()(self.device_index)
-
-
-@cache
-def _stream_of_torch() -> Callable[[int], int]:
-    """Ask torch for the number of a device's current stream, by its shortcut where it has one.
-
-    Making a `torch.cuda.Stream` to read the number takes longer than everything else that `ship` does in Python.
-    """
-    import torch  # noqa: PLC0415  only where tensors are
-
-    shortcut: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return shortcut or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))
+        return current_place().stream if self.tensor is None else stream_of_torch()(self.device_index)
 
 
 def _of_device_array(dst: native.DeviceArray) -> Destination:

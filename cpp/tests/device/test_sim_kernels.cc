@@ -25,8 +25,8 @@ class SimKernelTest : public SimDeviceTest {
 };
 
 TEST_F(SimKernelTest, BadArgumentsAreRefusedAtTheLaunch) {
-    ExpandRows expand{destination(), table.data(), 9, 1, 1, {}};
-    EXPECT_CONTAINS(launch_error(expand), "ExpandRows: pools is 9, at most 8");
+    ExpandRows expand{destination(), table.data(), 65, 1, 1, {}};
+    EXPECT_CONTAINS(launch_error(expand), "ExpandRows: pools is 65, at most 64");
     expand = {destination(), table.data(), 1, 1, 5, {}};
     EXPECT_CONTAINS(launch_error(expand), "width is 5, a plane of the destination has 4 blocks");
     GatherHostRows host{destination(), host_table.data(), 16, 4, index.data(), 2, 3, 4, {}};

@@ -37,7 +37,7 @@ class Random {
 // A destination of its own for the kernel and for the reference, and what the three kernels that write one share.
 struct Offsets {
     Offsets(const std::shared_ptr<Device>& device, Random& random)
-        : pools(random.between(1, kPoolsMax)),
+        : pools(random.between(1, 8)),
           rows(random.between(1, 40)),
           blocks(random.below(2) == 0 ? 4 * random.between(1, 80) : random.between(1, 1500)),
           width(random.between(1, blocks)),
