@@ -170,15 +170,17 @@ void LaneLoop::renew_stream(Lock& lock) {
 
 void LaneLoop::end(std::uint64_t number, std::string error, std::uint64_t bytes, Clock::time_point since) {
     if (error.empty()) {
-        failures_in_a_row_ = 0;
+        streams_lost_ = 0;
     } else {
         ++failed_;
-        renew_ = true;
         first_error_ = first_error_.empty() ? error : first_error_;
-        if (++failures_in_a_row_ == config_.failures_max) {
+        // What fails behind a failure on the same stream tells nothing new.
+        streams_lost_ += renew_ ? 0 : 1;
+        renew_ = true;
+        if (streams_lost_ == config_.failures_max && !broken_) {
             broken_ = true;
-            refuse_queued("the lane gave up after " + std::to_string(config_.failures_max) +
-                          " failures in a row; the first: " + first_error_);
+            refuse_queued("the lane gave up after losing " + std::to_string(config_.failures_max) +
+                          " streams in a row; the first error: " + first_error_);
         }
     }
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - since).count();

@@ -21,7 +21,7 @@ namespace kvfix {
 struct LaneConfig {
     std::size_t queue_max = 256;     // transfers waiting to be submitted
     std::size_t in_flight_max = 32;  // submitted, not ended
-    std::uint32_t failures_max = 3;  // in a row
+    std::uint32_t failures_max = 3;  // streams lost in a row
     SourceOrder source = SourceOrder::stream;
 };
 
@@ -94,7 +94,7 @@ class LaneLoop {
     std::vector<EndedTransfer> ended_;
     std::uint64_t submitted_ = 0;
     std::uint64_t failed_ = 0;
-    std::uint32_t failures_in_a_row_ = 0;
+    std::uint32_t streams_lost_ = 0;  // since the last transfer that arrived
     std::string first_error_;
     bool renew_ = false;  // the stream has broken
     bool broken_ = false;

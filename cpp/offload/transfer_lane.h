@@ -6,7 +6,7 @@
 // once the caller has seen the transfer end.
 //
 // The thread touches nothing of Python. A failure ends its transfer and is reported with it; the stream is replaced, since an error
-// breaks it for good. After `failures_max` failures in a row the lane gives up, and refuses with the first error.
+// breaks it for good. After losing `failures_max` streams in a row the lane gives up, and refuses.
 #pragma once
 
 #include <chrono>

@@ -32,5 +32,6 @@ else
   echo "compute-sanitizer is not installed: memory accesses were not checked"
 fi
 python3 bench/bench_staging.py --results "$results" ${2:-} || status=1
+python3 bench/bench_offload.py --results "$results" --matmul ${2:-} || status=1
 python3 bench/bench_overlay.py --results "$results" --device torch ${2:-} || status=1
 exit $status

@@ -29,6 +29,7 @@ class Bench:
     def __init__(self, device: Device, **sizes: Any) -> None:
         args = llm_args()
         self.device = device
+        self.is_unplugged = False
         self.scheduler, self.worker = KvfixOffloadScheduler(args), KvfixOffloadWorker(args)
         self.manager = ConnectorManager(self.worker, self.scheduler)
         with on_stream(device, 0):
@@ -40,9 +41,10 @@ class Bench:
         assert index is not None
         return index
 
-    def close(self) -> bool:
-        self.executor.close()
-        return bool(self.worker.shutdown())
+    def close(self) -> None:
+        self.worker.shutdown()
+        if not self.is_unplugged:
+            self.executor.close()
 
 
 MakeBench = Callable[..., Bench]

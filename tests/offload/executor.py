@@ -62,6 +62,7 @@ class Executor:
         self.corrupt: list[int] = []
         self.reads_checked = 0
         self.loaded_tokens = 0
+        self.scheduled = 0  # requests in the last step
         self._previous: list[Request] = []  # given to the device, its answer not looked at
         manager.worker.register_kv_caches(self.pool)
 
@@ -81,9 +82,11 @@ class Executor:
 
     def step(self) -> None:
         self._admit()
+        self._grow()
         scheduled = [
             self._schedule(request) for request in self.active if request.state in (State.CONTEXT, State.GENERATION)
         ]
+        self.scheduled = len(scheduled)
         self.manager.start_step([(one, self.blocks_of(one), tokens) for one, tokens in scheduled], self.stream)
         for request, tokens in scheduled:
             self._forward(request, tokens)
@@ -153,9 +156,16 @@ class Executor:
             request.state = State.LOADING if more else State.CONTEXT
             self.manager.update_state_after_alloc(request, self.blocks_of(request))
 
+    def _grow(self) -> None:
+        """One more token for each that generates; who finds no room for it begins again later."""
+        for request in [one for one in self.active if one.state is State.GENERATION]:
+            try:
+                self.cache.add_token(request.request_id)
+            except OutOfBlocks:
+                self.preempt(request)
+
     def _schedule(self, request: Request) -> tuple[Request, int]:
         if request.state is State.GENERATION:
-            self.cache.add_token(request.request_id)
             return request, 1
         return request, min(request.prompt_len - request.context_current_position, self.chunk_tokens)
 

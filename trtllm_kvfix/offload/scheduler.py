@@ -21,6 +21,7 @@ from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tally import Tally
 
 _log = logging.getLogger("trtllm_kvfix.offload")
+FAILED_IN_A_ROW_MAX = 32
 PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
 
 
@@ -44,6 +45,7 @@ class OffloadScheduler:
         self._next_stores: list[StoreJob] = []
         self._next_loads: list[LoadJob] = []
         self._fences: set[int] = set()
+        self._failed_in_a_row = {"store": 0, "load": 0}
 
     @property
     def index(self) -> HostIndex | None:
@@ -95,6 +97,7 @@ class OffloadScheduler:
         self._take_ended()
         if self._switches.read() and self._index is not None:
             self._index.drop()
+            self._failed_in_a_row = {"store": 0, "load": 0}
         if scheduler_output is not None:
             for data in scheduler_output.new_requests:
                 self._report(data, is_new=True)
@@ -128,9 +131,19 @@ class OffloadScheduler:
             del self._finishing[request_id]
         return Late(self._take_step(), closed)
 
+    def _works(self, direction: str) -> bool:
+        """Whether transfers are planned: an operator may say no, and where none succeeds there is no use in it."""
+        wanted = self._switches.store if direction == "store" else self._switches.load
+        return wanted and self._failed_in_a_row[direction] < FAILED_IN_A_ROW_MAX
+
+    def _note_end(self, direction: str, error: str) -> None:
+        self._failed_in_a_row[direction] = self._failed_in_a_row[direction] + 1 if error else 0
+        if self._failed_in_a_row[direction] == FAILED_IN_A_ROW_MAX:
+            _log.error("no more %ss: %d failed in a row, the last with: %s", direction, FAILED_IN_A_ROW_MAX, error)
+
     def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
         index = self.index
-        if index is None or not self._switches.load:
+        if index is None or not self._works("load"):
             return None
         tokens = np.array(live.tokens, np.int32)
         held = index.blocks_held(live.identity, tokens)
@@ -164,7 +177,7 @@ class OffloadScheduler:
         """Give what the host tier lacks of the request to a job. False: later, another job sends the same blocks."""
         index = self.index
         whole = live.whole_blocks(self._tokens_per_block)
-        if index is None or not self._switches.store or whole <= live.covered:
+        if index is None or not self._works("store") or whole <= live.covered:
             return True
         priorities = [*live.priorities[:whole], *[PRIORITY_DEFAULT] * (whole - len(live.priorities))]
         worth = sum(1 for _ in takewhile(lambda one: one >= self._settings.offload_priority_min, priorities))
@@ -225,6 +238,7 @@ class OffloadScheduler:
         assert self._index is not None
         self._index.end_store(job, arrived=not error)
         self.tally.stored(len(store.blocks), error)
+        self._note_end("store", error)
         for live in (self._live.get(store.request_id), self._finishing.get(store.request_id)):
             if live is not None:
                 live.jobs.discard(job)
@@ -236,6 +250,7 @@ class OffloadScheduler:
         self._index.condemn(load.pins, ended.bad_slots)
         self._index.unpin(load.pins)
         self.tally.loaded(len(load_job.blocks), ended.error, len(ended.bad_slots))
+        self._note_end("load", "" if ended.bad_slots else ended.error)
         live = self._live.get(load_job.request_id)
         if live is not None and live.load is load:
             live.load = None

@@ -7,6 +7,7 @@ from trtllm_kvfix.offload.host_index import HostIndex
 
 _log = logging.getLogger("trtllm_kvfix.offload")
 OPAQUE_TOLD_MAX = 3
+ERRORS_TOLD_MAX = 10
 
 
 class Tally:
@@ -16,6 +17,7 @@ class Tally:
         self._log_every_requests = log_every_requests
         self._finished = 0
         self._opaque = 0
+        self._errors_told = 0
         self._prompt = self._device = self._host = 0  # tokens, since the last line
         self._stored = self._loaded = self._errors = 0  # blocks, transfers
 
@@ -65,8 +67,11 @@ class Tally:
 
     def _failed(self, what: str, blocks: int, error: str) -> None:
         self._errors += 1
+        self._errors_told += 1
         counters.offload_errors.add()
-        _log.error("a %s of %d blocks failed: %s", what, blocks, error)
+        if self._errors_told <= ERRORS_TOLD_MAX:
+            last = "; further ones are counted" if self._errors_told == ERRORS_TOLD_MAX else ""
+            _log.error("a %s of %d blocks failed: %s%s", what, blocks, error, last)
 
     def _tell(self, index: HostIndex | None) -> None:
         shares = [100 * part / max(self._prompt, 1) for part in (self._device, self._host)]

@@ -1,12 +1,13 @@
 """The transfers of one rank: its host pool, and a lane for each direction. Jobs are known by their numbers."""
 
 from collections.abc import Sequence
+from itertools import chain
 from time import monotonic
 from typing import NamedTuple
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.native import Device, HostPool, Mark, Marks, TransferLane
+from trtllm_kvfix.native import Device, DeviceError, HostPool, Mark, Marks, TransferLane
 from trtllm_kvfix.offload.digests import Digests
 from trtllm_kvfix.offload.layout import Layout
 from trtllm_kvfix.offload.plan import Ended, LoadJob, Step, StoreJob
@@ -43,13 +44,23 @@ class Transfers:
     def mark(self, stream: int) -> Mark:
         return self._marks.set(stream)
 
-    def begin(self, step: Step, mark: Mark) -> None:
-        """Give out the transfers of a step, all behind the same point of the stream that computes."""
-        for job in step.fences:
+    def begin(self, steps: Sequence[Step], stream: int) -> None:
+        """Give out the transfers of these steps behind all that the stream, which computes, has been given."""
+        for job in chain.from_iterable(step.fences for step in steps):
             self._wait_for(job)
-        for load in step.loads:
+        loads = [load for step in steps for load in step.loads]
+        stores = [store for step in steps for store in step.stores]
+        if not loads and not stores:
+            return
+        try:
+            mark = self.mark(stream)
+        except DeviceError as error:
+            jobs = [*(load.job for load in loads), *(store.job for store in stores)]
+            self._refused.extend(Ended(job, f"not begun: {error}") for job in jobs)
+            return
+        for load in loads:
             self._enqueue(load, "load", self._loads, mark)
-        for store in step.stores:
+        for store in stores:
             self._enqueue(store, "store", self._stores, mark)
 
     def take_ended(self) -> list[Ended]:

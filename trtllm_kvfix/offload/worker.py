@@ -109,9 +109,7 @@ class OffloadWorker:
         if self._transfers is None:
             raise KvfixError("transfers were planned before the pools of the device were registered")
         steps, self._steps = self._steps, []
-        mark = self._transfers.mark(self._stream)
-        for step in steps:
-            self._transfers.begin(step, mark)
+        self._transfers.begin(steps, self._stream)
 
     def _agree(self) -> None:
         for job, reports in [item for item in self._reports.items() if len(item[1]) == self._ranks.size]:

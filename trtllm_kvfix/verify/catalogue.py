@@ -4,10 +4,10 @@ import difflib
 from collections.abc import Sequence
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.verify import offsets_v1, offsets_v2, transfer_cases
+from trtllm_kvfix.verify import connector, offsets_v1, offsets_v2, transfer_cases
 from trtllm_kvfix.verify.case import Case
 
-CASES: tuple[Case, ...] = (*offsets_v1.CASES, *offsets_v2.CASES, *transfer_cases.CASES)
+CASES: tuple[Case, ...] = (*offsets_v1.CASES, *offsets_v2.CASES, *transfer_cases.CASES, *connector.CASES)
 NAMES = tuple(dict.fromkeys(case.name for case in CASES))
 
 

@@ -1,0 +1,155 @@
+"""A transfer that fails, wherever it does, costs time and nothing else: no block is half here, no request hangs."""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.native import unplug
+
+from .conftest import BLOCK_BYTES, Bench, MakeBench
+from .faults import FAULTS, heal, transfers_of
+from .upstream_double import Request, State
+
+
+def prompt(marker: int, length: int = 24) -> list[int]:
+    return [marker, *range(1, length)]
+
+
+def serve(bench: Bench, number: int, tokens: list[int]) -> int:
+    """How many tokens came from the host tier."""
+    executor = bench.executor
+    executor.forget_device_cache()
+    before = executor.loaded_tokens
+    request = Request(number, tokens, max_new_tokens=3)
+    executor.submit(request)
+    executor.run()
+    assert request.state is State.GONE
+    assert request.generated == 3
+    bench.scheduler.build_connector_meta(None)  # takes note of what has ended
+    return executor.loaded_tokens - before
+
+
+def require_clean(bench: Bench) -> None:
+    assert bench.executor.corrupt == []
+    bench.index.check_invariants()
+    assert bench.index.stats().owned == 0
+    assert bench.scheduler.side._sources == {}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_store_that_fails_leaves_nothing_to_be_found(
+    fault: str, make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, errors = make_bench(), counters.offload_errors.value
+    with monkeypatch.context() as patch:
+        FAULTS[fault](patch, bench, "store")
+        assert serve(bench, 1, prompt(7)) == 0
+    assert counters.offload_errors.value > errors
+    assert bench.index.stats().free == bench.index.slots
+    heal(bench)
+    assert serve(bench, 2, prompt(7)) == 0, "nothing of the failed store is found"
+    require_clean(bench)
+    if fault != "the lane is closed":
+        assert serve(bench, 3, prompt(7)) == 20, "and the next store serves"
+    require_clean(bench)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_request_whose_load_fails_computes_its_tokens(
+    fault: str, make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench()
+    assert serve(bench, 1, prompt(7)) == 0
+    recomputed = counters.offload_recomputed_requests.value
+    with monkeypatch.context() as patch:
+        FAULTS[fault](patch, bench, "load")
+        assert serve(bench, 2, prompt(7)) == 20, "promised"
+    assert counters.offload_recomputed_requests.value == recomputed + 1
+    require_clean(bench)
+    heal(bench)
+    if fault != "the lane is closed":
+        assert serve(bench, 3, prompt(7)) == 20
+        assert counters.offload_recomputed_requests.value == recomputed + 1
+    require_clean(bench)
+
+
+def test_without_the_way_back_a_failed_load_is_read(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: what upstream alone would do with a load that failed."""
+    bench = make_bench()
+    serve(bench, 1, prompt(7))
+    monkeypatch.setattr(type(bench.worker), "requests_to_recompute", None)
+    FAULTS["the copy fails"](monkeypatch, bench, "load")
+    serve(bench, 2, prompt(7))
+    assert set(bench.executor.corrupt) == {2}
+
+
+def test_a_host_block_that_somebody_wrote_to_is_not_used(make_bench: MakeBench) -> None:
+    bench = make_bench(verify="all")
+    serve(bench, 1, prompt(7))
+    bad, recomputed = counters.offload_bad_blocks.value, counters.offload_recomputed_requests.value
+    pool = transfers_of(bench)._pool
+    host = np.ctypeslib.as_array(as_bytes(pool.address, pool.bytes))
+    host[2 * BLOCK_BYTES + 5] ^= 1
+    assert serve(bench, 2, prompt(7)) == 20
+    assert counters.offload_bad_blocks.value == bad + 1
+    assert counters.offload_recomputed_requests.value == recomputed + 1
+    assert serve(bench, 3, prompt(7)) == 8, "the two good blocks before it"
+    assert serve(bench, 4, prompt(8)) == 0
+    assert serve(bench, 5, prompt(8)) == 20, "others are untouched"
+    require_clean(bench)
+
+
+def as_bytes(address: int, count: int):  # type: ignore[no-untyped-def]
+
+    return (ctypes.c_uint8 * count).from_address(address)
+
+
+def test_unplugged_nothing_hangs_and_all_is_given_back(make_bench: MakeBench) -> None:
+    bench, errors = make_bench(), counters.offload_errors.value
+    executor = bench.executor
+    executor.submit(*(Request(number, prompt(number), max_new_tokens=3) for number in range(1, 5)))
+    executor.step()
+    executor.step()
+    unplug(bench.device)
+    bench.is_unplugged = True
+    executor.reads.clear()
+    for request in list(executor.active):
+        executor.cancel(request)
+    while any(request.state is State.SAVING for request in executor.active):
+        for request in executor.manager.get_finished():
+            executor._free(request)
+    bench.scheduler.build_connector_meta(None)
+    assert counters.offload_errors.value > errors
+    bench.index.check_invariants()
+    assert bench.index.stats().owned == 0
+    assert bench.worker.shutdown()
+    assert counters.offload_pinned_bytes.value == 0
+
+
+def test_shutdown_returns_within_its_bound_though_the_device_is_stuck(make_bench: MakeBench) -> None:
+    bench = make_bench(shutdown_timeout_s=0.05)
+    gate = bench.device.close_gate(bench.executor.stream)
+    bench.executor.submit(Request(1, prompt(1), max_new_tokens=3))
+    try:
+        bench.executor.step()
+        bench.executor.step()
+        while transfers_of(bench)._stores.stats().in_flight == 0:
+            pass  # until the device has it
+        assert not bench.worker.shutdown(), "the device still has the pool"
+    finally:
+        bench.device.open_gate(gate)
+
+
+def test_a_control_file_that_makes_no_sense_changes_nothing(
+    make_bench: MakeBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "switches.yaml"
+    bench = make_bench(control_file=file)
+    for text in ("store: perhaps", "stor: off", "[", "{store: off"):
+        file.write_text(text)
+        assert serve(bench, 1, prompt(1)) in (0, 20)
+        assert bench.scheduler.side._switches.store
+    assert len([line for line in caplog.messages if "changes nothing" in line]) == 4

@@ -1,0 +1,167 @@
+"""Ranks of one model end transfers at different times, or differently. Only what all have is used."""
+
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.native import HostPool, open_device
+from trtllm_kvfix.offload.layout import LayoutMismatch
+from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.plan import Late, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload.worker import OffloadWorker
+
+T = TypeVar("T")
+WORDS = 64
+RANKS = 2
+
+
+class ThreadRanks:
+    """Ranks that are threads of one test; gather is a meeting of all."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, timeout=60)
+        self._given: list[Any] = [None] * size
+
+    def rank(self, rank: int) -> Any:
+        def gather(value: T) -> list[T]:
+            self._given[rank] = value
+            self._barrier.wait()
+            given = list(self._given)
+            self._barrier.wait()
+            return given
+
+        return SimpleNamespace(rank=rank, size=len(self._given), gather=gather)
+
+
+class Rank:
+    def __init__(self, ranks: ThreadRanks, rank: int) -> None:
+        self.device = open_device("cpu", rank)
+        self.stream = self.device.create_stream()
+        self.pool = self.device.empty((8, WORDS), "uint32")
+        self.link = Link()
+        self.worker = OffloadWorker(OffloadSettings(), self.link, ranks.rank(rank), self.make_pool)
+
+    def make_pool(self, device: Any, block_bytes: int, ranks: Any) -> HostPool:
+        slots = 16 - ranks.rank  # the second has room for one block less
+        return HostPool(device, host_bytes=slots * block_bytes, block_bytes=block_bytes)
+
+
+def on_all(ranks: Sequence[Rank], call: Callable[[Rank], T]) -> list[T]:
+    """What each rank's thread returns; the first error of any."""
+    found: list[Any] = [None] * len(ranks)
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            found[number] = call(ranks[number])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return found
+
+
+@pytest.fixture
+def ranks() -> list[Rank]:
+    meeting = ThreadRanks(RANKS)
+    made = [Rank(meeting, rank) for rank in range(RANKS)]
+    on_all(made, lambda rank: rank.worker.register(rank.device, [rank.pool]))
+    return made
+
+
+def test_the_smallest_pool_decides(ranks: list[Rank]) -> None:
+    assert [rank.link.slots for rank in ranks] == [15, 15]
+
+
+def test_a_store_counts_when_the_last_rank_has_it(ranks: list[Rank]) -> None:
+    gate = ranks[1].device.close_gate(ranks[1].stream)
+    step = Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),))
+    for rank in ranks:
+        rank.worker.bind(step)
+        rank.worker.start(rank.stream)
+    ranks[0].link.plan_late = lambda: Late(closed=(7,))
+    finished = [7]
+
+    def once(rank: Rank) -> tuple[list[int], list[int]]:
+        return rank.worker.finished(finished, [])
+
+    transfers = ranks[0].worker._transfers
+    assert transfers is not None
+    assert transfers._stores.wait(1, 60)
+    assert on_all(ranks, once) == [([], [])] * 2
+    finished = []
+    assert on_all(ranks, once) == [([], [])] * 2
+    assert not ranks[0].link.ended
+    ranks[1].device.open_gate(gate)
+    saved: list[Any] = []
+    while not saved:
+        saved = [ids for ids, _ in on_all(ranks, once) if ids]
+    assert saved == [[7], [7]], "on both in the same iteration"
+    assert [(ended.job, ended.error) for ended in ranks[0].link.ended] == [(1, "")]
+    assert not ranks[1].link.ended, "the scheduler side is on rank 0"
+
+
+@pytest.mark.parametrize("bad", range(RANKS))
+def test_a_load_that_fails_on_one_rank_is_computed_on_all(bad: int, ranks: list[Rank]) -> None:
+    transfers = ranks[bad].worker._transfers
+    assert transfers is not None
+    assert transfers._loads.close(10)
+    for rank in ranks:
+        rank.worker.bind(Step(loads=(LoadJob(1, 7, (0, 1), (3, 4), 12),)))
+        rank.worker.start(rank.stream)
+    loading, seen = [7], list[list[int]]()
+    while not seen:
+        told, loading = loading, []
+        seen = [ids for _, ids in on_all(ranks, lambda rank, told=told: rank.worker.finished([], told)) if ids]  # type: ignore[misc]
+    assert seen == [[7], [7]]
+    assert [rank.worker.recompute for rank in ranks] == [{7: 12}, {7: 12}]
+    assert "not begun" in ranks[0].link.ended[0].error
+
+
+def test_ranks_with_different_blocks_refuse_to_start() -> None:
+    meeting = ThreadRanks(RANKS)
+    made = [Rank(meeting, rank) for rank in range(RANKS)]
+    made[1].pool = made[1].device.empty((8, WORDS, 2), "uint32")
+    with pytest.raises(LayoutMismatch, match="ranks have blocks of different kinds"):
+        on_all(made, lambda rank: rank.worker.register(rank.device, [rank.pool]))
+
+
+def test_a_pool_that_changes_is_refused_and_the_same_again_is_not(ranks: list[Rank]) -> None:
+    on_all(ranks, lambda rank: rank.worker.register(rank.device, [rank.pool]))
+    for rank in ranks:
+        rank.pool = rank.device.empty((9, WORDS), "uint32")
+    with pytest.raises(LayoutMismatch, match="was built for"):
+        on_all(ranks, lambda rank: rank.worker.register(rank.device, [rank.pool]))
+
+
+def test_numbers_out_of_range_are_refused_before_the_device_sees_them(ranks: list[Rank]) -> None:
+    for step in (Step(stores=(StoreJob(1, 7, (8,), (0,)),)), Step(stores=(StoreJob(1, 7, (0,), (16,)),))):
+        ranks[0].worker.bind(step)
+        with pytest.raises(LayoutMismatch, match="the pool changed"):
+            ranks[0].worker.start(ranks[0].stream)
+
+
+def test_a_load_that_was_never_told_is_never_over(ranks: list[Rank]) -> None:
+    for told in ([9], [], []):
+        assert on_all(ranks, lambda rank, told=told: rank.worker.finished([], told)) == [([], [])] * 2  # type: ignore[misc]
+
+
+def test_each_rank_counts_its_bytes(ranks: list[Rank]) -> None:
+    before = counters.offload_stored_bytes.value
+    for rank in ranks:
+        rank.worker.bind(Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),)))
+        rank.worker.start(rank.stream)
+    while not ranks[0].link.ended:
+        on_all(ranks, lambda rank: rank.worker.finished([], []))
+    assert counters.offload_stored_bytes.value - before == RANKS * 2 * WORDS * 4
