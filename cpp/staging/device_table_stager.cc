@@ -14,7 +14,7 @@ namespace {
 // Entries that a slot holds. Many changes take several slots, in stream order; all slots together hold them even if every
 // entry has changed. Otherwise a ship would wait for its own first slot, and so for the stream, which may be held.
 std::uint32_t slot_entries(const StagerConfig& config) {
-    constexpr std::size_t kUsual = 64 * 1024;
+    constexpr std::size_t kUsual = std::size_t{64} * 1024;
     const std::size_t all = config.elements_max();
     const std::size_t share = all / config.slots + 1 + kPieceMax;  // a slot that turns may lack room for a last piece
     return static_cast<std::uint32_t>(std::min(all, std::max(kUsual, share)));
