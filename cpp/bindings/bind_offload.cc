@@ -101,7 +101,7 @@ void bind_ends(nb::module_& m) {
 
 void bind_lane(nb::module_& m) {
     using namespace nb::literals;
-    nb::class_<Marks::Mark>(m, "Mark", "A point in a stream, for as long as it is held.");
+    [[maybe_unused]] const nb::class_<Marks::Mark> mark(m, "Mark", "A point in a stream, for as long as it is held.");
     nb::class_<Marks>(m, "Marks", "Events for points in streams; none stands for two points at once.")
         .def(nb::new_([](std::shared_ptr<Device> device, std::size_t marks_max) {
                  return std::make_shared<Marks>(std::move(device), marks_max);

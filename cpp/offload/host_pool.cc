@@ -32,9 +32,9 @@ std::size_t rounded_up(std::size_t bytes, std::size_t unit) { return (bytes + un
 
 HostPoolPlan plan_host_pool(std::size_t host_bytes, std::size_t block_bytes, std::size_t piece_bytes_max,
                             std::size_t page_bytes) {
-    if (block_bytes == 0 || host_bytes < block_bytes) {
+    if (block_bytes == 0 || page_bytes == 0 || host_bytes < block_bytes) {
         throw std::invalid_argument("host pool: " + std::to_string(host_bytes) + " bytes hold no block of " +
-                                    std::to_string(block_bytes) + " bytes");
+                                    std::to_string(block_bytes) + " bytes, on pages of " + std::to_string(page_bytes));
     }
     const std::size_t unit = page_bytes / std::gcd(page_bytes, block_bytes);  // slots that end on a page
     const std::size_t most = piece_bytes_max / block_bytes / unit * unit;

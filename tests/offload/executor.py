@@ -63,6 +63,7 @@ class Executor:
         self.reads_checked = 0
         self.loaded_tokens = 0
         self.scheduled = 0  # requests in the last step
+        self.idle: Callable[[], None] = lambda: None  # waits a while for whatever the next step waits for
         self._previous: list[Request] = []  # given to the device, its answer not looked at
         manager.worker.register_kv_caches(self.pool)
 
@@ -78,6 +79,8 @@ class Executor:
                 return
             assert monotonic() < until, f"{self.waiting} waiting, {self.active} active"
             self.step()
+            if not self.scheduled:
+                self.idle()
             between(step)
 
     def step(self) -> None:

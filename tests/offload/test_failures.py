@@ -99,6 +99,8 @@ def test_a_host_block_that_somebody_wrote_to_is_not_used(make_bench: MakeBench) 
     assert serve(bench, 3, prompt(7)) == 8, "the two good blocks before it"
     assert serve(bench, 4, prompt(8)) == 0
     assert serve(bench, 5, prompt(8)) == 20, "others are untouched"
+    bench.index.drop()
+    assert [serve(bench, number, prompt(7)) for number in (6, 7)] == [0, 20], "stored anew, it is good"
     require_clean(bench)
 
 

@@ -165,3 +165,15 @@ def test_each_rank_counts_its_bytes(ranks: list[Rank]) -> None:
     while not ranks[0].link.ended:
         on_all(ranks, lambda rank: rank.worker.finished([], []))
     assert counters.offload_stored_bytes.value - before == RANKS * 2 * WORDS * 4
+
+
+def test_a_step_that_is_told_twice_over_before_it_begins_loses_nothing(ranks: list[Rank]) -> None:
+    """Upstream may tell an empty step, or another one, before the first has begun."""
+    for rank in ranks:
+        first, second = (Step(stores=(StoreJob(job, 6 + job, (job,), (job,)),)) for job in (1, 2))
+        for step in (first, Step(), second, None):
+            rank.worker.bind(step)
+        rank.worker.start(rank.stream)
+    while len(ranks[0].link.ended) < 2:
+        on_all(ranks, lambda rank: rank.worker.finished([], []))
+    assert [(ended.job, ended.error) for ended in ranks[0].link.ended] == [(1, ""), (2, "")]

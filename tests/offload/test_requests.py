@@ -8,7 +8,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.identity import identity_of
 
 from .conftest import Bench, MakeBench
-from .upstream_double import Request, State
+from .upstream_double import Request, RequestData, SchedulerOutput, State
 
 
 def prompt(marker: int, length: int = 24) -> list[int]:
@@ -128,6 +128,22 @@ def test_a_preempted_request_begins_again_and_is_stored_whole(make_bench: MakeBe
     assert request.generated == 12
     whole = (len(request.tokens) - 1) // 4 * 4
     assert loaded_by(bench, Request(2, [*request.tokens[:whole], 5])) == whole
+
+
+def test_what_upstream_adds_to_blocks_that_are_gone_is_not_believed(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    side, request = bench.scheduler.side, Request(1, prompt(1, 30))
+    for blocks in (range(8), range(10, 18)):  # the second time after preemption
+        side.get_num_new_matched_tokens(request, 0)
+        side.update_state_after_alloc(request, list(blocks))
+
+    def told(computed: int, *new_tokens: int) -> list[tuple[int, ...]]:
+        data = RequestData(1, list(new_tokens), [55], computed, 1)
+        step = side.build_connector_meta(SchedulerOutput(cached_requests=[data]))
+        return [job.blocks for job in step.stores]
+
+    assert told(28, 97) == [tuple(range(10, 17))]
+    assert told(36, 96, 95, 94, 93, 92, 91) == []
 
 
 @pytest.mark.parametrize("steps", range(6))

@@ -55,7 +55,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         self._args = llm_args
         self.side = OffloadWorker(settings, link_of(llm_args), ranks_here(), HostTierMaker(settings))
         module = connector_module()
-        if module is not None and hasattr(module, "KvCacheConnectorManager"):
+        if module is not None:
             follow(module.KvCacheConnectorManager)
         atexit.register(self.shutdown)
 

@@ -27,7 +27,7 @@ def follow(manager_class: type[Any]) -> None:
 
     @wraps(original)
     def get_finished(self: Any) -> Any:
-        recompute: dict[int, int] | None = getattr(self.worker, "requests_to_recompute", None)
+        recompute: dict[int, int] | None = getattr(getattr(self, "worker", None), "requests_to_recompute", None)
         if recompute is None:
             return original(self)
         loading = {request_id: one for place in PLACES for request_id, one in loading_in(self, place)}

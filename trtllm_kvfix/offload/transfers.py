@@ -13,6 +13,7 @@ from trtllm_kvfix.offload.layout import Layout
 from trtllm_kvfix.offload.plan import Ended, LoadJob, Step, StoreJob
 from trtllm_kvfix.offload.settings import OffloadSettings
 
+STREAMS_LOST_MAX = 256  # in a row; the scheduler side stops asking long before
 FENCE_S_MAX = 30.0  # a transfer that is not over by then never will be
 
 
@@ -88,15 +89,11 @@ class Transfers:
         counters.offload_pinned_bytes.put(self._pool.bytes_pinned)
         return self._pool.bytes_pinned == 0
 
-    @property
-    def broken(self) -> str:
-        """Why a direction is out of order; empty while both work."""
-        return next((s.first_error for s in (self._stores.stats(), self._loads.stats()) if s.broken), "")
-
     def _lane(self, device: Device, order: str) -> TransferLane:
         return TransferLane(
-            device, order=order, queue_max=self._settings.queue_max, in_flight_max=self._settings.in_flight_max
-        )
+            device, order=order, queue_max=self._settings.queue_max, in_flight_max=self._settings.in_flight_max,
+            failures_max=STREAMS_LOST_MAX,
+        )  # fmt: skip
 
     def _enqueue(self, job: StoreJob | LoadJob, direction: str, lane: TransferLane, mark: Mark) -> None:
         device = self._layout.device_addresses(job.blocks)
