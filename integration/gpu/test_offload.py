@@ -37,7 +37,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def serve(bench: Bench, number: int, tokens: list[int]) -> int:
     bench.executor.forget_device_cache()
     before = bench.executor.loaded_tokens
-    request = Request(number, tokens, max_new_tokens=3)
+    request = Request(number, list(tokens), max_new_tokens=3)  # what it generates is appended to its own
     bench.executor.submit(request)
     bench.executor.run()
     bench.scheduler.build_connector_meta(None)
