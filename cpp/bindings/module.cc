@@ -49,6 +49,11 @@ std::map<std::string, std::string> build_info() {
 
 NB_MODULE(_core, m) {
     m.doc() = "The native core of trtllm-kvfix. Import trtllm_kvfix.native instead.";
+#ifdef NDEBUG
+    // A server's process may end with managers and stagers alive in caches of its frameworks. That is no leak of ours, and
+    // its log should not end with a report about it. Debug builds do report.
+    nanobind::set_leak_warnings(false);
+#endif
     m.def("build_info", &build_info, "How this extension was built.");
     kvfix::bindings::bind_errors(m);
     kvfix::bindings::bind_config(m);
