@@ -101,7 +101,7 @@ def build_facts() -> list[str]:
         return done.stdout.strip()
 
     changed = "+" if git("status", "--porcelain", "--untracked-files=no", "--", "cpp", "cmake", "trtllm_kvfix") else ""
-    # A copy of the tree, as on a machine lent for a measurement, has no history: whoever copied it says what it is.
+    # A copy of the tree has no history: whoever copied it says what it is.
     commit = os.environ.get("KVFIX_COMMIT") or git("rev-parse", "--short", "HEAD") or "unknown"
     return [
         build_info()["compiler"],
