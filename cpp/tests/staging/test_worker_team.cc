@@ -7,9 +7,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -24,6 +28,18 @@ class HangIsFailure {
     HangIsFailure& operator=(const HangIsFailure&) = delete;
     ~HangIsFailure() { alarm(0); }
 };
+
+// Whether every thread but this one sleeps in the kernel. A worker says that it has parked a moment before it does, and until then it
+// sees a run without being woken.
+bool others_sleep() {
+    const std::string self = std::to_string(gettid());
+    return std::ranges::all_of(std::filesystem::directory_iterator("/proc/self/task"), [&](const auto& task) {
+        std::ifstream stat(task.path() / "stat");
+        const std::string line{std::istreambuf_iterator<char>(stat), {}};
+        const std::size_t state = line.rfind(") ") + 2;
+        return task.path().filename() == self || (state < line.size() && line[state] == 'S');
+    });
+}
 
 // Plain memory, so that ThreadSanitizer sees whether the chunks, and the caller behind them, are in order.
 class Sheet {
@@ -111,7 +127,7 @@ TEST(WorkerTeam, EveryWorkerComesWhetherItSpinsOrHasParked) {
     for (int i = 0; i < 50; ++i) {
         rendezvous(team);  // soon after the last one: they may be spinning
         rendezvous(team);
-        while (team.parked() != team.workers()) {
+        while (team.parked() != team.workers() || !others_sleep()) {
             std::this_thread::yield();
         }
     }
