@@ -137,7 +137,7 @@ mutants: build  ## plant mistakes in cpp/staging and require that the tests noti
 
 # The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.
 ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01
-ci: lint test test-mpi test-nixl test-ray tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
+ci: lint test test-mpi test-nixl tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
 
 clean:  ## remove .venv and everything built
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
