@@ -10,6 +10,7 @@
 
 #include "device/sim_device.h"
 #include "kernels/relaxed.h"
+#include "tests/device_error.h"
 
 namespace kvfix {
 
@@ -48,19 +49,5 @@ class SimDeviceTest : public ::testing::Test {
     SimDevice device{1};
     StreamHandle stream = device.create_stream();
 };
-
-// The message of the DeviceError that the call throws; a test failure if it does not throw.
-template <typename Call>
-std::string error_of(Call&& call) {
-    try {
-        call();
-    } catch (const DeviceError& error) {
-        return error.what();
-    }
-    ADD_FAILURE() << "no DeviceError was thrown";
-    return {};
-}
-
-#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 }  // namespace kvfix

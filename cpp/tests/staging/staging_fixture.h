@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/device_error.h"
 #include "tests/staging/probe_device.h"
 
 #ifdef __SANITIZE_ADDRESS__
@@ -100,19 +101,5 @@ class StagingTest : public ::testing::Test {
         probe.open_gate(gate);
     }
 };
-
-// The message of the DeviceError that the call throws; a test failure if it does not throw.
-template <typename Call>
-std::string error_of(Call&& call) {
-    try {
-        call();
-    } catch (const DeviceError& error) {
-        return error.what();
-    }
-    ADD_FAILURE() << "no DeviceError was thrown";
-    return {};
-}
-
-#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 }  // namespace kvfix
