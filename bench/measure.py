@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,12 +17,9 @@ from trtllm_kvfix.native import build_info
 
 REPOSITORY = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+FACTS = ("date", "machine", "compiler", "python", "commit")
 COLUMNS = (
-    "date",
-    "machine",
-    "compiler",
-    "python",
-    "commit",
+    *FACTS,
     "workload",
     "block_size",
     "manager",
@@ -66,22 +63,33 @@ class Row(NamedTuple):
 
 
 def report(file_name: str, rows: Iterable[Row], folder: Path) -> None:
-    """Print rows as they come and append them to a file, which is never rewritten."""
-    path = folder / file_name
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = [datetime.now(timezone.utc).isoformat(timespec="seconds"), machine(), *build_facts()]
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(COLUMNS)
+    """Print rows as they come and append them to a file."""
+
+    def printed() -> Iterator[list[Any]]:
         for row in rows:
             print(row.text(), flush=True)
             summary, ratio = row.summary, row.ratio_to_floor
             numbers = [f"{value:.6g}" for value in (summary.median, summary.p20, summary.p80)]
             ratio_text = "" if ratio is None else f"{ratio.median:.4g}"
-            what = [row.workload, row.block_size, row.manager, row.metric]
-            writer.writerow([*facts, *what, *numbers, ratio_text, summary.rounds])
+            yield [row.workload, row.block_size, row.manager, row.metric, *numbers, ratio_text, summary.rounds]
+
+    append(folder / file_name, COLUMNS, printed())
+
+
+def append(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Add the facts of this moment and a row to a file that is never rewritten, row by row as they come.
+
+    columns: all of them, FACTS first; a row holds the rest.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    facts = [datetime.now(timezone.utc).isoformat(timespec="seconds"), machine(), *build_facts()]
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(columns)
+        for row in rows:
+            writer.writerow([*facts, *row])
 
 
 def machine() -> str:

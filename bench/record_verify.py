@@ -4,22 +4,16 @@
 """
 
 import argparse
-import csv
 import json
 import sys
-from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, build_facts, machine
+from measure import FACTS, RESULTS, append
 
 COLUMNS = (
-    "date",
-    "machine",
-    "compiler",
-    "python",
-    "commit",
+    *FACTS,
     "device",
     "torch",
     "case",
@@ -39,19 +33,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     arguments = parser.parse_args()
-    path = arguments.results / "verify.csv"
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(COLUMNS)
-        writer.writerows(rows(json.load(sys.stdin)))
+    append(arguments.results / "verify.csv", COLUMNS, rows(json.load(sys.stdin)))
 
 
 def rows(report: dict[str, Any]) -> list[list[Any]]:
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    facts = [now, machine(), *build_facts(), report["device"]["name"], torch_version()]
+    facts = [report["device"]["name"], torch_version()]
     return [
         [*facts, case["case"], case["variant"], case["hazard"], report["iterations"], *arms(case)]
         for case in report["cases"]
