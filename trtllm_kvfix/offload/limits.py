@@ -4,11 +4,11 @@ Pages of a host tier cannot be given back under pressure. One that does not fit 
 minutes later and without a word; so it is refused at the start.
 """
 
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from trtllm_kvfix import machine
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.replay.sizes import bytes_text
 
@@ -70,10 +70,10 @@ def limit_of(place: Path, total_name: str, used_name: str, reclaimable: str) -> 
 
 def memory_lock_text(bytes_per_rank: int) -> str:
     """For the error of a driver that refuses to pin: most drivers do not count pinned memory against this limit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
+    limit = machine.memory_lock_bytes()
+    if limit is None:
         return "the limit on locked memory (ulimit -l) is unlimited"
-    return f"the limit on locked memory (ulimit -l) is {bytes_text(soft)}, wanted are {bytes_text(bytes_per_rank)}"
+    return f"the limit on locked memory (ulimit -l) is {bytes_text(limit)}, wanted are {bytes_text(bytes_per_rank)}"
 
 
 def number_of(file: Path) -> int | None:
