@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.offload.conftest import BLOCK_BYTES, Bench
+from tests.offload.conftest import BLOCK_BYTES, Bench, serve_alone
 from tests.offload.faults import FAULTS, heal, transfers_of
-from tests.offload.upstream_double import Request, State
+from tests.offload.upstream_double import Request
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, DeviceError, HostPool, open_device
 
@@ -35,14 +35,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def serve(bench: Bench, number: int, tokens: list[int]) -> int:
-    bench.executor.forget_device_cache()
-    before = bench.executor.loaded_tokens
-    request = Request(number, list(tokens), max_new_tokens=3)  # what it generates is appended to its own
-    bench.executor.submit(request)
-    bench.executor.run()
-    bench.scheduler.build_connector_meta(None)
-    assert request.state is State.GONE
-    return bench.executor.loaded_tokens - before
+    return serve_alone(bench, Request(number, list(tokens), max_new_tokens=3))  # it appends to its own list
 
 
 def test_no_block_ever_holds_a_foreign_or_half_written_value(bench: Bench) -> None:

@@ -2,41 +2,18 @@
 
 import random
 import threading
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
+from tests.threads import run_together
 from trtllm_kvfix.native import OutOfBlocks, SequenceRequest, block_hashes
 
 from .scenes import BLOCK, leave_behind, manager, prompt
 from .workload import Churn, make_manager
 
-JOIN_S = 120
 PINS_MIN = 200
 REQUESTS_MAX = 10**6
-
-
-def run_together(works: list[Callable[[], None]]) -> None:
-    """All threads start at once; the first error of any is raised here."""
-    errors: list[BaseException] = []
-    barrier = threading.Barrier(len(works))
-
-    def guarded(work: Callable[[], None]) -> None:
-        barrier.wait()
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(JOIN_S)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    if errors:
-        raise errors[0]
 
 
 def test_threads_that_do_everything_leave_a_sound_manager() -> None:
@@ -47,7 +24,7 @@ def test_threads_that_do_everything_leave_a_sound_manager() -> None:
         for _ in range(200):
             m.check_invariants()
 
-    run_together([*(partial(churn.run, 3000) for churn in churns), check])
+    run_together(*(partial(churn.run, 3000) for churn in churns), check)
     for churn in churns:
         churn.finish()
     m.complete(m.take_transfers().ticket)
@@ -97,7 +74,7 @@ def test_a_slot_that_one_thread_has_pinned_is_never_given_to_another() -> None:
         finally:
             done.set()
 
-    run_together([serve_and_end, pin])
+    run_together(serve_and_end, pin)
     assert rounds >= PINS_MIN, "the threads must meet"
     m.check_invariants()
 
@@ -110,6 +87,6 @@ def test_counters_lose_nothing() -> None:
             m.add_sequence(SequenceRequest(request_id, prompt(request_id, BLOCK)))
             m.remove_sequence(request_id, store=False)
 
-    run_together([partial(come_and_go, first) for first in range(0, 4000, 1000)])
+    run_together(*(partial(come_and_go, first) for first in range(0, 4000, 1000)))
     total = m.get_kv_cache_stats().total
     assert (total.requests, total.blocks_new, total.tokens_new) == (2000, 2000, 2000 * BLOCK)

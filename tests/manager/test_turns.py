@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.threads import run_together
 from trtllm_kvfix import native
 from trtllm_kvfix.manager.turns import Turns
 from trtllm_kvfix.metrics import counters
@@ -16,24 +17,7 @@ from trtllm_kvfix.metrics import counters
 WATCHDOG_S = 30.0
 
 
-def run(*bodies: Callable[[], Any]) -> None:
-    """Each in a thread of its own; an error of one is raised, a hang fails after a while."""
-    errors: list[BaseException] = []
-
-    def kept(body: Callable[[], Any]) -> None:
-        try:
-            body()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=kept, args=(body,), daemon=True) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WATCHDOG_S)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    if errors:
-        raise errors[0]
+run = partial(run_together, join_s=WATCHDOG_S)
 
 
 class Bound:

@@ -13,7 +13,7 @@ from trtllm_kvfix.offload.recompute import follow
 from trtllm_kvfix.staging.place import on_stream
 
 from .executor import BLOCK_WORDS, TOKENS_PER_BLOCK, Executor
-from .upstream_double import ConnectorManager
+from .upstream_double import ConnectorManager, Request, State
 
 BLOCK_BYTES = 4 * BLOCK_WORDS
 follow(ConnectorManager)
@@ -21,6 +21,18 @@ follow(ConnectorManager)
 
 def llm_args() -> Any:
     return SimpleNamespace(kv_cache_config=SimpleNamespace(tokens_per_block=TOKENS_PER_BLOCK, host_cache_size=0))
+
+
+def serve_alone(bench: "Bench", request: Request) -> int:
+    """How many tokens of it came from the host tier, when nothing is left in the device's."""
+    executor = bench.executor
+    executor.forget_device_cache()
+    before = executor.loaded_tokens
+    executor.submit(request)
+    executor.run()
+    bench.scheduler.build_connector_meta(None)  # takes note of what has ended
+    assert request.state is State.GONE
+    return executor.loaded_tokens - before
 
 
 class Bench:

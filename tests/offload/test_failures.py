@@ -9,7 +9,7 @@ import pytest
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import unplug
 
-from .conftest import BLOCK_BYTES, Bench, MakeBench
+from .conftest import BLOCK_BYTES, Bench, MakeBench, serve_alone
 from .faults import FAULTS, heal, transfers_of
 from .upstream_double import Request, State
 
@@ -19,17 +19,10 @@ def prompt(marker: int, length: int = 24) -> list[int]:
 
 
 def serve(bench: Bench, number: int, tokens: list[int]) -> int:
-    """How many tokens came from the host tier."""
-    executor = bench.executor
-    executor.forget_device_cache()
-    before = executor.loaded_tokens
     request = Request(number, tokens, max_new_tokens=3)
-    executor.submit(request)
-    executor.run()
-    assert request.state is State.GONE
+    loaded_tokens = serve_alone(bench, request)
     assert request.generated == 3
-    bench.scheduler.build_connector_meta(None)  # takes note of what has ended
-    return executor.loaded_tokens - before
+    return loaded_tokens
 
 
 def require_clean(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 
-from .conftest import Bench, MakeBench
+from .conftest import Bench, MakeBench, serve_alone
 from .upstream_double import Request, RequestData
 
 
@@ -20,14 +20,9 @@ def prompt(marker: int, length: int = 24) -> list[int]:
 
 
 def serve(bench: Bench, number: int, tokens: list[int]) -> int:
-    executor = bench.executor
-    executor.forget_device_cache()
-    before = executor.loaded_tokens
-    executor.submit(Request(number, tokens))
-    executor.run()
-    bench.scheduler.build_connector_meta(None)
-    assert executor.corrupt == []
-    return executor.loaded_tokens - before
+    loaded_tokens = serve_alone(bench, Request(number, tokens))
+    assert bench.executor.corrupt == []
+    return loaded_tokens
 
 
 def test_switches_turn_each_direction_off_and_on_and_empty_the_tier(make_bench: MakeBench, tmp_path: Path) -> None:
