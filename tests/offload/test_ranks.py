@@ -1,83 +1,19 @@
 """Ranks of one model end transfers at different times, or differently. Only what all have is used."""
 
-import threading
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.layout import LayoutMismatch
-from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Late, LoadJob, Step, StoreJob
-from trtllm_kvfix.offload.settings import OffloadSettings
-from trtllm_kvfix.offload.worker import OffloadWorker
 
-T = TypeVar("T")
-WORDS = 64
-RANKS = 2
-
-
-class ThreadRanks:
-    """Ranks that are threads of one test; gather is a meeting of all."""
-
-    def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=60)
-        self._given: list[Any] = [None] * size
-
-    def rank(self, rank: int) -> Any:
-        def gather(value: T) -> list[T]:
-            self._given[rank] = value
-            self._barrier.wait()
-            given = list(self._given)
-            self._barrier.wait()
-            return given
-
-        return SimpleNamespace(rank=rank, size=len(self._given), gather=gather)
-
-
-class Rank:
-    def __init__(self, ranks: ThreadRanks, rank: int) -> None:
-        self.device = open_device("cpu", rank)
-        self.stream = self.device.create_stream()
-        self.pool = self.device.empty((8, WORDS), "uint32")
-        self.link = Link()
-        self.worker = OffloadWorker(OffloadSettings(), self.link, ranks.rank(rank), self.make_pool)
-
-    def make_pool(self, device: Any, block_bytes: int, ranks: Any) -> HostPool:
-        slots = 16 - ranks.rank  # the second has room for one block less
-        return HostPool(device, host_bytes=slots * block_bytes, block_bytes=block_bytes)
-
-
-def on_all(ranks: Sequence[Rank], call: Callable[[Rank], T]) -> list[T]:
-    """What each rank's thread returns; the first error of any."""
-    found: list[Any] = [None] * len(ranks)
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            found[number] = call(ranks[number])
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(ranks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return found
+from .rank_threads import RANKS, WORDS, Rank, on_all, started
 
 
 @pytest.fixture
 def ranks() -> list[Rank]:
-    meeting = ThreadRanks(RANKS)
-    made = [Rank(meeting, rank) for rank in range(RANKS)]
-    on_all(made, lambda rank: rank.worker.register(rank.device, [rank.pool]))
-    return made
+    return started()
 
 
 def test_the_smallest_pool_decides(ranks: list[Rank]) -> None:
@@ -127,14 +63,6 @@ def test_a_load_that_fails_on_one_rank_is_computed_on_all(bad: int, ranks: list[
     assert seen == [[7], [7]]
     assert [rank.worker.recompute for rank in ranks] == [{7: 12}, {7: 12}]
     assert "not begun" in ranks[0].link.ended[0].error
-
-
-def test_ranks_with_different_blocks_refuse_to_start() -> None:
-    meeting = ThreadRanks(RANKS)
-    made = [Rank(meeting, rank) for rank in range(RANKS)]
-    made[1].pool = made[1].device.empty((8, WORDS, 2), "uint32")
-    with pytest.raises(LayoutMismatch, match="ranks have blocks of different kinds"):
-        on_all(made, lambda rank: rank.worker.register(rank.device, [rank.pool]))
 
 
 def test_a_pool_that_changes_is_refused_and_the_same_again_is_not(ranks: list[Rank]) -> None:

@@ -1,5 +1,6 @@
 """What requests go through: turns, chunks, preemption, cancellation; and which of them share blocks."""
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -103,12 +104,12 @@ def test_preempted_blocks_are_not_given_on_before_their_store_is_over(make_bench
     assert wait is not None
     opened: list[int] = []
 
-    def open_when_waited_for(asked: int) -> None:
+    def open_when_waited_for(asked: Collection[int]) -> None:
         bench.device.open_gate(gate)
-        opened.append(asked)
+        opened.extend(asked)
         original(asked)
 
-    original, wait._wait_for = wait._wait_for, open_when_waited_for
+    original, wait.wait_for = wait.wait_for, open_when_waited_for
     executor.step()
     assert opened == [job.job]
     assert counters.offload_early_reuse_waits.value == waits + 1

@@ -8,7 +8,7 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, DeviceError, HostPool
 from trtllm_kvfix.offload.limits import memory_lock_text, require_room, text_of
-from trtllm_kvfix.offload.ranks import Ranks
+from trtllm_kvfix.offload.ranks import Ranks, together
 from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.replay.sizes import bytes_text
 
@@ -31,22 +31,11 @@ class HostTierMaker:
         self._wanted = require_host_bytes(settings)
 
     def __call__(self, device: Device, block_bytes: int, ranks: Ranks) -> HostPool:
-        if self._wanted < block_bytes:
-            raise SettingsError(
-                f"kvfix.offload.host_bytes is {bytes_text(self._wanted)}; a block of this model takes "
-                f"{bytes_text(block_bytes)}"
-            )
-        self._require_room_for_all(ranks)
+        # Every rank looks before any of them maps, so that all see the same machine.
+        machines = ranks.gather(text_of(self._root / "proc/sys/kernel/random/boot_id"))
+        together(ranks, lambda: self._require_room(block_bytes, machines.count(machines[ranks.rank])))
         node = self._node(device)
-        try:
-            pool = HostPool(
-                device, host_bytes=self._wanted, block_bytes=block_bytes, numa_node=node,
-                huge_pages=self._settings.huge_pages,
-            )  # fmt: skip
-        except DeviceError as error:
-            raise SettingsError(
-                f"rank {ranks.rank} cannot pin {bytes_text(self._wanted)}: {error}; {memory_lock_text(self._wanted)}"
-            ) from error
+        pool = together(ranks, lambda: self._pin(device, block_bytes, node), HostPool.close)
         where = f"NUMA node {node}" if pool.numa_bound else "no NUMA node in particular"
         _log.info(
             "rank %d: host tier of %d blocks of %s: %d bytes wanted, %d mapped, %d pinned, %s",
@@ -56,17 +45,24 @@ class HostTierMaker:
         counters.offload_pinned_bytes.put(pool.bytes_pinned)
         return pool
 
-    def _require_room_for_all(self, ranks: Ranks) -> None:
-        """Every rank looks before any of them maps, so that all see the same machine and none refuses alone."""
-        machines = ranks.gather(text_of(self._root / "proc/sys/kernel/random/boot_id"))
-        error = ""
+    def _require_room(self, block_bytes: int, ranks_here: int) -> None:
+        if self._wanted < block_bytes:
+            raise SettingsError(
+                f"kvfix.offload.host_bytes is {bytes_text(self._wanted)}; a block of this model takes "
+                f"{bytes_text(block_bytes)}"
+            )
+        require_room(self._wanted, ranks_here, self._root)
+
+    def _pin(self, device: Device, block_bytes: int, node: int | None) -> HostPool:
         try:
-            require_room(self._wanted, machines.count(machines[ranks.rank]), self._root)
-        except SettingsError as refusal:
-            error = str(refusal)
-        errors = [one for one in ranks.gather(error) if one]
-        if errors:
-            raise SettingsError(errors[0])
+            return HostPool(
+                device, host_bytes=self._wanted, block_bytes=block_bytes, numa_node=node,
+                huge_pages=self._settings.huge_pages,
+            )  # fmt: skip
+        except DeviceError as error:
+            raise SettingsError(
+                f"cannot pin {bytes_text(self._wanted)}: {error}; {memory_lock_text(self._wanted)}"
+            ) from error
 
     def _node(self, device: Device) -> int | None:
         if self._settings.numa_node != "auto":

@@ -39,7 +39,7 @@ class Layout:
     @property
     def kind(self) -> tuple[str, ...]:
         """What two layouts share whose blocks mean the same."""
-        return tuple(pool.kind for pool in self.pools)
+        return tuple(f"{pool.blocks} blocks of {pool.block_bytes} bytes, {pool.kind}" for pool in self.pools)
 
     def device_addresses(self, blocks: Sequence[int]) -> Addresses:
         numbers = checked(blocks, self.blocks, "block of the device")
@@ -53,6 +53,15 @@ class Layout:
 
     def sizes(self, blocks: int) -> Addresses:
         return np.repeat(np.array([pool.block_bytes for pool in self.pools], np.uint64), blocks)
+
+
+def require_alike(layouts: Sequence[Layout]) -> None:
+    """Of all ranks: what one of them decides on, numbers of blocks, must mean the same on each."""
+    for rank, layout in enumerate(layouts):
+        if layout.kind != layouts[0].kind:
+            raise LayoutMismatch(
+                f"rank {rank} differs from rank 0: {'; '.join(layout.kind)}, not {'; '.join(layouts[0].kind)}"
+            )
 
 
 def checked(numbers: Sequence[int], limit: int, what: str) -> Addresses:

@@ -1,8 +1,12 @@
-"""What ranks tell each other. Every rank calls `gather` at the same points, since what they decide from is the same."""
+"""What ranks tell each other. Every rank calls `gather` at the same points, since what they decide from is the same.
+
+Work of one rank that may fail lies inside `agreed` or `together`: a rank that raised between two meetings would leave
+the others in the next one, waiting until somebody ends the engine.
+"""
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from trtllm_kvfix.errors import KvfixError
 
@@ -26,6 +30,17 @@ class OneRank:
         return [value]
 
 
+class Told(NamedTuple):
+    """What a rank says of its part."""
+
+    value: Any = None
+    error: str = ""  # not empty: there is no value
+
+
+class RankFailed(KvfixError):
+    """Another rank could not do its part."""
+
+
 class MpiRanks:
     """Through upstream's own communicator, as its connector manager does right after."""
 
@@ -34,6 +49,32 @@ class MpiRanks:
 
     def gather(self, value: T) -> list[T]:
         return self._allgather(value)
+
+
+def agreed(ranks: Ranks, part: Callable[[], T]) -> list[T]:
+    """What `part` returns on each rank. Where it raises on any rank, this raises on all: elsewhere, it says which."""
+    try:
+        mine = Told(part())
+    except Exception as error:
+        ranks.gather(Told(error=f"{type(error).__name__}: {error}"))
+        raise
+    told = ranks.gather(mine)
+    for rank, one in enumerate(told):
+        if one.error:
+            raise RankFailed(f"rank {rank} of {ranks.size}: {one.error}")
+    return [one.value for one in told]
+
+
+def together(ranks: Ranks, part: Callable[[], T], undo: Callable[[T], Any] | None = None) -> T:
+    """`agreed`, for what stays on its rank. `undo` takes it back where another rank failed."""
+    mine: list[T] = []
+    try:
+        agreed(ranks, lambda: mine.append(part()))
+    except RankFailed:
+        if undo is not None:
+            undo(mine[0])
+        raise
+    return mine[0]
 
 
 def ranks_here() -> Ranks:

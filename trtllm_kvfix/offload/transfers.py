@@ -1,7 +1,6 @@
 """The transfers of one rank: its host pool, and a lane for each direction. Jobs are known by their numbers."""
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Collection, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -46,9 +45,8 @@ class Transfers:
         return self._marks.set(stream)
 
     def begin(self, steps: Sequence[Step], stream: int) -> None:
-        """Give out the transfers of these steps behind all that the stream, which computes, has been given."""
-        for job in chain.from_iterable(step.fences for step in steps):
-            self._wait_for(job)
+        """Give out the transfers of these steps behind all that the stream, which computes, has been given. What they
+        have as fences is over."""
         loads = [load for step in steps for load in step.loads]
         stores = [store for step in steps for store in step.stores]
         if not loads and not stores:
@@ -63,6 +61,16 @@ class Transfers:
             self._enqueue(load, "load", self._loads, mark)
         for store in stores:
             self._enqueue(store, "store", self._stores, mark)
+
+    def wait_for(self, jobs: Collection[int]) -> None:
+        """Upstream has given blocks of running jobs to somebody else: nothing may write them before they are over."""
+        for running in [one for one in self._running.values() if one.job.job in jobs]:
+            counters.offload_early_reuse_waits.add()
+            if not running.lane.wait(running.number, FENCE_S_MAX):
+                raise StuckTransfer(
+                    f"transfer of {len(running.job.blocks)} blocks of request {running.job.request_id} is not over "
+                    f"after {FENCE_S_MAX:g} s, and other requests own its blocks; is the device hung?"
+                )
 
     def take_ended(self) -> list[Ended]:
         ended, self._refused = self._refused, []
@@ -106,16 +114,6 @@ class Transfers:
             self._refused.append(Ended(job.job, f"not begun: {why}"))
             return
         self._running[direction, number] = _Running(job, lane, number)
-
-    def _wait_for(self, job: int) -> None:
-        """Upstream has given blocks of a running job to somebody else: nothing may write them before it is over."""
-        for running in [one for one in self._running.values() if one.job.job == job]:
-            counters.offload_early_reuse_waits.add()
-            if not running.lane.wait(running.number, FENCE_S_MAX):
-                raise StuckTransfer(
-                    f"transfer of {len(running.job.blocks)} blocks of request {running.job.request_id} is not over "
-                    f"after {FENCE_S_MAX:g} s, and other requests own its blocks; is the device hung?"
-                )
 
     def _checked(self, job: StoreJob | LoadJob) -> Ended:
         if isinstance(job, StoreJob):

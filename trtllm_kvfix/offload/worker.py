@@ -6,10 +6,10 @@ from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
-from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of
+from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Ended, LoadJob, Step
-from trtllm_kvfix.offload.ranks import Ranks
+from trtllm_kvfix.offload.ranks import Ranks, agreed, together
 from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.offload.transfers import Transfers
 
@@ -30,7 +30,6 @@ class OffloadWorker:
         self._steps: list[Step] = []  # told, not begun
         self._owner: dict[int, int] = {}  # jobs that not all ranks have ended -> their requests
         self._loads: dict[int, LoadJob] = {}  # those of them that load, by request
-        self._here: list[Ended] = []  # ended on this rank, not told to the others
         self._reports: dict[int, list[Ended]] = {}  # told by some ranks, not by all
         self._saving: set[int] = set()  # requests that have finished and keep their blocks
         self._closed: set[int] = set()  # those of them for which everything has been told
@@ -40,16 +39,15 @@ class OffloadWorker:
 
     def register(self, device: Device, tensors: Iterable[Any]) -> None:
         """Build the host tier for these pools, or find that it was built for the like."""
-        layout = Layout([pool_of(tensor) for tensor in tensors])
-        self._require_agreement(layout)
+        layouts = agreed(self._ranks, lambda: self._layout_of(tensors))
+        require_alike(layouts)
+        layout = layouts[self._ranks.rank]
         if self._transfers is None:
             pool = self._make_pool(device, layout.block_bytes, self._ranks)
-            self._transfers = Transfers(device, layout, pool, self._settings)
-            self._link.slots = min(self._ranks.gather(pool.slots))
-        elif self._layout is None or layout.pools != self._layout.pools:
-            raise LayoutMismatch(
-                f"the host tier was built for {self._layout and self._layout.pools}, now {layout.pools}"
+            self._transfers = together(
+                self._ranks, lambda: Transfers(device, layout, pool, self._settings), Transfers.close
             )
+            self._link.slots = min(self._ranks.gather(pool.slots))
         self._layout = layout
 
     def bind(self, step: Step | None) -> None:
@@ -78,11 +76,8 @@ class OffloadWorker:
         if self._saving - self._closed:
             self._take_late()
         self._begin()
-        if self._transfers is not None:
-            self._here.extend(self._transfers.take_ended())
         if self._owner:
-            told, self._here = self._here, []
-            for report in self._ranks.gather(told):
+            for report in agreed(self._ranks, self._ended_here):
                 for ended in report:
                     self._reports.setdefault(ended.job, []).append(ended)
             self._agree()
@@ -93,23 +88,31 @@ class OffloadWorker:
         transfers, self._transfers = self._transfers, None
         return transfers is None or transfers.close()
 
-    def _require_agreement(self, layout: Layout) -> None:
-        kinds = self._ranks.gather((layout.kind, layout.block_bytes))
-        if len(set(kinds)) != 1:
-            raise LayoutMismatch(f"ranks have blocks of different kinds: {dict(enumerate(kinds))}")
+    def _layout_of(self, tensors: Iterable[Any]) -> Layout:
+        layout = Layout([pool_of(tensor) for tensor in tensors])
+        if self._transfers is not None and self._layout is not None and layout.pools != self._layout.pools:
+            raise LayoutMismatch(f"the host tier was built for {self._layout.pools}, now {layout.pools}")
+        return layout
+
+    def _ended_here(self) -> list[Ended]:
+        return [] if self._transfers is None else self._transfers.take_ended()
 
     def _take_late(self) -> None:
-        late = self._ranks.gather(self._link.plan_late())[0]  # the scheduler side is on rank 0
+        late = agreed(self._ranks, self._link.plan_late)[0]  # the scheduler side is on rank 0
         self.bind(late.step)
         self._closed.update(late.closed)
 
     def _begin(self) -> None:
         if not self._steps or self._stream is None:
             return
-        if self._transfers is None:
+        transfers = self._transfers
+        if transfers is None:
             raise KvfixError("transfers were planned before the pools of the device were registered")
         steps, self._steps = self._steps, []
-        self._transfers.begin(steps, self._stream)
+        fences = [job for step in steps for job in step.fences]
+        if fences:  # rare; who waited in vain must not leave the others alone in the forward pass
+            together(self._ranks, lambda: transfers.wait_for(fences))
+        transfers.begin(steps, self._stream)
 
     def _agree(self) -> None:
         for job, reports in [item for item in self._reports.items() if len(item[1]) == self._ranks.size]:
