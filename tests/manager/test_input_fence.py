@@ -112,6 +112,28 @@ def test_inputs_are_awaited_once(loop: Loop, device: native.Device) -> None:
     device.open_gate(gate)
 
 
+def test_an_engine_waits_for_its_own_last_inputs_where_nothing_is_scheduled(loop: Loop, device: native.Device) -> None:
+    """Ranks of a pipeline run what another has scheduled. Another engine has buffers of its own and need not wait."""
+    engine, other, stream = object(), object(), device.create_stream()
+    again = threading.Event()
+
+    def body() -> None:
+        loop.prepare(engine, stream)
+        loop.prepare(other, stream)
+        loop.prepared.set()
+        loop.prepare(engine, stream)
+        again.set()
+
+    gate = device.close_gate(stream)
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    assert loop.prepared.wait(WATCHDOG_S)
+    assert not again.wait(0.1)
+    device.open_gate(gate)
+    thread.join(WATCHDOG_S)
+    assert again.is_set()
+
+
 def test_another_thread_waits_for_nothing_of_this_one(loop: Loop, device: native.Device) -> None:
     stream = device.create_stream()
     gate = device.close_gate(stream)

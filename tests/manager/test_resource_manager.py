@@ -1,165 +1,13 @@
 """The budget around a resource manager: what is put off gives its blocks back, and the connector never heard of it."""
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from tests.manager.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, context, generation
-from trtllm_kvfix.manager.resource_manager import BudgetKeeper
+from tests.manager.budget_loop import Connector, Loop
+from tests.manager.doubles import PlainBatch, Request, context, generation
 from trtllm_kvfix.metrics import counters
-
-
-class Kind(Enum):
-    SEQ_SLOT_MANAGER = "slots"
-    PEFT_CACHE_MANAGER = "adapters"
-    DRAFT_KV_CACHE_MANAGER = "draft"
-    KV_CACHE_MANAGER = "main"
-
-
-@dataclass
-class Bound:
-    sequences: set[int] = field(default_factory=set)
-    removals: list[tuple[int, Any, bool]] = field(default_factory=list)
-
-    def remove_sequence(self, request_id: int, request: Any, pin: bool) -> None:
-        self.sequences.remove(request_id)
-        self.removals.append((request_id, request, pin))
-
-
-class KvManager:
-    """Reuses what it is told, and reports from inside as upstream's does until the report became a step of its own."""
-
-    tokens_per_block = TOKENS_PER_BLOCK
-
-    def __init__(self, connector: Any = None, reuse: dict[int, int] | None = None) -> None:
-        self.impl = Bound()
-        self.connector = self.kv_connector_manager = connector
-        self.reuse = reuse or {}
-
-    def prepare_resources(self, batch: Any) -> None:
-        for request in batch.context_requests:
-            if request.is_first_context_chunk and self._should_add(request):
-                self.impl.sequences.add(request.request_id)
-                reused = self.reuse.get(request.request_id, 0)
-                request.context_current_position = request.prepopulated_prompt_len = reused
-                request.context_chunk_size = min(request.context_chunk_size, request.context_remaining_length)
-                if self.connector is not None:
-                    self.connector.update_state_after_alloc(request, [request.request_id])
-        if self.connector is not None:
-            self.connector.build_scheduler_output(batch, self)
-
-    def _should_add(self, request: Request) -> bool:
-        return self.connector is None or self.connector.should_add_sequence(request)
-
-    def free_resources(self, request: Request, pin_on_release: bool = False) -> None:
-        self.impl.remove_sequence(request.request_id, request, pin_on_release)
-
-
-class HybridManager(KvManager):
-    """Has a state besides, as managers of state-space models do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.states: set[int] = set()
-
-    def prepare_resources(self, batch: Any) -> None:
-        self.states |= {r.request_id for r in batch.context_requests if r.is_first_context_chunk}
-        super().prepare_resources(batch)
-
-    def free_resources(self, request: Request, pin_on_release: bool = False) -> None:
-        self.states.remove(request.request_id)
-        KvManager.free_resources(self, request, pin_on_release)
-
-
-class Counting:
-    """A manager that holds a thing per request."""
-
-    def __init__(self) -> None:
-        self.held: set[int] = set()
-
-    def prepare_resources(self, batch: Any) -> None:
-        self.held |= {r.request_id for r in batch.context_requests if r.is_first_context_chunk}
-
-    def free_resources(self, request: Request) -> None:
-        self.held.remove(request.request_id)
-
-
-class ResourceManager:
-    def __init__(self, managers: dict[Any, Any]) -> None:
-        self.resource_managers = managers
-
-    def prepare_resources(self, scheduled_batch: Any) -> None:
-        for manager in self.resource_managers.values():
-            manager.prepare_resources(scheduled_batch)
-
-
-class Connector:
-    def __init__(self) -> None:
-        self.told: list[int] = []
-        self.reported: list[int] = []
-        self.new_async_requests = SimpleNamespace(loading={})
-        self.loaded: set[int] = set()
-
-    def should_add_sequence(self, request: Request) -> bool:
-        return request.request_id not in self.loaded
-
-    def update_state_after_alloc(self, req: Request, block_ids: list[int]) -> None:
-        assert block_ids == [req.request_id]
-        self.told.append(req.request_id)
-
-    def build_scheduler_output(self, batch: Any, manager: Any) -> None:
-        assert manager.impl.sequences >= {request.request_id for request in batch.context_requests}
-        self.reported += [request.request_id for request in batch.context_requests]
-
-
-class Loop:
-    """An executor with the fix in place, of doubles."""
-
-    def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        *,
-        budget: int,
-        chunked: bool = False,
-        connector: Any = None,
-        reuse: dict[int, int] | None = None,
-    ) -> None:
-        keeper = BudgetKeeper()
-        monkeypatch.setattr(KvManager, "free_resources", keeper.releasing(KvManager.free_resources))
-        if connector is not None:
-            told = type(connector).update_state_after_alloc
-            report = type(connector).build_scheduler_output
-            guarded = {
-                "update_state_after_alloc": keeper.holding_back(told),
-                "build_scheduler_output": keeper.reporting(told, report),
-            }
-            connector.__class__ = type("Patched", (type(connector),), guarded)
-        self.main = KvManager(connector, reuse)
-        self.draft, self.slots, self.adapters = HybridManager(), Counting(), Counting()
-        self.in_flight: set[int] = set()
-        self.resource_manager = ResourceManager(
-            {
-                Kind.SEQ_SLOT_MANAGER: self.slots,
-                Kind.PEFT_CACHE_MANAGER: self.adapters,
-                Kind.DRAFT_KV_CACHE_MANAGER: self.draft,
-                Kind.KV_CACHE_MANAGER: self.main,
-            }
-        )
-        features = SimpleNamespace(chunked_prefill=chunked)
-        self.model_engine = SimpleNamespace(max_num_tokens=budget, attn_runtime_features=features)
-        self.inflight_req_ids = SimpleNamespace(erase=self.in_flight.discard)
-        self._schedule: Callable[..., Any] = keeper.learning(lambda _executor: None)
-        self._fitting = keeper.fitting(ResourceManager.prepare_resources)
-
-    def prepare(self, batch: Any) -> None:
-        self.in_flight |= {request.request_id for request in batch.context_requests}
-        self._schedule(self)
-        self._fitting(self.resource_manager, batch)
 
 
 def test_a_request_that_is_put_off_holds_nothing_and_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +16,7 @@ def test_a_request_that_is_put_off_holds_nothing_and_starts_anew(monkeypatch: py
     batch = PlainBatch([stays, waits])
     loop.prepare(batch)
     assert batch.context_requests == [stays]
-    assert loop.main.impl.sequences == loop.draft.impl.sequences == loop.slots.held == loop.in_flight == {1}
+    assert loop.main.impl.sequences == loop.draft.impl.sequences == loop.slots.held == {1}
     assert loop.draft.states == {1}
     # Without the request, or blocks that hold nothing yet would be stored for reuse.
     assert loop.main.impl.removals == [(2, None, False)]
@@ -186,7 +34,6 @@ def test_a_request_past_its_first_chunk_keeps_its_blocks(monkeypatch: pytest.Mon
     loop.prepare(batch)
     assert [request.request_id for request in batch.context_requests] == [1]
     assert 2 in loop.main.impl.sequences and waits.pauses == 0 and waits.context_current_position == 16
-    assert loop.in_flight == {1}
 
 
 def test_chunks_shrink_where_prefill_is_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +78,38 @@ def test_before_the_loop_has_scheduled_nothing_is_touched(monkeypatch: pytest.Mo
     batch = PlainBatch([context(1, 20), context(2, 20)])
     loop._fitting(loop.resource_manager, batch)
     assert len(batch.context_requests) == 2
+
+
+def test_ranks_of_a_pipeline_run_the_batch_that_one_of_them_scheduled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Since 1.2 the others never schedule. A rank that cut the batch would compute another one than its neighbours."""
+    first, second = Loop(monkeypatch, budget=30), Loop(monkeypatch, budget=30)
+    first.dist.pp_size = second.dist.pp_size = 2
+    batches = [PlainBatch([context(1, 20), context(2, 24)]) for _ in range(2)]
+    with caplog.at_level(logging.WARNING, logger="trtllm_kvfix"):
+        first.prepare(batches[0])
+        second._fitting(second.resource_manager, batches[1])
+        first.prepare(PlainBatch([context(3, 40)]))
+    assert [len(batch.context_requests) for batch in batches] == [2, 2]
+    assert [record.getMessage() for record in caplog.records] == [
+        "token-budget leaves the batches of this engine alone: it has 2 pipeline stages"
+    ]
+
+
+@pytest.mark.parametrize(("owner", "left"), [("model_engine", 1), ("executor", 1), ("nobody", 2)])
+def test_the_limit_is_asked_of_the_engine_then_of_the_executor(
+    monkeypatch: pytest.MonkeyPatch, owner: str, left: int
+) -> None:
+    """An engine without one, such as another backend's, must not end the loop."""
+    loop = Loop(monkeypatch, budget=30)
+    if owner != "model_engine":
+        del loop.model_engine.max_num_tokens
+    if owner == "executor":
+        monkeypatch.setattr(loop, "max_num_tokens", 30, raising=False)
+    batch = PlainBatch([context(1, 20), context(2, 24)])
+    loop.prepare(batch)
+    assert len(batch.context_requests) == left
 
 
 def test_generations_alone_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

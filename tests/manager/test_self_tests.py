@@ -57,7 +57,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any]]] = {
     "batched-admission": ("overlay.fixes.batched_admission.ordered_admission", as_it_was),
     "token-budget": ("overlay.fixes.token_budget.fit", unfitted),
     "concurrent-pins": ("manager.turns.Turns.guarded", as_it_was),
-    "input-copy-fence": ("manager.input_fence.InputFence.wait", lambda _fence: None),
+    "input-copy-fence": ("manager.input_fence.InputFence.wait", lambda *_: None),
     "nixl-listener": ("overlay.fixes.nixl_listener.without_listener", as_it_was),
 }
 

@@ -3,6 +3,9 @@
 Input preparation fills persistent pinned buffers and enqueues copies out of them; the next iteration writes them again
 (H7). This is the net under the buffers that nobody has mended at their source. It costs run-ahead: the host does not
 get past the point where the device starts on the current step. So it is measured, and can be switched off by itself.
+
+Not every step begins with scheduling: ranks of a pipeline run what another rank has scheduled, and a draft engine makes
+several steps for one. So an engine that prepares inputs waits for its own last ones, too, unless scheduling has.
 """
 
 import threading
@@ -55,11 +58,12 @@ class InputFence:
         marks[key].record(place.stream)
         self._of_thread.pending[key] = marks[key]
 
-    def wait(self) -> None:
+    def wait(self, engine: Any = None) -> None:
+        """For the last inputs of one engine, or of all."""
         self._marks()
         pending: dict[Any, _Mark] = self._of_thread.pending
-        waited_s = sum(mark.wait() for mark in pending.values())
-        pending.clear()
+        marks = [pending.pop(key) for key in list(pending) if engine is None or key[0] == id(engine)]
+        waited_s = sum(mark.wait() for mark in marks)
         if waited_s > 0:
             counters.fence_waits.add()
             counters.fence_wait_seconds.add(waited_s)
@@ -68,6 +72,7 @@ class InputFence:
         """For `PyTorchModelEngine._prepare_inputs`, which runs on the stream that the copies are enqueued on."""
 
         def _prepare_inputs(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            self.wait(engine)
             inputs = original(engine, *args, **kwargs)
             self.record(engine)
             return inputs

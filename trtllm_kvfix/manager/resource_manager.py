@@ -6,35 +6,35 @@ of a request's blocks only if the request stays: it never learns of blocks that 
 
 Batches of requests whose cache arrives from elsewhere reach the KV-cache manager directly, without the ResourceManager;
 they compute nothing and are left alone.
+
+With pipeline parallelism nothing is changed. There one rank schedules and the others run what it sends them, and the
+loop has noted who is in flight and who finishes its prompt before blocks are allocated: it would act on the old batch.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from trtllm_kvfix.manager.requests import is_arriving
 from trtllm_kvfix.manager.token_budget import Limits, batch_tokens, fit, tell
 from trtllm_kvfix.metrics import counters
 
+log = logging.getLogger("trtllm_kvfix")
+
 MAIN = "KV_CACHE_MANAGER"
 KEPT = ("PEFT_CACHE_MANAGER",)  # adapters are placed by batch; nothing of a request is held there
-
-
-class _Known(NamedTuple):
-    executor: "ReferenceType[Any]"
-    limits: Limits
 
 
 class Preparation:
     """One batch on its way through `prepare_resources`."""
 
-    def __init__(self, batch: Any, limits: Limits, managers: dict[Any, Any], executor: Any) -> None:
+    def __init__(self, batch: Any, limits: Limits, managers: dict[Any, Any]) -> None:
         self.batch = batch
         self.limits = limits
         self.managers = managers
-        self.executor = executor
         self.order = list(batch.context_requests)  # who came first keeps its place
         self.new = {request.py_request_id for request in self.order if self._enters(request)}
         self.allocated: list[tuple[Any, Any]] = []  # what the connector is still to be told
@@ -72,9 +72,6 @@ class Preparation:
 
         A request that had its blocks before keeps them: they hold what is computed or loaded, and are scheduled again.
         """
-        in_flight = getattr(self.executor, "inflight_req_ids", None)
-        if in_flight is not None:  # with pipeline parallelism: nobody would take it out when the batch is done
-            in_flight.erase(request.request_id)
         if request.py_request_id not in self.new:
             return
         for kind, manager in reversed(self.managers.items()):
@@ -87,7 +84,7 @@ class BudgetKeeper:
     """The replacements, and the limits of each executor by its resource manager."""
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Any, Limits | None] = WeakKeyDictionary()
         self._of_thread = threading.local()
 
     def learning(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +92,7 @@ class BudgetKeeper:
 
         def _schedule(executor: Any, *args: Any, **kwargs: Any) -> Any:
             if executor.resource_manager not in self._known:
-                self._known[executor.resource_manager] = _Known(ref(executor), limits_of(executor))
+                self._known[executor.resource_manager] = limits_of(executor)
             return original(executor, *args, **kwargs)
 
         return _schedule
@@ -104,11 +101,11 @@ class BudgetKeeper:
         """For `ResourceManager.prepare_resources`."""
 
         def prepare_resources(manager: Any, scheduled_batch: Any) -> Any:
-            known = self._known.get(manager)
+            limits = self._known.get(manager)
             # None: warm-up, before the loop has scheduled anything. And generations alone cannot be put off.
-            if known is None or not scheduled_batch.context_requests:
+            if limits is None or not scheduled_batch.context_requests:
                 return original(manager, scheduled_batch)
-            current = Preparation(scheduled_batch, known.limits, manager.resource_managers, known.executor())
+            current = Preparation(scheduled_batch, limits, manager.resource_managers)
             self._of_thread.current = current
             try:
                 result = original(manager, scheduled_batch)
@@ -169,14 +166,20 @@ def is_loading(connector: Any, request: Any) -> bool:
     return asynchronous is not None and request.request_id in asynchronous.loading
 
 
-def limits_of(executor: Any) -> Limits:
-    """The engine's own limit is the one that it asserts."""
+def limits_of(executor: Any) -> Limits | None:
+    """The engine's own limit is the one that it asserts. None where batches must stay as they are, which is said."""
     engine = executor.model_engine
+    max_num_tokens = getattr(engine, "max_num_tokens", None) or getattr(executor, "max_num_tokens", None)
+    stages = getattr(getattr(executor, "dist", None), "pp_size", 1)
+    if stages > 1 or max_num_tokens is None:
+        why = f"it has {stages} pipeline stages" if stages > 1 else "it does not tell its max_num_tokens"
+        log.warning("token-budget leaves the batches of this engine alone: %s", why)
+        return None
     features = getattr(engine, "attn_runtime_features", None)
     managers = executor.resource_manager.resource_managers
     manager = next((each for kind, each in managers.items() if getattr(kind, "name", kind) == MAIN), None)
     return Limits(
-        max_num_tokens=int(engine.max_num_tokens),
+        max_num_tokens=int(max_num_tokens),
         chunked_prefill=bool(getattr(features, "chunked_prefill", False)),
         tokens_per_block=int(getattr(manager, "tokens_per_block", 1)),
     )
