@@ -9,6 +9,7 @@ import pytest
 
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.offload import KvfixOffloadScheduler, KvfixOffloadWorker
+from trtllm_kvfix.offload.ranks import Ranks
 from trtllm_kvfix.offload.recompute import follow
 from trtllm_kvfix.staging.place import on_stream
 
@@ -36,14 +37,15 @@ def serve_alone(bench: "Bench", request: Request) -> int:
 
 
 class Bench:
-    """A device, an executor on it, and the two sides of the connector between them."""
+    """A device, an executor on it, and the connector between them: both sides on rank 0, elsewhere the worker's."""
 
-    def __init__(self, device: Device, **sizes: Any) -> None:
+    def __init__(self, device: Device, *, ranks: Ranks | None = None, **sizes: Any) -> None:
         args = llm_args()
         self.device = device
         self.is_unplugged = False
-        self.scheduler, self.worker = KvfixOffloadScheduler(args), KvfixOffloadWorker(args)
-        self.manager = ConnectorManager(self.worker, self.scheduler)
+        self.scheduler: Any = None if ranks is not None and ranks.rank else KvfixOffloadScheduler(args)
+        self.worker = KvfixOffloadWorker(args)
+        self.manager = ConnectorManager(self.worker, self.scheduler, ranks)
         with on_stream(device, 0):
             self.executor = Executor(device, self.manager, **sizes)
         self.executor.idle = self.wait_for_a_transfer

@@ -7,7 +7,7 @@ copies are compared with what they had to be, so a block that was foreign or hal
 from collections.abc import Callable, Sequence
 from itertools import count
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from trtllm_kvfix.native import (
     PinnedArray,
     SequenceRequest,
 )
+from trtllm_kvfix.offload.layout import pool_of
 
 from .contents import next_token, values
 from .upstream_double import ConnectorManager, Request, State
@@ -28,6 +29,13 @@ TOKENS_PER_BLOCK = 4
 WORDS_PER_TOKEN = 8
 RUN_S_MAX = 120.0
 BLOCK_WORDS = TOKENS_PER_BLOCK * WORDS_PER_TOKEN
+
+
+MakePool = Callable[[Device, int], Any]
+
+
+def own_pool(device: Device, blocks: int) -> Any:
+    return device.empty((blocks, BLOCK_WORDS), "uint32")
 
 
 class Read(NamedTuple):
@@ -47,10 +55,12 @@ class Executor:
         blocks: int = 64,
         chunk_tokens: int = 1 << 20,
         batch: int = 8,
+        make_pool: MakePool = own_pool,
     ) -> None:
         self.device, self.manager = device, manager
         self.stream = device.create_stream()
-        self.pool = device.empty((blocks, BLOCK_WORDS), "uint32")
+        self.pool = make_pool(device, blocks)
+        self.pool_address = pool_of(self.pool).address
         self.chunk_tokens, self.batch = chunk_tokens, batch
         self.cache = BlockManager(
             BlockManagerConfig(tokens_per_block=TOKENS_PER_BLOCK, blocks_primary=blocks, partial_reuse=False)
@@ -176,12 +186,12 @@ class Executor:
         known = [*request.tokens[: request.prompt_len], *request.sampled]
         begin = len(known) - 1 if request.state is State.GENERATION else request.context_current_position
         blocks = self.blocks_of(request)
-        written = values(known)
+        written = values(known, self.manager.ranks.rank)
         if begin:
             self._read(request, blocks, written[:begin])
         for position in range(begin, begin + tokens):
             block, offset = divmod(position, TOKENS_PER_BLOCK)
-            address = self.pool.address + 4 * (blocks[block] * BLOCK_WORDS + offset * WORDS_PER_TOKEN)
+            address = self.pool_address + 4 * (blocks[block] * BLOCK_WORDS + offset * WORDS_PER_TOKEN)
             self.device.fill_words(address, WORDS_PER_TOKEN, written[position], self.stream)
         if request.state is State.CONTEXT:
             request.context_current_position += tokens
@@ -193,7 +203,7 @@ class Executor:
         count = -(-len(written) // TOKENS_PER_BLOCK)
         found = self.device.pinned((count, BLOCK_WORDS), "uint32")
         steps = np.arange(count, dtype=np.uint64) * np.uint64(4 * BLOCK_WORDS)
-        sources = np.uint64(self.pool.address) + np.array(blocks[:count], np.uint64) * np.uint64(4 * BLOCK_WORDS)
+        sources = np.uint64(self.pool_address) + np.array(blocks[:count], np.uint64) * np.uint64(4 * BLOCK_WORDS)
         sizes = np.full(count, 4 * BLOCK_WORDS, np.uint64)
         self.device.copy_batch(np.uint64(found.address) + steps, sources, sizes, "stream", self.stream)
         expected = np.repeat(np.array(written, np.uint32), WORDS_PER_TOKEN)
