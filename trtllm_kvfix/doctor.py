@@ -53,8 +53,8 @@ def examine() -> dict[str, Any]:
 def doctor(as_json: bool) -> None:
     """Say what is installed here, and what each fix would do.
 
-    Exits with 1 when the native extension is missing or unfit for use, a fix fails its self-test, or one that this
-    TensorRT-LLM needs is off.
+    Exits with 1 when the native extension is missing or unfit for use, a fix fails its self-test, one that this
+    TensorRT-LLM needs is off, or it cannot be told whether one is needed.
     """
     report = examine()
     if as_json:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.overlay.small_upstream import environment
-from trtllm_kvfix.overlay.buffers import candidates
+from trtllm_kvfix.overlay.buffers import FENCE, candidates
 
 SOURCE = """
 class Metadata:
@@ -121,22 +121,23 @@ def test_buffers_are_listed_with_what_guards_them(small: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "mended_by"),
+    ("file", "guards", "table_guards"),
     [
-        ("pyexecutor/resource_manager.py", "staged-offsets-v1"),
-        ("attention_backend/trtllm.py", "staged-offsets-v1"),
-        ("pyexecutor/kv_cache/kv_cache_manager_v2.py", "staged-offsets-v2"),
-        ("attention_backend/sparse/dsa.py", "input-copy-fence"),
+        ("pyexecutor/resource_manager.py", [FENCE], ["staged-offsets-v1", FENCE]),
+        ("attention_backend/trtllm.py", [FENCE], ["staged-offsets-v1", FENCE]),
+        ("pyexecutor/kv_cache/kv_cache_manager_v2.py", [FENCE], ["staged-offsets-v2", FENCE]),
+        ("attention_backend/sparse/dsa.py", [FENCE], [FENCE]),
+        ("auto_deploy/shim/ad_executor.py", [], []),
     ],
 )
-def test_table_of_blocks_is_mended_where_our_fixes_reach(tmp_path: Path, file: str, mended_by: str) -> None:
+def test_what_may_guard_a_buffer(tmp_path: Path, file: str, guards: list[str], table_guards: list[str]) -> None:
     path = tmp_path / "_torch" / file
     path.parent.mkdir(parents=True)
     path.write_text(SOURCE)
     found = {each.name: each for each in candidates(tmp_path)}
     assert list(found) == NAMES
-    assert found["host_kv_cache_block_offsets"].mended_by == mended_by
-    assert found["prompt_lens_cpu"].mended_by == "input-copy-fence"
+    assert list(found["host_kv_cache_block_offsets"].guards) == table_guards
+    assert list(found["prompt_lens_cpu"].guards) == guards
     assert found["prompt_lens_cpu"].line == 4
 
 

@@ -46,6 +46,7 @@ def test_server_runs_with_what_its_build_needs(tmp_path: Path, variant: str) -> 
     words = dict(part.split(": ") for part in line.partition(MARK)[2].split("; ")[1:])
     assert line.partition(MARK)[2].startswith(f"{variant};")
     needed = {fix_id for fix_id, state in probed(variant)[1].items() if state == "needed"}
+    assert "still the originals" not in done.stderr  # every name of these builds is covered
     assert ids(words, "applied") == needed - {"input-copy-fence", NEVER_IMPORTED}
     assert ids(words, "off") == needed & {"input-copy-fence"}
     assert ids(words, "unknown") == set()

@@ -20,6 +20,8 @@ MENDED = (
     (re.compile(r"^host_kv_cache_block_offsets$"), re.compile(r"resource_manager|trtllm"), "staged-offsets-v1"),
 )
 FENCE = "input-copy-fence"
+# Its engine is none that a fence knows, ours or upstream's.
+UNFENCED = "_torch/auto_deploy/"
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,10 @@ class Buffer:
     name: str
 
     @property
-    def mended_by(self) -> str:
-        """The fix that stages this buffer; the others have only the fence before the next scheduling step."""
-        for name, file, fix_id in MENDED:
-            if name.search(self.name) and file.search(self.file):
-                return fix_id
-        return FENCE
+    def guards(self) -> tuple[str, ...]:
+        """The fixes that keep it safe, the one that stages it before the fence before the next scheduling step."""
+        staging = tuple(fix_id for name, file, fix_id in MENDED if name.search(self.name) and file.search(self.file))
+        return staging if self.file.startswith(UNFENCED) else (*staging, FENCE)
 
 
 def candidates(package: Path) -> list[Buffer]:

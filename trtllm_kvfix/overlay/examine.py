@@ -10,7 +10,7 @@ from typing import Any
 
 from trtllm_kvfix.overlay import import_hook
 from trtllm_kvfix.overlay.attest import distribution_version
-from trtllm_kvfix.overlay.buffers import FENCE, candidates
+from trtllm_kvfix.overlay.buffers import candidates
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.overlay.hook_file import hook_file
 from trtllm_kvfix.overlay.launch import BOOTSTRAP, PATH
@@ -67,6 +67,9 @@ def hook_state(settings: Settings) -> str:
 
 
 def missing(status: FixStatus, hook: str) -> str | None:
+    if status.word == State.UNKNOWN.value:
+        off = f"kvfix.fixes.{status.id}: off accepts that"
+        return f"fix {status.id} is not applied, its probe cannot tell: {status.reason}; {off}"
     if not status.missing:
         return None
     if status.choice == "off":
@@ -98,7 +101,7 @@ def buffers(package_file: str | None, statuses: tuple[FixStatus, ...], hook: str
             "file": each.file,
             "line": each.line,
             "name": each.name,
-            "guard": next((guard for guard in (each.mended_by, FENCE) if guard in guards), None),
+            "guard": next((guard for guard in each.guards if guard in guards), None),
         }
         for each in candidates(Path(package_file).parent)
     ]

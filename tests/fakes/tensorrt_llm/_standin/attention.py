@@ -1,7 +1,9 @@
-"""TrtllmAttentionMetadata: what a forward step tells attention, and the host buffers that it refills in place."""
+"""What attention's metadata keeps from step to step: host buffers that each step refills in place, and where they go.
+
+The copies are in the files where upstream has them: that is where `doctor` reads.
+"""
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from .tensors import tensors
@@ -45,43 +47,14 @@ class AttentionMetadata:
     def num_generations(self) -> int:
         return len(self.request_ids) - self.num_contexts
 
-    def prepare(self) -> None:
-        """Enqueues the copies of a step's host buffers; each is refilled by the next step (surface 8)."""
-        ship_prompt_lens(self)
-        # Positional, and `max_blocks` by keyword where it exists (surface 1.6).
+    def fill_prompt_lens(self) -> int:
+        self.prompt_lens_cpu.numpy()[: len(self.request_ids)] = self.prompt_lens
+        return len(self.request_ids)
+
+    def ship_block_offsets(self) -> None:
+        """By the managers, which own the tables. Positional, and `max_blocks` by keyword (surface 1.6)."""
         at = (self.request_ids, self.beam_width, self.num_contexts, self.num_seqs)
         capped = {} if self.max_blocks is None else {"max_blocks": self.max_blocks}
         self.kv_cache_manager.copy_batch_block_offsets(self.kv_cache_block_offsets, *at, **capped)
         if self.draft_kv_cache_manager is not None:
             self.draft_kv_cache_manager.copy_batch_block_offsets(self.draft_kv_cache_block_offsets, *at, **capped)
-
-
-def ship_prompt_lens(self: AttentionMetadata) -> None:
-    count = len(self.request_ids)
-    self.prompt_lens_cpu.numpy()[:count] = self.prompt_lens
-    self.prompt_lens_cuda[:count].copy_(self.prompt_lens_cpu[:count], non_blocking=True)
-
-
-def prepare_by_plan(self: AttentionMetadata) -> None:
-    """The mangled variant: the manager's method takes an object."""
-    ship_prompt_lens(self)
-    self.kv_cache_manager.copy_batch_block_offsets(
-        SimpleNamespace(
-            dst=self.kv_cache_block_offsets,
-            request_ids=self.request_ids,
-            beam_width=self.beam_width,
-            num_contexts=self.num_contexts,
-            num_seqs=self.num_seqs,
-        )
-    )
-
-
-def prepare_with_own_table(self: AttentionMetadata) -> None:
-    """Variant A: the manager has no method, so the metadata fills and ships a table of its own (surface 1.6). Racy."""
-    ship_prompt_lens(self)
-    host = self.host_kv_cache_block_offsets
-    impl = self.kv_cache_manager.impl
-    impl.copy_batch_block_offsets(host, self.request_ids[: self.num_contexts], 1, 0)
-    impl.copy_batch_block_offsets(host, self.request_ids[self.num_contexts :], self.beam_width, self.num_contexts)
-    rows = self.num_seqs
-    self.kv_cache_block_offsets[:, :rows].copy_(host[:, :rows], non_blocking=True)

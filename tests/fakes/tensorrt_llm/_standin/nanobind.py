@@ -20,7 +20,7 @@ class NbFunction:
 
     def __init__(self, function: Callable[..., None], signature: str) -> None:
         self._function = function
-        self.__name__ = "copy_batch_block_offsets_to_device"
+        self.__name__ = self.__qualname__ = "copy_batch_block_offsets_to_device"
         self.__module__ = function.__module__
         self.__doc__ = f"{self.__name__}{signature}"
 

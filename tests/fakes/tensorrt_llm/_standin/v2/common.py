@@ -12,12 +12,12 @@ from .. import dummies
 from ..tensors import tensors
 from ..v1.base import BaseResourceManager
 from ..variant import since
-from . import per_layer
+from .per_layer import PerLayerBuffers
 
 NUM_POOLS = 2  # two groups of layers, in which a page has another weight
 
 
-class KVCacheManagerV2Common(BaseResourceManager):
+class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
     add_dummy_requests = dummies.adder(dummies.add_v2)
 
     def __init__(
@@ -65,7 +65,7 @@ class KVCacheManagerV2Common(BaseResourceManager):
         if since("D"):
             self._use_per_layer_page_tables = kv_cache_config.enable_swa_scratch_reuse
             if self._use_per_layer_page_tables:
-                per_layer.allocate(self, max_batch_size)
+                self.allocate_per_layer(max_batch_size)
         if since("C"):
             self.index_scales = tensors().pinned(NUM_POOLS)
             self.kv_offset = tensors().pinned(NUM_POOLS)

@@ -2,12 +2,12 @@
 
 import enum
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..._standin import dummies
 from ..._standin.tensors import tensors
-from ..._standin.v1 import budget, offsets, preparing
+from ..._standin.v1 import budget, preparing
 from ..._standin.v1.base import BaseResourceManager
 from ..._standin.v1.common import KVCacheManagerCommon, request_context
 from ..._standin.variant import MANGLED, NAME, before, since
@@ -37,6 +37,15 @@ class ResourceManagerType(enum.Enum):
     SPEC_RESOURCE_MANAGER = "SPEC_RESOURCE_MANAGER"
 
 
+def by_plan(copy: Callable[..., None]) -> Callable[[Any, Any], None]:
+    """A signature that nobody knows, over the same race."""
+
+    def copy_batch_block_offsets(self: Any, plan: Any) -> None:
+        copy(self, plan.dst, plan.request_ids, plan.beam_width, plan.num_contexts, plan.num_seqs)
+
+    return copy_batch_block_offsets
+
+
 class KVCacheManager(KVCacheManagerCommon):
     add_dummy_requests = dummies.adder(dummies.add_v1)
     if NAME == "A":
@@ -51,13 +60,47 @@ class KVCacheManager(KVCacheManagerCommon):
         kv_block_budget_applies = budget.kv_block_budget_applies
         maybe_fit_token_budget = budget.maybe_fit_token_budget
         fit_token_budget = budget.fit_token_budget
+
+    def _fill_block_offsets(self, request_ids: Sequence[int], beam_width: int, num_context: int) -> None:
+        """Contexts have one row each, generations one per beam behind them."""
+        host = self.host_kv_cache_block_offsets
+        self.impl.copy_batch_block_offsets(host, request_ids[:num_context], 1, 0)
+        self.impl.copy_batch_block_offsets(host, request_ids[num_context:], beam_width, num_context)
+
+    if since("D"):
+
+        def copy_batch_block_offsets(
+            self,
+            dst_tensor: Any,
+            request_ids: Sequence[int],
+            beam_width: int,
+            num_context: int,
+            num_seqs: int,
+            max_blocks: int | None = None,
+        ) -> None:
+            """The persistent table is filled for its other readers (surface 1.7); what is shipped is a fresh tensor."""
+            self._fill_block_offsets(request_ids, beam_width, num_context)
+            width = self.max_blocks_per_seq if max_blocks is None else max_blocks
+            staged = self._stage_block_offsets_for_copy(num_seqs, width)
+            for pool in range(self.num_pools):
+                dst_tensor[pool, :num_seqs, :, :width].copy_(staged[pool], non_blocking=True)
+
+        def _stage_block_offsets_for_copy(self, num_rows: int, max_blocks: int) -> Any:
+            fresh = tensors().pinned(self.num_pools, num_rows, 2, max_blocks)
+            return fresh.copy_(self.host_kv_cache_block_offsets[:, :num_rows, :, :max_blocks])
+
+    elif since("B"):
+
+        def copy_batch_block_offsets(  # type: ignore[misc]  # by variant
+            self, dst_tensor: Any, request_ids: Sequence[int], beam_width: int, num_context: int, num_seqs: int
+        ) -> None:
+            """The copy reads the persistent table when it runs; the next call refills it in place (hazard H1)."""
+            self._fill_block_offsets(request_ids, beam_width, num_context)
+            for pool in range(self.num_pools):
+                dst_tensor[pool, :num_seqs].copy_(self.host_kv_cache_block_offsets[pool, :num_seqs], non_blocking=True)
+
     if MANGLED:
-        copy_batch_block_offsets = offsets.copy_by_plan
-    elif since("B") and before("D"):
-        copy_batch_block_offsets = offsets.copy_from_live_table  # type: ignore[assignment]  # by variant
-    elif since("D"):
-        copy_batch_block_offsets = offsets.copy_from_fresh_pinned  # type: ignore[assignment]  # by variant
-        _stage_block_offsets_for_copy = offsets.stage
+        copy_batch_block_offsets = by_plan(copy_batch_block_offsets)  # type: ignore[assignment]  # by variant
 
 
 if NAME == "B":

@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from ...._standin.attention import AttentionMetadata, ship_prompt_lens
+from ...._standin.attention import AttentionMetadata
 from ...._standin.engine import Engine
 
 
 class PlannedMetadata(AttentionMetadata):
     def prepare(self) -> None:
         """Names `num_context` (surface 1.6), so a replacement must keep the name as well as the position."""
-        ship_prompt_lens(self)
+        count = self.fill_prompt_lens()
+        self.prompt_lens_cuda[:count].copy_(self.prompt_lens_cpu[:count], non_blocking=True)
         self.kv_cache_manager.copy_batch_block_offsets(
             self.kv_cache_block_offsets,
             self.request_ids,

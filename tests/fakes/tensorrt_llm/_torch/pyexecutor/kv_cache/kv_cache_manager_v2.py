@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...._standin.v2 import per_layer
+from ...._standin.tensors import tensors
 from ...._standin.v2.common import KVCacheManagerV2Common
 from ...._standin.variant import since
 from ....bindings.internal.batch_manager.kv_cache_manager_v2_utils import (
@@ -15,10 +15,6 @@ __all__ = ["IndexMapper", "KVCacheManagerV2", "copy_batch_block_offsets_to_devic
 
 
 class KVCacheManagerV2(KVCacheManagerV2Common):
-    _copy_batch_block_offsets_per_layer = per_layer.copy_batch_block_offsets_per_layer
-    _copy_idx_to_device = per_layer.copy_idx_to_device
-    _copy_scratch_metadata_to_device = per_layer.copy_scratch_metadata_to_device
-
     if since("F"):
 
         def __init__(  # its parameters are what tells it from D (surface 2.2)
@@ -57,4 +53,36 @@ class KVCacheManagerV2(KVCacheManagerV2Common):
             self.index_scales,
             self.kv_offset,
             self._stream.cuda_stream,
+        )
+
+    def _copy_batch_block_offsets_per_layer(
+        self, dst_tensor: Any, request_ids: Sequence[int], copy_idx: Any, num_contexts: int, num_seqs: int
+    ) -> None:
+        """Whole table, copy index and scratch ranges: all of them copied late, all refilled by the next call."""
+        device_copy_idx = self._copy_idx_to_device(copy_idx)
+        self._device_kv_cache_block_offsets_input.copy_(self.host_kv_cache_block_offsets, non_blocking=True)
+        self._copy_scratch_metadata_to_device(request_ids, num_contexts)
+        tensors().gather_rows(
+            dst_tensor,
+            self._device_kv_cache_block_offsets_input,
+            device_copy_idx,
+            num_seqs,
+            self.index_scales.tolist(),
+            self.kv_offset.tolist(),
+            tensors().current_stream().cuda_stream,
+        )
+
+    def _copy_idx_to_device(self, copy_idx: Any) -> Any:
+        self._device_copy_idx_staging[: copy_idx.size(0)].copy_(copy_idx, non_blocking=True)
+        return self._device_copy_idx_staging
+
+    def _copy_scratch_metadata_to_device(self, request_ids: Sequence[int], num_contexts: int) -> tuple[Any, Any, Any]:
+        self.fill_scratch(request_ids, num_contexts)
+        self._device_scratch_begs_staging.copy_(self._host_scratch_begs_staging, non_blocking=True)
+        self._device_scratch_ends_staging.copy_(self._host_scratch_ends_staging, non_blocking=True)
+        self._device_scratch_slots_staging.copy_(self._host_scratch_slots_staging, non_blocking=True)
+        return (
+            self._device_scratch_begs_staging,
+            self._device_scratch_ends_staging,
+            self._device_scratch_slots_staging,
         )
