@@ -102,7 +102,11 @@ def test_options_come_before_variables_and_variables_before_the_file(small: Path
     [
         (["--", "no-such-command"], "'no-such-command' is not found in PATH"),
         (["--fix", "token-budget", "--", PYTHON], "--fix is 'token-budget'; write ID=auto"),
-        (["--fix", "token-budge=on", "--", PYTHON], "did you mean TRTLLM_KVFIX_FIXES_TOKEN_BUDGET?"),
+        (
+            ["--fix", "token-budge=on", "--", PYTHON],
+            "--fix names 'token-budge', which is no fix; did you mean",
+        ),
+        (["--fix", "zzz=on", "--", PYTHON], "known are staged-offsets-v1, "),
         (["--fix", "token-budget=maybe", "--", PYTHON], "TRTLLM_KVFIX_FIXES_TOKEN_BUDGET is 'maybe'"),
         (["--metrics-port", "70000", "--", PYTHON], "TRTLLM_KVFIX_METRICS_PORT is 70000"),
         (["--", PYTHON, "-I", "-m", "module"], "-I ignores PYTHONPATH"),
@@ -168,6 +172,39 @@ def test_isolated_python_has_the_persistent_hook_and_without_site_packages_there
     assert launch.checked(isolated) == isolated
     with pytest.raises(SettingsError, match="-uS reads no site-packages"):
         launch.checked(bare)
+
+
+@pytest.mark.parametrize(
+    ("first_line", "refused"),
+    [
+        ("#!/usr/bin/python3 -sE", True),
+        ("#!/usr/bin/env -S python3.11 -I", True),
+        ("#!/usr/bin/python3 -s", False),
+        ("#!/usr/bin/env python3", False),
+        ("#!/bin/sh -E", False),
+        ("#!", False),
+        ("\x7fELF", False),
+    ],
+)
+@pytest.mark.parametrize("launcher", [[], ["/bin/sh", "-n", "2"]])
+def test_first_line_of_a_script_counts_and_a_launcher_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_line: str, refused: bool, launcher: list[str]
+) -> None:
+    """Packagers give console scripts flags of their own, and such a server would run without the fixes, unsaid."""
+    monkeypatch.setattr(launch, "hook_file", lambda: tmp_path / "hook.pth")
+    script = str(executable(tmp_path / "trtllm-serve", f"{first_line}\nexit\n"))
+    command = [*launcher, script, "model", "-I"]
+    if refused:
+        with pytest.raises(SettingsError, match=r"the Python of .*trtllm-serve .* ignores PYTHONPATH"):
+            launch.checked(command)
+    else:
+        assert launch.checked(command) == command
+
+
+def test_python_behind_a_launcher_is_looked_at_and_its_arguments_are_not() -> None:
+    launcher = ["/bin/sh", "-n", "2"]
+    assert launch.deaf_python([*launcher, "python3", "-I", "script.py"]) == ("python3", "-I")
+    assert launch.deaf_python([*launcher, "python3", "script.py", "python3", "-I"]) is None
 
 
 def test_path_begins_with_our_folder_once() -> None:

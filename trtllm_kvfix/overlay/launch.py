@@ -4,12 +4,15 @@ The hook reaches every Python that the command starts through PYTHONPATH (bootst
 MPI spawns through an initializer (workers.py); so the environment's files stay as they are.
 """
 
+import difflib
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -24,15 +27,28 @@ from trtllm_kvfix.settings import (
     as_variables,
     environment,
     load,
+    names,
     variable_of,
 )
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 PATH = "PYTHONPATH"
+IDS = [name[-1] for name in names() if name[0] == "fixes"]
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
 # Flags that make Python ignore PYTHONPATH or `sitecustomize`, as letters and as they may be bundled ("-Im").
 DEAF_FLAGS = "IES"
 FLAGS_WITH_VALUE = "WX"
+SHEBANG_BYTES_MAX = 256  # as the kernel reads
+
+
+class DeafPython(NamedTuple):
+    program: str  # as the command has it
+    flag: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.program} {self.flag}" if is_python(self.program) else f"the Python of {self.program} ({self.flag})"
+        )
 
 
 def variables(settings: Settings, environ: Mapping[str, str], job: str) -> dict[str, str]:
@@ -51,20 +67,34 @@ def checked(command: Sequence[str]) -> list[str]:
     program = shutil.which(command[0])
     if program is None:
         raise SettingsError(f"command {command[0]!r} is not found in PATH; write the command after `--`")
-    deaf = deaf_flag(command)
-    if deaf is not None and "S" in deaf:
-        raise SettingsError(f"{command[0]} {deaf} reads no site-packages, where every hook is: leave the flag out")
-    if deaf is not None and not hook_file().exists():
+    deaf = deaf_python(command)
+    if deaf is None:
+        return list(command)
+    if "S" in deaf.flag:
+        raise SettingsError(f"{deaf} reads no site-packages, where every hook is: leave the flag out")
+    if not hook_file().exists():
         raise SettingsError(
-            f"{command[0]} {deaf} ignores PYTHONPATH, through which `run` brings the fixes: leave the flag out, or "
-            "install the hook with `trtllm-kvfix enable`"
+            f"{deaf} ignores PYTHONPATH, through which `run` brings the fixes: leave the flag out, or install the hook "
+            "with `trtllm-kvfix enable`"
         )
     return list(command)
 
 
+def deaf_python(command: Sequence[str]) -> DeafPython | None:
+    """The first interpreter of the command that no hook of `run` reaches: the command itself, behind a launcher such as
+    mpirun, or in the first line of a script."""
+    for at, word in enumerate(command):
+        flag = deaf_flag([word, *command[at + 1 :]]) if is_python(word) else deaf_flag(interpreter_line(word))
+        if flag is not None:
+            return DeafPython(word, flag)
+        if is_python(word):
+            return None  # what follows is its script's
+    return None
+
+
 def deaf_flag(command: Sequence[str]) -> str | None:
     """The first flag of `python ...` that keeps it from reading PYTHONPATH or `sitecustomize`."""
-    if not Path(command[0]).name.startswith("python"):
+    if not command or not is_python(command[0]):
         return None
     arguments = iter(command[1:])
     for argument in arguments:
@@ -81,11 +111,29 @@ def deaf_flag(command: Sequence[str]) -> str | None:
     return None
 
 
-def forwarding(command: Sequence[str], names: Sequence[str]) -> list[str]:
+def is_python(word: str) -> bool:
+    return re.fullmatch(r"python[\d.]*t?", Path(word).name) is not None
+
+
+def interpreter_line(program: str) -> list[str]:
+    """What the first line of a script runs it by; nothing where it is no script."""
+    found = shutil.which(program)
+    try:
+        with Path(found or "").open("rb") as file:
+            first = file.readline(SHEBANG_BYTES_MAX)
+    except OSError:
+        return []  # not there, or not to be read: the command will say so
+    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if word != "-S"]
+    return words
+
+
+def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
     """Open MPI hands other hosts only the variables that its command line names; other launchers hand on all."""
     if Path(command[0]).name not in MPI_LAUNCHERS or not _is_open_mpi(command[0]):
         return list(command)
-    return [command[0], *(word for name in names for word in ("-x", name)), *command[1:]]
+    return [command[0], *(word for name in exported for word in ("-x", name)), *command[1:]]
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -127,6 +175,10 @@ def _from_options(fixes: Sequence[str], force: bool, metrics_port: int | None) -
         fix_id, equals, choice = text.partition("=")
         if not equals:
             raise SettingsError(f"--fix is {text!r}; write ID=auto, ID=on or ID=off")
+        if fix_id not in IDS:
+            near = difflib.get_close_matches(fix_id, IDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(IDS)}"
+            raise SettingsError(f"--fix names {fix_id!r}, which is no fix; {hint}")
         given[variable_of(("fixes", fix_id))] = choice
     if force:
         given[variable_of(("force",))] = "true"
