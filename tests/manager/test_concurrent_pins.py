@@ -63,6 +63,16 @@ def test_two_pins_at_once_are_two_pins(scene: Scene, guarded: bool) -> None:
     assert (scene.impl.pin_counts == dict.fromkeys(scene.block_ids, 2)) == guarded
 
 
+def test_calls_that_pin_and_unpin_are_counted_where_they_are_served(scene: Scene, guarded: bool) -> None:
+    before = counters.read()
+    scene.pin_found()
+    scene.impl.unpin_blocks_by_id(scene.block_ids)
+    with suppress(RuntimeError):
+        scene.impl.unpin_blocks_by_id(scene.block_ids)  # refused: they are not pinned now
+    after = counters.read()
+    assert [after[name] - before[name] for name in ("pins", "unpins")] == ([1, 1] if guarded else [0, 0])
+
+
 def test_a_block_that_was_found_is_pinned_before_another_request_takes_it(scene: Scene, guarded: bool) -> None:
 
     def fill() -> None:

@@ -1,6 +1,7 @@
 """One stager for each live table, made as the settings say, gone with its table."""
 
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -37,6 +38,28 @@ def test_a_stager_goes_with_its_table_and_its_work_stays_counted() -> None:
             gc.collect()
     assert every._entries == {}
     assert counters.read()["staged_shipments"] == before + 3
+
+
+def test_bytes_and_waits_for_a_slot_are_counted() -> None:
+    bench, every = Bench(), Stagers(mode="snapshot", slots=2)
+    before = counters.read()
+    gate = bench.device.close_gate(bench.stream)
+
+    def ship(times: int) -> None:
+        with on_stream(bench.device, bench.stream):
+            for _ in range(times):
+                every.of(bench.table, v1).ship(bench.output.memory, bench.table, range(2))
+
+    ship(2)
+    one_more = threading.Thread(target=ship, args=(1,))
+    one_more.start()
+    while counters.read()["ring_waits"] == before["ring_waits"]:
+        assert one_more.is_alive(), "a slot was filled again while the stream was held"
+    bench.device.open_gate(gate)
+    one_more.join()
+    moved = {name: value - before[name] for name, value in counters.read().items()}
+    assert (moved["staged_shipments"], moved["ring_waits"]) == (3, 1)
+    assert moved["staged_bytes"] > 0 and moved["ring_wait_seconds"] > 0
 
 
 def test_counters_keep_no_stagers_alive() -> None:
