@@ -39,7 +39,14 @@ def serve_alone(bench: "Bench", request: Request) -> int:
 class Bench:
     """A device, an executor on it, and the connector between them: both sides on rank 0, elsewhere the worker's."""
 
-    def __init__(self, device: Device, *, ranks: Ranks | None = None, **sizes: Any) -> None:
+    def __init__(
+        self,
+        device: Device,
+        executor_class: type[Executor] = Executor,
+        *,
+        ranks: Ranks | None = None,
+        **sizes: Any,
+    ) -> None:
         args = llm_args()
         self.device = device
         self.is_unplugged = False
@@ -47,14 +54,14 @@ class Bench:
         self.worker = KvfixOffloadWorker(args)
         self.manager = ConnectorManager(self.worker, self.scheduler, ranks)
         with on_stream(device, 0):
-            self.executor = Executor(device, self.manager, **sizes)
+            self.executor = executor_class(device, self.manager, **sizes)
         self.executor.idle = self.wait_for_a_transfer
 
-    def wait_for_a_transfer(self) -> None:
+    def wait_for_a_transfer(self, seconds: float = 0.05) -> None:
         """So that a loop with nothing else to do leaves the processor to the device."""
         transfers = self.worker.side._transfers
         for running in list(transfers._running.values())[:1] if transfers else []:
-            running.lane.wait(running.number, 0.05)
+            running.lane.wait(running.number, seconds)
 
     @property
     def index(self) -> Any:
@@ -77,12 +84,17 @@ def make_bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeBench]:
     with ExitStack() as stack:
 
         def make(
-            host_blocks: int = 256, *, seed: int = 1, executor: dict[str, Any] | None = None, **settings: Any
+            host_blocks: int = 256,
+            *,
+            seed: int = 1,
+            executor_class: type[Executor] = Executor,
+            executor: dict[str, Any] | None = None,
+            **settings: Any,
         ) -> Bench:
             monkeypatch.setenv("TRTLLM_KVFIX_OFFLOAD_HOST_BYTES", str(host_blocks * BLOCK_BYTES))
             for name, value in settings.items():
                 monkeypatch.setenv(f"TRTLLM_KVFIX_OFFLOAD_{name.upper()}", str(value))
-            bench = Bench(open_device("cpu", seed), **(executor or {}))
+            bench = Bench(open_device("cpu", seed), executor_class, **(executor or {}))
             stack.callback(bench.close)
             return bench
 

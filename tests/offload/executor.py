@@ -20,7 +20,7 @@ from trtllm_kvfix.native import (
     PinnedArray,
     SequenceRequest,
 )
-from trtllm_kvfix.offload.layout import pool_of
+from trtllm_kvfix.offload.layout import DevicePool, pool_of
 
 from .contents import next_token, values
 from .upstream_double import ConnectorManager, Request, State
@@ -46,6 +46,22 @@ class Read(NamedTuple):
     expected: NDArray[np.uint32]
 
 
+class Group(NamedTuple):
+    """Keys and values of some layers: a pool, and the number that a block has in it."""
+
+    pool: Any  # a row for each block; what is behind `words` of each token is nobody's
+    place: DevicePool
+    words: int  # of a token
+    number: Callable[[int], int]
+
+    @staticmethod
+    def of(pool: Any, words: int, number: Callable[[int], int]) -> "Group":
+        return Group(pool, pool_of(pool), words, number)
+
+    def address(self, block: int) -> int:
+        return self.place.address + self.number(block) * self.place.stride
+
+
 class Executor:
     def __init__(
         self,
@@ -59,8 +75,7 @@ class Executor:
     ) -> None:
         self.device, self.manager = device, manager
         self.stream = device.create_stream()
-        self.pool = make_pool(device, blocks)
-        self.pool_address = pool_of(self.pool).address
+        self.groups = self.make_groups(device, blocks, make_pool)
         self.chunk_tokens, self.batch = chunk_tokens, batch
         self.cache = BlockManager(
             BlockManagerConfig(tokens_per_block=TOKENS_PER_BLOCK, blocks_primary=blocks, partial_reuse=False)
@@ -75,7 +90,13 @@ class Executor:
         self.scheduled = 0  # requests in the last step
         self.idle: Callable[[], None] = lambda: None  # waits a while for whatever the next step waits for
         self._previous: list[Request] = []  # given to the device, its answer not looked at
-        manager.worker.register_kv_caches(self.pool)
+        self.register()
+
+    def make_groups(self, device: Device, blocks: int, make_pool: MakePool) -> list[Group]:
+        return [Group.of(make_pool(device, blocks), WORDS_PER_TOKEN, lambda block: block)]
+
+    def register(self) -> None:
+        self.manager.worker.register_kv_caches(self.groups[0].pool)
 
     def submit(self, *requests: Request) -> None:
         self.waiting.extend(requests)
@@ -188,25 +209,27 @@ class Executor:
         blocks = self.blocks_of(request)
         written = values(known, self.manager.ranks.rank)
         if begin:
-            self._read(request, blocks, written[:begin])
+            for group in self.groups:
+                self._read(request, group, blocks, written[:begin])
         for position in range(begin, begin + tokens):
             block, offset = divmod(position, TOKENS_PER_BLOCK)
-            address = self.pool_address + 4 * (blocks[block] * BLOCK_WORDS + offset * WORDS_PER_TOKEN)
-            self.device.fill_words(address, WORDS_PER_TOKEN, written[position], self.stream)
+            for group in self.groups:
+                address = group.address(blocks[block]) + 4 * offset * group.words
+                self.device.fill_words(address, group.words, written[position], self.stream)
         if request.state is State.CONTEXT:
             request.context_current_position += tokens
         if begin + tokens == len(known):
             request.state = State.GENERATION
             request.sampled.append(next_token(known))
 
-    def _read(self, request: Request, blocks: Sequence[int], written: Sequence[int]) -> None:
-        count = -(-len(written) // TOKENS_PER_BLOCK)
-        found = self.device.pinned((count, BLOCK_WORDS), "uint32")
-        steps = np.arange(count, dtype=np.uint64) * np.uint64(4 * BLOCK_WORDS)
-        sources = np.uint64(self.pool_address) + np.array(blocks[:count], np.uint64) * np.uint64(4 * BLOCK_WORDS)
-        sizes = np.full(count, 4 * BLOCK_WORDS, np.uint64)
+    def _read(self, request: Request, group: Group, blocks: Sequence[int], written: Sequence[int]) -> None:
+        count, words = -(-len(written) // TOKENS_PER_BLOCK), TOKENS_PER_BLOCK * group.words
+        found = self.device.pinned((count, words), "uint32")
+        steps = np.arange(count, dtype=np.uint64) * np.uint64(4 * words)
+        sources = np.array([group.address(block) for block in blocks[:count]], np.uint64)
+        sizes = np.full(count, 4 * words, np.uint64)
         self.device.copy_batch(np.uint64(found.address) + steps, sources, sizes, "stream", self.stream)
-        expected = np.repeat(np.array(written, np.uint32), WORDS_PER_TOKEN)
+        expected = np.repeat(np.array(written, np.uint32), group.words)
         self.reads.append(Read(request.request_id, found, expected))
 
     def _answers(self, previous: Sequence[Request]) -> None:

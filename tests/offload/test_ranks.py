@@ -73,11 +73,15 @@ def test_a_pool_that_changes_is_refused_and_the_same_again_is_not(ranks: list[Ra
         on_all(ranks, lambda rank: rank.worker.register(rank.device, [rank.pool]))
 
 
-def test_numbers_out_of_range_are_refused_before_the_device_sees_them(ranks: list[Rank]) -> None:
-    for step in (Step(stores=(StoreJob(1, 7, (8,), (0,)),)), Step(stores=(StoreJob(1, 7, (0,), (16,)),))):
-        ranks[0].worker.bind(step)
-        with pytest.raises(LayoutMismatch, match="the pool changed"):
-            ranks[0].worker.start(ranks[0].stream)
+def test_numbers_out_of_range_fail_before_the_device_sees_them(ranks: list[Rank]) -> None:
+    steps = (Step(stores=(StoreJob(1, 7, (8,), (0,)),)), Step(loads=(LoadJob(2, 8, (0,), (16,), 0),)))
+    for rank in ranks:
+        for step in steps:
+            rank.worker.bind(step)
+            rank.worker.start(rank.stream)
+    on_all(ranks, lambda rank: rank.worker.finished([], []))
+    assert [ended.job for ended in ranks[0].link.ended] == [1, 2]
+    assert all("not begun" in ended.error and "the pool changed" in ended.error for ended in ranks[0].link.ended)
 
 
 def test_a_load_that_was_never_told_is_never_over(ranks: list[Rank]) -> None:

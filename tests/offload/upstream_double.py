@@ -1,6 +1,6 @@
 """What the connector meets of upstream: requests, reports of a step, and the manager between executor and connector."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -50,6 +50,7 @@ class RequestData:
     computed_position: int
     num_scheduled_tokens: int
     priorities: list[int] | None = None
+    new_block_ids_by_layer_group: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -73,6 +74,8 @@ class ConnectorManager:
         self.pending_async_requests = AsyncRequests()
         self.local_finished_async_requests = AsyncRequests()
         self.finished_loading: dict[int, Request] = {}
+        # Numbers that blocks have in each layer group, where there are several; then there is no other list of them.
+        self.by_group: Callable[[Sequence[int]], list[list[int]]] | None = None
         self._known: dict[int, tuple[int, int]] = {}  # request -> tokens and blocks reported so far
         self._external: dict[int, int] = {}
 
@@ -87,7 +90,11 @@ class ConnectorManager:
         return int(tokens)
 
     def update_state_after_alloc(self, request: Request, blocks: Sequence[int]) -> None:
-        self.on_leader(lambda: self.scheduler.update_state_after_alloc(request, list(blocks)))
+        by_group = self.by_group
+        if by_group is None:
+            self.on_leader(lambda: self.scheduler.update_state_after_alloc(request, list(blocks)))
+        else:
+            self.on_leader(lambda: self.scheduler.update_state_after_alloc_by_layer_group(request, by_group(blocks)))
 
     def start_step(self, scheduled: Sequence[tuple[Request, list[int], int]], stream: int) -> None:
         """`scheduled`: requests with their blocks and the number of tokens of this step."""
@@ -96,9 +103,11 @@ class ConnectorManager:
             is_new = request.request_id not in self._known
             tokens_before, blocks_before = self._known.get(request.request_id, (0, 0))
             generating = request.state is State.GENERATION
+            new_blocks = blocks[blocks_before:]
             data = RequestData(
-                request.request_id, request.tokens[tokens_before:], blocks[blocks_before:],
+                request.request_id, request.tokens[tokens_before:], new_blocks if self.by_group is None else [],
                 len(request.tokens) - 1 if generating else request.context_current_position, tokens,
+                new_block_ids_by_layer_group=self.by_group(new_blocks) if self.by_group else [],
             )  # fmt: skip
             self._known[request.request_id] = len(request.tokens), max(blocks_before, len(blocks))
             (output.new_requests if is_new else output.cached_requests).append(data)
@@ -108,7 +117,12 @@ class ConnectorManager:
     def request_finished(self, request: Request, blocks: Sequence[int]) -> bool:
         self.finished_loading.pop(request.request_id, None)
         self._known.pop(request.request_id, None)
-        saving = bool(self.on_leader(lambda: self.scheduler.request_finished(request, list(blocks))))
+        by_group = self.by_group
+        if by_group is None:
+            saving = bool(self.on_leader(lambda: self.scheduler.request_finished(request, list(blocks))))
+        else:
+            groups = by_group(blocks)
+            saving = bool(self.on_leader(lambda: self.scheduler.request_finished_by_layer_group(request, groups)))
         if saving:
             self.new_async_requests.saving[request.request_id] = request
         return saving

@@ -8,10 +8,12 @@ from typing import Any
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.offload.host_tier import HostTierMaker
+from trtllm_kvfix.offload.layer_groups import layout_of, require_full_attention
 from trtllm_kvfix.offload.link import link_of, unlink
 from trtllm_kvfix.offload.plan import Step
 from trtllm_kvfix.offload.ranks import ranks_here
 from trtllm_kvfix.offload.recompute import follow
+from trtllm_kvfix.offload.requests import flat
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.offload.switches import Switches
@@ -27,6 +29,8 @@ def configured() -> OffloadSettings:
 
 
 class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
+    supports_attention_dp = False
+
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
         settings = configured()
@@ -38,19 +42,43 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
         return self.side.get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[Any]) -> None:
-        self.side.update_state_after_alloc(request, block_ids)
+        self.side.update_state_after_alloc(request, [flat(block_ids)])
+
+    def update_state_after_alloc_by_layer_group(
+        self, request: Any, block_ids_by_layer_group: Sequence[Sequence[int]]
+    ) -> None:
+        self.side.update_state_after_alloc(request, [flat(ids) for ids in block_ids_by_layer_group])
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         return self.side.build_connector_meta(scheduler_output)
 
     def request_finished(self, request: Any, cache_block_ids: Sequence[Any]) -> bool:
-        return self.side.request_finished(request, cache_block_ids)
+        return self.side.request_finished(request, [flat(cache_block_ids)])
+
+    def request_finished_by_layer_group(
+        self, request: Any, cache_block_ids_by_layer_group: Sequence[Sequence[int]]
+    ) -> bool:
+        return self.side.request_finished(request, [flat(ids) for ids in cache_block_ids_by_layer_group])
+
+    def request_reset(self, request: Any) -> None:
+        self.side.request_reset(request)
+
+    def cancel_load(self, request: Any, start: int, end: int) -> None:
+        """What is cancelled behind a part that stays has no room, or is loaded and then computed over."""
+        del end
+        self.side.cancel_load(request, start)
+
+    def wait_for_initialization(self) -> None:
+        """Called once everything has been registered; there is nothing to wait for."""
+        self.side.require_tier()
 
 
 class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
+    supports_attention_dp = False
+
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
-        refuse_second_host_tier(llm_args)
+        require_supported(llm_args)
         settings = configured()
         self._args = llm_args
         self.side = OffloadWorker(settings, link_of(llm_args), ranks_here(), HostTierMaker(settings))
@@ -65,6 +93,11 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
 
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
         self.side.register(current_place().device, [kv_cache_tensor])
+
+    def register_kv_cache_layout(self, layout: Any) -> None:
+        """Where the cache has layer groups; upstream's own fallback knows one tensor only."""
+        tokens_per_block, tokens_max = int(self._args.kv_cache_config.tokens_per_block), tokens_max_of(self._args)
+        self.side.register_layout(current_place().device, lambda: layout_of(layout, tokens_per_block, tokens_max))
 
     def bind_connector_meta(self, metadata: Any) -> None:
         super().bind_connector_meta(metadata)
@@ -96,6 +129,24 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
 
 def handle_of(stream: Any) -> int:
     return int(getattr(stream, "cuda_stream", stream))
+
+
+def tokens_max_of(llm_args: Any) -> int | None:
+    """Of a request, where the configuration says it."""
+    tokens_max = getattr(llm_args, "max_seq_len", None)
+    return None if tokens_max is None else int(tokens_max)
+
+
+def require_supported(llm_args: Any) -> None:
+    """Refuse what would make blocks hold something else than the connector believes."""
+    refuse_second_host_tier(llm_args)
+    for window in getattr(llm_args.kv_cache_config, "max_attention_window", None) or ():
+        require_full_attention("kv_cache_config.max_attention_window", window, tokens_max_of(llm_args))
+    if getattr(llm_args, "enable_attention_dp", False):
+        raise SettingsError(
+            "enable_attention_dp is set; each of its ranks serves requests of its own, and this connector has one "
+            "scheduler for all ranks. Serve without attention data parallelism, or without the connector"
+        )
 
 
 def refuse_second_host_tier(llm_args: Any) -> None:

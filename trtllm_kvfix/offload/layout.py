@@ -16,24 +16,26 @@ class LayoutMismatch(KvfixError):
 
 
 class DevicePool(NamedTuple):
-    """Blocks of one size, one behind the other."""
+    """Blocks of one size at equal distances."""
 
     address: int
     blocks: int
     block_bytes: int
-    kind: str  # shape of a block and its dtype, for comparison and messages
+    kind: str  # what a block is made of, for comparison and messages
+    stride: int  # from one block to the next
+    group: int = 0  # the layer group whose numbers of blocks count here
 
 
 class Layout:
     """A host slot holds what all pools hold of one block, one pool behind the other."""
 
     def __init__(self, pools: Sequence[DevicePool]) -> None:
-        if len({pool.blocks for pool in pools}) != 1:
-            raise LayoutMismatch(
-                f"the pools have {[pool.blocks for pool in pools]} blocks; they must have equally many"
-            )
+        for pool in pools:
+            if pool.stride < pool.block_bytes or pool.blocks < 1:
+                raise LayoutMismatch(f"a pool of {pool.blocks} blocks of {pool.block_bytes} bytes, {pool.stride} apart")
+        if not pools:
+            raise LayoutMismatch("there is no pool; the connector was registered before the cache had any")
         self.pools = tuple(pools)
-        self.blocks = pools[0].blocks
         self.block_bytes = sum(pool.block_bytes for pool in pools)
 
     @property
@@ -41,9 +43,16 @@ class Layout:
         """What two layouts share whose blocks mean the same."""
         return tuple(f"{pool.blocks} blocks of {pool.block_bytes} bytes, {pool.kind}" for pool in self.pools)
 
-    def device_addresses(self, blocks: Sequence[int]) -> Addresses:
-        numbers = checked(blocks, self.blocks, "block of the device")
-        return np.concatenate([np.uint64(pool.address) + numbers * np.uint64(pool.block_bytes) for pool in self.pools])
+    def device_addresses(self, blocks: Sequence[int], count: int) -> Addresses:
+        """Of `count` blocks, for which there are numbers of the first layer group, then of the next, and so on."""
+        groups = np.asarray(blocks, np.int64).reshape(-1, count)
+        return np.concatenate([self._addresses(pool, groups) for pool in self.pools])
+
+    def _addresses(self, pool: DevicePool, groups: NDArray[np.int64]) -> Addresses:
+        if pool.group >= len(groups):
+            raise LayoutMismatch(f"blocks of {len(groups)} layer groups, but {pool.kind} belong to group {pool.group}")
+        numbers = checked(groups[pool.group], pool.blocks, "block of the device")
+        return np.uint64(pool.address) + numbers * np.uint64(pool.stride)
 
     def host_addresses(self, slots: Sequence[int], first: int, slots_max: int) -> Addresses:
         numbers = checked(slots, slots_max, "slot of the host pool")
@@ -64,7 +73,7 @@ def require_alike(layouts: Sequence[Layout]) -> None:
             )
 
 
-def checked(numbers: Sequence[int], limit: int, what: str) -> Addresses:
+def checked(numbers: Sequence[int] | NDArray[np.int64], limit: int, what: str) -> Addresses:
     """A number out of range would be a stray read or write of the device."""
     array = np.asarray(numbers, np.int64)
     if len(array) and not 0 <= array.min() <= array.max() < limit:
@@ -85,4 +94,5 @@ def pool_of(tensor: Any) -> DevicePool:
         address, total = int(tensor.address), int(tensor.nbytes)
     if not shape or shape[0] < 1 or total % shape[0]:
         raise LayoutMismatch(f"a pool of shape {shape} and {total} bytes has no whole blocks")
-    return DevicePool(address, shape[0], total // shape[0], f"{list(shape[1:])} {tensor.dtype}")
+    block_bytes = total // shape[0]
+    return DevicePool(address, shape[0], block_bytes, f"{list(shape[1:])} {tensor.dtype}", block_bytes)

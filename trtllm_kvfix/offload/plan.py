@@ -1,5 +1,10 @@
-"""What the scheduler side tells the worker sides: plain values, the same on every rank, that travel by broadcast."""
+"""What the scheduler side tells the worker sides: plain values, the same on every rank, that travel by broadcast.
 
+`blocks` of a job are those of the first layer group, one for each slot, then those of the next. A host slot holds what
+all groups have of a block.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +25,12 @@ class LoadJob(NamedTuple):
     request_id: int
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
-    position: int  # tokens that had been there before: where computing begins if the load fails
+    position: int  # of the first block that is written: where computing begins if the load fails
+
+
+def places(job: StoreJob | LoadJob) -> Iterator[tuple[int, int]]:
+    """(layer group, block) of all that the job reads or writes on the device."""
+    return ((at // len(job.slots), block) for at, block in enumerate(job.blocks))
 
 
 @dataclass(frozen=True)

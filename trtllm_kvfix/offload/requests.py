@@ -27,9 +27,9 @@ class LiveRequest:
     request_id: int
     identity: Identity
     tokens: list[int]
-    blocks: list[int] = field(default_factory=list)  # of the device, in order of position
-    # Of a request that comes back after preemption upstream tells what it adds to blocks that are gone. Its list is
-    # taken again when it ends; until then nothing is appended to this one.
+    blocks: list[list[int]] = field(default_factory=list)  # of the device: for each layer group, in order of position
+    # Of a request that comes back after preemption upstream may tell what it adds to blocks that are gone. Its list is
+    # taken again when it is told as a new one, or ends; until then nothing is appended to this one.
     frozen: bool = False
     priorities: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose kernels have been given to the device
@@ -37,14 +37,30 @@ class LiveRequest:
     jobs: set[int] = field(default_factory=set)  # stores that have not ended
     load: PendingLoad | None = None
 
-    def extend(self, tokens: Iterable[int], blocks: Iterable[int]) -> None:
-        if not self.frozen:
-            self.tokens.extend(tokens)
-            self.blocks.extend(blocks)
+    def take(self, tokens: Iterable[int], blocks: list[list[int]]) -> None:
+        """What upstream says is all."""
+        self.tokens, self.blocks, self.frozen = list(tokens), blocks, False
+
+    def extend(self, tokens: Iterable[int], blocks: list[list[int]]) -> None:
+        if self.frozen:
+            return
+        self.tokens.extend(tokens)
+        self.blocks = self.blocks or [[] for _ in blocks]
+        for known, added in zip(self.blocks, blocks, strict=True):
+            known.extend(added)
+
+    @property
+    def allocated(self) -> int:
+        """Blocks that every layer group has."""
+        return min(map(len, self.blocks), default=0)
 
     def whole_blocks(self, tokens_per_block: int) -> int:
         """Blocks whose every token is known and computed."""
-        return min(min(self.computed, len(self.tokens)) // tokens_per_block, len(self.blocks))
+        return min(min(self.computed, len(self.tokens)) // tokens_per_block, self.allocated)
+
+    def part(self, first: int, end: int) -> tuple[int, ...]:
+        """Blocks first to end of one layer group, then of the next, as jobs have them."""
+        return tuple(chain.from_iterable(group[first:end] for group in self.blocks))
 
     def prefix(self, blocks: int, tokens_per_block: int) -> Tokens:
         return np.array(self.tokens[: blocks * tokens_per_block], np.int32)
@@ -55,6 +71,12 @@ def flat(block_ids: Sequence[Any]) -> list[int]:
     if block_ids and isinstance(block_ids[0], list | tuple):
         return [int(block) for block in chain.from_iterable(block_ids)]
     return [int(block) for block in block_ids]
+
+
+def added_blocks(data: Any) -> list[list[int]]:
+    """What a report adds, for each layer group. Upstream leaves the flat list empty where there are several."""
+    by_group = getattr(data, "new_block_ids_by_layer_group", None) or ()
+    return [flat(ids) for ids in by_group] if len(by_group) > 1 else [flat(data.new_block_ids)]
 
 
 def tokens_computed(request: Any, live: LiveRequest) -> int:

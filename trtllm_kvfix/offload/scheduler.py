@@ -5,17 +5,18 @@ iteration tells. So a step that was scheduled and then not run has promised noth
 """
 
 import logging
-from collections.abc import Sequence
 from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
 
-from trtllm_kvfix.offload.host_index import HostIndex
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.offload.host_index import HostIndex, Pins
 from trtllm_kvfix.offload.identity import identity_of, tokens_of
+from trtllm_kvfix.offload.in_use import InUse
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Ended, Late, LoadJob, Step, StoreJob
-from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, flat, tokens_computed
+from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, added_blocks, tokens_computed
 from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tally import Tally
@@ -41,10 +42,9 @@ class OffloadScheduler:
         link.plan_late = self.plan_late
         self._stores: dict[int, StoreJob] = {}  # not ended on all ranks
         self._loads: dict[int, tuple[LoadJob, PendingLoad]] = {}
-        self._sources: dict[int, set[int]] = {}  # block of the device -> the jobs that use it
+        self._sources = InUse()
         self._next_stores: list[StoreJob] = []
         self._next_loads: list[LoadJob] = []
-        self._fences: set[int] = set()
         self._failed_in_a_row = {"store": 0, "load": 0}
 
     @property
@@ -53,6 +53,10 @@ class OffloadScheduler:
         if self._index is None and self._link.slots is not None:
             self._index = HostIndex(self._link.slots, self._tokens_per_block)
         return self._index
+
+    def require_tier(self) -> None:
+        if self._link.slots is None:
+            raise KvfixError("upstream starts serving, and has not told the connector's worker where the cache lies")
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Pin what the host tier adds to what the device has. The request is loading, or it is not, from here on."""
@@ -74,24 +78,40 @@ class OffloadScheduler:
         self.tally.looked_up(len(live.tokens), num_computed_tokens, tokens)
         return tokens, live.load is not None
 
-    def update_state_after_alloc(self, request: Any, block_ids: Sequence[Any]) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: list[list[int]]) -> None:
+        """`blocks` of each layer group. Upstream may have got room for less than it was promised, or for nothing."""
         live = self._live.get(request.request_id)
         if live is None:
-            self._fence(flat(block_ids))
+            self._sources.about_to_be_written(blocks)
             return
-        live.blocks = flat(block_ids)
+        live.blocks = blocks
         load = live.load
-        if load is None:
-            return
-        if load.job is not None:
+        if load is None or load.job is not None:
             return
         load.job = next(self._numbers)
-        destinations = tuple(live.blocks[load.first : load.first + len(load.pins.slots)])
-        self._fence(destinations)
-        job = LoadJob(load.job, live.request_id, destinations, load.pins.slots, load.position)
+        slots = load.pins.slots[: max(live.allocated - load.first, 0)]
+        end = load.first + len(slots)
+        self._sources.about_to_be_written([group[load.first : end] for group in blocks])
+        # The device may have a part of the first block, which is written whole: a load that fails takes it along.
+        position = load.first * self._tokens_per_block
+        job = LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position)
         self._loads[job.job] = job, load
-        self._use(job.job, job.blocks)
+        self._sources.add(job)
         self._next_loads.append(job)
+
+    def cancel_load(self, request: Any, start: int) -> None:
+        """Upstream will not use what lies behind `start`. It may wait for a load all the same: then one of nothing."""
+        live = self._live.get(request.request_id)
+        load = live.load if live is not None else None
+        if load is not None and load.job is None and start <= load.position and self._index is not None:
+            self._index.unpin(load.pins)
+            load.pins = Pins((), (), ())
+
+    def request_reset(self, request: Any) -> None:
+        """Its blocks are gone, and it will begin again as a new one."""
+        live = self._live.pop(request.request_id, None)
+        if live is not None:
+            self._release_load(live)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         self._take_ended()
@@ -105,7 +125,7 @@ class OffloadScheduler:
                 self._report(data, is_new=False)
         return self._take_step()
 
-    def request_finished(self, request: Any, cache_block_ids: Sequence[Any]) -> bool:
+    def request_finished(self, request: Any, blocks: list[list[int]]) -> bool:
         """True: blocks of the request are in use by a transfer until the worker side says otherwise."""
         self._take_ended()
         live = self._live.pop(request.request_id, None)
@@ -113,10 +133,10 @@ class OffloadScheduler:
             return False
         self.tally.finished(self._index)
         if live.load is not None and live.load.job is not None:
-            live.covered = len(live.blocks)  # what is being loaded is here
+            live.covered = live.allocated  # what is being loaded is here
         else:
             self._release_load(live)
-            live.blocks, live.tokens, live.frozen = flat(cache_block_ids), tokens_of(request), False
+            live.take(tokens_of(request), blocks)
             live.computed = tokens_computed(request, live)
             if self._plan_store(live) and not live.jobs:
                 return False
@@ -159,16 +179,17 @@ class OffloadScheduler:
 
     def _report(self, data: Any, *, is_new: bool) -> None:
         live = self._live.get(data.request_id)
-        blocks = flat(data.new_block_ids)
+        blocks = added_blocks(data)
         if live is None:
-            self._fence(blocks)
+            self._sources.about_to_be_written(blocks)
             return
-        if is_new and not live.frozen:
-            live.tokens, live.blocks = list(data.new_tokens), blocks
-        elif not is_new:
+        if is_new:
+            live.take(data.new_tokens, blocks)
+        else:
             live.extend(data.new_tokens, blocks)
         # What lies before this step's position is only read.
-        self._fence(live.blocks[data.computed_position // self._tokens_per_block :] if is_new else blocks)
+        first = data.computed_position // self._tokens_per_block if is_new else 0
+        self._sources.about_to_be_written([group[first:] for group in blocks])
         live.priorities = list(getattr(data, "priorities", None) or live.priorities)
         live.computed = data.computed_position
         self._plan_store(live)
@@ -200,25 +221,16 @@ class OffloadScheduler:
         if claim is None:
             self.tally.dropped(worth - held)
             return
-        store = StoreJob(job, live.request_id, tuple(live.blocks[claim.first : worth]), claim.slots)
+        store = StoreJob(job, live.request_id, live.part(claim.first, worth), claim.slots)
         self._stores[job] = store
-        self._use(job, store.blocks)
+        self._sources.add(store)
         live.jobs.add(job)
         self._next_stores.append(store)
 
     def _take_step(self) -> Step:
-        step = Step(tuple(self._next_stores), tuple(self._next_loads), tuple(sorted(self._fences)))
-        self._next_stores, self._next_loads, self._fences = [], [], set()
+        step = Step(tuple(self._next_stores), tuple(self._next_loads), self._sources.take_fences())
+        self._next_stores, self._next_loads = [], []
         return step
-
-    def _use(self, job: int, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            self._sources.setdefault(block, set()).add(job)
-
-    def _fence(self, blocks: Sequence[int]) -> None:
-        """Blocks that are about to be written, some of which upstream may have taken back from under a transfer."""
-        for block in blocks:
-            self._fences.update(self._sources.get(block, ()))
 
     def _release_load(self, live: LiveRequest) -> None:
         load, live.load = live.load, None
@@ -234,7 +246,7 @@ class OffloadScheduler:
 
     def _end_store(self, job: int, error: str) -> None:
         store = self._stores.pop(job)
-        self._let_go(job, store.blocks)
+        self._sources.remove(store)
         assert self._index is not None
         self._index.end_store(job, arrived=not error)
         self.tally.stored(len(store.blocks), error)
@@ -245,7 +257,7 @@ class OffloadScheduler:
 
     def _end_load(self, ended: Ended) -> None:
         load_job, load = self._loads.pop(ended.job)
-        self._let_go(ended.job, load_job.blocks)
+        self._sources.remove(load_job)
         assert self._index is not None
         self._index.condemn(load.pins, ended.bad_slots)
         self._index.unpin(load.pins)
@@ -254,10 +266,3 @@ class OffloadScheduler:
         live = self._live.get(load_job.request_id)
         if live is not None and live.load is load:
             live.load = None
-
-    def _let_go(self, job: int, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            jobs = self._sources[block]
-            jobs.discard(job)
-            if not jobs:
-                del self._sources[block]

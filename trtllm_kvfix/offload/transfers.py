@@ -8,7 +8,7 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, DeviceError, HostPool, Mark, Marks, TransferLane
 from trtllm_kvfix.offload.digests import Digests
-from trtllm_kvfix.offload.layout import Layout
+from trtllm_kvfix.offload.layout import Layout, LayoutMismatch
 from trtllm_kvfix.offload.plan import Ended, LoadJob, Step, StoreJob
 from trtllm_kvfix.offload.settings import OffloadSettings
 
@@ -38,7 +38,7 @@ class Transfers:
         self._stores = self._lane(device, "stream")
         self._loads = self._lane(device, "any")
         self._running: dict[tuple[str, int], _Running] = {}
-        self._refused: list[Ended] = []
+        self._at_once: list[Ended] = []  # needed no lane, or found no place in one
         self._digests = Digests(pool, settings.verify)
 
     def mark(self, stream: int) -> Mark:
@@ -55,7 +55,7 @@ class Transfers:
             mark = self.mark(stream)
         except DeviceError as error:
             jobs = [*(load.job for load in loads), *(store.job for store in stores)]
-            self._refused.extend(Ended(job, f"not begun: {error}") for job in jobs)
+            self._at_once.extend(Ended(job, f"not begun: {error}") for job in jobs)
             return
         for load in loads:
             self._enqueue(load, "load", self._loads, mark)
@@ -73,7 +73,7 @@ class Transfers:
                 )
 
     def take_ended(self) -> list[Ended]:
-        ended, self._refused = self._refused, []
+        ended, self._at_once = self._at_once, []
         for direction, lane in (("store", self._stores), ("load", self._loads)):
             for one in lane.take_ended():
                 job = self._running.pop((direction, one.number)).job
@@ -104,14 +104,21 @@ class Transfers:
         )  # fmt: skip
 
     def _enqueue(self, job: StoreJob | LoadJob, direction: str, lane: TransferLane, mark: Mark) -> None:
-        device = self._layout.device_addresses(job.blocks)
-        host = self._layout.host_addresses(job.slots, self._pool.address, self._pool.slots)
+        if not job.slots:  # upstream found no room for what it was promised
+            self._at_once.append(Ended(job.job, ""))
+            return
+        try:
+            device = self._layout.device_addresses(job.blocks, len(job.slots))
+            host = self._layout.host_addresses(job.slots, self._pool.address, self._pool.slots)
+        except LayoutMismatch as error:
+            self._at_once.append(Ended(job.job, f"not begun: {error}"))
+            return
         dst, src = (host, device) if direction == "store" else (device, host)
-        number = lane.enqueue(dst, src, self._layout.sizes(len(job.blocks)), after=mark)
+        number = lane.enqueue(dst, src, self._layout.sizes(len(job.slots)), after=mark)
         if number is None:
             stats = lane.stats()
             why = stats.first_error if stats.broken else f"{stats.queued} transfers wait already"
-            self._refused.append(Ended(job.job, f"not begun: {why}"))
+            self._at_once.append(Ended(job.job, f"not begun: {why}"))
             return
         self._running[direction, number] = _Running(job, lane, number)
 

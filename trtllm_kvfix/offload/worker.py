@@ -38,8 +38,12 @@ class OffloadWorker:
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
 
     def register(self, device: Device, tensors: Iterable[Any]) -> None:
+        """One tensor for each pool of a cache without layer groups."""
+        self.register_layout(device, lambda: Layout([pool_of(tensor) for tensor in tensors]))
+
+    def register_layout(self, device: Device, describe: Callable[[], Layout]) -> None:
         """Build the host tier for these pools, or find that it was built for the like."""
-        layouts = agreed(self._ranks, lambda: self._layout_of(tensors))
+        layouts = agreed(self._ranks, lambda: self._unchanged(describe()))
         require_alike(layouts)
         layout = layouts[self._ranks.rank]
         if self._transfers is None:
@@ -88,8 +92,7 @@ class OffloadWorker:
         transfers, self._transfers = self._transfers, None
         return transfers is None or transfers.close()
 
-    def _layout_of(self, tensors: Iterable[Any]) -> Layout:
-        layout = Layout([pool_of(tensor) for tensor in tensors])
+    def _unchanged(self, layout: Layout) -> Layout:
         if self._transfers is not None and self._layout is not None and layout.pools != self._layout.pools:
             raise LayoutMismatch(f"the host tier was built for {self._layout.pools}, now {layout.pools}")
         return layout

@@ -52,7 +52,7 @@ class Connector:
     def begin_store(self, request: SimpleNamespace, stream: int) -> Step:
         """What is told of a request whose prompt has been given to the device whole."""
         self.scheduler.get_num_new_matched_tokens(request, 0)
-        self.scheduler.update_state_after_alloc(request, list(range(BLOCKS)))
+        self.scheduler.update_state_after_alloc(request, [list(range(BLOCKS))])
         report = SimpleNamespace(
             request_id=request.request_id, new_tokens=request.get_tokens(0), new_block_ids=list(range(BLOCKS)),
             computed_position=TOKENS,
@@ -63,7 +63,7 @@ class Connector:
         tokens, is_async = self.scheduler.get_num_new_matched_tokens(request, 0)
         if (tokens, is_async) != (TOKENS, True):
             raise AssertionError(f"the host tier has {tokens} tokens of a prompt whose {TOKENS} were stored")
-        self.scheduler.update_state_after_alloc(request, list(range(BLOCKS)))
+        self.scheduler.update_state_after_alloc(request, [list(range(BLOCKS))])
         return self._begin(None, stream)
 
     def over(self) -> bool:

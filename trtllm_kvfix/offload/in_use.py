@@ -1,0 +1,42 @@
+"""Which blocks of the device running transfers read or write.
+
+Upstream may take a block back from under a transfer, and give it to another request. That request is told of, and what
+is told as about to be written has to wait for the transfer: a fence.
+"""
+
+from collections.abc import Sequence
+
+from trtllm_kvfix.offload.plan import LoadJob, StoreJob, places
+
+
+class InUse:
+    """One thread uses this: the scheduler's."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[tuple[int, int], set[int]] = {}  # layer group, block -> the jobs that use it
+        self._fences: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: StoreJob | LoadJob) -> None:
+        for place in places(job):
+            self._jobs.setdefault(place, set()).add(job.job)
+
+    def remove(self, job: StoreJob | LoadJob) -> None:
+        for place in places(job):
+            jobs = self._jobs[place]
+            jobs.discard(job.job)
+            if not jobs:
+                del self._jobs[place]
+
+    def about_to_be_written(self, blocks: Sequence[Sequence[int]]) -> None:
+        """`blocks` of each layer group."""
+        for group, numbers in enumerate(blocks):
+            for block in numbers:
+                self._fences.update(self._jobs.get((group, block), ()))
+
+    def take_fences(self) -> tuple[int, ...]:
+        """Jobs that must be over before anything else begins."""
+        fences, self._fences = tuple(sorted(self._fences)), set()
+        return fences
