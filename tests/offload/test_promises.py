@@ -1,9 +1,19 @@
-"""What upstream does with tokens that it was promised: takes them all, some, none, or begins again."""
+"""What upstream does with what it is told: takes the tokens it was promised, some, or none; begins again; lets go."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from trtllm_kvfix.offload.upstream import EXECUTOR, lets_go_of_all
+
 from .conftest import Bench, MakeBench, serve_alone
 from .upstream_double import Request, RequestData, SchedulerOutput
+
+
+class NewExecutor:
+    def _end_transfer_and_maybe_terminate(self, request: Request) -> None: ...
 
 
 def prompt(marker: int, length: int = 24) -> list[int]:
@@ -109,3 +119,39 @@ def test_a_request_that_begins_again_lets_go_of_its_promise(bench: Bench) -> Non
     bench.scheduler.request_reset(request)
     assert bench.index.stats().owned == 0
     bench.scheduler.request_reset(request)
+
+
+def test_an_executor_that_lets_go_of_one_request_is_told_of_one(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.worker.side._saved_max = 1
+    requests = [Request(number, prompt(number)) for number in range(1, 6)]
+    bench.executor.submit(*requests)
+    told: list[int] = []
+    get_finished = bench.worker.get_finished
+
+    def counted(finished: list[int], loading: list[int]) -> tuple[list[int], list[int]]:
+        saved, loaded = get_finished(finished, loading)
+        told.append(len(saved))
+        return saved, loaded
+
+    bench.worker.get_finished = counted
+    bench.executor.run()
+    assert max(told) == 1
+    assert sum(told) == len(requests)
+
+
+@pytest.mark.parametrize(
+    ("modules", "all_of_them"),
+    [
+        ({}, True),
+        ({"tensorrt_llm": None}, False),
+        ({"tensorrt_llm": None, EXECUTOR: SimpleNamespace(PyExecutor=object)}, False),
+        ({"tensorrt_llm": None, EXECUTOR: SimpleNamespace(PyExecutor=NewExecutor)}, True),
+    ],
+)
+def test_which_executors_let_go_of_all(
+    modules: dict[str, Any], all_of_them: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert lets_go_of_all() is all_of_them

@@ -17,7 +17,7 @@ from trtllm_kvfix.offload.requests import flat
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.offload.switches import Switches
-from trtllm_kvfix.offload.upstream import bases, connector_module
+from trtllm_kvfix.offload.upstream import bases, connector_module, lets_go_of_all
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.staging.place import current_place
 
@@ -81,7 +81,10 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         require_supported(llm_args)
         settings = configured()
         self._args = llm_args
-        self.side = OffloadWorker(settings, link_of(llm_args), ranks_here(), HostTierMaker(settings))
+        self.side = OffloadWorker(
+            settings, link_of(llm_args), ranks_here(), HostTierMaker(settings),
+            saved_max=None if lets_go_of_all() else 1,
+        )  # fmt: skip
         module = connector_module()
         if module is not None:
             follow(module.KvCacheConnectorManager)

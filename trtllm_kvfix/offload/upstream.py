@@ -11,6 +11,9 @@ PLACES = (
 )
 
 
+EXECUTOR = "tensorrt_llm._torch.pyexecutor.py_executor"
+
+
 class PlainScheduler:
     """What of upstream's scheduler base the connector uses."""
 
@@ -48,3 +51,12 @@ def bases() -> tuple[type[Any], type[Any]]:
     if module is None:
         return PlainScheduler, PlainWorker
     return module.KvCacheConnectorScheduler, module.KvCacheConnectorWorker
+
+
+def lets_go_of_all() -> bool:
+    """Whether the executor unpins every request that `get_finished` gives it. That of variant A stops behind the first,
+    and what the others had saved stays pinned until the server ends."""
+    if "tensorrt_llm" not in sys.modules:
+        return True
+    executor = getattr(sys.modules.get(EXECUTOR), "PyExecutor", None)
+    return hasattr(executor, "_end_transfer_and_maybe_terminate")

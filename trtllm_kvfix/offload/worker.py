@@ -19,11 +19,14 @@ MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block,
 class OffloadWorker:
     """Called by the executor's thread alone."""
 
-    def __init__(self, settings: OffloadSettings, link: Link, ranks: Ranks, make_pool: MakePool) -> None:
+    def __init__(
+        self, settings: OffloadSettings, link: Link, ranks: Ranks, make_pool: MakePool, *, saved_max: int | None = None
+    ) -> None:
         self._settings = settings
         self._link = link
         self._ranks = ranks
         self._make_pool = make_pool
+        self._saved_max = saved_max  # requests that are told as saved at a time; None: all
         self._layout: Layout | None = None
         self._transfers: Transfers | None = None
         self._stream: int | None = None
@@ -132,10 +135,11 @@ class OffloadWorker:
                 self._link.ended.append(Ended(job, error, bad))
 
     def _take_saved(self) -> list[int]:
-        saved = (self._saving & self._closed).difference(self._owner.values())
-        self._saving -= saved
-        self._closed -= saved
-        return sorted(saved)
+        over = (self._saving & self._closed).difference(self._owner.values())
+        saved = sorted(over)[: self._saved_max]
+        self._saving.difference_update(saved)
+        self._closed.difference_update(saved)
+        return saved
 
     def _take_loaded(self) -> list[int]:
         # A request whose load was never told waits: what its blocks hold is nobody's.
