@@ -33,8 +33,9 @@ class Scheduler(_base().KvCacheConnectorScheduler):  # type: ignore[misc]  # the
         self._told.append(request.request_id)
 
     def build_connector_meta(self, scheduler_output: Any) -> None:
-        self.steps.append((self._told, [data.request_id for data in scheduler_output.new_requests]))
-        self._told = []
+        if scheduler_output is not None:
+            self.steps.append((self._told, [data.request_id for data in scheduler_output.new_requests]))
+            self._told = []
 
     def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
         del request, cache_block_ids

@@ -20,6 +20,16 @@ def mpi_world_size() -> int:
     return 1 if comm is None else int(comm.Get_size())
 
 
+def mpi_allgather(obj: Any) -> list[Any]:
+    comm = mpi_comm()
+    return [obj] if comm is None else list(comm.allgather(obj))
+
+
+def mpi_broadcast(obj: Any, root: int = 0) -> Any:
+    comm = mpi_comm()
+    return obj if comm is None else comm.bcast(obj, root)
+
+
 def mpi_barrier() -> None:
     """Every rank comes here once for each task, so no rank takes two of them."""
     comm = mpi_comm()

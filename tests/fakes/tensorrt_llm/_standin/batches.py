@@ -58,3 +58,11 @@ class ChunkLists:
 
     def all_requests(self) -> list[Any]:
         return self.context_requests + self.generation_requests
+
+
+def put_context_requests(batch: Any, requests: list[Any]) -> None:
+    """The plain list is assigned, the two lists are sorted anew."""
+    if isinstance(batch, ChunkLists):
+        batch.reset_context_requests(requests)
+    else:
+        batch.context_requests = requests

@@ -1,127 +1,124 @@
-"""KV connectors: what a plug-in implements, and the manager that the loop talks to (surface 6.1)."""
+"""What the loop talks to where a connector is configured: the books of what it loads and saves (surface 6.1)."""
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .variant import since
+from .._torch.pyexecutor.llm_request import LlmRequestState
+from .._utils import mpi_allgather, mpi_broadcast, mpi_rank
+from .batches import put_context_requests
+from .connector_api import (
+    KvCacheConnectorScheduler,
+    KvCacheConnectorWorker,
+    RequestData,
+    SchedulerOutput,
+)
+from .connector_reports import Reports
+
+__all__ = [
+    "KvCacheConnectorManager",
+    "KvCacheConnectorScheduler",
+    "KvCacheConnectorWorker",
+    "RequestData",
+    "SchedulerOutput",
+]
 
 
 @dataclass
-class RequestData:
-    request_id: int
-    new_tokens: list[int]
-    new_block_ids: list[int]
-    computed_position: int
-    num_scheduled_tokens: int
+class AsyncRequests:
+    saving: dict[int, Any] = field(default_factory=dict)
+    loading: dict[int, Any] = field(default_factory=dict)
 
+    def take_all(self) -> "AsyncRequests":
+        taken = AsyncRequests(self.saving, self.loading)
+        self.saving, self.loading = {}, {}
+        return taken
 
-@dataclass
-class SchedulerOutput:
-    new_requests: list[RequestData] = field(default_factory=list)
-    cached_requests: list[RequestData] = field(default_factory=list)
+    def take(self, saving: list[int], loading: list[int]) -> "AsyncRequests":
+        """KeyError where the worker names a request that it was not given."""
+        return AsyncRequests({i: self.saving.pop(i) for i in saving}, {i: self.loading.pop(i) for i in loading})
 
-
-class KvCacheConnectorWorker(ABC):
-    def __init__(self, llm_args: Any) -> None:
-        self._llm_args = llm_args
-        self._metadata: Any = None
-
-    def bind_connector_meta(self, metadata: Any) -> None:
-        self._metadata = metadata
-
-    def get_connector_meta(self) -> Any:
-        return self._metadata
-
-    @abstractmethod
-    def register_kv_caches(self, kv_cache_tensor: Any) -> None: ...
-
-    @abstractmethod
-    def start_load_kv(self, stream: Any) -> None: ...
-
-    @abstractmethod
-    def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None: ...
-
-    @abstractmethod
-    def save_kv_layer(self, layer_idx: int, stream: Any) -> None: ...
-
-    @abstractmethod
-    def wait_for_save(self, stream: Any) -> None: ...
-
-    @abstractmethod
-    def get_finished(
-        self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]
-    ) -> tuple[list[int], list[int]]: ...
-
-
-class KvCacheConnectorScheduler(ABC):
-    def __init__(self, llm_args: Any) -> None:
-        self._llm_args = llm_args
-
-    @abstractmethod
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any: ...
-
-    @abstractmethod
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]: ...
-
-    @abstractmethod
-    def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool: ...
-
-    @abstractmethod
-    def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None: ...
+    def add(self, other: "AsyncRequests") -> None:
+        self.saving.update(other.saving)
+        self.loading.update(other.loading)
 
 
 class KvCacheConnectorManager:
-    """Rank 0's scheduler decides; there is one rank here. Loads are synchronous: what matches is there at once."""
+    """The scheduler exists on rank 0; what it answers is broadcast."""
 
-    def __init__(self, worker: KvCacheConnectorWorker, scheduler: KvCacheConnectorScheduler) -> None:
+    def __init__(self, worker: KvCacheConnectorWorker, scheduler: KvCacheConnectorScheduler | None = None) -> None:
+        assert (scheduler is not None) == (mpi_rank() == 0), "the scheduler may exist on rank 0 only"
         self.worker = worker
         self.scheduler = scheduler
-        self._known: set[int] = set()
-        self._scheduler_output = SchedulerOutput()
+        self.new_async_requests = AsyncRequests()  # not passed to the worker's get_finished
+        self.pending_async_requests = AsyncRequests()  # passed, not returned
+        self.local_finished_async_requests = AsyncRequests()  # returned here, not on all ranks
+        self._loaded: set[int] = set()
+        self._reports = Reports()
+        self._scheduler_output: SchedulerOutput | None = None
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> int:
         """Called by the bound manager from inside an allocation (surface 4.4)."""
-        matched, is_async = self.scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
-        assert not is_async, "the stand-in loads synchronously"
-        return matched
+        matched, is_async = self._run_on_leader(
+            lambda scheduler: scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        )
+        if is_async and not matched:
+            raise RuntimeError("load_kv_async must be False when num_tokens is 0!")
+        if is_async:
+            self.new_async_requests.loading[request.request_id] = request
+        self._reports.promised(request.request_id, matched)
+        return int(matched)
 
     def should_add_sequence(self, request: Any) -> bool:
-        del request
-        return True
+        return request.request_id not in self._loaded
 
     def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
-        self.scheduler.update_state_after_alloc(request, block_ids)
+        if self.scheduler is not None:
+            self.scheduler.update_state_after_alloc(request, block_ids)
 
     def build_scheduler_output(self, scheduled_batch: Any, kv_cache_manager: Any) -> None:
         """What the batch is when this is called is what the connector believes."""
-        output = SchedulerOutput()
-        for request in scheduled_batch.context_requests:
-            data = self._data_of(request, kv_cache_manager, request.context_chunk_size)
-            (output.cached_requests if request.request_id in self._known else output.new_requests).append(data)
-            self._known.add(request.request_id)
-        drafts = since("D")  # a generation is counted with its drafts since then
-        for request in scheduled_batch.generation_requests:
-            tokens = 1 + (len(request.py_draft_tokens) if drafts else 0)
-            output.cached_requests.append(self._data_of(request, kv_cache_manager, tokens))
-        self._scheduler_output = output
+        loading = self.new_async_requests.loading
+        self._scheduler_output = self._reports.of(scheduled_batch, loading, kv_cache_manager)
 
     def take_scheduled_requests_pending_load(self, scheduled_batch: Any) -> None:
-        """Takes out what still loads asynchronously: nothing here."""
+        """They leave the batch until the worker says that their load is over."""
+        loading, staying = self.new_async_requests.loading, []
+        for request in scheduled_batch.context_requests:
+            if request.request_id in loading:
+                request.state = LlmRequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
+            else:
+                staying.append(request)
+        put_context_requests(scheduled_batch, staying)
 
     def handle_metadata(self) -> None:
-        self.worker.bind_connector_meta(self.scheduler.build_connector_meta(self._scheduler_output))
+        output, self._scheduler_output = self._scheduler_output, None
+        self.worker.bind_connector_meta(self._run_on_leader(lambda scheduler: scheduler.build_connector_meta(output)))
 
     def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
-        self._known.discard(request.request_id)
-        return self.scheduler.request_finished(request, cache_block_ids)
+        """True: the blocks are in use until get_finished returns the request."""
+        self._loaded.discard(request.request_id)
+        self._reports.forget(request.request_id)
+        saving = bool(self._run_on_leader(lambda scheduler: scheduler.request_finished(request, cache_block_ids)))
+        if saving:
+            self.new_async_requests.saving[request.request_id] = request
+            request.state = LlmRequestState.DISAGG_CONTEXT_TRANS_IN_PROGRESS
+        return saving
 
-    @staticmethod
-    def _data_of(request: Any, kv_cache_manager: Any, num_scheduled_tokens: int) -> RequestData:
-        return RequestData(
-            request_id=request.request_id,
-            new_tokens=request.get_tokens(0),
-            new_block_ids=kv_cache_manager.get_cache_indices(request),
-            computed_position=request.context_current_position,
-            num_scheduled_tokens=num_scheduled_tokens,
-        )
+    def get_finished(self) -> list[Any]:
+        """Those that are saved on all ranks. Those that are loaded on all ranks may be scheduled again."""
+        new = self.new_async_requests.take_all()
+        self.pending_async_requests.add(new)
+        saved, loaded = self.worker.get_finished(list(new.saving), list(new.loading))
+        local = self.local_finished_async_requests
+        local.add(self.pending_async_requests.take(saved, loaded))
+        told = mpi_allgather((set(local.saving), set(local.loading)))
+        everywhere = [sorted(set.intersection(*ids)) for ids in zip(*told, strict=True)]
+        finished = local.take(*everywhere)
+        for request in finished.loading.values():
+            request.state = LlmRequestState.CONTEXT_INIT
+            self._loaded.add(request.request_id)
+        return list(finished.saving.values())
+
+    def _run_on_leader(self, ask: Callable[[Any], Any]) -> Any:
+        return mpi_broadcast(None if self.scheduler is None else ask(self.scheduler), root=0)

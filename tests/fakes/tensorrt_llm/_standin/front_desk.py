@@ -8,6 +8,9 @@ from typing import Any
 from .._torch.pyexecutor.llm_request import LlmRequest, LlmRequestState
 
 
+CANCELLED = "cancelled"
+
+
 @dataclass(frozen=True)
 class LlmResponse:
     request_id: int
@@ -25,7 +28,8 @@ class FrontDesk:
         self.is_shutdown = False
         self.responses: dict[int, LlmResponse] = {}
         self.response_cv = threading.Condition()  # guards responses
-        self._waiting: queue.Queue[list[LlmRequest] | None] = queue.Queue()
+        self.canceled_req_ids: list[int] = []  # the loop's
+        self._waiting: queue.Queue[list[LlmRequest] | int | None] = queue.Queue()
 
     # From other threads.
 
@@ -41,6 +45,9 @@ class FrontDesk:
                 )
         self._waiting.put(list(requests))
         return [request.request_id for request in requests]
+
+    def enqueue_cancel_request(self, request_id: int) -> None:
+        self._waiting.put(request_id)
 
     def await_responses(self, request_ids: list[int], timeout: float) -> list[LlmResponse] | None:
         """None after `timeout` seconds: nothing says that the loop is dead (surface 5, #13318)."""
@@ -64,8 +71,22 @@ class FrontDesk:
             if requests is None:
                 self.is_shutdown = True
                 return
-            self.active_requests += requests
+            if isinstance(requests, int):
+                self.canceled_req_ids.append(requests)
+            else:
+                self.active_requests += requests
             idle = False
+
+    def _handle_canceled_requests(self) -> None:
+        """A request that a transfer has hold of is asked about again in the next iteration."""
+        active = {request.request_id: request for request in self.active_requests}
+        known, self.canceled_req_ids = self.canceled_req_ids, []
+        for request in [active[request_id] for request_id in known if request_id in active]:
+            if request.is_in_transmission:
+                self.canceled_req_ids.append(request.request_id)
+            else:
+                request.state = LlmRequestState.GENERATION_COMPLETE
+                self._respond(request, CANCELLED)
 
     def _handle_responses(self) -> None:
         for request in [r for r in self.active_requests if r.is_generation_complete_state]:

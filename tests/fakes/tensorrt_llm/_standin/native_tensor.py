@@ -46,6 +46,19 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         return self._view.shape
 
+    @property
+    def dtype(self) -> str:
+        return "int32"
+
+    def numel(self) -> int:
+        return int(self._view.size)
+
+    def element_size(self) -> int:
+        return WORD_BYTES
+
+    def is_contiguous(self) -> bool:
+        return bool(self._view.flags.c_contiguous)
+
     def size(self, dimension: int) -> int:
         return int(self._view.shape[dimension])
 

@@ -30,9 +30,9 @@ class KvCacheStats:
 
 
 class BoundCore:
-    """What every variant has. The pools are a word or two per block: they give the copies something to copy."""
+    """What every variant has. The pools are a few words per token: they give the copies something to copy."""
 
-    BLOCK_SHAPE = (4,)
+    WORDS_PER_TOKEN = 4
 
     def __init__(
         self,
@@ -73,9 +73,11 @@ class BoundCore:
         self._transfer_stream = self._tensors.stream()
         self._transferred = self._tensors.event()
         self._transfers_pending = False
-        self._primary = self._tensors.on_device(primary, *self.BLOCK_SHAPE)
-        self._secondary = self._tensors.pinned(max(1, secondary), *self.BLOCK_SHAPE)
+        block_shape = tokens_per_block, self.WORDS_PER_TOKEN
+        self._primary = self._tensors.on_device(primary, *block_shape)
+        self._secondary = self._tensors.pinned(max(1, secondary), *block_shape)
         self._lengths: dict[int, int] = {}  # positions reserved, by request id
+        self._chains: dict[int, list[list[int]]] = {}  # until C: pinned blocks, by the last of them
 
     # Sequences.
 
@@ -87,9 +89,16 @@ class BoundCore:
 
     def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool, /) -> None:
         """Stores for reuse when the request is given, no dummy, and has one beam (surface 4.4, release)."""
-        length = self._lengths.pop(request_id)
+        length = self._lengths.get(request_id)
+        if length is None:
+            return
         given = llm_request is not None and not llm_request.is_dummy
         stored = given and llm_request.sampling_config.beam_width == 1
+        if stored and llm_request.context_remaining_length:
+            # It was cancelled, and the rest of its prompt will never be computed.
+            self.store_context_blocks(llm_request)
+            stored = False
+        self._lengths.pop(request_id)
         tokens = llm_request.get_tokens(0)[:length] if stored else None
         self.native.remove_sequence(request_id, store=stored, pin=pin_on_release, tokens=tokens)
 
@@ -107,14 +116,17 @@ class BoundCore:
         if not pin_blocks:
             return [] if since("C") else None
         pinned = self.native.pin_blocks(request_id)
-        return pinned if since("C") else pinned[-1]
+        if since("C"):
+            return pinned
+        self._chains.setdefault(pinned[-1], []).append(pinned)
+        return pinned[-1]
 
     def pin_blocks(self, request_id: int, /) -> None:
         self.native.pin_blocks(request_id)
 
     def unpin_blocks_by_id(self, block_ids: Any, /) -> None:
-        """One id in A, a list since (surface 1.4)."""
-        self.native.unpin_blocks_by_id(block_ids if since("B") else [block_ids])
+        """A list, or until C one id, which stands for the blocks before it as well (surface 1.4)."""
+        self.native.unpin_blocks_by_id(self._chains[block_ids].pop() if isinstance(block_ids, int) else block_ids)
 
     # Tables.
 
@@ -204,7 +216,8 @@ class BoundCore:
                 for item in batch.items:
                     dst = self._secondary if item.kind == "offload" else self._primary
                     src = self._secondary if item.kind == "onboard" else self._primary
-                    dst[item.slot_dst].copy_(src[item.slot_src], non_blocking=True)
+                    tokens = slice(item.tokens)  # of a block that is reused in part, only those that match
+                    dst[item.slot_dst][tokens].copy_(src[item.slot_src][tokens], non_blocking=True)
                 self._transferred.record()
             self._transfers_pending = True
         self.native.complete(batch.ticket)

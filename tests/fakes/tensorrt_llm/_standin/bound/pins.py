@@ -41,6 +41,13 @@ class UnlockedPins(BoundCore):
                 with suppress(ValueError):
                     self.native.unpin_blocks_by_id([block_id])
 
+    def store_blocks_for_reuse(self, request_id: int, llm_request: Any, pin_blocks: bool, /) -> list[int]:
+        super().store_blocks_for_reuse(request_id, llm_request, False)
+        block_ids = self.native.get_cache_block_ids(request_id)[0] if pin_blocks else []
+        for block_id in block_ids:
+            self._count_pin(block_id)
+        return block_ids
+
     def find_and_pin_blocks_by_hash(
         self,
         block_hashes: Sequence[int],

@@ -89,6 +89,13 @@ class LlmRequest:
     def is_disagg_generation_init_state(self) -> bool:
         return self.state is LlmRequestState.DISAGG_GENERATION_INIT
 
+    @property
+    def is_in_transmission(self) -> bool:
+        return self.state in (
+            LlmRequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS,
+            LlmRequestState.DISAGG_CONTEXT_TRANS_IN_PROGRESS,
+        )
+
     def get_tokens(self, beam: int) -> Tokens:
         assert beam == 0, "the stand-in generates the same tokens for every beam"
         return self.input_tokens + self.output_tokens

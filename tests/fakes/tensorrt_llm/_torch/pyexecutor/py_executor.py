@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..._standin import pauses
+from ..._standin.contents import Contents
 from ..._standin.front_desk import FrontDesk
+from ..._standin.saving import Saving
 from ..._standin.tensors import tensors
 from ..._standin.variant import MANGLED, since
 from .llm_request import LlmRequest
@@ -47,8 +49,12 @@ class PyExecutor(FrontDesk):
         self.kv_cache_manager = resource_manager.get_resource_manager(ResourceManagerType.KV_CACHE_MANAGER)
         if since("B"):
             self.execution_stream = tensors().stream() if execution_stream is None else execution_stream
+        self.saving = Saving(resource_manager, self.kv_cache_manager)
+        self.contents: Contents | None = None
         if kv_connector_manager is not None:
-            kv_connector_manager.worker.register_kv_caches(self.kv_cache_manager.get_unique_primary_pool())
+            self.contents = Contents()
+            with tensors().on(tensors().stream()):
+                kv_connector_manager.worker.register_kv_caches(self.kv_cache_manager.get_unique_primary_pool())
         self.previous_batch: BatchState | None = None
         self.event_loop_error: BaseException | None = None
         loop = self._executor_loop if disable_overlap_scheduler else self._executor_loop_overlap
@@ -88,8 +94,7 @@ class PyExecutor(FrontDesk):
                 break
             can_queue = self._can_queue(scheduled_batch)
             batch_outputs = None
-            if can_queue:
-                can_queue = self._prepare(scheduled_batch)
+            can_queue = self._prepare(scheduled_batch, can_queue)
             if can_queue:
                 batch_outputs = self._forward_step(scheduled_batch)
             if self.previous_batch is not None:
@@ -101,6 +106,7 @@ class PyExecutor(FrontDesk):
                 self._update_request_states(scheduled_batch)
             if self.previous_batch is not None:
                 self._process_previous_batch()
+            self._kv_connector_terminate_requests()
             self.previous_batch = None if sample_state is None else BatchState(sample_state)
 
     def _executor_loop(self) -> None:
@@ -110,15 +116,16 @@ class PyExecutor(FrontDesk):
             scheduled_batch, _ = self._prepare_and_schedule_batch()
             if scheduled_batch is None:
                 break
-            if not self._can_queue(scheduled_batch) or not self._prepare(scheduled_batch):
-                continue
-            batch_outputs = self._forward_step(scheduled_batch)
-            sample_state = self._sample_async(scheduled_batch, batch_outputs)
-            assert sample_state is not None, "Sampling failed"
-            self._update_request_states(scheduled_batch)
-            self._update_requests(sample_state)
-            self._handle_responses()
-            self.resource_manager.update_resources(scheduled_batch)
+            if self._prepare(scheduled_batch, self._can_queue(scheduled_batch)):
+                batch_outputs = self._forward_step(scheduled_batch)
+                sample_state = self._sample_async(scheduled_batch, batch_outputs)
+                assert sample_state is not None, "Sampling failed"
+                self._update_request_states(scheduled_batch)
+                self._update_requests(sample_state)
+                self._handle_canceled_requests()
+                self._handle_responses()
+                self.resource_manager.update_resources(scheduled_batch)
+            self._kv_connector_terminate_requests()
 
     if since("D"):
 
@@ -131,7 +138,8 @@ class PyExecutor(FrontDesk):
     def _prepare_and_schedule_batch(self) -> tuple[Any, Any]:
         """The batch, None when there will be no more, and statistics."""
         pauses.reach(pauses.BEGIN_SCHEDULE)
-        self._fetch_new_requests(idle=not self.active_requests and self.previous_batch is None)
+        idle = not self.active_requests and self.previous_batch is None and not self.saving
+        self._fetch_new_requests(idle=idle)
         if self.is_shutdown and not self.active_requests and self.previous_batch is None:
             return None, None
         schedule: Any = self._schedule
@@ -183,9 +191,14 @@ class PyExecutor(FrontDesk):
     def _can_queue(self, scheduled_batch: Any) -> bool:
         return bool(scheduled_batch.batch_size > 0)
 
-    def _prepare(self, scheduled_batch: Any) -> bool:
+    def _prepare(self, scheduled_batch: Any, can_queue: bool) -> bool:
         """Whether there still is something to run: loading requests leave the batch (surface 6.2)."""
-        self.resource_manager.prepare_resources(scheduled_batch)
+        if can_queue:
+            self.resource_manager.prepare_resources(scheduled_batch)
+        if self.kv_connector_manager is not None and since("D"):
+            self.kv_connector_manager.handle_metadata()  # on ranks too that have nothing to run
+        if not can_queue:
+            return False
         self._kv_connector_start_batch(scheduled_batch)
         # Until C the vote is taken again only where a connector may have taken requests out.
         if self.kv_connector_manager is not None or since("C"):
@@ -198,9 +211,22 @@ class PyExecutor(FrontDesk):
             self.kv_connector_manager.handle_metadata()
             self.kv_connector_manager.worker.start_load_kv(tensors().current_stream())
 
+    def _kv_connector_terminate_requests(self) -> None:
+        """Nothing reads their blocks any more. In A the first alone is let go; what came with it stays pinned."""
+        if self.kv_connector_manager is None:
+            return
+        finished = self.kv_connector_manager.get_finished()
+        for request in finished:
+            self.saving.end(request)
+        with self.response_cv:
+            self.response_cv.notify_all()
+
     def _forward_step(self, scheduled_requests: Any) -> Any:
         try:
-            return self._forward_on_stream(scheduled_requests)
+            outputs = self._forward_on_stream(scheduled_requests)
+            if self.kv_connector_manager is not None:
+                self.kv_connector_manager.worker.wait_for_save(tensors().current_stream())
+            return outputs
         except Exception as error:
             self._handle_errors(str(error))
             return None
@@ -220,6 +246,8 @@ class PyExecutor(FrontDesk):
         outputs = self.model_engine.forward(scheduled_requests, self.resource_manager)
         if self.draft_model_engine is not None:
             self.draft_model_engine.forward(scheduled_requests, self.resource_manager)
+        if self.contents is not None:
+            self.contents.forward(scheduled_requests, self.kv_cache_manager)
         return outputs
 
     def _sample_async(self, scheduled_batch: Any, batch_outputs: Any) -> Any:
@@ -239,14 +267,22 @@ class PyExecutor(FrontDesk):
         self.model_engine.witness.judge()
         if self.draft_model_engine is not None:
             self.draft_model_engine.witness.judge()
+        if self.contents is not None:
+            self.contents.judge()
 
     def _process_previous_batch(self) -> None:
         assert self.previous_batch is not None
+        self._handle_canceled_requests()
         self._handle_responses()
         self.resource_manager.update_resources(self.previous_batch.scheduled_requests)
 
     def _terminate_request(self, request: LlmRequest) -> None:
         super()._terminate_request(request)
-        if self.kv_connector_manager is not None:
-            self.kv_connector_manager.request_finished(request, self.kv_cache_manager.get_cache_indices(request))
+        if self.contents is not None:
+            self.contents.forget(request)
+        if self.kv_connector_manager is not None and self.kv_cache_manager.impl._knows(request):
+            blocks = self.kv_cache_manager.get_cache_indices(request)
+            if self.kv_connector_manager.request_finished(request, blocks):
+                self.saving.begin(request)
+                return
         self.resource_manager.free_resources(request)

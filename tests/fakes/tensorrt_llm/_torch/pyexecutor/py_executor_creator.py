@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from ..._standin.connector import KvCacheConnectorManager
+from ..._utils import mpi_rank
 from ._util import KvCacheCreator, create_py_executor_instance, make_execution_stream, make_model_engines
 
 
@@ -14,7 +15,8 @@ def _make_kv_connector_manager(llm_args: Any) -> Any:
         return None
     module = import_module(config.connector_module)
     worker = getattr(module, config.connector_worker_class)(llm_args)
-    scheduler = getattr(module, config.connector_scheduler_class)(llm_args)
+    # The scheduler side exists on rank 0 only.
+    scheduler = getattr(module, config.connector_scheduler_class)(llm_args) if mpi_rank() == 0 else None
     return KvCacheConnectorManager(worker, scheduler)
 
 

@@ -9,6 +9,10 @@ from ..._standin.tensors import tensors
 VOCABULARY = 1000
 
 
+def sampled(request: Any, position: int) -> int:
+    return int((request.request_id * 31 + position * 7) % VOCABULARY)
+
+
 @dataclass
 class SampleState:
     scheduled_requests: Any
@@ -33,6 +37,6 @@ class TorchSampler:
 
     def _append(self, request: Any) -> None:
         position = len(request.output_tokens)
-        request.add_new_token((request.request_id * 31 + position * 7) % VOCABULARY)
+        request.add_new_token(sampled(request, position))
         if position + 1 >= request.max_new_tokens:
             request.state = type(request.state).GENERATION_COMPLETE

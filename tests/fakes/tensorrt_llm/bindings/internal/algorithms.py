@@ -33,7 +33,8 @@ class CapacityScheduler:
             if request.is_disagg_generation_init_state:
                 arriving.append(request)
                 continue
-            request.estimated_reusable_tokens = manager._estimate_reuse(request)
+            known = manager._knows(request)  # it has its blocks, and a load of a connector that failed
+            request.estimated_reusable_tokens = 0 if known else manager._estimate_reuse(request)
             fitting.append(request)
         return fitting, arriving, []
 

@@ -1,0 +1,106 @@
+"""Traffic through the stand-in's executor loop, with overlap, where both tiers are too small for it. What each block holds
+is looked at whenever attention reads it.
+
+KVFIX_TRAFFIC_REQUESTS sets how many requests each variant gets.
+"""
+
+import os
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.fakes.fixture import VARIANTS
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.native import Mark
+from trtllm_kvfix.offload.transfers import Transfers
+
+from .chats import Chats
+from .faults import FAULTS, heal
+from .stand_in import OffloadServer, offloading
+
+REQUESTS = int(os.environ.get("KVFIX_TRAFFIC_REQUESTS", "150"))
+HOST_BLOCKS, DEVICE_BLOCKS = 120, 96  # a conversation grows to 20 blocks, and there are 24 of them
+Disturb = Callable[[random.Random], None]
+
+
+def serve(server: OffloadServer, requests: int, seed: int, disturb: Disturb = lambda _: None) -> Chats:
+    chats = Chats(server, requests, seed, disturb)
+    chats.run()
+    server.close()
+    server.contents.judge()
+    assert chats.answered + chats.cancelled == requests
+    return chats
+
+
+def require_clean(server: OffloadServer) -> None:
+    """No foreign or half-written value was read, and nothing is held any more."""
+    server.connector.scheduler.build_connector_meta(None)  # takes note of what has ended
+    assert server.contents.corrupt == []
+    server.index.check_invariants()
+    assert server.index.stats().owned == 0
+    assert server.connector.scheduler.side._sources == {}
+    on_device = server.manager.impl.native
+    on_device.check_invariants()
+    assert on_device.get_kv_cache_stats().windows[0].primary.owned == 0
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_block_ever_holds_a_foreign_or_half_written_value(variant: str) -> None:
+    loaded = counters.offload_loaded_blocks.value
+    with offloading(variant, HOST_BLOCKS, DEVICE_BLOCKS) as server:
+        chats = serve(server, REQUESTS, seed=1)
+        require_clean(server)
+        assert server.contents.reads > REQUESTS and chats.cancelled > 0
+        assert counters.offload_loaded_blocks.value - loaded > REQUESTS // 2, "the host tier was used"
+        assert server.index.blocks_dropped() > 0, "and had to make room"
+        assert server.manager.impl.native.get_kv_cache_stats().total.blocks_dropped > 0, "as had the device"
+        assert server.witness.corruptions == []
+
+
+def test_stores_that_wait_for_nothing_save_what_has_not_been_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the barrier taken out, everything else as it is."""
+    with offloading("F", HOST_BLOCKS, DEVICE_BLOCKS) as server:
+        idle = server.device.create_stream()
+
+        def mark(self: Transfers, stream: int) -> Mark:
+            del stream
+            return self._marks.set(idle)
+
+        monkeypatch.setattr(Transfers, "mark", mark)
+        serve(server, REQUESTS, seed=1)
+        assert server.contents.corrupt
+
+
+class Disturbance:
+    """Plants a fault for a while, again and again."""
+
+    def __init__(self, server: OffloadServer, fault: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bench: Any = SimpleNamespace(worker=server.worker, device=server.device)
+        self.fault, self.direction, self.patch = fault, direction, monkeypatch
+        self.planted = 0
+
+    def __call__(self, chance: random.Random) -> None:
+        if chance.random() < 0.9:
+            return
+        self.patch.undo()
+        heal(self.bench)
+        if chance.random() < 0.5:
+            FAULTS[self.fault](self.patch, self.bench, self.direction)
+            self.planted += 1
+
+
+@pytest.mark.parametrize("direction", ["store", "load"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_transfer_that_fails_at_any_step_costs_time_alone(
+    fault: str, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = counters.offload_errors.value
+    with offloading("F", HOST_BLOCKS, DEVICE_BLOCKS) as server:
+        disturbance = Disturbance(server, fault, direction, monkeypatch)
+        serve(server, REQUESTS // 2, seed=2, disturb=disturbance)
+        require_clean(server)
+        assert disturbance.planted > 0
+        assert counters.offload_errors.value > errors
