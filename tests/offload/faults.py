@@ -69,12 +69,12 @@ def submission_is_refused(patch: pytest.MonkeyPatch, bench: Bench, direction: st
 def copy_fails(patch: pytest.MonkeyPatch, bench: Bench, direction: str) -> None:  # noqa: ARG001
     """The device takes the copy, and fails when its turn comes."""
     transfers = transfers_of(bench)
-    lanes = transfers._stores, transfers._loads
 
     def make(lane: TransferLane, enqueue: Enqueue) -> Enqueue:
         def failing(dst: Addresses, src: Addresses, nbytes: Addresses, **options: Mark) -> int | None:
-            while any(each.stats().queued for each in lanes):
-                pass  # until the next operation can be no other transfer's
+            for running in list(transfers._running.values()):
+                # So that the next operation is this transfer's, on a stream that is whole.
+                assert running.lane.wait(running.number, 30)
             submitted = lane.stats().submitted
             fail_operation(bench.device, 1)
             number = enqueue(dst, src, nbytes, **options)

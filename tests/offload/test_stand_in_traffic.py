@@ -1,5 +1,5 @@
-"""Traffic through the stand-in's executor loop, with overlap, where both tiers are too small for it. What each block holds
-is looked at whenever attention reads it.
+"""Traffic through the stand-in's executor loop, with overlap, where both tiers are too small for it. What each block
+holds is looked at whenever attention reads it.
 
 KVFIX_TRAFFIC_REQUESTS sets how many requests each variant gets.
 """

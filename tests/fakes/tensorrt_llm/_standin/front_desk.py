@@ -7,7 +7,6 @@ from typing import Any
 
 from .._torch.pyexecutor.llm_request import LlmRequest, LlmRequestState
 
-
 CANCELLED = "cancelled"
 
 

@@ -6,7 +6,7 @@ from .variant import since
 
 
 class Saving:
-    """Stored for reuse and pinned. Until B the sequence itself goes at once, since then it stays as long as the pins."""
+    """Stored for reuse and pinned. In A the sequence itself goes at once, since then it stays as long as the pins."""
 
     def __init__(self, resource_manager: Any, kv_cache_manager: Any) -> None:
         self._resource_manager = resource_manager
