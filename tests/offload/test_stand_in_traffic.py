@@ -41,7 +41,7 @@ def require_clean(server: OffloadServer) -> None:
     assert server.contents.corrupt == []
     server.index.check_invariants()
     assert server.index.stats().owned == 0
-    assert server.connector.scheduler.side._sources == {}
+    assert len(server.connector.scheduler.side._sources) == 0
     on_device = server.manager.impl.native
     on_device.check_invariants()
     assert on_device.get_kv_cache_stats().windows[0].primary.owned == 0
