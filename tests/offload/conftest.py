@@ -79,8 +79,9 @@ MakeBench = Callable[..., Bench]
 
 
 @pytest.fixture
-def make_bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeBench]:
+def make_bench(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeBench]:
     """make_bench(host_blocks, setting=value, ..., executor={...}); closed at the end, with everything given back."""
+    monkeypatch.setenv("TRTLLM_KVFIX_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime", numbered=True)))
     with ExitStack() as stack:
 
         def make(

@@ -12,6 +12,7 @@ import pytest
 from tests.overlay.entries import SEAM, attestation, entry
 from trtllm_kvfix.overlay import agreement, attest
 from trtllm_kvfix.overlay.agreement import RanksDiffer
+from trtllm_kvfix.overlay.runtime_files import process_start
 
 TIMEOUT_S = 30.0
 SHORT_S = 0.01
@@ -104,7 +105,7 @@ def test_ranks_do_not_wait_for_ever_for_rank_0() -> None:
 
 def in_another_process(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """An entry that passes for another living process's: that of the first process there is."""
-    theirs = entry(1, 2, pid=1, process_start=attest.process_start(1))
+    theirs = entry(1, 2, pid=1, process_start=process_start(1))
     change(theirs)
     attest.write(folder, attestation(0, 2))
     (folder / "1.json").write_text(json.dumps(theirs))

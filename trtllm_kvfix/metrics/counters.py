@@ -77,7 +77,8 @@ offload_store_seconds = Counter(
 offload_load_seconds = Counter("offload_load_seconds", "Seconds from the submission of loads until they were seen done")
 offload_dropped_blocks = Counter("offload_dropped_blocks", "Blocks not saved: every host block was busy")
 offload_evicted_blocks = Counter("offload_evicted_blocks", "Blocks that left the host tier to make room", "gauge")
-offload_errors = Counter("offload_errors", "Transfers that failed")
+offload_errors = Counter("offload_errors", "Transfers that failed on any rank, counted on rank 0")
+offload_rank_errors = Counter("offload_rank_errors", "Transfers that failed on this rank")
 offload_bad_blocks = Counter(
     "offload_bad_blocks", "Loaded blocks that were not what had been stored; they were not used"
 )
@@ -88,6 +89,9 @@ offload_early_reuse_waits = Counter(
 offload_pool_blocks = Counter("offload_pool_blocks", "Blocks of the host tier", "gauge")
 offload_pool_free_blocks = Counter("offload_pool_free_blocks", "Host blocks that hold nothing", "gauge")
 offload_pool_busy_blocks = Counter("offload_pool_busy_blocks", "Host blocks that a transfer uses", "gauge")
+offload_requested_bytes = Counter(
+    "offload_requested_bytes", "Bytes of the host tier of this rank that were asked for", "gauge"
+)
 offload_pool_bytes = Counter("offload_pool_bytes", "Bytes of the host tier of this rank", "gauge")
 offload_pinned_bytes = Counter("offload_pinned_bytes", "Of these, bytes registered with the device", "gauge")
 offload_queued = Counter("offload_queued", "Transfers that wait for the copy threads", "gauge")

@@ -15,8 +15,8 @@ from trtllm_kvfix.offload.ranks import ranks_here
 from trtllm_kvfix.offload.recompute import follow
 from trtllm_kvfix.offload.requests import flat
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
-from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.offload.switches import Switches
+from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.upstream import bases, connector_module, lets_go_of_all
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.staging.place import current_place
@@ -24,16 +24,12 @@ from trtllm_kvfix.staging.place import current_place
 SchedulerBase, WorkerBase = bases()
 
 
-def configured() -> OffloadSettings:
-    return settings_module.load().offload
-
-
 class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
     supports_attention_dp = False
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
-        settings = configured()
+        settings = settings_module.load().offload
         file = Path(settings.control_file) if settings.control_file else None
         tokens_per_block = int(llm_args.kv_cache_config.tokens_per_block)
         self.side = OffloadScheduler(settings, tokens_per_block, link_of(llm_args), Switches(file))
@@ -79,11 +75,12 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
         require_supported(llm_args)
-        settings = configured()
+        settings, ranks = settings_module.load(), ranks_here()
         self._args = llm_args
         self.side = OffloadWorker(
-            settings, link_of(llm_args), ranks_here(), HostTierMaker(settings),
+            settings.offload, link_of(llm_args), ranks, HostTierMaker(settings.offload),
             saved_max=None if lets_go_of_all() else 1,
+            report=TierReport(folder=settings_module.runtime_dir(settings), rank=ranks.rank),
         )  # fmt: skip
         module = connector_module()
         if module is not None:

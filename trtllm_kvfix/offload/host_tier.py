@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, DeviceError, HostPool
 from trtllm_kvfix.offload.limits import memory_lock_text, require_room, text_of
 from trtllm_kvfix.offload.ranks import Ranks, together
@@ -41,8 +40,6 @@ class HostTierMaker:
             "rank %d: host tier of %d blocks of %s: %d bytes wanted, %d mapped, %d pinned, %s",
             ranks.rank, pool.slots, bytes_text(block_bytes), self._wanted, pool.bytes, pool.bytes_pinned, where,
         )  # fmt: skip
-        counters.offload_pool_bytes.put(pool.bytes)
-        counters.offload_pinned_bytes.put(pool.bytes_pinned)
         return pool
 
     def _require_room(self, block_bytes: int, ranks_here: int) -> None:

@@ -11,6 +11,7 @@ from trtllm_kvfix.offload.digests import Digests
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch
 from trtllm_kvfix.offload.plan import Ended, LoadJob, Step, StoreJob
 from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload.tier_report import TierReport
 
 STREAMS_LOST_MAX = 256  # in a row; the scheduler side stops asking long before
 FENCE_S_MAX = 30.0  # a transfer that is not over by then never will be
@@ -27,10 +28,13 @@ class _Running(NamedTuple):
 
 
 class Transfers:
-    def __init__(self, device: Device, layout: Layout, pool: HostPool, settings: OffloadSettings) -> None:
+    def __init__(
+        self, device: Device, layout: Layout, pool: HostPool, settings: OffloadSettings, report: TierReport
+    ) -> None:
         self._layout = layout
         self._pool = pool
         self._settings = settings
+        self._report = report
         # A mark is held by transfers that wait in a queue, and by the step that is being given out.
         self._marks = Marks(device, marks_max=2 * settings.queue_max + 4)
         # A store may not read its blocks before its turn: compute has been given them, but has not written them yet.
@@ -83,6 +87,8 @@ class Transfers:
                 BYTES[direction].add(one.bytes)
                 SECONDS[direction].add(one.seconds)
                 ended.append(self._checked(job))
+        for error in [job.error for job in ended if job.error]:
+            self._report.failed(error)
         self._show()
         return ended
 
@@ -94,7 +100,7 @@ class Transfers:
             self._pool.abandon()
             return False
         self._pool.close()
-        counters.offload_pinned_bytes.put(self._pool.bytes_pinned)
+        self._report.pinned(self._pool.bytes_pinned)
         return self._pool.bytes_pinned == 0
 
     def _lane(self, device: Device, order: str) -> TransferLane:

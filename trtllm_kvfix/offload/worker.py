@@ -11,6 +11,7 @@ from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Ended, LoadJob, Step
 from trtllm_kvfix.offload.ranks import Ranks, agreed, together
 from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
 
 MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block, ranks
@@ -20,13 +21,21 @@ class OffloadWorker:
     """Called by the executor's thread alone."""
 
     def __init__(
-        self, settings: OffloadSettings, link: Link, ranks: Ranks, make_pool: MakePool, *, saved_max: int | None = None
+        self,
+        settings: OffloadSettings,
+        link: Link,
+        ranks: Ranks,
+        make_pool: MakePool,
+        *,
+        saved_max: int | None = None,
+        report: TierReport | None = None,
     ) -> None:
         self._settings = settings
         self._link = link
         self._ranks = ranks
         self._make_pool = make_pool
         self._saved_max = saved_max  # requests that are told as saved at a time; None: all
+        self._report = report or TierReport(rank=ranks.rank)
         self._layout: Layout | None = None
         self._transfers: Transfers | None = None
         self._stream: int | None = None
@@ -52,8 +61,10 @@ class OffloadWorker:
         if self._transfers is None:
             pool = self._make_pool(device, layout.block_bytes, self._ranks)
             self._transfers = together(
-                self._ranks, lambda: Transfers(device, layout, pool, self._settings), Transfers.close
+                self._ranks, lambda: Transfers(device, layout, pool, self._settings, self._report), Transfers.close
             )
+            requested = self._settings.host_bytes or pool.bytes
+            self._report.built(slots=pool.slots, requested=requested, mapped=pool.bytes, pinned=pool.bytes_pinned)
             self._link.slots = min(self._ranks.gather(pool.slots))
         self._layout = layout
 

@@ -1,0 +1,67 @@
+"""What `trtllm-kvfix status` shows of this rank's host tier: a file beside the attestation of its process.
+
+Written when the tier is built, at every transfer that fails on this rank, and when the tier is given back. The folder
+may be full or not ours; then the log has it, and serving goes on.
+"""
+
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay import runtime_files
+
+_log = logging.getLogger("trtllm_kvfix.offload")
+FORMAT = 1
+SUFFIX = ".offload"
+
+
+@dataclass(kw_only=True)
+class TierReport:
+    """`folder` is None where nobody asks: in tests, and in `verify`."""
+
+    folder: Path | None = None
+    rank: int = 0
+    slots: int = 0
+    requested_bytes: int = 0
+    mapped_bytes: int = 0
+    pinned_bytes: int = 0
+    transfers_failed: int = 0
+    first_error: str = ""
+
+    def built(self, *, slots: int, requested: int, mapped: int, pinned: int) -> None:
+        self.slots, self.requested_bytes, self.mapped_bytes = slots, requested, mapped
+        counters.offload_requested_bytes.put(requested)
+        counters.offload_pool_bytes.put(mapped)
+        self.pinned(pinned)
+
+    def pinned(self, count: int) -> None:
+        """How much is registered with the device now."""
+        self.pinned_bytes = count
+        counters.offload_pinned_bytes.put(count)
+        self._write()
+
+    def failed(self, error: str) -> None:
+        """On this rank; what becomes of it is for all ranks to agree on."""
+        self.transfers_failed += 1
+        self.first_error = self.first_error or error
+        counters.offload_rank_errors.add()
+        self._write()
+
+    def _write(self) -> None:
+        if self.folder is None:
+            return
+        values = {name: value for name, value in asdict(self).items() if name != "folder"}
+        entry = {"format": FORMAT, **runtime_files.signature(), **values}
+        try:
+            runtime_files.replace(self.folder, f"{entry['pid']}{SUFFIX}", entry)
+        except (OSError, KvfixError) as error:
+            _log.warning("`trtllm-kvfix status` will not know of the host tier: %s", error)
+            self.folder = None
+
+
+def live(folder: Path) -> list[dict[str, Any]]:
+    """Of processes that still run on this host."""
+    return sorted(runtime_files.live(folder, SUFFIX, FORMAT), key=lambda entry: (entry["rank"], entry["pid"]))
