@@ -70,6 +70,7 @@ class OffloadScheduler:
             self.tally.opaque(request.request_id)
             return 0, False
         live = LiveRequest(request.request_id, identity, tokens_of(request), frozen=before is not None)
+        live.computed = num_computed_tokens
         if before is not None:
             live.jobs = before.jobs
         self._live[live.request_id] = live
@@ -85,13 +86,15 @@ class OffloadScheduler:
             self._sources.about_to_be_written(blocks)
             return
         live.blocks = blocks
+        # All that will be written, by a load or by computing: of a request that comes back, no report tells it again.
+        first = live.computed // self._tokens_per_block
+        self._sources.about_to_be_written([group[first:] for group in blocks])
         load = live.load
         if load is None or load.job is not None:
             return
         load.job = next(self._numbers)
         slots = load.pins.slots[: max(live.allocated - load.first, 0)]
         end = load.first + len(slots)
-        self._sources.about_to_be_written([group[load.first : end] for group in blocks])
         # The device may have a part of the first block, which is written whole: a load that fails takes it along.
         position = load.first * self._tokens_per_block
         job = LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position)
