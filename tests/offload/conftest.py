@@ -31,7 +31,7 @@ def serve_alone(bench: "Bench", request: Request) -> int:
     before = executor.loaded_tokens
     executor.submit(request)
     executor.run()
-    bench.scheduler.build_connector_meta(None)  # takes note of what has ended
+    bench.take_note()
     assert request.state is State.GONE
     return executor.loaded_tokens - before
 
@@ -62,6 +62,11 @@ class Bench:
         transfers = self.worker.side._transfers
         for running in list(transfers._running.values())[:1] if transfers else []:
             running.lane.wait(running.number, seconds)
+
+    def take_note(self) -> None:
+        """Of transfers that have ended, though no step follows."""
+        if self.scheduler is not None:
+            self.scheduler.build_connector_meta(None)
 
     @property
     def index(self) -> Any:

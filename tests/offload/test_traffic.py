@@ -51,8 +51,10 @@ class Traffic:
             self.fail_next_transfer()
 
     def fail_next_transfer(self) -> None:
-        """Of a direction: its copy goes where no memory is, and fails when its turn comes."""
-        direction = self.random.choice(("store", "load"))
+        self.plant(self.random.choice(("store", "load")))
+
+    def plant(self, direction: str) -> None:
+        """The next copy of a direction goes where no memory is, and fails when its turn comes."""
 
         def make(_lane: TransferLane, enqueue: Enqueue) -> Enqueue:
             def failing(dst: Addresses, src: Addresses, nbytes: Addresses, **options: Mark) -> int | None:
