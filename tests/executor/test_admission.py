@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 from tests.fakes.admissions import EVAPORATION, SHARED_LEAF, arrive_between, fill_for_evaporation, leave_a_leaf
-from tests.fakes.fixture import upstream
+from tests.fakes.fixture import VARIANTS, upstream
 from tests.fakes.serving import Server
 
 
@@ -27,7 +27,7 @@ def overshoots(server: Server, requests: list[object]) -> None:
     assert executor.await_responses(later, timeout=0) is None
 
 
-@pytest.mark.parametrize("variant", ["A", "B"])
+@pytest.mark.parametrize("variant", ["A", "B", "B2"])
 def test_reuse_evaporates_where_sequences_are_added_one_by_one(variant: str) -> None:
     with upstream(variant):
         server = Server(EVAPORATION)
@@ -42,7 +42,7 @@ def test_reuse_does_not_evaporate_where_the_batch_claims_first(variant: str) -> 
         assert [response.error_msg for response in responses] == [None, None]
 
 
-@pytest.mark.parametrize("variant", ["A", "B", "C", "D", "F"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_reuse_evaporates_between_scheduling_and_admission_everywhere(variant: str) -> None:
     with upstream(variant):
         server = Server(EVAPORATION)
@@ -50,14 +50,14 @@ def test_reuse_evaporates_between_scheduling_and_admission_everywhere(variant: s
         overshoots(server, [arriving, *others])
 
 
-@pytest.mark.parametrize("variant", ["A", "B", "C", "D", "F"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_leaf_promised_twice_overshoots_where_prefill_is_not_chunked(variant: str) -> None:
     with upstream(variant):
         server = Server(SHARED_LEAF)
         overshoots(server, leave_a_leaf(server))
 
 
-@pytest.mark.parametrize("variant", ["A", "B", "C"])
+@pytest.mark.parametrize("variant", ["A", "B", "B2", "C"])
 def test_a_leaf_promised_twice_overshoots_with_chunked_prefill_too(variant: str) -> None:
     with upstream(variant):
         server = Server({**SHARED_LEAF, "enable_chunked_prefill": True})

@@ -5,7 +5,7 @@ import pytest
 from tests.fakes.fixture import upstream
 from tests.fakes.serving import Server
 
-RACY = ["A", "B", "C"]
+RACY = ["A", "B", "B2", "C"]
 STAGED_UPSTREAM = ["D", "F"]
 REQUESTS = 24
 

@@ -10,14 +10,14 @@ import pytest
 from tests.fakes.fixture import upstream
 from tests.fakes.serving import Server
 
-ALL = ["B", "C", "D", "F"]
+ALL = ["B", "B2", "C", "D", "F"]
 FENCED = ["D", "F"]
 REQUESTS = 24
 V2 = {"kv_cache_config": {"use_kv_cache_manager_v2": True}}
 PER_LAYER = {"kv_cache_config": {"use_kv_cache_manager_v2": True, "enable_swa_scratch_reuse": True}}
 
 
-@pytest.mark.parametrize("variant", ["B", "C"])
+@pytest.mark.parametrize("variant", ["B", "B2", "C"])
 def test_overlap_corrupts_where_the_kernels_are_held(variant: str) -> None:
     with upstream(variant):
         server = Server(V2)

@@ -6,7 +6,7 @@ from tests.fakes.fixture import VARIANTS, upstream
 from tests.fakes.serving import Server
 
 NAMES = {"sparse": "DSACacheManager", "hybrid": "MambaHybridCacheManager"}
-RACY = ["A", "B", "C"]
+RACY = ["A", "B", "B2", "C"]
 
 
 @pytest.mark.parametrize("architecture", NAMES)

@@ -10,7 +10,7 @@ from types import ModuleType
 from unittest import mock
 
 FAKES = Path(__file__).resolve().parent
-VARIANTS = ("A", "B", "C", "D", "F")
+VARIANTS = ("A", "B", "B2", "C", "D", "F")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ ADD, BATCH, GROW, RESET = "add_sequence", "add_sequence_batch", "add_token", "re
 EXPECTED = {
     "A": [ADD, GROW, ADD, GROW, GROW],
     "B": [FENCE, ADD, GROW, ADD, GROW, GROW, REFRESH],
+    "B2": [FENCE, ADD, GROW, ADD, GROW, RESET, GROW, REFRESH],
     "C": [FENCE, BATCH, GROW, GROW, RESET, GROW, REFRESH],
     "D": [FENCE, BATCH, GROW, GROW, GROW, REFRESH, RESET],
     "F": [FENCE, BATCH, GROW, GROW, GROW, REFRESH, RESET],

@@ -79,8 +79,8 @@ class SplitBatch:
 
     @property
     def context_requests(self) -> list[Request]:
-        return self.chunking + self.last
+        return self.context_requests_chunking + self.context_requests_last_chunk
 
     def reset_context_requests(self, contexts: list[Request]) -> None:
-        self.chunking = [r for r in contexts if r.context_chunk_size < r.context_remaining_length]
-        self.last = [r for r in contexts if r not in self.chunking]
+        self.context_requests_chunking = [r for r in contexts if r.context_chunk_size < r.context_remaining_length]
+        self.context_requests_last_chunk = [r for r in contexts if r not in self.context_requests_chunking]

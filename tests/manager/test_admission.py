@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.manager.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, context
+from tests.manager.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, SplitBatch, context
 from trtllm_kvfix.manager.admission import ordered_admission
 from trtllm_kvfix.metrics import counters
 
@@ -32,6 +32,14 @@ def test_the_request_that_reuses_goes_first_and_the_batch_keeps_its_order() -> N
     batch = PlainBatch([context(1, 64), context(2, 64, estimated_reusable_tokens=56)])
     assert admit(manager(), batch) == [2, 1]
     assert [request.request_id for request in batch.context_requests] == [1, 2]
+
+
+def test_a_chunk_that_is_not_the_last_waits_too_where_contexts_are_in_two_lists() -> None:
+    long, reusing = context(1, 64, context_chunk_size=32), context(2, 64, estimated_reusable_tokens=56)
+    batch = SplitBatch([long, reusing], [])
+    assert [request.request_id for request in batch.context_requests] == [1, 2]
+    assert admit(manager(), batch) == [2, 1]
+    assert (batch.context_requests_chunking, batch.context_requests_last_chunk) == ([long], [reusing])
 
 
 def test_equals_keep_the_order_of_the_scheduler() -> None:

@@ -15,7 +15,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.staging import OffsetStager
 
 REQUESTS = 24
-V1 = ["A", "B", "C"]
+V1 = ["A", "B", "B2", "C"]
 V2 = {"kv_cache_config": {"use_kv_cache_manager_v2": True}}
 PER_LAYER = {"kv_cache_config": {"use_kv_cache_manager_v2": True, "enable_swa_scratch_reuse": True}}
 WITH_DRAFT: dict[str, Any] = {"speculative_config": {}}

@@ -7,7 +7,7 @@ from tests.fakes.serving import Server
 from tests.manager.applied import applied, standing_in
 
 ARCHITECTURES = {"sparse": "DSACacheManager", "hybrid": "MambaHybridCacheManager"}
-RACY = ["A", "B", "C"]
+RACY = ["A", "B", "B2", "C"]
 
 
 def corrupt(architecture: str, what: str) -> int:

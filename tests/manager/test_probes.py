@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.fixture import VARIANTS
 from tests.manager.applied import CREATOR, standing_in
 from trtllm_kvfix.overlay.fix import Answer, Fix, State
 from trtllm_kvfix.overlay.fixes import ALL
@@ -14,17 +15,16 @@ from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.sections import Settings
 
 N, F, A, U = State.NEEDED, State.FIXED_UPSTREAM, State.NOT_APPLICABLE, State.UNKNOWN
-#                        A  B  C  D  F
+#                        A  B  B2 C  D  F
 EXPECTED = {
-    "staged-offsets-v1": (N, N, N, F, F),
-    "staged-offsets-v2": (A, N, N, N, N),
-    "batched-admission": (N, N, F, F, F),
-    "token-budget":      (N, N, N, N, N),
-    "concurrent-pins":   (A, A, N, A, A),
-    "input-copy-fence":  (N, N, N, F, F),
-    "nixl-listener":     (A, A, A, A, A),  # without NIXL; with it see test_nixl_listener
+    "staged-offsets-v1": (N, N, N, N, F, F),
+    "staged-offsets-v2": (A, N, N, N, N, N),
+    "batched-admission": (N, N, N, F, F, F),
+    "token-budget":      (N, N, N, N, N, N),
+    "concurrent-pins":   (A, A, A, N, A, A),
+    "input-copy-fence":  (N, N, N, N, F, F),
+    "nixl-listener":     (A, A, A, A, A, A),  # without NIXL; with it see test_nixl_listener
 }  # fmt: skip
-VARIANTS = ("A", "B", "C", "D", "F")
 
 EXECUTOR = "tensorrt_llm._torch.pyexecutor"
 BINDINGS = "tensorrt_llm.bindings.internal.batch_manager"

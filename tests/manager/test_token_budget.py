@@ -40,7 +40,7 @@ def test_a_trimmed_request_is_no_longer_among_the_last_chunks() -> None:
     first, last = context(1, 20), context(2, 20)
     batch = SplitBatch([first, last], [])
     fitted(batch, 39, chunked=True)
-    assert (batch.chunking, batch.last) == ([last], [first])
+    assert (batch.context_requests_chunking, batch.context_requests_last_chunk) == ([last], [first])
 
 
 def test_a_chunk_in_the_middle_of_a_prompt_ends_on_a_block_of_the_prompt() -> None:

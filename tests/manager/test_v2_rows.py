@@ -9,7 +9,7 @@ from tests.executor.test_block_offsets_v2 import PER_LAYER, V2, Bench
 from tests.manager.applied import applied, standing_in
 from trtllm_kvfix.manager import stagers
 
-BUILDS = [("B", V2), ("C", V2), ("D", V2), ("F", V2), ("D", PER_LAYER), ("F", PER_LAYER)]
+BUILDS = [("B", V2), ("B2", V2), ("C", V2), ("D", V2), ("F", V2), ("D", PER_LAYER), ("F", PER_LAYER)]
 
 
 @pytest.fixture(params=[(*build, wide) for build in BUILDS for wide in (False, True)], ids=str)

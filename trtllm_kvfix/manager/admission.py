@@ -8,7 +8,7 @@ reused is then on the requests, exact, for the budget that follows.
 from collections.abc import Callable
 from typing import Any
 
-from trtllm_kvfix.manager.requests import replace_contexts
+from trtllm_kvfix.manager.requests import line_up, replace_contexts
 from trtllm_kvfix.metrics import counters
 
 
@@ -23,7 +23,7 @@ def ordered_admission(original: Callable[..., Any]) -> Callable[..., Any]:
         entering = [request for request in scheduled if request.is_first_context_chunk]
         expected = {request.py_request_id: expected_reuse(self, request) for request in entering}
         if len(entering) > 1 and self.enable_block_reuse:
-            replace_contexts(scheduled_batch, _least_first(scheduled, expected))
+            line_up(scheduled_batch, _least_first(scheduled, expected))
         try:
             result = original(self, scheduled_batch)
         finally:

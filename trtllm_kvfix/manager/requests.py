@@ -29,6 +29,15 @@ def cannot_be_split(request: Any) -> bool:
     return bool(getattr(request, "multimodal_positions", None) or getattr(request, "py_multimodal_data", None))
 
 
+def line_up(batch: Any, requests: list[Any]) -> None:
+    """Have a loop over `context_requests` come by them in this order. Where they are kept in two lists, by whether a
+    chunk is the last, the first list has all of them until somebody sorts them again."""
+    if hasattr(batch, "context_requests_chunking"):
+        batch.context_requests_chunking, batch.context_requests_last_chunk = list(requests), []
+    else:
+        replace_contexts(batch, requests)
+
+
 def replace_contexts(batch: Any, requests: list[Any]) -> None:
     """In late versions `context_requests` is computed from two lists and cannot be assigned."""
     if hasattr(batch, "reset_context_requests"):

@@ -141,7 +141,8 @@ class Upstream:
         if not hasattr(manager, "copy_batch_block_offsets"):
             return "A"
         if not hasattr(bound, "add_sequence_batch"):
-            return "B" if hasattr(bound, "add_sequence") else "unknown"
+            one_by_one = "B2" if self.has(SCHEDULER, "ScheduledRequests.reset_context_requests") else "B"
+            return one_by_one if hasattr(bound, "add_sequence") else "unknown"
         if not hasattr(manager, "_stage_block_offsets_for_copy"):
             return "C"
         v2 = self.parameters(self.attribute(self.v2_module, "KVCacheManagerV2"))

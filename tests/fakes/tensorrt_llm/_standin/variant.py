@@ -2,7 +2,7 @@
 
 import os
 
-ORDER = ("A", "B", "C", "D", "F")
+ORDER = ("A", "B", "B2", "C", "D", "F")
 NAMES = (*ORDER, "mangled")
 
 # Workers get no variable that does not begin with TRTLLM or TLLM (surface 7.2).
@@ -37,7 +37,7 @@ _EXISTS = {
     "_torch.pyexecutor.connectors.remote_g2_source_setup": REMOTE_G2,
     "_torch.pyexecutor.kv_cache": since("D"),
     "_torch.pyexecutor.kv_cache_connector": before("C"),
-    "_torch.pyexecutor.kv_cache_manager_v2": since("C") and before("D"),
+    "_torch.pyexecutor.kv_cache_manager_v2": since("B2") and before("D"),
     "_torch.pyexecutor.scheduler_v2": since("B"),
     "bindings.internal.batch_manager.kv_cache_manager_v2_utils": since("B"),
     "runtime.kv_cache_manager_v2": since("B"),

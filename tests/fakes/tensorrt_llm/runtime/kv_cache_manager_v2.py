@@ -52,7 +52,7 @@ class _KVCache:
         self._buffers[beam, pool] = buffer.cast("B").cast("i")
         self._publish()
 
-    if since("C"):
+    if since("B2"):
         set_base_page_index_buf = _set_base_page_index_buf
     else:
         set_page_index_buf = _set_base_page_index_buf  # renamed by #11334

@@ -57,6 +57,18 @@ def prepare_resources_b(self: KVCacheManagerCommon, scheduled_batch: Any) -> Non
         self.kv_connector_manager.build_scheduler_output(scheduled_batch, self)
 
 
+def prepare_resources_b2(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
+    """Contexts are in two lists by now, in which reuse may have moved them (surface 1.3)."""
+    self.impl.sync_transfer_manager_with_buffer_manager()
+    with request_context(self.is_draft, scheduled_batch):
+        add_one_by_one(self, scheduled_batch)
+        scheduled_batch.reset_context_requests()
+        grow_generations(self, scheduled_batch)
+        self.impl.refresh_blocks()
+    if self.kv_connector_manager is not None:
+        self.kv_connector_manager.build_scheduler_output(scheduled_batch, self)
+
+
 def add_as_a_batch(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
     """Everything is claimed before anything is allocated; the token counts may still differ from the estimate."""
     added = [r for r in scheduled_batch.context_requests if r.is_first_context_chunk and should_add_sequence(self, r)]

@@ -66,7 +66,7 @@ class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
             self._use_per_layer_page_tables = kv_cache_config.enable_swa_scratch_reuse
             if self._use_per_layer_page_tables:
                 self.allocate_per_layer(max_batch_size)
-        if since("C"):
+        if since("B2"):
             self.index_scales = tensors().pinned(NUM_POOLS)
             self.kv_offset = tensors().pinned(NUM_POOLS)
             self.index_scales.numpy()[:] = [2, 6]
@@ -99,7 +99,7 @@ class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
         kv_cache.resize(kv_cache.capacity + 1 + len(request.py_draft_tokens))
         return True
 
-    if since("C"):
+    if since("B2"):
 
         def prepare_resources(self, scheduled_batch: Any) -> None:
             """Scheduling has allocated for the main manager; a draft manager follows it here (surface 2.5)."""
@@ -125,7 +125,7 @@ class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
 
     def update_resources(self, scheduled_batch: Any) -> None:
         """Generations only, where contexts have a call of their own; inactive caches are skipped (surface 2.5)."""
-        if not since("C"):
+        if not since("B2"):
             self.update_context_resources(scheduled_batch)
         for request in scheduled_batch.generation_requests:
             if request.py_rewind_len > 0 and self.is_request_active(request.py_request_id):
@@ -160,7 +160,7 @@ class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
 
     def _set_page_index_bufs(self, request_id: int) -> None:
         kv_cache = self.kv_cache_map[request_id]
-        register = kv_cache.set_base_page_index_buf if since("C") else kv_cache.set_page_index_buf
+        register = kv_cache.set_base_page_index_buf if since("B2") else kv_cache.set_page_index_buf
         row = self.index_mapper.get_index(request_id) * self.max_beam_width
         for pool in range(self.num_pools):
             register(0, pool, memoryview(self.host_kv_cache_block_offsets[pool, row, 0].numpy()))
@@ -188,6 +188,6 @@ class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
         return rows
 
     def _scales_and_offsets(self) -> tuple[list[int], list[int]]:
-        if since("C"):
+        if since("B2"):
             return self.index_scales.tolist(), self.kv_offset.tolist()
         return [1] * self.num_pools, [1] * self.num_pools

@@ -23,7 +23,7 @@ if NAME == "B":
     from .resource_manager import KVCacheManagerV2
 elif since("D"):
     from .kv_cache.kv_cache_manager_v2 import KVCacheManagerV2  # type: ignore[assignment]  # by variant
-elif since("C"):
+elif since("B2"):
     from .kv_cache_manager_v2 import KVCacheManagerV2  # type: ignore[assignment]  # by variant
 
 
@@ -164,7 +164,7 @@ def _make_scheduler(llm_args: Any, kv_cache_manager: Any) -> Any:
     micro_batches = BindMicroBatchScheduler(batch_size, num_tokens, chunk_unit)
     if not llm_args.kv_cache_config.use_kv_cache_manager_v2 or isinstance(kv_cache_manager, KVCacheManager):
         return SimpleScheduler(BindCapacityScheduler(batch_size, kv_cache_manager.impl), micro_batches)
-    if since("C"):
+    if since("B2"):
         return KVCacheV2Scheduler(batch_size, num_tokens, kv_cache_manager, chunk_unit)
     return SimpleScheduler(KVCacheV2DummyScheduler(batch_size, kv_cache_manager), micro_batches)
 

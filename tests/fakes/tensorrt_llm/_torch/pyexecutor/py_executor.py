@@ -155,7 +155,7 @@ class PyExecutor(FrontDesk):
         if not fitting_disagg_gen_init_requests:
             return
         batch = ScheduledRequests()
-        if since("C"):
+        if since("B2"):
             batch.reset_context_requests(fitting_disagg_gen_init_requests)
         else:
             batch.context_requests = fitting_disagg_gen_init_requests
@@ -180,7 +180,7 @@ class PyExecutor(FrontDesk):
     def _schedule_batch(self) -> tuple[Any, list[Any], int]:
         output = self.scheduler.schedule_request(self.active_requests, set())
         batch = ScheduledRequests()
-        if since("C"):
+        if since("B2"):
             batch.reset_context_requests(output.context_requests)
         else:
             batch.context_requests = output.context_requests
@@ -201,7 +201,7 @@ class PyExecutor(FrontDesk):
             return False
         self._kv_connector_start_batch(scheduled_batch)
         # Until C the vote is taken again only where a connector may have taken requests out.
-        if self.kv_connector_manager is not None or since("C"):
+        if self.kv_connector_manager is not None or since("B2"):
             return self._can_queue(scheduled_batch)
         return True
 
@@ -259,7 +259,7 @@ class PyExecutor(FrontDesk):
         for request in scheduled_batch.context_requests:
             request.move_to_next_context_chunk()
         for manager in self.resource_manager.resource_managers.values():
-            if hasattr(manager, "update_context_resources") and since("C"):
+            if hasattr(manager, "update_context_resources") and since("B2"):
                 manager.update_context_resources(scheduled_batch)
 
     def _update_requests(self, sample_state: Any) -> None:

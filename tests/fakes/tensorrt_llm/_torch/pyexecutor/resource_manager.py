@@ -52,6 +52,8 @@ class KVCacheManager(KVCacheManagerCommon):
         prepare_resources = preparing.prepare_resources_a
     elif NAME == "B":
         prepare_resources = preparing.prepare_resources_b
+    elif NAME == "B2":
+        prepare_resources = preparing.prepare_resources_b2
     elif before("D"):
         prepare_resources = preparing.prepare_resources_c
     else:

@@ -7,7 +7,7 @@ from ..._standin.batches import ChunkLists, PlainLists
 from ..._standin.variant import since
 from ...bindings.internal.algorithms import CapacityScheduler, MicroBatchScheduler
 
-ScheduledRequests: Any = ChunkLists if since("C") else PlainLists
+ScheduledRequests: Any = ChunkLists if since("B2") else PlainLists
 
 
 @dataclass

@@ -76,7 +76,7 @@ def _mangled(plan: Any, output: Any, stream: int) -> None:
 _TENSOR = "numpy.ndarray[dtype=int32]"
 if MANGLED:
     copy_batch_block_offsets_to_device = NbFunction(_mangled, f"(plan: object, output: {_TENSOR}, stream: int) -> None")
-elif since("C"):
+elif since("B2"):
     copy_batch_block_offsets_to_device = NbFunction(
         _with_scales,
         f"(input: {_TENSOR}, output: {_TENSOR}, copy_index: {_TENSOR}, index_scales: {_TENSOR}, "
