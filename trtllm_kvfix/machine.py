@@ -5,6 +5,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
+CAP_IPC_LOCK = 14  # linux/capability.h
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 
 
@@ -35,3 +36,12 @@ def memory_lock_bytes() -> int | None:
     """How much memory this process may register for a device with the kernel's limit in force; None is any amount."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def may_lock_any_memory(status: Path = Path("/proc/self/status")) -> bool:
+    """Whether this process has CAP_IPC_LOCK, for which the kernel asks of no limit."""
+    try:
+        found = re.search(r"^CapEff:\s*([0-9a-f]+)", status.read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    return found is not None and bool(int(found[1], 16) >> CAP_IPC_LOCK & 1)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+import trtllm_kvfix.machine
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.native import open_device
+from trtllm_kvfix.native import DeviceError, HostPool, open_device
 from trtllm_kvfix.offload.connector import refuse_second_host_tier
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.limits import require_room
@@ -116,3 +117,49 @@ def test_sizes_are_read_as_users_write_them(text: str, count: int) -> None:
 def test_settings_that_make_no_sense_are_refused_by_name(name: str, text: str) -> None:
     with pytest.raises(SettingsError, match=f"TRTLLM_KVFIX_OFFLOAD_{name} is"):
         load(environ={f"TRTLLM_KVFIX_OFFLOAD_{name}": text})
+
+
+LIMIT = 64 << 10
+HAS_CAPABILITY = {"proc/self/status": "CapPrm:\t0000000000000000\nCapEff:\t0000000000004000\n"}
+HAS_ALL_OTHERS = {"proc/self/status": "CapPrm:\t0000000000004000\nCapEff:\tffffffffffffbfff\n"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "files", "is_short"),
+    [
+        (LIMIT, HAS_ALL_OTHERS, True),
+        (LIMIT, {}, True),
+        (LIMIT, HAS_CAPABILITY, False),
+        (LIMIT * 2, {}, False),
+        (None, {}, False),
+    ],
+)
+def test_a_low_limit_on_locked_memory_is_told_with_numbers_and_refuses_nothing(
+    limit: int | None,
+    files: dict[str, str],
+    is_short: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(trtllm_kvfix.machine, "memory_lock_bytes", lambda: limit)
+    make = HostTierMaker(OffloadSettings.model_validate({"host_bytes": "128KiB"}), machine(tmp_path, files))
+    assert make(open_device("cpu"), 4096, OneRank()).slots == 32
+    told = [line for line in caplog.messages if "more than the limit on locked memory (ulimit -l) of 64.0 KiB" in line]
+    assert len(told) == is_short
+    assert all("rank 0: a rank's host tier of 128.0 KiB" in line for line in told)
+
+
+@pytest.mark.parametrize("limit", [LIMIT, None])
+def test_a_driver_that_refuses_to_pin_is_told_with_the_limit(
+    limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> HostPool:
+        raise DeviceError("out of memory")
+
+    monkeypatch.setattr(trtllm_kvfix.machine, "memory_lock_bytes", lambda: limit)
+    monkeypatch.setattr("trtllm_kvfix.offload.host_tier.HostPool", refuse)
+    make = HostTierMaker(OffloadSettings.model_validate({"host_bytes": "128KiB"}), machine(tmp_path, {}))
+    why = r"\(ulimit -l\) of 64\.0 KiB" if limit else "would allow it"
+    with pytest.raises(SettingsError, match=f"cannot pin 128.0 KiB: out of memory; .*{why}"):
+        make._pin(open_device("cpu"), 4096, None)

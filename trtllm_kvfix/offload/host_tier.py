@@ -6,7 +6,7 @@ from typing import Any
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import Device, DeviceError, HostPool
-from trtllm_kvfix.offload.limits import memory_lock_text, require_room, text_of
+from trtllm_kvfix.offload.limits import memory_lock_shortage, require_room, text_of
 from trtllm_kvfix.offload.ranks import Ranks, together
 from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.replay.sizes import bytes_text
@@ -33,6 +33,9 @@ class HostTierMaker:
         # Every rank looks before any of them maps, so that all see the same machine.
         machines = ranks.gather(text_of(self._root / "proc/sys/kernel/random/boot_id"))
         together(ranks, lambda: self._require_room(block_bytes, machines.count(machines[ranks.rank])))
+        shortage = memory_lock_shortage(self._wanted, self._root)
+        if shortage:
+            _log.warning("rank %d: %s; drivers that count pinned memory against it will refuse", ranks.rank, shortage)
         node = self._node(device)
         pool = together(ranks, lambda: self._pin(device, block_bytes, node), HostPool.close)
         where = f"NUMA node {node}" if pool.numa_bound else "no NUMA node in particular"
@@ -57,9 +60,8 @@ class HostTierMaker:
                 huge_pages=self._settings.huge_pages,
             )  # fmt: skip
         except DeviceError as error:
-            raise SettingsError(
-                f"cannot pin {bytes_text(self._wanted)}: {error}; {memory_lock_text(self._wanted)}"
-            ) from error
+            limit = memory_lock_shortage(self._wanted, self._root) or "the limit on locked memory would allow it"
+            raise SettingsError(f"cannot pin {bytes_text(self._wanted)}: {error}; {limit}") from error
 
     def _node(self, device: Device) -> int | None:
         if self._settings.numa_node != "auto":

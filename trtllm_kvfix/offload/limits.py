@@ -68,12 +68,19 @@ def limit_of(place: Path, total_name: str, used_name: str, reclaimable: str) -> 
     yield Limit(f"{place / total_name}", total, max(used - int(stats.get(reclaimable, 0)), 0))
 
 
-def memory_lock_text(bytes_per_rank: int) -> str:
-    """For the error of a driver that refuses to pin: most drivers do not count pinned memory against this limit."""
+def memory_lock_shortage(bytes_per_rank: int, root: Path = Path("/")) -> str:
+    """Empty where the limit on locked memory, which the kernel has for each process, is no less than a rank's tier.
+
+    No reason to refuse: the driver pins pages without the kernel's count of locked ones. But where something else does
+    count, such as a network card that registers the same memory, this is the number to look at.
+    """
     limit = machine.memory_lock_bytes()
-    if limit is None:
-        return "the limit on locked memory (ulimit -l) is unlimited"
-    return f"the limit on locked memory (ulimit -l) is {bytes_text(limit)}, wanted are {bytes_text(bytes_per_rank)}"
+    if limit is None or limit >= bytes_per_rank or machine.may_lock_any_memory(root / "proc/self/status"):
+        return ""
+    return (
+        f"a rank's host tier of {bytes_text(bytes_per_rank)} is more than the limit on locked memory (ulimit -l) of "
+        f"{bytes_text(limit)} for each process, and this one lacks CAP_IPC_LOCK"
+    )
 
 
 def number_of(file: Path) -> int | None:
