@@ -9,6 +9,7 @@ import pytest
 
 from tests.offload.rank_checks import CHECKS, Reports, served_by_all_alike
 from tests.offload.rank_processes import run_ranks
+from tests.offload.rank_scenarios import SCENARIOS, traffic
 from trtllm_kvfix.native import DeviceError, open_device
 
 try:
@@ -27,8 +28,8 @@ ON_A_GPU = {name: check for name, check in CHECKS.items() if "fails" not in name
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, Reports]:
-    calls = [(name, {"requests": REQUESTS} if name == "traffic" else {}) for name in ON_A_GPU]
-    found: dict[str, Reports] = dict(zip(ON_A_GPU, run_ranks("cuda", 2, calls), strict=True))
+    parts = [SCENARIOS[name] if name != "traffic" else partial(traffic, requests=REQUESTS) for name in ON_A_GPU]
+    found: dict[str, Reports] = dict(zip(ON_A_GPU, run_ranks("cuda", 2, parts), strict=True))
     for rank, report in enumerate(found["traffic"]):
         print(f"rank {rank}: {report}")  # noqa: T201  for whoever writes down what was seen
     return found

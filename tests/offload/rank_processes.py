@@ -2,7 +2,7 @@
 
 import multiprocessing
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 from unittest import mock
@@ -10,11 +10,11 @@ from unittest import mock
 from trtllm_kvfix.native import Device, open_device
 
 from .executor import BLOCK_WORDS
-from .rank_scenarios import SCENARIOS, Here, Report
+from .rank_scenarios import Here
 
 T = TypeVar("T")
 RANK_S_MAX = 240.0
-Calls = Sequence[tuple[str, dict[str, Any]]]  # names of scenarios, and what they are called with
+Part = Callable[[Here], Any]
 
 
 class PipeRanks:
@@ -51,25 +51,29 @@ def here_on(kind: str, ranks: PipeRanks) -> Here:
     return Here(ranks, open_device(f"cuda:{ranks.rank}"), torch_pool)
 
 
-def rank_main(kind: str, rank: int, size: int, pipes: Sequence[Connection], results: Connection, calls: Calls) -> None:
+def rank_main(
+    kind: str, rank: int, size: int, pipes: Sequence[Connection], results: Connection, parts: Sequence[Part]
+) -> None:
     try:
         ranks = PipeRanks(rank, size, pipes)
         with mock.patch("trtllm_kvfix.offload.connector.ranks_here", return_value=ranks):
             here = here_on(kind, ranks)
-            results.send([SCENARIOS[name](here, **options) for name, options in calls])
+            results.send([part(here) for part in parts])
     except BaseException:
         results.send(traceback.format_exc())
         raise
 
 
-def run_ranks(kind: str, size: int, calls: Calls) -> list[list[Report]]:
-    """For each call, what each rank reports. `kind`: 'cpu' for a simulated device each, 'cuda' for a GPU each."""
+def run_ranks(kind: str, size: int, parts: Sequence[Part]) -> list[list[Any]]:
+    """For each part, what it returns on each rank. `kind`: 'cpu' for a simulated device each, 'cuda' for a GPU each."""
     context = multiprocessing.get_context("spawn")
     links = [context.Pipe() for _ in range(size - 1)]
     results = [context.Pipe(duplex=False) for _ in range(size)]
     pipes = [[ours for ours, _ in links], *([theirs] for _, theirs in links)]
     processes = [
-        context.Process(target=rank_main, args=(kind, rank, size, pipes[rank], results[rank][1], calls), daemon=True)
+        context.Process(
+            target=rank_main, args=(kind, PipeRanks(rank, size, pipes[rank]), results[rank][1], parts), daemon=True
+        )
         for rank in range(size)
     ]
     for process in processes:
@@ -87,7 +91,7 @@ def run_ranks(kind: str, size: int, calls: Calls) -> list[list[Report]]:
     return [list(reports) for reports in zip(*found, strict=True)]
 
 
-def received(rank: int, results: Connection) -> list[Report] | str:
+def received(rank: int, results: Connection) -> list[Any] | str:
     assert results.poll(RANK_S_MAX), f"rank {rank} says nothing for {RANK_S_MAX:g} s"
-    found: list[Report] | str = results.recv()
+    found: list[Any] | str = results.recv()
     return found

@@ -4,13 +4,14 @@ import pytest
 
 from .rank_checks import CHECKS, Reports
 from .rank_processes import run_ranks
+from .rank_scenarios import SCENARIOS
 
 RANKS = 2
 
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, Reports]:
-    return dict(zip(CHECKS, run_ranks("cpu", RANKS, [(name, {}) for name in CHECKS]), strict=True))
+    return dict(zip(CHECKS, run_ranks("cpu", RANKS, [SCENARIOS[name] for name in CHECKS]), strict=True))
 
 
 @pytest.mark.parametrize("scenario", CHECKS)
