@@ -1,7 +1,7 @@
 """Does one rank's copying slow the other's? The connector's lanes on two GPUs of one host, alone and both at once.
 
-Each rank is a process with a GPU and a pool of its own, in whatever memory the kernel gives it. gbps is of one rank. With
---device cpu the devices are simulated, which says nothing about speed.
+Each rank is a process with a GPU and a pool of its own, in whatever memory the kernel gives it. gbps is of one rank.
+With --device cpu the devices are simulated, which says nothing about speed.
 """
 
 import argparse

@@ -51,11 +51,8 @@ def here_on(kind: str, ranks: PipeRanks) -> Here:
     return Here(ranks, open_device(f"cuda:{ranks.rank}"), torch_pool)
 
 
-def rank_main(
-    kind: str, rank: int, size: int, pipes: Sequence[Connection], results: Connection, parts: Sequence[Part]
-) -> None:
+def rank_main(kind: str, ranks: PipeRanks, results: Connection, parts: Sequence[Part]) -> None:
     try:
-        ranks = PipeRanks(rank, size, pipes)
         with mock.patch("trtllm_kvfix.offload.connector.ranks_here", return_value=ranks):
             here = here_on(kind, ranks)
             results.send([part(here) for part in parts])
