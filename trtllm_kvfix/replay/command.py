@@ -11,7 +11,7 @@ from rich.console import Console
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.progress import progress_bar
 from trtllm_kvfix.replay.engine import Workload
-from trtllm_kvfix.replay.outcome import Admission, CacheShape, Report
+from trtllm_kvfix.replay.outcome import Admission, CacheShape, HostTierKind, Report
 from trtllm_kvfix.replay.plot import check_plot, plot
 from trtllm_kvfix.replay.report import print_report, print_sweep
 from trtllm_kvfix.replay.runs import Result, Run, comparison, execute, sweep
@@ -38,6 +38,11 @@ class _Task(NamedTuple):
 @click.option("--tokens-per-block", type=click.IntRange(min=1))
 @click.option("--blocks-primary", metavar="SIZE", help="Primary (GPU) pool: blocks, or bytes such as 40GiB.")
 @click.option("--blocks-host", metavar="SIZE", help="Host pool: blocks, or bytes such as 200GiB.")
+@click.option(
+    "--host-tier",
+    type=click.Choice([kind.value for kind in HostTierKind]),
+    help="TensorRT-LLM's own, or the connector's.",
+)
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Most sequences at a time.")
 @click.option("--max-num-tokens", type=click.IntRange(min=1), help="Token budget of an iteration.")
 @click.option("--tokens-per-iteration", type=click.IntRange(min=1), help="By which each answer grows in an iteration.")
@@ -120,6 +125,7 @@ def _shape(options: dict[str, Any]) -> CacheShape:
         tokens_per_block=options["tokens_per_block"],
         blocks_primary=blocks_of(options["blocks_primary"], bytes_per_block, "--blocks-primary"),
         blocks_host=blocks_of(options["blocks_host"], bytes_per_block, "--blocks-host"),
+        host_tier=HostTierKind(options["host_tier"]),
         bytes_per_block=bytes_per_block,
         max_batch_size=options["max_batch_size"],
         max_num_tokens=options["max_num_tokens"],

@@ -12,11 +12,15 @@ from itertools import islice
 from time import perf_counter
 from typing import NamedTuple
 
+import numpy as np
+
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import Admission as Admitted
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest
+from trtllm_kvfix.offload.identity import Identity
 from trtllm_kvfix.replay.generating import Generating
-from trtllm_kvfix.replay.outcome import Admission, CacheShape, Outcome, Requests
+from trtllm_kvfix.replay.host_tier import ConnectorTier, HostTier, Known
+from trtllm_kvfix.replay.outcome import Admission, CacheShape, HostTierKind, Outcome, Requests
 from trtllm_kvfix.replay.tally import Tally
 from trtllm_kvfix.replay.tokens import TokenBook
 from trtllm_kvfix.replay.trace import TraceRequest
@@ -48,12 +52,20 @@ class _Prompt:
     index: int
     length: int
     tokens_left: int
+    is_loading: bool = False  # until the next iteration
 
 
 class Replay:
     """One pass over a workload. Request ids are indices into it."""
 
-    def __init__(self, workload: Workload, shape: CacheShape, admission: Admission = Admission.BATCH) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        shape: CacheShape,
+        admission: Admission = Admission.BATCH,
+        tier: HostTier | None = None,
+    ) -> None:
+        """tier: instead of what `shape` asks for, where a host tier of some other making is to be measured."""
         _check(shape)
         self._workload = workload
         self._shape = shape
@@ -70,6 +82,11 @@ class Replay:
         self._finished = 0
         self._now_ms = 0.0
         self._tally = Tally(shape.bytes_per_block)
+        if tier is None and shape.host_tier is HostTierKind.CONNECTOR and shape.blocks_host:
+            tier = ConnectorTier(shape.blocks_host, shape.tokens_per_block, self.known)
+        self._tier = tier
+        if tier is not None:
+            tier.attach(self._manager)
 
     def run(self, on_finished: Callable[[int], object] = lambda _count: None) -> Outcome:
         """Replay to the end; ctrl-C ends it early with what has been counted so far, marked partial."""
@@ -90,8 +107,15 @@ class Replay:
             shape=self._shape,
             requests=requests,
             counters=self._manager.get_kv_cache_stats().total,
+            counted=None if self._tier is None else self._tier.counted(),
             elapsed_s=perf_counter() - started,
         )
+
+    def known(self, index: int) -> Known:
+        """What a host tier may know of a request."""
+        source, book = self._workload.requests[index], self._workload.book
+        tokens = np.concatenate((book.prompt(index), book.answer(index)))
+        return Known(Identity(source.lora_id, source.salt), tokens, source.input_length)
 
     @property
     def _active(self) -> int:
@@ -104,10 +128,15 @@ class Replay:
         budget_free = budget - sum(prompt.tokens_left for prompt in self._computing)
         if budget_free > 0:
             self._admit(budget_free)
+        if self._tier is not None:
+            self._tier.step(self._running())
         self._generating.grow(self._manager)
         self._run_transfers()
         self._compute(budget)
-        for index in self._generating.take_finished():
+        finished = self._generating.take_finished()
+        if self._tier is not None:
+            self._tier.finish(finished)
+        for index in finished:
             self._manager.remove_sequence(index)
             self._blocks_reserved -= self._blocks_reserved_for(index)
             self._finished += 1
@@ -129,8 +158,20 @@ class Replay:
             index = self._waiting.popleft()
             assert index == admission.request_id, "requests are admitted in the order in which they wait"
             length = self._built.pop(index).num_tokens
-            self._computing.append(_Prompt(index, length, admission.tokens_new))
+            self._computing.append(self._prompt(index, length, admission))
             self._blocks_reserved += self._blocks_reserved_for(index)
+
+    def _prompt(self, index: int, length: int, admission: Admitted) -> _Prompt:
+        if self._tier is None:
+            return _Prompt(index, length, admission.tokens_new)
+        found = self._tier.find(index, admission.tokens_reused)
+        self._tally.count_load(admission.tokens_reused, self._shape.tokens_per_block, found)
+        return _Prompt(index, length, admission.tokens_new - found.tokens, is_loading=found.tokens > 0)
+
+    def _running(self) -> list[tuple[int, int]]:
+        prompts = [(one.index, one.length - one.tokens_left) for one in self._computing if not one.is_loading]
+        requests = self._workload.requests
+        return prompts + [(index, requests[index].input_length + fed) for index, fed in self._generating.fed()]
 
     def _offers(self, budget: int) -> Iterator[_Offer]:
         """Waiting requests in order, up to and including the first that the budget has no room for."""
@@ -168,6 +209,10 @@ class Replay:
         """Spend the budget on prompts in order of admission; one that gets all it needs starts to generate."""
         unfinished = []
         for prompt in self._computing:
+            if prompt.is_loading:
+                prompt.is_loading = False
+                unfinished.append(prompt)
+                continue
             tokens = min(prompt.tokens_left, budget)
             budget -= tokens
             prompt.tokens_left -= tokens
@@ -207,7 +252,7 @@ def _manager(shape: CacheShape) -> BlockManager:
             BlockManagerConfig(
                 tokens_per_block=shape.tokens_per_block,
                 blocks_primary=shape.blocks_primary,
-                blocks_host=shape.blocks_host,
+                blocks_host=shape.blocks_host if shape.host_tier is HostTierKind.BUILT_IN else 0,
             )
         )
     except ValueError as error:

@@ -28,6 +28,11 @@ class Generating:
     def next_counts(self) -> NDArray[np.int64]:
         return np.minimum(self._left, self._tokens_per_iteration)
 
+    def fed(self) -> list[tuple[int, int]]:
+        """Of each: its index, and the tokens of its answer that have been fed back."""
+        fed = self._cursor - self._book.answer_start[self._ids]
+        return list(zip(self._ids.tolist(), fed.tolist(), strict=True))
+
     def grow(self, manager: BlockManager) -> None:
         if not len(self._ids):
             return

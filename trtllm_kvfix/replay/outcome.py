@@ -12,6 +12,13 @@ class Admission(str, Enum):
     ONE_BY_ONE = "one-by-one"
 
 
+class HostTierKind(str, Enum):
+    """What the host blocks belong to."""
+
+    BUILT_IN = "built-in"
+    CONNECTOR = "connector"
+
+
 class _Counted(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -22,6 +29,7 @@ class CacheShape(_Counted):
     tokens_per_block: int
     blocks_primary: int
     blocks_host: int
+    host_tier: HostTierKind = HostTierKind.BUILT_IN
     bytes_per_block: int | None
     max_batch_size: int
     max_num_tokens: int

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from trtllm_kvfix.replay.outcome import Admission, Outcome, Report
+from trtllm_kvfix.replay.outcome import Admission, HostTierKind, Outcome, Report
 from trtllm_kvfix.replay.sizes import bytes_text
 
+HOST_TIERS = {HostTierKind.BUILT_IN: "", HostTierKind.CONNECTOR: "; host blocks are the offload connector's"}
 Row = tuple[str, Callable[[Outcome], str]]
 
 
@@ -119,7 +120,7 @@ def _print_header(console: Console, report: Report) -> None:
     console.print(f"{report.workload}", style="bold", markup=False, highlight=False)
     console.print(
         f"{shape.blocks_primary:,} primary blocks of {shape.tokens_per_block} tokens; at most {shape.max_batch_size} "
-        f"sequences and {shape.max_num_tokens:,} tokens an iteration",
+        f"sequences and {shape.max_num_tokens:,} tokens an iteration" + HOST_TIERS[shape.host_tier],
         highlight=False,
         soft_wrap=True,
     )

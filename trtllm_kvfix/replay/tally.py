@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from trtllm_kvfix.native import Admission as Admitted
 from trtllm_kvfix.native import CacheCounters, TransferItem
+from trtllm_kvfix.replay.host_tier import Counted, Found
 from trtllm_kvfix.replay.outcome import Admission, Budget, CacheShape, Moved, Outcome, Requests, Reuse
 
 
@@ -54,6 +55,17 @@ class Tally:
             self.blocks.computed += admission.blocks_new
             self._onboards_expected |= admission.blocks_onboarded > 0
 
+    def count_load(self, tokens_found: int, tokens_per_block: int, found: Found) -> None:
+        """What a host tier beside the manager brought of a prompt that was counted as admitted."""
+        self.tokens.reused += found.tokens
+        self.tokens.host += found.tokens
+        self.tokens.computed -= found.tokens
+        # A block of which the GPU had a part counts as reused already.
+        new = found.blocks - bool(found.blocks and tokens_found % tokens_per_block)
+        self.blocks.reused += new
+        self.blocks.host += found.blocks
+        self.blocks.computed -= new
+
     def expects_onboards(self) -> bool:
         return self._onboards_expected
 
@@ -69,6 +81,7 @@ class Tally:
         shape: CacheShape,
         requests: Requests,
         counters: CacheCounters,
+        counted: Counted | None,
         elapsed_s: float,
     ) -> Outcome:
         return Outcome(
@@ -79,8 +92,8 @@ class Tally:
             iterations=self.iterations,
             tokens=self.tokens.outcome(),
             blocks=self.blocks.outcome(),
-            moved=self._moved(counters),
-            blocks_dropped=counters.blocks_dropped,
+            moved=self._moved(counters, counted or Counted(0, 0, 0)),
+            blocks_dropped=counters.blocks_dropped if counted is None else counted.dropped,
             budget=Budget(
                 iterations_admitting=self.iterations_admitting,
                 deferred=self.deferred,
@@ -94,15 +107,17 @@ class Tally:
             elapsed_s=elapsed_s,
         )
 
-    def _moved(self, counters: CacheCounters) -> Moved:
+    def _moved(self, counters: CacheCounters, beside: Counted) -> Moved:
         def size(blocks: int) -> int | None:
             return None if self.bytes_per_block is None else blocks * self.bytes_per_block
 
+        to_host = counters.blocks_offloaded + beside.stored
+        to_primary = counters.blocks_onboarded + beside.loaded
         return Moved(
-            blocks_to_host=counters.blocks_offloaded,
-            blocks_to_primary=counters.blocks_onboarded,
+            blocks_to_host=to_host,
+            blocks_to_primary=to_primary,
             blocks_within_primary=counters.blocks_copied,
-            bytes_to_host=size(counters.blocks_offloaded),
-            bytes_to_primary=size(counters.blocks_onboarded),
+            bytes_to_host=size(to_host),
+            bytes_to_primary=size(to_primary),
             bytes_within_primary=size(counters.blocks_copied),
         )

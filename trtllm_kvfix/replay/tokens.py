@@ -42,6 +42,9 @@ class TokenBook:
         values = (first[:, None] + self._spread).reshape(-1)[: request.input_length]
         return (PROMPT_BASE + values % PROMPT_SPAN).astype(np.int32)
 
+    def answer(self, index: int) -> NDArray[np.int32]:
+        return self.answers[self.answer_start[index] : self.answer_start[index + 1]]
+
 
 def _invented_answers(length: int) -> NDArray[np.int32]:
     if length <= ANSWER_SPAN:
