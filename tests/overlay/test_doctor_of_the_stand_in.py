@@ -69,3 +69,5 @@ def test_a_build_that_nobody_knows_is_a_problem_until_it_is_accepted(tmp_path: P
         assert problem.endswith(f"kvfix.fixes.{fix_id}: off accepts that")
     off = {"TRTLLM_KVFIX_FIXES_" + fix_id.upper().replace("-", "_"): "off" for fix_id in unknown}
     assert doctor(tmp_path, "mangled", *launcher, **off)[1] == 0
+    forced = dict.fromkeys(off, "on") | {"TRTLLM_KVFIX_FORCE": "true"}
+    assert doctor(tmp_path, "mangled", *launcher, **forced)[1] == 0

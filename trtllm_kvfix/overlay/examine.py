@@ -53,7 +53,8 @@ def examine(settings: Settings, registry: Registry | None = None) -> dict[str, A
         for fix, status in zip(registry.fixes, statuses, strict=True)
     ]
     report["buffers"] = buffers(package.__file__, statuses, report["hook"])
-    report["problems"] += [problem for status in statuses if (problem := missing(status, report["hook"]))]
+    found = [missing(status, report["hook"], forced=settings.force) for status in statuses]
+    report["problems"] += [problem for problem in found if problem]
     return report
 
 
@@ -66,8 +67,8 @@ def hook_state(settings: Settings) -> str:
     return "persistent" if hook_file().exists() else "none"
 
 
-def missing(status: FixStatus, hook: str) -> str | None:
-    if status.word == State.UNKNOWN.value:
+def missing(status: FixStatus, hook: str, *, forced: bool = False) -> str | None:
+    if status.word == State.UNKNOWN.value and not (forced and status.choice == "on"):
         off = f"kvfix.fixes.{status.id}: off accepts that"
         return f"fix {status.id} is not applied, its probe cannot tell: {status.reason}; {off}"
     if not status.missing:
