@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._torch.pyexecutor.sampler import sampled
+from . import pauses
 from .tensors import tensors
 
 WORDS_PER_TOKEN = 4
@@ -41,6 +42,7 @@ class Contents:
 
     def forward(self, batch: Any, manager: Any) -> None:
         """On the stream of the step."""
+        pauses.reach(pauses.COMPUTE)
         for request in batch.context_requests:
             begin = request.context_current_position
             self._step(request, manager, begin, begin + request.context_chunk_size)

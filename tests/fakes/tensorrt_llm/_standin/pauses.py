@@ -8,6 +8,8 @@ _actions: dict[str, Callable[[], None]] = {}
 # The host is about to enqueue the input copies of a forward step.
 FORWARD = "forward"
 FORWARD_DRAFT = "forward draft"
+# The host is about to enqueue the writes of a step's keys and values; its inputs have been given to the device.
+COMPUTE = "compute"
 # The host is about to wait until the device has sampled.
 WAIT_FOR_SAMPLE = "wait for sample"
 # The loop calls _prepare_and_schedule_batch; its body begins. Between the two is whatever replaced that method.

@@ -1,0 +1,44 @@
+"""Holds the device in front of what each step writes until the host waits for that step: by then the host has prepared
+the next one, and has told of stores of blocks that nothing has written."""
+
+from collections import deque
+from contextlib import ExitStack
+from types import TracebackType
+
+from .stand_in import OffloadServer
+
+WAIT_S = 30.0
+
+
+class Held:
+    """stores_go_first: let transfers end before the device goes on; only where they wait for nothing."""
+
+    def __init__(self, server: OffloadServer, *, stores_go_first: bool = False) -> None:
+        self._server = server
+        self._stores_go_first = stores_go_first
+        self._gates: deque[int] = deque()  # the loop's thread closes and opens them
+        self._points = ExitStack()
+
+    def __enter__(self) -> "Held":
+        pauses = self._server.pauses
+        self._points.enter_context(pauses.at(pauses.COMPUTE, self._hold))
+        self._points.enter_context(pauses.at(pauses.WAIT_FOR_SAMPLE, self._let_go))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._points.close()
+        while self._gates:
+            self._server.tensors.open_gate(self._gates.popleft())
+
+    def _hold(self) -> None:
+        tensors = self._server.tensors
+        self._gates.append(tensors.close_gate(tensors.current_stream()))
+
+    def _let_go(self) -> None:
+        if self._stores_go_first:
+            for running in list(self._server.worker.side._transfers._running.values()):
+                assert running.lane.wait(running.number, WAIT_S)
+        if self._gates:
+            self._server.tensors.open_gate(self._gates.popleft())
