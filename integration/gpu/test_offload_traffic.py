@@ -4,6 +4,7 @@ The connector in the stand-in's executor loop, configured as users do it, with o
 both tiers too small for the traffic. Every block is looked at whenever attention reads it.
 """
 
+import logging
 import os
 
 import pytest
@@ -14,8 +15,9 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from tests.fakes.fixture import VARIANTS  # noqa: E402  nothing of this is there where the module is skipped
+from tests.offload.chats import Chats  # noqa: E402
 from tests.offload.held import Held  # noqa: E402
-from tests.offload.stand_in import offloading  # noqa: E402
+from tests.offload.stand_in import OffloadServer, offloading  # noqa: E402
 from tests.offload.test_stand_in_traffic import (  # noqa: E402
     DEVICE_BLOCKS,
     HOST_BLOCKS,
@@ -27,10 +29,16 @@ from tests.offload.test_stand_in_traffic import (  # noqa: E402
 from trtllm_kvfix.metrics import counters  # noqa: E402
 from trtllm_kvfix.offload.transfers import Transfers  # noqa: E402
 
+log = logging.getLogger(__name__)
 REQUESTS = int(os.environ.get("KVFIX_TRAFFIC_REQUESTS", "2000"))  # of each variant
 CONTROL_REQUESTS = 150
 # A copy that faults takes the whole CUDA context with it; these leave a GPU as it was.
 HARMLESS_FAULTS = ("the mark is refused", "the queue is full")
+
+
+def warm_up(server: OffloadServer) -> None:
+    """Loading kernels waits for streams that are held."""
+    Chats(server, 40, seed=9).run()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -42,13 +50,9 @@ def test_no_block_ever_holds_a_foreign_or_half_written_value(variant: str) -> No
         assert chats.cancelled > 0 and server.contents.reads > REQUESTS
         assert counters.offload_loaded_blocks.value - loaded > REQUESTS // 2
         assert server.index.blocks_dropped() > 0
-        print(
-            variant,
-            chats.answered,
-            chats.cancelled,
-            server.contents.reads,
-            counters.offload_loaded_blocks.value - loaded,
-        )
+        blocks = counters.offload_loaded_blocks.value - loaded
+        told = variant, chats.answered, chats.cancelled, server.contents.reads, blocks
+        log.info("%s: %d answered, %d cancelled, %d reads, %d blocks loaded", *told)
 
 
 @pytest.mark.parametrize("direction", ["store", "load"])
@@ -62,13 +66,17 @@ def test_a_transfer_that_fails_costs_time_alone(fault: str, direction: str, monk
 
 
 def test_a_step_that_the_gpu_is_late_with_is_waited_for() -> None:
-    with offloading("F", HOST_BLOCKS, DEVICE_BLOCKS, device="torch") as server, Held(server):
-        serve(server, CONTROL_REQUESTS, seed=1)
+    with offloading("F", HOST_BLOCKS, DEVICE_BLOCKS, device="torch") as server:
+        warm_up(server)
+        with Held(server):
+            serve(server, CONTROL_REQUESTS, seed=1)
         require_clean(server)
 
 
 def test_stores_that_wait_for_nothing_save_what_has_not_been_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    with offloading("F", HOST_BLOCKS, DEVICE_BLOCKS, device="torch") as server, Held(server, stores_go_first=True):
+    with offloading("F", HOST_BLOCKS, DEVICE_BLOCKS, device="torch") as server:
+        warm_up(server)
         monkeypatch.setattr(Transfers, "mark", mark_of(server.device.create_stream()))
-        serve(server, CONTROL_REQUESTS, seed=1)
+        with Held(server, stores_go_first=True):
+            serve(server, CONTROL_REQUESTS, seed=1)
         assert len(server.contents.corrupt) > CONTROL_REQUESTS // 10
