@@ -4,7 +4,8 @@ A value is a pure function of the tokens up to its own, so a block that is forei
 seen. Blocks are addressed as the books have them; what the tables on the device say is the witness's business.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,8 @@ def extend(values: list[int], tokens: list[int]) -> None:
         values.append(((before ^ (token + 1)) * PRIME & 0x7FFFFFFF) | 1)  # never what untouched memory holds
 
 
-class Read(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Read:
     """Positions from 0 on of one request."""
 
     request_id: int

@@ -216,10 +216,18 @@ class PyExecutor(FrontDesk):
         if self.kv_connector_manager is None:
             return
         finished = self.kv_connector_manager.get_finished()
-        for request in finished:
-            self.saving.end(request)
+        if since("B"):
+            for request in finished:
+                self._end_transfer_and_maybe_terminate(request)
+        elif finished:
+            self.saving.end(finished[0])
         with self.response_cv:
             self.response_cv.notify_all()
+
+    if since("B"):
+
+        def _end_transfer_and_maybe_terminate(self, request: Any) -> None:
+            self.saving.end(request)
 
     def _forward_step(self, scheduled_requests: Any) -> Any:
         try:

@@ -1,0 +1,211 @@
+"""Requests come, are computed in chunks, end, are cancelled and preempted; copies fail, are held, and end later on
+another rank; an operator turns switches. Whatever is drawn: what can be found has arrived, and is what its tokens say.
+
+The shape is that of tests/core/test_state_machine.py; `HYPOTHESIS_PROFILE=fuzz` runs it long.
+"""
+
+import ctypes
+import os
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.native import open_device
+from trtllm_kvfix.offload.identity import Identity
+from trtllm_kvfix.offload.plan import Ended
+from trtllm_kvfix.offload.ranks import Told
+
+from .conftest import BLOCK_BYTES, Bench
+from .contents import values
+from .executor import BLOCK_WORDS, TOKENS_PER_BLOCK, WORDS_PER_TOKEN
+from .faults import FAULTS, heal, transfers_of
+from .upstream_double import Request, State
+
+HOST_BLOCKS, DEVICE_BLOCKS = 24, 32
+PROMPT_MAX = 60
+# The lane of the last one is gone for good, which has a test of its own.
+PASSING = sorted(set(FAULTS) - {"the lane is closed"})
+DIRECTIONS = st.sampled_from(["store", "load"])
+# Prompts that share beginnings: a few openings, and then few different tokens.
+PROMPTS = st.builds(
+    lambda opening, rest: [opening] * 4 + rest,
+    st.integers(1, 3),
+    st.lists(st.integers(0, 1), min_size=1, max_size=24),
+)
+
+
+class Follower:
+    """The other of two ranks: it has what the first has, but its transfers may end later."""
+
+    rank, size = 0, 2  # as the first rank sees it
+
+    def __init__(self) -> None:
+        self.is_late = False
+        self._ended: list[Ended] = []
+
+    def gather(self, value: Any) -> list[Any]:
+        if not (isinstance(value, Told) and isinstance(value.value, list)):
+            return [value, value]
+        self._ended += value.value
+        if self.is_late:
+            return [value, Told([])]
+        ended, self._ended = self._ended, []
+        return [value, Told(ended)]
+
+
+class ConnectorMachine(RuleBasedStateMachine):
+    @initialize(seed=st.integers(0, 1000), chunk=st.sampled_from([4, 8, 1 << 20]))
+    def start(self, seed: int, chunk: int) -> None:
+        variables = {"TRTLLM_KVFIX_OFFLOAD_HOST_BYTES": str(HOST_BLOCKS * BLOCK_BYTES)}
+        with mock.patch.dict(os.environ, variables):
+            self.bench = Bench(open_device("cpu", seed), blocks=DEVICE_BLOCKS, chunk_tokens=chunk, batch=4)
+        self.follower = self.bench.worker.side._ranks = Follower()  # registered alone, it has company from here on
+        self.executor = self.bench.executor
+        self.number = 0
+        self.prompts: list[list[int]] = []
+        self.gate: int | None = None
+        self.patch: Any = None
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    @rule(prompt=PROMPTS, new_tokens=st.integers(1, 6), salt=st.sampled_from([None, None, 5]))
+    def arrive(self, prompt: list[int], new_tokens: int, salt: int | None) -> None:
+        self.submit(prompt, new_tokens, salt)
+
+    def submit(self, prompt: list[int], new_tokens: int, salt: int | None) -> None:
+        self.number += 1
+        self.prompts.append(list(prompt))
+        self.executor.submit(Request(self.number, list(prompt), max_new_tokens=new_tokens, cache_salt_id=salt))
+
+    @precondition(lambda self: self.prompts)
+    @rule(index=st.integers(0, 50), more=st.lists(st.integers(0, 1), max_size=6))
+    def come_back(self, index: int, more: list[int]) -> None:
+        self.submit([*self.prompts[index % len(self.prompts)], *more][:PROMPT_MAX], 2, None)
+
+    @rule(count=st.integers(1, 5))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.executor.step()
+
+    @precondition(lambda self: self.executor.active)
+    @rule(index=st.integers(0, 20))
+    def cancel(self, index: int) -> None:
+        request = self.executor.active[index % len(self.executor.active)]
+        if request.state in (State.CONTEXT, State.GENERATION):  # upstream cancels no other
+            self.executor.cancel(request)
+
+    @precondition(lambda self: self.gate is None)
+    @rule(index=st.integers(0, 20))
+    def preempt(self, index: int) -> None:
+        """Not while the device is held: who gets the blocks next would wait for it, and nobody would open the gate."""
+        running = [one for one in self.executor.active if one.state in (State.CONTEXT, State.GENERATION)]
+        if running:
+            self.executor.preempt(running[index % len(running)])
+            self.executor.step()
+
+    @rule()
+    def lose_the_device_cache(self) -> None:
+        self.executor.forget_device_cache()
+
+    # ------------------------------------------------------------------------------------------ transfers
+
+    @precondition(lambda self: self.gate is None)
+    @rule(fault=st.sampled_from(PASSING), direction=DIRECTIONS)
+    def break_transfers(self, fault: str, direction: str) -> None:
+        self.mend()
+        self.patch = pytest.MonkeyPatch()
+        FAULTS[fault](self.patch, self.bench, direction)
+
+    @rule()
+    def mend(self) -> None:
+        if self.patch is not None:
+            self.patch.undo()
+            self.patch = None
+        heal(self.bench)
+
+    @precondition(lambda self: self.gate is None and self.patch is None)
+    @rule()
+    def hold_the_device(self) -> None:
+        self.gate = self.bench.device.close_gate(self.executor.stream)
+
+    @precondition(lambda self: self.gate is not None)
+    @rule()
+    def let_it_go(self) -> None:
+        assert self.gate is not None
+        self.bench.device.open_gate(self.gate)
+        self.gate = None
+
+    @rule(is_late=st.booleans())
+    def follow(self, is_late: bool) -> None:
+        self.follower.is_late = is_late
+
+    @rule()
+    def wait(self) -> None:
+        if self.gate is None:
+            self.bench.wait_for_a_transfer()
+
+    # ------------------------------------------------------------------------------------------ the operator
+
+    @rule(store=st.booleans(), load=st.booleans())
+    def switch(self, store: bool, load: bool) -> None:
+        switches = self.bench.scheduler.side._switches
+        switches.store, switches.load = store, load
+
+    @rule()
+    def drop(self) -> None:
+        self.bench.index.drop()
+
+    # ------------------------------------------------------------------------------------------ what holds
+
+    @invariant()
+    def the_books_are_sound(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.index.check_invariants()
+            self.executor.cache.check_invariants()
+
+    @invariant()
+    def what_can_be_found_has_arrived_and_is_right(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        pool, index = transfers_of(self.bench)._pool, self.bench.index
+        host = np.ctypeslib.as_array((ctypes.c_uint32 * (pool.bytes // 4)).from_address(pool.address))
+        for prompt in self.prompts[-12:]:
+            tokens = np.array([*prompt, 0], np.int32)
+            pins = index.pin(Identity(), tokens, 0, index.blocks_held(Identity(), tokens))
+            for at, slot in enumerate(pins.slots):
+                found = host[slot * BLOCK_WORDS : (slot + 1) * BLOCK_WORDS]
+                expected = values(prompt)[at * TOKENS_PER_BLOCK : (at + 1) * TOKENS_PER_BLOCK]
+                assert np.array_equal(found, np.repeat(np.array(expected, np.uint32), WORDS_PER_TOKEN)), (prompt, at)
+            index.unpin(pins)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        if self.gate is not None:
+            self.let_it_go()
+        self.mend()
+        self.follower.is_late = False
+        self.executor.run()
+        self.bench.take_note()
+        assert self.executor.corrupt == []
+        assert self.bench.index.stats().owned == 0, "nothing is pinned or on its way"
+        assert len(self.bench.scheduler.side._sources) == 0
+        self.bench.close()
+        assert counters.offload_pinned_bytes.value == 0
+
+
+TestConnector = ConnectorMachine.TestCase
+if settings.get_current_profile_name() != "fuzz":
+    TestConnector.settings = settings(
+        max_examples=60,
+        stateful_step_count=30,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    )
