@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import DeviceError, Mark, TransferLane, fail_operation
 from trtllm_kvfix.offload.layout import Addresses
 from trtllm_kvfix.offload.transfers import Transfers
@@ -94,6 +95,12 @@ FAULTS: dict[str, Fault] = {
     "the submission is refused": submission_is_refused,
     "the copy fails": copy_fails,
 }
+
+
+def transfers_missed() -> float:
+    """Blocks, transfers and requests that tell of a transfer that did not happen."""
+    told = (counters.offload_errors, counters.offload_dropped_blocks, counters.offload_recomputed_requests)
+    return sum(counter.value for counter in told)
 
 
 def heal(bench: Bench) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import unplug
+from trtllm_kvfix.offload.scheduler import FAILED_IN_A_ROW_MAX
 
 from .conftest import BLOCK_BYTES, Bench, MakeBench, serve_alone
-from .faults import FAULTS, heal, transfers_of
+from .faults import FAULTS, heal, transfers_missed, transfers_of
 from .upstream_double import Request, State
 
 
@@ -36,11 +37,11 @@ def require_clean(bench: Bench) -> None:
 def test_a_store_that_fails_leaves_nothing_to_be_found(
     fault: str, make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, errors = make_bench(), counters.offload_errors.value
+    bench, missed = make_bench(), transfers_missed()
     with monkeypatch.context() as patch:
         FAULTS[fault](patch, bench, "store")
         assert serve(bench, 1, prompt(7)) == 0
-    assert counters.offload_errors.value > errors
+    assert transfers_missed() > missed
     assert bench.index.stats().free == bench.index.slots
     heal(bench)
     assert serve(bench, 2, prompt(7)) == 0, "nothing of the failed store is found"
@@ -148,3 +149,62 @@ def test_a_control_file_that_makes_no_sense_changes_nothing(
         assert serve(bench, 1, prompt(1)) in (0, 20)
         assert bench.scheduler.side._switches.store
     assert len([line for line in caplog.messages if "changes nothing" in line]) == 4
+
+
+def test_transfers_that_find_no_room_are_no_failures(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst says nothing of the transfers after it: it is counted as blocks not saved, and nothing is given up."""
+    bench, errors, dropped = make_bench(), counters.offload_errors.value, counters.offload_dropped_blocks.value
+    with monkeypatch.context() as patch:
+        FAULTS["the queue is full"](patch, bench, "store")
+        for number in range(FAILED_IN_A_ROW_MAX + 1):
+            serve(bench, number, prompt(number))
+    heal(bench)
+    assert counters.offload_dropped_blocks.value - dropped >= 6 * (FAILED_IN_A_ROW_MAX + 1)
+    assert (counters.offload_errors.value, counters.offload_given_up.value) == (errors, 0)
+    serve(bench, 100, prompt(100))
+    with monkeypatch.context() as patch:
+        FAULTS["the queue is full"](patch, bench, "load")
+        assert serve(bench, 101, prompt(100)) == 20, "promised, and computed"
+    assert counters.offload_errors.value == errors
+    heal(bench)
+    assert serve(bench, 102, prompt(100)) == 20
+    require_clean(bench)
+
+
+def test_a_direction_that_only_fails_is_given_up_until_the_tier_is_emptied(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "switches.yaml"
+    bench = make_bench(control_file=file)
+    with monkeypatch.context() as patch:
+        FAULTS["the mark is refused"](patch, bench, "store")
+        for number in range(FAILED_IN_A_ROW_MAX):
+            serve(bench, number, prompt(number))
+    assert counters.offload_given_up.value == 1
+    assert [serve(bench, number, prompt(7)) for number in (100, 101)] == [0, 0]
+    file.write_text("drop: 1")
+    assert [serve(bench, number, prompt(7)) for number in (102, 103)] == [0, 20]
+    assert counters.offload_given_up.value == 0
+    require_clean(bench)
+
+
+def test_what_is_on_its_way_when_everything_is_dropped_is_not_found_later(
+    make_bench: MakeBench, tmp_path: Path
+) -> None:
+    file = tmp_path / "switches.yaml"
+    bench = make_bench(control_file=file)
+    executor = bench.executor
+    executor.submit(Request(1, prompt(7)))
+    gate = bench.device.close_gate(executor.stream)
+    executor.step()
+    executor.step()
+    assert len(bench.scheduler.side._stores) == 1
+    file.write_text("{store: off, drop: 1}")
+    bench.scheduler.build_connector_meta(None)
+    bench.device.open_gate(gate)
+    executor.run()
+    assert serve(bench, 2, prompt(7)) == 0
+    file.unlink()
+    assert serve(bench, 3, prompt(7)) == 0
+    assert serve(bench, 4, prompt(7)) == 20, "stored anew"
+    require_clean(bench)

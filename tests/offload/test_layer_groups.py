@@ -169,6 +169,8 @@ def test_a_cache_without_pools_and_blocks_that_overlap_are_refused() -> None:
     ("place", "name", "value", "why"),
     [
         ("", "enable_attention_dp", True, "enable_attention_dp is set"),
+        ("", "speculative_config", object(), "speculative_config is set"),
+        ("kv_cache_config", "enable_block_reuse", False, "enable_block_reuse is false"),
         ("kv_cache_config", "max_attention_window", [4096, 1024], "has a window of 1024 tokens"),
     ],
 )

@@ -57,6 +57,18 @@ def test_blocks_of_low_priority_and_those_behind_them_are_not_stored(make_bench:
     assert job.blocks == (0, 1)
 
 
+def test_priorities_are_told_for_the_blocks_that_are_added(make_bench: MakeBench) -> None:
+    bench = make_bench(offload_priority_min=40)
+    side, request = bench.scheduler.side, Request(1, prompt(1))
+    bench.scheduler.get_num_new_matched_tokens(request, 0)
+    bench.scheduler.update_state_after_alloc(request, [0, 1])
+    first = RequestData(1, request.tokens, [0, 1], 0, 8, priorities=[50, 50])
+    assert side.build_connector_meta(report_of(first)).stores == ()
+    later = RequestData(1, [], [2, 3], 16, 8, priorities=[50, 10])
+    (job,) = side.build_connector_meta(SimpleNamespace(new_requests=[], cached_requests=[later])).stores
+    assert job.blocks == (0, 1, 2), "the last is of low priority"
+
+
 def report_of(data: RequestData) -> object:
 
     return SimpleNamespace(new_requests=[data], cached_requests=[])

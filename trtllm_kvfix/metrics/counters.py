@@ -75,10 +75,15 @@ offload_store_seconds = Counter(
     "offload_store_seconds", "Seconds from the submission of stores until they were seen done"
 )
 offload_load_seconds = Counter("offload_load_seconds", "Seconds from the submission of loads until they were seen done")
-offload_dropped_blocks = Counter("offload_dropped_blocks", "Blocks not saved: every host block was busy")
+offload_dropped_blocks = Counter(
+    "offload_dropped_blocks", "Blocks not saved: every host block was busy, or no more transfers could wait"
+)
 offload_evicted_blocks = Counter("offload_evicted_blocks", "Blocks that left the host tier to make room", "gauge")
 offload_errors = Counter("offload_errors", "Transfers that failed on any rank, counted on rank 0")
 offload_rank_errors = Counter("offload_rank_errors", "Transfers that failed on this rank")
+offload_given_up = Counter(
+    "offload_given_up", "Directions, of two, that are given up after too many failures in a row", "gauge"
+)
 offload_bad_blocks = Counter(
     "offload_bad_blocks", "Loaded blocks that were not what had been stored; they were not used"
 )

@@ -142,6 +142,16 @@ def require_supported(llm_args: Any) -> None:
     refuse_second_host_tier(llm_args)
     for window in getattr(llm_args.kv_cache_config, "max_attention_window", None) or ():
         require_full_attention("kv_cache_config.max_attention_window", window, tokens_max_of(llm_args))
+    if getattr(llm_args, "speculative_config", None) is not None:
+        raise SettingsError(
+            "speculative_config is set; rejected draft tokens give blocks back, of which connectors are not told, so "
+            "what is saved could be another request's. Serve without speculative decoding, or without the connector"
+        )
+    if getattr(llm_args.kv_cache_config, "enable_block_reuse", True) is False:
+        raise SettingsError(
+            "kv_cache_config.enable_block_reuse is false; then upstream computes what the host tier has brought. Set "
+            "it to true"
+        )
     if getattr(llm_args, "enable_attention_dp", False):
         raise SettingsError(
             "enable_attention_dp is set; each of its ranks serves requests of its own, and this connector has one "

@@ -49,6 +49,7 @@ class HostIndex:
         self._stores: dict[int, Claim] = {}
         self._tokens: dict[int, int] = {}
         self._storing: set[int] = set()  # hashes: whoever has the same block need not send it again
+        self._outlived: set[int] = set()  # stores that run while everything is dropped: they hold what was dropped
         self._condemned: set[int] = set()  # hashes of blocks that are bad, until they are stored anew
 
     def blocks_held(self, identity: Identity, tokens: Tokens) -> int:
@@ -104,6 +105,8 @@ class HostIndex:
     def end_store(self, job: int, *, arrived: bool) -> Claim:
         """Make the blocks findable, or give their slots back."""
         claim, tokens = self._stores.pop(job), self._tokens.pop(job)
+        arrived = arrived and job not in self._outlived
+        self._outlived.discard(job)
         if arrived:
             self._manager.store_context_blocks(job, tokens)
             self._condemned.difference_update(claim.hashes)
@@ -112,8 +115,9 @@ class HostIndex:
         return claim
 
     def drop(self) -> None:
-        """Nothing that is here now will be found again; what is pinned stays until it is unpinned."""
+        """Nothing that is here or on its way now will be found again; what is pinned stays until it is unpinned."""
         self._manager.reset_reuse_state()
+        self._outlived.update(self._stores)
 
     def stats(self) -> TierStats:
         return self._manager.get_kv_cache_stats().windows[0].primary

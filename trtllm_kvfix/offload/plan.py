@@ -51,6 +51,7 @@ class Ended(NamedTuple):
     job: int
     error: str  # empty: every byte is where it should be
     bad_slots: tuple[int, ...] = ()  # of the host pool, where a load found something else than had been stored
+    no_room: bool = False  # nothing is wrong: more transfers waited than may wait
 
 
 class Late(NamedTuple):

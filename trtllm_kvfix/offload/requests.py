@@ -41,10 +41,12 @@ class LiveRequest:
         """What upstream says is all."""
         self.tokens, self.blocks, self.frozen = list(tokens), blocks, False
 
-    def extend(self, tokens: Iterable[int], blocks: list[list[int]]) -> None:
+    def extend(self, tokens: Iterable[int], blocks: list[list[int]], priorities: Iterable[int] = ()) -> None:
+        """`priorities` are those of the added blocks, or none where the request has no retention ranges."""
         if self.frozen:
             return
         self.tokens.extend(tokens)
+        self.priorities.extend(priorities)
         self.blocks = self.blocks or [[] for _ in blocks]
         for known, added in zip(self.blocks, blocks, strict=True):
             known.extend(added)

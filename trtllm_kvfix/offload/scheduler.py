@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.host_index import HostIndex, Pins
 from trtllm_kvfix.offload.identity import identity_of, tokens_of
 from trtllm_kvfix.offload.in_use import InUse
@@ -121,6 +122,7 @@ class OffloadScheduler:
         if self._switches.read() and self._index is not None:
             self._index.drop()
             self._failed_in_a_row = {"store": 0, "load": 0}
+            counters.offload_given_up.put(0)
         if scheduler_output is not None:
             for data in scheduler_output.new_requests:
                 self._report(data, is_new=True)
@@ -159,10 +161,15 @@ class OffloadScheduler:
         wanted = self._switches.store if direction == "store" else self._switches.load
         return wanted and self._failed_in_a_row[direction] < FAILED_IN_A_ROW_MAX
 
-    def _note_end(self, direction: str, error: str) -> None:
-        self._failed_in_a_row[direction] = self._failed_in_a_row[direction] + 1 if error else 0
+    def _note_end(self, direction: str, ended: Ended) -> None:
+        if ended.no_room or ended.bad_slots:
+            return  # says nothing of the next one
+        self._failed_in_a_row[direction] = self._failed_in_a_row[direction] + 1 if ended.error else 0
         if self._failed_in_a_row[direction] == FAILED_IN_A_ROW_MAX:
-            _log.error("no more %ss: %d failed in a row, the last with: %s", direction, FAILED_IN_A_ROW_MAX, error)
+            counters.offload_given_up.add()
+            _log.error(
+                "no more %ss: %d failed in a row, the last with: %s", direction, FAILED_IN_A_ROW_MAX, ended.error
+            )
 
     def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
         index = self.index
@@ -186,14 +193,15 @@ class OffloadScheduler:
         if live is None:
             self._sources.about_to_be_written(blocks)
             return
+        priorities = getattr(data, "priorities", None) or ()
         if is_new:
             live.take(data.new_tokens, blocks)
+            live.priorities = list(priorities)
         else:
-            live.extend(data.new_tokens, blocks)
+            live.extend(data.new_tokens, blocks, priorities)
         # What lies before this step's position is only read.
         first = data.computed_position // self._tokens_per_block if is_new else 0
         self._sources.about_to_be_written([group[first:] for group in blocks])
-        live.priorities = list(getattr(data, "priorities", None) or live.priorities)
         live.computed = data.computed_position
         self._plan_store(live)
 
@@ -243,20 +251,20 @@ class OffloadScheduler:
     def _take_ended(self) -> None:
         for ended in self._link.take_ended():
             if ended.job in self._stores:
-                self._end_store(ended.job, ended.error)
+                self._end_store(ended)
             else:
                 self._end_load(ended)
 
-    def _end_store(self, job: int, error: str) -> None:
-        store = self._stores.pop(job)
+    def _end_store(self, ended: Ended) -> None:
+        store = self._stores.pop(ended.job)
         self._sources.remove(store)
         assert self._index is not None
-        self._index.end_store(job, arrived=not error)
-        self.tally.stored(len(store.blocks), error)
-        self._note_end("store", error)
+        self._index.end_store(ended.job, arrived=not ended.error)
+        self.tally.stored(len(store.slots), ended)
+        self._note_end("store", ended)
         for live in (self._live.get(store.request_id), self._finishing.get(store.request_id)):
             if live is not None:
-                live.jobs.discard(job)
+                live.jobs.discard(ended.job)
 
     def _end_load(self, ended: Ended) -> None:
         load_job, load = self._loads.pop(ended.job)
@@ -264,8 +272,8 @@ class OffloadScheduler:
         assert self._index is not None
         self._index.condemn(load.pins, ended.bad_slots)
         self._index.unpin(load.pins)
-        self.tally.loaded(len(load_job.blocks), ended.error, len(ended.bad_slots))
-        self._note_end("load", "" if ended.bad_slots else ended.error)
+        self.tally.loaded(len(load_job.slots), ended)
+        self._note_end("load", ended)
         live = self._live.get(load_job.request_id)
         if live is not None and live.load is load:
             live.load = None

@@ -4,6 +4,7 @@ import logging
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.host_index import HostIndex
+from trtllm_kvfix.offload.plan import Ended
 
 _log = logging.getLogger("trtllm_kvfix.offload")
 OPAQUE_TOLD_MAX = 3
@@ -36,17 +37,23 @@ class Tally:
         if self._opaque <= OPAQUE_TOLD_MAX:
             _log.warning("request %d is left alone: what its blocks hold cannot be told from its tokens", request_id)
 
-    def stored(self, blocks: int, error: str) -> None:
-        if error:
-            self._failed("store", blocks, error)
+    def stored(self, blocks: int, ended: Ended) -> None:
+        if ended.no_room:
+            self.dropped(blocks)
+            return
+        if ended.error:
+            self._failed("store", blocks, ended.error)
             return
         self._stored += blocks
         counters.offload_stored_blocks.add(blocks)
 
-    def loaded(self, blocks: int, error: str, blocks_bad: int) -> None:
-        counters.offload_bad_blocks.add(blocks_bad)
-        if error:
-            self._failed("load", blocks, error)
+    def loaded(self, blocks: int, ended: Ended) -> None:
+        """A load that found no room is known by the request that computes instead."""
+        counters.offload_bad_blocks.add(len(ended.bad_slots))
+        if ended.no_room:
+            return
+        if ended.error:
+            self._failed("load", blocks, ended.error)
             return
         self._loaded += blocks
         counters.offload_loaded_blocks.add(blocks)

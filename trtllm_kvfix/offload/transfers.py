@@ -87,7 +87,7 @@ class Transfers:
                 BYTES[direction].add(one.bytes)
                 SECONDS[direction].add(one.seconds)
                 ended.append(self._checked(job))
-        for error in [job.error for job in ended if job.error]:
+        for error in [job.error for job in ended if job.error and not job.no_room]:
             self._report.failed(error)
         self._show()
         return ended
@@ -124,7 +124,7 @@ class Transfers:
         if number is None:
             stats = lane.stats()
             why = stats.first_error if stats.broken else f"{stats.queued} transfers wait already"
-            self._at_once.append(Ended(job.job, f"not begun: {why}"))
+            self._at_once.append(Ended(job.job, f"not begun: {why}", no_room=not stats.broken))
             return
         self._running[direction, number] = _Running(job, lane, number)
 

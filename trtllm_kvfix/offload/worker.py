@@ -137,13 +137,14 @@ class OffloadWorker:
             request_id = self._owner.pop(job)
             error = next((one.error for one in reports if one.error), "")
             bad = tuple(sorted({slot for one in reports for slot in one.bad_slots}))
+            no_room = bool(error) and all(one.no_room for one in reports if one.error)
             load = self._loads.get(request_id)
             if load is not None and load.job == job:
                 del self._loads[request_id]
                 if error:
                     self.recompute[request_id] = load.position
             if self._ranks.rank == 0:
-                self._link.ended.append(Ended(job, error, bad))
+                self._link.ended.append(Ended(job, error, bad, no_room))
 
     def _take_saved(self) -> list[int]:
         over = (self._saving & self._closed).difference(self._owner.values())
