@@ -124,38 +124,36 @@ class Sized(NamedTuple):
 
     table_bytes: int  # of one plane of v2, of both of v1
     snapshot_us: float
-    device_table_us: float
+    other_us: float
 
 
 def crossover(cases: list[Sized]) -> int:
-    """From which table size on to prefer the device table: where the wrong choices together cost least."""
+    """From which table size on to prefer the other way: where the wrong choices together cost least."""
 
     def excess(threshold: int) -> float:
-        chosen = [one.device_table_us if one.table_bytes >= threshold else one.snapshot_us for one in cases]
-        return sum(
-            math.log(us / min(one.snapshot_us, one.device_table_us)) for us, one in zip(chosen, cases, strict=True)
-        )
+        chosen = [one.other_us if one.table_bytes >= threshold else one.snapshot_us for one in cases]
+        return sum(math.log(us / min(one.snapshot_us, one.other_us)) for us, one in zip(chosen, cases, strict=True))
 
     never = max(one.table_bytes for one in cases) + 1
     return min(sorted({*(one.table_bytes for one in cases), never}), key=excess)
 
 
-def print_crossover(measured: list[tuple["Case", list[Row]]]) -> None:
-    """The value for kDeviceTableBytesMin in cpp/staging/offset_stager.cc, by layout and metric, at 3 % changed."""
+def print_crossovers(measured: list[tuple["Case", list[Row]]]) -> None:
+    """Values for k...BytesMin in cpp/staging/offset_stager.cc, by layout and metric, at 3 % changed."""
     usual = [(case, rows) for case, rows in measured if (case.changed, case.scattered) == USUAL]
-    for layout, planes in (("v1", 2), ("v2", 1)):
-        for metric in ("cpu_us", "gpu_us"):
-            cases = []
-            for case, rows in usual:
-                by_name = {row.manager: row.summary.median for row in rows if row.metric == metric}
-                size = case.pools * case.sequences * case.blocks * planes * 4
-                ways = (by_name[f"ours_{layout}_{mode}"] for mode in ("snapshot", "device_table"))
-                cases.append(Sized(size, *ways))
-            threshold = crossover(cases)
-            wins = sum(one.device_table_us < one.snapshot_us for one in cases)
-            print(
-                f"crossover {layout} {metric}: device table from {threshold} bytes on; it wins {wins} of {len(cases)}"
-            )
+    for mode in ("device_table", "early_copy"):
+        for layout, planes in (("v1", 2), ("v2", 1)):
+            for metric in ("cpu_us", "gpu_us"):
+                cases = []
+                for case, rows in usual:
+                    by_name = {row.manager: row.summary.median for row in rows if row.metric == metric}
+                    size = case.pools * case.sequences * case.blocks * planes * 4
+                    cases.append(Sized(size, *(by_name[f"ours_{layout}_{way}"] for way in ("snapshot", mode))))
+                wins = sum(one.other_us < one.snapshot_us for one in cases)
+                print(
+                    f"crossover {layout} {metric}: {mode} from {crossover(cases)} bytes on; "
+                    f"it wins {wins} of {len(cases)}"
+                )
 
 
 def print_targets(measured: list[tuple["Case", list[Row]]]) -> None:
@@ -191,7 +189,7 @@ def main() -> int:
         report("staging.csv", rows, options.results)
         measured.append((case, rows))
     print_targets(measured)
-    print_crossover(measured)
+    print_crossovers(measured)
     return 0
 
 

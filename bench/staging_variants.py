@@ -181,7 +181,9 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def ours(layout: str, mode: str, *, alone: bool = False) -> Callable[[native.Device, Case], Variant]:
+def ours(
+    layout: str, mode: str, *, alone: bool = False, lent: bool = False
+) -> Callable[[native.Device, Case], Variant]:
     def make(device: native.Device, case: Case) -> Variant:
         scales: dict[str, Any] = (
             {} if layout == "v1" else {"index_scales": [SCALE] * case.pools, "kv_offset": [V_OFFSET] * case.pools}
@@ -196,11 +198,17 @@ def ours(layout: str, mode: str, *, alone: bool = False) -> Callable[[native.Dev
                 mode=mode,
                 **scales,
             )
-        rows = np.arange(case.sequences)
+        rows = case.sequences if layout == "v1" else np.arange(case.sequences)
+
+        def ship(self: Variant) -> None:
+            if lent:
+                stager.settle()
+            stager.ship(self.dst, case.array, rows, lent=lent)
+
         variant = Variant(
-            f"ours_{layout}_{mode}{'_alone' if alone else ''}",
+            f"ours_{layout}_{mode}{'_alone' if alone else ''}{'_lent' if lent else ''}",
             case,
-            lambda self: stager.ship(self.dst, case.array, rows),
+            ship,
             layout=layout,
         )
         variant.close = stager.close
@@ -214,6 +222,7 @@ VARIANTS = (
     staged_v1,
     racy_v2,
     snapshot_event_v2,
-    *(ours(layout, mode) for layout in ("v1", "v2") for mode in ("snapshot", "device_table", "auto")),
+    *(ours(layout, mode) for layout in ("v1", "v2") for mode in ("snapshot", "device_table", "early_copy", "auto")),
+    ours("v1", "auto", lent=True),
     *(ours(layout, mode, alone=True) for layout in ("v1", "v2") for mode in ("snapshot", "device_table")),
 )

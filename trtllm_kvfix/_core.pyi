@@ -614,6 +614,9 @@ class StagerStats:
     def entries_changed(self) -> int: ...
 
     @property
+    def late_copies(self) -> int: ...
+
+    @property
     def ring_waits(self) -> int: ...
 
     @property
@@ -626,11 +629,22 @@ class NativeStager:
 
     def __init__(self, device: Device, *, layout: str, num_pools: int, rows_max: int, blocks_max: int, mode: str = 'auto', slots: int = 3, index_scales: Sequence[int] | None = None, kv_offset: Sequence[int] | None = None) -> None: ...
 
-    def ship(self, dst_address: int, dst_pool_stride: int, dst_rows: int, dst_blocks: int, table: numpy.typing.NDArray[Any], rows: Any, width: int | None = None, *, stream: int) -> None: ...
+    def settle(self) -> None:
+        """What was shipped as lent is the caller's again."""
 
     def stats(self) -> StagerStats: ...
 
     def close(self) -> None: ...
+
+class OffsetRoute:
+    """From one live table to one destination, which stay where they are."""
+
+    def __init__(self, stager: NativeStager, dst_address: int, dst_pool_stride: int, dst_rows: int, dst_blocks: int, table: numpy.typing.NDArray[Any]) -> None: ...
+
+    def ship(self, rows: Any, stream: int, width: int | None = None, lent: bool = False) -> None:
+        """
+        rows: numbers, or how many from the first on. lent: the table stays as it is until the stager has settled.
+        """
 
 class CopyEngine:
     """Block copies that are ordered against the streams that compute."""

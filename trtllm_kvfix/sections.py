@@ -69,7 +69,7 @@ class FixSettings(Section):
     """What a fix may be told besides on and off; each one gets it when its replacements are made."""
 
     staging_slots: int = Field(default=3, ge=2, le=64)  # of each ring: shipments that may be pending at once
-    staging_mode: Literal["auto", "snapshot", "device_table"] = "auto"
+    staging_mode: Literal["auto", "snapshot", "device_table", "early_copy"] = "auto"
 
 
 class Settings(Section):

@@ -4,16 +4,18 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/device_objects.h"
 #include "bindings/integers.h"
 #include "staging/copy_engine.h"
-#include "staging/offset_stager.h"
+#include "staging/offset_route.h"
 
 namespace nb = nanobind;
 
@@ -29,16 +31,23 @@ OffsetLayout layout_from(const std::string& name) {
     return name == "v1" ? OffsetLayout::v1 : OffsetLayout::v2;
 }
 
+constexpr std::pair<const char*, StagerMode> kModes[] = {{"auto", StagerMode::automatic},
+                                                         {"snapshot", StagerMode::snapshot},
+                                                         {"device_table", StagerMode::device_table},
+                                                         {"early_copy", StagerMode::early_copy}};
+
 StagerMode mode_from(const std::string& name) {
-    if (name != "auto" && name != "snapshot" && name != "device_table") {
-        throw std::invalid_argument("mode is '" + name + "'; it is 'auto', 'snapshot' or 'device_table'");
+    for (const auto& [known, mode] : kModes) {
+        if (name == known) {
+            return mode;
+        }
     }
-    return name == "auto"       ? StagerMode::automatic
-           : name == "snapshot" ? StagerMode::snapshot
-                                : StagerMode::device_table;
+    throw std::invalid_argument("mode is '" + name + "'; it is 'auto', 'snapshot', 'device_table' or 'early_copy'");
 }
 
-const char* mode_name(StagerMode mode) { return mode == StagerMode::device_table ? "device_table" : "snapshot"; }
+const char* mode_name(StagerMode mode) {
+    return std::ranges::find(kModes, mode, &std::pair<const char*, StagerMode>::second)->first;
+}
 
 using PerPool = std::optional<std::vector<std::int32_t>>;
 
@@ -88,20 +97,25 @@ HostTable host_table(const LiveTable& table) {
             .blocks = static_cast<std::uint32_t>(table.shape(3))};
 }
 
-// `table` is held by this frame, so its memory stays while the GIL is released.
-void ship(OffsetStager& self, std::uintptr_t dst_address, std::uint64_t dst_pool_stride, std::uint32_t dst_rows,
-          std::uint32_t dst_blocks, const LiveTable& table, nb::handle rows, std::optional<std::uint32_t> width,
-          std::uintptr_t stream) {
-    const auto row_numbers = read_integers<std::uint32_t>(rows, {"rows"});
-    const Shipment shipment{
-        .dst = {.data = reinterpret_cast<std::int32_t*>(dst_address),
-                .pool_stride = dst_pool_stride,
-                .blocks = dst_blocks},
-        .table = host_table(table),
-        .rows = row_numbers,
-        .width = width.value_or(static_cast<std::uint32_t>(std::min<std::size_t>(table.shape(3), dst_blocks))),
-        .stream = {stream}};
-    without_gil([&] { self.ship(shipment, dst_rows); });
+// Keeps neither end: who ships by it knows that they are there, and where they were.
+void init_route(OffsetRoute* self, OffsetStager& stager, std::uintptr_t dst_address, std::uint64_t dst_pool_stride,
+                std::uint32_t dst_rows, std::uint32_t dst_blocks, const LiveTable& table) {
+    const OffsetDestination dst{
+        .data = reinterpret_cast<std::int32_t*>(dst_address), .pool_stride = dst_pool_stride, .blocks = dst_blocks};
+    new (self) OffsetRoute(stager, dst, dst_rows, host_table(table));
+}
+
+// `rows`: numbers, or how many from the first on.
+void ship(const OffsetRoute& self, nb::handle rows, std::uintptr_t stream, std::optional<std::uint32_t> width,
+          bool lent) {
+    const OffsetRoute::Manner manner{.width = width.value_or(self.width_max()), .stream = {stream}, .lent = lent};
+    if (nb::isinstance<nb::int_>(rows)) {
+        const auto count = nb::cast<std::size_t>(rows);
+        without_gil([&] { self.ship_first(count, manner); });
+        return;
+    }
+    const auto numbers = read_integers<std::uint32_t>(rows, {"rows"});
+    without_gil([&] { self.ship(numbers, manner); });
 }
 
 TransferId submit(CopyEngine& self, nb::handle dst, nb::handle src, nb::handle nbytes,
@@ -128,6 +142,7 @@ void bind_staging(nb::module_& m) {
         .def_ro("ships", &StagerStats::ships)
         .def_ro("staged_bytes", &StagerStats::staged_bytes)
         .def_ro("entries_changed", &StagerStats::entries_changed)
+        .def_ro("late_copies", &StagerStats::late_copies)
         .def_ro("ring_waits", &StagerStats::ring_waits)
         .def_prop_ro("wait_us", [](const StagerStats& s) { return static_cast<double>(s.wait_ns) / 1e3; });
     nb::class_<OffsetStager>(m, "NativeStager",
@@ -135,12 +150,19 @@ void bind_staging(nb::module_& m) {
         .def("__init__", &init_stager, "device"_a, nb::kw_only(), "layout"_a, "num_pools"_a, "rows_max"_a,
              "blocks_max"_a, "mode"_a = "auto", "slots"_a = 3, "index_scales"_a = nb::none(),
              "kv_offset"_a = nb::none())
-        .def("ship", &ship, "dst_address"_a, "dst_pool_stride"_a, "dst_rows"_a, "dst_blocks"_a, "table"_a, "rows"_a,
-             "width"_a = nb::none(), nb::kw_only(), "stream"_a,
-             nb::sig("def ship(self, dst_address: int, dst_pool_stride: int, dst_rows: int, dst_blocks: int, "
-                     "table: numpy.typing.NDArray[Any], rows: Any, width: int | None = None, *, stream: int) -> None"))
+        .def("settle", &OffsetStager::settle, nb::call_guard<nb::gil_scoped_release>(),
+             "What was shipped as lent is the caller's again.")
         .def("stats", &OffsetStager::stats, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &OffsetStager::close, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<OffsetRoute>(m, "OffsetRoute", "From one live table to one destination, which stay where they are.")
+        .def("__init__", &init_route, nb::keep_alive<1, 2>(), "stager"_a, "dst_address"_a,
+             "dst_pool_stride"_a, "dst_rows"_a, "dst_blocks"_a, "table"_a,
+             nb::sig("def __init__(self, stager: NativeStager, dst_address: int, dst_pool_stride: int, dst_rows: int, "
+                     "dst_blocks: int, table: numpy.typing.NDArray[Any]) -> None"))
+        .def("ship", &ship, "rows"_a, "stream"_a, "width"_a = nb::none(), "lent"_a = false,
+             nb::sig("def ship(self, rows: Any, stream: int, width: int | None = None, lent: bool = False) -> None"),
+             "rows: numbers, or how many from the first on. lent: the table stays as it is until the stager has "
+             "settled.");
     nb::class_<CopyEngine>(m, "CopyEngine", "Block copies that are ordered against the streams that compute.")
         .def(nb::init<std::shared_ptr<Device>, std::size_t>(), "device"_a, nb::kw_only(), "transfers_max"_a = 64)
         .def("submit", &submit, "dst"_a, "src"_a, "nbytes"_a, nb::kw_only(), "after"_a = nb::none(),

@@ -1,9 +1,11 @@
 // One iteration's block offsets on their way to the device.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "device/device.h"
@@ -29,6 +31,7 @@ struct HostTable {
     const std::int32_t* row(std::uint32_t pool, std::uint32_t row, std::uint32_t plane) const {
         return data + pool * pool_stride + row * row_stride + plane * plane_stride;
     }
+    bool operator==(const HostTable&) const = default;
 };
 
 struct Shipment {
@@ -37,6 +40,7 @@ struct Shipment {
     std::span<const std::uint32_t> rows;  // of the table; row i goes to row i of the destination
     std::uint32_t width = 0;              // blocks per row that matter
     StreamHandle stream;
+    bool lent = false;  // the caller leaves the table alone until settle()
 };
 
 struct StagerConfig {
@@ -47,6 +51,7 @@ struct StagerConfig {
     std::uint32_t slots = 3;
     PageScale scale{};                           // of v2
     std::shared_ptr<WorkerTeam> team = nullptr;  // helps with what is large; null: the caller works alone
+    std::optional<std::chrono::nanoseconds> late_after = std::nullopt;  // of an early copy; by default its size tells
 
     std::size_t elements_max() const { return std::size_t{num_pools} * rows_max * planes_of(layout) * blocks_max; }
 };

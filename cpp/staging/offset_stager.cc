@@ -12,6 +12,11 @@ namespace {
 // Tables from this size on are kept on the device: where bench_staging.py, which prints it, sees the CPU time of the two ways
 // cross (rows ours_*_snapshot and ours_*_device_table of bench/results/staging.csv).
 constexpr std::size_t kDeviceTableBytesMin = 1048576;  // 1 MiB
+// Where a copy engine works beside the CPU: shipments from these sizes on are worth an early copy (rows ours_*_early_copy and
+// ours_v1_auto_lent), of tables up to what the buffers on the device are worth, one for each slot.
+constexpr std::size_t kLentBytesMin = 65536;           // 64 KiB, with nobody waiting for the copy
+constexpr std::size_t kEarlyCopyBytesMin = 262144;     // 256 KiB
+constexpr std::size_t kEarlyTableBytesMax = 16777216;  // 16 MiB
 
 // `why` makes the text, and only when it is needed: a ship checks every row.
 template <class Why>
@@ -43,30 +48,48 @@ StagerConfig with_team(StagerConfig config) {
 }
 
 StagerMode resolve(const Device& device, const StagerConfig& config, StagerMode mode) {
-    if (mode == StagerMode::device_table) {
+    if (mode == StagerMode::device_table || mode == StagerMode::early_copy) {
         require(device.has_kernels(), [&] {
-            return "mode device_table needs kernels, and " + device.name() +
+            return std::string(mode == StagerMode::early_copy ? "mode early_copy" : "mode device_table") +
+                   " needs kernels, and " + device.name() +
                    " has none: the package was built without a CUDA compiler, or for other GPUs";
         });
     }
     if (mode != StagerMode::automatic) {
         return mode;
     }
-    const bool large = config.elements_max() * sizeof(std::int32_t) >= kDeviceTableBytesMin;
-    return large && device.has_kernels() ? StagerMode::device_table : StagerMode::snapshot;
+    const std::size_t bytes = config.elements_max() * sizeof(std::int32_t);
+    if (!device.has_kernels()) {
+        return StagerMode::snapshot;
+    }
+    if (!device.simulated() && bytes >= kLentBytesMin && bytes <= kEarlyTableBytesMax) {
+        return StagerMode::early_copy;
+    }
+    return bytes >= kDeviceTableBytesMin ? StagerMode::device_table : StagerMode::snapshot;
+}
+
+std::size_t bytes_of(const Shipment& shipment, OffsetLayout layout) {
+    return shipment.rows.size() * shipment.table.pools * planes_of(layout) * shipment.width * sizeof(std::int32_t);
 }
 
 }  // namespace
 
 OffsetStager::OffsetStager(std::shared_ptr<Device> device, const StagerConfig& config, StagerMode mode)
     : config_(checked(config)), mode_(resolve(*device, config, mode)) {
+    if (mode == StagerMode::automatic) {
+        early_from_ = {.lent = kLentBytesMin, .awaited = kEarlyCopyBytesMin};
+    }
     if (mode_ == StagerMode::device_table) {
         device_table_ = std::make_unique<DeviceTableStager>(std::move(device), with_team(config));
-        ring_counters_ = device_table_->ring_counters();
-    } else {
-        snapshot_ = std::make_unique<SnapshotStager>(std::move(device), with_team(config));
-        ring_counters_ = snapshot_->ring_counters();
+        ring_counters_.push_back(device_table_->ring_counters());
+        return;
     }
+    if (mode_ == StagerMode::early_copy) {
+        early_ = std::make_unique<EarlyCopyStager>(device, config);
+        ring_counters_.push_back(early_->ring_counters());
+    }
+    snapshot_ = std::make_unique<SnapshotStager>(std::move(device), with_team(config));
+    ring_counters_.push_back(snapshot_->ring_counters());
 }
 
 void OffsetStager::check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const {
@@ -101,6 +124,9 @@ void OffsetStager::ship(const Shipment& shipment, std::uint32_t dst_rows) {
     if (shipment.rows.empty() || shipment.width == 0) {
         return;
     }
+    if (early_ != nullptr && ship_early(shipment)) {
+        return;
+    }
     if (snapshot_ != nullptr) {
         staged_bytes_ += snapshot_->ship(shipment);
         return;
@@ -110,12 +136,36 @@ void OffsetStager::ship(const Shipment& shipment, std::uint32_t dst_rows) {
     entries_changed_ += shipped.entries;
 }
 
+bool OffsetStager::ship_early(const Shipment& shipment) {
+    if (bytes_of(shipment, config_.layout) < (shipment.lent ? early_from_.lent : early_from_.awaited)) {
+        return false;
+    }
+    const std::uint64_t bytes = early_->ship(shipment);
+    staged_bytes_ += bytes;
+    late_copies_ = early_->late();
+    return bytes != 0;
+}
+
+void OffsetStager::settle() {
+    const std::lock_guard guard(mutex_);
+    if (early_ != nullptr) {
+        early_->settle();
+        late_copies_ = early_->late();
+    }
+}
+
 StagerStats OffsetStager::stats() const {
-    const RingStats ring = ring_counters_->read();
+    RingStats ring;
+    for (const auto& counters : ring_counters_) {
+        const RingStats one = counters->read();
+        ring.waits += one.waits;
+        ring.wait_ns += one.wait_ns;
+    }
     return {.mode = mode_,
             .ships = ships_,
             .staged_bytes = staged_bytes_,
             .entries_changed = entries_changed_,
+            .late_copies = late_copies_,
             .ring_waits = ring.waits,
             .wait_ns = ring.wait_ns};
 }
@@ -123,8 +173,12 @@ StagerStats OffsetStager::stats() const {
 void OffsetStager::close() {
     const std::lock_guard guard(mutex_);
     // Taken out first: closed is closed, even if something pending has failed.
+    const auto early = std::move(early_);
     const auto snapshot = std::move(snapshot_);
     const auto device_table = std::move(device_table_);
+    if (early != nullptr) {
+        early->drain();
+    }
     if (snapshot != nullptr) {
         snapshot->drain();
     }

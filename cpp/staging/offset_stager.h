@@ -1,5 +1,5 @@
-// Ships block offsets so that the caller may overwrite everything it passed as soon as ship() returns. One lock per stager: ships
-// may come from any thread, on any stream.
+// Ships block offsets so that the caller may overwrite everything it passed as soon as ship() returns, or, if it lent the table,
+// as soon as settle() does. One lock per stager: ships may come from any thread, on any stream.
 #pragma once
 
 #include <atomic>
@@ -7,20 +7,23 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "staging/device_table_stager.h"
+#include "staging/early_copy_stager.h"
 #include "staging/offset_shipment.h"
 #include "staging/snapshot_stager.h"
 
 namespace kvfix {
 
-enum class StagerMode : std::uint8_t { automatic, snapshot, device_table };
+enum class StagerMode : std::uint8_t { automatic, snapshot, device_table, early_copy };
 
 struct StagerStats {
     StagerMode mode = StagerMode::snapshot;  // the one in use
     std::uint64_t ships = 0;
     std::uint64_t staged_bytes = 0;
     std::uint64_t entries_changed = 0;  // of device_table
+    std::uint64_t late_copies = 0;      // of early_copy: the shipment went as a snapshot, or settle() waited
     std::uint64_t ring_waits = 0;
     std::uint64_t wait_ns = 0;
 };
@@ -31,6 +34,8 @@ class OffsetStager {
 
     // Throws std::invalid_argument, with nothing shipped, when the shipment does not fit the configuration or its own table.
     void ship(const Shipment& shipment, std::uint32_t dst_rows);
+    // What was shipped as lent is the caller's again.
+    void settle();
     // Takes no lock: answers while a ship waits for a slot. The counts are of moments close to each other, not of one.
     StagerStats stats() const;
     // Waits for what is pending and gives the memory back; throws if any of it failed, closed all the same. Later ships throw.
@@ -41,16 +46,25 @@ class OffsetStager {
 
   private:
     void check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const;
+    bool ship_early(const Shipment& shipment);
+
+    // Smaller shipments go as snapshots; none where early copies were asked for.
+    struct EarlyFrom {
+        std::size_t lent = 0, awaited = 0;  // bytes
+    };
 
     const StagerConfig config_;  // as given: `team` may be null
     const StagerMode mode_;      // the one in use
-    std::mutex mutex_;           // guards the two stagers, of which there is one until close()
+    EarlyFrom early_from_;
+    std::mutex mutex_;  // guards the stagers, of which there is one until close(), and an early one beside snapshots
+    std::unique_ptr<EarlyCopyStager> early_;
     std::unique_ptr<SnapshotStager> snapshot_;
     std::unique_ptr<DeviceTableStager> device_table_;
-    std::shared_ptr<const RingCounters> ring_counters_;  // never replaced
+    std::vector<std::shared_ptr<const RingCounters>> ring_counters_;  // never replaced
     std::atomic<std::uint64_t> ships_ = 0;
     std::atomic<std::uint64_t> staged_bytes_ = 0;
     std::atomic<std::uint64_t> entries_changed_ = 0;
+    std::atomic<std::uint64_t> late_copies_ = 0;
 };
 
 }  // namespace kvfix

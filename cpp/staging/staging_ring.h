@@ -57,6 +57,7 @@ class StagingSlot {
 
     void* data() const;
     std::size_t bytes() const;
+    std::size_t index() const { return index_; }  // below the ring's number of slots
     // For copies, and for kernels. From here on the device may read the slot: on this stream, and on no other.
     std::uintptr_t lend(StreamHandle stream);
     std::uintptr_t lend_to_kernels(StreamHandle stream);

@@ -51,7 +51,7 @@ def scramble(rng: np.random.Generator, table: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("layout", ["v1", "v2"])
-@pytest.mark.parametrize("mode", ["snapshot", "device_table", "auto"])
+@pytest.mark.parametrize("mode", ["snapshot", "device_table", "early_copy", "auto"])
 @pytest.mark.parametrize("blocks", [64, 37, 1])
 def test_overwriting_after_every_ship_changes_nothing(
     device: native.Device, layout: str, mode: str, blocks: int
@@ -121,7 +121,7 @@ def test_several_stagers_on_several_streams(device: native.Device) -> None:
     streams = [torch.cuda.Stream() for _ in range(3)]
     tables = [torch.zeros((2, 16, 2, 32), dtype=torch.int32, pin_memory=True) for _ in streams]
     destinations = [torch.zeros((2, 16, 2, 32), dtype=torch.int32, device="cuda") for _ in streams]
-    modes = ["snapshot", "device_table", "device_table"]
+    modes = ["snapshot", "device_table", "early_copy"]
     staging = [stager(device, "v1", mode, 16, 32) for mode in modes]
     torch.cuda.synchronize()
     for value in range(200):

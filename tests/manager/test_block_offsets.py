@@ -144,3 +144,26 @@ def test_the_limit_is_the_stagers_own() -> None:
     stager(stagers.POOLS_MAX).close()
     with pytest.raises(ValueError, match="num_pools"):
         stager(stagers.POOLS_MAX + 1)
+
+
+def test_a_table_that_was_lent_is_settled_before_it_is_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interleaving that corrupts needs a copy engine that is busy, so the order of calls is looked at."""
+    order: list[str] = []
+
+    def noting(what: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            order.append(what if kwargs.get("lent", True) else "ship for good")
+            return method(*args, **kwargs)
+
+        return noted
+
+    monkeypatch.setattr(OffsetStager, "ship", noting("ship", OffsetStager.ship))
+    monkeypatch.setattr(OffsetStager, "settle", noting("settle", OffsetStager.settle))
+    with standing_in("C"), applied(["staged-offsets-v1"]):
+        server = Server({})
+        bound = type(server.manager.impl)
+        monkeypatch.setattr(bound, "copy_batch_block_offsets", noting("fill", bound.copy_batch_block_offsets))
+        server.serve(server.workload(3))
+    steps = "-".join(order).split("settle")
+    assert len(steps) > 3 and steps[0] == ""
+    assert all(step.strip("-").replace("fill-", "") == "ship" for step in steps[1:]), steps

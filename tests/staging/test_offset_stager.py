@@ -5,6 +5,7 @@ device read the caller's memory fails here every time.
 """
 
 import threading
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,7 +23,7 @@ SCALES, OFFSETS = [2, 6], [1, 3]
 UNTOUCHED = -7
 ROWS, BLOCKS, SLOTS = 6, 13, 3
 LAYOUTS = ["v1", "v2"]
-MODES = ["snapshot", "device_table", "auto"]
+MODES = ["snapshot", "device_table", "early_copy", "auto"]
 
 
 class Bench:
@@ -114,7 +115,75 @@ def test_the_row_numbers_may_be_overwritten_too(bench: Bench) -> None:
     np.testing.assert_array_equal(bench.arrived(), bench.expected)
 
 
-def test_a_ring_that_is_full_waits_for_the_oldest_and_counts_it(bench: Bench) -> None:
+def test_rows_may_be_a_number_of_them(bench: Bench) -> None:
+    bench.table[...] = np.arange(bench.table.size).reshape(bench.table.shape)
+    bench.ship([0, 1, 2])
+    np.testing.assert_array_equal(bench.arrived(), bench.expected)
+    bench.table += 1
+    bench.stager.ship(bench.dst, bench.table, 4, stream=bench.stream)
+    bench.ship([0, 1, 2, 3])
+    np.testing.assert_array_equal(bench.arrived(), bench.expected)
+    with pytest.raises(ValueError, match="7 rows of a table of 6"):
+        bench.stager.ship(bench.dst, bench.table, 7, stream=bench.stream)
+
+
+def test_what_was_lent_is_the_callers_again_once_it_is_settled(bench: Bench) -> None:
+    for value in range(20):
+        bench.table[...] = value
+        bench.stager.ship(bench.dst, bench.table, ROWS, stream=bench.stream, lent=True)
+        bench.stager.settle()
+        bench.table[...] = 123456
+        arrived = bench.arrived()[:, :, 0]
+        assert (arrived == (value if bench.layout == "v1" else value * np.array(SCALES)[:, None, None])).all()
+
+
+class MovingTable:
+    """A CPU tensor as far as a stager looks at one; its memory may be replaced under it."""
+
+    def __init__(self, array: Table) -> None:
+        self.array = array
+
+    def numpy(self) -> Table:
+        return self.array
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
+
+
+def test_a_table_that_moves_or_changes_is_found_where_it_is(bench: Bench) -> None:
+    table = MovingTable(bench.table)
+    first, second = bench.table, np.full_like(bench.table, 7)
+    for array in (first, second, first):
+        table.array = bench.table = array
+        bench.table += 1
+        bench.stager.ship(bench.dst, table, range(ROWS), stream=bench.stream)
+        bench.ship(list(range(ROWS)))  # says what is expected, and goes another way
+        np.testing.assert_array_equal(bench.arrived(), bench.expected)
+
+
+def test_each_destination_gets_its_own(bench: Bench) -> None:
+    other = bench.device.empty(bench.dst.shape, "int32")
+    bench.device.upload(other, bench.expected, bench.stream)
+    bench.table[...] = 1
+    bench.ship([0])
+    bench.table[...] = 2
+    bench.stager.ship(other, bench.table, [0], stream=bench.stream)
+    np.testing.assert_array_equal(bench.arrived(), bench.expected)
+    assert not np.array_equal(bench.device.download(other, bench.stream), bench.expected)
+
+
+def test_a_stager_keeps_no_table(bench: Bench) -> None:
+    table = MovingTable(bench.table)
+    bench.stager.ship(bench.dst, table, range(ROWS), stream=bench.stream)
+    gone = weakref.ref(table)
+    del table
+    assert gone() is None
+
+
+@pytest.mark.parametrize("mode", ["snapshot", "device_table"])  # an early copy that is late goes through another ring
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_ring_that_is_full_waits_for_the_oldest_and_counts_it(layout: str, mode: str) -> None:
+    bench = Bench(layout, mode)
     everything = list(range(ROWS))
     bench.hold()
     for value in range(SLOTS):

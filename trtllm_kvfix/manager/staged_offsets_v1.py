@@ -10,8 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from trtllm_kvfix.manager.stagers import Stagers, is_too_wide, memory_of, v1
 
 WORD_BYTES = 4
@@ -32,16 +30,16 @@ class StagedDestination:
     from one thread at a time, as upstream's do.
     """
 
-    def __init__(self, tensor: Any, table: Any, stagers: Stagers) -> None:
+    def __init__(self, tensor: Any, table: Any, stagers: Stagers, *, lends: bool = False) -> None:
         self.tensor = tensor
         self.table = table
         self.stagers = stagers
+        self._lends = lends  # whoever fills the table calls `begin` first
         self._memory = memory_of(tensor)
         self._array = table.numpy()
         self._pools, rows, planes, blocks = table.shape
         self._pool_bytes = rows * planes * blocks * WORD_BYTES
         self._address = table.data_ptr()
-        self._rows = np.arange(rows)
         self._stager = None if is_too_wide(table) else stagers.of(table, v1)
         self._parts: list[_Part] = []  # what has been copied and not been shipped
 
@@ -56,7 +54,7 @@ class StagedDestination:
         offset = source.data_ptr() - self._address
         if offset == 0 and self._pools == 1 and self._stager is not None and _is_plain(index):
             rows = index[1].stop  # the usual case, without more ado
-            self._stager.ship(self._memory, self._array, self._rows[:rows])
+            self._stager.ship(self._memory, self._array, rows, lent=self._lends)
             return
         is_live = 0 <= offset < self._pools * self._pool_bytes
         parts = self._recognised(index, offset) if is_live else []
@@ -68,7 +66,9 @@ class StagedDestination:
             self.flush()
 
     def begin(self) -> None:
-        """Forget what a call that failed left behind."""
+        """Before the table is filled: nothing reads it any more. Forget what a call that failed left behind."""
+        if self._lends and self._stager is not None:
+            self._stager.settle()
         if self._parts:
             self._parts.clear()
 
@@ -80,7 +80,7 @@ class StagedDestination:
         _, rows, width = parts[0]
         in_order = len(parts) == self._pools and all(part == (i, rows, width) for i, part in enumerate(parts))
         if self._stager is not None and in_order:
-            self._stager.ship(self._memory, self._array, self._rows[:rows], width=width)
+            self._stager.ship(self._memory, self._array, rows, width=width, lent=self._lends)
             return
         for pool, rows, width in parts:
             index = (pool, slice(None, rows), slice(None), slice(None, width))
@@ -135,20 +135,23 @@ class _Selection:
 SHIPPED_TO = "_kvfix_shipped_to"
 
 
-def _destination(owner: Any, tensor: Any, table: Any, stagers: Stagers) -> StagedDestination:
+def _destination(owner: Any, tensor: Any, table: Any, stagers: Stagers, *, lends: bool) -> StagedDestination:
     known: dict[int, StagedDestination] = vars(owner).setdefault(SHIPPED_TO, {})
     found = known.get(id(tensor))
     if found is None or found.tensor is not tensor or found.table is not table or found.stagers is not stagers:
-        found = known[id(tensor)] = StagedDestination(tensor, table, stagers)
+        found = known[id(tensor)] = StagedDestination(tensor, table, stagers, lends=lends)
     found.begin()
     return found
 
 
 def staged_copy(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
-    """`copy_batch_block_offsets` of a manager that owns its table. What follows `dst_tensor` is upstream's business."""
+    """`copy_batch_block_offsets` of a manager that owns its table. What follows `dst_tensor` is upstream's business.
+
+    Nobody but this method fills the table, so it is lent to the copy until the method is called again.
+    """
 
     def copy_batch_block_offsets(self: Any, dst_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        destination = _destination(self, dst_tensor, self.host_kv_cache_block_offsets, stagers)
+        destination = _destination(self, dst_tensor, self.host_kv_cache_block_offsets, stagers, lends=True)
         result = original(self, destination, *args, **kwargs)
         destination.flush()
         return result
@@ -164,7 +167,7 @@ def staged_prepare(stagers: Stagers, original: Callable[..., Any]) -> Callable[.
         table = getattr(self, "host_kv_cache_block_offsets", None)
         if tensor is None or table is None:
             return original(self, *args, **kwargs)
-        destination = _destination(self, tensor, table, stagers)
+        destination = _destination(self, tensor, table, stagers, lends=False)
         self.kv_cache_block_offsets = destination
         try:
             result = original(self, *args, **kwargs)

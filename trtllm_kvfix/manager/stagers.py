@@ -82,8 +82,8 @@ class Stagers:
 
     def _count(self, key: int, stager: OffsetStager) -> None:
         stats = stager.stats()
-        now = (stats.ships, stats.staged_bytes, stats.ring_waits, stats.wait_us / 1e6)
-        before = self._counted.get(key, (0.0, 0.0, 0.0, 0.0))
+        now = (stats.ships, stats.staged_bytes, stats.ring_waits, stats.wait_us / 1e6, stats.late_copies)
+        before = self._counted.get(key, (0.0,) * len(_COUNTERS))
         for counter, new, old in zip(_COUNTERS, now, before, strict=True):
             counter.add(new - old)
         self._counted[key] = now
@@ -94,6 +94,7 @@ _COUNTERS = (
     counters.staged_bytes,
     counters.ring_waits,
     counters.ring_wait_seconds,
+    counters.late_copies,
 )
 
 

@@ -43,6 +43,7 @@ staged_bytes = Counter("staged_bytes", "Bytes of block offsets that were staged 
 staged_shipments = Counter("staged_shipments", "Times that block offsets were shipped to the device")
 ring_waits = Counter("ring_waits", "Shipments that waited for a slot because every slot was pending")
 ring_wait_seconds = Counter("ring_wait_seconds", "Seconds that shipments waited for a slot")
+late_copies = Counter("late_copies", "Early copies that others kept waiting for the GPU's copy engine")
 fence_waits = Counter("fence_waits", "Times that scheduling waited for the input copies of the last step")
 fence_wait_seconds = Counter("fence_wait_seconds", "Seconds that scheduling waited for input copies")
 reused_tokens = Counter("reused_tokens", "Prompt tokens that admission found in the cache")

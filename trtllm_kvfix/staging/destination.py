@@ -25,9 +25,9 @@ class Destination:
             raise TypeError(f"dst is {type(dst).__name__}; expected a CUDA tensor or a native DeviceArray")
         return _of_tensor(dst, device)
 
-    def describes(self, dst: Any) -> bool:
-        """Whether this was made of the same tensor, still at the same place."""
-        return self.tensor is dst and bool(dst.data_ptr() == self.address)
+    def is_at_its_place(self) -> bool:
+        """Memory of our own always is; a tensor may have been given other memory."""
+        return self.tensor is None or bool(self.tensor.data_ptr() == self.address)
 
     def current_stream(self) -> int:
         return current_place().stream if self.tensor is None else stream_of_torch()(self.device_index)

@@ -8,6 +8,7 @@ The work is done natively (cpp/staging); this class turns tensors and arrays int
 fit.
 """
 
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,33 @@ import numpy.typing as npt
 
 from trtllm_kvfix import native
 from trtllm_kvfix.staging.destination import Destination
+
+
+class _Route:
+    """Where the last ship went, and from where: usually the next one goes the same way.
+
+    It does not keep the table, whose owner may let it go at any time; `leads` finds out whether it is still there.
+    """
+
+    def __init__(self, stager: native.NativeStager, device: native.Device, dst: Any, table: Any) -> None:
+        self._table = weakref.ref(table)
+        self._table_address = table.data_ptr() if hasattr(table, "data_ptr") else 0  # an array stays where it is
+        self._target = target = Destination.of(dst, device)
+        self._dst = dst
+        self.current_stream = target.current_stream
+        self.ship = native.OffsetRoute(
+            stager, target.address, target.pool_stride, target.rows, target.blocks, _host_array(table)
+        ).ship
+
+    def leads(self, table: Any, dst: Any) -> bool:
+        """From the same table to the same destination, both still at the same place."""
+        same: Any = self._table()
+        return (
+            same is table
+            and self._dst is dst
+            and (self._table_address == 0 or bool(table.data_ptr() == self._table_address))
+            and self._target.is_at_its_place()
+        )
 
 
 class OffsetStager:
@@ -36,7 +64,7 @@ class OffsetStager:
         kv_offset: Sequence[int] | None = None,
     ) -> None:
         self.device = native.open_device(device) if isinstance(device, str) else device
-        self._target: Destination | None = None  # of the last ship
+        self._route: _Route | None = None  # of the last ship
         self._native = native.NativeStager(
             self.device,
             layout=layout,
@@ -49,25 +77,32 @@ class OffsetStager:
             kv_offset=None if kv_offset is None else [int(offset) for offset in kv_offset],
         )
 
-    def ship(self, dst: Any, table: Any, rows: Any, *, width: int | None = None, stream: int | None = None) -> None:
+    def ship(
+        self,
+        dst: Any,
+        table: Any,
+        rows: Any,
+        *,
+        width: int | None = None,
+        stream: int | None = None,
+        lent: bool = False,
+    ) -> None:
         """Row `rows[i]` of `table` goes to row i of `dst`; the rest of `dst` stays untouched.
 
         dst: a CUDA tensor or a native DeviceArray, int32 (pools, n_max, 2, blocks). table: the live host table, a numpy
-        array or a CPU tensor of the same kind. stream: a handle; by default the current stream of the tensor's device.
+        array or a CPU tensor of the same kind. rows: numbers, or how many from the first on. stream: a handle; by
+        default the current stream of the tensor's device. lent: nobody writes the table before `settle` returns, so
+        that this call need not see to it that it is read.
         """
-        target = self._target
-        if target is None or not target.describes(dst):
-            target = self._target = Destination.of(dst, self.device)
-        self._native.ship(
-            target.address,
-            target.pool_stride,
-            target.rows,
-            target.blocks,
-            _host_array(table),
-            _row_numbers(rows),
-            width,
-            stream=target.current_stream() if stream is None else stream,
-        )
+        route = self._route
+        if route is None or not route.leads(table, dst):
+            route = self._route = _Route(self._native, self.device, dst, table)
+        numbers = rows if type(rows) is int else _row_numbers(rows)
+        route.ship(numbers, route.current_stream() if stream is None else stream, width, lent)
+
+    def settle(self) -> None:
+        """What was shipped as lent is the caller's again."""
+        self._native.settle()
 
     def stats(self) -> native.StagerStats:
         return self._native.stats()

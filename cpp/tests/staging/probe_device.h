@@ -33,6 +33,7 @@ class ProbeDevice final : public Device {
         }
         closed_.clear();
     }
+    StreamHandle newest_stream() const { return newest_stream_; }
     // How often an event was recorded while its last record was pending.
     std::uint64_t events_shared() const { return events_shared_; }
 
@@ -40,7 +41,7 @@ class ProbeDevice final : public Device {
     bool simulated() const override { return true; }
     bool has_kernels() const override { return kernels_; }
     bool has_batched_copy() const override { return true; }
-    StreamHandle create_stream() override { return sim_.create_stream(); }
+    StreamHandle create_stream() override { return newest_stream_ = sim_.create_stream(); }
     void destroy_stream(StreamHandle stream) override { sim_.destroy_stream(stream); }
     void synchronize(StreamHandle stream) override {
         step(at_synchronize_);
@@ -119,6 +120,7 @@ class ProbeDevice final : public Device {
     std::atomic<std::uint64_t> launches_until_refusal_ = 0;
     std::atomic<std::uint64_t> events_shared_ = 0;
     bool kernels_ = true;
+    StreamHandle newest_stream_;
 };
 
 }  // namespace kvfix

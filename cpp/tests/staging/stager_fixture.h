@@ -48,7 +48,8 @@ class StagerTest : public StagingTest {
                                     .blocks_max = size.blocks,
                                     .slots = slots,
                                     .scale = scale,
-                                    .team = team},
+                                    .team = team,
+                                    .late_after = late_after},
                        of.mode);
     }
     Target target() { return target(stream); }
@@ -99,6 +100,7 @@ class StagerTest : public StagingTest {
     OffsetLayout layout = OffsetLayout::v1;
     Words table;
     std::shared_ptr<WorkerTeam> team;  // of the next stager; null: what it takes by itself
+    std::optional<std::chrono::nanoseconds> late_after = std::chrono::minutes(1);  // of the next stager: never
     std::optional<OffsetStager> stager;
 };
 

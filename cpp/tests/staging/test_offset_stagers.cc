@@ -116,10 +116,14 @@ INSTANTIATE_TEST_SUITE_P(Stagers, EveryStager,
                                            Case{OffsetLayout::v2, StagerMode::snapshot},
                                            Case{OffsetLayout::v2, StagerMode::snapshot, false},
                                            Case{OffsetLayout::v1, StagerMode::device_table},
-                                           Case{OffsetLayout::v2, StagerMode::device_table}),
+                                           Case{OffsetLayout::v2, StagerMode::device_table},
+                                           Case{OffsetLayout::v1, StagerMode::early_copy},
+                                           Case{OffsetLayout::v2, StagerMode::early_copy}),
                          [](const auto& named) {
                              return std::string(named.param.layout == OffsetLayout::v1 ? "V1" : "V2") +
-                                    (named.param.mode == StagerMode::snapshot ? "Snapshot" : "DeviceTable") +
+                                    (named.param.mode == StagerMode::snapshot       ? "Snapshot"
+                                     : named.param.mode == StagerMode::device_table ? "DeviceTable"
+                                                                                    : "EarlyCopy") +
                                     (named.param.kernels ? "" : "WithoutKernels");
                          });
 

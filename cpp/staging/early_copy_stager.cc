@@ -1,0 +1,174 @@
+#include "staging/early_copy_stager.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+namespace kvfix {
+namespace {
+
+using std::chrono::nanoseconds;
+using std::chrono::steady_clock;
+
+// Shipments that take the other way after a copy was late: somebody moves blocks over the same engine, for longer than one of ours.
+constexpr std::uint32_t kDetour = 64;
+// A range that holds so many times the rows of the batch is not worth bringing over.
+constexpr std::size_t kRangeFactorMax = 4;
+
+// Several times what an idle engine takes, and still less than reading the rows from memory and waiting for that.
+nanoseconds usual_limit(std::size_t bytes) { return std::chrono::microseconds(100) + nanoseconds(bytes / 10); }
+
+std::size_t extent_bytes(const HostTable& table) {
+    const std::size_t elements =
+        (table.pools - 1) * table.pool_stride + (table.rows - 1) * table.row_stride + table.plane_stride + table.blocks;
+    return elements * sizeof(std::int32_t);
+}
+
+}  // namespace
+
+EarlyCopyStager::EarlyCopyStager(std::shared_ptr<Device> device, const StagerConfig& config)
+    : device_(std::move(device)),
+      config_(config),
+      copies_(device_->create_stream()),
+      ring_(device_, config.slots, std::size_t{config.rows_max} * sizeof(std::uint32_t)) {
+    for (std::uint32_t slot = 0; slot < config.slots; ++slot) {
+        buffers_.emplace_back(device_, config.elements_max() * sizeof(std::int32_t));
+    }
+}
+
+EarlyCopyStager::~EarlyCopyStager() {
+    try {
+        device_->destroy_stream(copies_);  // waits for it
+    } catch (const DeviceError&) {         // the memory says itself whether it can be given back
+    }
+}
+
+std::uint64_t EarlyCopyStager::ship(const Shipment& shipment) {
+    const auto [low, high] = std::ranges::minmax(shipment.rows);
+    const Range range{low, high - low + 1};
+    if (broken_ || !fits(shipment.table) || range.rows > kRangeFactorMax * shipment.rows.size()) {
+        return 0;
+    }
+    if (detour_ != 0) {
+        --detour_;
+        return 0;
+    }
+    StagingSlot slot = ring_.take();
+    Buffer& buffer = buffers_[slot.index()];
+    const std::size_t bytes = std::size_t{shipment.table.pools} * range.rows * planes_of(config_.layout) *
+                              shipment.width * sizeof(std::int32_t);
+    try {
+        if (!buffer.copied.passed()) {
+            return 0;  // it was late, and still is
+        }
+        copy(shipment, range, buffer);
+        buffer.copied.raise(copies_);
+        if (!shipment.lent && !arrives(buffer.copied, bytes)) {
+            count_late();
+            return 0;
+        }
+    } catch (const DeviceError&) {
+        broken_ = true;
+        return 0;
+    }
+    if (shipment.lent) {
+        lent_ = &buffer.copied;
+        device_->make_wait(shipment.stream, buffer.copied.event());
+    }
+    gather(shipment, range, buffer, std::move(slot));
+    return bytes;
+}
+
+void EarlyCopyStager::settle() {
+    if (lent_ == nullptr) {
+        return;
+    }
+    Fence& copied = *std::exchange(lent_, nullptr);
+    if (copied.passed()) {
+        return;
+    }
+    count_late();
+    copied.wait();
+}
+
+void EarlyCopyStager::drain() {
+    settle();
+    ring_.drain();
+    device_->synchronize(copies_);
+}
+
+// Asked of the device once for a table that stays where it is.
+bool EarlyCopyStager::fits(const HostTable& table) {
+    if (table != judged_) {
+        judged_fit_ = table.row_stride == 2 * table.plane_stride && is_pinned(table);
+        judged_ = table;
+    }
+    return judged_fit_;
+}
+
+bool EarlyCopyStager::is_pinned(const HostTable& table) const {
+    auto* const first = reinterpret_cast<char*>(const_cast<std::int32_t*>(table.data));
+    try {
+        device_->device_address(first);
+        device_->device_address(first + extent_bytes(table) - 1);
+        return true;
+    } catch (const DeviceError&) {
+        return false;
+    }
+}
+
+// Of a row, both planes of v1 are lines of the same distance; of v2 only the first one travels.
+void EarlyCopyStager::copy(const Shipment& shipment, Range range, const Buffer& buffer) {
+    const HostTable& table = shipment.table;
+    const std::uint32_t planes = planes_of(config_.layout);
+    const std::size_t line_bytes = std::size_t{shipment.width} * sizeof(std::int32_t);
+    const std::size_t distance = (planes == 2 ? table.plane_stride : table.row_stride) * sizeof(std::int32_t);
+    const std::size_t lines = std::size_t{range.rows} * planes;
+    const bool in_one_piece = distance == line_bytes;
+    for (std::uint32_t pool = 0; pool < table.pools; ++pool) {
+        device_->copy_rows({.dst = buffer.memory.address() + pool * lines * line_bytes,
+                            .dst_pitch = in_one_piece ? lines * line_bytes : line_bytes,
+                            .src = reinterpret_cast<std::uintptr_t>(table.row(pool, range.first, 0)),
+                            .src_pitch = in_one_piece ? lines * line_bytes : distance,
+                            .row_bytes = in_one_piece ? lines * line_bytes : line_bytes,
+                            .rows = in_one_piece ? 1 : lines},
+                           copies_);
+    }
+}
+
+bool EarlyCopyStager::arrives(Fence& copied, std::size_t bytes) {
+    const auto until = steady_clock::now() + config_.late_after.value_or(usual_limit(bytes));
+    while (!copied.passed()) {
+        if (steady_clock::now() >= until) {
+            return false;
+        }
+        std::this_thread::yield();
+    }
+    return true;
+}
+
+void EarlyCopyStager::gather(const Shipment& shipment, Range range, const Buffer& buffer, StagingSlot slot) {
+    std::ranges::transform(shipment.rows, static_cast<std::uint32_t*>(slot.data()),
+                           [&](std::uint32_t row) { return row - range.first; });
+    const std::uint32_t planes = planes_of(config_.layout);
+    device_->launch(
+        GatherDeviceRows{.dst = shipment.dst,
+                         .table = reinterpret_cast<const std::int32_t*>(buffer.memory.address()),
+                         .table_pool_stride = std::uint64_t{range.rows} * planes * shipment.width,
+                         .table_row_stride = planes * shipment.width,
+                         .row_index = reinterpret_cast<const std::uint32_t*>(slot.lend_to_kernels(shipment.stream)),
+                         .pools = shipment.table.pools,
+                         .rows = static_cast<std::uint32_t>(shipment.rows.size()),
+                         .width = shipment.width,
+                         .planes = planes,
+                         .scale = config_.scale},
+        shipment.stream);
+    std::move(slot).submit();
+}
+
+void EarlyCopyStager::count_late() {
+    ++late_;
+    detour_ = kDetour;
+}
+
+}  // namespace kvfix
