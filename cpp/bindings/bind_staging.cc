@@ -155,8 +155,8 @@ void bind_staging(nb::module_& m) {
         .def("stats", &OffsetStager::stats, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &OffsetStager::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<OffsetRoute>(m, "OffsetRoute", "From one live table to one destination, which stay where they are.")
-        .def("__init__", &init_route, nb::keep_alive<1, 2>(), "stager"_a, "dst_address"_a,
-             "dst_pool_stride"_a, "dst_rows"_a, "dst_blocks"_a, "table"_a,
+        .def("__init__", &init_route, nb::keep_alive<1, 2>(), "stager"_a, "dst_address"_a, "dst_pool_stride"_a,
+             "dst_rows"_a, "dst_blocks"_a, "table"_a,
              nb::sig("def __init__(self, stager: NativeStager, dst_address: int, dst_pool_stride: int, dst_rows: int, "
                      "dst_blocks: int, table: numpy.typing.NDArray[Any]) -> None"))
         .def("ship", &ship, "rows"_a, "stream"_a, "width"_a = nb::none(), "lent"_a = false,
