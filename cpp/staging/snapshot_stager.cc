@@ -19,8 +19,8 @@ void expand_row(const std::int32_t* pages, std::uint32_t width, std::int32_t sca
     }
 }
 
-// The live table has left the caches since it was written, and a row is too short for the hardware to see where it leads: without
-// this, each row begins with waiting for memory.
+// The live table has left the caches since it was written. Where only every other plane is read, the hardware does not see where the
+// next row begins, and each would begin with waiting for memory.
 void fetch(const std::int32_t* entries, std::uint32_t count) {
     constexpr std::uint32_t kLine = 64 / sizeof(std::int32_t);
     for (std::uint32_t at = 0; at < count; at += kLine) {
@@ -54,9 +54,9 @@ void SnapshotStager::gather_rows(const Shipment& shipment, const CopyRow& copy_r
     share_lines(config_.team.get(), shipment.table.pools * rows, row_bytes,
                 [&](std::uint32_t begin, std::uint32_t end) noexcept {
                     for (std::uint32_t line = begin; line < end; ++line) {
-                        const std::uint32_t next = std::min(line + 1, end - 1);
-                        for (std::uint32_t plane = 0; plane < planes_of(config_.layout); ++plane) {
-                            fetch(shipment.table.row(next / rows, shipment.rows[next % rows], plane), shipment.width);
+                        if (config_.layout == OffsetLayout::v2) {
+                            const std::uint32_t next = std::min(line + 1, end - 1);
+                            fetch(shipment.table.row(next / rows, shipment.rows[next % rows], 0), shipment.width);
                         }
                         copy_row(line, line / rows, shipment.rows[line % rows]);
                     }
