@@ -185,6 +185,22 @@ def test_what_the_connector_cannot_serve_is_refused_at_the_start(
         KvfixOffloadWorker(args)
 
 
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [("kv_cache_config", "dtype", "NVFP4"), ("", "sparse_attention_config", object())],
+)
+def test_a_tensor_that_is_not_all_of_a_block_is_refused_and_a_layout_is_not(
+    place: str, name: str, value: object, grouped: Bench
+) -> None:
+    args = grouped.worker._args
+    setattr(getattr(args, place) if place else args, name, value)
+    groups = grouped.executor.groups
+    with on_stream(grouped.device, 0):
+        grouped.worker.register_kv_cache_layout(description(groups))
+        with pytest.raises(SettingsError, match=f"{name} is"):
+            grouped.worker.register_kv_caches(groups[0].pool)
+
+
 def test_serving_without_a_registered_cache_is_an_error(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.scheduler.wait_for_initialization()

@@ -92,6 +92,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         return self.side.recompute
 
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
+        require_one_pool(self._args)
         self.side.register(current_place().device, [kv_cache_tensor])
 
     def register_kv_cache_layout(self, layout: Any) -> None:
@@ -156,6 +157,21 @@ def require_supported(llm_args: Any) -> None:
         raise SettingsError(
             "enable_attention_dp is set; each of its ranks serves requests of its own, and this connector has one "
             "scheduler for all ranks. Serve without attention data parallelism, or without the connector"
+        )
+
+
+def require_one_pool(llm_args: Any) -> None:
+    """Of a cache told as one tensor: refuse what keeps a part of each block elsewhere, where nobody saves it."""
+    dtype = str(getattr(llm_args.kv_cache_config, "dtype", "auto")).lower()
+    if dtype == "nvfp4":
+        raise SettingsError(
+            "kv_cache_config.dtype is nvfp4, whose block scales lie in a pool of their own, and this cache tells "
+            "connectors of one pool; use another dtype, or KVCacheManagerV2"
+        )
+    if getattr(llm_args, "sparse_attention_config", None) is not None:
+        raise SettingsError(
+            "sparse_attention_config is set; such attention keeps an index of each block in a pool of its own, and "
+            "this cache tells connectors of one pool. Serve without the offload connector"
         )
 
 
