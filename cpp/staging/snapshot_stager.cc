@@ -1,6 +1,5 @@
 #include "staging/snapshot_stager.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "staging/shared_lines.h"
@@ -16,15 +15,6 @@ void expand_row(const std::int32_t* pages, std::uint32_t width, std::int32_t sca
         const std::uint32_t k = static_cast<std::uint32_t>(pages[block]) * static_cast<std::uint32_t>(scale);
         out[block] = bad ? 0 : static_cast<std::int32_t>(k);
         out[width + block] = bad ? 0 : static_cast<std::int32_t>(k + static_cast<std::uint32_t>(v_offset));
-    }
-}
-
-// The live table has left the caches since it was written. Where only every other plane is read, the hardware does not see where the
-// next row begins, and each would begin with waiting for memory.
-void fetch(const std::int32_t* entries, std::uint32_t count) {
-    constexpr std::uint32_t kLine = 64 / sizeof(std::int32_t);
-    for (std::uint32_t at = 0; at < count; at += kLine) {
-        __builtin_prefetch(entries + at);
     }
 }
 
@@ -54,10 +44,6 @@ void SnapshotStager::gather_rows(const Shipment& shipment, const CopyRow& copy_r
     share_lines(config_.team.get(), shipment.table.pools * rows, row_bytes,
                 [&](std::uint32_t begin, std::uint32_t end) noexcept {
                     for (std::uint32_t line = begin; line < end; ++line) {
-                        if (config_.layout == OffsetLayout::v2) {
-                            const std::uint32_t next = std::min(line + 1, end - 1);
-                            fetch(shipment.table.row(next / rows, shipment.rows[next % rows], 0), shipment.width);
-                        }
                         copy_row(line, line / rows, shipment.rows[line % rows]);
                     }
                 });
