@@ -109,3 +109,13 @@ def test_a_step_that_is_told_twice_over_before_it_begins_loses_nothing(ranks: li
     while len(ranks[0].link.ended) < 2:
         on_all(ranks, lambda rank: rank.worker.finished([], []))
     assert [(ended.job, ended.error) for ended in ranks[0].link.ended] == [(1, ""), (2, "")]
+
+
+def test_a_step_that_is_told_and_never_started_begins_when_upstream_asks_what_has_ended(ranks: list[Rank]) -> None:
+    """Ranks vote once more after it was told, and one may be against running it."""
+    for rank in ranks:
+        rank.worker.start(rank.stream)
+        rank.worker.bind(Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),)))
+    while not ranks[0].link.ended:
+        on_all(ranks, lambda rank: rank.worker.finished([], []))
+    assert [(ended.job, ended.error) for ended in ranks[0].link.ended] == [(1, "")]

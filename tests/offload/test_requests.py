@@ -7,6 +7,7 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.identity import identity_of
+from trtllm_kvfix.offload.plan import StoreJob
 
 from .conftest import Bench, MakeBench
 from .faults import transfers_of
@@ -156,6 +157,23 @@ def test_what_upstream_adds_to_blocks_that_are_gone_is_not_believed(make_bench: 
 
     assert told(28, 97) == [tuple(range(10, 17))]
     assert told(36, 96, 95, 94, 93, 92, 91) == []
+
+
+def test_a_request_that_came_back_grows_into_nobody_knows_which_block(make_bench: MakeBench) -> None:
+    """Upstream tells the blocks that it adds to as many as there were before. Below that it grows in silence, and its
+    next block may be one that a running transfer uses: once for each such block, nothing runs on."""
+    bench = make_bench()
+    side, request = bench.scheduler.side, Request(1, prompt(1, 8))
+    for blocks in (range(3), range(10, 12)):  # the second time after preemption
+        side.get_num_new_matched_tokens(request, 0)
+        side.update_state_after_alloc(request, [list(blocks)])
+    side._sources.add(StoreJob(99, 5, (20,), (0,)))
+
+    def is_waited_for(computed: int) -> bool:
+        data = RequestData(1, [], [], computed, 1)
+        return 99 in side.build_connector_meta(SchedulerOutput(cached_requests=[data])).fences
+
+    assert [computed for computed in range(4, 16) if is_waited_for(computed)] == [7, 11, 15]
 
 
 @pytest.mark.parametrize("steps", range(6))

@@ -36,6 +36,10 @@ class InUse:
             for block in numbers:
                 self._fences.update(self._jobs.get((group, block), ()))
 
+    def any_about_to_be_written(self) -> None:
+        """Where upstream does not tell which."""
+        self._fences.update(*self._jobs.values())
+
     def take_fences(self) -> tuple[int, ...]:
         """Jobs that must be over before anything else begins."""
         fences, self._fences = tuple(sorted(self._fences)), set()

@@ -55,7 +55,7 @@ class Ended(NamedTuple):
 
 
 class Late(NamedTuple):
-    """What is told for requests that have finished, outside of any iteration: there may be no other."""
+    """What is told outside of any step, for there may be no other: to requests that have finished, or wait to load."""
 
     step: Step = Step()
     closed: tuple[int, ...] = ()  # requests for which nothing more will be told

@@ -31,6 +31,7 @@ class LiveRequest:
     # Of a request that comes back after preemption upstream may tell what it adds to blocks that are gone. Its list is
     # taken again when it is told as a new one, or ends; until then nothing is appended to this one.
     frozen: bool = False
+    grown: int = 0  # blocks that it may have reached since, while it was frozen
     priorities: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose kernels have been given to the device
     covered: int = 0  # blocks that are here, on their way, or not worth storing

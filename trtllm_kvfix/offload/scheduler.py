@@ -199,11 +199,20 @@ class OffloadScheduler:
             live.priorities = list(priorities)
         else:
             live.extend(data.new_tokens, blocks, priorities)
+            self._fence_growth(live, data)
         # What lies before this step's position is only read.
         first = data.computed_position // self._tokens_per_block if is_new else 0
         self._sources.about_to_be_written([group[first:] for group in blocks])
         live.computed = data.computed_position
         self._plan_store(live)
+
+    def _fence_growth(self, live: LiveRequest, data: Any) -> None:
+        """Which blocks a request that came back grows into, upstream does not tell, up to as many as it had before."""
+        # The device is up to an iteration ahead of what the host reports.
+        reach = -(-(data.computed_position + 2 * data.num_scheduled_tokens) // self._tokens_per_block)
+        if live.frozen and reach > max(live.grown, live.allocated):
+            live.grown = reach
+            self._sources.any_about_to_be_written()
 
     def _plan_store(self, live: LiveRequest) -> bool:
         """Give what the host tier lacks of the request to a job. False: later, another job sends the same blocks."""

@@ -91,7 +91,7 @@ class OffloadWorker:
         """Requests whose blocks nothing uses any more, and those whose load is over, on all ranks."""
         self._saving.update(finished_request_ids)
         self._loading.update(loading_request_ids)
-        if self._saving - self._closed:
+        if self._saving - self._closed or self._loading - self._told:
             self._take_late()
         self._begin()
         if self._owner:
