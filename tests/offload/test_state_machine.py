@@ -6,6 +6,7 @@ The shape is that of tests/core/test_state_machine.py; `HYPOTHESIS_PROFILE=fuzz`
 
 import ctypes
 import os
+from collections.abc import Collection
 from typing import Any
 from unittest import mock
 
@@ -71,6 +72,14 @@ class ConnectorMachine(RuleBasedStateMachine):
         self.prompts: list[list[int]] = []
         self.gate: int | None = None
         self.patch: Any = None
+        transfers = transfers_of(self.bench)
+        wait_for = transfers.wait_for
+
+        def let_go_and_wait_for(jobs: Collection[int]) -> None:
+            self.open_gate()
+            wait_for(jobs)
+
+        transfers.wait_for = let_go_and_wait_for  # type: ignore[method-assign]
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -100,10 +109,9 @@ class ConnectorMachine(RuleBasedStateMachine):
         if request.state in (State.CONTEXT, State.GENERATION):  # upstream cancels no other
             self.executor.cancel(request)
 
-    @precondition(lambda self: self.gate is None)
     @rule(index=st.integers(0, 20))
     def preempt(self, index: int) -> None:
-        """Not while the device is held: who gets the blocks next would wait for it, and nobody would open the gate."""
+        """While the device is held, too: who waits for blocks that a transfer uses, lets it go."""
         running = [one for one in self.executor.active if one.state in (State.CONTEXT, State.GENERATION)]
         if running:
             self.executor.preempt(running[index % len(running)])
@@ -137,9 +145,12 @@ class ConnectorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.gate is not None)
     @rule()
     def let_it_go(self) -> None:
-        assert self.gate is not None
-        self.bench.device.open_gate(self.gate)
-        self.gate = None
+        self.open_gate()
+
+    def open_gate(self) -> None:
+        gate, self.gate = self.gate, None
+        if gate is not None:
+            self.bench.device.open_gate(gate)
 
     @rule(is_late=st.booleans())
     def follow(self, is_late: bool) -> None:
@@ -187,8 +198,7 @@ class ConnectorMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
             return
-        if self.gate is not None:
-            self.let_it_go()
+        self.open_gate()
         self.mend()
         self.follower.is_late = False
         self.executor.run()
