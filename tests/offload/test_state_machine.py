@@ -61,8 +61,12 @@ class Follower:
 
 
 class ConnectorMachine(RuleBasedStateMachine):
-    @initialize(seed=st.integers(0, 1000), chunk=st.sampled_from([4, 8, 1 << 20]))
-    def start(self, seed: int, chunk: int) -> None:
+    @initialize(
+        seed=st.integers(0, 1000),
+        chunk=st.sampled_from([4, 8, 1 << 20]),
+        past=st.lists(PROMPTS, min_size=1, max_size=4),
+    )
+    def start(self, seed: int, chunk: int, past: list[list[int]]) -> None:
         variables = {"TRTLLM_KVFIX_OFFLOAD_HOST_BYTES": str(HOST_BLOCKS * BLOCK_BYTES)}
         with mock.patch.dict(os.environ, variables):
             self.bench = Bench(open_device("cpu", seed), blocks=DEVICE_BLOCKS, chunk_tokens=chunk, batch=4)
@@ -80,6 +84,10 @@ class ConnectorMachine(RuleBasedStateMachine):
             wait_for(jobs)
 
         transfers.wait_for = let_go_and_wait_for  # type: ignore[method-assign]
+        for prompt in past:
+            self.submit(prompt, 2, None)
+        self.executor.run()
+        self.executor.forget_device_cache()
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -93,8 +101,10 @@ class ConnectorMachine(RuleBasedStateMachine):
         self.executor.submit(Request(self.number, list(prompt), max_new_tokens=new_tokens, cache_salt_id=salt))
 
     @precondition(lambda self: self.prompts)
-    @rule(index=st.integers(0, 50), more=st.lists(st.integers(0, 1), max_size=6))
-    def come_back(self, index: int, more: list[int]) -> None:
+    @rule(index=st.integers(0, 50), more=st.lists(st.integers(0, 1), max_size=6), forget=st.booleans())
+    def come_back(self, index: int, more: list[int], forget: bool) -> None:
+        if forget:
+            self.executor.forget_device_cache()
         self.submit([*self.prompts[index % len(self.prompts)], *more][:PROMPT_MAX], 2, None)
 
     @rule(count=st.integers(1, 5))
@@ -116,10 +126,6 @@ class ConnectorMachine(RuleBasedStateMachine):
         if running:
             self.executor.preempt(running[index % len(running)])
             self.executor.step()
-
-    @rule()
-    def lose_the_device_cache(self) -> None:
-        self.executor.forget_device_cache()
 
     # ------------------------------------------------------------------------------------------ transfers
 
@@ -213,8 +219,8 @@ class ConnectorMachine(RuleBasedStateMachine):
 TestConnector = ConnectorMachine.TestCase
 if settings.get_current_profile_name() != "fuzz":
     TestConnector.settings = settings(
-        max_examples=60,
-        stateful_step_count=30,
+        max_examples=100,
+        stateful_step_count=40,
         deadline=None,
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
