@@ -544,6 +544,9 @@ class Device:
     def has_kernels(self) -> bool: ...
 
     @property
+    def multiprocessors(self) -> int: ...
+
+    @property
     def has_batched_copy(self) -> bool: ...
 
     def create_stream(self) -> int:
@@ -738,6 +741,10 @@ class LaneStats:
     @property
     def broken(self) -> bool: ...
 
+    @property
+    def by_kernel(self) -> int:
+        """Of those submitted."""
+
 class Mark:
     """A point in a stream, for as long as it is held."""
 
@@ -753,9 +760,12 @@ class Marks:
     def created(self) -> int: ...
 
 class TransferLane:
-    """Transfers of one direction, by a thread and a stream of their own."""
+    """Transfers of one direction, by a thread and streams of their own."""
 
-    def __init__(self, device: Device, *, order: str, queue_max: int = 256, in_flight_max: int = 32, failures_max: int = 3) -> None: ...
+    def __init__(self, device: Device, *, order: str, queue_max: int = 256, in_flight_max: int = 32, failures_max: int = 3, streams: int = 4, kernel_sms: int = 0) -> None:
+        """
+        streams: share the blocks of a transfer that goes by DMA. kernel_sms: multiprocessors for copies by kernel; 0 for DMA.
+        """
 
     def enqueue(self, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> int | None:
         """
@@ -763,7 +773,7 @@ class TransferLane:
         """
 
     def take_ended(self) -> list[EndedTransfer]:
-        """Each transfer once, in the order of their ends."""
+        """Each transfer once, in the order of their numbers."""
 
     def wait(self, number: int, limit_s: float) -> bool:
         """False after the limit."""

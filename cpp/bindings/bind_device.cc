@@ -235,6 +235,7 @@ void bind_device(nb::module_& m) {
     device.def_prop_ro("name", &Device::name)
         .def_prop_ro("simulated", &Device::simulated)
         .def_prop_ro("has_kernels", &Device::has_kernels)
+        .def_prop_ro("multiprocessors", &Device::multiprocessors)
         .def_prop_ro("has_batched_copy", &Device::has_batched_copy);
     bind_streams(device);
     bind_memory(device);

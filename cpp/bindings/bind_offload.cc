@@ -41,11 +41,13 @@ std::vector<std::uint64_t> digests(const HostPool& self, nb::handle slots) {
 }
 
 void init_lane(TransferLane* self, std::shared_ptr<Device> device, const std::string& order, std::size_t queue_max,
-               std::size_t in_flight_max, std::uint32_t failures_max) {
+               std::size_t in_flight_max, std::uint32_t failures_max, std::size_t streams, std::uint32_t kernel_sms) {
     new (self) TransferLane(std::move(device), {.queue_max = queue_max,
                                                 .in_flight_max = in_flight_max,
                                                 .failures_max = failures_max,
-                                                .source = source_order(order)});
+                                                .source = source_order(order),
+                                                .streams = streams,
+                                                .kernel_sms = kernel_sms});
 }
 
 std::optional<std::uint64_t> enqueue(TransferLane& self, nb::handle dst, nb::handle src, nb::handle nbytes,
@@ -96,7 +98,8 @@ void bind_ends(nb::module_& m) {
         .def_ro("submitted", &LaneStats::submitted)
         .def_ro("failed", &LaneStats::failed)
         .def_ro("first_error", &LaneStats::first_error)
-        .def_ro("broken", &LaneStats::broken);
+        .def_ro("broken", &LaneStats::broken)
+        .def_ro("by_kernel", &LaneStats::by_kernel, "Of those submitted.");
 }
 
 void bind_lane(nb::module_& m) {
@@ -111,13 +114,15 @@ void bind_lane(nb::module_& m) {
             "set", [](Marks& marks, std::uintptr_t stream) { return marks.set({stream}); }, Nogil(), "stream"_a,
             "Everything on the stream so far is before the mark.")
         .def_prop_ro("created", &Marks::created);
-    nb::class_<TransferLane>(m, "TransferLane", "Transfers of one direction, by a thread and a stream of their own.")
+    nb::class_<TransferLane>(m, "TransferLane", "Transfers of one direction, by a thread and streams of their own.")
         .def("__init__", &init_lane, "device"_a, nb::kw_only(), "order"_a, "queue_max"_a = 256, "in_flight_max"_a = 32,
-             "failures_max"_a = 3)
+             "failures_max"_a = 3, "streams"_a = 4, "kernel_sms"_a = 0,
+             "streams: share the blocks of a transfer that goes by DMA. kernel_sms: multiprocessors for copies by kernel; 0 for "
+             "DMA.")
         .def("enqueue", &enqueue, "dst"_a, "src"_a, "nbytes"_a, nb::kw_only(), "after"_a = nb::none(),
              nb::sig("def enqueue(self, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> int | None"),
              "The transfer's number; None where the queue is full, or the lane broken or closed.")
-        .def("take_ended", &TransferLane::take_ended, Nogil(), "Each transfer once, in the order of their ends.")
+        .def("take_ended", &TransferLane::take_ended, Nogil(), "Each transfer once, in the order of their numbers.")
         .def(
             "wait",
             [](TransferLane& lane, std::uint64_t number, double limit_s) {

@@ -1,6 +1,7 @@
 #include "device/check_call.h"
 
 #include <array>
+#include <limits>
 
 namespace kvfix {
 namespace {
@@ -54,6 +55,14 @@ void check_one(const char* kernel, const CopyBlocks& call) {
     if (call.bytes % 16 != 0) {
         refuse(kernel,
                "bytes is " + std::to_string(call.bytes) + ", not a multiple of 16: blocks are copied 16 at a time");
+    }
+    if (call.sms == 0) {
+        refuse(kernel, "sms is 0: it needs a multiprocessor to run on");
+    }
+    const std::uint64_t pieces = call.bytes / kCopyPieceBytes + 1;
+    if (call.count != 0 && pieces > std::numeric_limits<std::int32_t>::max() / call.count) {
+        refuse(kernel, "count is " + std::to_string(call.count) + " and bytes is " + std::to_string(call.bytes) +
+                           ": pieces of " + std::to_string(kCopyPieceBytes) + " bytes are counted in 31 bits");
     }
 }
 void check_one(const char*, const ApplyEntries&) {}

@@ -39,6 +39,8 @@ inline constexpr int kVersion13_0 = 13000;
 inline constexpr std::uint64_t kProcAddressLegacyStream = 1;
 
 inline constexpr int kAttributeMultiprocessors = 16;
+inline constexpr int kAttributeComputeMajor = 75;
+inline constexpr int kFunctionSharedBytesMax = 8;  // dynamic shared memory that a launch may ask for
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1;

@@ -37,10 +37,10 @@ std::string PrimaryContext::name() const {
     return "cuda:" + std::to_string(ordinal_) + " " + model.data();
 }
 
-std::uint32_t PrimaryContext::multiprocessors() const {
-    int count = 0;
-    driver.device_attribute(&count, kAttributeMultiprocessors, device_);
-    return static_cast<std::uint32_t>(count);
+std::uint32_t PrimaryContext::attribute(int which) const {
+    int value = 0;
+    driver.device_attribute(&value, which, device_);
+    return static_cast<std::uint32_t>(value);
 }
 
 }  // namespace kvfix::cuda

@@ -30,11 +30,15 @@ class PrimaryContext {
     [[nodiscard]] CurrentContext use() const { return {driver, context_}; }
     // "cuda:0 NVIDIA H200"
     std::string name() const;
-    std::uint32_t multiprocessors() const;
+    std::uint32_t multiprocessors() const { return attribute(kAttributeMultiprocessors); }
+    // Of its compute capability: 9 is Hopper.
+    std::uint32_t compute_major() const { return attribute(kAttributeComputeMajor); }
 
     const Driver& driver;
 
   private:
+    std::uint32_t attribute(int which) const;
+
     int ordinal_;
     DeviceNumber device_ = 0;
     Context context_ = nullptr;

@@ -31,6 +31,7 @@ class CudaDevice final : public Device {
     std::string name() const override { return name_; }
     bool simulated() const override { return false; }
     bool has_kernels() const override { return kernels_.loaded(); }
+    std::uint32_t multiprocessors() const override { return context_.multiprocessors(); }
     bool has_batched_copy() const override { return copies_.has_batch(); }
 
     StreamHandle create_stream() override {

@@ -115,6 +115,7 @@ class Driver {
     Call<Module*, const void*> module_load{"cuModuleLoadData", errors};
     Call<Module> module_unload{"cuModuleUnload", errors};
     Call<Function*, Module, const char*> module_function{"cuModuleGetFunction", errors};
+    Call<Function, int, int> function_set{"cuFuncSetAttribute", errors};
     Call<Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, void**> launch{
         "cuLaunchKernel", errors};
 };

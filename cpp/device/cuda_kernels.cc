@@ -6,6 +6,8 @@
 namespace kvfix::cuda {
 namespace {
 
+constexpr std::uint32_t kComputeMajorHopper = 9;
+
 // One empty call of each kind: tells the names of the kernels.
 template <std::size_t... Kinds>
 auto calls_of_each_kind(std::index_sequence<Kinds...>) {
@@ -14,7 +16,9 @@ auto calls_of_each_kind(std::index_sequence<Kinds...>) {
 
 }  // namespace
 
-Kernels::Kernels(const PrimaryContext& context) : context_(context), multiprocessors_(context.multiprocessors()) {
+Kernels::Kernels(const PrimaryContext& context)
+    : context_(context),
+      gpu_{.multiprocessors = context.multiprocessors(), .copies_in_bulk = context.compute_major() >= kComputeMajorHopper} {
     if (embedded_kernels().empty()) {
         why_not_ = "this build has none; build it where nvcc 12 or newer is on the path";
         return;
@@ -34,6 +38,9 @@ Kernels::Kernels(const PrimaryContext& context) : context_(context), multiproces
     for (const KernelCall& call : calls_of_each_kind(std::make_index_sequence<std::variant_size_v<KernelCall>>())) {
         driver.module_function(&functions_[call.index()], module_, kernel_name(call));
     }
+    if (gpu_.copies_in_bulk) {
+        driver.function_set(functions_[KernelCall(CopyBlocks{}).index()], kFunctionSharedBytesMax, kCopySharedBytes);
+    }
 }
 
 Kernels::~Kernels() {
@@ -47,7 +54,7 @@ Kernels::~Kernels() {
 }
 
 void Kernels::launch(const KernelCall& call, Stream stream) const {
-    launch(call, launch_shape(call, multiprocessors_), stream);
+    launch(call, launch_shape(call, gpu_), stream);
 }
 
 void Kernels::launch(const KernelCall& call, const LaunchShape& shape, Stream stream) const {
@@ -62,7 +69,7 @@ void Kernels::launch(const KernelCall& call, const LaunchShape& shape, Stream st
     const void* argument = std::visit([](const auto& one) -> const void* { return &one; }, call);
     std::array<void*, 1> arguments{const_cast<void*>(argument)};
     const CurrentContext current = context_.use();
-    context_.driver.launch(functions_[call.index()], shape.blocks_x, shape.blocks_y, 1, shape.threads, 1, 1, 0, stream,
+    context_.driver.launch(functions_[call.index()], shape.blocks_x, shape.blocks_y, 1, shape.threads, 1, 1, shape.shared_bytes, stream,
                            arguments.data(), nullptr);
 }
 

@@ -25,7 +25,7 @@ class Kernels {
 
   private:
     const PrimaryContext& context_;
-    std::uint32_t multiprocessors_;
+    Gpu gpu_;
     std::string why_not_;
     Module module_ = nullptr;
     std::array<Function, std::variant_size_v<KernelCall>> functions_{};  // by the call's place in KernelCall

@@ -12,9 +12,8 @@ constexpr std::uint32_t kWordsPerThread = 4;  // one 16-byte piece
 constexpr std::uint64_t kRowBlocksMax = 1 << 16;
 constexpr std::uint64_t kBlocksAlongRowMax = 64;
 constexpr std::uint64_t kBlocksPerMultiprocessor = 8;
-// CopyBlocks shares the GPU with compute; eight blocks fill a PCIe 5 link from 16 KiB per copy on.
-constexpr std::uint64_t kCopyBlocksMax = 16;
-constexpr std::uint64_t kStretchBytes = 4096;  // what a warp copies at a time
+constexpr std::uint64_t kStretchBytes = 4096;  // what a warp of CopyBlocks copies at a time
+constexpr std::uint64_t kCopyThreadsMax = 1024;
 
 std::uint64_t divide_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
 
@@ -35,28 +34,45 @@ LaunchShape for_threads(std::uint64_t threads, std::uint64_t blocks_max) {
             .threads = kThreadsMax};
 }
 
+// CopyBlocks shares the GPU with compute: a thread block for each multiprocessor that it may take.
+LaunchShape for_copies(const CopyBlocks& call, bool in_bulk) {
+    const std::uint64_t piece_bytes = in_bulk ? kCopyPieceBytes : kStretchBytes;
+    const std::uint64_t pieces = call.count * divide_up(call.bytes, piece_bytes);
+    if (pieces == 0) {
+        return {};
+    }
+    if (in_bulk) {
+        return {.blocks_x = static_cast<std::uint32_t>(std::min<std::uint64_t>(call.sms, pieces)),
+                .threads = kWarp,
+                .shared_bytes = kCopySharedBytes};
+    }
+    const std::uint64_t threads = pieces * kWarp;
+    return {.blocks_x = static_cast<std::uint32_t>(std::min<std::uint64_t>(call.sms, divide_up(threads, kCopyThreadsMax))),
+            .threads = static_cast<std::uint32_t>(std::min(threads, kCopyThreadsMax))};
+}
+
 struct ShapeOf {
-    std::uint32_t multiprocessors;
+    const Gpu& gpu;
 
     template <typename RowCall>
     LaunchShape operator()(const RowCall& call) const {
         return for_rows(std::uint64_t{call.pools} * call.rows, call.width);
     }
     LaunchShape operator()(const ApplyEntries& call) const {
-        return for_threads(divide_up(call.count, 2), kBlocksPerMultiprocessor * multiprocessors);
+        return for_threads(divide_up(call.count, 2), kBlocksPerMultiprocessor * gpu.multiprocessors);
     }
     LaunchShape operator()(const FillWords& call) const {
-        return for_threads(divide_up(call.count, kWordsPerThread), kBlocksPerMultiprocessor * multiprocessors);
+        return for_threads(divide_up(call.count, kWordsPerThread), kBlocksPerMultiprocessor * gpu.multiprocessors);
     }
     LaunchShape operator()(const CopyBlocks& call) const {
-        return for_threads(call.count * divide_up(call.bytes, kStretchBytes) * kWarp, kCopyBlocksMax);
+        return for_copies(call, gpu.copies_in_bulk);
     }
 };
 
 }  // namespace
 
-LaunchShape launch_shape(const KernelCall& call, std::uint32_t multiprocessors) {
-    return std::visit(ShapeOf{multiprocessors}, call);
+LaunchShape launch_shape(const KernelCall& call, const Gpu& gpu) {
+    return std::visit(ShapeOf{gpu}, call);
 }
 
 }  // namespace kvfix::cuda

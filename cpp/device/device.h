@@ -68,6 +68,7 @@ class Device : public std::enable_shared_from_this<Device> {
     virtual bool simulated() const = 0;
     // False where no kernels were built in, or none runs on this GPU; launch() then throws.
     virtual bool has_kernels() const = 0;
+    virtual std::uint32_t multiprocessors() const = 0;
     // Whether copy_batch() is one driver call, with source order; else it is a loop in stream order.
     virtual bool has_batched_copy() const = 0;
 

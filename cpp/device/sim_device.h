@@ -40,6 +40,7 @@ class SimDevice final : public Device {
     std::string name() const override;
     bool simulated() const override { return true; }
     bool has_kernels() const override { return true; }
+    std::uint32_t multiprocessors() const override { return 16; }  // a small one
     bool has_batched_copy() const override { return true; }
 
     StreamHandle create_stream() override;

@@ -71,10 +71,15 @@ struct BlockPair {
     std::uint64_t dst, src;  // addresses, 16-byte aligned
 };
 struct CopyBlocks {
-    const BlockPair* pairs;
+    const BlockPair* pairs;  // in device memory, or pinned and held until the kernel has run
     std::uint32_t count;
-    std::uint64_t bytes;  // of each block, a multiple of 16
+    std::uint64_t bytes;     // of each block, a multiple of 16
+    std::uint32_t sms = 2;   // multiprocessors that it may take from compute
 };
+// A thread block of CopyBlocks has so many pieces of a block on their way, where the GPU copies in bulk.
+inline constexpr std::uint32_t kCopyPieceBytes = 16 << 10;
+inline constexpr std::uint32_t kCopyStages = 6;
+inline constexpr std::uint32_t kCopySharedBytes = kCopyStages * kCopyPieceBytes;
 
 // words[0 .. count) = value: stands for compute that writes a block.
 struct FillWords {

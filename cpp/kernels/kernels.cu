@@ -1,6 +1,7 @@
 // The CUDA kernels. Each is named as the struct of calls.h that it takes, does what reference.cc does, and is right for
 // any launch shape: cuda_launch.cc chooses one for speed alone. Rows are moved in 16-byte pieces where both sides are
 // aligned, and entry by entry where not and at the end, so nothing past `rows` or `width` is touched.
+#include "kernels/bulk_copy.cuh"
 #include "kernels/calls.h"
 
 using kvfix::BlockPair;
@@ -11,6 +12,7 @@ namespace {
 // Pieces of 16 bytes that a thread of CopyBlocks loads before it stores the first: they hide the latency of the link.
 constexpr std::uint32_t kLoadsInFlight = 8;
 constexpr std::uint32_t kWarp = 32;
+constexpr std::uint32_t kCopyThreadsMax = 1024;
 
 __device__ bool aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % sizeof(int4) == 0; }
 
@@ -88,6 +90,35 @@ __device__ void for_each_row(const Call& call, const Body& body) {
 __device__ std::uint64_t place_in_grid() { return std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
 __device__ std::uint64_t threads_in_grid() { return std::uint64_t{gridDim.x} * blockDim.x; }
 
+// A warp takes a stretch of one block at a time.
+__device__ void copy_with_threads(const kvfix::CopyBlocks& call) {
+    constexpr std::uint32_t kStretch = kWarp * kLoadsInFlight;
+    const std::uint32_t lane = threadIdx.x % kWarp;
+    const std::uint64_t block_pieces = call.bytes / sizeof(int4);
+    const std::uint64_t block_stretches = (block_pieces + kStretch - 1) / kStretch;
+    for (std::uint64_t i = place_in_grid() / kWarp; i < block_stretches * call.count; i += threads_in_grid() / kWarp) {
+        const BlockPair pair = call.pairs[i / block_stretches];
+        const auto* src = reinterpret_cast<const int4*>(pair.src);
+        auto* dst = reinterpret_cast<int4*>(pair.dst);
+        const std::uint64_t begin = i % block_stretches * kStretch + lane;
+        int4 held[kLoadsInFlight];
+#pragma unroll
+        for (std::uint32_t load = 0; load < kLoadsInFlight; ++load) {
+            const std::uint64_t piece = begin + load * kWarp;
+            if (piece < block_pieces) {
+                held[load] = __ldcs(src + piece);
+            }
+        }
+#pragma unroll
+        for (std::uint32_t load = 0; load < kLoadsInFlight; ++load) {
+            const std::uint64_t piece = begin + load * kWarp;
+            if (piece < block_pieces) {
+                __stcs(dst + piece, held[load]);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -136,33 +167,16 @@ __global__ void ApplyEntries(const __grid_constant__ kvfix::ApplyEntries call) {
     }
 }
 
-// A warp takes a stretch of one block at a time.
-__global__ void CopyBlocks(const __grid_constant__ kvfix::CopyBlocks call) {
-    constexpr std::uint32_t kStretch = kWarp * kLoadsInFlight;
-    const std::uint32_t lane = threadIdx.x % kWarp;
-    const std::uint64_t block_pieces = call.bytes / sizeof(int4);
-    const std::uint64_t block_stretches = (block_pieces + kStretch - 1) / kStretch;
-    for (std::uint64_t i = place_in_grid() / kWarp; i < block_stretches * call.count; i += threads_in_grid() / kWarp) {
-        const BlockPair pair = call.pairs[i / block_stretches];
-        const auto* src = reinterpret_cast<const int4*>(pair.src);
-        auto* dst = reinterpret_cast<int4*>(pair.dst);
-        const std::uint64_t begin = i % block_stretches * kStretch + lane;
-        int4 held[kLoadsInFlight];
-#pragma unroll
-        for (std::uint32_t load = 0; load < kLoadsInFlight; ++load) {
-            const std::uint64_t piece = begin + load * kWarp;
-            if (piece < block_pieces) {
-                held[load] = __ldcs(src + piece);
-            }
+__global__ void __launch_bounds__(kCopyThreadsMax) CopyBlocks(const __grid_constant__ kvfix::CopyBlocks call) {
+#if __CUDA_ARCH__ >= 900
+    if (bulk_copy::dynamic_shared_bytes() >= kvfix::kCopySharedBytes) {
+        if (threadIdx.x < kWarp) {
+            bulk_copy::copy(call);
         }
-#pragma unroll
-        for (std::uint32_t load = 0; load < kLoadsInFlight; ++load) {
-            const std::uint64_t piece = begin + load * kWarp;
-            if (piece < block_pieces) {
-                __stcs(dst + piece, held[load]);
-            }
-        }
+        return;
     }
+#endif
+    copy_with_threads(call);
 }
 
 __global__ void FillWords(const __grid_constant__ kvfix::FillWords call) {

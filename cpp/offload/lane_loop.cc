@@ -1,12 +1,19 @@
 #include "offload/lane_loop.h"
 
+#include <sys/prctl.h>
+
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
 namespace kvfix {
 namespace {
 
-constexpr std::chrono::microseconds kPoll{50};  // how late an end may be seen; asking costs a microsecond
+constexpr std::chrono::microseconds kPoll{25};  // how late an end may be seen; asking costs a microsecond
+constexpr unsigned long kTimerSlackNs = 1000;   // by default the kernel makes 50 us more of any such wait
+constexpr std::size_t kStreamsMax = 16;
+// A share of fewer blocks is not worth a call of its own.
+constexpr std::size_t kSpansPerPart = 16;
 
 std::uint64_t bytes_of(const std::vector<CopySpan>& spans) {
     std::uint64_t bytes = 0;
@@ -23,15 +30,18 @@ LaneLoop::LaneLoop(std::shared_ptr<Device> device, const LaneConfig& config)
     if (config.queue_max == 0 || config.in_flight_max == 0 || config.failures_max == 0) {
         throw std::invalid_argument("TransferLane: queue_max, in_flight_max and failures_max are at least 1");
     }
-    engine_ = std::make_unique<CopyEngine>(device_, config.in_flight_max);
-    stream_ = device_->create_stream();
+    if (config.streams == 0 || config.streams > kStreamsMax) {
+        throw std::invalid_argument("TransferLane: streams is " + std::to_string(config.streams) + "; 1 to " +
+                                    std::to_string(kStreamsMax));
+    }
+    streams_ = std::make_unique<CopyStreams>(device_, config.streams);
+    make_kernel_copies();
+    engine_ = std::make_unique<CopyEngine>(device_, config.in_flight_max * config.streams);
 }
 
-LaneLoop::~LaneLoop() {
-    engine_.reset();
-    try {
-        device_->destroy_stream(stream_);
-    } catch (const DeviceError&) {  // it told whoever asked about the transfer
+void LaneLoop::make_kernel_copies() {
+    if (config_.kernel_sms != 0) {
+        kernel_ = std::make_unique<KernelCopies>(device_, config_.kernel_sms, config_.in_flight_max);
     }
 }
 
@@ -72,10 +82,12 @@ LaneStats LaneLoop::stats() const {
             .submitted = submitted_,
             .failed = failed_,
             .first_error = first_error_,
-            .broken = broken_};
+            .broken = broken_,
+            .by_kernel = by_kernel_};
 }
 
 void LaneLoop::run() {
+    ::prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
     Lock lock(mutex_);
     while (true) {
         reap(lock);
@@ -85,7 +97,7 @@ void LaneLoop::run() {
                 break;
             }
         } else if (renew_ && in_flight_.empty()) {
-            renew_stream(lock);
+            renew_streams(lock);
             continue;
         } else if (!queue_.empty() && !renew_ && in_flight_.size() < config_.in_flight_max) {
             submit_next(lock);
@@ -106,57 +118,85 @@ void LaneLoop::submit_next(Lock& lock) {
     queue_.pop_front();
     submitting_ = job.number;
     lock.unlock();
-    const Clock::time_point since = Clock::now();
-    std::optional<TransferId> id;
-    std::string error;
+    InFlight transfer{.number = job.number, .parts = {}, .error = {}, .bytes = bytes_of(job.spans), .since = Clock::now()};
+    const bool by_kernel = kernel_ != nullptr && KernelCopies::takes(job.spans);
     try {
-        const std::optional<EventHandle> after = job.after ? std::optional(job.after->event()) : std::nullopt;
-        id = engine_->submit(job.spans, {.after = after, .before = {}, .source = config_.source}, stream_);
+        by_kernel ? submit_to_kernel(job, transfer) : submit_to_dma(job, transfer);
     } catch (const std::exception& failure) {
-        error = failure.what();
+        transfer.error = failure.what();
     }
-    job.after.reset();  // the stream waits for what the event was; it may be recorded again
-    const std::uint64_t bytes = bytes_of(job.spans);
+    job.after.reset();  // the streams wait for what the event was; it may be recorded again
     lock.lock();
     submitting_.reset();
     ++submitted_;
-    if (id) {
-        in_flight_.push_back({job.number, *id, bytes, since});
+    by_kernel_ += by_kernel ? 1 : 0;
+    if (transfer.parts.empty()) {
+        end(transfer);
     } else {
-        end(job.number, error, bytes, since);
+        in_flight_.push_back(std::move(transfer));
     }
 }
 
-// One stream, so transfers end in the order of submission.
+CopyOrder LaneLoop::order_of(const Queued& job) const {
+    const std::optional<EventHandle> after = job.after ? std::optional(job.after->event()) : std::nullopt;
+    return {.after = after, .before = {}, .source = config_.source};
+}
+
+void LaneLoop::submit_to_kernel(const Queued& job, InFlight& transfer) {
+    const StreamHandle stream = (*streams_)[0];
+    const auto copies = [&] { kernel_->enqueue(job.spans, stream); };
+    transfer.parts.push_back(engine_->submit(copies, order_of(job), stream));
+}
+
+// Every stream that has a share waits for the mark.
+void LaneLoop::submit_to_dma(const Queued& job, InFlight& transfer) {
+    const std::size_t parts = std::clamp<std::size_t>(job.spans.size() / kSpansPerPart, 1, streams_->count());
+    std::span<const CopySpan> left = job.spans;
+    for (std::size_t part = 0; part < parts; ++part) {
+        const std::size_t share = left.size() / (parts - part);
+        transfer.parts.push_back(engine_->submit(left.first(share), order_of(job), (*streams_)[part]));
+        left = left.subspan(share);
+    }
+}
+
+// Transfers are reported in the order of their numbers: one that overtakes others on its streams waits for them here.
 void LaneLoop::reap(Lock& lock) {
     while (!in_flight_.empty()) {
-        const InFlight oldest = in_flight_.front();
+        InFlight& oldest = in_flight_.front();  // only this thread changes what is in flight
         lock.unlock();
-        bool done = true;
-        std::string error;
-        try {
-            done = engine_->done(oldest.id);
-        } catch (const std::exception& failure) {
-            error = failure.what();
-        }
+        const bool ended = all_ended(oldest);
         lock.lock();
-        if (!done) {
+        if (!ended) {
             return;
         }
+        const InFlight transfer = std::move(oldest);
         in_flight_.pop_front();
-        end(oldest.number, std::move(error), oldest.bytes, oldest.since);
+        end(transfer);
     }
 }
 
-void LaneLoop::renew_stream(Lock& lock) {
-    lock.unlock();
-    try {
-        device_->destroy_stream(stream_);
-    } catch (const DeviceError&) {  // what broke it was reported with the transfer
+// Forgets the parts that have ended, and keeps the first error.
+bool LaneLoop::all_ended(InFlight& transfer) {
+    while (!transfer.parts.empty()) {
+        try {
+            if (!engine_->done(transfer.parts.back())) {
+                return false;
+            }
+        } catch (const std::exception& failure) {
+            transfer.error = transfer.error.empty() ? failure.what() : transfer.error;
+        }
+        transfer.parts.pop_back();
     }
+    return true;
+}
+
+void LaneLoop::renew_streams(Lock& lock) {
+    lock.unlock();
     std::string error;
     try {
-        stream_ = device_->create_stream();
+        kernel_.reset();  // before the streams that its slots were lent to
+        streams_->renew();
+        make_kernel_copies();
     } catch (const DeviceError& failure) {
         error = failure.what();
     }
@@ -168,13 +208,14 @@ void LaneLoop::renew_stream(Lock& lock) {
     }
 }
 
-void LaneLoop::end(std::uint64_t number, std::string error, std::uint64_t bytes, Clock::time_point since) {
+void LaneLoop::end(const InFlight& transfer) {
+    const std::string& error = transfer.error;
     if (error.empty()) {
         streams_lost_ = 0;
     } else {
         ++failed_;
         first_error_ = first_error_.empty() ? error : first_error_;
-        // What fails behind a failure on the same stream tells nothing new.
+        // What fails behind a failure on the same streams tells nothing new.
         streams_lost_ += renew_ ? 0 : 1;
         renew_ = true;
         if (streams_lost_ == config_.failures_max && !broken_) {
@@ -183,8 +224,8 @@ void LaneLoop::end(std::uint64_t number, std::string error, std::uint64_t bytes,
                           " streams in a row; the first error: " + first_error_);
         }
     }
-    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - since).count();
-    ended_.push_back({number, std::move(error), bytes, static_cast<std::uint64_t>(ns)});
+    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - transfer.since).count();
+    ended_.push_back({transfer.number, error, transfer.bytes, static_cast<std::uint64_t>(ns)});
     changed_.notify_all();
 }
 

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "device/device.h"
+#include "offload/copy_streams.h"
+#include "offload/kernel_copies.h"
 #include "offload/marks.h"
 #include "staging/copy_engine.h"
 
@@ -23,6 +25,8 @@ struct LaneConfig {
     std::size_t in_flight_max = 32;  // submitted, not ended
     std::uint32_t failures_max = 3;  // streams lost in a row
     SourceOrder source = SourceOrder::stream;
+    std::size_t streams = 4;       // that share the blocks of a transfer
+    std::uint32_t kernel_sms = 0;  // multiprocessors for copies by kernel; 0: by DMA
 };
 
 struct EndedTransfer {
@@ -39,6 +43,7 @@ struct LaneStats {
     std::uint64_t failed;
     std::string first_error;
     bool broken;
+    std::uint64_t by_kernel;  // of those submitted
 };
 
 class LaneLoop {
@@ -46,7 +51,6 @@ class LaneLoop {
     LaneLoop(std::shared_ptr<Device> device, const LaneConfig& config);
     LaneLoop(const LaneLoop&) = delete;
     LaneLoop& operator=(const LaneLoop&) = delete;
-    ~LaneLoop();  // the thread has stopped
 
     void run();  // the thread
 
@@ -66,23 +70,30 @@ class LaneLoop {
     };
     struct InFlight {
         std::uint64_t number;
-        TransferId id;
+        std::vector<TransferId> parts;  // one on each stream that has a share
+        std::string error;              // of the submission: what had been submitted is waited for
         std::uint64_t bytes;
         Clock::time_point since;
     };
 
     void submit_next(Lock& lock);
+    void submit_to_kernel(const Queued& job, InFlight& transfer);
+    void submit_to_dma(const Queued& job, InFlight& transfer);
+    CopyOrder order_of(const Queued& job) const;
     void reap(Lock& lock);
-    void renew_stream(Lock& lock);
-    void end(std::uint64_t number, std::string error, std::uint64_t bytes, Clock::time_point since);
+    bool all_ended(InFlight& transfer);
+    void renew_streams(Lock& lock);
+    void make_kernel_copies();
+    void end(const InFlight& transfer);
     void refuse_queued(const std::string& why);
     std::uint64_t first_pending() const;
 
     const std::shared_ptr<Device> device_;
     const LaneConfig config_;
     // The thread's alone; kept for good where the device does not end what it was given.
+    std::unique_ptr<CopyStreams> streams_;  // outlives what waits for its work
+    std::unique_ptr<KernelCopies> kernel_;  // null: by DMA
     std::unique_ptr<CopyEngine> engine_;
-    StreamHandle stream_;
 
     mutable std::mutex mutex_;         // guards what follows; not held while the device is called
     std::condition_variable wake_;     // for the thread
@@ -93,10 +104,11 @@ class LaneLoop {
     std::deque<InFlight> in_flight_;
     std::vector<EndedTransfer> ended_;
     std::uint64_t submitted_ = 0;
+    std::uint64_t by_kernel_ = 0;
     std::uint64_t failed_ = 0;
     std::uint32_t streams_lost_ = 0;  // since the last transfer that arrived
     std::string first_error_;
-    bool renew_ = false;  // the stream has broken
+    bool renew_ = false;  // a stream has broken
     bool broken_ = false;
     bool closing_ = false;
     bool stopped_ = false;

@@ -1,12 +1,13 @@
-// Transfers of one direction: a bounded queue, a thread that submits them to a copy stream of its own, and what became of them.
-// A lane for stores and one for loads share nothing, so neither waits behind the other.
+// Transfers of one direction: a bounded queue, a thread that submits them to copy streams of its own, and what became of them.
+// A lane for stores and one for loads share nothing, so neither waits behind the other. Blocks go by DMA, shared among the streams,
+// or by a kernel where the lane was told so and they are such as it takes; nothing orders two transfers but their ends.
 //
 // Each transfer waits on the device for its mark. That is the edge to the stream that computes: it was set behind the kernels that
 // write the blocks of a store, or behind the last users of the blocks that a load fills. Who reads what was loaded comes later,
 // once the caller has seen the transfer end.
 //
-// The thread touches nothing of Python. A failure ends its transfer and is reported with it; the stream is replaced, since an error
-// breaks it for good. After losing `failures_max` streams in a row the lane gives up, and refuses.
+// The thread touches nothing of Python. A failure ends its transfer and is reported with it; the streams are replaced, since an error
+// breaks one for good. After losing `failures_max` streams in a row the lane gives up, and refuses.
 #pragma once
 
 #include <chrono>
@@ -32,7 +33,7 @@ class TransferLane {
     std::optional<std::uint64_t> enqueue(std::vector<CopySpan> spans, MarkPtr after) {
         return loop_->enqueue(std::move(spans), std::move(after));
     }
-    // Each transfer once, in the order in which they ended.
+    // Each transfer once, in the order of their numbers.
     std::vector<EndedTransfer> take_ended() { return loop_->take_ended(); }
     // Blocks until the transfer has ended, whether or not that was taken; false after the limit.
     bool wait(std::uint64_t number, std::chrono::milliseconds limit) { return loop_->wait(number, limit); }

@@ -22,6 +22,10 @@ CopyEngine::~CopyEngine() {
 }
 
 TransferId CopyEngine::submit(std::span<const CopySpan> spans, const CopyOrder& order, StreamHandle stream) {
+    return submit([&] { device_->copy_batch(spans, order.source, stream); }, order, stream);
+}
+
+TransferId CopyEngine::submit(const std::function<void()>& enqueue, const CopyOrder& order, StreamHandle stream) {
     Lock lock(mutex_);
     make_room(lock);
     const std::shared_ptr<Fence> fence = spare_fence();
@@ -29,7 +33,7 @@ TransferId CopyEngine::submit(std::span<const CopySpan> spans, const CopyOrder& 
         device_->make_wait(stream, *order.after);
     }
     try {
-        device_->copy_batch(spans, order.source, stream);
+        enqueue();
         fence->raise(stream);
         if (order.before) {
             device_->make_wait(*order.before, fence->event());

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,6 +36,8 @@ class CopyEngine {
     // Sources and destinations belong to the device until done(id). If this throws DeviceError they are the caller's again: what had
     // been enqueued was waited for.
     TransferId submit(std::span<const CopySpan> spans, const CopyOrder& order, StreamHandle stream);
+    // The same for what `enqueue` puts on the stream, by whatever means; its own throws are treated like a copy's.
+    TransferId submit(const std::function<void()>& enqueue, const CopyOrder& order, StreamHandle stream);
     // Both throw what the transfer failed with, as often as they are asked. done() never blocks behind a wait().
     bool done(TransferId id);
     void wait(TransferId id);

@@ -51,6 +51,7 @@ KVFIX_SAME(copy_2d, PFN_cuMemcpy2DAsync_v3020);
 KVFIX_SAME(module_load, PFN_cuModuleLoadData_v2000);
 KVFIX_SAME(module_unload, PFN_cuModuleUnload_v2000);
 KVFIX_SAME(module_function, PFN_cuModuleGetFunction_v2000);
+KVFIX_SAME(function_set, PFN_cuFuncSetAttribute_v9000);
 KVFIX_SAME(launch, PFN_cuLaunchKernel_v4000);
 
 static_assert(kSuccess == CUDA_SUCCESS);
@@ -69,6 +70,8 @@ static_assert(kErrorSystemDriverMismatch == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
 
 static_assert(kProcAddressLegacyStream == CU_GET_PROC_ADDRESS_LEGACY_STREAM);
 static_assert(kAttributeMultiprocessors == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+static_assert(kAttributeComputeMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+static_assert(kFunctionSharedBytesMax == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(kRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);

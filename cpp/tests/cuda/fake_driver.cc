@@ -78,8 +78,9 @@ Result device(int* number, int ordinal) {
 Result device_name(char* name, int bytes, int) {
     return answered("cuDeviceGetName", [&] { std::strncpy(name, "Fake GPU", static_cast<std::size_t>(bytes)); });
 }
-Result device_attribute(int* value, int, int) {
-    return answered("cuDeviceGetAttribute", [&] { *value = 4; });
+Result device_attribute(int* value, int which, int) {
+    return answered("cuDeviceGetAttribute",
+                    [&] { *value = which == cuda::kAttributeComputeMajor ? current.compute_major : 4; });
 }
 Result primary_retain(Context* context, int) {
     return answered("cuDevicePrimaryCtxRetain", [&] {
@@ -187,8 +188,14 @@ Result module_unload(Module) { return answer("cuModuleUnload"); }
 Result module_function(Function* function, Module, const char*) {
     return answered("cuModuleGetFunction", [&] { new_handle(function); });
 }
-Result launch(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, void**) {
-    return answer("cuLaunchKernel");
+Result function_set(Function, int attribute, int value) {
+    return answered("cuFuncSetAttribute", [&] {
+        current.shared_bytes_max = attribute == cuda::kFunctionSharedBytesMax ? value : current.shared_bytes_max;
+    });
+}
+Result launch(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared, Stream, void**,
+              void**) {
+    return answered("cuLaunchKernel", [&] { current.shared_bytes = shared; });
 }
 
 template <typename Pointer>
@@ -230,6 +237,7 @@ void* find(const std::string& name, int version) {
         {"cuModuleLoadData", as_symbol(module_load)},
         {"cuModuleUnload", as_symbol(module_unload)},
         {"cuModuleGetFunction", as_symbol(module_function)},
+        {"cuFuncSetAttribute", as_symbol(function_set)},
         {"cuLaunchKernel", as_symbol(launch)},
     };
     if (name == "cuMemcpyBatchAsync") {

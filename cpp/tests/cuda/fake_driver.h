@@ -27,6 +27,7 @@ struct State {
     // Set by tests.
     int version = cuda::kVersion13_0;
     int gpus = 1;
+    int compute_major = 9;
     std::map<std::string, cuda::Result> answers;  // what a call answers instead of working
     std::string absent;                           // an entry point that this driver does not have
 
@@ -39,6 +40,8 @@ struct State {
     std::size_t attribute_sets = 0;
     std::size_t first_copy = 99;
     int contexts_retained = 0;
+    int shared_bytes_max = 0;  // that a kernel was allowed
+    unsigned shared_bytes = 0;  // of the last launch
 
     bool called(const std::string& name) const;
 };

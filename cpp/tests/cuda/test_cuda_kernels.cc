@@ -54,11 +54,33 @@ TEST_F(CudaKernelsBuilt, NoWorkIsNotLaunched) {
     EXPECT_TRUE(state().called("cuLaunchKernel"));
 }
 
+// 48 KiB is what a launch may have unasked.
+TEST_F(CudaKernelsBuilt, CopiesGetTheSharedMemoryThatTheyAreLaunchedWith) {
+    const Kernels kernels(context_);
+    kernels.launch(CopyBlocks{.pairs = nullptr, .count = 1, .bytes = 16}, nullptr);
+    EXPECT_EQ(state().shared_bytes, kCopySharedBytes);
+    EXPECT_EQ(state().shared_bytes_max, static_cast<int>(kCopySharedBytes));
+}
+
+TEST_F(CudaKernelsBuilt, AnOlderGpuCopiesWithThreads) {
+    state().compute_major = 8;
+    const Kernels kernels(context_);
+    kernels.launch(CopyBlocks{.pairs = nullptr, .count = 1, .bytes = 16}, nullptr);
+    EXPECT_EQ(state().shared_bytes, 0U);
+    EXPECT_EQ(state().shared_bytes_max, 0);
+}
+
 TEST_F(CudaKernelsBuilt, BadArgumentsAreRefusedBeforeTheLaunch) {
     const Kernels kernels(context_);
     EXPECT_TRUE(error_of([&] {
                     kernels.launch(CopyBlocks{.pairs = nullptr, .count = 1, .bytes = 24}, nullptr);
                 }).starts_with("CopyBlocks: bytes is 24"));
+    EXPECT_TRUE(error_of([&] {
+                    kernels.launch(CopyBlocks{.pairs = nullptr, .count = 1, .bytes = 16, .sms = 0}, nullptr);
+                }).starts_with("CopyBlocks: sms is 0"));
+    EXPECT_TRUE(error_of([&] {
+                    kernels.launch(CopyBlocks{.pairs = nullptr, .count = 1 << 20, .bytes = 1 << 30}, nullptr);
+                }).starts_with("CopyBlocks: count is 1048576"));
     EXPECT_FALSE(state().called("cuLaunchKernel"));
 }
 

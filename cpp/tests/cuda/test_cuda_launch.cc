@@ -8,7 +8,12 @@ namespace {
 
 constexpr std::uint32_t kMultiprocessors = 132;
 
-LaunchShape shape_of(const KernelCall& call) { return launch_shape(call, kMultiprocessors); }
+LaunchShape shape_of(const KernelCall& call) {
+    return launch_shape(call, {.multiprocessors = kMultiprocessors, .copies_in_bulk = false});
+}
+LaunchShape shape_in_bulk(const KernelCall& call) {
+    return launch_shape(call, {.multiprocessors = kMultiprocessors, .copies_in_bulk = true});
+}
 
 ExpandRows rows(std::uint32_t pools, std::uint32_t count, std::uint32_t width) {
     ExpandRows call{};
@@ -53,13 +58,18 @@ TEST(CudaLaunch, HugeWorkStaysWithinTheLimitsOfAGpu) {
          {shape_of(rows(8, kMost, kMost)), shape_of(words(std::uint64_t{1} << 40)), shape_of(blocks(kMost, kMost))}) {
         EXPECT_LE(shape.blocks_x, 0x7FFF'FFFFU);
         EXPECT_LE(shape.blocks_y, 0xFFFFU);
-        EXPECT_EQ(shape.threads, 256U);
+        EXPECT_LE(shape.threads, 1024U);
     }
 }
 
-TEST(CudaLaunch, CopyingBlocksLeavesMostOfTheGpuToOthers) {
-    EXPECT_EQ(shape_of(blocks(1, 16)), (LaunchShape{1, 1, 256}));
-    EXPECT_LT(shape_of(blocks(100'000, 1 << 20)).blocks_x, kMultiprocessors / 2);
+TEST(CudaLaunch, CopyingBlocksTakesTheMultiprocessorsThatItMayAndNoMore) {
+    EXPECT_EQ(shape_of(blocks(1, 16)), (LaunchShape{1, 1, 32}));
+    EXPECT_EQ(shape_of(blocks(100'000, 1 << 20)), (LaunchShape{2, 1, 1024}));
+    EXPECT_EQ(shape_in_bulk(blocks(1, 16)), (LaunchShape{1, 1, 32, kCopySharedBytes}));
+    CopyBlocks call = blocks(100'000, 1 << 20);
+    call.sms = 7;
+    EXPECT_EQ(shape_in_bulk(call), (LaunchShape{7, 1, 32, kCopySharedBytes}));
+    EXPECT_TRUE(shape_in_bulk(blocks(0, 4096)).empty());
 }
 
 }  // namespace

@@ -38,6 +38,15 @@ class TransferLaneTest : public StagingTest {
         lane.emplace(device, config);
     }
 
+    // Two words to a block, so that a lane shares them among its streams.
+    std::vector<CopySpan> shares() const {
+        std::vector<CopySpan> spans;
+        for (std::size_t i = 0; i < kWords; i += 2) {
+            spans.push_back(span_of(host.subspan(i, 2), block.subspan(i, 2)));
+        }
+        return spans;
+    }
+
     std::shared_ptr<Marks> marks = std::make_shared<Marks>(device, 4);
     std::optional<TransferLane> lane{std::in_place, device, LaneConfig{}};
     Words block = device_words(kWords);
@@ -184,6 +193,84 @@ TEST_F(TransferLaneTest, ALaneThatIsLetGoWhileTheDeviceIsStuckKeepsWhatTheDevice
     probe.open_gate(gate);
     all_gone.wait();
     EXPECT_EQ(values(host), all(kWords, 3));
+}
+
+TEST_F(TransferLaneTest, EveryStreamThatHasAShareWaitsForTheMark) {
+    reopen({.streams = 2});
+    for (std::int32_t i = 1; i <= 20; ++i) {
+        const GateHandle gate = probe.close_gate(stream);
+        fill(block, i, stream);
+        const auto number = lane->enqueue(shares(), marks->set(stream));
+        EXPECT_FALSE(lane->wait(*number, milliseconds{1}));
+        EXPECT_EQ(values(host), all(kWords, i - 1));
+        probe.open_gate(gate);
+        ASSERT_EQ(ended(number).error, "");
+        ASSERT_EQ(values(host), all(kWords, i));
+    }
+}
+
+// Whichever of its copies fails: the transfer ends once all have ended, with the error, and the next one runs.
+TEST_F(TransferLaneTest, AShareThatFailsTakesItsTransferDownAndNoOther) {
+    reopen({.streams = 2});
+    for (std::uint64_t share = 1; share <= 2; ++share) {
+        probe.sim().fail_operation(share);
+        EXPECT_CONTAINS(ended(lane->enqueue(shares(), nullptr)).error, "on request") << share;
+        EXPECT_EQ(ended(lane->enqueue(shares(), nullptr)).error, "") << share;
+    }
+    EXPECT_EQ(lane->stats().failed, 2U);
+    EXPECT_EQ(lane->stats().by_kernel, 0U);
+}
+
+// One share refused at the call while another is held on its stream: the memory stays the device's until that one has ended.
+TEST_F(TransferLaneTest, ARefusedShareWaitsForTheOthers) {
+    reopen({.streams = 2});
+    std::vector<CopySpan> spans = shares();
+    spans.back().dst = 1;
+    const GateHandle gate = probe.close_gate(stream);
+    fill(block, 5, stream);
+    probe.at_next_synchronize([&] { probe.open_gate(gate); });
+    const EndedTransfer end = ended(lane->enqueue(spans, marks->set(stream)));
+    EXPECT_CONTAINS(end.error, "copy destination");
+    EXPECT_EQ(host[0], 5) << "the first share had arrived when the transfer ended";
+}
+
+TEST_F(TransferLaneTest, ByKernelAStoreRunsBehindItsMarkAsWell) {
+    reopen({.kernel_sms = 2});
+    for (std::int32_t i = 1; i <= 20; ++i) {
+        const GateHandle gate = probe.close_gate(stream);
+        fill(block, i, stream);
+        const auto number = store(marks->set(stream));
+        EXPECT_FALSE(lane->wait(*number, milliseconds{1}));
+        probe.open_gate(gate);
+        ASSERT_EQ(ended(number).error, "");
+        ASSERT_EQ(values(host), all(kWords, i));
+    }
+    EXPECT_EQ(lane->stats().by_kernel, 20U);
+    EXPECT_EQ(ended(lane->enqueue({span_of(host.first(1), block.first(1))}, nullptr)).error, "");
+    EXPECT_EQ(lane->stats().by_kernel, 20U) << "four bytes went by DMA";
+}
+
+TEST_F(TransferLaneTest, AFailedKernelEndsItsTransferAndTheLaneGoesOnWithOtherStreamsAndSlots) {
+    const KeepsMemoryOnPurpose keeps;  // slots whose kernel failed
+    reopen({.in_flight_max = 2, .kernel_sms = 2});
+    for (int i = 0; i < 4; ++i) {  // more often than there are slots
+        probe.sim().fail_operation(1);
+        EXPECT_CONTAINS(ended(store()).error, "on request");
+        EXPECT_EQ(ended(store()).error, "");
+    }
+    probe.refuse_launch(1);
+    EXPECT_CONTAINS(ended(store()).error, "launch refused");
+    EXPECT_EQ(ended(store()).error, "");
+    EXPECT_EQ(lane->stats().failed, 5U);
+    EXPECT_FALSE(lane->stats().broken);
+}
+
+TEST_F(TransferLaneTest, RefusesWhatTheDeviceDoesNotHave) {
+    EXPECT_THROW(TransferLane(device, {.streams = 0}), std::invalid_argument);
+    EXPECT_THROW(TransferLane(device, {.streams = 17}), std::invalid_argument);
+    EXPECT_THROW(TransferLane(device, {.kernel_sms = probe.multiprocessors() + 1}), std::invalid_argument);
+    probe.leave_kernels_out();
+    EXPECT_THROW(TransferLane(device, {.kernel_sms = 1}), std::invalid_argument);
 }
 
 TEST_F(TransferLaneTest, KnowsOnlyWhatWasEnqueued) {

@@ -40,6 +40,7 @@ class ProbeDevice final : public Device {
     std::string name() const override { return sim_.name(); }
     bool simulated() const override { return true; }
     bool has_kernels() const override { return kernels_; }
+    std::uint32_t multiprocessors() const override { return sim_.multiprocessors(); }
     bool has_batched_copy() const override { return true; }
     StreamHandle create_stream() override { return newest_stream_ = sim_.create_stream(); }
     void destroy_stream(StreamHandle stream) override { sim_.destroy_stream(stream); }

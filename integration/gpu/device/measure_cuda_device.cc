@@ -1,4 +1,4 @@
-// Needs an NVIDIA GPU. What calls cost the host, how many blocks CopyBlocks needs to fill the link, and how long the
+// Needs an NVIDIA GPU. What calls cost the host, how many multiprocessors CopyBlocks needs to fill the link, and how long the
 // kernels that write offsets take. Times are medians; nothing is judged.
 #include <algorithm>
 #include <chrono>
@@ -98,9 +98,12 @@ void measure_links(const Bench& bench) {
             });
             const CopyBlocks call{reinterpret_cast<const BlockPair*>(pairs.device_address()),
                                   static_cast<std::uint32_t>(blocks), bytes};
-            for (const std::uint32_t ctas : {4U, 8U, 16U, 32U, 64U, 128U}) {
-                print("kernel, " + std::to_string(ctas),
-                      [&] { bench.kernels.launch(call, {ctas, 1, 256}, bench.raw_stream()); });
+            for (const std::uint32_t sms : {1U, 2U, 3U, 4U, 8U}) {
+                CopyBlocks limited = call;
+                limited.sms = sms;
+                print("kernel, bulk, " + std::to_string(sms), [&] { bench.kernels.launch(limited, bench.raw_stream()); });
+                print("kernel, " + std::to_string(sms),
+                      [&] { bench.kernels.launch(limited, {sms, 1, 1024}, bench.raw_stream()); });
             }
         }
     }
