@@ -694,6 +694,10 @@ class HostPool:
     @property
     def numa_bound(self) -> bool: ...
 
+    @property
+    def at_same_address_on_device(self) -> bool:
+        """As kernels need it."""
+
     def digests(self, slots: Any) -> list[int]:
         """64 bits of each slot's content. Nothing may write the slots meanwhile."""
 

@@ -78,6 +78,7 @@ void bind_pool(nb::module_& m) {
         .def_prop_ro("bytes_pinned", &HostPool::bytes_pinned)
         .def_prop_ro("pieces", [](const HostPool& p) { return p.plan().pieces(); })
         .def_prop_ro("numa_bound", &HostPool::numa_bound)
+        .def_prop_ro("at_same_address_on_device", &HostPool::at_same_address_on_device, "As kernels need it.")
         .def("digests", &digests, "slots"_a, nb::sig("def digests(self, slots: Any) -> list[int]"),
              "64 bits of each slot's content. Nothing may write the slots meanwhile.")
         .def("close", &HostPool::close, Nogil(), "What the device does not let go of is kept.")
@@ -117,7 +118,8 @@ void bind_lane(nb::module_& m) {
     nb::class_<TransferLane>(m, "TransferLane", "Transfers of one direction, by a thread and streams of their own.")
         .def("__init__", &init_lane, "device"_a, nb::kw_only(), "order"_a, "queue_max"_a = 256, "in_flight_max"_a = 32,
              "failures_max"_a = 3, "streams"_a = 4, "kernel_sms"_a = 0,
-             "streams: share the blocks of a transfer that goes by DMA. kernel_sms: multiprocessors for copies by kernel; 0 for "
+             "streams: share the blocks of a transfer that goes by DMA. kernel_sms: multiprocessors for copies by "
+             "kernel; 0 for "
              "DMA.")
         .def("enqueue", &enqueue, "dst"_a, "src"_a, "nbytes"_a, nb::kw_only(), "after"_a = nb::none(),
              nb::sig("def enqueue(self, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> int | None"),

@@ -18,7 +18,8 @@ auto calls_of_each_kind(std::index_sequence<Kinds...>) {
 
 Kernels::Kernels(const PrimaryContext& context)
     : context_(context),
-      gpu_{.multiprocessors = context.multiprocessors(), .copies_in_bulk = context.compute_major() >= kComputeMajorHopper} {
+      gpu_{.multiprocessors = context.multiprocessors(),
+           .copies_in_bulk = context.compute_major() >= kComputeMajorHopper} {
     if (embedded_kernels().empty()) {
         why_not_ = "this build has none; build it where nvcc 12 or newer is on the path";
         return;
@@ -53,9 +54,7 @@ Kernels::~Kernels() {
     }
 }
 
-void Kernels::launch(const KernelCall& call, Stream stream) const {
-    launch(call, launch_shape(call, gpu_), stream);
-}
+void Kernels::launch(const KernelCall& call, Stream stream) const { launch(call, launch_shape(call, gpu_), stream); }
 
 void Kernels::launch(const KernelCall& call, const LaunchShape& shape, Stream stream) const {
     check_call(call);
@@ -69,8 +68,8 @@ void Kernels::launch(const KernelCall& call, const LaunchShape& shape, Stream st
     const void* argument = std::visit([](const auto& one) -> const void* { return &one; }, call);
     std::array<void*, 1> arguments{const_cast<void*>(argument)};
     const CurrentContext current = context_.use();
-    context_.driver.launch(functions_[call.index()], shape.blocks_x, shape.blocks_y, 1, shape.threads, 1, 1, shape.shared_bytes, stream,
-                           arguments.data(), nullptr);
+    context_.driver.launch(functions_[call.index()], shape.blocks_x, shape.blocks_y, 1, shape.threads, 1, 1,
+                           shape.shared_bytes, stream, arguments.data(), nullptr);
 }
 
 }  // namespace kvfix::cuda

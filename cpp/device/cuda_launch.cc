@@ -47,8 +47,9 @@ LaunchShape for_copies(const CopyBlocks& call, bool in_bulk) {
                 .shared_bytes = kCopySharedBytes};
     }
     const std::uint64_t threads = pieces * kWarp;
-    return {.blocks_x = static_cast<std::uint32_t>(std::min<std::uint64_t>(call.sms, divide_up(threads, kCopyThreadsMax))),
-            .threads = static_cast<std::uint32_t>(std::min(threads, kCopyThreadsMax))};
+    return {
+        .blocks_x = static_cast<std::uint32_t>(std::min<std::uint64_t>(call.sms, divide_up(threads, kCopyThreadsMax))),
+        .threads = static_cast<std::uint32_t>(std::min(threads, kCopyThreadsMax))};
 }
 
 struct ShapeOf {
@@ -64,15 +65,11 @@ struct ShapeOf {
     LaunchShape operator()(const FillWords& call) const {
         return for_threads(divide_up(call.count, kWordsPerThread), kBlocksPerMultiprocessor * gpu.multiprocessors);
     }
-    LaunchShape operator()(const CopyBlocks& call) const {
-        return for_copies(call, gpu.copies_in_bulk);
-    }
+    LaunchShape operator()(const CopyBlocks& call) const { return for_copies(call, gpu.copies_in_bulk); }
 };
 
 }  // namespace
 
-LaunchShape launch_shape(const KernelCall& call, const Gpu& gpu) {
-    return std::visit(ShapeOf{gpu}, call);
-}
+LaunchShape launch_shape(const KernelCall& call, const Gpu& gpu) { return std::visit(ShapeOf{gpu}, call); }
 
 }  // namespace kvfix::cuda

@@ -8,9 +8,9 @@
 namespace kvfix::cuda {
 
 struct LaunchShape {
-    std::uint32_t blocks_x = 0;  // rows, or pieces of one-dimensional work
-    std::uint32_t blocks_y = 1;  // along a row
-    std::uint32_t threads = 0;   // of a block
+    std::uint32_t blocks_x = 0;      // rows, or pieces of one-dimensional work
+    std::uint32_t blocks_y = 1;      // along a row
+    std::uint32_t threads = 0;       // of a block
     std::uint32_t shared_bytes = 0;  // dynamic shared memory of a block
 
     bool empty() const { return blocks_x == 0; }  // there is nothing to do: the kernel is not started

@@ -73,8 +73,8 @@ struct BlockPair {
 struct CopyBlocks {
     const BlockPair* pairs;  // in device memory, or pinned and held until the kernel has run
     std::uint32_t count;
-    std::uint64_t bytes;     // of each block, a multiple of 16
-    std::uint32_t sms = 2;   // multiprocessors that it may take from compute
+    std::uint64_t bytes;    // of each block, a multiple of 16
+    std::uint32_t sms = 2;  // multiprocessors that it may take from compute
 };
 // A thread block of CopyBlocks has so many pieces of a block on their way, where the GPU copies in bulk.
 inline constexpr std::uint32_t kCopyPieceBytes = 16 << 10;

@@ -105,6 +105,7 @@ void HostPool::pin() {
         device_->register_host(part.data(), part.size());
         pinned_.push_back(part);
         bytes_pinned_ += part.size();
+        at_same_address_ &= device_->device_address(part.data()) == reinterpret_cast<std::uintptr_t>(part.data());
     }
 }
 

@@ -45,6 +45,8 @@ class HostPool {
     std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(data_); }  // of slot 0
     std::size_t bytes_pinned() const { return bytes_pinned_; }
     bool numa_bound() const { return numa_bound_; }
+    // Whether kernels find every slot at the address that it has here; copies by DMA find it anyway.
+    bool at_same_address_on_device() const { return at_same_address_; }
 
     // 64 bits of each slot's content, the same on every machine. Whoever calls sees to it that nothing writes the slots.
     std::vector<std::uint64_t> digests(std::span<const std::uint64_t> slots) const;
@@ -64,6 +66,7 @@ class HostPool {
     std::vector<std::span<std::uint8_t>> pinned_;
     std::size_t bytes_pinned_ = 0;
     bool numa_bound_ = false;
+    bool at_same_address_ = true;
 };
 
 std::uint64_t digest_of(std::span<const std::uint8_t> bytes);

@@ -118,7 +118,8 @@ void LaneLoop::submit_next(Lock& lock) {
     queue_.pop_front();
     submitting_ = job.number;
     lock.unlock();
-    InFlight transfer{.number = job.number, .parts = {}, .error = {}, .bytes = bytes_of(job.spans), .since = Clock::now()};
+    InFlight transfer{
+        .number = job.number, .parts = {}, .error = {}, .bytes = bytes_of(job.spans), .since = Clock::now()};
     const bool by_kernel = kernel_ != nullptr && KernelCopies::takes(job.spans);
     try {
         by_kernel ? submit_to_kernel(job, transfer) : submit_to_dma(job, transfer);

@@ -100,6 +100,8 @@ offload_requested_bytes = Counter(
 )
 offload_pool_bytes = Counter("offload_pool_bytes", "Bytes of the host tier of this rank", "gauge")
 offload_pinned_bytes = Counter("offload_pinned_bytes", "Of these, bytes registered with the device", "gauge")
+offload_stores_by_kernel = Counter("offload_stores_by_kernel", "1: stores go by the copy kernel, 0: by DMA", "gauge")
+offload_loads_by_kernel = Counter("offload_loads_by_kernel", "1: loads go by the copy kernel, 0: by DMA", "gauge")
 offload_queued = Counter("offload_queued", "Transfers that wait for the copy threads", "gauge")
 offload_in_flight = Counter("offload_in_flight", "Transfers that the device has", "gauge")
 

@@ -51,6 +51,10 @@ class OffloadSettings(BaseModel):
     huge_pages: bool = True
     queue_max: int = Field(default=256, ge=1)  # transfers of one direction that wait for the copy thread
     in_flight_max: int = Field(default=32, ge=1)  # and that the device has
+    copy_by: Literal["auto", "dma", "kernel"] = (
+        "auto"  # auto: whichever is faster for these blocks, measured at the start
+    )
+    copy_sms: int = Field(default=2, ge=1)  # multiprocessors of the GPU that a copy by kernel may take
     shutdown_timeout_s: float = Field(default=10, gt=0)
     log_every_requests: int = Field(default=100, ge=0)  # 0: no line
     control_file: str | None = None  # read while serving; see docs/offload.md

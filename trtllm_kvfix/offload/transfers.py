@@ -7,13 +7,14 @@ from typing import NamedTuple
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, DeviceError, HostPool, Mark, Marks, TransferLane
+from trtllm_kvfix.offload.crossover import choose_ways
 from trtllm_kvfix.offload.digests import Digests
+from trtllm_kvfix.offload.lanes import make_lane
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch
 from trtllm_kvfix.offload.plan import Ended, LoadJob, Step, StoreJob
 from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.offload.tier_report import TierReport
 
-STREAMS_LOST_MAX = 256  # in a row; the scheduler side stops asking long before
 FENCE_S_MAX = 30.0  # a transfer that is not over by then never will be
 
 
@@ -37,10 +38,9 @@ class Transfers:
         self._report = report
         # A mark is held by transfers that wait in a queue, and by the step that is being given out.
         self._marks = Marks(device, marks_max=2 * settings.queue_max + 4)
-        # A store may not read its blocks before its turn: compute has been given them, but has not written them yet.
-        # Host blocks were complete before anybody could find them, so a load may read them at any time.
-        self._stores = self._lane(device, "stream")
-        self._loads = self._lane(device, "any")
+        ways = choose_ways(device, layout, pool, settings)  # while nothing is in the pool
+        self._stores = make_lane(device, "store", ways.store, settings)
+        self._loads = make_lane(device, "load", ways.load, settings)
         self._running: dict[tuple[str, int], _Running] = {}
         self._at_once: list[Ended] = []  # needed no lane, or found no place in one
         self._digests = Digests(pool, settings.verify)
@@ -102,12 +102,6 @@ class Transfers:
         self._pool.close()
         self._report.pinned(self._pool.bytes_pinned)
         return self._pool.bytes_pinned == 0
-
-    def _lane(self, device: Device, order: str) -> TransferLane:
-        return TransferLane(
-            device, order=order, queue_max=self._settings.queue_max, in_flight_max=self._settings.in_flight_max,
-            failures_max=STREAMS_LOST_MAX,
-        )  # fmt: skip
 
     def _enqueue(self, job: StoreJob | LoadJob, direction: str, lane: TransferLane, mark: Mark) -> None:
         if not job.slots:  # upstream found no room for what it was promised

@@ -40,7 +40,7 @@ struct State {
     std::size_t attribute_sets = 0;
     std::size_t first_copy = 99;
     int contexts_retained = 0;
-    int shared_bytes_max = 0;  // that a kernel was allowed
+    int shared_bytes_max = 0;   // that a kernel was allowed
     unsigned shared_bytes = 0;  // of the last launch
 
     bool called(const std::string& name) const;

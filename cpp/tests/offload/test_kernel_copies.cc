@@ -26,8 +26,9 @@ TEST_F(KernelCopiesTest, MovesBlocksOfSeveralSizesBothWays) {
     KernelCopies copies(device, 2, 4);
     fill(part(blocks, 0, 32), 1, stream);
     fill(part(blocks, 32, 32), 2, stream);
-    enqueue(copies, {span_of(part(host, 0, 16), part(blocks, 16, 16)), span_of(part(host, 16, 16), part(blocks, 48, 16)),
-                     span_of(part(host, 32, 4), part(blocks, 32, 4))});
+    enqueue(copies,
+            {span_of(part(host, 0, 16), part(blocks, 16, 16)), span_of(part(host, 16, 16), part(blocks, 48, 16)),
+             span_of(part(host, 32, 4), part(blocks, 32, 4))});
     probe.synchronize(stream);
     std::vector<std::int32_t> expected = all(kWords, 0);
     std::fill_n(expected.begin(), 16, 1);

@@ -101,7 +101,8 @@ void measure_links(const Bench& bench) {
             for (const std::uint32_t sms : {1U, 2U, 3U, 4U, 8U}) {
                 CopyBlocks limited = call;
                 limited.sms = sms;
-                print("kernel, bulk, " + std::to_string(sms), [&] { bench.kernels.launch(limited, bench.raw_stream()); });
+                print("kernel, bulk, " + std::to_string(sms),
+                      [&] { bench.kernels.launch(limited, bench.raw_stream()); });
                 print("kernel, " + std::to_string(sms),
                       [&] { bench.kernels.launch(limited, {sms, 1, 1024}, bench.raw_stream()); });
             }
