@@ -23,9 +23,10 @@ REQUESTS = 2000
 HARMLESS_FAULTS = ("the mark is refused", "the queue is full")
 
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+@pytest.fixture(params=("dma", "kernel"))
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     assert DEVICE is not None
+    monkeypatch.setenv("TRTLLM_KVFIX_OFFLOAD_COPY_BY", request.param)
     monkeypatch.setenv("TRTLLM_KVFIX_OFFLOAD_HOST_BYTES", str(400 * BLOCK_BYTES))
     monkeypatch.setenv("TRTLLM_KVFIX_OFFLOAD_VERIFY", "all")
     made = Bench(DEVICE, blocks=96, chunk_tokens=16)
