@@ -151,7 +151,9 @@ void LaneLoop::submit_to_kernel(const Queued& job, InFlight& transfer) {
 
 // Every stream that has a share waits for the mark.
 void LaneLoop::submit_to_dma(const Queued& job, InFlight& transfer) {
-    const std::size_t parts = std::clamp<std::size_t>(job.spans.size() / kSpansPerPart, 1, streams_->count());
+    const bool small = transfer.bytes < job.spans.size() * config_.shared_bytes_min;
+    const std::size_t parts =
+        small ? 1 : std::clamp<std::size_t>(job.spans.size() / kSpansPerPart, 1, streams_->count());
     std::span<const CopySpan> left = job.spans;
     for (std::size_t part = 0; part < parts; ++part) {
         const std::size_t share = left.size() / (parts - part);

@@ -25,7 +25,9 @@ struct LaneConfig {
     std::size_t in_flight_max = 32;  // submitted, not ended
     std::uint32_t failures_max = 3;  // streams lost in a row
     SourceOrder source = SourceOrder::stream;
-    std::size_t streams = 4;       // that share the blocks of a transfer
+    std::size_t streams = 4;  // that share the blocks of a transfer
+    // Smaller blocks keep to one stream: the driver takes several times as long for loads of them from more than one.
+    std::size_t shared_bytes_min = 32 << 10;
     std::uint32_t kernel_sms = 0;  // multiprocessors for copies by kernel; 0: by DMA
 };
 

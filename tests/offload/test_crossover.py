@@ -117,8 +117,8 @@ def test_a_simulated_device_is_not_measured(device: Device, pool: HostPool, monk
 
 def test_the_kernel_must_be_clearly_faster() -> None:
     dma = {("store", "dma"): 40.0, ("load", "dma"): 40.0}
-    assert faster({**dma, ("store", "kernel"): 50.0, ("load", "kernel"): 43.0}) == Ways("kernel", "dma")  # type: ignore[dict-item]
-    assert faster({**dma, ("store", "kernel"): 43.0, ("load", "kernel"): 50.0}) == Ways("dma", "kernel")  # type: ignore[dict-item]
+    assert faster({**dma, ("store", "kernel"): 60.0, ("load", "kernel"): 59.0}) == Ways("kernel", "dma")  # type: ignore[dict-item]
+    assert faster({**dma, ("store", "kernel"): 59.0, ("load", "kernel"): 60.0}) == Ways("dma", "kernel")  # type: ignore[dict-item]
 
 
 def test_both_ways_are_measured_in_both_directions(

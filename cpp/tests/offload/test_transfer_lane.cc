@@ -196,7 +196,7 @@ TEST_F(TransferLaneTest, ALaneThatIsLetGoWhileTheDeviceIsStuckKeepsWhatTheDevice
 }
 
 TEST_F(TransferLaneTest, EveryStreamThatHasAShareWaitsForTheMark) {
-    reopen({.streams = 2});
+    reopen({.streams = 2, .shared_bytes_min = 0});
     for (std::int32_t i = 1; i <= 20; ++i) {
         const GateHandle gate = probe.close_gate(stream);
         fill(block, i, stream);
@@ -211,7 +211,7 @@ TEST_F(TransferLaneTest, EveryStreamThatHasAShareWaitsForTheMark) {
 
 // Whichever of its copies fails: the transfer ends once all have ended, with the error, and the next one runs.
 TEST_F(TransferLaneTest, AShareThatFailsTakesItsTransferDownAndNoOther) {
-    reopen({.streams = 2});
+    reopen({.streams = 2, .shared_bytes_min = 0});
     for (std::uint64_t share = 1; share <= 2; ++share) {
         probe.sim().fail_operation(share);
         EXPECT_CONTAINS(ended(lane->enqueue(shares(), nullptr)).error, "on request") << share;
@@ -223,7 +223,7 @@ TEST_F(TransferLaneTest, AShareThatFailsTakesItsTransferDownAndNoOther) {
 
 // One share refused at the call while another is held on its stream: the memory stays the device's until that one has ended.
 TEST_F(TransferLaneTest, ARefusedShareWaitsForTheOthers) {
-    reopen({.streams = 2});
+    reopen({.streams = 2, .shared_bytes_min = 0});
     std::vector<CopySpan> spans = shares();
     spans.back().dst = 1;
     const GateHandle gate = probe.close_gate(stream);
@@ -232,6 +232,13 @@ TEST_F(TransferLaneTest, ARefusedShareWaitsForTheOthers) {
     const EndedTransfer end = ended(lane->enqueue(spans, marks->set(stream)));
     EXPECT_CONTAINS(end.error, "copy destination");
     EXPECT_EQ(host[0], 5) << "the first share had arrived when the transfer ended";
+}
+
+TEST_F(TransferLaneTest, SmallBlocksKeepToOneStream) {
+    reopen({.streams = 2, .shared_bytes_min = 9});
+    probe.sim().fail_operation(2);  // which would be the second share
+    EXPECT_EQ(ended(lane->enqueue(shares(), nullptr)).error, "");
+    EXPECT_CONTAINS(ended(lane->enqueue(shares(), nullptr)).error, "on request");
 }
 
 TEST_F(TransferLaneTest, ByKernelAStoreRunsBehindItsMarkAsWell) {
