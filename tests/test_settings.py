@@ -10,6 +10,7 @@ from trtllm_kvfix.settings import ReplaySettings, Settings, as_variables, load, 
 
 # A value other than the default, as text and as what it means, where a number will not do.
 SAMPLES: dict[str, tuple[str, object]] = {
+    "copy_by": ("kernel", "kernel"),
     "verify": ("sample", "sample"),
     "host_tier": ("connector", "connector"),
     "huge_pages": ("false", False),
