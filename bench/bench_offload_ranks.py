@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench_offload import KIB, MIB, Lanes, make_work, measure, require_equal
+from bench_offload import KIB, MIB, Contents, measure
 from measure import REPOSITORY, RESULTS, Row, Summary, report
+from offload_ways import Lanes, make_work
 
 sys.path.insert(0, str(REPOSITORY))  # the ranks live among the tests
 from tests.offload.rank_processes import run_ranks
@@ -28,16 +29,16 @@ def speeds(here: Here, sizes: tuple[int, ...], rounds: int) -> dict[tuple[int, s
     found: dict[tuple[int, str, str], tuple[float, ...]] = {}
     for size in sizes:
         work = make_work(here.device, size)
-        here.device.fill_words(work.blocks.address, work.pool.bytes // 4, here.ranks.rank, 0)
-        here.device.synchronize(0)
+        contents = Contents(work)
         for direction in ("store", "load"):
             for name, ranks in WHO.items():
+                contents.spoil(direction)
                 here.ranks.gather(None)  # all begin together
                 if here.ranks.rank in ranks:
                     way = Lanes(work, direction)
-                    found[size, direction, name] = tuple(measure(way, rounds)[0])
+                    found[size, direction, name] = tuple(measure(way, rounds)["gbps"])
                     way.close()
-            require_equal(work, direction)
+                    contents.require(direction)
     return found
 
 
