@@ -14,6 +14,7 @@ class NullDevice final : public Device {
     std::string name() const override { return "null"; }
     bool simulated() const override { return true; }
     bool has_kernels() const override { return true; }
+    std::uint32_t multiprocessors() const override { return 1; }
     bool has_batched_copy() const override { return true; }
     StreamHandle create_stream() override { return {1}; }
     void destroy_stream(StreamHandle) override {}

@@ -179,6 +179,7 @@ TEST_F(EarlyCopy, ACopyThatFailsIsTheLastOne) {
 }
 
 TEST_F(EarlyCopy, AFailureOfWhatWasLentIsToldByWhoeverSettles) {
+    const KeepsMemoryOnPurpose keeps;  // the caller's stream has failed with the copy that it waited for
     make_early();
     const GateHandle busy = probe.close_gate(copies);
     probe.sim().fail_operation(1);
