@@ -122,18 +122,8 @@ RowPiece DeviceTableStager::piece_of(const TableLine& line, std::uint32_t block,
 void DeviceTableStager::gather(const Shipment& shipment, StagingSlot slot) {
     const std::size_t entry_bytes = std::size_t{entries_max_} * sizeof(TableEntry);
     std::memcpy(static_cast<std::byte*>(slot.data()) + entry_bytes, shipment.rows.data(), shipment.rows.size_bytes());
-    const std::uint32_t planes = planes_of(config_.layout);
-    device_->launch(GatherDeviceRows{.dst = shipment.dst,
-                                     .table = reinterpret_cast<const std::int32_t*>(table_.address()),
-                                     .table_pool_stride = std::uint64_t{config_.rows_max} * planes * config_.blocks_max,
-                                     .table_row_stride = planes * config_.blocks_max,
-                                     .row_index = reinterpret_cast<const std::uint32_t*>(
-                                         slot.lend_to_kernels(shipment.stream) + entry_bytes),
-                                     .pools = shipment.table.pools,
-                                     .rows = static_cast<std::uint32_t>(shipment.rows.size()),
-                                     .width = shipment.width,
-                                     .planes = planes,
-                                     .scale = config_.scale},
+    const std::uintptr_t row_index = slot.lend_to_kernels(shipment.stream) + entry_bytes;
+    device_->launch(gather_from(table_.address(), config_.rows_max, config_.blocks_max, row_index, shipment, config_),
                     shipment.stream);
     std::move(slot).submit();
 }

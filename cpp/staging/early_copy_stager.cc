@@ -124,14 +124,15 @@ void EarlyCopyStager::copy(const Shipment& shipment, Range range, const Buffer& 
     const std::size_t line_bytes = std::size_t{shipment.width} * sizeof(std::int32_t);
     const std::size_t distance = (planes == 2 ? table.plane_stride : table.row_stride) * sizeof(std::int32_t);
     const std::size_t lines = std::size_t{range.rows} * planes;
-    const bool in_one_piece = distance == line_bytes;
+    const std::size_t pieces = distance == line_bytes ? 1 : lines;  // lines that adjoin go as one
+    const std::size_t piece_bytes = lines / pieces * line_bytes;
     for (std::uint32_t pool = 0; pool < table.pools; ++pool) {
         device_->copy_rows({.dst = buffer.memory.address() + pool * lines * line_bytes,
-                            .dst_pitch = in_one_piece ? lines * line_bytes : line_bytes,
+                            .dst_pitch = piece_bytes,
                             .src = reinterpret_cast<std::uintptr_t>(table.row(pool, range.first, 0)),
-                            .src_pitch = in_one_piece ? lines * line_bytes : distance,
-                            .row_bytes = in_one_piece ? lines * line_bytes : line_bytes,
-                            .rows = in_one_piece ? 1 : lines},
+                            .src_pitch = std::max(distance, piece_bytes),
+                            .row_bytes = piece_bytes,
+                            .rows = pieces},
                            copies_);
     }
 }
@@ -150,19 +151,9 @@ bool EarlyCopyStager::arrives(Fence& copied, std::size_t bytes) {
 void EarlyCopyStager::gather(const Shipment& shipment, Range range, const Buffer& buffer, StagingSlot slot) {
     std::ranges::transform(shipment.rows, static_cast<std::uint32_t*>(slot.data()),
                            [&](std::uint32_t row) { return row - range.first; });
-    const std::uint32_t planes = planes_of(config_.layout);
-    device_->launch(
-        GatherDeviceRows{.dst = shipment.dst,
-                         .table = reinterpret_cast<const std::int32_t*>(buffer.memory.address()),
-                         .table_pool_stride = std::uint64_t{range.rows} * planes * shipment.width,
-                         .table_row_stride = planes * shipment.width,
-                         .row_index = reinterpret_cast<const std::uint32_t*>(slot.lend_to_kernels(shipment.stream)),
-                         .pools = shipment.table.pools,
-                         .rows = static_cast<std::uint32_t>(shipment.rows.size()),
-                         .width = shipment.width,
-                         .planes = planes,
-                         .scale = config_.scale},
-        shipment.stream);
+    const std::uintptr_t row_index = slot.lend_to_kernels(shipment.stream);
+    device_->launch(gather_from(buffer.memory.address(), range.rows, shipment.width, row_index, shipment, config_),
+                    shipment.stream);
     std::move(slot).submit();
 }
 
