@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from measure import REPOSITORY, RESULTS, Row, Summary, quiet_garbage_collector, report
 
-from trtllm_kvfix.manager.admission import ordered_admission
-from trtllm_kvfix.manager.input_fence import InputFence
-from trtllm_kvfix.manager.resource_manager import BudgetKeeper
-from trtllm_kvfix.manager.staged_offsets_v1 import StagedOffsetsV1
-from trtllm_kvfix.manager.staged_offsets_v2 import StagedOffsetsV2
-from trtllm_kvfix.manager.turns import Turns
+from trtllm_kvfix.fixes.batched_admission.mechanism import ordered_admission
+from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
+from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
+from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedOffsetsV1
+from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
+from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
 
 sys.path.insert(0, str(REPOSITORY))  # the stand-in lives among the tests
 from tests.fakes.fixture import upstream

@@ -11,8 +11,8 @@ import pytest
 
 from integration.trtllm.installed import imported, make_manager
 from trtllm_kvfix import native
+from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.overlay.fix import State
-from trtllm_kvfix.overlay.fixes import ALL
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.settings import Settings

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from integration.trtllm.installed import imported
+from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.overlay.fix import State
-from trtllm_kvfix.overlay.fixes import ALL
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.settings import FixSettings, Settings

@@ -89,9 +89,9 @@ ALL = (
     fix("nixl-listener", "helper", lambda original: lambda: "ours", EXECUTOR),
 )
 
-stand = types.ModuleType("trtllm_kvfix.overlay.fixes")
+stand = types.ModuleType("trtllm_kvfix.fixes")
 stand.ALL = ALL
-sys.modules["trtllm_kvfix.overlay.fixes"] = stand
+sys.modules["trtllm_kvfix.fixes"] = stand
 ''',
 }
 

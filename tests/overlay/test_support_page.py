@@ -10,7 +10,7 @@ from tests.fakes.fixture import VARIANTS
 from tests.overlay.small_upstream import ROOT
 from tests.overlay.variant_table import metrics_table, probed, table
 from trtllm_kvfix import cli
-from trtllm_kvfix.overlay.fixes import ALL
+from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.overlay.launch import run
 from trtllm_kvfix.sections import FixChoices
 from trtllm_kvfix.settings import load, names, variable_of

@@ -13,8 +13,8 @@ from functools import cache
 
 from tests.fakes.fixture import FAKES, VARIANTS
 from tests.overlay.small_upstream import ROOT
+from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.overlay.fixes import ALL
 
 PROBE = """
 import json

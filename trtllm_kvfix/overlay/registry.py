@@ -211,7 +211,7 @@ class Registry:
 
 
 def all_fixes() -> tuple[Fix, ...]:
-    from trtllm_kvfix.overlay.fixes import ALL  # noqa: PLC0415  the fixes import the managers; the records do not
+    from trtllm_kvfix.fixes import ALL  # noqa: PLC0415  the fixes import the managers; the records do not
 
     return tuple(ALL)
 

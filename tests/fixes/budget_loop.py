@@ -1,0 +1,158 @@
+"""An executor around a resource manager with the budget in place, of doubles."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.fixes.doubles import TOKENS_PER_BLOCK, Request
+from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
+
+
+class Kind(Enum):
+    SEQ_SLOT_MANAGER = "slots"
+    PEFT_CACHE_MANAGER = "adapters"
+    DRAFT_KV_CACHE_MANAGER = "draft"
+    KV_CACHE_MANAGER = "main"
+
+
+@dataclass
+class Bound:
+    sequences: set[int] = field(default_factory=set)
+    removals: list[tuple[int, Any, bool]] = field(default_factory=list)
+
+    def remove_sequence(self, request_id: int, request: Any, pin: bool) -> None:
+        self.sequences.remove(request_id)
+        self.removals.append((request_id, request, pin))
+
+
+class KvManager:
+    """Reuses what it is told, and reports from inside as upstream's does until the report became a step of its own."""
+
+    tokens_per_block = TOKENS_PER_BLOCK
+
+    def __init__(self, connector: Any = None, reuse: dict[int, int] | None = None) -> None:
+        self.impl = Bound()
+        self.connector = self.kv_connector_manager = connector
+        self.reuse = reuse or {}
+
+    def prepare_resources(self, batch: Any) -> None:
+        for request in batch.context_requests:
+            if request.is_first_context_chunk and self._should_add(request):
+                self.impl.sequences.add(request.request_id)
+                reused = self.reuse.get(request.request_id, 0)
+                request.context_current_position = request.prepopulated_prompt_len = reused
+                request.context_chunk_size = min(request.context_chunk_size, request.context_remaining_length)
+                if self.connector is not None:
+                    self.connector.update_state_after_alloc(request, [request.request_id])
+        if self.connector is not None:
+            self.connector.build_scheduler_output(batch, self)
+
+    def _should_add(self, request: Request) -> bool:
+        return self.connector is None or self.connector.should_add_sequence(request)
+
+    def free_resources(self, request: Request, pin_on_release: bool = False) -> None:
+        self.impl.remove_sequence(request.request_id, request, pin_on_release)
+
+
+class HybridManager(KvManager):
+    """Has a state besides, as managers of state-space models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: set[int] = set()
+
+    def prepare_resources(self, batch: Any) -> None:
+        self.states |= {r.request_id for r in batch.context_requests if r.is_first_context_chunk}
+        super().prepare_resources(batch)
+
+    def free_resources(self, request: Request, pin_on_release: bool = False) -> None:
+        self.states.remove(request.request_id)
+        KvManager.free_resources(self, request, pin_on_release)
+
+
+class Counting:
+    """A manager that holds a thing per request."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+
+    def prepare_resources(self, batch: Any) -> None:
+        self.held |= {r.request_id for r in batch.context_requests if r.is_first_context_chunk}
+
+    def free_resources(self, request: Request) -> None:
+        self.held.remove(request.request_id)
+
+
+class ResourceManager:
+    def __init__(self, managers: dict[Any, Any]) -> None:
+        self.resource_managers = managers
+
+    def prepare_resources(self, scheduled_batch: Any) -> None:
+        for manager in self.resource_managers.values():
+            manager.prepare_resources(scheduled_batch)
+
+
+class Connector:
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self.reported: list[int] = []
+        self.new_async_requests = SimpleNamespace(loading={})
+        self.loaded: set[int] = set()
+
+    def should_add_sequence(self, request: Request) -> bool:
+        return request.request_id not in self.loaded
+
+    def update_state_after_alloc(self, req: Request, block_ids: list[int]) -> None:
+        assert block_ids == [req.request_id]
+        self.told.append(req.request_id)
+
+    def build_scheduler_output(self, batch: Any, manager: Any) -> None:
+        assert manager.impl.sequences >= {request.request_id for request in batch.context_requests}
+        self.reported += [request.request_id for request in batch.context_requests]
+
+
+class Loop:
+    """Schedules nothing itself: a test prepares the batch that it wants."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        budget: int,
+        chunked: bool = False,
+        connector: Any = None,
+        reuse: dict[int, int] | None = None,
+    ) -> None:
+        keeper = BudgetKeeper()
+        monkeypatch.setattr(KvManager, "free_resources", keeper.releasing(KvManager.free_resources))
+        if connector is not None:
+            told = type(connector).update_state_after_alloc
+            report = type(connector).build_scheduler_output
+            guarded = {
+                "update_state_after_alloc": keeper.holding_back(told),
+                "build_scheduler_output": keeper.reporting(told, report),
+            }
+            connector.__class__ = type("Patched", (type(connector),), guarded)
+        self.main = KvManager(connector, reuse)
+        self.draft, self.slots, self.adapters = HybridManager(), Counting(), Counting()
+        self.resource_manager = ResourceManager(
+            {
+                Kind.SEQ_SLOT_MANAGER: self.slots,
+                Kind.PEFT_CACHE_MANAGER: self.adapters,
+                Kind.DRAFT_KV_CACHE_MANAGER: self.draft,
+                Kind.KV_CACHE_MANAGER: self.main,
+            }
+        )
+        features = SimpleNamespace(chunked_prefill=chunked)
+        self.model_engine = SimpleNamespace(max_num_tokens=budget, attn_runtime_features=features)
+        self.dist = SimpleNamespace(pp_size=1)
+        self._schedule: Callable[..., Any] = keeper.learning(lambda _executor: None)
+        self._fitting = keeper.fitting(ResourceManager.prepare_resources)
+
+    def prepare(self, batch: Any) -> None:
+        self._schedule(self)
+        self._fitting(self.resource_manager, batch)

@@ -1,0 +1,146 @@
+"""The fence: scheduling does not begin while the device has inputs to read, and not a moment later than that."""
+
+import threading
+
+import pytest
+
+from trtllm_kvfix import native
+from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.staging import on_stream
+
+WATCHDOG_S = 30.0
+
+
+class Loop:
+    """An executor's thread: prepares inputs on a held stream, then schedules."""
+
+    def __init__(self, device: native.Device) -> None:
+        self.device = device
+        self.fence = InputFence()
+        self.prepared, self.scheduled = threading.Event(), threading.Event()
+
+    def prepare(self, engine: object, stream: int) -> None:
+        with on_stream(self.device, stream):
+            assert self.fence.recording(lambda _engine, value: value)(engine, "inputs") == "inputs"
+
+    def schedule(self) -> str:
+        def body(_executor: object) -> str:
+            self.scheduled.set()
+            return "batch"
+
+        result: str = self.fence.waiting(body)(object())
+        return result
+
+    def run(self, *steps: tuple[object, int]) -> threading.Thread:
+        def body() -> None:
+            for engine, stream in steps:
+                self.prepare(engine, stream)
+            self.prepared.set()
+            assert self.schedule() == "batch"
+
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        assert self.prepared.wait(WATCHDOG_S)
+        return thread
+
+
+@pytest.fixture
+def device() -> native.Device:
+    return native.open_device("cpu")
+
+
+@pytest.fixture
+def loop(device: native.Device) -> Loop:
+    return Loop(device)
+
+
+def assert_blocked(loop: Loop) -> None:
+    # Nothing tells that a thread is blocked in the device. One that is not sets the event within microseconds.
+    assert not loop.scheduled.wait(0.1)
+
+
+def test_scheduling_waits_for_the_inputs_and_is_measured(loop: Loop, device: native.Device) -> None:
+    stream = device.create_stream()
+    before = counters.read()
+    gate = device.close_gate(stream)
+    thread = loop.run((object(), stream))
+    assert_blocked(loop)
+    device.open_gate(gate)
+    thread.join(WATCHDOG_S)
+    assert loop.scheduled.is_set()
+    after = counters.read()
+    assert after["fence_waits"] - before["fence_waits"] == 1
+    assert after["fence_wait_seconds"] > before["fence_wait_seconds"]
+
+
+def test_inputs_that_have_been_read_cost_no_wait(loop: Loop, device: native.Device) -> None:
+    stream = device.create_stream()
+    loop.prepare(object(), stream)
+    device.synchronize(stream)
+    before = counters.read()["fence_waits"]
+    assert loop.schedule() == "batch"
+    assert counters.read()["fence_waits"] == before
+
+
+def test_a_draft_engine_on_a_stream_of_its_own_is_awaited_too(loop: Loop, device: native.Device) -> None:
+    target, draft = device.create_stream(), device.create_stream()
+    gate = device.close_gate(draft)
+    thread = loop.run((object(), draft), (object(), target))
+    assert_blocked(loop)
+    device.open_gate(gate)
+    thread.join(WATCHDOG_S)
+    assert loop.scheduled.is_set()
+
+
+def test_what_comes_behind_the_inputs_is_not_waited_for(loop: Loop, device: native.Device) -> None:
+    """The host may still run ahead of the forward step itself."""
+    stream = device.create_stream()
+    loop.prepare(object(), stream)
+    gate = device.close_gate(stream)
+    assert loop.schedule() == "batch"
+    device.open_gate(gate)
+
+
+def test_inputs_are_awaited_once(loop: Loop, device: native.Device) -> None:
+    stream = device.create_stream()
+    loop.prepare(object(), stream)
+    loop.schedule()
+    gate = device.close_gate(stream)
+    with on_stream(device, stream):
+        loop.schedule()
+    device.open_gate(gate)
+
+
+def test_an_engine_waits_for_its_own_last_inputs_where_nothing_is_scheduled(loop: Loop, device: native.Device) -> None:
+    """Ranks of a pipeline run what another has scheduled. Another engine has buffers of its own and need not wait."""
+    engine, other, stream = object(), object(), device.create_stream()
+    again = threading.Event()
+
+    def body() -> None:
+        loop.prepare(engine, stream)
+        loop.prepare(other, stream)
+        loop.prepared.set()
+        loop.prepare(engine, stream)
+        again.set()
+
+    gate = device.close_gate(stream)
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    assert loop.prepared.wait(WATCHDOG_S)
+    assert not again.wait(0.1)
+    device.open_gate(gate)
+    thread.join(WATCHDOG_S)
+    assert again.is_set()
+
+
+def test_another_thread_waits_for_nothing_of_this_one(loop: Loop, device: native.Device) -> None:
+    stream = device.create_stream()
+    gate = device.close_gate(stream)
+    loop.prepare(object(), stream)
+    other = threading.Thread(target=loop.schedule, daemon=True)
+    other.start()
+    other.join(WATCHDOG_S)
+    assert loop.scheduled.is_set()
+    device.open_gate(gate)
+    loop.schedule()

@@ -1,0 +1,54 @@
+"""The raw NIXL adapter of the stand-in, with the stand-in's NIXL: its agents get no listener, others keep theirs."""
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from tests.fakes.fixture import upstream
+from tests.fixes.applied import applied
+from trtllm_kvfix.fixes.nixl_listener.record import ADAPTERS, FIX
+from trtllm_kvfix.overlay.fix import State
+from trtllm_kvfix.overlay.upstream import Upstream
+
+
+def adapter() -> Any:
+    return import_module(ADAPTERS[0])
+
+
+def listens(agent_name: str) -> bool:
+    """Of the agent that the adapter makes."""
+    return bool(adapter().build_raw_nixl_source_agent(agent_name).config.enable_listen_thread)
+
+
+@pytest.mark.parametrize(
+    ("variant", "state"), [("C", State.NEEDED), ("F", State.FIXED_UPSTREAM), ("B", State.NOT_APPLICABLE)]
+)
+def test_the_probe_reads_how_the_adapter_configures_its_agents(variant: str, state: State) -> None:
+    with upstream(variant, nixl=True):
+        import_module("nixl")
+        if variant != "B":
+            adapter()
+        assert FIX.probe(Upstream()).state is state
+
+
+def test_a_configuration_that_is_not_known_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    with upstream("C", nixl=True):
+        adapter()
+        config = import_module("nixl").nixl_agent_config
+        monkeypatch.setattr(config, "__init__", lambda self, plan: setattr(self, "plan", plan))
+        assert FIX.probe(Upstream()).state is State.UNKNOWN
+        monkeypatch.undo()
+
+
+def test_its_agents_do_without_a_listener_and_others_keep_theirs() -> None:
+    with upstream("C", nixl=True):
+        nixl = import_module("nixl")
+        adapter()
+        assert listens("first"), "the first agent of the host gets the port"
+        with applied(["nixl-listener"]):
+            assert not listens("second") and not listens("third")
+            assert nixl.nixl_agent_config(enable_listen_thread=True).enable_listen_thread
+        with pytest.raises(RuntimeError, match="listener socket"):
+            listens("fourth")
+        nixl.forget_listeners()

@@ -1,0 +1,162 @@
+"""What each probe answers for each variant, and that it knows nothing about what it has not seen before."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.fakes.fixture import VARIANTS
+from tests.fixes.applied import CREATOR, standing_in
+from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.overlay.fix import Answer, Fix, State
+from trtllm_kvfix.overlay.registry import Registry
+from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.sections import Settings
+
+N, F, A, U = State.NEEDED, State.FIXED_UPSTREAM, State.NOT_APPLICABLE, State.UNKNOWN
+#                        A  B  B2 C  D  F
+EXPECTED = {
+    "staged-offsets-v1": (N, N, N, N, F, F),
+    "staged-offsets-v2": (A, N, N, N, N, N),
+    "batched-admission": (N, N, N, F, F, F),
+    "token-budget":      (N, N, N, N, N, N),
+    "concurrent-pins":   (A, A, A, N, A, A),
+    "input-copy-fence":  (N, N, N, N, F, F),
+    "nixl-listener":     (A, A, A, A, A, A),  # without NIXL; with it see test_nixl_listener
+}  # fmt: skip
+
+EXECUTOR = "tensorrt_llm._torch.pyexecutor"
+BINDINGS = "tensorrt_llm.bindings.internal.batch_manager"
+
+
+def fix_of(fix_id: str) -> Fix:
+    return next(fix for fix in ALL if fix.id == fix_id)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_probe_knows_each_variant(variant: str) -> None:
+    with standing_in(variant):
+        answers = {fix.id: fix.probe(Upstream()) for fix in ALL}
+    column = VARIANTS.index(variant)
+    assert {name: answer.state for name, answer in answers.items()} == {
+        name: states[column] for name, states in EXPECTED.items()
+    }
+    assert all(answer.reason for answer in answers.values())
+
+
+@pytest.mark.parametrize("fix", ALL, ids=lambda fix: fix.id)
+def test_without_tensorrt_llm_nothing_is_applicable(fix: Fix) -> None:
+    assert "tensorrt_llm" not in sys.modules
+    assert fix.probe(Upstream()).state is A
+
+
+Mangle = Callable[[pytest.MonkeyPatch], None]
+
+
+def owner_of(module: str, path: str) -> tuple[Any, str]:
+    owner: Any = sys.modules[module]
+    *classes, name = path.split(".")
+    for each in classes:
+        owner = getattr(owner, each)
+    return owner, name
+
+
+def replaced(module: str, path: str) -> Mangle:
+    """The same name with another interface, as a later upstream may have it; or a name that was not there."""
+
+    def mangle(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(*owner_of(module, path), lambda self, plan: (self, plan), raising=False)
+
+    return mangle
+
+
+def without(module: str, path: str) -> Mangle:
+    def mangle(monkeypatch: pytest.MonkeyPatch) -> None:
+        owner, name = owner_of(module, path)
+        for holder in owner.__mro__:
+            if name in vars(holder):
+                monkeypatch.delattr(holder, name)
+
+    return mangle
+
+
+RESOURCES = f"{EXECUTOR}.resource_manager"
+LOOP = f"{EXECUTOR}.py_executor"
+ENGINE = f"{EXECUTOR}.model_engine"
+ATTENTION = "tensorrt_llm._torch.attention_backend.trtllm"
+V2 = f"{EXECUTOR}.kv_cache.kv_cache_manager_v2"
+
+MANGLED = [
+    ("staged-offsets-v1", "B", replaced(RESOURCES, "KVCacheManager.copy_batch_block_offsets")),
+    ("staged-offsets-v1", "A", replaced(ATTENTION, "TrtllmAttentionMetadata.prepare")),
+    ("staged-offsets-v2", "B", replaced(RESOURCES, "copy_batch_block_offsets_to_device")),
+    ("staged-offsets-v2", "D", replaced(V2, "KVCacheManagerV2.copy_batch_block_offsets")),
+    ("batched-admission", "A", replaced(RESOURCES, "KVCacheManager.prepare_resources")),
+    ("batched-admission", "A", without(BINDINGS, "KVCacheManager.add_sequence")),
+    ("token-budget", "C", replaced(RESOURCES, "ResourceManager.prepare_resources")),
+    ("token-budget", "B", replaced(LOOP, "PyExecutor._schedule")),
+    ("concurrent-pins", "C", without(BINDINGS, "KVCacheManager.add_token")),
+    ("input-copy-fence", "B", replaced(ENGINE, "PyTorchModelEngine.wait_for_input_copy")),
+    ("input-copy-fence", "D", without(ENGINE, "PyTorchModelEngine.wait_for_input_copy")),
+    ("input-copy-fence", "B", without(ENGINE, "PyTorchModelEngine._prepare_inputs")),
+]
+
+
+@pytest.mark.parametrize(("fix_id", "variant", "mangle"), MANGLED)
+def test_what_a_probe_has_not_seen_is_unknown_and_not_applied(
+    fix_id: str, variant: str, mangle: Mangle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with standing_in(variant):
+        mangle(monkeypatch)
+        answer = fix_of(fix_id).probe(Upstream())
+        assert answer.state is U, answer
+        registry = Registry()
+        try:
+            report = registry.apply(Settings(), Upstream(), at_last=True)
+            assert report.of(fix_id).word == "unknown" and fix_id not in report.applied
+        finally:
+            registry.revert()
+        monkeypatch.undo()
+
+
+def test_nothing_is_applied_to_a_build_whose_seams_nobody_knows() -> None:
+    with standing_in("mangled"):
+        registry = Registry()
+        report = registry.apply(Settings(), Upstream(), at_last=True)
+        registry.revert()
+        words = {status.id: status.word for status in report.fixes if status.id != "nixl-listener"}
+        assert set(words.values()) == {"unknown"} and report.applied == ()
+
+
+def test_a_probe_that_raises_knows_nothing() -> None:
+    def broken(_: Upstream) -> Answer:
+        raise AttributeError("upstream moved it")
+
+    fix = Fix(
+        id="token-budget",
+        hazard="H3",
+        title="",
+        upstream=(),
+        triggers=(CREATOR,),
+        probe=broken,
+        replacements=lambda *_: [],
+        self_test=lambda: None,
+    )
+    with standing_in("B"):
+        registry = Registry([fix])
+        assert registry.apply(Settings(), Upstream()).of(fix.id).word == "unknown"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_replacement_comes_off_again(variant: str) -> None:
+    with standing_in(variant):
+        registry = Registry()
+        report = registry.apply(Settings(), Upstream(), at_last=True)
+        needed = {name for name, states in EXPECTED.items() if states[VARIANTS.index(variant)] is N}
+        assert set(report.applied) == needed
+        assert registry.lost() == []
+        assert registry.revert() == []
+        for module in [module for name, module in sys.modules.items() if name.startswith("tensorrt_llm")]:
+            marked = [name for name, value in vars(module).items() if hasattr(value, "__kvfix_fix__")]
+            assert marked == []

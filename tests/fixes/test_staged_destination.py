@@ -1,0 +1,148 @@
+"""Every way in which upstream may copy out of its table: what arrives is what the table held at the statement."""
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fakes.fixture import upstream
+from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedDestination
+from trtllm_kvfix.staging.stagers import Stagers
+
+POOLS, ROWS, BLOCKS = 2, 4, 8
+UNTOUCHED = -7
+ROW = slice(None)
+
+
+class Scene:
+    def __init__(self, pools: int) -> None:
+        self.tensors = import_module("tensorrt_llm._standin.tensors").tensors()
+        self.stream = self.tensors.stream()
+        self.table = self.tensors.pinned(pools, ROWS, 2, BLOCKS)
+        self.tensor = self.tensors.on_device(pools, ROWS, 2, BLOCKS)
+        self.stagers = Stagers()
+        self.contents = np.random.default_rng(1).integers(1, 99, self.table.shape, np.int32)
+        with self.tensors.on(self.stream):
+            blank = self.tensors.pinned(*self.table.shape).fill_(UNTOUCHED)
+            self.tensor.copy_(blank)
+            self.destination = StagedDestination(self.tensor, self.table, self.stagers)
+
+    def arrived(self, statements: Callable[[Any, Any], None]) -> np.ndarray[Any, Any]:
+        """Runs them on a held stream, overwrites the table, lets go."""
+        self.table.numpy()[...] = self.contents
+        with self.tensors.on(self.stream):
+            gate = self.tensors.close_gate(self.stream)
+            self.destination.begin()
+            statements(self.destination, self.table)
+            self.destination.flush()
+            self.table.numpy()[...] = 0
+            self.tensors.open_gate(gate)
+            seen = self.tensors.pinned(*self.table.shape)
+            seen.copy_(self.tensor)
+        result: np.ndarray[Any, Any] = seen.numpy()
+        return result
+
+    @property
+    def shipments(self) -> int:
+        return sum(entry.stager.stats().ships for entry in self.stagers._entries.values())
+
+
+@pytest.fixture(params=[1, 2], ids="{} pools".format)
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    with upstream("B"):
+        yield Scene(request.param)
+
+
+def by_pool(rows: int, *rest: slice) -> Callable[[Any, Any], None]:
+    def statements(dst: Any, table: Any) -> None:
+        for pool in range(table.shape[0]):
+            index = (pool, slice(None, rows), *rest)
+            dst[index].copy_(table[index], non_blocking=True)
+
+    return statements
+
+
+def at_once(dst: Any, table: Any) -> None:
+    dst[:, :3].copy_(table[:, :3], non_blocking=True)
+
+
+def whole_planes(dst: Any, table: Any) -> None:
+    dst[:, :3, :].copy_(table[:, :3, :], non_blocking=True)
+
+
+STAGED = [
+    (by_pool(3), 3, BLOCKS),
+    (by_pool(2, ROW, slice(None, 5)), 2, 5),
+    (at_once, 3, BLOCKS),
+    (whole_planes, 3, BLOCKS),
+]
+
+
+@pytest.mark.parametrize(("statements", "rows", "width"), STAGED)
+def test_known_statements_are_one_shipment(
+    scene: Scene, statements: Callable[[Any, Any], None], rows: int, width: int
+) -> None:
+    seen = scene.arrived(statements)
+    np.testing.assert_array_equal(seen[:, :rows, :, :width], scene.contents[:, :rows, :, :width])
+    assert (seen[:, rows:] == UNTOUCHED).all() and (seen[..., width:] == UNTOUCHED).all()
+    assert scene.shipments == 1
+
+
+def shifted(dst: Any, table: Any) -> None:
+    dst[0, 1:3].copy_(table[0, 1:3], non_blocking=True)
+
+
+def crossed(dst: Any, table: Any) -> None:
+    """Rows that go to other places than they come from."""
+    dst[0, :2].copy_(table[table.shape[0] - 1, 2:4], non_blocking=True)
+
+
+@pytest.mark.parametrize(
+    ("statements", "rows", "source"), [(shifted, slice(1, 3), slice(1, 3)), (crossed, slice(0, 2), slice(2, 4))]
+)
+def test_other_statements_copy_what_the_table_held_too(
+    scene: Scene, statements: Callable[[Any, Any], None], rows: slice, source: slice
+) -> None:
+    pool = 0 if statements is shifted else scene.table.shape[0] - 1
+    seen = scene.arrived(statements)
+    np.testing.assert_array_equal(seen[0, rows], scene.contents[pool, source])
+    assert scene.shipments == 0
+
+
+def test_pools_that_differ_go_out_each_by_itself() -> None:
+    def statements(dst: Any, table: Any) -> None:
+        dst[0, :3].copy_(table[0, :3], non_blocking=True)
+        dst[1, :2].copy_(table[1, :2], non_blocking=True)
+
+    with upstream("B"):
+        scene = Scene(2)
+        seen = scene.arrived(statements)
+        np.testing.assert_array_equal(seen[0, :3], scene.contents[0, :3])
+        np.testing.assert_array_equal(seen[1, :2], scene.contents[1, :2])
+        assert (seen[1, 2:] == UNTOUCHED).all() and scene.shipments == 0
+
+
+def test_what_comes_from_elsewhere_goes_through() -> None:
+    with upstream("B"):
+        scene = Scene(1)
+        fresh = scene.tensors.pinned(1, 2, 2, BLOCKS).fill_(5)
+        seen = scene.arrived(lambda dst, _: dst[:, :2].copy_(fresh, non_blocking=True))
+        assert (seen[:, :2] == 5).all() and (seen[:, 2:] == UNTOUCHED).all()
+
+
+def test_a_call_that_failed_leaves_nothing_for_the_next() -> None:
+    with upstream("B"):
+        scene = Scene(2)
+        scene.table.numpy()[...] = scene.contents
+        with scene.tensors.on(scene.stream):
+            scene.destination[0, :4].copy_(scene.table[0, :4], non_blocking=True)  # and pool 1 was never reached
+        seen = scene.arrived(by_pool(1))
+        np.testing.assert_array_equal(seen[:, :1], scene.contents[:, :1])
+        assert (seen[:, 1:] == UNTOUCHED).all()
+
+
+def test_the_rest_is_the_tensors_own(scene: Scene) -> None:
+    assert scene.destination.shape == scene.tensor.shape
+    assert scene.destination.data_ptr() == scene.tensor.data_ptr()

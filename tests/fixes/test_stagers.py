@@ -1,0 +1,92 @@
+"""One stager for each live table, made as the settings say, gone with its table."""
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+
+from tests.fakes.serving import Server
+from tests.fixes.applied import IDS, standing_in
+from trtllm_kvfix.fixes.trial import SHAPE, Bench
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay.registry import Registry
+from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.sections import FixChoices, FixSettings, Settings
+from trtllm_kvfix.staging import OffsetStager, on_stream, stagers
+from trtllm_kvfix.staging.stagers import Stagers, v1
+
+
+def test_a_table_keeps_its_stager_and_another_has_its_own() -> None:
+    bench, every = Bench(), Stagers()
+    other = bench.pinned(SHAPE)
+    with on_stream(bench.device, bench.stream):
+        first = every.of(bench.table, v1)
+        assert every.of(bench.table, v1) is first
+        assert every.of(other, v1) is not first
+
+
+def test_a_stager_goes_with_its_table_and_its_work_stays_counted() -> None:
+    bench, every = Bench(), Stagers()
+    before = counters.read()["staged_shipments"]
+    with on_stream(bench.device, bench.stream):
+        for _ in range(3):
+            table = bench.pinned(SHAPE)
+            every.of(table, v1).ship(bench.output.memory, table, range(2))
+            del table
+            gc.collect()
+    assert every._entries == {}
+    assert counters.read()["staged_shipments"] == before + 3
+
+
+def test_bytes_and_waits_for_a_slot_are_counted() -> None:
+    bench, every = Bench(), Stagers(mode="snapshot", slots=2)
+    before = counters.read()
+    gate = bench.device.close_gate(bench.stream)
+
+    def ship(times: int) -> None:
+        with on_stream(bench.device, bench.stream):
+            for _ in range(times):
+                every.of(bench.table, v1).ship(bench.output.memory, bench.table, range(2))
+
+    ship(2)
+    one_more = threading.Thread(target=ship, args=(1,))
+    one_more.start()
+    while counters.read()["ring_waits"] == before["ring_waits"]:
+        assert one_more.is_alive(), "a slot was filled again while the stream was held"
+    bench.device.open_gate(gate)
+    one_more.join()
+    moved = {name: value - before[name] for name, value in counters.read().items()}
+    assert (moved["staged_shipments"], moved["ring_waits"]) == (3, 1)
+    assert moved["staged_bytes"] > 0 and moved["ring_wait_seconds"] > 0
+
+
+def test_counters_keep_no_stagers_alive() -> None:
+    every = Stagers()
+    before = counters.read()["staged_shipments"]
+    del every
+    gc.collect()
+    assert counters.read()["staged_shipments"] == before
+
+
+@pytest.mark.parametrize(
+    ("fix_id", "v2"), [("staged-offsets-v1", False), ("staged-offsets-v2", True)], ids=["v1", "v2"]
+)
+def test_stagers_are_made_as_the_settings_say(fix_id: str, v2: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Noted(OffsetStager):
+        def __init__(self, **how: Any) -> None:
+            made.append(how)
+            super().__init__(**how)
+
+    monkeypatch.setattr(stagers, "OffsetStager", Noted)
+    chosen = {name: "on" if name == fix_id else "off" for name in IDS}
+    tuning = FixSettings(staging_mode="snapshot", staging_slots=5)
+    with standing_in("C"):
+        registry = Registry()
+        registry.apply(Settings(fixes=FixChoices.model_validate(chosen), tuning=tuning), Upstream(), at_last=True)
+        server = Server({"kv_cache_config": {"use_kv_cache_manager_v2": v2}})
+        server.serve(server.workload(3))
+        registry.revert()
+    assert [(how["mode"], how["slots"], how["layout"]) for how in made] == [("snapshot", 5, "v2" if v2 else "v1")]

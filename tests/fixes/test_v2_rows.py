@@ -1,0 +1,78 @@
+"""V2 calls on a held stream: a second call, and a row that gets a new owner, do not reach a call that was made."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.executor.test_block_offsets_v2 import PER_LAYER, V2, Bench
+from tests.fixes.applied import applied, standing_in
+from trtllm_kvfix.staging import stagers
+
+BUILDS = [("B", V2), ("B2", V2), ("C", V2), ("D", V2), ("F", V2), ("D", PER_LAYER), ("F", PER_LAYER)]
+
+
+@pytest.fixture(params=[(*build, wide) for build in BUILDS for wide in (False, True)], ids=str)
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    variant, llm_args, wide = request.param
+    if wide:  # more pools than a stager takes
+        monkeypatch.setattr(stagers, "POOLS_MAX", 1)
+    with standing_in(variant), applied(["staged-offsets-v2"]):
+        made = Bench(llm_args)
+        yield made
+        made.server.close()
+
+
+def test_a_second_call_has_a_copy_index_of_its_own(bench: Bench) -> None:
+    for request_id in range(4):
+        bench.add(request_id, 9 + request_id)
+    gate = bench.tensors.close_gate(bench.stream)
+    first = bench.ship(0, [0, 1])
+    second = bench.ship(1, [2, 3])
+    bench.tensors.open_gate(gate)
+    assert bench.arrived(0, first) and bench.arrived(1, second)
+
+
+def test_a_freed_row_that_is_bound_anew_does_not_reach_the_call(bench: Bench) -> None:
+    ended = bench.add(0, 13)
+    bench.add(1, 9)
+    gate = bench.tensors.close_gate(bench.stream)
+    expected = bench.ship(0, [1, 0])
+    bench.manager.free_resources(ended)
+    bench.add(2, 11)
+    bench.tensors.open_gate(gate)
+    assert bench.arrived(0, expected)
+
+
+def test_many_calls_on_a_held_stream_keep_their_rows(bench: Bench) -> None:
+    """More calls than a ring has slots cannot be held; these are as many as may be."""
+    for request_id in range(3):
+        bench.add(request_id, 9 + request_id)
+    for batch in ([0, 1, 2], [2, 0], [1]):
+        gate = bench.tensors.close_gate(bench.stream)
+        expected = bench.ship(0, batch)
+        other = bench.ship(1, [1, 2])
+        bench.tensors.open_gate(gate)
+        assert bench.arrived(0, expected) and bench.arrived(1, other)
+
+
+@pytest.mark.parametrize("variant", ["D", "F"])
+def test_scratch_ranges_are_those_of_the_call(variant: str) -> None:
+    with standing_in(variant), applied(["staged-offsets-v2"]):
+        bench = Bench(PER_LAYER)
+        for request_id in range(2):
+            bench.add(request_id, 9)
+        manager: Any = bench.manager
+        staging = [manager._host_scratch_begs_staging, manager.host_kv_cache_block_offsets]
+        gate = bench.tensors.close_gate(bench.stream)
+        bench.ship(0, [0])
+        with bench.tensors.on(bench.stream):
+            seen = bench.tensors.pinned(*manager._device_scratch_begs_staging.shape)
+            seen.copy_(manager._device_scratch_begs_staging, non_blocking=True)
+        bench.ship(1, [1])
+        bench.tensors.open_gate(gate)
+        bench.stream.synchronize()
+        assert seen.numpy()[0, 0] == manager.kv_cache_map[0].get_scratch_desc(0)[0]
+        assert staging[0] is manager._host_scratch_begs_staging
+        assert staging[1] is manager.host_kv_cache_block_offsets
+        bench.server.close()

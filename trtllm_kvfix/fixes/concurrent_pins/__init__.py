@@ -1,0 +1,1 @@
+"""Calls on the bound manager take turns, whichever thread they come from (H4)."""

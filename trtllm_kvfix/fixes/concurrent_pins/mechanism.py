@@ -1,0 +1,93 @@
+"""Bound methods that other threads call, made to take turns with the executor's own calls (H4).
+
+Upstream's bound manager releases the GIL inside nearly every method, so a thread that pins blocks enters while the
+executor is inside. The attributes of the bound class are replaced by functions that take the one lock of this process
+first. The object itself stays what it is: C++ constructors check its type.
+
+Lock order: this lock, then upstream's own mutexes, then the GIL. Nobody waits for the lock with the GIL held, so a
+callback that comes back into Python from inside a call gets the GIL; it holds the lock already and may call again.
+What it may not do is wait for another thread that calls the manager: that call cannot begin before this one ends.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from trtllm_kvfix import native
+from trtllm_kvfix.metrics import counters, counting
+
+log = logging.getLogger("trtllm_kvfix")
+
+STALL_S = 10.0  # a call takes microseconds; an admission with transfers, milliseconds
+
+
+class Turns:
+    def __init__(self, *, stall_s: float = STALL_S) -> None:
+        self._lock = native.TurnLock()
+        self._stall_s = stall_s
+        self._counted = (0.0, 0.0)
+        counting.refresh(self)
+
+    def guarded(self, original: Callable[..., Any], counter: counters.Counter | None = None) -> Callable[..., Any]:
+        """A function that calls `original` in its turn. As a class attribute it binds like any method."""
+        acquire, release, stall_s = self._lock.acquire, self._lock.release, self._stall_s
+        name = getattr(original, "__name__", repr(original))
+
+        # The executor comes through here hundreds of times per iteration.
+        def in_turn(*args: Any, **kwargs: Any) -> Any:
+            if not acquire(stall_s):
+                self._wait_on(name)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                release()
+
+        if counter is None:
+            return in_turn
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            result = in_turn(*args, **kwargs)
+            counter.add()
+            return result
+
+        return counted
+
+    def stats(self) -> native.TurnLockStats:
+        return self._lock.stats()
+
+    def count(self) -> None:
+        stats = self._lock.stats()
+        now = (float(stats.waits), stats.wait_us / 1e6)
+        counters.lock_waits.add(now[0] - self._counted[0])
+        counters.lock_wait_seconds.add(now[1] - self._counted[1])
+        self._counted = now
+
+    def _wait_on(self, name: str) -> None:
+        """Say that somebody is kept waiting, as often as it takes: a silent hang helps nobody."""
+        while True:
+            log.error(
+                "thread %s has waited %g s to call %s of the KV-cache manager; inside it is one of %s; usual cause: a "
+                "connector's callback waits for a thread that calls the manager",
+                threading.current_thread().name,
+                self._stall_s,
+                name,
+                ", ".join(_calls_of_others()) or "no thread of Python",
+            )
+            if self._lock.acquire(self._stall_s):
+                return
+
+
+def _calls_of_others() -> list[str]:
+    """`method (thread)` for every other thread that has called a guarded method, waiting ones included."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, top in sys._current_frames().items():
+        frame: FrameType | None = top
+        while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != (__file__, "in_turn"):
+            frame = frame.f_back
+        if frame is not None and ident != threading.get_ident():
+            found.append(f"{frame.f_locals['name']} ({names.get(ident, ident)})")
+    return found

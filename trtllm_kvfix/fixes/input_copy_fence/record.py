@@ -1,0 +1,79 @@
+"""Scheduling waits until the device has taken the last step's inputs: the net under every pinned input buffer (H7)."""
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trtllm_kvfix.fixes.answers import absent, fixed, needed, unknown
+from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
+from trtllm_kvfix.fixes.trial import Bench, require
+from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
+from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
+from trtllm_kvfix.staging import on_stream
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.settings import FixSettings
+
+ENGINE = "PyTorchModelEngine"
+PREPARE_INPUTS = f"{ENGINE}._prepare_inputs"
+SCHEDULE = "PyExecutor._prepare_and_schedule_batch"
+
+
+def probe(up: Upstream) -> Answer:
+    if not up.has(MODEL_ENGINE, ENGINE) or not up.has(PY_EXECUTOR, "PyExecutor"):
+        return absent("there is no executor of the PyTorch backend")
+    marks = up.has(MODEL_ENGINE, f"{ENGINE}.wait_for_input_copy")
+    awaits = up.has(PY_EXECUTOR, "PyExecutor._wait_for_model_engine_input_copy")
+    if marks and awaits:
+        return fixed("the executor waits for the input copies itself (T#14128)")
+    if marks != awaits:
+        return unknown("one half of upstream's own wait for the input copies is there, the other is not")
+    for module, path in ((MODEL_ENGINE, PREPARE_INPUTS), (PY_EXECUTOR, SCHEDULE)):
+        if not up.has(module, path):
+            return unknown(f"there is no {path}")
+    return needed("the next scheduling step may write host buffers that the device has not read yet")
+
+
+def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    fence = InputFence()
+    return [
+        Replacement(Seam(MODEL_ENGINE, PREPARE_INPUTS), fence.recording),
+        Replacement(Seam(PY_EXECUTOR, SCHEDULE), fence.waiting),
+    ]
+
+
+def self_test() -> None:
+    """While the stream is held behind the inputs, the scheduling step does not begin."""
+    bench, fence = Bench(), InputFence()
+    prepared, scheduled = threading.Event(), threading.Event()
+    gate = bench.device.close_gate(bench.stream)
+
+    def loop() -> None:
+        with on_stream(bench.device, bench.stream):
+            fence.recording(lambda _engine: None)(object())
+            prepared.set()
+            fence.waiting(schedule)(object())
+
+    def schedule(_executor: Any) -> None:
+        scheduled.set()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    require(prepared.wait(timeout=60), "inputs were never prepared")
+    early = scheduled.wait(timeout=0.05)
+    bench.device.open_gate(gate)
+    thread.join(timeout=60)
+    require(not early, "scheduling began while the inputs were still being read")
+    require(scheduled.is_set(), "scheduling did not go on after the inputs had been read")
+
+
+FIX = Fix(
+    id="input-copy-fence",
+    hazard="H7",
+    title="The next scheduling step waits until the device has read the last step's inputs",
+    upstream=("T#14128",),
+    triggers=(MODEL_ENGINE, PY_EXECUTOR),
+    probe=probe,
+    replacements=replacements,
+    self_test=self_test,
+)

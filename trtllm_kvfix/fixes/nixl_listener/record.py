@@ -1,0 +1,105 @@
+"""The raw NIXL adapter's agents are made without the metadata listener, whose port is fixed (H6)."""
+
+import ast
+import textwrap
+from collections.abc import Sequence
+from functools import partial
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from trtllm_kvfix.fixes.answers import absent, fixed, needed, unknown
+from trtllm_kvfix.fixes.nixl_listener.mechanism import SWITCH, without_listener
+from trtllm_kvfix.fixes.trial import require
+from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
+from trtllm_kvfix.overlay.upstream import Upstream
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.settings import FixSettings
+
+_EXECUTOR = "tensorrt_llm._torch.pyexecutor"
+ADAPTERS = (
+    f"{_EXECUTOR}.connectors.remote_g2_raw_nixl_adapter",
+    f"{_EXECUTOR}.remote_g2_raw_nixl_adapter",
+)
+NIXL = "nixl"
+CONFIG = "nixl_agent_config"
+
+
+def probe(up: Upstream) -> Answer:
+    adapter = up.first(*ADAPTERS)
+    if adapter is None:
+        return absent("there is no raw NIXL adapter")
+    if up.module(NIXL) is None:
+        return absent("NIXL is not installed")
+    if SWITCH not in up.parameters(up.attribute(NIXL, f"{CONFIG}.__init__")):
+        return unknown(f"{NIXL}.{CONFIG} does not take {SWITCH}")
+    sources = [up.source(function) for function in _functions(adapter)]
+    if None in sources or not sources:
+        return unknown("the adapter's source cannot be read")
+    return _judged([source for source in sources if source is not None])
+
+
+def _judged(sources: list[str]) -> Answer:
+    trees = [ast.parse(textwrap.dedent(source)) for source in sources]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and _named(node.func) == CONFIG]
+    if not calls:
+        return unknown(f"the adapter does not call {CONFIG}")
+    if all(_switched_off(call) for call in calls):
+        return fixed("the adapter leaves the listener off itself")
+    return needed("the adapter starts a listener on a fixed port: a second agent on the host fails or hangs")
+
+
+def _functions(adapter: ModuleType) -> list[FunctionType]:
+    """Those that the module defines, and the methods of its classes."""
+    own = [value for value in vars(adapter).values() if getattr(value, "__module__", None) == adapter.__name__]
+    methods = [value for each in own if isinstance(each, type) for value in vars(each).values()]
+    return [value for value in (*own, *methods) if isinstance(value, FunctionType) and _is_written_in(value, adapter)]
+
+
+def _is_written_in(function: FunctionType, adapter: ModuleType) -> bool:
+    """Not generated, as a dataclass's methods are."""
+    return function.__code__.co_filename == adapter.__file__
+
+
+def _named(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _switched_off(call: ast.Call) -> bool:
+    return any(
+        keyword.arg == SWITCH and isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+        for keyword in call.keywords
+    )
+
+
+def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    return [Replacement(Seam(NIXL, f"{CONFIG}.__init__"), partial(without_listener, ADAPTERS))]
+
+
+def self_test() -> None:
+    class Config:
+        def __init__(self, enable_prog_thread: bool = True, enable_listen_thread: bool = False) -> None:
+            self.threads = (enable_prog_thread, enable_listen_thread)
+
+    Config.__init__ = without_listener(["adapter"], Config.__init__)  # type: ignore[method-assign]
+    for caller, positional, expected in (
+        ("adapter", (True, True), (True, False)),
+        ("adapter", (False,), (False, False)),
+        ("elsewhere", (True, True), (True, True)),
+    ):
+        scope: dict[str, Any] = {"__name__": caller, "Config": Config, "positional": positional}
+        threads = eval("Config(*positional).threads", scope)
+        require(threads == expected, f"called from {caller} with {positional} the threads are {threads}")
+
+
+FIX = Fix(
+    id="nixl-listener",
+    hazard="H6",
+    title="Agents of the raw NIXL adapter do without the metadata listener",
+    upstream=(),
+    triggers=(*ADAPTERS, NIXL),
+    probe=probe,
+    replacements=replacements,
+    self_test=self_test,
+)

@@ -1,0 +1,92 @@
+"""V1 block offsets are staged: by the manager where it owns the table, by attention metadata where that does (H1)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtllm_kvfix.fixes.answers import absent, fixed, needed, unknown
+from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedOffsetsV1
+from trtllm_kvfix.fixes.trial import BLOCKS, POOLS, Bench, require
+from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
+from trtllm_kvfix.overlay.upstream import ATTENTION_PLACES, RESOURCE_MANAGER, Upstream
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.settings import FixSettings
+
+MANAGER_COPY = "KVCacheManager.copy_batch_block_offsets"
+METADATA_PREPARE = "TrtllmAttentionMetadata.prepare"
+KNOWN_PARAMETERS = ("self", "dst_tensor", "request_ids", "beam_width", "num_context", "num_seqs")
+
+
+def probe(up: Upstream) -> Answer:
+    if not up.has(RESOURCE_MANAGER, "KVCacheManager"):
+        return absent("there is no V1 KV-cache manager")
+    if up.has(RESOURCE_MANAGER, "KVCacheManager._stage_block_offsets_for_copy"):
+        return fixed("the manager ships from a fresh pinned copy (T#15546)")
+    copy = up.attribute(RESOURCE_MANAGER, MANAGER_COPY)
+    if copy is None:
+        return _probe_metadata(up)
+    parameters = up.parameters(copy)
+    if parameters[: len(KNOWN_PARAMETERS)] != KNOWN_PARAMETERS:
+        return unknown(f"copy_batch_block_offsets takes {parameters}, expected {KNOWN_PARAMETERS}")
+    return _judged(up.source(copy), "the manager")
+
+
+def _probe_metadata(up: Upstream) -> Answer:
+    """Before the manager had the method, attention metadata filled and shipped the table."""
+    prepare = up.attribute(up.attention_module, METADATA_PREPARE)
+    if prepare is None:
+        return unknown("neither the manager nor attention metadata is known to ship block offsets")
+    return _judged(up.source(prepare), "attention metadata")
+
+
+def _judged(source: str | None, who: str) -> Answer:
+    if source is None:
+        return unknown(f"the source of {who} that ships block offsets cannot be read")
+    if "host_kv_cache_block_offsets" not in source or ".copy_(" not in source or "non_blocking=True" not in source:
+        return unknown(f"{who} does not ship block offsets in a way that is known")
+    return needed(f"{who} ships from its live table, which the next iteration refills")
+
+
+def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
+    staged = StagedOffsetsV1(mode=settings.staging_mode, slots=settings.staging_slots)
+    if up.has(RESOURCE_MANAGER, MANAGER_COPY):
+        return [Replacement(Seam(RESOURCE_MANAGER, MANAGER_COPY), staged.copy_batch_block_offsets)]
+    attention = up.attention_module
+    if attention is None:
+        raise LookupError("no attention module is imported")
+    return [Replacement(Seam(attention.__name__, METADATA_PREPARE), staged.prepare)]
+
+
+def self_test() -> None:
+    """The table is overwritten while the stream is held; what arrives is what it held at the call."""
+    bench = Bench()
+
+    def as_upstream(manager: Any, dst_tensor: Any, num_seqs: int) -> None:
+        for pool in range(POOLS):
+            dst_tensor[pool, :num_seqs].copy_(manager.host_kv_cache_block_offsets[pool, :num_seqs], non_blocking=True)
+
+    class Manager:
+        host_kv_cache_block_offsets = bench.table
+
+    copy = StagedOffsetsV1().copy_batch_block_offsets(as_upstream)
+    sent = bench.write(1)
+    with bench.held():
+        copy(Manager(), bench.output, 3)
+        bench.write(2)
+    arrived = bench.arrived()
+    require(bool(np.array_equal(arrived[:, :3], sent[:, :3])), "a later batch's offsets arrived")
+    require(arrived.shape[3] == BLOCKS, "the destination was replaced")
+
+
+FIX = Fix(
+    id="staged-offsets-v1",
+    hazard="H1",
+    title="Block offsets of the V1 manager are shipped from a snapshot, not from the live table",
+    upstream=("T#15546",),
+    triggers=(RESOURCE_MANAGER, *ATTENTION_PLACES),
+    probe=probe,
+    replacements=replacements,
+    self_test=self_test,
+)

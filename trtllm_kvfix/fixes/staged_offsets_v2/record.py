@@ -1,0 +1,89 @@
+"""V2 block offsets: kernel and copies read private snapshots of rows, copy index and scratch ranges (H2)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtllm_kvfix.fixes.answers import absent, fixed, needed, unknown
+from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import PER_LAYER, TABLE, StagedOffsetsV2
+from trtllm_kvfix.fixes.trial import SHAPE, Bench, require
+from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
+from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, V2_PLACES, Upstream
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.settings import FixSettings
+
+LAUNCH = "copy_batch_block_offsets_to_device"
+COPY = "KVCacheManagerV2.copy_batch_block_offsets"
+SCALED = ("input", "output", "copy_index", "index_scales", "kv_offset", "stream")
+UNSCALED = ("input", "output", "copy_index", "copy_v_idx", "stream")
+
+
+def probe(up: Upstream) -> Answer:
+    module = up.v2_module
+    if module is None or not up.has(module, "KVCacheManagerV2"):
+        return absent("there is no V2 KV-cache manager")
+    copy, launch = up.attribute(module, COPY), up.attribute(module, LAUNCH)
+    if copy is None or launch is None:
+        return unknown(f"{module.__name__} does not have both {COPY} and {LAUNCH}")
+    return _judged(up.source(copy), up.parameters(launch))
+
+
+def _judged(source: str | None, parameters: tuple[str, ...]) -> Answer:
+    if source is None:
+        return unknown(f"the source of {COPY} cannot be read")
+    if "gather_k_block_offsets" in source:
+        return fixed("the manager gathers the rows of a batch before it launches")
+    if parameters not in (SCALED, UNSCALED):
+        return unknown(f"{LAUNCH} takes {parameters}, expected {SCALED} or {UNSCALED}")
+    if LAUNCH not in source or "get_copy_index" not in source:
+        return unknown(f"{COPY} does not ship in a way that is known")
+    return needed(f"the kernel ({len(parameters)} arguments) reads the live table and the shared copy index")
+
+
+def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
+    module = up.v2_module
+    if module is None:
+        raise LookupError("no module of the V2 manager is imported")
+    staged = StagedOffsetsV2(mode=settings.staging_mode, slots=settings.staging_slots)
+    unscaled = up.parameters(up.attribute(module, LAUNCH)) == UNSCALED
+    # The name in the manager's own module: upstream has bound it there, and others have their own.
+    made = [Replacement(Seam(module.__name__, LAUNCH), staged.launch_unscaled if unscaled else staged.launch)]
+    if up.has(module, f"KVCacheManagerV2.{PER_LAYER}"):
+        made.append(Replacement(Seam(module.__name__, f"KVCacheManagerV2.{PER_LAYER}"), staged.per_layer))
+    return made
+
+
+def self_test() -> None:
+    """Rows, copy index: everything is overwritten while the stream is held, and what arrives is what was there."""
+    bench = Bench()
+    index, scales, offsets = bench.pinned((2,)), bench.pinned((SHAPE[0],)), bench.pinned((SHAPE[0],))
+    index.numpy()[:] = (3, 1)
+    scales.numpy()[:] = 2
+    offsets.numpy()[:] = 1
+
+    def never(*_: Any) -> None:
+        raise AssertionError("upstream's kernel was launched on the live table")
+
+    launch = StagedOffsetsV2().launch(never)
+    keys = bench.write(1)[:, (3, 1), 0] * 2
+    with bench.held():
+        launch(bench.table, bench.output, index, scales, offsets, bench.stream)
+        bench.write(2)
+        index.numpy()[:] = 0
+    arrived = bench.arrived()
+    require(bool(np.array_equal(arrived[:, :2, 0], keys)), "rows or copy index of a later call arrived")
+    require(bool(np.array_equal(arrived[:, :2, 1], keys + 1)), "the V plane is not behind the K plane")
+
+
+FIX = Fix(
+    id="staged-offsets-v2",
+    hazard="H2",
+    title=f"Block offsets of the V2 manager: each call has rows and copy index of its own, {TABLE} is read at the call",
+    upstream=("T#15607", "T#16088", "T#14128"),
+    triggers=(RESOURCE_MANAGER, *V2_PLACES),
+    probe=probe,
+    replacements=replacements,
+    self_test=self_test,
+)

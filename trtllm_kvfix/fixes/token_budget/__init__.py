@@ -1,0 +1,1 @@
+"""After admission a batch holds at most max_num_tokens (H3)."""
