@@ -28,8 +28,8 @@ from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
 
 sys.path.insert(0, str(REPOSITORY))  # the stand-in lives among the tests
-from tests.fakes.fixture import upstream
-from tests.fakes.serving import Server
+from tests.standin.fixture import upstream
+from tests.standin.serving import Server
 
 SIZES = ((8, 64), (64, 256), (256, 256), (256, 1024))
 QUICK = ((8, 64), (64, 256))

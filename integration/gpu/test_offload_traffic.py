@@ -14,7 +14,6 @@ pytest.importorskip("pydantic", reason="needs pydantic, for the settings")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from tests.fakes.fixture import VARIANTS  # noqa: E402  nothing of this is there where the module is skipped
 from tests.offload.chats import Chats  # noqa: E402
 from tests.offload.held import Held  # noqa: E402
 from tests.offload.stand_in import OffloadServer, offloading  # noqa: E402
@@ -26,6 +25,7 @@ from tests.offload.test_stand_in_traffic import (  # noqa: E402
     require_clean,
     serve,
 )
+from tests.standin.fixture import VARIANTS  # noqa: E402  nothing of this is there where the module is skipped
 from trtllm_kvfix.metrics import counters  # noqa: E402
 from trtllm_kvfix.offload.transfers import Transfers  # noqa: E402
 

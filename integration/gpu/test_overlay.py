@@ -18,9 +18,9 @@ pytest.importorskip("pydantic", reason="needs pydantic, for the settings")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from tests.fakes import stall  # noqa: E402  nothing of this is there where the module is skipped
-from tests.fakes.fixture import upstream  # noqa: E402
-from tests.fakes.serving import Server  # noqa: E402
+from tests.standin import stall  # noqa: E402  nothing of this is there where the module is skipped
+from tests.standin.fixture import upstream  # noqa: E402
+from tests.standin.serving import Server  # noqa: E402
 from trtllm_kvfix.overlay.registry import Registry  # noqa: E402
 from trtllm_kvfix.overlay.upstream import Upstream  # noqa: E402
 from trtllm_kvfix.sections import FixChoices, Settings  # noqa: E402

@@ -1,4 +1,4 @@
-"""Adds to the small upstream what it does with MPI: a pool that forwards only its own variables, and a group of ranks.
+"""Adds to the double of upstream what it does with MPI: a pool that forwards its own variables only, and ranks.
 
 Needs Open MPI and mpi4py.
 """

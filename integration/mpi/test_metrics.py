@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from integration.mpi.test_ranks import OPEN_MPI, TIMEOUT_S, pytestmark  # noqa: F401  pytest reads the mark by its name
-from tests.fakes.fixture import FAKES
-from tests.overlay.small_upstream import ROOT, environment
+from tests.overlay.upstream_double import ROOT, environment
 from tests.ports import free_ports
+from tests.standin.fixture import STANDIN
 
 RANKS = 2
 SERVER = """
@@ -25,7 +25,7 @@ from urllib.request import urlopen
 
 def task():
     from mpi4py import MPI
-    from tests.fakes.serving import Server
+    from tests.standin.serving import Server
 
     ranks = MPI.COMM_WORLD
     server = Server({"max_num_tokens": 48})
@@ -50,8 +50,8 @@ if __name__ == "__main__":
 
 def serve(folder: Path, port: int) -> subprocess.CompletedProcess[str]:
     (folder / "server.py").write_text(SERVER)
-    environ = environment(folder, FAKE_TRTLLM_VARIANT="C", **OPEN_MPI)
-    environ["PYTHONPATH"] = os.pathsep.join(map(str, (FAKES, ROOT)))
+    environ = environment(folder, STANDIN_VARIANT="C", **OPEN_MPI)
+    environ["PYTHONPATH"] = os.pathsep.join(map(str, (STANDIN, ROOT)))
     run = (sys.executable, "-m", "trtllm_kvfix", "run", "--metrics-port", str(port), "--")
     return subprocess.run(
         [*run, sys.executable, "server.py"],
@@ -100,7 +100,7 @@ def test_a_port_in_use_stops_the_start_and_says_so(tmp_path: Path) -> None:
         f"with socket.socket() as taken:\n    taken.bind(('0.0.0.0', {port + 1})); taken.listen()\n"
         "    sys.exit(subprocess.run(sys.argv[1:]).returncode)\n"
     )
-    environ = environment(FAKES, FAKE_TRTLLM_VARIANT="C", TRTLLM_KVFIX_METRICS_PORT=str(port + 1))
+    environ = environment(STANDIN, STANDIN_VARIANT="C", TRTLLM_KVFIX_METRICS_PORT=str(port + 1))
     environ |= {"TRTLLM_KVFIX_RUNTIME_DIR": str(tmp_path / "run"), "TLLM_WORKER_USE_SINGLE_PROCESS": "1"}
     run = (sys.executable, "-m", "trtllm_kvfix", "run", "--")
     server = (sys.executable, "-m", "tensorrt_llm.commands.serve", "model")

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from integration.mpi.test_ranks import OPEN_MPI, TIMEOUT_S, pytestmark  # noqa: F401  pytest reads the mark by its name
-from tests.fakes.fixture import FAKES
 from tests.offload.rank_checks import CHECKS, Reports
 from tests.offload.rank_scenarios import CHOSEN
-from tests.overlay.small_upstream import environment
+from tests.overlay.upstream_double import environment
+from tests.standin.fixture import STANDIN
 
 
 def mpirun(ranks: int, task: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environ = environment(FAKES, FAKE_TRTLLM_VARIANT="D", **OPEN_MPI)
+    environ = environment(STANDIN, STANDIN_VARIANT="D", **OPEN_MPI)
     environ["TRTLLM_KVFIX_RUNTIME_DIR"] = str(folder / "run")
     return subprocess.run(
         ["mpirun", "-n", str(ranks), sys.executable, "-m", "integration.mpi.offload_rank", task],

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from integration.mpi import session
-from tests.overlay import small_upstream
+from tests.overlay import upstream_double
 
 pytestmark = pytest.mark.skipif(
     shutil.which("mpirun") is None or find_spec("mpi4py") is None, reason="needs Open MPI and mpi4py"
@@ -37,7 +37,7 @@ ANOTHER_UPSTREAM = "sys.path.insert(0, os.path.abspath('odd'))"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    small_upstream.write(tmp_path)
+    upstream_double.write(tmp_path)
     session.write(tmp_path)
     return tmp_path
 
@@ -50,7 +50,7 @@ def start(folder: Path, *command: str, **variables: str) -> subprocess.Completed
         check=False,
         cwd=folder,
         timeout=TIMEOUT_S,
-        env=small_upstream.environment(folder, **OPEN_MPI, **variables),
+        env=upstream_double.environment(folder, **OPEN_MPI, **variables),
     )
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from integration.mpi.test_ranks import OPEN_MPI, TIMEOUT_S, pytestmark  # noqa: F401  pytest reads the mark by its name
-from tests.fakes.fixture import FAKES
-from tests.overlay.small_upstream import environment
+from tests.overlay.upstream_double import environment
+from tests.standin.fixture import STANDIN
 
 CONFIG = "kvfix: {fixes: {nixl-listener: off}}\n"
 
 
 def serve(folder: Path, ranks: int, variant: str, *launcher: str) -> subprocess.CompletedProcess[str]:
     (folder / "server.yaml").write_text(CONFIG if launcher else "")
-    environ = environment(FAKES, FAKE_TRTLLM_VARIANT=variant, **OPEN_MPI)
+    environ = environment(STANDIN, STANDIN_VARIANT=variant, **OPEN_MPI)
     environ["TRTLLM_KVFIX_RUNTIME_DIR"] = str(folder / "run")
     command = [sys.executable, "-m", "tensorrt_llm.commands.serve", "model", "--config", "server.yaml"]
     return subprocess.run(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.overlay import small_upstream
+from tests.overlay import upstream_double
 
-NIXL = small_upstream.ROOT / "build" / "nixl"
+NIXL = upstream_double.ROOT / "build" / "nixl"
 pytestmark = pytest.mark.skipif(
     not NIXL.is_dir(), reason="needs NIXL: pip install --no-deps --target build/nixl nixl nixl-cu12"
 )
@@ -46,7 +46,7 @@ WAIT_S = 60
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    small_upstream.write(tmp_path)
+    upstream_double.write(tmp_path)
     file = tmp_path / (ADAPTER.replace(".", "/") + ".py")
     file.parent.mkdir()
     (file.parent / "__init__.py").touch()
@@ -63,7 +63,7 @@ class Agents:
 
     def start(self, *launcher: str) -> tuple[bool, str]:
         """Whether it came up, and what it said to stderr when it did not."""
-        environ = small_upstream.environment(self.folder)
+        environ = upstream_double.environment(self.folder)
         environ["PYTHONPATH"] = os.pathsep.join([environ["PYTHONPATH"], str(NIXL)])
         process = subprocess.Popen(
             [
@@ -115,7 +115,7 @@ def test_both_are_up_with_the_fix(agents: Agents) -> None:
 
 
 def test_other_agents_keep_their_listener(folder: Path) -> None:
-    environ = small_upstream.environment(folder)
+    environ = upstream_double.environment(folder)
     code = f"import trtllm_kvfix; trtllm_kvfix.enable()\nimport {ADAPTER}\n{OTHER}"
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fixture import FAKES
-from tests.overlay.small_upstream import ROOT, environment
+from tests.overlay.upstream_double import ROOT, environment
+from tests.standin.fixture import STANDIN
 
 RAY = ROOT / "build" / "ray"
 pytestmark = pytest.mark.skipif(not RAY.is_dir(), reason="needs Ray: pip install --target build/ray ray")
@@ -42,7 +42,7 @@ ray.shutdown()
 
 def drive(folder: Path, *launcher: str, arguments: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """What became of each fix in two actors."""
-    environ = environment(FAKES, FAKE_TRTLLM_VARIANT="B", RAY_USAGE_STATS_ENABLED="0")
+    environ = environment(STANDIN, STANDIN_VARIANT="B", RAY_USAGE_STATS_ENABLED="0")
     environ["PYTHONPATH"] = os.pathsep.join([environ["PYTHONPATH"], str(RAY)])
     environ["TRTLLM_KVFIX_RUNTIME_DIR"] = str(folder / "run")
     done = subprocess.run(

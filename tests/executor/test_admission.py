@@ -5,9 +5,9 @@ from importlib import import_module
 
 import pytest
 
-from tests.fakes.admissions import EVAPORATION, SHARED_LEAF, arrive_between, fill_for_evaporation, leave_a_leaf
-from tests.fakes.fixture import VARIANTS, upstream
-from tests.fakes.serving import Server
+from tests.standin.admissions import EVAPORATION, SHARED_LEAF, arrive_between, fill_for_evaporation, leave_a_leaf
+from tests.standin.fixture import VARIANTS, upstream
+from tests.standin.serving import Server
 
 
 def overshoots(server: Server, requests: list[object]) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.fakes.fixture import upstream
-from tests.fakes.serving import Server
+from tests.standin.fixture import upstream
+from tests.standin.serving import Server
 
 RACY = ["A", "B", "B2", "C"]
 STAGED_UPSTREAM = ["D", "F"]

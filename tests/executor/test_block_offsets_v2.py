@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fakes.fixture import upstream
-from tests.fakes.serving import Server
+from tests.standin.fixture import upstream
+from tests.standin.serving import Server
 
 ALL = ["B", "B2", "C", "D", "F"]
 FENCED = ["D", "F"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fixture import upstream
-from tests.fakes.serving import Server
+from tests.standin.fixture import upstream
+from tests.standin.serving import Server
 
 BLOCKS = 16
 BLOCK = 4

@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from tests.fakes.fixture import upstream
+from tests.standin.fixture import upstream
 
 ADAPTER = "tensorrt_llm._torch.pyexecutor.connectors.remote_g2_raw_nixl_adapter"
 

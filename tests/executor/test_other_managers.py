@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.fakes.fixture import VARIANTS, upstream
-from tests.fakes.serving import Server
+from tests.standin.fixture import VARIANTS, upstream
+from tests.standin.serving import Server
 
 NAMES = {"sparse": "DSACacheManager", "hybrid": "MambaHybridCacheManager"}
 RACY = ["A", "B", "B2", "C"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.admissions import EVAPORATION, SHARED_LEAF, fill_for_evaporation, leave_a_leaf
-from tests.fakes.fixture import VARIANTS
-from tests.fakes.serving import Server
 from tests.fixes.applied import applied, standing_in
+from tests.standin.admissions import EVAPORATION, SHARED_LEAF, fill_for_evaporation, leave_a_leaf
+from tests.standin.fixture import VARIANTS
+from tests.standin.serving import Server
 from trtllm_kvfix.metrics import counters
 
 # Room for one token less than the batch has, and for a block of the second request.

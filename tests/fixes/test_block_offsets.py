@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.serving import Server
 from tests.fixes.applied import applied, standing_in
+from tests.standin.serving import Server
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.staging import OffsetStager, stagers
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.fakes.admissions import SHARED_LEAF, leave_a_leaf
-from tests.fakes.serving import Server
 from tests.fixes.applied import applied, standing_in
+from tests.standin.admissions import SHARED_LEAF, leave_a_leaf
+from tests.standin.serving import Server
 
 ARCHITECTURES = {"sparse": "DSACacheManager", "hybrid": "MambaHybridCacheManager"}
 RACY = ["A", "B", "B2", "C"]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fixture import upstream
 from tests.fixes.applied import applied
+from tests.standin.fixture import upstream
 from trtllm_kvfix.fixes.nixl_listener.record import ADAPTERS, FIX
 from trtllm_kvfix.overlay.fix import State
 from trtllm_kvfix.overlay.upstream import Upstream

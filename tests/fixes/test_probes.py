@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fixture import VARIANTS
 from tests.fixes.applied import CREATOR, standing_in
+from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.overlay.fix import Answer, Fix, State
 from trtllm_kvfix.overlay.registry import Registry

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fakes.fixture import upstream
+from tests.standin.fixture import upstream
 from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedDestination
 from trtllm_kvfix.staging.stagers import Stagers
 

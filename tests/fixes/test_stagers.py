@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.serving import Server
 from tests.fixes.applied import IDS, standing_in
+from tests.standin.serving import Server
 from trtllm_kvfix.fixes.trial import SHAPE, Bench
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.registry import Registry

@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import Any
 from unittest import mock
 
-from tests.fakes.fixture import upstream
-from tests.fakes.serving import Server
+from tests.standin.fixture import upstream
+from tests.standin.serving import Server
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, Upstream

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.fixture import VARIANTS
 from tests.overlay.test_stand_in import below_run
+from tests.standin.fixture import VARIANTS
 
 CONFIG = """
 kv_connector_config:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fixture import VARIANTS
+from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Mark
 from trtllm_kvfix.offload.transfers import Transfers

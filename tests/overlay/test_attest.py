@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.overlay.entries import SEAM, attestation, entry
-from tests.overlay.small_upstream import EXECUTOR, python
+from tests.overlay.upstream_double import EXECUTOR, python
 from tests.ports import free_ports
 from trtllm_kvfix import cli
 from trtllm_kvfix.errors import KvfixError

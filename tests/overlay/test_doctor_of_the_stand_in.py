@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fixture import FAKES
-from tests.overlay.small_upstream import ROOT, environment
+from tests.overlay.upstream_double import ROOT, environment
+from tests.standin.fixture import STANDIN
 
 COMMAND = (sys.executable, "-m", "trtllm_kvfix")
 FENCE, V1, V2 = "input-copy-fence", "staged-offsets-v1", "staged-offsets-v2"
@@ -21,8 +21,8 @@ TABLE = "host_kv_cache_block_offsets"
 
 
 def doctor(folder: Path, variant: str, *launcher: str, **variables: str) -> tuple[dict[str, Any], int]:
-    environ = environment(folder, FAKE_TRTLLM_VARIANT=variant, **variables)
-    environ["PYTHONPATH"] = os.pathsep.join(map(str, (FAKES, ROOT)))
+    environ = environment(folder, STANDIN_VARIANT=variant, **variables)
+    environ["PYTHONPATH"] = os.pathsep.join(map(str, (STANDIN, ROOT)))
     done = subprocess.run(
         [*launcher, *COMMAND, "doctor", "--json"], capture_output=True, text=True, check=False, cwd=folder, env=environ
     )

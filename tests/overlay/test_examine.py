@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.overlay.small_upstream import environment
+from tests.overlay.upstream_double import environment
 from trtllm_kvfix.overlay.buffers import FENCE, candidates
 
 SOURCE = """
@@ -32,7 +32,7 @@ NAMES = ["prompt_lens_cpu", "host_kv_cache_block_offsets", "host_lens", "host_sl
 
 
 def doctor(folder: Path, *arguments: str, prelude: str = "", **variables: str) -> tuple[dict[str, Any], int]:
-    """Of the small upstream and its two fixes."""
+    """Of the double of upstream and its two fixes."""
     code = (
         f"import small_fixes\n{prelude}\nimport sys; sys.argv = ['trtllm-kvfix', 'doctor', '--json']\n"
         "from trtllm_kvfix.cli import main; main()"

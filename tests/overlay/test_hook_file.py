@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.overlay.small_upstream import ROOT, environment, python
+from tests.overlay.upstream_double import ROOT, environment, python
 from trtllm_kvfix import cli
 from trtllm_kvfix.overlay import hook_file
 

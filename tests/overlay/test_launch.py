@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.overlay.small_upstream import EXECUTOR, environment, python
+from tests.overlay.upstream_double import EXECUTOR, environment, python
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay import launch
 from trtllm_kvfix.settings import Settings, load
@@ -19,7 +19,7 @@ ON, OFF = ["ours", "upstream", "ours"], ["upstream", "upstream"]
 
 
 def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The small upstream's fixes stand in for ours by way of a `sitecustomize`, which ours must run as well."""
+    """The double of upstream's fixes stand in for ours by way of a `sitecustomize`, which ours must run as well."""
     (folder / "sitecustomize.py").write_text("import small_fixes\n")
     return subprocess.run(
         [PYTHON, "-m", "trtllm_kvfix", *arguments],

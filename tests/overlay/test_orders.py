@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.overlay.small_upstream import EXECUTOR, python
+from tests.overlay.upstream_double import EXECUTOR, python
 
 ON, OFF = "['ours', 'upstream', 'ours']", "['upstream', 'upstream']"
 STEPS = {

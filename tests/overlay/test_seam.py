@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.overlay.small_upstream import ROOT, python
+from tests.overlay.upstream_double import ROOT, python
 from trtllm_kvfix.overlay import seam
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.overlay.small_upstream import python
+from tests.overlay.upstream_double import python
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay.server_config import without_section
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fixture import FAKES, VARIANTS
-from tests.overlay.small_upstream import environment
+from tests.overlay.upstream_double import environment
 from tests.overlay.variant_table import probed
+from tests.standin.fixture import STANDIN, VARIANTS
 
 CONFIG = "kv_cache_config: {host_cache_size: 4096}\nkvfix:\n  fixes: {input-copy-fence: off}\n"
 # Only a connector brings it in, and these servers have none.
@@ -20,7 +20,7 @@ MARK = "rank 0 of 1, variant "
 
 def serve(folder: Path, variant: str, *launcher: str, config: str = CONFIG) -> subprocess.CompletedProcess[str]:
     (folder / "server.yaml").write_text(config)
-    environ = environment(FAKES, FAKE_TRTLLM_VARIANT=variant, TLLM_WORKER_USE_SINGLE_PROCESS="1")
+    environ = environment(STANDIN, STANDIN_VARIANT=variant, TLLM_WORKER_USE_SINGLE_PROCESS="1")
     environ["TRTLLM_KVFIX_RUNTIME_DIR"] = str(folder / "run")
     return subprocess.run(
         [*launcher, sys.executable, "-m", "tensorrt_llm.commands.serve", "model", "--config", "server.yaml"],
@@ -79,7 +79,7 @@ def test_configuration_file_of_the_benchmark_may_have_the_section_too(tmp_path: 
         "print(update_llm_args_with_extra_options({'model': 'm'}, 'bench.yaml'))\n"
         "print(trtllm_kvfix.status()['fixes']['token-budget']['word'])"
     )
-    environ = environment(FAKES, FAKE_TRTLLM_VARIANT="B", TRTLLM_KVFIX_RUNTIME_DIR=str(tmp_path / "run"))
+    environ = environment(STANDIN, STANDIN_VARIANT="B", TRTLLM_KVFIX_RUNTIME_DIR=str(tmp_path / "run"))
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environ
     )
@@ -108,7 +108,7 @@ during = members()
 left = trtllm_kvfix.disable()
 print(json.dumps([applied, sum(during[each] != before.get(each) for each in during), left, members() == before]))
 """
-    environ = environment(FAKES, FAKE_TRTLLM_VARIANT="B", TRTLLM_KVFIX_RUNTIME_DIR=str(tmp_path))
+    environ = environment(STANDIN, STANDIN_VARIANT="B", TRTLLM_KVFIX_RUNTIME_DIR=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environ
     )

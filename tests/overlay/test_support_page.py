@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.fakes.fixture import VARIANTS
-from tests.overlay.small_upstream import ROOT
+from tests.overlay.upstream_double import ROOT
 from tests.overlay.variant_table import metrics_table, probed, table
+from tests.standin.fixture import VARIANTS
 from trtllm_kvfix import cli
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.overlay.launch import run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.overlay.small_upstream import EXECUTOR, python
+from tests.overlay.upstream_double import EXECUTOR, python
 from trtllm_kvfix.overlay.upstream import Upstream
 
 

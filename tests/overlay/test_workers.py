@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.overlay.small_upstream import EXECUTOR, python
+from tests.overlay.upstream_double import EXECUTOR, python
 
 RECORD = f"from {EXECUTOR} import py_executor; print(py_executor.record())"
 

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from functools import cache
 
-from tests.fakes.fixture import FAKES, VARIANTS
-from tests.overlay.small_upstream import ROOT
+from tests.overlay.upstream_double import ROOT
+from tests.standin.fixture import STANDIN, VARIANTS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.metrics import counters
 
@@ -32,8 +32,8 @@ SHOWN = {"needed": "**needed**", "fixed-upstream": "fixed", "not-applicable": "-
 @cache
 def probed(variant: str) -> tuple[str, dict[str, str]]:
     """The variant as `doctor` would show it, and the state of each fix, seen in a fresh process."""
-    path = os.pathsep.join(map(str, (FAKES, FAKES / "with_nixl", ROOT)))
-    environ = {**os.environ, "FAKE_TRTLLM_VARIANT": variant, "PYTHONPATH": path}
+    path = os.pathsep.join(map(str, (STANDIN, STANDIN / "with_nixl", ROOT)))
+    environ = {**os.environ, "STANDIN_VARIANT": variant, "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, env=environ)
     shown, states = json.loads(done.stdout.splitlines()[-1])
     return shown, states

@@ -1,7 +1,7 @@
 """The tensors, streams and events that the stand-in works with, on whatever device was chosen.
 
 Upstream uses torch, whose statements the stand-in writes (`dst[p, :n].copy_(host[p, :n], non_blocking=True)`). The
-tests have no torch, so tensors over memory of our own stand in for it; FAKE_TRTLLM_DEVICE=torch takes torch's.
+tests have no torch, so tensors over memory of our own stand in for it; STANDIN_DEVICE=torch takes torch's.
 """
 
 import os
@@ -60,7 +60,7 @@ def tensors() -> Tensors:
     """Opened at the first use, and one for the process, as the CUDA device is."""
     global _chosen  # noqa: PLW0603
     if _chosen is None:
-        device = os.environ.get("FAKE_TRTLLM_DEVICE", "cpu")
+        device = os.environ.get("STANDIN_DEVICE", "cpu")
         if device == "torch":
             from .torch_tensors import TorchTensors  # noqa: PLC0415
 

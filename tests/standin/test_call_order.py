@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fixture import VARIANTS, upstream
-from tests.fakes.serving import Server
+from tests.standin.fixture import VARIANTS, upstream
+from tests.standin.serving import Server
 
 FENCE, REFRESH = "sync_transfer_manager_with_buffer_manager", "refresh_blocks"
 ADD, BATCH, GROW, RESET = "add_sequence", "add_sequence_batch", "add_token", "reset_context_requests"

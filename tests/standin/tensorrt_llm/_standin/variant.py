@@ -8,9 +8,9 @@ NAMES = (*ORDER, "mangled")
 # Workers get no variable that does not begin with TRTLLM or TLLM (surface 7.2).
 VARIABLE_FOR_WORKERS = "TLLM_STANDIN_VARIANT"
 
-NAME = os.environ.get("FAKE_TRTLLM_VARIANT") or os.environ.get(VARIABLE_FOR_WORKERS) or "B"
+NAME = os.environ.get("STANDIN_VARIANT") or os.environ.get(VARIABLE_FOR_WORKERS) or "B"
 if NAME not in NAMES:
-    raise ImportError(f"FAKE_TRTLLM_VARIANT is {NAME!r}; the stand-in knows {', '.join(NAMES)}")
+    raise ImportError(f"STANDIN_VARIANT is {NAME!r}; the stand-in knows {', '.join(NAMES)}")
 
 MANGLED = NAME == "mangled"  # asked wherever a seam gets another name or signature
 _BASE = "C" if MANGLED else NAME

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.fakes.serving import Server
+from tests.standin.serving import Server
 
 # Blocks of 4 tokens, 40 of them; a batch may have 48 tokens.
 EVAPORATION = {"max_num_tokens": 48, "kv_cache_config": {"max_tokens": 160}}

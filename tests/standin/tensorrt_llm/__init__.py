@@ -1,6 +1,6 @@
 """A stand-in for TensorRT-LLM: its module paths, names, signatures and call orders, and its bugs.
 
-FAKE_TRTLLM_VARIANT chooses the upstream that it stands for when it is imported (`_standin/variant.py`). What is written
+STANDIN_VARIANT chooses the upstream that it stands for when it is imported (`_standin/variant.py`). What is written
 here about upstream cites the section of the surface description that says so. Names that upstream does not have are in
 `_standin`.
 """

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.fakes.fixture import FAKES, VARIANTS, upstream
+from tests.standin.fixture import STANDIN, VARIANTS, upstream
 
-ROOT = FAKES.parent.parent
+ROOT = STANDIN.parent.parent
 
 
 def serve(variant: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     environ = {
         **os.environ,
-        "FAKE_TRTLLM_VARIANT": variant,
+        "STANDIN_VARIANT": variant,
         "TLLM_WORKER_USE_SINGLE_PROCESS": "1",
-        "PYTHONPATH": os.pathsep.join((str(FAKES), str(ROOT))),
+        "PYTHONPATH": os.pathsep.join((str(STANDIN), str(ROOT))),
     }
-    command = [sys.executable, str(FAKES / "bin/trtllm-serve"), "tiny", *arguments]
+    command = [sys.executable, str(STANDIN / "bin/trtllm-serve"), "tiny", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
 
 

@@ -1,6 +1,6 @@
 """A `tensorrt_llm` of a few lines, with the modules at which the overlay takes part, and two fixes for it.
 
-The stand-in of tests/fakes shows what the fixes do. This one shows how they arrive, in fresh processes, whatever the
+The stand-in of tests/standin shows what the fixes do. This one shows how they arrive, in fresh processes, whatever the
 order of imports; `record` tells which code ran.
 """
 
@@ -105,7 +105,7 @@ def write(folder: Path) -> Path:
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
-    """What a process needs to import the small upstream and this checkout, and nothing of ours besides."""
+    """What a process needs to import the double of upstream and this checkout, and nothing of ours besides."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TRTLLM_KVFIX")}
     return kept | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),

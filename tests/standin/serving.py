@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from tests.fakes.stall import Stall
+from tests.standin.stall import Stall
 
 PYEXECUTOR = "tensorrt_llm._torch.pyexecutor"
 RESPONSE_S_MAX = 20.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fixture import VARIANTS, upstream
-from tests.fakes.serving import Server
+from tests.standin.fixture import VARIANTS, upstream
+from tests.standin.serving import Server
 
 TORCH = "tensorrt_llm._torch"
 EXECUTOR = f"{TORCH}.pyexecutor"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-FAKES = Path(__file__).resolve().parent
+STANDIN = Path(__file__).resolve().parent
 VARIANTS = ("A", "B", "B2", "C", "D", "F")
 
 
@@ -18,14 +18,14 @@ def upstream(variant: str, device: str | None = None, *, nixl: bool = False) -> 
     """`tensorrt_llm` and all of its submodules exist inside the block only.
 
     device: 'cpu' (simulated), 'torch' or 'cuda' (memory of our own on a GPU, whose release waits for held streams); by
-    default what FAKE_TRTLLM_DEVICE says, else 'cpu'. nixl: put that one's stand-in beside it.
+    default what STANDIN_DEVICE says, else 'cpu'. nixl: put that one's stand-in beside it.
     """
     names = {"tensorrt_llm", "nixl"} if nixl else {"tensorrt_llm"}
     present = _modules(names)
     if present:
         raise RuntimeError(f"{present[0]} is imported already; a process holds one at a time")
-    chosen = {"FAKE_TRTLLM_VARIANT": variant} | ({} if device is None else {"FAKE_TRTLLM_DEVICE": device})
-    paths = [str(FAKES), str(FAKES / "with_nixl")] if nixl else [str(FAKES)]
+    chosen = {"STANDIN_VARIANT": variant} | ({} if device is None else {"STANDIN_DEVICE": device})
+    paths = [str(STANDIN), str(STANDIN / "with_nixl")] if nixl else [str(STANDIN)]
     sys.path[:0] = paths
     try:
         with mock.patch.dict("os.environ", chosen):

@@ -4,10 +4,10 @@ from importlib import import_module
 
 import pytest
 
-from tests.fakes.admissions import SHARED_LEAF, leave_a_leaf
-from tests.fakes.connector_double import CONFIG
-from tests.fakes.fixture import VARIANTS, upstream
-from tests.fakes.serving import Server
+from tests.standin.admissions import SHARED_LEAF, leave_a_leaf
+from tests.standin.connector_double import CONFIG
+from tests.standin.fixture import VARIANTS, upstream
+from tests.standin.serving import Server
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
