@@ -14,12 +14,12 @@ from trtllm_kvfix.errors import KvfixError
 # A command is imported when it is asked for, so that start-up stays cheap and one that cannot be loaded harms no other.
 COMMANDS = {
     "disable": "trtllm_kvfix.overlay.hook_file:disable",
-    "doctor": "trtllm_kvfix.doctor:doctor",
+    "doctor": "trtllm_kvfix.tools.doctor.command:doctor",
     "enable": "trtllm_kvfix.overlay.hook_file:enable",
-    "replay": "trtllm_kvfix.replay.command:replay",
+    "replay": "trtllm_kvfix.tools.replay.command:replay",
     "run": "trtllm_kvfix.overlay.launch:run",
-    "status": "trtllm_kvfix.overlay.status_command:status",
-    "verify": "trtllm_kvfix.verify.command:verify",
+    "status": "trtllm_kvfix.tools.status:status",
+    "verify": "trtllm_kvfix.tools.verify.command:verify",
 }
 
 

@@ -44,7 +44,15 @@ def test_module_and_script_are_the_same_command() -> None:
 
 
 def test_start_up_loads_no_command_and_no_settings() -> None:
-    heavy = ["pydantic", "yaml", "rich", "numpy", "trtllm_kvfix.native", "trtllm_kvfix.doctor", "trtllm_kvfix.replay"]
+    heavy = [
+        "pydantic",
+        "yaml",
+        "rich",
+        "numpy",
+        "trtllm_kvfix.native",
+        "trtllm_kvfix.tools.doctor.command",
+        "trtllm_kvfix.tools.replay",
+    ]
     code = f"import sys, trtllm_kvfix.cli; print([name for name in {heavy!r} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

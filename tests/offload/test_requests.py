@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from trtllm_kvfix.blocks.identity import identity_of
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.identity import identity_of
 from trtllm_kvfix.offload.plan import StoreJob
 
 from .conftest import Bench, MakeBench

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import open_device
-from trtllm_kvfix.offload.identity import Identity
 from trtllm_kvfix.offload.plan import Ended
 from trtllm_kvfix.offload.ranks import Told
 

@@ -12,7 +12,7 @@ import pytest
 from tests.overlay.entries import SEAM, attestation, entry
 from trtllm_kvfix.overlay import agreement, attest
 from trtllm_kvfix.overlay.agreement import RanksDiffer
-from trtllm_kvfix.overlay.runtime_files import process_start
+from trtllm_kvfix.runtime_files import process_start
 
 TIMEOUT_S = 30.0
 SHORT_S = 0.01

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.overlay.upstream_double import environment
-from trtllm_kvfix.overlay.buffers import FENCE, candidates
+from trtllm_kvfix.tools.doctor.buffers import FENCE, candidates
 
 SOURCE = """
 class Metadata:

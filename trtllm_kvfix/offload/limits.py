@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from trtllm_kvfix import machine
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.replay.sizes import bytes_text
+from trtllm_kvfix.sizes import bytes_text
 
 UNLIMITED = 1 << 60  # cgroups write very large numbers for no limit
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_kvfix.offload.host_index import Pins, Tokens
-from trtllm_kvfix.offload.identity import Identity
+from trtllm_kvfix.blocks.host_index import Pins, Tokens
+from trtllm_kvfix.blocks.identity import Identity
 
 
 @dataclass

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from trtllm_kvfix.blocks.host_index import HostIndex, Pins
+from trtllm_kvfix.blocks.identity import identity_of, tokens_of
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.host_index import HostIndex, Pins
-from trtllm_kvfix.offload.identity import identity_of, tokens_of
 from trtllm_kvfix.offload.in_use import InUse
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Ended, Late, LoadJob, Step, StoreJob

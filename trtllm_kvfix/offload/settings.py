@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
-from trtllm_kvfix.replay.sizes import parse_size
+from trtllm_kvfix.sizes import parse_size
 
 
 def _bytes(value: object) -> int | None:

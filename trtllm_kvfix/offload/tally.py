@@ -2,8 +2,8 @@
 
 import logging
 
+from trtllm_kvfix.blocks.host_index import HostIndex
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.offload.host_index import HostIndex
 from trtllm_kvfix.offload.plan import Ended
 
 _log = logging.getLogger("trtllm_kvfix.offload")

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trtllm_kvfix import runtime_files
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.overlay import runtime_files
 
 _log = logging.getLogger("trtllm_kvfix.offload")
 FORMAT = 1

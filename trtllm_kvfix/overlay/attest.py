@@ -7,9 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from trtllm_kvfix import __version__
+from trtllm_kvfix import __version__, runtime_files
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.overlay import runtime_files
 from trtllm_kvfix.overlay.registry import Report
 
 FORMAT = 1

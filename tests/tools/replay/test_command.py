@@ -1,0 +1,193 @@
+"""The command: what it prints, in which form, and how it exits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from trtllm_kvfix.cli import main
+from trtllm_kvfix.tools.replay import command
+from trtllm_kvfix.tools.replay.engine import Replay
+from trtllm_kvfix.tools.replay.outcome import Outcome, Report
+
+from .shapes import TINY
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)])
+
+
+def report_of(*arguments: str | Path) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    return parsed
+
+
+def test_compare_ends_by_saying_in_words_what_was_shown() -> None:
+    result = run("--generate", "small", "--compare")
+    assert result.exit_code == 0
+    one_by_one, batch = result.stdout.splitlines()[-2:]
+    assert one_by_one.startswith("One by one: 16 of 46 iterations passed the budget of 1,024 tokens, at most by 828: ")
+    assert batch == (
+        "In a batch: none of 46 iterations passed it, and all 200 requests reused exactly what had been estimated."
+    )
+
+
+def test_a_trace_is_replayed_with_the_sizes_that_were_asked_for() -> None:
+    model = ("--layers", 32, "--kv-heads", 8, "--head-dim", 128)
+    report = report_of(
+        TINY, *map(str, model), "--blocks-primary", "1GiB", "--blocks-host", "64MiB", "--max-batch-size", "1"
+    )
+    shape = report["outcomes"][0]["shape"]
+    assert (shape["blocks_primary"], shape["blocks_host"], shape["bytes_per_block"]) == (256, 16, 4 * 1024**2)
+    assert report["outcomes"][0]["tokens"]["primary"] == 1584
+    assert "brought back" in run(TINY).stdout
+
+
+def test_json_is_what_the_models_say() -> None:
+    report = report_of("--generate", "small", "--compare")
+    assert [outcome["admission"] for outcome in report["outcomes"]] == ["batch", "one-by-one"]
+    rates = [outcome["tokens"].pop("hit_rate") for outcome in report["outcomes"]]
+    assert all(0 < rate < 1 for rate in rates)
+    for outcome in report["outcomes"]:
+        for reuse in (outcome["tokens"], outcome["blocks"]):
+            reuse.pop("hit_rate", None)
+            reuse.pop("hit_rate_host")
+    assert Report.model_validate(report).outcomes[0].tokens.hit_rate == pytest.approx(rates[0])
+
+
+def test_what_is_typed_comes_before_what_a_generated_workload_brings() -> None:
+    shape = report_of("--generate", "small", "--blocks-host", "0", "--max-batch-size", "4")["outcomes"][0]["shape"]
+    assert (shape["blocks_host"], shape["max_batch_size"], shape["blocks_primary"]) == (0, 4, 168)
+
+
+def test_bytes_of_a_generated_workload_are_of_its_own_blocks(tmp_path: Path) -> None:
+    config = tmp_path / "kvfix.yaml"
+    config.write_text("kvfix: {replay: {tokens_per_block: 64, layers: 1, kv_heads: 1, head_dim: 1, dtype_bytes: 1}}")
+    result = CliRunner().invoke(main, ["--config", str(config), "replay", "--generate", "small", "--json"])
+    shape = json.loads(result.stdout)["outcomes"][0]["shape"]
+    assert (shape["tokens_per_block"], shape["bytes_per_block"]) == (32, 64)
+
+
+def test_settings_are_the_defaults_of_the_options(tmp_path: Path) -> None:
+    config = tmp_path / "kvfix.yaml"
+    config.write_text("kvfix: {replay: {blocks_primary: 300, blocks_host: 64MiB, bytes_per_block: 1048576}}")
+    result = CliRunner().invoke(main, ["--config", str(config), "replay", str(TINY), "--json"])
+    shape = json.loads(result.stdout)["outcomes"][0]["shape"]
+    assert (shape["blocks_primary"], shape["blocks_host"]) == (300, 64)
+
+
+def test_sweep_prints_a_row_for_each_size_and_draws_it(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "curve.svg"
+    result = run("--generate", "small", "--sweep", "0,64,1MiB", "--bytes-per-block", "8192", "--plot", path)
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines() if line.strip()[:1].isdigit()][1:]
+    assert [row[0] for row in rows] == ["0", "64", "128"]
+    assert path.exists()
+
+
+def test_bad_lines_are_refused_or_counted(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(TINY.read_text() + "{\n")
+    refused = run(path)
+    assert refused.exit_code == 2
+    assert "line 8: EOF while parsing" in refused.output
+    assert report_of(path, "--skip-bad")["lines_bad"] == 1
+    assert "1 bad lines were left out" in run(path, "--skip-bad").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give either a TRACE or --generate"),
+        (("--generate", "small", "x.jsonl"), "give either a TRACE or --generate"),
+        (("--generate", "small", "--compare", "--sweep", "0"), "--compare and --sweep exclude each other"),
+        (("--generate", "small", "--plot", "x.png"), "--plot draws the curve of a --sweep, which is missing"),
+        (("--generate", "small", "--sweep", "0,1GiB"), "--sweep is '1GiB': bytes need the size of a block"),
+        (("--generate", "small", "--sweep", ""), "--sweep is '': write a number of blocks"),
+        (("--generate", "small", "--layers", "3", "--head-dim", "4"), "are needed together; missing: --kv-heads"),
+        (
+            ("--generate", "small", "--layers", "1", "--head-dim", "1", "--kv-heads", "1", "--bytes-per-block", "1"),
+            "--bytes-per-block is 1, the model's shape gives 128",
+        ),
+        (
+            ("--generate", "small", "--blocks-primary", "0"),
+            "blocks_primary is 0: a window needs at least one primary block",
+        ),
+        (("--generate", "small", "--max-num-tokens", "4"), "max_num_tokens is 4: 8 sequences generating 1 tokens each"),
+    ],
+)
+def test_bad_usage_exits_with_2(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_broken_promise_of_the_batch_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Replay.run
+
+    def broken(self: Replay, on_finished: Any) -> Outcome:
+        outcome = honest(self, on_finished)
+        return outcome.model_copy(update={"budget": outcome.budget.model_copy(update={"promises_broken": 1})})
+
+    monkeypatch.setattr(Replay, "run", broken)
+    result = run("--generate", "small")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].startswith("FAILED: batch admission passed the budget in 0 of 46 iterations")
+
+
+INTERRUPTED = """
+import os, signal
+from trtllm_kvfix.cli import main
+from trtllm_kvfix.tools.replay.engine import Replay
+
+# A parent that runs in the background ignores ctrl-C, and its children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+honest = Replay.run
+
+def run(self, on_finished):
+    def count(finished):
+        if finished >= 30:
+            os.kill(os.getpid(), signal.SIGINT)
+    return honest(self, count)
+
+Replay.run = run
+main()
+"""
+
+
+def test_ctrl_c_prints_the_partial_result_and_exits_with_130(tmp_path: Path) -> None:
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    command = [sys.executable, str(script), "replay", "--generate", "small", "--compare", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 130, done.stderr
+    report = json.loads(done.stdout)
+    assert report["partial"]
+    assert [outcome["partial"] for outcome in report["outcomes"]] == [True]
+    assert 30 <= report["outcomes"][0]["requests"]["finished"] < 40
+
+
+def test_ctrl_c_while_the_trace_is_read_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "read_trace", interrupted)
+    result = run(TINY)
+    assert (result.exit_code, result.output) == (command.EXIT_INTERRUPTED, "")
+
+
+def test_a_partial_report_says_so_and_is_not_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    honest = Replay.run
+    monkeypatch.setattr(Replay, "run", lambda self, on: honest(self, on).model_copy(update={"partial": True}))
+    result = run("--generate", "small", "--sweep", "0,64", "--plot", tmp_path / "curve.png")
+    assert result.exit_code == 130
+    assert "PARTIAL: interrupted" in result.stdout
+    assert not (tmp_path / "curve.png").exists()

@@ -1,0 +1,50 @@
+"""Token values: equal exactly where the trace says so."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtllm_kvfix.tools.replay.tokens import TokenBook
+from trtllm_kvfix.tools.replay.trace import TraceRequest
+
+
+def hashed(length: int, *ids: int, answer: int = 0) -> TraceRequest:
+    return TraceRequest(1, length, answer, hash_ids=np.array(ids, np.int64))
+
+
+def test_an_id_spells_the_same_tokens_wherever_it_stands() -> None:
+    book = TokenBook([hashed(1000, 5, 9), hashed(700, 9, 2**62)])
+    first, second = book.prompt(0), book.prompt(1)
+    assert (len(first), len(second)) == (1000, 700)
+    assert (first[512:] == second[:488]).all()
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), unique=True, min_size=2, max_size=40), st.sampled_from([1, 16, 512]))
+def test_different_ids_differ_in_every_position(ids: list[int], tokens_per_hash_id: int) -> None:
+    book = TokenBook([hashed(tokens_per_hash_id, one) for one in ids], tokens_per_hash_id)
+    prompts = np.stack([book.prompt(index) for index in range(len(ids))])
+    for column in prompts.T:
+        assert len(set(column.tolist())) == len(ids)
+
+
+def test_ids_keep_apart_when_their_tokens_no_longer_fit_the_range() -> None:
+    """The 4 million ids of this trace spell twice as many tokens as there are values."""
+    ids = np.arange(4_000_000)
+    book = TokenBook([TraceRequest(1, 512 * len(ids), 0, hash_ids=ids), hashed(512, 0), hashed(512, 3_999_999)])
+    assert (book.prompt(1) != book.prompt(2)).all()
+    assert book.prompt(2).min() >= 0
+
+
+def test_invented_answers_repeat_nothing_and_stay_clear_of_prompts() -> None:
+    requests = [hashed(512, 1, answer=300), hashed(512, 2, answer=200)]
+    book = TokenBook(requests)
+    assert len(set(book.answers.tolist())) == 500
+    assert not set(book.answers.tolist()) & set(book.prompt(0).tolist())
+    assert book.answer_start.tolist() == [0, 300, 500]
+
+
+def test_answers_and_prompts_of_the_trace_are_used_as_they_are() -> None:
+    tokens, answer = np.array([7, 8, 9], np.int32), np.array([4, 5], np.int32)
+    book = TokenBook([hashed(512, 1, answer=3), TraceRequest(2, 3, 2, tokens=tokens, output_tokens=answer)])
+    assert book.prompt(1) is tokens
+    assert book.answers[book.answer_start[1] :].tolist() == [4, 5]

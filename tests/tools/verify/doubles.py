@@ -1,0 +1,98 @@
+"""Arms that are not what they claim to be, and reports made by hand."""
+
+from dataclasses import replace
+from functools import partial
+
+from trtllm_kvfix.native import DeviceArray, PinnedArray
+from trtllm_kvfix.tools.verify.case import Case, Side
+from trtllm_kvfix.tools.verify.catalogue import CASES
+from trtllm_kvfix.tools.verify.offsets import ROWS, SHAPE, Rows
+from trtllm_kvfix.tools.verify.offsets_v2 import DroppedSnapshot, NextCall, paged
+from trtllm_kvfix.tools.verify.outcome import (
+    ArmOutcome,
+    CaseOutcome,
+    DeviceInfo,
+    Example,
+    LaneOutcome,
+    Report,
+    Timeline,
+)
+
+
+class RecordedSnapshot(DroppedSnapshot):
+    """Looks like the broken repair, but tells the allocator of the kernel, as a copy of the framework would."""
+
+    def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
+        snapshot = self.allocator.take(SHAPE, "int32")
+        copy_index = self.allocator.take((ROWS,), "int32")
+        snapshot.array[:, :ROWS] = table.array[:, rows]
+        copy_index.array[:] = range(ROWS)
+        self.gather(snapshot, copy_index, destination, stream)
+        for block in (snapshot, copy_index):
+            self.allocator.record(block, stream)
+            self.allocator.give_back(block)
+
+
+def named(name: str, variant: str | None = None) -> Case:
+    return next(case for case in CASES if case.name == name and variant in (None, case.variant))
+
+
+def with_build(side: Side, other: Side) -> Side:
+    return replace(side, build=other.build)
+
+
+def vacuous() -> Case:
+    """A case whose control is secretly safe."""
+    case = named("offsets-v2-dropped")
+    return replace(case, control=replace(case.control, build=partial(paged, NextCall, RecordedSnapshot)))
+
+
+def unfixed() -> Case:
+    """A case whose fixed arm is as broken as its control."""
+    case = named("offsets-v1")
+    return replace(case, fixed=with_build(case.fixed, case.control))
+
+
+AT = Timeline(
+    iteration=3,
+    call_us=10.0,
+    returned_us=20.0,
+    disturb_us=22.0,
+    disturbed_us=40.0,
+    opened_us=50.0,
+    held_done_us=70.0,
+    done_us=90.0,
+)
+
+
+def arm(*, corrupt: int = 0, pending: int = 4, lanes: tuple[LaneOutcome, ...] | None = None) -> ArmOutcome:
+    return ArmOutcome(
+        how="how it is done",
+        meanwhile="what happens meanwhile",
+        effect="what comes of it",
+        iterations=4,
+        corrupt=corrupt,
+        pending=pending,
+        call_us_median=12.5,
+        lanes=list(lanes or (LaneOutcome(name="stream", work="copy", early=False),)),
+        timeline=AT,
+        example=Example(iteration=1, index=[0, 7], expected=11, found=22, words_wrong=5, words=64) if corrupt else None,
+    )
+
+
+def outcome(control: ArmOutcome, fixed: ArmOutcome, half: ArmOutcome | None = None) -> CaseOutcome:
+    return CaseOutcome(
+        case="a-case",
+        variant="a variant",
+        hazard="H1",
+        title="A title",
+        call="what is called",
+        control=control,
+        fixed=fixed,
+        half=half,
+    )
+
+
+def report(*cases: CaseOutcome, simulated: bool = True, name: str = "a device") -> Report:
+    device = DeviceInfo(name=name, simulated=simulated, has_kernels=True, has_batched_copy=True, passed_over=None)
+    return Report(version="1.2.3", device=device, iterations=4, seed=0, cases=list(cases))

@@ -1,0 +1,148 @@
+"""The command: what it prints, in which form, and how it exits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from trtllm_kvfix.cli import main
+from trtllm_kvfix.native import DeviceError, open_device
+from trtllm_kvfix.tools.verify import catalogue, command
+from trtllm_kvfix.tools.verify.case import Case
+from trtllm_kvfix.tools.verify.outcome import Report
+
+from .doubles import unfixed, vacuous
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["verify", "--device", "cpu", "--iterations", "2", *map(str, arguments)])
+
+
+def only(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    monkeypatch.setattr(catalogue, "CASES", (case,))
+
+
+def test_all_cases_are_proven_and_the_last_line_says_what_was_not() -> None:
+    result = run()
+    assert result.exit_code == 0, result.output
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith("Proven on a simulated device, so of the order of operations alone: in 23 of 23 cases ")
+    assert "Not proven: anything about a GPU" in last
+    assert result.stdout.count("proven") >= 19
+    assert max(map(len, result.stdout.split("us: ", maxsplit=1)[0].splitlines())) <= 80
+
+
+def test_a_vacuous_control_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, vacuous())
+    result = run()
+    assert result.exit_code == 1
+    assert "VACUOUS: offsets-v2-dropped (snapshot): the control stayed clean in 2/2 iterations" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("Proven: nothing.")
+
+
+def test_a_fix_that_corrupts_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, unfixed())
+    result = run()
+    assert result.exit_code == 1
+    assert "FAILED: offsets-v1 (snapshot): the fixed arm was corrupt in 2/2 iterations" in result.stdout
+
+
+def test_cases_are_chosen_by_name() -> None:
+    result = run("--case", "store-order", "--case", "offsets-v1", "--json")
+    report = json.loads(result.stdout)
+    assert [case["case"] for case in report["cases"]] == ["offsets-v1"] * 3 + ["store-order"] * 3
+
+
+def without_computed(value: Any) -> Any:
+    """The models refuse what they compute themselves."""
+    if isinstance(value, dict):
+        return {key: without_computed(part) for key, part in value.items() if key not in ("proven", "verdict")}
+    return [without_computed(part) for part in value] if isinstance(value, list) else value
+
+
+def test_json_is_what_the_models_say() -> None:
+    result = run("--case", "offsets-v2-rebound", "--seed", "7", "--json")
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    report = Report.model_validate(without_computed(printed))
+    assert (printed["proven"], report.proven) == (True, True)
+    assert [case["verdict"] for case in printed["cases"]] == ["proven"] * 3
+    assert (report.seed, report.iterations, report.device.simulated) == (7, 2, True)
+    for case in report.cases:
+        assert (case.control.corrupt, case.fixed.corrupt) == (2, 0)
+        assert case.control.call_us_median > 0
+        assert case.control.example is not None
+        assert case.control.example.words_wrong > 0
+
+
+def test_html_is_written_beside_what_is_printed(tmp_path: Path) -> None:
+    path = tmp_path / "verify.html"
+    result = run("--case", "offsets-v1", "--html", path)
+    assert result.exit_code == 0, result.output
+    assert "offsets-v1" in path.read_text(encoding="utf-8")
+    assert "offsets-v1" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--case", "offset-v1"), "--case is 'offset-v1', which is not known; did you mean offsets-v1?"),
+        (("--case", "qqqq"), "known are offsets-v1, offsets-v2-index"),
+        (("--device", "gpu"), "--device is 'gpu': "),
+        (("--iterations", "0"), "0 is not in the range x>=1"),
+        (("--html", "missing/verify.html"), "--html is 'missing/verify.html': there is no directory missing"),
+    ],
+)
+def test_bad_usage_exits_with_2(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_device_that_is_not_there_is_bad_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str, seed: int) -> object:  # noqa: ARG001
+        raise DeviceError("no driver")
+
+    monkeypatch.setattr(command, "open_device", missing)
+    result = run("--device", "cuda")
+    assert result.exit_code == 2
+    assert "--device is 'cuda': no driver" in result.output
+
+
+class NoKernels:
+    name = "a GPU"
+    has_kernels = False
+
+
+def test_a_gpu_without_kernels_is_refused_by_name_and_passed_over_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_kernels(name: str, seed: int) -> object:
+        return open_device("cpu", seed=seed) if name == "cpu" else NoKernels()
+
+    monkeypatch.setattr(command, "open_device", no_kernels)
+    refused = run("--device", "cuda")
+    assert refused.exit_code == 2
+    assert "--device is 'cuda': a GPU has no kernels to run" in refused.output
+    passed_over = run("--device", "auto", "--case", "offsets-v1")
+    assert passed_over.exit_code == 0, passed_over.output
+    assert "a GPU was passed over" in passed_over.stdout
+    assert "Proven on a simulated device" in passed_over.stdout
+
+
+def test_a_device_that_fails_exits_with_1_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_arguments: object) -> None:
+        raise DeviceError("stream 3: illegal address")
+
+    monkeypatch.setattr(command, "run_case", failing)
+    result = run()
+    assert (result.exit_code, result.output) == (1, "Error: the device failed: stream 3: illegal address\n")
+
+
+def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_case", interrupted)
+    result = run()
+    assert (result.exit_code, result.stdout) == (command.EXIT_INTERRUPTED, "")

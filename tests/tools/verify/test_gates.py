@@ -1,0 +1,61 @@
+"""Gates: opened in any case, and by the watchdog where nobody else could."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from trtllm_kvfix.native import Device, open_device
+from trtllm_kvfix.tools.verify.gates import Gates, StuckBehindGate
+
+
+@pytest.fixture
+def device() -> Device:
+    return open_device("cpu")
+
+
+@pytest.fixture
+def stream(device: Device) -> Iterator[int]:
+    stream = device.create_stream()
+    yield stream
+    device.destroy_stream(stream)
+
+
+def test_a_gate_holds_until_it_is_opened(device: Device, stream: int) -> None:
+    event = device.create_event()
+    with Gates(device) as gates, gates.closed(stream):
+        device.record(event, stream)
+        assert not device.done(event)
+        gates.open()
+        device.synchronize(stream)
+        assert device.done(event)
+    device.destroy_event(event)
+
+
+def test_a_gate_is_opened_at_the_end_of_its_block_even_by_an_error(device: Device, stream: int) -> None:
+    with Gates(device) as gates:
+        with pytest.raises(ZeroDivisionError), gates.closed(stream):
+            raise ZeroDivisionError
+        device.synchronize(stream)
+
+
+def test_the_watchdog_opens_a_gate_that_the_host_waits_behind(device: Device, stream: int) -> None:
+    with (
+        Gates(device, held_s_max=0.02) as gates,
+        pytest.raises(StuckBehindGate, match=r"for more than 0\.02 s"),
+        gates.closed(stream),
+    ):
+        device.synchronize(stream)  # only the watchdog can end this
+
+
+def hold(gates: Gates, stream: int, *, looks: int) -> None:
+    with gates.closed(stream):
+        for _ in range(looks):
+            gates.look()
+
+
+def test_two_gates_one_after_the_other_are_not_taken_for_one(device: Device, stream: int) -> None:
+    gates = Gates(device)
+    for _ in range(3):
+        hold(gates, stream, looks=1)
+    with pytest.raises(StuckBehindGate):
+        hold(gates, stream, looks=2)

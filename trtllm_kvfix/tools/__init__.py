@@ -1,0 +1,1 @@
+"""The commands that examine, model and prove: none of them runs in a server."""

@@ -1,0 +1,109 @@
+"""`trtllm-kvfix doctor`: what is installed here, what of TensorRT-LLM needs mending, and whether it is."""
+
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtllm_kvfix import __version__, machine
+from trtllm_kvfix.errors import ExtensionMissing
+from trtllm_kvfix.overlay.attest import distribution_version
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+OPTIONAL = ("matplotlib", "mpi4py", "tensorrt_llm", "torch")
+
+
+def examine() -> dict[str, Any]:
+    """The report as plain values. Optional packages are looked up by their metadata; TensorRT-LLM is imported."""
+    report: dict[str, Any] = {
+        "package": __version__,
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "platform": platform.platform(),
+        "numpy": distribution_version("numpy"),
+        "optional": {name: distribution_version(name) for name in OPTIONAL},
+        "machine": machine.describe(),
+        "extension": None,
+        "overlay": None,
+        "problems": [],
+    }
+    try:
+        from trtllm_kvfix import native  # noqa: PLC0415  a missing extension is a finding here, not a failed import
+
+        report["extension"] = native.build_info()
+    except ExtensionMissing as error:
+        report["problems"].append(str(error))
+        return report
+    if report["extension"]["locks"] != "yes":
+        report["problems"].append("the extension was built without its lock (KVFIX_NO_LOCK): rebuild it before use")
+    from trtllm_kvfix.settings import load  # noqa: PLC0415
+    from trtllm_kvfix.tools.doctor import examine as overlay  # noqa: PLC0415  the fixes need the extension
+
+    report["overlay"] = overlay.examine(load())
+    report["problems"] += report["overlay"].pop("problems")
+    return report
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+def doctor(as_json: bool) -> None:
+    """Say what is installed here, and what each fix would do.
+
+    Exits with 1 when the native extension is missing or unfit for use, a fix fails its self-test, one that this
+    TensorRT-LLM needs is off, or it cannot be told whether one is needed.
+    """
+    report = examine()
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        show(report)
+    sys.exit(1 if report["problems"] else 0)
+
+
+def show(report: Mapping[str, Any]) -> None:
+    from rich.console import Console  # noqa: PLC0415  --json does without it
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, show_header=False)
+    for key in ("package", "python", "platform", "numpy"):
+        table.add_row(key, report[key] or "not installed")
+    for key, value in (report["extension"] or {"extension": "missing"}).items():
+        table.add_row(key if report["extension"] is None else f"extension {key}", value)
+    for key, value in report["optional"].items():
+        table.add_row(f"optional {key}", value or "not installed")
+    found = report["machine"]
+    table.add_row("driver", found["driver"] or "none")
+    table.add_row("GPU", found["gpu"] or "none")
+    locked = found["memory_lock_bytes"]
+    table.add_row("memory lock", "unlimited" if locked is None else f"at most {locked} bytes (ulimit -l)")
+    console = Console()
+    console.print(table)
+    if report["overlay"] is not None:
+        show_overlay(console, report["overlay"])
+    for problem in report["problems"]:
+        console.print(f"problem: {problem}", style="bold", markup=False)
+
+
+def show_overlay(console: "Console", overlay: Mapping[str, Any]) -> None:
+    from rich.table import Table  # noqa: PLC0415
+
+    if not overlay["installed"]:
+        console.print("TensorRT-LLM is not installed in this Python")
+        return
+    version = overlay["version"] or "of unknown version"
+    console.print(f"TensorRT-LLM {version}, variant {overlay['variant']}; hook: {overlay['hook']}")
+    fixes = Table(box=None)
+    for column in ("fix", "setting", "state", "reason"):
+        fixes.add_column(column, overflow="fold")
+    for fix in overlay["fixes"]:
+        fixes.add_row(fix["id"], fix["choice"], fix["state"], fix["reason"])
+    console.print(fixes)
+    unguarded = [each for each in overlay["buffers"] if each["guard"] is None]
+    counted = f"{len(overlay['buffers'])}, without a guard: {len(unguarded)}"
+    console.print(f"host buffers that are copied asynchronously and kept: {counted}")
+    for each in unguarded:
+        console.print(f"  {each['file']}:{each['line']} {each['name']}", markup=False, highlight=False)

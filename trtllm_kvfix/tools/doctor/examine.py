@@ -1,0 +1,130 @@
+"""The installed TensorRT-LLM as `doctor` sees it: variant, what each fix would do here, which buffers stay racy."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from trtllm_kvfix.overlay import import_hook
+from trtllm_kvfix.overlay.attest import distribution_version
+from trtllm_kvfix.overlay.fix import Fix, State
+from trtllm_kvfix.overlay.hook_file import hook_file
+from trtllm_kvfix.overlay.launch import BOOTSTRAP, PATH
+from trtllm_kvfix.overlay.registry import FixStatus, Registry
+from trtllm_kvfix.overlay.upstream import PACKAGE, Upstream, exists
+from trtllm_kvfix.settings import Settings, environment
+from trtllm_kvfix.tools.doctor.buffers import candidates
+
+HOOKED = ("persistent", "run")
+
+
+def examine(settings: Settings, registry: Registry | None = None) -> dict[str, Any]:
+    """Plain values; `problems` are reasons for `doctor` to exit with 1. Imports TensorRT-LLM where there is one."""
+    report: dict[str, Any] = {
+        "installed": exists(PACKAGE),
+        "version": distribution_version(PACKAGE),
+        "variant": None,
+        "hook": hook_state(settings),
+        "fixes": [],
+        "buffers": [],
+        "problems": [],
+    }
+    registry = registry or Registry()
+    report["problems"] += [
+        f"fix {fix.id} fails its self-test: {wrong}" for fix in registry.fixes if (wrong := trial(fix))
+    ]
+    if not report["installed"]:
+        return report
+    import_hook.remove()  # the fixes of this process would stand between the probes and upstream
+    with output_to_stderr():
+        try:
+            package = import_module(PACKAGE)
+        except Exception as error:
+            report["problems"].append(f"{PACKAGE} cannot be imported: {type(error).__name__}: {error}")
+            return report
+        upstream = Upstream(may_import=True)
+        statuses = registry.probe(settings, upstream).fixes
+    report["variant"] = upstream.variant()
+    report["fixes"] = [
+        status.as_dict() | {"hazard": fix.hazard, "upstream": list(fix.upstream)}
+        for fix, status in zip(registry.fixes, statuses, strict=True)
+    ]
+    report["buffers"] = buffers(package.__file__, statuses, report["hook"])
+    found = [missing(status, report["hook"], forced=settings.force) for status in statuses]
+    report["problems"] += [problem for problem in found if problem]
+    return report
+
+
+def hook_state(settings: Settings) -> str:
+    """How the fixes reach a process that is started from here as this one was."""
+    if not settings.enabled:
+        return "off"
+    if str(BOOTSTRAP) in environment().get(PATH, "").split(os.pathsep):
+        return "run"
+    return "persistent" if hook_file().exists() else "none"
+
+
+def missing(status: FixStatus, hook: str, *, forced: bool = False) -> str | None:
+    if status.word == State.UNKNOWN.value and not (forced and status.choice == "on"):
+        off = f"kvfix.fixes.{status.id}: off accepts that"
+        return f"fix {status.id} is not applied, its probe cannot tell: {status.reason}; {off}"
+    if not status.missing:
+        return None
+    if status.choice == "off":
+        return f"fix {status.id} is needed ({status.reason}) and switched off"
+    if hook not in HOOKED:
+        way = (
+            "`trtllm-kvfix enable` or `trtllm-kvfix run -- COMMAND`" if hook == "none" else "TRTLLM_KVFIX_ENABLED=true"
+        )
+        return f"fix {status.id} is needed ({status.reason}) and nothing brings it here: {way}"
+    return None
+
+
+def trial(fix: Fix) -> str | None:
+    """What keeps the mechanism of a fix from holding on this machine, if anything."""
+    try:
+        fix.self_test()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def buffers(package_file: str | None, statuses: tuple[FixStatus, ...], hook: str) -> list[dict[str, Any]]:
+    """Each candidate and its guard: a fix that stages it, the fence before the next step (ours, upstream's), None."""
+    if package_file is None:
+        return []
+    guards = {status.id for status in statuses if _guards(status, hook)}
+    return [
+        {
+            "file": each.file,
+            "line": each.line,
+            "name": each.name,
+            "guard": next((guard for guard in each.guards if guard in guards), None),
+        }
+        for each in candidates(Path(package_file).parent)
+    ]
+
+
+def _guards(status: FixStatus, hook: str) -> bool:
+    if status.answer is None:
+        return False
+    if status.answer.state is State.FIXED_UPSTREAM:
+        return True
+    return status.answer.state is State.NEEDED and status.choice != "off" and hook in HOOKED
+
+
+@contextmanager
+def output_to_stderr() -> Iterator[None]:
+    """Upstream greets on stdout, some of it from C++; the report is to have stdout to itself."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

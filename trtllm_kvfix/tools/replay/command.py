@@ -1,0 +1,163 @@
+"""`trtllm-kvfix replay`: the command line around the replay."""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.sizes import ModelShape, blocks_of
+from trtllm_kvfix.tools.progress import progress_bar
+from trtllm_kvfix.tools.replay.engine import Workload
+from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind, Report
+from trtllm_kvfix.tools.replay.plot import check_plot, plot
+from trtllm_kvfix.tools.replay.report import print_report, print_sweep
+from trtllm_kvfix.tools.replay.runs import Result, Run, comparison, execute, sweep
+from trtllm_kvfix.tools.replay.tokens import TokenBook
+from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, read_trace
+from trtllm_kvfix.tools.replay.workload import GENERATORS, generate
+
+EXIT_INTERRUPTED = 130
+
+
+class _Task(NamedTuple):
+    workload: Workload
+    shape: CacheShape
+    lines_bad: int
+
+
+@click.command()
+@click.argument("trace", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--generate", "generated", type=click.Choice(sorted(GENERATORS)), help="Make a workload; no TRACE.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of --generate.")
+@click.option("--tokens-per-hash-id", type=click.IntRange(min=1), default=TOKENS_PER_HASH_ID, show_default=True)
+@click.option("--skip-bad", is_flag=True, help="Leave bad lines of TRACE out and count them.")
+@click.option("--tokens-per-block", type=click.IntRange(min=1))
+@click.option("--blocks-primary", metavar="SIZE", help="Primary (GPU) pool: blocks, or bytes such as 40GiB.")
+@click.option("--blocks-host", metavar="SIZE", help="Host pool: blocks, or bytes such as 200GiB.")
+@click.option(
+    "--host-tier",
+    type=click.Choice([kind.value for kind in HostTierKind]),
+    help="TensorRT-LLM's own, or the connector's.",
+)
+@click.option("--max-batch-size", type=click.IntRange(min=1), help="Most sequences at a time.")
+@click.option("--max-num-tokens", type=click.IntRange(min=1), help="Token budget of an iteration.")
+@click.option("--tokens-per-iteration", type=click.IntRange(min=1), help="By which each answer grows in an iteration.")
+@click.option("--iteration-ms", type=click.FloatRange(min=0), help="Length of an iteration; 0 ignores timestamps.")
+@click.option("--bytes-per-block", type=click.IntRange(min=1), help="Bytes of keys and values in a block.")
+@click.option("--layers", type=click.IntRange(min=1), help="Of the model; with the next three, gives the bytes.")
+@click.option("--kv-heads", type=click.IntRange(min=1))
+@click.option("--head-dim", type=click.IntRange(min=1))
+@click.option("--dtype-bytes", type=click.IntRange(min=1), help="Bytes of one number in the cache.")
+@click.option("--compare", is_flag=True, help="Also add requests one by one, and show both.")
+@click.option("--sweep", "sweep_sizes", metavar="SIZE,...", help="Replay once for each of these host sizes.")
+@click.option(
+    "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw --sweep: .png or .svg."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@click.pass_context
+def replay(ctx: click.Context, /, compare: bool, plot_path: Path | None, as_json: bool, **options: Any) -> None:
+    """Replay a request TRACE through the block manager: hit rates, evictions, bytes moved, budget.
+
+    TRACE is a file of JSON lines. Needs no GPU and no model. Exits with 1 when batch admission passed its token budget
+    or reused something else than estimated (a bug), with 2 on bad usage or a bad trace, with 130 after ctrl-C; the
+    result so far is then still printed, marked partial.
+    """
+    sizes: str | None = options["sweep_sizes"]
+    if compare and sizes is not None:
+        raise click.UsageError("--compare and --sweep exclude each other: a sweep runs batch admission only")
+    if plot_path is not None:
+        if sizes is None:
+            raise click.UsageError("--plot draws the curve of a --sweep, which is missing")
+        check_plot(plot_path)
+    try:
+        task = _task(ctx, options)
+    except KeyboardInterrupt:  # while the trace was read
+        sys.exit(EXIT_INTERRUPTED)
+    result = _executed(task, _runs(task.shape, sizes, compare=compare))
+    if not result.outcomes:
+        sys.exit(EXIT_INTERRUPTED)
+    report = Report(
+        workload=task.workload.name, lines_bad=task.lines_bad, partial=result.partial, outcomes=result.outcomes
+    )
+    _show(report, is_sweep=sizes is not None, as_json=as_json)
+    if plot_path is not None and not report.partial:
+        plot(report.outcomes, report.workload, plot_path)
+    sys.exit(_exit_code(report))
+
+
+def _runs(shape: CacheShape, sizes: str | None, *, compare: bool) -> list[Run]:
+    if sizes is not None:
+        return sweep(shape, [blocks_of(size, shape.bytes_per_block, "--sweep") for size in sizes.split(",")])
+    return comparison(shape) if compare else [Run(shape)]
+
+
+def _executed(task: _Task, runs: list[Run]) -> Result:
+    with progress_bar("replay", len(runs) * len(task.workload.requests)) as on_finished:
+        return execute(task.workload, runs, on_finished)
+
+
+def _task(ctx: click.Context, options: dict[str, Any]) -> _Task:
+    trace: Path | None = options["trace"]
+    if (trace is None) == (options["generated"] is None):
+        raise click.UsageError("give either a TRACE or --generate")
+    if trace is None:
+        made = generate(options["generated"], options["seed"])
+        # The workload brings the cache it is meant for; what the user typed still comes first.
+        brought = {name: value for name, value in made.shape if name != "bytes_per_block" and not _was_typed(ctx, name)}
+        return _Task(made.workload, _shape(options | brought), 0)
+    shape = _shape(options)
+    read = read_trace(trace, tokens_per_hash_id=options["tokens_per_hash_id"], skip_bad=options["skip_bad"])
+    book = TokenBook(read.requests, options["tokens_per_hash_id"])
+    return _Task(Workload(trace.name, read.requests, book), shape, len(read.lines_bad))
+
+
+def _was_typed(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _shape(options: dict[str, Any]) -> CacheShape:
+    bytes_per_block = _bytes_per_block(options)
+    return CacheShape(
+        tokens_per_block=options["tokens_per_block"],
+        blocks_primary=blocks_of(options["blocks_primary"], bytes_per_block, "--blocks-primary"),
+        blocks_host=blocks_of(options["blocks_host"], bytes_per_block, "--blocks-host"),
+        host_tier=HostTierKind(options["host_tier"]),
+        bytes_per_block=bytes_per_block,
+        max_batch_size=options["max_batch_size"],
+        max_num_tokens=options["max_num_tokens"],
+        tokens_per_iteration=options["tokens_per_iteration"],
+        iteration_ms=options["iteration_ms"],
+    )
+
+
+def _bytes_per_block(options: dict[str, Any]) -> int | None:
+    given: int | None = options["bytes_per_block"]
+    model = {name: options[name] for name in ("layers", "kv_heads", "head_dim")}
+    missing = [f"--{name.replace('_', '-')}" for name, value in model.items() if value is None]
+    if len(missing) == len(model):
+        return given
+    if missing:
+        raise SettingsError(f"--layers, --kv-heads and --head-dim are needed together; missing: {', '.join(missing)}")
+    computed = ModelShape(**model, dtype_bytes=options["dtype_bytes"]).bytes_per_block(options["tokens_per_block"])
+    if given not in (None, computed):
+        raise SettingsError(f"--bytes-per-block is {given}, the model's shape gives {computed}: give one of the two")
+    return computed
+
+
+def _show(report: Report, *, is_sweep: bool, as_json: bool) -> None:
+    if as_json:
+        click.echo(report.model_dump_json(indent=2))
+    elif is_sweep:
+        print_sweep(Console(), report)
+    else:
+        print_report(Console(), report)
+
+
+def _exit_code(report: Report) -> int:
+    if any(not outcome.kept_its_promise for outcome in report.outcomes if outcome.admission is Admission.BATCH):
+        return 1
+    return EXIT_INTERRUPTED if report.partial else 0

@@ -1,0 +1,40 @@
+"""The sweep's curve as a picture. matplotlib is an extra, so it is looked for before the work and used after."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.tools.replay.outcome import Outcome
+
+SUFFIXES = (".png", ".svg")
+
+
+def check_plot(path: Path) -> None:
+    if path.suffix.lower() not in SUFFIXES:
+        raise SettingsError(f"--plot is {path}: the file name ends in {' or '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise SettingsError(f"--plot is {path}: there is no folder {path.parent}")
+    if find_spec("matplotlib") is None:
+        raise SettingsError("--plot needs matplotlib, which is not installed: pip install 'trtllm-kvfix[report]'")
+
+
+def plot(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
+    from matplotlib.figure import Figure  # noqa: PLC0415  an extra; Figure alone needs no display and no global state
+
+    size = outcomes[0].shape.bytes_per_block
+    hosts = [outcome.shape.blocks_host * (1 if size is None else size / 1024**3) for outcome in outcomes]
+    total = [100 * outcome.tokens.hit_rate for outcome in outcomes]
+    primary = [100 * (outcome.tokens.hit_rate - outcome.tokens.hit_rate_host) for outcome in outcomes]
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.fill_between(hosts, primary, alpha=0.25, label="from primary")
+    axes.fill_between(hosts, primary, total, alpha=0.25, label="from host")
+    axes.plot(hosts, total, marker="o", label="prompt tokens reused")
+    unit = "blocks" if size is None else "GiB"
+    axes.set(xlabel=f"host tier, {unit}", ylabel="prompt tokens reused, %", title=title)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=min(hosts))
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.savefig(path)

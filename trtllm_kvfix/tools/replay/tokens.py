@@ -1,0 +1,62 @@
+"""What a replayed request says: the token values of its prompt and of its answer.
+
+Values of a trace that gives tokens are used as they are. The others are made so that they are equal exactly where the
+trace says so: an id always spells the same tokens, two ids never begin alike, and an invented answer repeats nothing.
+The three kinds live in ranges of their own below 2**31, so that none can match another by chance.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, TraceRequest
+
+PROMPT_BASE = 1 << 24  # above any vocabulary
+# A prime: n * tokens_per_hash_id modulo it differs for every n below it, so ids keep apart however many there are.
+PROMPT_SPAN = 1_056_964_501
+ANSWER_BASE = 1 << 30
+ANSWER_SPAN = 1 << 30
+
+
+class TokenBook:
+    """The tokens of a list of requests, which are named by their index in it."""
+
+    def __init__(self, requests: Sequence[TraceRequest], tokens_per_hash_id: int = TOKENS_PER_HASH_ID) -> None:
+        self._requests = requests
+        self._spread = np.arange(tokens_per_hash_id, dtype=np.int64)
+        lengths = np.array([request.output_length for request in requests], dtype=np.int64)
+        # answers[answer_start[i] : answer_start[i + 1]] is the answer of request i.
+        self.answer_start = np.concatenate(([0], np.cumsum(lengths)))
+        self.answers = _invented_answers(int(self.answer_start[-1]))
+        for index, request in enumerate(requests):
+            if request.output_tokens is not None:
+                self.answers[self.answer_start[index] : self.answer_start[index + 1]] = request.output_tokens
+        self._ordinals = _ordinals_of(requests)
+
+    def prompt(self, index: int) -> NDArray[np.int32]:
+        request = self._requests[index]
+        if request.tokens is not None:
+            return request.tokens
+        first = self._ordinals[index] * len(self._spread)
+        values = (first[:, None] + self._spread).reshape(-1)[: request.input_length]
+        return (PROMPT_BASE + values % PROMPT_SPAN).astype(np.int32)
+
+    def answer(self, index: int) -> NDArray[np.int32]:
+        return self.answers[self.answer_start[index] : self.answer_start[index + 1]]
+
+
+def _invented_answers(length: int) -> NDArray[np.int32]:
+    if length <= ANSWER_SPAN:
+        return np.arange(ANSWER_BASE, ANSWER_BASE + length, dtype=np.int64).astype(np.int32)
+    return (ANSWER_BASE + np.arange(length, dtype=np.int64) % ANSWER_SPAN).astype(np.int32)
+
+
+def _ordinals_of(requests: Sequence[TraceRequest]) -> list[NDArray[np.int64]]:
+    """Each request's hash ids as small numbers, because the ids themselves may be any 63-bit value."""
+    ids = [np.empty(0, np.int64) if request.hash_ids is None else request.hash_ids for request in requests]
+    if not ids:
+        return []
+    _, ordinals = np.unique(np.concatenate(ids), return_inverse=True)
+    ends = np.cumsum([len(part) for part in ids])
+    return [part.astype(np.int64) for part in np.split(ordinals, ends[:-1])]

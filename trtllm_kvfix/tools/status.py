@@ -1,0 +1,59 @@
+"""`trtllm-kvfix status`: what runs in the processes of this user, from what they have attested."""
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from trtllm_kvfix.offload import tier_report
+from trtllm_kvfix.overlay.attest import live
+from trtllm_kvfix.settings import load, runtime_dir
+from trtllm_kvfix.sizes import bytes_text
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the attestations as one JSON list.")
+def status(as_json: bool) -> None:
+    """Say which fixes run in this user's processes, rank by rank, and how their host tiers do."""
+    folder = runtime_dir(load())
+    entries, tiers = live(folder), tier_report.live(folder)
+    if as_json:
+        of_process = {tier["pid"]: {"offload": tier} for tier in tiers}
+        click.echo(json.dumps([entry | of_process.get(entry["pid"], {}) for entry in entries], indent=2))
+        return
+    if entries:
+        Console().print(table(entries))
+    else:
+        click.echo("no process of this user runs TensorRT-LLM with the hook")
+    if tiers:
+        Console().print(table_of_tiers(tiers))
+
+
+def table(entries: list[dict[str, Any]]) -> Table:
+    shown = Table(box=None)
+    for column in ("job", "rank", "pid", "engine", "variant", "fixes", "aliases"):
+        shown.add_column(column, overflow="fold")
+    for entry in entries:
+        shown.add_row(
+            entry["job"],
+            f"{entry['rank']}/{entry['world_size']}",
+            str(entry["pid"]),
+            "started" if entry["started"] else "-",
+            entry["variant"],
+            "\n".join(f"{fix_id}: {word}" for fix_id, word in entry["fixes"].items()),
+            "\n".join(entry["aliases"]),
+        )
+    return shown
+
+
+def table_of_tiers(tiers: list[dict[str, Any]]) -> Table:
+    shown = Table(box=None, title="host tiers of the offload connector", title_justify="left")
+    for column in ("rank", "pid", "blocks", "requested", "mapped", "pinned", "failed", "first error"):
+        shown.add_column(column, overflow="fold")
+    for tier in tiers:
+        sizes = (bytes_text(tier[f"{kind}_bytes"]) for kind in ("requested", "mapped", "pinned"))
+        counts = (str(tier[name]) for name in ("rank", "pid", "slots"))
+        shown.add_row(*counts, *sizes, str(tier["transfers_failed"]), tier["first_error"] or "-")
+    return shown

@@ -1,0 +1,21 @@
+"""All cases, by the names that --case takes."""
+
+import difflib
+from collections.abc import Sequence
+
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.tools.verify import connector, offsets_v1, offsets_v2, transfer_cases
+from trtllm_kvfix.tools.verify.case import Case
+
+CASES: tuple[Case, ...] = (*offsets_v1.CASES, *offsets_v2.CASES, *transfer_cases.CASES, *connector.CASES)
+NAMES = tuple(dict.fromkeys(case.name for case in CASES))
+
+
+def select(names: Sequence[str]) -> list[Case]:
+    """The cases of these names, in the order of the catalogue; all of them where no name is given."""
+    for name in names:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}"
+            raise SettingsError(f"--case is '{name}', which is not known; {hint}")
+    return [case for case in CASES if not names or case.name in names]

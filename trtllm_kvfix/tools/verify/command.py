@@ -1,0 +1,109 @@
+"""`trtllm-kvfix verify`: the command line around the runner."""
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from rich.console import Console
+
+from trtllm_kvfix import __version__
+from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.native import Device, DeviceError, open_device
+from trtllm_kvfix.tools.progress import progress_bar
+from trtllm_kvfix.tools.verify.case import Case
+from trtllm_kvfix.tools.verify.catalogue import NAMES, select
+from trtllm_kvfix.tools.verify.outcome import DeviceInfo, Report
+from trtllm_kvfix.tools.verify.page import page
+from trtllm_kvfix.tools.verify.report import print_report
+from trtllm_kvfix.tools.verify.runner import run_case
+
+EXIT_INTERRUPTED = 130
+
+
+@click.command()
+@click.option("--device", "device_name", default="auto", show_default=True, metavar="cpu|cuda[:N]|auto")
+@click.option("--case", "names", multiple=True, metavar="NAME", help=f"One of {', '.join(NAMES)}; repeatable.")
+@click.option("--iterations", type=click.IntRange(min=1), default=150, show_default=True, help="Of each arm.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of contents and simulation.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@click.option(
+    "--html",
+    "html_path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page with measured timelines of every arm.",
+)
+def verify(
+    device_name: str, names: tuple[str, ...], iterations: int, seed: int, as_json: bool, html_path: Path | None
+) -> None:
+    """Reproduce each hazard as upstream has it, and show that the fix holds, on this machine.
+
+    Needs no TensorRT-LLM and no model. Device `auto` is the first GPU, or else a simulated device that shows the order
+    of operations only. Exits with 0 when every control corrupts and no fix does, with 1 when a fix corrupts, a control
+    stays clean or the device was not held, with 2 on bad usage.
+    """
+    cases = select(names)
+    if html_path is not None and not html_path.parent.is_dir():
+        raise SettingsError(f"--html is '{html_path}': there is no directory {html_path.parent}")
+    try:
+        report = run(chosen(device_name, seed), cases, iterations, seed)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except DeviceError as error:
+        raise KvfixError(f"the device failed: {error}") from error
+    if html_path is not None:
+        html_path.write_text(page(report), encoding="utf-8")
+    if as_json:
+        click.echo(report.model_dump_json(indent=2))
+    else:
+        print_report(Console(), report)
+    sys.exit(0 if report.proven else 1)
+
+
+class Chosen(NamedTuple):
+    device: Device
+    passed_over: str | None  # the GPU that cannot run the cases
+
+
+def chosen(name: str, seed: int) -> Chosen:
+    """Open the device. The cases launch kernels; a build without them has the simulated device left."""
+    try:
+        device = open_device(name, seed=seed)
+    except (DeviceError, ValueError) as error:
+        raise SettingsError(f"--device is '{name}': {error}") from error
+    if device.has_kernels:
+        return Chosen(device, None)
+    if name != "auto":
+        raise SettingsError(
+            f"--device is '{name}': {device.name} has no kernels to run, which the controls launch; rebuild this "
+            "package where nvcc is in PATH, or take --device cpu, which shows the order of operations only"
+        )
+    return Chosen(open_device("cpu", seed=seed), device.name)
+
+
+def run(chosen: Chosen, cases: list[Case], iterations: int, seed: int) -> Report:
+    device = chosen.device
+    arms = sum(2 + (case.half is not None) for case in cases)
+    with progress_bar("verify", arms * iterations) as on_finished:
+        done = 0
+
+        def on_iteration() -> None:
+            nonlocal done
+            done += 1
+            on_finished(done)
+
+        outcomes = [run_case(device, case, iterations, seed, on_iteration) for case in cases]
+    return Report(
+        version=__version__,
+        device=DeviceInfo(
+            name=device.name,
+            simulated=device.simulated,
+            has_kernels=device.has_kernels,
+            has_batched_copy=device.has_batched_copy,
+            passed_over=chosen.passed_over,
+        ),
+        iterations=iterations,
+        seed=seed,
+        cases=outcomes,
+    )

@@ -1,0 +1,116 @@
+"""A report as a table and plain words. Nothing is counted here."""
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, Report, Verdict
+
+STYLES = {
+    Verdict.PROVEN: "green",
+    Verdict.VACUOUS: "bold yellow",
+    Verdict.FIX_FAILED: "bold red",
+    Verdict.NOT_HELD: "bold yellow",
+}
+
+
+def print_report(console: Console, report: Report) -> None:
+    console.print(
+        ", ".join(facts(report)),
+        style="bold",
+        markup=False,
+        highlight=False,
+    )
+    print_table(console, report)
+    for line in (*notes(report), *complaints(report), conclusion(report)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def facts(report: Report) -> Iterator[str]:
+    yield report.device.name
+    if not report.device.simulated:  # that one has its seed in its name
+        yield f"seed {report.seed}"
+    yield f"{report.iterations:,} iterations of each arm"
+
+
+def print_table(console: Console, report: Report) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("case", no_wrap=True)
+    for heading in ("control\ncorrupt", "fixed\ncorrupt", "seen\npending", "control\nus", "fixed\nus"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    name = None
+    for case in report.cases:
+        if case.case != name:
+            name = case.case
+            table.add_row(Text.assemble((name, "bold"), f" {case.hazard}"))
+        table.add_row(
+            f"  {case.variant}",
+            corrupt(case.control),
+            corrupt(case.fixed),
+            pending(case),
+            f"{case.control.call_us_median:.1f}",
+            f"{case.fixed.call_us_median:.1f}",
+            Text(case.verdict.value, style=STYLES[case.verdict]),
+        )
+    console.print(table)
+
+
+def corrupt(arm: ArmOutcome) -> str:
+    return f"{arm.corrupt}/{arm.iterations}"
+
+
+def pending(case: CaseOutcome) -> str:
+    return f"{sum(arm.pending for arm in case.arms)}/{sum(arm.iterations for arm in case.arms)}"
+
+
+def title(case: CaseOutcome) -> str:
+    return f"{case.case} ({case.variant})"
+
+
+def notes(report: Report) -> Iterator[str]:
+    yield "us: microseconds that the call under test takes on the host, median."
+    if report.device.passed_over is not None:
+        yield f"{report.device.passed_over} was passed over: this build has no kernels for it, as nvcc was missing."
+    for case in report.cases:
+        if case.half is not None:
+            yield f"{title(case)}, half of the fix, not judged: {corrupt(case.half)} corrupt. {case.half.how}"
+    if not report.device.has_batched_copy:
+        yield "This driver has no batched copy: both source orders are copies in stream order here."
+
+
+def complaints(report: Report) -> Iterator[str]:
+    """One line for each case that does not prove what it should."""
+    for case in report.cases:
+        if case.verdict is Verdict.FIX_FAILED:
+            yield f"FAILED: {title(case)}: the fixed arm was corrupt in {corrupt(case.fixed)} iterations: our bug."
+        elif case.verdict is Verdict.NOT_HELD:
+            yield (
+                f"NOT HELD: {title(case)}: the work was seen pending in {pending(case)} iterations only, so its arms "
+                "were not compared under the same conditions."
+            )
+        elif case.verdict is Verdict.VACUOUS:
+            clean = case.control.iterations - case.control.corrupt
+            yield (
+                f"VACUOUS: {title(case)}: the control stayed clean in {clean}/{case.control.iterations} iterations, so "
+                "a clean fixed arm shows nothing."
+            )
+
+
+def conclusion(report: Report) -> str:
+    """What this run has proven, and what it has not, in plain words."""
+    proven = [case for case in report.cases if case.verdict is Verdict.PROVEN]
+    if report.device.simulated:
+        where = "on a simulated device, so of the order of operations alone"
+        rest = "Not proven: anything about a GPU or its driver; run this on a machine that has one."
+    else:
+        where = f"on {report.device.name} with the driver of this machine"
+        rest = "Not proven: that your TensorRT-LLM works in upstream's order; nothing here loads it."
+    if not proven:
+        return f"Proven: nothing. {rest}"
+    return (
+        f"Proven {where}: in {len(proven)} of {len(report.cases)} cases upstream's order corrupts every time and the "
+        f"fix never does. {rest}"
+    )
