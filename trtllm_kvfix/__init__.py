@@ -21,20 +21,20 @@ def enable(config: "Path | str | None" = None, **settings: "Any") -> "dict[str, 
     Settings are those below `kvfix:`, as keywords: `enable(fixes={"token-budget": "off"}, metrics_port=9400)`. Modules
     of TensorRT-LLM that are imported already are dealt with at once, the others as they come.
     """
-    from trtllm_kvfix.overlay import in_process  # noqa: PLC0415  importing this package imports nothing
+    from trtllm_kvfix import process  # noqa: PLC0415  importing this package imports nothing
 
-    return in_process.enable(config, settings)
+    return process.enable(config, settings)
 
 
 def disable() -> "list[str]":
     """Take everything back. Returns the attributes that somebody else has replaced since, which stay as they are."""
-    from trtllm_kvfix.overlay import in_process  # noqa: PLC0415
+    from trtllm_kvfix import process  # noqa: PLC0415
 
-    return in_process.disable()
+    return process.disable()
 
 
 def status() -> "dict[str, Any]":
     """What is on in this process, and why: `{"enabled": True, "fixes": {"token-budget": {"word": "applied", ...}}}`."""
-    from trtllm_kvfix.overlay import in_process  # noqa: PLC0415
+    from trtllm_kvfix import process  # noqa: PLC0415
 
-    return in_process.status()
+    return process.status()

@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
 from tests.standin import stall  # noqa: E402  nothing of this is there where the module is skipped
 from tests.standin.fixture import upstream  # noqa: E402
 from tests.standin.serving import Server  # noqa: E402
+from trtllm_kvfix.fixes import ALL  # noqa: E402
 from trtllm_kvfix.overlay.registry import Registry  # noqa: E402
 from trtllm_kvfix.overlay.upstream import Upstream  # noqa: E402
 from trtllm_kvfix.sections import FixChoices, Settings  # noqa: E402
@@ -59,7 +60,7 @@ def applied(fix_id: str | None) -> Iterator[None]:
     """That fix alone; None: all that are needed."""
     names = [field.alias for field in FixChoices.model_fields.values() if field.alias is not None]
     chosen = FixChoices.model_validate({name: "on" if name == fix_id else "off" for name in names})
-    registry = Registry()
+    registry = Registry(ALL)
     registry.apply(Settings() if fix_id is None else Settings(fixes=chosen), Upstream(), at_last=True)
     try:
         yield

@@ -133,7 +133,7 @@ def test_ranks_of_mpirun_have_the_fixes_rank_0_in_a_thread(folder: Path) -> None
 def test_rank_without_the_hook_is_named_instead_of_waited_for(folder: Path) -> None:
     odd = {
         "TRTLLM_TEST_ODD_RANK": "1",
-        "TRTLLM_TEST_ODD_CODE": "from trtllm_kvfix.overlay import activation; activation.begin = lambda: None",
+        "TRTLLM_TEST_ODD_CODE": "from trtllm_kvfix import process; process.begin = lambda: None",
         "TRTLLM_KVFIX_AGREEMENT_TIMEOUT_S": "2.0",
     }
     found = results(start(folder, *run("mpirun", "-n", "2", PYTHON, "main.py", "comm"), **odd))

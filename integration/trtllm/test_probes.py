@@ -27,7 +27,7 @@ def test_the_probe_knows_this_build(fix: Any, up: Upstream) -> None:
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    made = Registry()
+    made = Registry(ALL)
     yield made
     made.revert()
 

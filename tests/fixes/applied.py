@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from tests.standin.fixture import upstream
+from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, Upstream
 from trtllm_kvfix.sections import FixChoices, Settings
@@ -33,7 +34,7 @@ def standing_in(variant: str) -> Iterator[None]:
 @contextmanager
 def applied(ids: Sequence[str]) -> Iterator[Registry]:
     """Inside `standing_in`. What was applied is taken back at the end."""
-    registry = Registry()
+    registry = Registry(ALL)
     report = registry.apply(only(*ids), Upstream(), at_last=True)
     assert set(report.applied) == set(ids), report.line()
     try:

@@ -111,7 +111,7 @@ def test_what_a_probe_has_not_seen_is_unknown_and_not_applied(
         mangle(monkeypatch)
         answer = fix_of(fix_id).probe(Upstream())
         assert answer.state is U, answer
-        registry = Registry()
+        registry = Registry(ALL)
         try:
             report = registry.apply(Settings(), Upstream(), at_last=True)
             assert report.of(fix_id).word == "unknown" and fix_id not in report.applied
@@ -122,7 +122,7 @@ def test_what_a_probe_has_not_seen_is_unknown_and_not_applied(
 
 def test_nothing_is_applied_to_a_build_whose_seams_nobody_knows() -> None:
     with standing_in("mangled"):
-        registry = Registry()
+        registry = Registry(ALL)
         report = registry.apply(Settings(), Upstream(), at_last=True)
         registry.revert()
         words = {status.id: status.word for status in report.fixes if status.id != "nixl-listener"}
@@ -151,7 +151,7 @@ def test_a_probe_that_raises_knows_nothing() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_replacement_comes_off_again(variant: str) -> None:
     with standing_in(variant):
-        registry = Registry()
+        registry = Registry(ALL)
         report = registry.apply(Settings(), Upstream(), at_last=True)
         needed = {name for name, states in EXPECTED.items() if states[VARIANTS.index(variant)] is N}
         assert set(report.applied) == needed

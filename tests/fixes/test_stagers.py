@@ -8,6 +8,7 @@ import pytest
 
 from tests.fixes.applied import IDS, standing_in
 from tests.standin.serving import Server
+from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.trial import SHAPE, Bench
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.registry import Registry
@@ -84,7 +85,7 @@ def test_stagers_are_made_as_the_settings_say(fix_id: str, v2: bool, monkeypatch
     chosen = {name: "on" if name == fix_id else "off" for name in IDS}
     tuning = FixSettings(staging_mode="snapshot", staging_slots=5)
     with standing_in("C"):
-        registry = Registry()
+        registry = Registry(ALL)
         registry.apply(Settings(fixes=FixChoices.model_validate(chosen), tuning=tuning), Upstream(), at_last=True)
         server = Server({"kv_cache_config": {"use_kv_cache_manager_v2": v2}})
         server.serve(server.workload(3))

@@ -8,6 +8,7 @@ from unittest import mock
 
 from tests.standin.fixture import upstream
 from tests.standin.serving import Server
+from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, Upstream
@@ -83,7 +84,7 @@ def fixes_applied() -> Iterator[None]:
             import_module(place)
         except ModuleNotFoundError:
             continue
-    registry = Registry()
+    registry = Registry(ALL)
     registry.apply(Settings(), Upstream(), at_last=True)
     try:
         yield

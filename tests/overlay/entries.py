@@ -19,7 +19,7 @@ def report(fingerprint: str = "source:1") -> Report:
 
 def attestation(rank: int = 0, size: int = 1, *, fingerprint: str = "source:1", started: bool = True) -> Attestation:
     return Attestation.of(
-        report(fingerprint), variant="D", job="job", rank=rank, world_size=size, started=started, aliases=[]
+        report(fingerprint), variant="D", job="job", rank=rank, world_size=size, started=started, aliases=[], parts={}
     )
 
 

@@ -32,7 +32,7 @@ def test_what_runs_follows_the_last_switch(small: Path, first: str) -> None:
     """One process for each beginning runs all orders that begin so, each in a forked child: a fresh state, cheaply."""
     beginning = [each for each in orders() if each[0] == first]
     expected = [ON if "enable" in _last_switch(each) else OFF for each in beginning]
-    code = PRELUDE + "import os, sys, trtllm_kvfix.overlay.in_process\n"
+    code = PRELUDE + "import os, sys, trtllm_kvfix.process\n"
     for order in beginning:
         body = "; ".join(STEPS[step] for step in order)
         code += (

@@ -8,6 +8,7 @@ import pytest
 from tests.overlay.upstream_double import python
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay.server_config import without_section
+from trtllm_kvfix.process import active
 
 SERVE = """
 import sys
@@ -72,9 +73,9 @@ def test_bad_section_stops_the_start(small: Path, section: object, message: str)
 
 @pytest.mark.parametrize("document", [None, [], {"model": "m"}, "text"])
 def test_other_documents_pass_as_they_are(document: object) -> None:
-    assert without_section(document) is document
+    assert without_section(active, document) is document
 
 
 def test_section_that_is_no_mapping_is_refused() -> None:
     with pytest.raises(SettingsError, match="settings belong below it"):
-        without_section({"kvfix": "on"})
+        without_section(active, {"kvfix": "on"})

@@ -18,12 +18,13 @@ from trtllm_kvfix.metrics import counters
 
 PROBE = """
 import json
+from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.settings import Settings
 import tensorrt_llm
 upstream = Upstream(may_import=True)
-statuses = Registry().probe(Settings(), upstream).fixes
+statuses = Registry(ALL).probe(Settings(), upstream).fixes
 print(json.dumps([upstream.variant(), {each.id: each.answer.state.value for each in statuses}]))
 """
 SHOWN = {"needed": "**needed**", "fixed-upstream": "fixed", "not-applicable": "-", "unknown": "unknown"}

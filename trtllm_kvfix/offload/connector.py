@@ -7,12 +7,12 @@ from typing import Any
 
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.offload import recompute
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.layer_groups import layout_of, require_full_attention
 from trtllm_kvfix.offload.link import link_of, unlink
 from trtllm_kvfix.offload.plan import Step
 from trtllm_kvfix.offload.ranks import ranks_here
-from trtllm_kvfix.offload.recompute import follow
 from trtllm_kvfix.offload.requests import flat
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
@@ -84,7 +84,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         )  # fmt: skip
         module = connector_module()
         if module is not None:
-            follow(module.KvCacheConnectorManager)
+            recompute.take_part(module.__name__)
         atexit.register(self.shutdown)
 
     @property

@@ -5,13 +5,15 @@ where upstream lets such a request go on, on every rank, its position is put bac
 """
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay import parts
+from trtllm_kvfix.overlay.fix import Replacement, Seam
 
-MARK = "__kvfix_recompute__"
+NAME = "offload-recompute"
+METHOD = "KvCacheConnectorManager.get_finished"
 PLACES = ("new_async_requests", "pending_async_requests", "local_finished_async_requests")
 
 
@@ -19,13 +21,12 @@ class LoadFailed(KvfixError):
     """A load failed, and this version of upstream offers no way to compute its tokens instead."""
 
 
-def follow(manager_class: type[Any]) -> None:
-    """Have this class of connector managers ask its worker; once, however often this is called."""
-    original: Callable[[Any], Any] = manager_class.get_finished
-    if getattr(original, MARK, False):
-        return
+def take_part(connector_module: str) -> None:
+    """Have upstream's connector manager ask its worker; once, however often this is called."""
+    parts.install(NAME, [Replacement(Seam(connector_module, METHOD), asking_the_worker)])
 
-    @wraps(original)
+
+def asking_the_worker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def get_finished(self: Any) -> Any:
         recompute: dict[int, int] | None = getattr(getattr(self, "worker", None), "requests_to_recompute", None)
         if recompute is None:
@@ -36,8 +37,7 @@ def follow(manager_class: type[Any]) -> None:
             put_back(loading.get(request_id), request_id, recompute.pop(request_id))
         return finished
 
-    setattr(get_finished, MARK, True)
-    manager_class.get_finished = get_finished
+    return get_finished
 
 
 def loading_in(manager: Any, place: str) -> list[tuple[int, Any]]:

@@ -32,11 +32,20 @@ class Attestation:
     fixes: dict[str, str]  # id: applied, off, waiting, fixed-upstream, not-applicable, unknown
     choices: dict[str, str]  # id: auto, on, off
     seams: dict[str, str]  # attribute: hash of what was there
+    parts: dict[str, str]  # the same, of what mends nothing and lets us take part
     aliases: list[str]
 
     @staticmethod
     def of(
-        report: Report, *, variant: str, job: str, rank: int, world_size: int, started: bool, aliases: list[str]
+        report: Report,
+        *,
+        variant: str,
+        job: str,
+        rank: int,
+        world_size: int,
+        started: bool,
+        aliases: list[str],
+        parts: dict[str, str],
     ) -> "Attestation":
         return Attestation(
             format=FORMAT,
@@ -52,6 +61,7 @@ class Attestation:
             choices={status.id: status.choice for status in report.fixes},
             seams={name: value for status in report.fixes for name, value in status.seams.items()},
             aliases=aliases,
+            parts=parts,
             **runtime_files.signature(),
         )
 
@@ -67,7 +77,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
         for key in ("format", "package", "tensorrt_llm", "variant")
         if ours[key] != theirs[key]
     ]
-    for kind, label in (("choices", "setting of"), ("fixes", "fix"), ("seams", "seam")):
+    for kind, label in (("choices", "setting of"), ("fixes", "fix"), ("seams", "seam"), ("parts", "part")):
         for name in sorted({*ours[kind], *theirs[kind]}):
             pair = (ours[kind].get(name, "waiting"), theirs[kind].get(name, "waiting"))
             if pair[0] != pair[1] and "waiting" not in pair:

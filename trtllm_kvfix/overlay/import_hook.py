@@ -71,9 +71,9 @@ def remove() -> None:
 
 
 def _begin() -> None:
-    from trtllm_kvfix.overlay import activation  # noqa: PLC0415  only where TensorRT-LLM is
+    from trtllm_kvfix import process  # noqa: PLC0415  only where TensorRT-LLM is
 
-    activation.begin()
+    process.begin()
 
 
 def _found_by_others(us: Finder, name: str, path: "Any", target: "Any") -> "ModuleSpec | None":

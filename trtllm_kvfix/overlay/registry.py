@@ -87,8 +87,8 @@ class Registry:
     looked at again when more of their triggers are there. Other settings than last time take everything back first.
     """
 
-    def __init__(self, fixes: Iterable[Fix] | None = None) -> None:
-        self.fixes: Sequence[Fix] = tuple(all_fixes() if fixes is None else fixes)
+    def __init__(self, fixes: Iterable[Fix]) -> None:
+        self.fixes: Sequence[Fix] = tuple(fixes)
         self._lock = threading.RLock()
         self._settings = Settings()
         self._answers: dict[str, Answer] = {}
@@ -208,12 +208,6 @@ class Registry:
     def _last_of_each_seam(self) -> list[seam.Installed]:
         """Two fixes may stand in one seam, the later around the earlier: only the later can be seen from outside."""
         return list({(id(each.owner), each.name): each for each in self._installed}.values())
-
-
-def all_fixes() -> tuple[Fix, ...]:
-    from trtllm_kvfix.fixes import ALL  # noqa: PLC0415  the fixes import the managers; the records do not
-
-    return tuple(ALL)
 
 
 def _probed(fix: Fix, upstream: Upstream) -> Answer:

@@ -41,12 +41,19 @@ class Installed:
     original: Any  # what the owner answered with before any fix of ours, None where it had nothing
     fingerprint: str  # of `original`
 
+    def is_current(self) -> bool:
+        """Upstream still has the owner that was changed: a module that is loaded again makes new classes."""
+        try:
+            return _owner(self.seam)[0] is self.owner
+        except SeamError:
+            return False
+
     def still_ours(self) -> bool:
-        return vars(self.owner).get(self.name, MISSING) is self.after
+        return self.is_current() and vars(self.owner).get(self.name, MISSING) is self.after
 
     def restore(self) -> bool:
         """Put back what was there, unless somebody has replaced our replacement: then leave theirs and say False."""
-        if not self.still_ours():
+        if vars(self.owner).get(self.name, MISSING) is not self.after:
             return False
         if self.before is MISSING:
             delattr(self.owner, self.name)  # setting the inherited attribute would leave a shadow of it

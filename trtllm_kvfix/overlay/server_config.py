@@ -5,7 +5,8 @@ file, which is right: a configuration that asks for the fixes never runs without
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay import carry
@@ -13,34 +14,35 @@ from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.settings import SECTION, load
 
+if TYPE_CHECKING:
+    from trtllm_kvfix.overlay.activation import Activation
+
 TRIGGER = "tensorrt_llm.llmapi.llm_args"
 FUNCTION = "update_llm_args_with_extra_dict"
 
 
-def replacements() -> list[Replacement]:
+def replacements(active: "Activation") -> list[Replacement]:
     if not Upstream().has(TRIGGER, FUNCTION):
         return []
-    return [Replacement(Seam(TRIGGER, FUNCTION), taking_out)]
+    return [Replacement(Seam(TRIGGER, FUNCTION), partial(taking_out, active))]
 
 
-def taking_out(update: Callable[..., Any]) -> Callable[..., Any]:
+def taking_out(active: "Activation", update: Callable[..., Any]) -> Callable[..., Any]:
     def update_llm_args_with_extra_dict(llm_args: Any, llm_args_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        return update(llm_args, without_section(llm_args_dict), *args, **kwargs)
+        return update(llm_args, without_section(active, llm_args_dict), *args, **kwargs)
 
     return update_llm_args_with_extra_dict
 
 
-def without_section(document: Any) -> Any:
+def without_section(active: "Activation", document: Any) -> Any:
     """Honour the section and return the rest; the caller's dictionary stays as it is."""
     if not isinstance(document, dict) or SECTION not in document:
         return document
-    from trtllm_kvfix.overlay import activation  # noqa: PLC0415  it imports this module
-
     section = document[SECTION]
     if not isinstance(section, dict):
         raise SettingsError(f"`{SECTION}:` in the configuration is {section!r}; settings belong below it")
     settings = load(environ=carry.given(), section=section)
     if not settings.enabled:
         raise SettingsError(f"`{SECTION}.enabled: false` in the configuration; take the section out instead")
-    activation.activate(settings)
+    active.activate(settings)
     return {key: value for key, value in document.items() if key != SECTION}

@@ -6,16 +6,18 @@ Every rank calls it once the managers are built and the model is warm, when ever
 import functools
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.overlay import agreement, attest
+from trtllm_kvfix.metrics.exporter import serve
+from trtllm_kvfix.overlay import agreement, attest, parts
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, Upstream
 from trtllm_kvfix.settings import runtime_dir
 
 if TYPE_CHECKING:
-    from trtllm_kvfix.overlay.activation import Active
+    from trtllm_kvfix.overlay.activation import Activation
 
 log = logging.getLogger("trtllm_kvfix")
 
@@ -23,60 +25,39 @@ TRIGGER = PY_EXECUTOR
 METHODS = ("PyExecutor.start_worker", "PyExecutor.__init__")  # the second where the first is not there
 
 
-def replacements() -> list[Replacement]:
+def replacements(active: "Activation") -> list[Replacement]:
     method = next((each for each in METHODS if Upstream().has(TRIGGER, each)), None)
     if method is None:
         log.warning("%s has no PyExecutor: ranks cannot be compared before they start", TRIGGER)
         return []
-    return [Replacement(Seam(TRIGGER, method), gated)]
+    return [Replacement(Seam(TRIGGER, method), partial(gated, active))]
 
 
-def gated(start: Callable[..., Any]) -> Callable[..., Any]:
+def gated(active: "Activation", start: Callable[..., Any]) -> Callable[..., Any]:
     def start_when_agreed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        pass_gate()
+        if active.on:
+            pass_gate(active)
         return start(self, *args, **kwargs)
 
     return start_when_agreed
 
 
-def pass_gate() -> None:
+def pass_gate(active: "Activation") -> None:
     """Attest, compare, serve metrics, say what is on. Raises where this rank must not start."""
-    from trtllm_kvfix.overlay import activation  # noqa: PLC0415  it imports this module
-
-    active = activation.current()
-    if active is None:
-        return
     report = active.registry.apply(active.settings, at_last=True)  # again, should an import have swallowed a failure
     active.started = True
-    mine = described(active)
+    mine = active.attestation()
     if mine.aliases:
         log.warning("still the originals, because they were taken before the fixes came: %s", ", ".join(mine.aliases))
-    for name in active.registry.lost():
+    for name in [*active.registry.lost(), *parts.lost()]:
         log.warning("%s was replaced by somebody else after us", name)
     _compare(active, mine)
     if active.settings.metrics_port is not None:
-        _serve_metrics(active.settings.metrics_port, mine.rank)
-    line = f"rank {mine.rank} of {mine.world_size}, variant {mine.variant}; {report.line()}"
-    if line != active.said:  # upstream starts an engine twice, the first time to see what memory it takes
-        active.said = line
-        log.info("%s", line)
+        _serve_metrics(active, active.settings.metrics_port, mine.rank)
+    active.say(f"rank {mine.rank} of {mine.world_size}, variant {mine.variant}; {report.line()}")
 
 
-def described(active: "Active") -> attest.Attestation:
-    """What this process runs."""
-    rank, world_size = agreement.rank_and_size()
-    return attest.Attestation.of(
-        active.registry.report(),
-        variant=Upstream().variant(),
-        job=active.job,
-        rank=rank,
-        world_size=world_size,
-        started=active.started,
-        aliases=active.registry.aliases() if active.started else [],  # it looks at all of upstream
-    )
-
-
-def _compare(active: "Active", mine: attest.Attestation) -> None:
+def _compare(active: "Activation", mine: attest.Attestation) -> None:
     """Over MPI a file that cannot be written is only missed by `status`."""
     comm = agreement.communicator()
     folder = runtime_dir(active.settings)
@@ -93,13 +74,6 @@ def _compare(active: "Active", mine: attest.Attestation) -> None:
 
 
 @functools.cache
-def _serve_metrics(port_first: int, rank: int) -> None:
+def _serve_metrics(active: "Activation", port_first: int, rank: int) -> None:
     """Once for each process, whatever number of engines it starts."""
-    from trtllm_kvfix.metrics.exporter import serve  # noqa: PLC0415  off by default
-    from trtllm_kvfix.overlay import activation  # noqa: PLC0415
-
-    def words() -> dict[str, str]:
-        report = activation.report()
-        return {status.id: status.word for status in report.fixes} if report is not None else {}
-
-    serve(port_first, rank, words)
+    serve(port_first, rank, lambda: {status.id: status.word for status in active.registry.report().fixes})

@@ -6,18 +6,21 @@ which are those that begin with TRTLLM or TLLM. A worker that cannot run it brea
 
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.overlay import carry
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.settings import export
 
+if TYPE_CHECKING:
+    from trtllm_kvfix.overlay.activation import Activation
+
 TRIGGER = "tensorrt_llm.llmapi.mpi_session"
 FUTURES = "mpi4py.futures"
 
 
-def replacements() -> list[Replacement]:
+def replacements(active: "Activation") -> list[Replacement]:  # noqa: ARG001  one interface
     if not Upstream().has(FUTURES, "MPIPoolExecutor"):
         return []
     return [Replacement(Seam(FUTURES, "MPIPoolExecutor.__init__"), with_initializer)]
@@ -35,11 +38,11 @@ def with_initializer(init: Callable[..., None]) -> Callable[..., None]:
 
 def start(variables: dict[str, str], initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
     """In the worker, where upstream may have been imported already, with the module that the server was started by."""
-    from trtllm_kvfix.overlay import activation  # noqa: PLC0415  it imports this module
+    from trtllm_kvfix import process  # noqa: PLC0415  the one way up: this runs in another process
 
     export(variables)
     try:
-        activation.begin()
+        process.begin()
     except Exception:
         traceback.print_exc()  # mpi4py says only that an initializer failed
         raise

@@ -40,10 +40,12 @@ def examine() -> dict[str, Any]:
         return report
     if report["extension"]["locks"] != "yes":
         report["problems"].append("the extension was built without its lock (KVFIX_NO_LOCK): rebuild it before use")
+    from trtllm_kvfix.fixes import ALL  # noqa: PLC0415
+    from trtllm_kvfix.overlay.registry import Registry  # noqa: PLC0415
     from trtllm_kvfix.settings import load  # noqa: PLC0415
     from trtllm_kvfix.tools.doctor import examine as overlay  # noqa: PLC0415  the fixes need the extension
 
-    report["overlay"] = overlay.examine(load())
+    report["overlay"] = overlay.examine(load(), Registry(ALL))
     report["problems"] += report["overlay"].pop("problems")
     return report
 

@@ -21,7 +21,7 @@ from trtllm_kvfix.tools.doctor.buffers import candidates
 HOOKED = ("persistent", "run")
 
 
-def examine(settings: Settings, registry: Registry | None = None) -> dict[str, Any]:
+def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
     """Plain values; `problems` are reasons for `doctor` to exit with 1. Imports TensorRT-LLM where there is one."""
     report: dict[str, Any] = {
         "installed": exists(PACKAGE),
@@ -32,7 +32,6 @@ def examine(settings: Settings, registry: Registry | None = None) -> dict[str, A
         "buffers": [],
         "problems": [],
     }
-    registry = registry or Registry()
     report["problems"] += [
         f"fix {fix.id} fails its self-test: {wrong}" for fix in registry.fixes if (wrong := trial(fix))
     ]

@@ -1,11 +1,26 @@
-"""`trtllm_kvfix.enable()`, `disable()` and `status()`: for scripts, Ray actors and processes of `multiprocessing`."""
+"""What runs in this process: all fixes, all points at which they take part, and how they are turned on and off.
+
+The one place that knows both the overlay and the fixes. It is imported when TensorRT-LLM is, or when a program calls
+`trtllm_kvfix.enable()`: in scripts, Ray actors and processes of `multiprocessing`.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtllm_kvfix.overlay import activation, carry, launch
+from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.overlay import carry, launch, server_config, start_gate, workers
+from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load
+
+active = Activation(ALL, (server_config, start_gate, workers))
+
+
+def begin() -> None:
+    """TensorRT-LLM is about to be imported and the hook is there: read the switch."""
+    settings = load()
+    if settings.enabled:
+        active.activate(settings)
 
 
 def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -13,20 +28,19 @@ def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, A
     said = as_variables(load(environ={}, section={**section, "enabled": True}))
     carry.say({**said, ENV_ENABLED: "true"})
     settings = load(Path(config) if config is not None else None, carry.given())
-    active = activation.activate(settings)
+    active.activate(settings)
     export({launch.PATH: launch.variables(settings, environment(), active.job)[launch.PATH]})
     return status()
 
 
 def disable() -> list[str]:
-    left = activation.deactivate()
+    left = active.deactivate()
     carry.stop()
     return left
 
 
 def status() -> dict[str, Any]:
-    active = activation.current()
-    if active is None:
+    if not active.on:
         return {"enabled": False, "fixes": {}}
     return {
         "enabled": True,
