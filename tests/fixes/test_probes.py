@@ -142,6 +142,7 @@ def test_a_probe_that_raises_knows_nothing() -> None:
         probe=broken,
         replacements=lambda *_: [],
         self_test=lambda: None,
+        expected={},
     )
     with standing_in("B"):
         registry = Registry([fix])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.overlay.upstream_double import environment
-from trtllm_kvfix.tools.doctor.buffers import FENCE, candidates
+from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.tools.doctor.buffers import candidates
 
 SOURCE = """
 class Metadata:
@@ -123,10 +124,10 @@ def test_buffers_are_listed_with_what_guards_them(small: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "guards", "table_guards"),
     [
-        ("pyexecutor/resource_manager.py", [FENCE], ["staged-offsets-v1", FENCE]),
-        ("attention_backend/trtllm.py", [FENCE], ["staged-offsets-v1", FENCE]),
-        ("pyexecutor/kv_cache/kv_cache_manager_v2.py", [FENCE], ["staged-offsets-v2", FENCE]),
-        ("attention_backend/sparse/dsa.py", [FENCE], [FENCE]),
+        ("pyexecutor/resource_manager.py", ["input-copy-fence"], ["staged-offsets-v1", "input-copy-fence"]),
+        ("attention_backend/trtllm.py", ["input-copy-fence"], ["staged-offsets-v1", "input-copy-fence"]),
+        ("pyexecutor/kv_cache/kv_cache_manager_v2.py", ["input-copy-fence"], ["staged-offsets-v2", "input-copy-fence"]),
+        ("attention_backend/sparse/dsa.py", ["input-copy-fence"], ["input-copy-fence"]),
         ("auto_deploy/shim/ad_executor.py", [], []),
     ],
 )
@@ -136,8 +137,8 @@ def test_what_may_guard_a_buffer(tmp_path: Path, file: str, guards: list[str], t
     path.write_text(SOURCE)
     found = {each.name: each for each in candidates(tmp_path)}
     assert list(found) == NAMES
-    assert list(found["host_kv_cache_block_offsets"].guards) == table_guards
-    assert list(found["prompt_lens_cpu"].guards) == guards
+    assert list(found["host_kv_cache_block_offsets"].guards(ALL)) == table_guards
+    assert list(found["prompt_lens_cpu"].guards(ALL)) == guards
     assert found["prompt_lens_cpu"].line == 4
 
 

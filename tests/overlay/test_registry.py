@@ -46,6 +46,7 @@ def fix(
         probe=lambda _upstream: Answer(state, f"it is {state.value}"),
         replacements=replacements,
         self_test=lambda: None,
+        expected={},
     )
 
 

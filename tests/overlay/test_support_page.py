@@ -35,7 +35,7 @@ def test_variant_is_recognised_and_what_cannot_be_told_is_unknown(variant: str) 
         assert "unknown" in states.values()
     else:
         assert shown == variant
-        assert "unknown" not in states.values()
+        assert states == {fix.id: fix.expected[variant].value for fix in ALL}
 
 
 def test_every_setting_of_the_overlay_is_on_the_page_with_its_default() -> None:

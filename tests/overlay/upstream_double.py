@@ -82,6 +82,7 @@ def fix(fix_id, path, make, trigger):
         probe=lambda up: Answer(State.NEEDED, "its seam is there"),
         replacements=lambda up, settings: [Replacement(Seam(MANAGER, path), make)],
         self_test=lambda: None,
+        expected={},
     )
 
 ALL = (

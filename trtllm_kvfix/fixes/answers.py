@@ -1,4 +1,6 @@
-"""Short ways of saying what a probe found."""
+"""Short ways of saying what a probe found, and what it should find."""
+
+from collections.abc import Mapping
 
 from trtllm_kvfix.overlay.fix import Answer, State
 
@@ -17,3 +19,9 @@ def absent(reason: str) -> Answer:
 
 def unknown(reason: str) -> Answer:
     return Answer(State.UNKNOWN, reason)
+
+
+def in_variants(*, needed: str = "", fixed: str = "", absent: str = "") -> Mapping[str, State]:
+    """What a probe should say in each variant: `in_variants(needed="A B", fixed="D")`."""
+    words = {State.NEEDED: needed, State.FIXED_UPSTREAM: fixed, State.NOT_APPLICABLE: absent}
+    return {variant: state for state, variants in words.items() for variant in variants.split()}

@@ -39,6 +39,26 @@ class Counter:
         return self._value
 
 
+class CounterByFix(Counter):
+    """One number for each fix; its value is their sum."""
+
+    __slots__ = ("_by_fix",)
+
+    def __init__(self, name: str, help_text: str) -> None:
+        super().__init__(name, help_text)
+        self._by_fix: dict[str, float] = {}
+
+    def add(self, amount: float = 1, fix_id: str = "") -> None:
+        super().add(amount)
+        with self._lock:
+            self._by_fix[fix_id] = self._by_fix.get(fix_id, 0.0) + amount
+
+    def by_fix(self) -> dict[str, float]:
+        with self._lock:
+            return dict(self._by_fix)
+
+
+fix_faults = CounterByFix("fix_faults", "Failures in a fix's own code, after each of which its safe fallback was taken")
 staged_bytes = Counter("staged_bytes", "Bytes of block offsets that were staged instead of copied from a live table")
 staged_shipments = Counter("staged_shipments", "Times that block offsets were shipped to the device")
 ring_waits = Counter("ring_waits", "Shipments that waited for a slot because every slot was pending")

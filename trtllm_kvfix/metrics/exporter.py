@@ -28,6 +28,9 @@ class CountsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         values = counters.read()
         for counter in counters.ALL:
+            if isinstance(counter, counters.CounterByFix):
+                yield self._of_fixes(counter)
+                continue
             family = CounterMetricFamily if counter.kind == "counter" else GaugeMetricFamily
             metric = family(PREFIX + counter.name, counter.help, labels=["rank"])
             metric.add_metric([self._rank], values[counter.name])
@@ -36,6 +39,12 @@ class CountsCollector(Collector):
         for fix_id, word in self._words().items():
             info.add_metric([self._rank, fix_id], {"state": word})
         yield info
+
+    def _of_fixes(self, counter: counters.CounterByFix) -> Metric:
+        metric = CounterMetricFamily(PREFIX + counter.name, counter.help, labels=["rank", "fix"])
+        for fix_id, value in (dict.fromkeys(self._words(), 0.0) | counter.by_fix()).items():
+            metric.add_metric([self._rank, fix_id], value)
+        return metric
 
 
 def serve(

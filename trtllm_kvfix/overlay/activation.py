@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Protocol
 
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.overlay import attest, carry, import_hook, parts
+from trtllm_kvfix.overlay import attest, carry, fuse, import_hook, parts
 from trtllm_kvfix.overlay.agreement import rank_and_size
 from trtllm_kvfix.overlay.fix import Fix, Replacement
 from trtllm_kvfix.overlay.registry import Registry
@@ -42,6 +42,7 @@ class Activation:
         self._participants = {each.TRIGGER: each for each in participants}
         self._said = ""  # the last line in the log about what is on
         self._lock = threading.RLock()
+        fuse.watch(self._fault_seen)
 
     def activate(self, settings: Settings) -> None:
         """Watch for the modules that matter and deal with those that are there; with other settings, again."""
@@ -100,6 +101,10 @@ class Activation:
     def _apply(self) -> None:
         before = self.registry.report().applied
         if self.registry.apply(self.settings).applied != before:
+            self._publish()
+
+    def _fault_seen(self) -> None:
+        if self.on:
             self._publish()
 
     def _publish(self) -> None:

@@ -34,6 +34,8 @@ class Attestation:
     seams: dict[str, str]  # attribute: hash of what was there
     parts: dict[str, str]  # the same, of what mends nothing and lets us take part
     aliases: list[str]
+    faults: dict[str, int]  # id: failures of its own code so far, where there were any
+    first_errors: dict[str, str]
 
     @staticmethod
     def of(
@@ -62,6 +64,8 @@ class Attestation:
             seams={name: value for status in report.fixes for name, value in status.seams.items()},
             aliases=aliases,
             parts=parts,
+            faults={status.id: status.faults for status in report.fixes if status.faults},
+            first_errors={status.id: status.first_error for status in report.fixes if status.faults},
             **runtime_files.signature(),
         )
 

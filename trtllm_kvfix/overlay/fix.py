@@ -1,6 +1,6 @@
 """A fix as a record: what it mends, how to tell whether this TensorRT-LLM needs it, and what it replaces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,14 @@ class Replacement:
     make: Callable[[Any], Any]
 
 
+@dataclass(frozen=True)
+class Guard:
+    """Host buffers that a fix keeps safe, by regular expressions on the buffer's name and on its file."""
+
+    buffer: str
+    file: str  # relative to the package, such as "_torch/pyexecutor/resource_manager.py"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fix:
     id: str
@@ -60,3 +68,6 @@ class Fix:
     replacements: "Callable[[Upstream, FixSettings], Sequence[Replacement]]"
     # Raises AssertionError when the mechanism does not hold on this machine; simulated device, no upstream needed.
     self_test: Callable[[], None]
+    # What the probe should say in each variant of docs/support.md; tests compare it with what it says.
+    expected: Mapping[str, State]
+    guards: tuple[Guard, ...] = ()

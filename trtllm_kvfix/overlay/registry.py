@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtllm_kvfix.errors import KvfixError, SettingsError
-from trtllm_kvfix.overlay import seam
+from trtllm_kvfix.overlay import fuse, seam
 from trtllm_kvfix.overlay.fix import Answer, Fix, State
 from trtllm_kvfix.overlay.upstream import Upstream, exists
 from trtllm_kvfix.settings import Settings
@@ -27,12 +27,16 @@ class FixStatus:
     answer: Answer | None  # None: not all of its triggers have been imported
     applied: bool
     seams: dict[str, str]  # each replaced attribute and the hash of what was there
+    faults: int = 0  # of our own code, after each of which the safe fallback was taken
+    first_error: str = ""
+    stood_down: bool = False
 
     @property
     def word(self) -> str:
-        """applied, off, waiting, fixed-upstream, not-applicable, unknown; `needed` where nothing was tried yet."""
+        """applied, stood-down, off, waiting, fixed-upstream, not-applicable, unknown; `needed` where nothing was tried
+        yet. A fix that stands down takes its safe fallback at every call."""
         if self.applied:
-            return "applied"
+            return "stood-down" if self.stood_down else "applied"
         if self.answer is None:
             return "off" if self.choice == "off" else "waiting"
         if self.choice == "off" and self.answer.state in (State.NEEDED, State.UNKNOWN):
@@ -58,6 +62,8 @@ class FixStatus:
             "reason": self.reason,
             "applied": self.applied,
             "seams": self.seams,
+            "faults": self.faults,
+            "first_error": self.first_error,
         }
 
 
@@ -118,6 +124,8 @@ class Registry:
         """Take back what is still ours, the last first. Returns the seams that somebody else has replaced since."""
         with self._lock:
             left = [str(installed.seam) for installed in reversed(self._installed) if not installed.restore()]
+            for fix in self.fixes:
+                fuse.reset(fix.id)
             self._installed.clear()
             self._answers.clear()
             self._decided_on.clear()
@@ -200,6 +208,9 @@ class Registry:
                     answer=answers.get(fix.id),
                     applied=fix.id in seams,
                     seams=seams.get(fix.id, {}),
+                    faults=fuse.of(fix.id).faults,
+                    first_error=fuse.of(fix.id).first_error,
+                    stood_down=fuse.of(fix.id).blown,
                 )
                 for fix in self.fixes
             )

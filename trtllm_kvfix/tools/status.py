@@ -42,10 +42,16 @@ def table(entries: list[dict[str, Any]]) -> Table:
             str(entry["pid"]),
             "started" if entry["started"] else "-",
             entry["variant"],
-            "\n".join(f"{fix_id}: {word}" for fix_id, word in entry["fixes"].items()),
+            "\n".join(fix_line(entry, fix_id) for fix_id in entry["fixes"]),
             "\n".join(entry["aliases"]),
         )
     return shown
+
+
+def fix_line(entry: dict[str, Any], fix_id: str) -> str:
+    faults = entry["faults"].get(fix_id)
+    told = f" ({faults} faults, first: {entry['first_errors'].get(fix_id)})" if faults else ""
+    return f"{fix_id}: {entry['fixes'][fix_id]}{told}"
 
 
 def table_of_tiers(tiers: list[dict[str, Any]]) -> Table:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.fixes.answers import absent, fixed, needed, unknown
+from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.batched_admission.mechanism import ordered_admission
 from trtllm_kvfix.fixes.trial import require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
@@ -76,4 +76,5 @@ FIX = Fix(
     probe=probe,
     replacements=replacements,
     self_test=self_test,
+    expected=in_variants(needed="A B B2", fixed="C D F"),
 )

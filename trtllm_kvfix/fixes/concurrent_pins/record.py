@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.fixes.answers import absent, needed, unknown
+from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
 from trtllm_kvfix.fixes.trial import require
 from trtllm_kvfix.metrics import counters
@@ -103,4 +103,5 @@ FIX = Fix(
     probe=probe,
     replacements=replacements,
     self_test=self_test,
+    expected=in_variants(needed="C", absent="A B B2 D F"),
 )

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.fixes.answers import absent, fixed, needed, unknown
+from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
 from trtllm_kvfix.fixes.trial import Bench, require
-from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
+from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
 from trtllm_kvfix.staging import on_stream
 
@@ -76,4 +76,8 @@ FIX = Fix(
     probe=probe,
     replacements=replacements,
     self_test=self_test,
+    expected=in_variants(needed="A B B2 C", fixed="D F"),
+    guards=(
+        Guard(r"", r"^(?!_torch/auto_deploy/)"),  # the engine there is none that a fence knows
+    ),
 )

@@ -7,7 +7,7 @@ from functools import partial
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.fixes.answers import absent, fixed, needed, unknown
+from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.nixl_listener.mechanism import SWITCH, without_listener
 from trtllm_kvfix.fixes.trial import require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
@@ -102,4 +102,5 @@ FIX = Fix(
     probe=probe,
     replacements=replacements,
     self_test=self_test,
+    expected=in_variants(needed="C", fixed="F", absent="A B B2 D"),
 )

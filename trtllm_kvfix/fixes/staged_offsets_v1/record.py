@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtllm_kvfix.fixes.answers import absent, fixed, needed, unknown
+from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedOffsetsV1
 from trtllm_kvfix.fixes.trial import BLOCKS, POOLS, Bench, require
-from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
+from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import ATTENTION_PLACES, RESOURCE_MANAGER, Upstream
 
 if TYPE_CHECKING:
@@ -89,4 +89,6 @@ FIX = Fix(
     probe=probe,
     replacements=replacements,
     self_test=self_test,
+    expected=in_variants(needed="A B B2 C", fixed="D F"),
+    guards=(Guard(r"^host_kv_cache_block_offsets$", r"resource_manager|trtllm"),),
 )

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtllm_kvfix.fixes.answers import absent, fixed, needed, unknown
+from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import PER_LAYER, TABLE, StagedOffsetsV2
 from trtllm_kvfix.fixes.trial import SHAPE, Bench, require
-from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
+from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, V2_PLACES, Upstream
 
 if TYPE_CHECKING:
@@ -86,4 +86,6 @@ FIX = Fix(
     probe=probe,
     replacements=replacements,
     self_test=self_test,
+    expected=in_variants(needed="B B2 C D F", absent="A"),
+    guards=(Guard(r"^_?host_(kv_cache_block_offsets|scratch_\w+_staging)$", r"v2"),),
 )

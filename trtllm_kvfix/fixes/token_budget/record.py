@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.fixes.answers import absent, needed, unknown
+from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, fit
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
 from trtllm_kvfix.fixes.trial import require
@@ -109,4 +109,5 @@ FIX = Fix(
     probe=probe,
     replacements=replacements,
     self_test=self_test,
+    expected=in_variants(needed="A B B2 C D F"),
 )

@@ -7,21 +7,15 @@ else orders its refill, cannot be told from the source: these are candidates, wi
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from trtllm_kvfix.overlay.fix import Fix
 
 METHODS = ("copy_", "to", "cuda")
 # Sources that are on the device, by upstream's naming; copies from them do not read host memory.
 ON_DEVICE = re.compile(r"(_cuda|_device|_gpu|_d)$|^(cuda|device)_|_device_")
-# What our fixes mend at source, by the names of the buffer and of its file.
-MENDED = (
-    (re.compile(r"^_?host_(kv_cache_block_offsets|scratch_\w+_staging)$"), re.compile(r"v2"), "staged-offsets-v2"),
-    (re.compile(r"^host_kv_cache_block_offsets$"), re.compile(r"resource_manager|trtllm"), "staged-offsets-v1"),
-)
-FENCE = "input-copy-fence"
-# Its engine is none that a fence knows, ours or upstream's.
-UNFENCED = "_torch/auto_deploy/"
 
 
 @dataclass(frozen=True)
@@ -30,11 +24,13 @@ class Buffer:
     line: int
     name: str
 
-    @property
-    def guards(self) -> tuple[str, ...]:
-        """The fixes that keep it safe, the one that stages it before the fence before the next scheduling step."""
-        staging = tuple(fix_id for name, file, fix_id in MENDED if name.search(self.name) and file.search(self.file))
-        return staging if self.file.startswith(UNFENCED) else (*staging, FENCE)
+    def guards(self, fixes: Iterable[Fix]) -> tuple[str, ...]:
+        """The fixes that keep it safe, in their order: what stages it comes before the fence before the next step."""
+        return tuple(
+            fix.id
+            for fix in fixes
+            if any(re.search(each.buffer, self.name) and re.search(each.file, self.file) for each in fix.guards)
+        )
 
 
 def candidates(package: Path) -> list[Buffer]:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -51,7 +51,7 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
         status.as_dict() | {"hazard": fix.hazard, "upstream": list(fix.upstream)}
         for fix, status in zip(registry.fixes, statuses, strict=True)
     ]
-    report["buffers"] = buffers(package.__file__, statuses, report["hook"])
+    report["buffers"] = buffers(package.__file__, registry.fixes, statuses, report["hook"])
     found = [missing(status, report["hook"], forced=settings.force) for status in statuses]
     report["problems"] += [problem for problem in found if problem]
     return report
@@ -91,7 +91,9 @@ def trial(fix: Fix) -> str | None:
     return None
 
 
-def buffers(package_file: str | None, statuses: tuple[FixStatus, ...], hook: str) -> list[dict[str, Any]]:
+def buffers(
+    package_file: str | None, fixes: Sequence[Fix], statuses: tuple[FixStatus, ...], hook: str
+) -> list[dict[str, Any]]:
     """Each candidate and its guard: a fix that stages it, the fence before the next step (ours, upstream's), None."""
     if package_file is None:
         return []
@@ -101,7 +103,7 @@ def buffers(package_file: str | None, statuses: tuple[FixStatus, ...], hook: str
             "file": each.file,
             "line": each.line,
             "name": each.name,
-            "guard": next((guard for guard in each.guards if guard in guards), None),
+            "guard": next((guard for guard in each.guards(fixes) if guard in guards), None),
         }
         for each in candidates(Path(package_file).parent)
     ]

@@ -1,0 +1,96 @@
+"""What a fix does when its own code fails: it never ends a server, says so once, and after repeated faults stands down.
+
+    def replacement(self, *args, **kwargs):
+        try:
+            prepared = ours(self, *args)
+        except Exception as error:
+            fuse.fault(error)
+            return safe(original, self, *args, **kwargs)
+        fuse.in_a_row = 0
+        return original(self, *args, **kwargs)  # outside any `try` of ours: what upstream raises passes through
+
+Each fix chooses what is safe: a synchronous copy where staging failed, upstream's order where advice failed. A fallback
+never repeats a call of upstream's that has run. Where ranks must decide alike, a fix asks the others first and stands
+down with them (fixes/vote.py), so it sets `may_blow` to False and calls `blow` itself.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from trtllm_kvfix.metrics import counters
+
+log = logging.getLogger("trtllm_kvfix")
+
+IN_A_ROW_MAX = 3
+
+
+class Fuse:
+    """Any thread may use it. `in_a_row` is set to 0 by whoever succeeds; a lost update costs one fault more or less."""
+
+    def __init__(self, fix_id: str, *, may_blow: bool = True) -> None:
+        self.fix_id = fix_id
+        self.blown = False
+        self.in_a_row = 0
+        self.faults = 0
+        self.first_error = ""
+        self.may_blow = may_blow
+        self._lock = threading.Lock()
+
+    def fault(self, error: Exception) -> None:
+        """Call it in an `except` of our own code. It raises nothing, whatever happens."""
+        with self._lock:
+            self.faults += 1
+            self.in_a_row += 1
+            is_first = self.faults == 1
+            if is_first:
+                self.first_error = f"{type(error).__name__}: {error}"[:300]
+        counters.fix_faults.add(1, self.fix_id)
+        if is_first:
+            log.error(
+                "fix %s failed in its own code; the safe fallback was taken and the server goes on. This is said once",
+                self.fix_id,
+                exc_info=error,
+            )
+            _changed()
+        if self.may_blow and self.in_a_row >= IN_A_ROW_MAX:
+            self.blow(f"{self.in_a_row} faults in a row, the last one {type(error).__name__}: {error}")
+
+    def blow(self, why: str) -> None:
+        """From now on this fix takes its fallback in this process."""
+        with self._lock:
+            if self.blown:
+                return
+            self.blown = True
+        log.error("fix %s stands down in this process: %s", self.fix_id, why)
+        _changed()
+
+
+_fuses: dict[str, Fuse] = {}
+_watchers: list[Callable[[], None]] = []
+_lock = threading.Lock()
+
+
+def of(fix_id: str) -> Fuse:
+    """The one of this process."""
+    with _lock:
+        return _fuses.setdefault(fix_id, Fuse(fix_id))
+
+
+def reset(fix_id: str) -> None:
+    """Its fix is taken off: the next time it is put on, it starts with none of these faults."""
+    with _lock:
+        _fuses.pop(fix_id, None)
+
+
+def watch(call: Callable[[], None]) -> None:
+    """Call when a fix has its first fault, and when it stands down."""
+    _watchers.append(call)
+
+
+def _changed() -> None:
+    for call in _watchers:
+        try:
+            call()
+        except Exception:
+            log.exception("a watcher of faults failed")
