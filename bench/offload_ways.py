@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trtllm_kvfix.native import Device, DeviceArray, HostPool, Marks, TransferLane
 from trtllm_kvfix.offload.crossover import choose_ways
 from trtllm_kvfix.offload.layout import DevicePool, Layout
-from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload_section import OffloadSettings
 
 TOTAL_BYTES = 512 << 20
 BLOCKS_MAX = 2048  # of a transfer

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
-from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import parse_size
 
 PORT_MAX = 65535

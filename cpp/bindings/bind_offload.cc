@@ -13,8 +13,8 @@
 #include "bindings/device_objects.h"
 #include "bindings/integers.h"
 #include "device/sim_device.h"
-#include "offload/host_pool.h"
-#include "offload/transfer_lane.h"
+#include "lanes/host_pool.h"
+#include "lanes/transfer_lane.h"
 
 namespace nb = nanobind;
 

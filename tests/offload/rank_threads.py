@@ -12,8 +12,8 @@ from tests.threads import run_together
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.offload.worker import OffloadWorker
+from trtllm_kvfix.offload_section import OffloadSettings
 
 T = TypeVar("T")
 WORDS = 64

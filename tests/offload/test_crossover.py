@@ -13,7 +13,7 @@ from trtllm_kvfix.offload import crossover
 from trtllm_kvfix.offload.crossover import Ways, choose_ways, faster, measure
 from trtllm_kvfix.offload.lanes import make_lane
 from trtllm_kvfix.offload.layout import DevicePool, Layout
-from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload_section import OffloadSettings
 
 from .conftest import MakeBench, serve_alone
 from .faults import transfers_of

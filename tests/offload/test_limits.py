@@ -13,7 +13,7 @@ from trtllm_kvfix.offload.connector import refuse_second_host_tier
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.limits import require_room
 from trtllm_kvfix.offload.ranks import OneRank
-from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.settings import load
 
 GIB = 1 << 30

@@ -8,8 +8,8 @@ from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.native import HostPool
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.plan import Late, Step, StoreJob
-from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.offload.worker import OffloadWorker
+from trtllm_kvfix.offload_section import OffloadSettings
 
 from .rank_threads import RANKS, WORDS, Rank, ThreadRanks, errors_of_all, started
 

@@ -16,7 +16,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, DeviceError, HostPool
 from trtllm_kvfix.offload.lanes import Direction, Way, make_lane
 from trtllm_kvfix.offload.layout import Addresses, DevicePool, Layout
-from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import bytes_text
 
 _log = logging.getLogger("trtllm_kvfix.offload")

@@ -3,7 +3,7 @@
 from typing import Literal, TypeAlias
 
 from trtllm_kvfix.native import Device, TransferLane
-from trtllm_kvfix.offload.settings import OffloadSettings
+from trtllm_kvfix.offload_section import OffloadSettings
 
 STREAMS_LOST_MAX = 256  # in a row; the scheduler side stops asking long before
 

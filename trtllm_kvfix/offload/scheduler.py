@@ -18,9 +18,9 @@ from trtllm_kvfix.offload.in_use import InUse
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Ended, Late, LoadJob, Step, StoreJob
 from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, added_blocks, tokens_computed
-from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tally import Tally
+from trtllm_kvfix.offload_section import OffloadSettings
 
 _log = logging.getLogger("trtllm_kvfix.offload")
 FAILED_IN_A_ROW_MAX = 32

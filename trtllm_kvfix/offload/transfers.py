@@ -12,8 +12,8 @@ from trtllm_kvfix.offload.digests import Digests
 from trtllm_kvfix.offload.lanes import make_lane
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch
 from trtllm_kvfix.offload.plan import Ended, LoadJob, Step, StoreJob
-from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.offload.tier_report import TierReport
+from trtllm_kvfix.offload_section import OffloadSettings
 
 FENCE_S_MAX = 30.0  # a transfer that is not over by then never will be
 

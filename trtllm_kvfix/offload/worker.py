@@ -10,9 +10,9 @@ from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Ended, LoadJob, Step
 from trtllm_kvfix.offload.ranks import Ranks, agreed, together
-from trtllm_kvfix.offload.settings import OffloadSettings
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
+from trtllm_kvfix.offload_section import OffloadSettings
 
 MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block, ranks
 

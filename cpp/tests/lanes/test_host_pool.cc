@@ -1,5 +1,5 @@
 // The pool is as large as was asked for, in pieces that no slot crosses, and comes back whole.
-#include "offload/host_pool.h"
+#include "lanes/host_pool.h"
 
 #include <gtest/gtest.h>
 

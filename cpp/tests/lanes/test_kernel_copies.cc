@@ -1,5 +1,5 @@
 // Blocks that a kernel copies: in launches of one size each, from slots that stay until it has run, and nothing that it cannot move.
-#include "offload/kernel_copies.h"
+#include "lanes/kernel_copies.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "offload/host_pool.h"
+#include "lanes/host_pool.h"
 
 #include <sys/mman.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-#include "offload/lane_loop.h"
+#include "lanes/lane_loop.h"
 
 #include <sys/prctl.h>
 

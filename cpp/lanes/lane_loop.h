@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "device/device.h"
-#include "offload/copy_streams.h"
-#include "offload/kernel_copies.h"
-#include "offload/marks.h"
+#include "lanes/copy_streams.h"
+#include "lanes/kernel_copies.h"
+#include "lanes/marks.h"
 #include "staging/copy_engine.h"
 
 namespace kvfix {

@@ -1,4 +1,4 @@
-#include "offload/kernel_copies.h"
+#include "lanes/kernel_copies.h"
 
 #include <algorithm>
 #include <stdexcept>

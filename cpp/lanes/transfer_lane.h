@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "offload/lane_loop.h"
+#include "lanes/lane_loop.h"
 
 namespace kvfix {
 

@@ -1,4 +1,4 @@
-#include "offload/transfer_lane.h"
+#include "lanes/transfer_lane.h"
 
 #include <utility>
 

@@ -1,5 +1,5 @@
 // Transfers run behind their marks, end one by one, fail alone, and never hold up who closes the lane.
-#include "offload/transfer_lane.h"
+#include "lanes/transfer_lane.h"
 
 #include <gtest/gtest.h>
 
