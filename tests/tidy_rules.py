@@ -139,20 +139,6 @@ RULES = [
         "@pytest.mark.parametrize\ndef test_x(): ...",
     ),
     Rule(
-        "no Python below the bindings",
-        r"cpp/(core|device|kernels|staging)/.*",
-        includes(r"Python\.h|torch/|bindings/"),
-        "#include <Python.h>",
-        "#include <vector>",
-    ),
-    Rule(
-        "the core knows no layer above it",
-        r"cpp/core/.*",
-        includes(r"cuda|device/|kernels/|staging/"),
-        '#include "device/device.h"',
-        '#include "core/types.h"',
-    ),
-    Rule(
         "staging knows a device, not its driver",
         r"cpp/staging/.*",
         includes(r"cuda|device/cuda"),
