@@ -147,3 +147,35 @@ print(seen)
     done = python(small, code)
     name = f"{EXECUTOR}.py_executor"
     assert done.stdout.splitlines() == [name, name, "[]", f"['{name}']"], done.stderr
+
+
+def test_a_module_that_is_loaded_again_is_mended_again(small: Path) -> None:
+    code = (
+        PRELUDE
+        + f"""
+import importlib
+trtllm_kvfix.enable()
+from {EXECUTOR} import py_executor, resource_manager
+for module in (resource_manager, py_executor):
+    importlib.reload(module)
+    print(py_executor.record(), sorted(each["word"] for each in trtllm_kvfix.status()["fixes"].values()))
+print(trtllm_kvfix.disable(), py_executor.record())
+"""
+    )
+    done = python(small, code)
+    assert done.stdout.splitlines() == [f"{ON} ['applied', 'applied']"] * 2 + [f"[] {OFF}"], done.stderr
+    assert "was loaded again; fix token-budget is put on again" in done.stderr
+
+
+def test_what_is_loaded_again_past_the_hook_is_reported_as_lost(small: Path) -> None:
+    code = (
+        PRELUDE
+        + f"""
+trtllm_kvfix.enable()
+from {EXECUTOR} import py_executor, resource_manager
+exec(compile(open(resource_manager.__file__).read(), "again", "exec"), vars(resource_manager))
+py_executor.PyExecutor().start_worker()
+"""
+    )
+    error = python(small, code).stderr
+    assert "resource_manager:KVCacheManager.prepare_resources was replaced by somebody else after us" in error

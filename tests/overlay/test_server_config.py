@@ -44,6 +44,16 @@ def test_without_the_section_nothing_changes(small: Path) -> None:
     assert words == {"token-budget": "applied", "nixl-listener": "applied"}
 
 
+@pytest.mark.parametrize("below_run", [False, True])
+def test_enabled_false_starts_without_the_fixes_and_says_so(small: Path, below_run: bool) -> None:
+    """`run` sets the variable for every process; the server's own file knows better."""
+    variables = {"TRTLLM_KVFIX_ENABLED": "true"} if below_run else {}
+    (llm_args, _, words), error = serve(small, {"kvfix": {"enabled": False}}, "hook", **variables)
+    assert llm_args == {"model": "m"}
+    assert words == {}
+    assert "starts WITHOUT the fixes" in error
+
+
 def test_without_the_hook_upstream_refuses_the_file(small: Path) -> None:
     output, error = serve(small, {"kvfix": {}})
     assert output == []
@@ -62,7 +72,6 @@ def test_the_environment_comes_before_the_section(small: Path) -> None:
         ({"fixes": {"token-budgets": "off"}}, "did you mean kvfix.fixes.token-budget?"),
         ({"fixes": {"token-budget": 3}}, "kvfix.fixes.token-budget is 3"),
         (None, "`kvfix:` in the configuration is None"),
-        ({"enabled": False}, "take the section out instead"),
     ],
 )
 def test_bad_section_stops_the_start(small: Path, section: object, message: str) -> None:

@@ -73,6 +73,7 @@ class Activation:
                 return
             if module.__name__ in self._participants:
                 self._take_part(module.__name__)
+            self.registry.loaded(module.__name__)
             self._apply()
 
     def attestation(self) -> attest.Attestation:

@@ -14,9 +14,9 @@ _installed: list[seam.Installed] = []
 
 
 def install(name: str, replacements: Iterable[Replacement]) -> None:
-    """All of them or none. What is there already, on the owner that upstream has now, stays as it is."""
+    """All of them or none. What is there already stays as it is; a module that was loaded again has lost it."""
     with _lock:
-        _installed[:] = [each for each in _installed if each.is_current()]
+        _installed[:] = [each for each in _installed if each.still_ours()]
         here = {(each.fix_id, each.seam) for each in _installed}
         new: list[seam.Installed] = []
         try:

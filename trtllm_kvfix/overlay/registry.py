@@ -133,6 +133,20 @@ class Registry:
             log.warning("%s was replaced by somebody else after us and is left as it is", name)
         return left
 
+    def loaded(self, module: str) -> None:
+        """The body of this module has run. After `importlib.reload` it has new functions and classes, without our
+        replacements; the fixes that had mended the old ones are due again."""
+        with self._lock:
+            here = [each for each in self._installed if each.seam.module == module]
+            stale = {each.fix_id for each in here if not each.still_ours()}
+            for each in reversed(self._installed):
+                if each.fix_id in stale:
+                    each.restore()
+            self._installed = [each for each in self._installed if each.fix_id not in stale]
+            for fix_id in sorted(stale):
+                self._decided_on.pop(fix_id, None)
+                log.warning("%s was loaded again; fix %s is put on again", module, fix_id)
+
     def probe(self, settings: Settings, upstream: Upstream) -> Report:
         """What `apply` would find, changing nothing; for `doctor`, which looks at a build at rest."""
         with self._lock:

@@ -4,6 +4,7 @@ Upstream refuses unknown keys, so ours is taken out of what it parsed before it 
 file, which is right: a configuration that asks for the fixes never runs without them.
 """
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from trtllm_kvfix.settings import SECTION, load
 
 if TYPE_CHECKING:
     from trtllm_kvfix.overlay.activation import Activation
+
+log = logging.getLogger("trtllm_kvfix")
 
 TRIGGER = "tensorrt_llm.llmapi.llm_args"
 FUNCTION = "update_llm_args_with_extra_dict"
@@ -42,7 +45,11 @@ def without_section(active: "Activation", document: Any) -> Any:
     if not isinstance(section, dict):
         raise SettingsError(f"`{SECTION}:` in the configuration is {section!r}; settings belong below it")
     settings = load(environ=carry.given(), section=section)
-    if not settings.enabled:
-        raise SettingsError(f"`{SECTION}.enabled: false` in the configuration; take the section out instead")
-    active.activate(settings)
+    if section.get("enabled") is False:
+        # The file of this server says so. `run` has set the variable that would come before it for every process.
+        log.warning("%s.enabled is false in the server's configuration: it starts WITHOUT the fixes", SECTION)
+        active.deactivate()
+        carry.stop()
+    else:
+        active.activate(settings)
     return {key: value for key, value in document.items() if key != SECTION}
