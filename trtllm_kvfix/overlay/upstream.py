@@ -133,7 +133,7 @@ class Upstream:
             return None
 
     def variant(self) -> str:
-        """ "A" to "F" as in docs/support.md, or "unknown". For display only: decisions look at features."""
+        """ "A" to "N" as in docs/support.md, or "unknown". For display only: decisions look at features."""
         manager = self.attribute(RESOURCE_MANAGER, "KVCacheManager")
         bound = self.attribute(BINDINGS, "BaseKVCacheManager") or self.attribute(BINDINGS, "KVCacheManager")
         if manager is None or bound is None or not hasattr(manager, "prepare_resources"):
@@ -148,7 +148,8 @@ class Upstream:
         v2 = self.parameters(self.attribute(self.v2_module, "KVCacheManagerV2"))
         if "max_copy_beam_width" in v2:
             return "F"
-        return "E" if "enable_stats" in v2 else "D"
+        reserves = self.has(self.connector_module, "KvCacheConnectorManager.configure_prefix_reservations")
+        return "N" if reserves else "D"
 
 
 # Modules whose body has run while the import system still counts them as being imported: the hook is called then.
