@@ -6,11 +6,14 @@ import json
 import os
 import socket
 import stat
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.settings import Settings
 
 
 def signature() -> dict[str, Any]:
@@ -18,10 +21,23 @@ def signature() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "process_start": process_start(os.getpid()) or 0}
 
 
+def folder_of(settings: Settings) -> Path:
+    """Where the processes of this user write. Another user may have taken the name in the temporary folder; then all
+    of ours, which find the same there, go to the home folder."""
+    if settings.runtime_dir is not None:
+        return Path(settings.runtime_dir)
+    usual = Path(tempfile.gettempdir()) / f"trtllm-kvfix-{os.getuid()}"
+    try:
+        is_usable = _is_ours(usual)
+    except OSError:
+        is_usable = True  # not there yet
+    return usual if is_usable else Path.home() / ".cache" / "trtllm-kvfix" / "run"
+
+
 def replace(folder: Path, name: str, entry: dict[str, Any]) -> Path:
     """Write this process's file of that name, whole or not at all; it goes when the process ends."""
     file = folder / name
-    draft = file.with_suffix(".part")
+    draft = folder / f"{name}.{threading.get_native_id()}.part"  # of this writer alone
     _prepare(folder)
     draft.write_text(json.dumps(entry))
     draft.replace(file)
@@ -56,12 +72,16 @@ def process_start(pid: int) -> int | None:
 def _prepare(folder: Path) -> None:
     """A folder in a place where others write, too, must be this user's alone: what is in it stops starts."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+    if not _is_ours(folder):
         raise KvfixError(
-            f"{folder} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}; it must be this "
-            "user's and writable by nobody else. Remove it, or set kvfix.runtime_dir"
+            f"{folder} is a link, or belongs to another user, or others may write in it; it must be a folder of this "
+            "user's that nobody else can write in. Remove it, or set kvfix.runtime_dir"
         )
+
+
+def _is_ours(folder: Path) -> bool:
+    found = folder.lstat()  # a link is somebody's way of choosing where we write
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o022
 
 
 @functools.cache

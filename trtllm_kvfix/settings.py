@@ -7,7 +7,6 @@ setting that is skipped looks like a setting that does not help.
 
 import difflib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -33,7 +32,6 @@ __all__ = [
     "export",
     "load",
     "names",
-    "runtime_dir",
     "unset",
     "variable_of",
 ]
@@ -91,13 +89,6 @@ def export(variables: Mapping[str, str]) -> None:
 def unset(names: Iterable[str]) -> None:
     for name in list(names):
         os.environ.pop(name, None)
-
-
-def runtime_dir(settings: Settings) -> Path:
-    """Where the processes of this user leave their attestations."""
-    if settings.runtime_dir is not None:
-        return Path(settings.runtime_dir)
-    return Path(tempfile.gettempdir()) / f"trtllm-kvfix-{os.getuid()}"
 
 
 def names(model: type[BaseModel] = Settings, prefix: Name = ()) -> Iterator[Name]:

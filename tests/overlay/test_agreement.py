@@ -92,6 +92,13 @@ def test_ranks_that_differ_in_the_same_are_named_together() -> None:
     assert set(compare(entries, 4).values()) == {"ranks 1, 3 differ from rank 0: variant D / C"}
 
 
+def test_what_keeps_one_rank_from_starting_is_every_ranks_answer() -> None:
+    """A metrics port that is taken on one host must not leave the others waiting in their first collective call."""
+    entries = {rank: entry(rank, 4) for rank in range(4)}
+    entries[1]["refusal"] = "metrics cannot be served on port 9401"
+    assert compare(entries, 4) == dict.fromkeys(range(4), "rank 1: metrics cannot be served on port 9401")
+
+
 def test_rank_without_the_hook_is_named_and_nobody_hangs() -> None:
     told = compare({0: entry(0, 3), 2: entry(2, 3)}, 3, SHORT_S)
     assert set(told) == {0, 2}
@@ -114,6 +121,12 @@ def in_another_process(folder: Path, change: Callable[[dict[str, Any]], None]) -
 def test_files_of_the_same_job_must_agree(tmp_path: Path) -> None:
     in_another_process(tmp_path, lambda theirs: theirs.update(seams={SEAM: "source:2"}))
     with pytest.raises(RanksDiffer, match=r"rank 0 \(process \d+\) differs from rank 1 \(process 1\) .* source:1 / "):
+        agreement.agree_by_files(tmp_path, entry(0, 2))
+
+
+def test_what_keeps_another_rank_of_this_host_from_starting_stops_this_one(tmp_path: Path) -> None:
+    in_another_process(tmp_path, lambda theirs: theirs.update(refusal="its port is taken"))
+    with pytest.raises(RanksDiffer, match=r"rank 1 \(process 1\): its port is taken"):
         agreement.agree_by_files(tmp_path, entry(0, 2))
 
 

@@ -53,6 +53,16 @@ def test_hook_in_a_folder_that_python_does_not_read_is_an_error(site_dir: Path) 
     assert not hook_file.hook_file().exists()
 
 
+def test_hook_that_outlives_the_package_is_silent(site_dir: Path, tmp_path: Path) -> None:
+    """As after `pip uninstall`: the file stays, the package is gone."""
+    hook_file.write(hook_file.hook_file())
+    code = f"import site; site.addsitedir({str(site_dir)!r}); print('started')"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert (done.stdout, done.stderr) == ("started\n", "")
+
+
 def test_folder_that_cannot_be_written_is_an_error_that_names_the_other_way(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="`trtllm-kvfix run -- COMMAND` needs no hook"):
         hook_file.write(hook_file.hook_file(tmp_path / "absent"))

@@ -67,6 +67,25 @@ def test_run_becomes_the_command(small: Path) -> None:
     assert (int(output), parent.returncode) == (parent.pid, 7)
 
 
+def test_the_command_has_the_signals_that_it_would_have_without_run(small: Path) -> None:
+    """Python ignores SIGPIPE and SIGXFSZ; a pipeline whose reader goes away must end by the signal, not with 1."""
+    ignored = "awk '/SigIgn/ {print $2}' /proc/self/status"
+    plain = subprocess.run(["sh", "-c", ignored], capture_output=True, text=True, check=True, cwd=small)
+    assert run(small, "run", "--", "sh", "-c", ignored).stdout == plain.stdout
+    piped = f"{PYTHON} -m trtllm_kvfix run -- sh -c 'while echo y; do :; done' | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", piped], capture_output=True, text=True, check=False, cwd=small, env=environment(small)
+    )
+    assert done.stdout.split() == ["y", "141"]
+
+
+def test_a_script_without_a_first_line_is_an_error_and_no_traceback(small: Path) -> None:
+    script = executable(small / "serve", "echo never\n")
+    done = run(small, "run", "--", str(script))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"Error: command {str(script)!r} cannot be run: Exec format error")
+
+
 def test_command_may_have_options_of_the_same_names(small: Path) -> None:
     code = "import sys; print(sys.argv[1:])"
     done = run(small, "run", PYTHON, "-c", code, "--config", "x", "--force", "--", "--help")

@@ -19,6 +19,7 @@ from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.upstream import bases, connector_module, lets_go_of_all
 from trtllm_kvfix.offload.worker import OffloadWorker
+from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.staging.place import current_place
 
 SchedulerBase, WorkerBase = bases()
@@ -80,7 +81,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         self.side = OffloadWorker(
             settings.offload, link_of(llm_args), ranks, HostTierMaker(settings.offload),
             saved_max=None if lets_go_of_all() else 1,
-            report=TierReport(folder=settings_module.runtime_dir(settings), rank=ranks.rank),
+            report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
         module = connector_module()
         if module is not None:

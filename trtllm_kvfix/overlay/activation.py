@@ -17,7 +17,8 @@ from trtllm_kvfix.overlay.agreement import rank_and_size
 from trtllm_kvfix.overlay.fix import Fix, Replacement
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream, executed, is_importing
-from trtllm_kvfix.settings import Settings, runtime_dir
+from trtllm_kvfix.runtime_files import folder_of
+from trtllm_kvfix.settings import Settings
 
 log = logging.getLogger("trtllm_kvfix")
 
@@ -76,8 +77,8 @@ class Activation:
             self.registry.loaded(module.__name__)
             self._apply()
 
-    def attestation(self) -> attest.Attestation:
-        """What this process runs."""
+    def attestation(self, refusal: str = "") -> attest.Attestation:
+        """What this process runs, and why it must not start, if so."""
         rank, world_size = rank_and_size()
         return attest.Attestation.of(
             self.registry.report(),
@@ -88,6 +89,7 @@ class Activation:
             started=self.started,
             aliases=self.registry.aliases() if self.started else [],  # it looks at all of upstream
             parts=parts.seams(),
+            refusal=refusal,
         )
 
     def say(self, line: str) -> None:
@@ -111,7 +113,7 @@ class Activation:
     def _publish(self) -> None:
         """Let `status` see a process that has no engine, or none yet."""
         try:
-            attest.write(runtime_dir(self.settings), self.attestation())
+            attest.write(folder_of(self.settings), self.attestation())
         except KvfixError as error:
             log.warning("%s", error)
 

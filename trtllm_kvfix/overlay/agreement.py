@@ -93,6 +93,8 @@ def agree_by_files(folder: Path, ours: Mapping[str, Any]) -> None:
     if any(entry["rank"] == ours["rank"] for entry in others):
         return
     for other in others:
+        if other["refusal"]:
+            raise RanksDiffer(f"rank {other['rank']} (process {other['pid']}): {other['refusal']}")
         found = differences(ours, other)
         if found:
             raise RanksDiffer(
@@ -110,6 +112,7 @@ def complaint(collected: Mapping[int, Mapping[str, Any]], size: int, timeout_s: 
             f"{_ranks(missing)} did not say which fixes run there within {timeout_s:g} s; the hook is not active "
             "there, or the engine never came to its start"
         )
+    parts += [f"rank {rank}: {theirs['refusal']}" for rank, theirs in sorted(collected.items()) if theirs["refusal"]]
     by_difference: dict[tuple[str, ...], list[int]] = {}
     for rank, theirs in sorted(collected.items()):
         found = tuple(differences(collected[0], theirs))

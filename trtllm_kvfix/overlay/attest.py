@@ -34,6 +34,7 @@ class Attestation:
     seams: dict[str, str]  # attribute: hash of what was there
     parts: dict[str, str]  # the same, of what mends nothing and lets us take part
     aliases: list[str]
+    refusal: str  # why this rank must not start, or nothing
     faults: dict[str, int]  # id: failures of its own code so far, where there were any
     first_errors: dict[str, str]
 
@@ -48,6 +49,7 @@ class Attestation:
         started: bool,
         aliases: list[str],
         parts: dict[str, str],
+        refusal: str = "",
     ) -> "Attestation":
         return Attestation(
             format=FORMAT,
@@ -64,6 +66,7 @@ class Attestation:
             seams={name: value for status in report.fixes for name, value in status.seams.items()},
             aliases=aliases,
             parts=parts,
+            refusal=refusal,
             faults={status.id: status.faults for status in report.fixes if status.faults},
             first_errors={status.id: status.first_error for status in report.fixes if status.faults},
             **runtime_files.signature(),

@@ -14,7 +14,11 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.settings import ENV_ENABLED
 
 NAME = "trtllm_kvfix_hook.pth"
-LINE = "import trtllm_kvfix.overlay.import_hook as hook; hook.install()\n"
+# The package may be uninstalled while this file stays: then each start goes on without a word.
+LINE = (
+    "import sys; exec('try:\\n import trtllm_kvfix.overlay.import_hook as hook\\nexcept ImportError:\\n pass\\n"
+    "else:\\n hook.install()')\n"
+)
 
 
 def hook_file(site_dir: Path | None = None) -> Path:

@@ -8,11 +8,12 @@ import difflib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import click
 
@@ -165,8 +166,21 @@ def run(
         name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX) or name in (ENV_FILE, *new)
     }
     inherited.pop(ENV_FILE, None)  # what it says is in the variables, and other hosts may not have the file
+    become(line, {**inherited, **new})
+
+
+def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
+    """Python ignores two signals from its start on, and a program that it becomes would inherit that."""
     sys.stdout.flush()
-    os.execvpe(line[0], line, {**inherited, **new})
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], command, environ)
+    except OSError as error:
+        raise SettingsError(
+            f"command {command[0]!r} cannot be run: {error.strerror}; usual causes: a script without a first line such "
+            "as #!/bin/sh, or a program for another machine"
+        ) from error
 
 
 def _from_options(fixes: Sequence[str], force: bool, metrics_port: int | None) -> dict[str, str]:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.metrics.exporter import serve
 from trtllm_kvfix.overlay import agreement, attest, parts
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, Upstream
-from trtllm_kvfix.settings import runtime_dir
+from trtllm_kvfix.runtime_files import folder_of
 
 if TYPE_CHECKING:
     from trtllm_kvfix.overlay.activation import Activation
@@ -46,21 +46,21 @@ def pass_gate(active: "Activation") -> None:
     """Attest, compare, serve metrics, say what is on. Raises where this rank must not start."""
     report = active.registry.apply(active.settings, at_last=True)  # again, should an import have swallowed a failure
     active.started = True
-    mine = active.attestation()
+    mine = active.attestation(refusal=_served_metrics(active))
     if mine.aliases:
         log.warning("still the originals, because they were taken before the fixes came: %s", ", ".join(mine.aliases))
     for name in [*active.registry.lost(), *parts.lost()]:
         log.warning("%s was replaced by somebody else after us", name)
     _compare(active, mine)
-    if active.settings.metrics_port is not None:
-        _serve_metrics(active, active.settings.metrics_port, mine.rank)
+    if mine.refusal:
+        raise SettingsError(mine.refusal)
     active.say(f"rank {mine.rank} of {mine.world_size}, variant {mine.variant}; {report.line()}")
 
 
 def _compare(active: "Activation", mine: attest.Attestation) -> None:
     """Over MPI a file that cannot be written is only missed by `status`."""
     comm = agreement.communicator()
-    folder = runtime_dir(active.settings)
+    folder = folder_of(active.settings)
     try:
         attest.write(folder, mine)
     except KvfixError as error:
@@ -71,6 +71,17 @@ def _compare(active: "Activation", mine: attest.Attestation) -> None:
         agreement.agree_by_messages(comm, mine.as_dict(), active.settings.agreement_timeout_s)
     elif mine.world_size > 1:
         agreement.agree_by_files(folder, mine.as_dict())
+
+
+def _served_metrics(active: "Activation") -> str:
+    """Why they cannot be served, if so. All ranks hear of it before any of them starts."""
+    if active.settings.metrics_port is None:
+        return ""
+    try:
+        _serve_metrics(active, active.settings.metrics_port, agreement.rank_and_size()[0])
+    except SettingsError as error:
+        return str(error)
+    return ""
 
 
 @functools.cache

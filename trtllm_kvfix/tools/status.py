@@ -9,7 +9,8 @@ from rich.table import Table
 
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.overlay.attest import live
-from trtllm_kvfix.settings import load, runtime_dir
+from trtllm_kvfix.runtime_files import folder_of
+from trtllm_kvfix.settings import load
 from trtllm_kvfix.sizes import bytes_text
 
 
@@ -17,7 +18,7 @@ from trtllm_kvfix.sizes import bytes_text
 @click.option("--json", "as_json", is_flag=True, help="Print the attestations as one JSON list.")
 def status(as_json: bool) -> None:
     """Say which fixes run in this user's processes, rank by rank, and how their host tiers do."""
-    folder = runtime_dir(load())
+    folder = folder_of(load())
     entries, tiers = live(folder), tier_report.live(folder)
     if as_json:
         of_process = {tier["pid"]: {"offload": tier} for tier in tiers}

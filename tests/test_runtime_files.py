@@ -1,0 +1,71 @@
+"""Files of running processes: each writer's own draft, in a folder that nobody else can take or redirect."""
+
+import json
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from trtllm_kvfix import runtime_files
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.settings import Settings
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "tmp").mkdir()
+    return tmp_path / "tmp" / f"trtllm-kvfix-{os.getuid()}"
+
+
+def test_usual_place_is_below_the_temporary_folder(temporary: Path) -> None:
+    assert runtime_files.folder_of(Settings()) == temporary
+    runtime_files.replace(temporary, "1.json", {})
+    assert runtime_files.folder_of(Settings()) == temporary
+
+
+@pytest.mark.parametrize("how", ["link", "file", "writable by all"])
+def test_a_place_that_somebody_else_has_taken_is_left_to_them(temporary: Path, tmp_path: Path, how: str) -> None:
+    if how == "link":
+        (tmp_path / "elsewhere").mkdir()
+        temporary.symlink_to(tmp_path / "elsewhere")
+    elif how == "file":
+        temporary.touch()
+    else:
+        temporary.mkdir()
+        temporary.chmod(0o777)
+    ours = runtime_files.folder_of(Settings())
+    assert ours == tmp_path / "home" / ".cache" / "trtllm-kvfix" / "run"
+    runtime_files.replace(ours, "1.json", {"format": 1})
+    assert not list((tmp_path / "elsewhere").glob("*"))
+
+
+def test_a_link_is_refused_where_the_setting_names_it(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "run"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(KvfixError, match="is a link"):
+        runtime_files.replace(runtime_files.folder_of(Settings(runtime_dir=str(link))), "1.json", {})
+
+
+def test_two_files_of_one_process_never_hold_each_others_text(tmp_path: Path) -> None:
+    """The attestation and the report of the host tier are written by different threads."""
+    kinds = (".json", ".offload")
+
+    def write(kind: str) -> None:
+        for _ in range(300):
+            runtime_files.replace(tmp_path, f"7{kind}", {"kind": kind})
+
+    threads = [threading.Thread(target=write, args=(kind,)) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        for kind in kinds:
+            file = tmp_path / f"7{kind}"
+            assert not file.exists() or json.loads(file.read_text()) == {"kind": kind}
+    for thread in threads:
+        thread.join()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["7.json", "7.offload"]
