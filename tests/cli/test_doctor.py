@@ -13,18 +13,20 @@ from trtllm_kvfix import __version__, cli, native
 def test_report_says_what_is_installed() -> None:
     result = CliRunner().invoke(cli.main, ["doctor", "--json"])
     report = json.loads(result.output)
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert report["package"] == __version__
     assert report["numpy"] == np.__version__
     assert report["extension"] == native.build_info()
     assert report["extension"]["locks"] == "yes"
     assert set(report["optional"]) == {"matplotlib", "mpi4py", "tensorrt_llm", "torch"}
-    assert report["problems"] == []
+    (problem,) = report["problems"]
+    assert problem.startswith(f"TensorRT-LLM is not installed in this Python ({sys.executable})")
+    assert "Run doctor with its Python" in problem
 
 
 def test_table_shows_the_same_values() -> None:
     result = CliRunner().invoke(cli.main, ["doctor"])
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     for value in (__version__, np.__version__, *native.build_info().values()):
         assert value in result.output
 

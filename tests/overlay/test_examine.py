@@ -60,10 +60,12 @@ def test_needed_fixes_that_nothing_brings_are_problems(small: Path) -> None:
         ("nixl-listener", "needed", "needed"),
     ]
     assert report["problems"] == [
-        f"fix {fix_id} is needed (its seam is there) and nothing brings it here: `trtllm-kvfix enable` or "
-        "`trtllm-kvfix run -- COMMAND`"
-        for fix_id in ("token-budget", "nixl-listener")
+        (
+            "2 fixes are needed and no hook is active (token-budget, nixl-listener): `trtllm-kvfix run -- COMMAND` "
+            "starts a server with them, `trtllm-kvfix enable` installs a hook"
+        )
     ]
+    assert report["overlay"]["self_tests"] == {"token-budget": "holds", "nixl-listener": "holds"}
 
 
 def test_below_run_all_is_well_unless_one_is_off(small: Path) -> None:
@@ -82,12 +84,14 @@ def test_below_run_all_is_well_unless_one_is_off(small: Path) -> None:
         assert (report["overlay"]["hook"], done.returncode) == ("run", exit_code)
         off = ["fix token-budget is needed (its seam is there) and switched off"]
         assert report["problems"] == (off if options else [])
+        outlook = "needed, switched off" if options else "needed, will be applied"
+        assert report["overlay"]["fixes"][0]["outlook"] == outlook
 
 
 def test_switch_that_is_off_is_named(small: Path) -> None:
     report, exit_code = doctor(small, TRTLLM_KVFIX_ENABLED="false")
     assert (report["overlay"]["hook"], exit_code) == ("off", 1)
-    assert report["problems"][0].endswith("nothing brings it here: TRTLLM_KVFIX_ENABLED=true")
+    assert report["problems"][0].endswith("TRTLLM_KVFIX_ENABLED is false; set it to true")
 
 
 def test_fix_whose_self_test_fails_is_a_problem(small: Path) -> None:

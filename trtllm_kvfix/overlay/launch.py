@@ -7,6 +7,7 @@ MPI spawns through an initializer (workers.py); so the environment's files stay 
 import difflib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -143,6 +144,7 @@ def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
 )
 @click.option("--fix", "fixes", multiple=True, metavar="ID=auto|on|off", help="What to do with one fix; repeatable.")
 @click.option("--force", is_flag=True, help="Let `on` apply a fix whose probe cannot tell whether it fits.")
+@click.option("--dry-run", is_flag=True, help="Say what would be set and started, and start nothing.")
 @click.option("--metrics-port", type=int, help="Serve Prometheus metrics; rank r listens on this plus r.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -151,6 +153,7 @@ def run(
     config: Path | None,
     fixes: tuple[str, ...],
     force: bool,
+    dry_run: bool,
     metrics_port: int | None,
     command: tuple[str, ...],
 ) -> None:
@@ -165,6 +168,10 @@ def run(
     inherited = {
         name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX) or name in (ENV_FILE, *new)
     }
+    if dry_run:
+        click.echo("".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(new.items())), nl=False)
+        click.echo(shlex.join(line))
+        return
     inherited.pop(ENV_FILE, None)  # what it says is in the variables, and other hosts may not have the file
     become(line, {**inherited, **new})
 

@@ -11,6 +11,7 @@ import click
 from trtllm_kvfix import __version__, machine
 from trtllm_kvfix.errors import ExtensionMissing
 from trtllm_kvfix.overlay.attest import distribution_version
+from trtllm_kvfix.sizes import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,8 +56,8 @@ def examine() -> dict[str, Any]:
 def doctor(as_json: bool) -> None:
     """Say what is installed here, and what each fix would do.
 
-    Exits with 1 when the native extension is missing or unfit for use, a fix fails its self-test, one that this
-    TensorRT-LLM needs is off, or it cannot be told whether one is needed.
+    Exits with 1 when TensorRT-LLM is not installed here, the native extension is missing or unfit for use, a fix fails
+    its self-test, one that this TensorRT-LLM needs is off, or it cannot be told whether one is needed.
     """
     report = examine()
     if as_json:
@@ -81,7 +82,7 @@ def show(report: Mapping[str, Any]) -> None:
     table.add_row("driver", found["driver"] or "none")
     table.add_row("GPU", found["gpu"] or "none")
     locked = found["memory_lock_bytes"]
-    table.add_row("memory lock", "unlimited" if locked is None else f"at most {locked} bytes (ulimit -l)")
+    table.add_row("memory lock", "unlimited" if locked is None else f"at most {bytes_text(locked)} (ulimit -l)")
     console = Console()
     console.print(table)
     if report["overlay"] is not None:
@@ -94,15 +95,14 @@ def show_overlay(console: "Console", overlay: Mapping[str, Any]) -> None:
     from rich.table import Table  # noqa: PLC0415
 
     if not overlay["installed"]:
-        console.print("TensorRT-LLM is not installed in this Python")
         return
     version = overlay["version"] or "of unknown version"
     console.print(f"TensorRT-LLM {version}, variant {overlay['variant']}; hook: {overlay['hook']}")
     fixes = Table(box=None)
-    for column in ("fix", "setting", "state", "reason"):
+    for column in ("fix", "setting", "state", "reason", "self-test"):
         fixes.add_column(column, overflow="fold")
     for fix in overlay["fixes"]:
-        fixes.add_row(fix["id"], fix["choice"], fix["state"], fix["reason"])
+        fixes.add_row(fix["id"], fix["choice"], fix["outlook"], fix["reason"], overlay["self_tests"][fix["id"]])
     console.print(fixes)
     unguarded = [each for each in overlay["buffers"] if each["guard"] is None]
     counted = f"{len(overlay['buffers'])}, without a guard: {len(unguarded)}"

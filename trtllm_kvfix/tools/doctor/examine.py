@@ -32,10 +32,14 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
         "buffers": [],
         "problems": [],
     }
-    report["problems"] += [
-        f"fix {fix.id} fails its self-test: {wrong}" for fix in registry.fixes if (wrong := trial(fix))
-    ]
+    trials = {fix.id: trial(fix) for fix in registry.fixes}
+    report["self_tests"] = {fix_id: wrong or "holds" for fix_id, wrong in trials.items()}
+    report["problems"] += [f"fix {fix_id} fails its self-test: {wrong}" for fix_id, wrong in trials.items() if wrong]
     if not report["installed"]:
+        report["problems"].append(
+            f"TensorRT-LLM is not installed in this Python ({sys.executable}); usual cause: another environment runs "
+            "the server. Run doctor with its Python: `/path/to/python -m trtllm_kvfix doctor`"
+        )
         return report
     import_hook.remove()  # the fixes of this process would stand between the probes and upstream
     with output_to_stderr():
@@ -48,12 +52,12 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
         statuses = registry.probe(settings, upstream).fixes
     report["variant"] = upstream.variant()
     report["fixes"] = [
-        status.as_dict() | {"hazard": fix.hazard, "upstream": list(fix.upstream)}
+        status.as_dict()
+        | {"hazard": fix.hazard, "upstream": list(fix.upstream), "outlook": outlook(status, report["hook"])}
         for fix, status in zip(registry.fixes, statuses, strict=True)
     ]
     report["buffers"] = buffers(package.__file__, registry.fixes, statuses, report["hook"])
-    found = [missing(status, report["hook"], forced=settings.force) for status in statuses]
-    report["problems"] += [problem for problem in found if problem]
+    report["problems"] += problems(statuses, report["hook"], forced=settings.force)
     return report
 
 
@@ -66,20 +70,33 @@ def hook_state(settings: Settings) -> str:
     return "persistent" if hook_file().exists() else "none"
 
 
-def missing(status: FixStatus, hook: str, *, forced: bool = False) -> str | None:
-    if status.word == State.UNKNOWN.value and not (forced and status.choice == "on"):
-        off = f"kvfix.fixes.{status.id}: off accepts that"
-        return f"fix {status.id} is not applied, its probe cannot tell: {status.reason}; {off}"
-    if not status.missing:
-        return None
+def outlook(status: FixStatus, hook: str) -> str:
+    """What will become of a fix in a server that is started from here."""
+    if status.answer is None or status.answer.state is not State.NEEDED:
+        return status.word
     if status.choice == "off":
-        return f"fix {status.id} is needed ({status.reason}) and switched off"
-    if hook not in HOOKED:
+        return "needed, switched off"
+    return "needed, will be applied" if hook in HOOKED else "needed, no hook brings it"
+
+
+def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) -> list[str]:
+    """Reasons to exit with 1. A remedy that several fixes share is said once."""
+    found = []
+    for status in statuses:
+        if status.word == State.UNKNOWN.value and not (forced and status.choice == "on"):
+            off = f"kvfix.fixes.{status.id}: off accepts that"
+            found.append(f"fix {status.id} is not applied, its probe cannot tell: {status.reason}; {off}")
+        elif status.missing and status.choice == "off":
+            found.append(f"fix {status.id} is needed ({status.reason}) and switched off")
+    unhooked = [status.id for status in statuses if status.missing and status.choice != "off"]
+    if unhooked and hook not in HOOKED:
         way = (
-            "`trtllm-kvfix enable` or `trtllm-kvfix run -- COMMAND`" if hook == "none" else "TRTLLM_KVFIX_ENABLED=true"
+            "`trtllm-kvfix run -- COMMAND` starts a server with them, `trtllm-kvfix enable` installs a hook"
+            if hook == "none"
+            else "TRTLLM_KVFIX_ENABLED is false; set it to true"
         )
-        return f"fix {status.id} is needed ({status.reason}) and nothing brings it here: {way}"
-    return None
+        found.append(f"{len(unhooked)} fixes are needed and no hook is active ({', '.join(unhooked)}): {way}")
+    return found
 
 
 def trial(fix: Fix) -> str | None:
