@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.overlay import carry, launch, server_config, start_gate, workers
+from trtllm_kvfix.overlay import carry, flight_dump, launch, server_config, start_gate, workers
 from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load
 
-active = Activation(ALL, (server_config, start_gate, workers))
+active = Activation(ALL, (server_config, start_gate, flight_dump, workers))
 
 
 def begin() -> None:

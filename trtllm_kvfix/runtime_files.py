@@ -38,10 +38,10 @@ def replace(folder: Path, name: str, entry: dict[str, Any]) -> Path:
     """Write this process's file of that name, whole or not at all; it goes when the process ends."""
     file = folder / name
     draft = folder / f"{name}.{threading.get_native_id()}.part"  # of this writer alone
-    _prepare(folder)
+    prepare(folder)
     draft.write_text(json.dumps(entry))
     draft.replace(file)
-    _forget_at_exit(file, os.getpid())
+    forget_at_exit(file)
     return file
 
 
@@ -60,6 +60,18 @@ def live(folder: Path, suffix: str, format_number: int) -> Iterator[dict[str, An
             file.unlink(missing_ok=True)
 
 
+def keep_newest_of_ended(folder: Path, suffix: str, count_max: int) -> None:
+    """Files named by process that nobody has removed; those of living processes stay."""
+    ended = [file for file in folder.glob(f"*{suffix}") if process_start(_pid_of(file, suffix)) is None]
+    for file in sorted(ended, key=lambda each: each.stat().st_mtime, reverse=True)[count_max:]:
+        file.unlink(missing_ok=True)
+
+
+def _pid_of(file: Path, suffix: str) -> int:
+    number = file.name.removesuffix(suffix)
+    return int(number) if number.isdecimal() else 0
+
+
 def process_start(pid: int) -> int | None:
     """When the process started, in clock ticks since boot, or None when there is none of that number."""
     try:
@@ -69,7 +81,7 @@ def process_start(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
-def _prepare(folder: Path) -> None:
+def prepare(folder: Path) -> None:
     """A folder in a place where others write, too, must be this user's alone: what is in it stops starts."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(folder):
@@ -82,6 +94,11 @@ def _prepare(folder: Path) -> None:
 def _is_ours(folder: Path) -> bool:
     found = folder.lstat()  # a link is somebody's way of choosing where we write
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o022
+
+
+def forget_at_exit(file: Path) -> None:
+    """When this process ends in order. One that is killed leaves its files."""
+    _forget_at_exit(file, os.getpid())
 
 
 @functools.cache

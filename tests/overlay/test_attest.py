@@ -193,3 +193,24 @@ py_executor.PyExecutor().start_worker()
     done = python(small, code)
     assert done.stdout.splitlines() == ["ApplyError", "['upstream', 'upstream']"]
     assert done.stderr.rstrip().endswith("kvfix.fixes.nixl-listener: off starts without it")
+
+
+def test_a_loop_that_fails_leaves_its_flight_record_and_its_exception(small: Path) -> None:
+    code = """
+import small_fixes, trtllm_kvfix
+trtllm_kvfix.enable()
+from tensorrt_llm._torch.pyexecutor.py_executor import PyExecutor
+executor = PyExecutor()
+executor.start_worker()
+try:
+    executor._event_loop_wrapper()
+except KeyError as error:
+    print("raised", error)
+"""
+    done = python(small, code)
+    assert done.stdout == "raised 'gone'\n", done.stderr
+    (file,) = (small / "run").glob("*.flight.json")
+    record = json.loads(file.read_text())
+    assert record["why"] == "KeyError: 'gone'"
+    assert [entry["kind"] for entry in record["entries"]] == ["engine started", "loop failed"]
+    assert not list((small / "run").glob("*.flight")), "the process ended in order"

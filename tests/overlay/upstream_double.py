@@ -59,6 +59,9 @@ class PyExecutor:
     def start_worker(self):
         return "started"
 
+    def _event_loop_wrapper(self):
+        raise KeyError("gone")
+
 def record():
     return [*resource_manager.KVCacheManager().prepare_resources(None), resource_manager.helper()]
 """,

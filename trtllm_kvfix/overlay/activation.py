@@ -40,7 +40,9 @@ class Activation:
         self.on = False
         self.job = ""  # the same in every process of one start
         self.started = False  # an engine
-        self._participants = {each.TRIGGER: each for each in participants}
+        self._participants: dict[str, list[Participant]] = {}
+        for each in participants:
+            self._participants.setdefault(each.TRIGGER, []).append(each)
         self._said = ""  # the last line in the log about what is on
         self._lock = threading.RLock()
         fuse.watch(self._fault_seen)
@@ -99,7 +101,7 @@ class Activation:
             log.info("%s", line)
 
     def _take_part(self, name: str) -> None:
-        parts.install(name, self._participants[name].replacements(self))
+        parts.install(name, [made for each in self._participants[name] for made in each.replacements(self)])
 
     def _apply(self) -> None:
         before = self.registry.report().applied

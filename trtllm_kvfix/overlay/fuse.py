@@ -18,7 +18,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.metrics import counters, flight
 
 log = logging.getLogger("trtllm_kvfix")
 
@@ -46,6 +46,7 @@ class Fuse:
             if is_first:
                 self.first_error = f"{type(error).__name__}: {error}"[:300]
         counters.fix_faults.add(1, self.fix_id)
+        flight.note(flight.FAULT, self.in_a_row, text=self.fix_id)
         if is_first:
             log.error(
                 "fix %s failed in its own code; the safe fallback was taken and the server goes on. This is said once",
@@ -62,6 +63,7 @@ class Fuse:
             if self.blown:
                 return
             self.blown = True
+        flight.note(flight.STOOD_DOWN, self.faults, text=self.fix_id)
         log.error("fix %s stands down in this process: %s", self.fix_id, why)
         _changed()
 

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from trtllm_kvfix import runtime_files
 from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.metrics.exporter import serve
 from trtllm_kvfix.overlay import agreement, attest, parts
 from trtllm_kvfix.overlay.fix import Replacement, Seam
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trtllm_kvfix")
 
 TRIGGER = PY_EXECUTOR
+FLIGHT_RECORDS_MAX = 16  # of processes that have been killed
 METHODS = ("PyExecutor.start_worker", "PyExecutor.__init__")  # the second where the first is not there
 
 
@@ -46,6 +49,7 @@ def pass_gate(active: "Activation") -> None:
     """Attest, compare, serve metrics, say what is on. Raises where this rank must not start."""
     report = active.registry.apply(active.settings, at_last=True)  # again, should an import have swallowed a failure
     active.started = True
+    _keep_flight_record(active)
     mine = active.attestation(refusal=_served_metrics(active))
     if mine.aliases:
         log.warning("still the originals, because they were taken before the fixes came: %s", ", ".join(mine.aliases))
@@ -55,6 +59,18 @@ def pass_gate(active: "Activation") -> None:
     if mine.refusal:
         raise SettingsError(mine.refusal)
     active.say(f"rank {mine.rank} of {mine.world_size}, variant {mine.variant}; {report.line()}")
+
+
+def _keep_flight_record(active: "Activation") -> None:
+    """Where `status --dump` finds it, also when this process has been killed."""
+    try:
+        folder = folder_of(active.settings)
+        runtime_files.prepare(folder)
+        runtime_files.keep_newest_of_ended(folder, flight.SUFFIX, FLIGHT_RECORDS_MAX)
+        runtime_files.forget_at_exit(flight.recorder().keep_in(folder))
+    except (OSError, KvfixError) as error:
+        log.warning("no flight record is kept: %s", error)
+    flight.note(flight.STARTED, *agreement.rank_and_size())
 
 
 def _compare(active: "Activation", mine: attest.Attestation) -> None:

@@ -1,24 +1,30 @@
 """`trtllm-kvfix status`: what runs in the processes of this user, from what they have attested."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.overlay.attest import live
-from trtllm_kvfix.runtime_files import folder_of
+from trtllm_kvfix.runtime_files import folder_of, process_start
 from trtllm_kvfix.settings import load
 from trtllm_kvfix.sizes import bytes_text
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the attestations as one JSON list.")
-def status(as_json: bool) -> None:
+@click.option("--dump", is_flag=True, help="Print the flight records: the last decisions of each process, as JSON.")
+def status(as_json: bool, dump: bool) -> None:
     """Say which fixes run in this user's processes, rank by rank, and how their host tiers do."""
     folder = folder_of(load())
+    if dump:
+        click.echo(json.dumps(flight_records(folder), indent=1))
+        return
     entries, tiers = live(folder), tier_report.live(folder)
     if as_json:
         of_process = {tier["pid"]: {"offload": tier} for tier in tiers}
@@ -30,6 +36,20 @@ def status(as_json: bool) -> None:
         click.echo("no process of this user runs TensorRT-LLM with the hook")
     if tiers:
         Console().print(table_of_tiers(tiers))
+
+
+def flight_records(folder: Path) -> list[dict[str, Any]]:
+    """Of every process that has left one: those that run, and those that were killed."""
+    records = []
+    for file in sorted(folder.glob(f"[0-9]*{flight.SUFFIX}")):
+        pid = int(file.name.removesuffix(flight.SUFFIX))
+        try:
+            entries = flight.read(file.read_bytes())
+        except (OSError, ValueError) as error:
+            records.append({"pid": pid, "error": str(error)})
+            continue
+        records.append({"pid": pid, "runs": process_start(pid) is not None, "entries": entries})
+    return records
 
 
 def table(entries: list[dict[str, Any]]) -> Table:

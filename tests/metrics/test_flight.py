@@ -1,0 +1,116 @@
+"""The flight recorder: the last decisions of a process, also of one that was killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.overlay.upstream_double import environment
+from trtllm_kvfix import runtime_files
+from trtllm_kvfix.metrics import flight
+
+
+def test_notes_come_back_in_order_with_their_names() -> None:
+    recorder = flight.Recorder()
+    recorder.note(flight.BATCH_CUT, 100, 64, 1, 2)
+    recorder.note(flight.FAULT, 3, text="token-budget")
+    cut, fault = recorder.entries()
+    assert {name: cut[name] for name in ("kind", *flight.BATCH_CUT.fields)} == {
+        "kind": "batch cut",
+        "tokens_before": 100,
+        "tokens_after": 64,
+        "trimmed": 1,
+        "deferred": 2,
+    }
+    assert (fault["kind"], fault["text"], fault["in_a_row"]) == ("fault", "token-budget", 3)
+    assert fault["number"] == 2 and fault["time_ns"] >= cut["time_ns"] and fault["thread"] == threading.get_native_id()
+
+
+def test_the_oldest_make_room_and_a_file_goes_on_where_memory_was(tmp_path: Path) -> None:
+    recorder = flight.Recorder()
+    for number in range(flight.SLOTS - 1):
+        recorder.note(flight.SHIPPED, number)
+    file = recorder.keep_in(tmp_path)
+    for number in range(10):
+        recorder.note(flight.SHIPPED, 1000 + number)
+    rows = [entry["rows"] for entry in flight.read(file.read_bytes())]
+    assert rows == [*range(9, flight.SLOTS - 1), *range(1000, 1010)]
+    assert rows == [entry["rows"] for entry in recorder.entries()]
+
+
+@pytest.mark.parametrize("bad", [("text",), (2**64,), (1.5,), (None,)])
+def test_a_note_that_does_not_fit_harms_nobody(bad: tuple[int, ...]) -> None:
+    recorder = flight.Recorder()
+    recorder.note(flight.SHIPPED, *bad)
+    recorder.note(flight.SHIPPED, 1, 2, 3, 4, 5)
+    recorder.note(flight.LOOP_FAILED, text="\udcff" * 50)
+    assert [entry["kind"] for entry in recorder.entries()] == ["shipped", "loop failed"]
+
+
+def test_what_is_no_record_is_refused() -> None:
+    for ring in (b"", b"KVFIXFR1", bytes(len(flight.MAGIC) + 1)):
+        with pytest.raises(ValueError, match="no flight record"):
+            flight.read(ring)
+
+
+def test_many_threads_note_without_losing_slots() -> None:
+    recorder = flight.Recorder()
+
+    def work(begin: int) -> None:
+        for number in range(flight.SLOTS // 8):
+            recorder.note(flight.SHIPPED, begin + number, text="x" * 24)
+
+    threads = [threading.Thread(target=work, args=(1000 * each,)) for each in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rows = sorted(entry["rows"] for entry in recorder.entries())
+    assert rows == [1000 * each + number for each in range(4) for number in range(flight.SLOTS // 8)]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trtllm_kvfix.metrics import flight
+flight.recorder().keep_in(Path(sys.argv[1]))
+flight.note(flight.SHIPPED, 7, 1)
+if os.fork() == 0:
+    flight.note(flight.SHIPPED, 8, 1)
+    os._exit(0)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_record_outlives_a_kill_and_a_fork_has_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    variables = environment(tmp_path)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False, env=variables)
+    assert done.returncode == -signal.SIGKILL
+    shown = subprocess.run(
+        [sys.executable, "-m", "trtllm_kvfix", "status", "--dump"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=variables,
+    )
+    (record,) = json.loads(shown.stdout)
+    assert record["runs"] is False
+    assert [(entry["kind"], entry["rows"]) for entry in record["entries"]] == [("shipped", 7)]
+
+
+def test_records_of_ended_processes_are_kept_up_to_a_number(tmp_path: Path) -> None:
+    for pid in range(2**22 + 1, 2**22 + 6):  # above the largest that Linux gives
+        (tmp_path / f"{pid}.flight").touch()
+        os.utime(tmp_path / f"{pid}.flight", (pid, pid))
+    (tmp_path / f"{os.getpid()}.flight").touch()
+    runtime_files.keep_newest_of_ended(tmp_path, ".flight", 2)
+    names = {int(path.name.removesuffix(".flight")) for path in tmp_path.iterdir()}
+    assert names == {os.getpid(), 2**22 + 4, 2**22 + 5}

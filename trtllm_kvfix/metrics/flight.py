@@ -1,0 +1,126 @@
+"""A flight recorder: the last 256 decisions of this process, in memory that outlives it.
+
+    flight.note(flight.TRIMMED, request_id, tokens_before, tokens_after)
+
+A note is packed into a slot of a ring, which takes about a microsecond. Once `keep_in` has said where, the ring is a
+file of 20 KB that the kernel writes out whatever becomes of the process, a kill included; `trtllm-kvfix status --dump`
+reads it. Any thread may note. A forked child has a ring of its own.
+"""
+
+import itertools
+import mmap
+import os
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SLOTS = 256
+_SLOT = struct.Struct("<QqQH4q24s")  # number (0: empty), time in ns, thread, kind, four values, a text
+_TEXT_BYTES_MAX = 24
+SUFFIX = ".flight"
+MAGIC = b"KVFIXFR1"
+
+
+class Kind(NamedTuple):
+    number: int
+    name: str
+    fields: tuple[str, ...]  # names of the values
+
+
+FAULT = Kind(1, "fault", ("in_a_row",))  # text: the fix
+STOOD_DOWN = Kind(2, "stood-down", ("faults",))  # text: the fix
+STARTED = Kind(3, "engine started", ("rank", "world_size"))
+LOOP_FAILED = Kind(4, "loop failed", ())  # text: the exception
+BATCH_CUT = Kind(5, "batch cut", ("tokens_before", "tokens_after", "trimmed", "deferred"))
+REORDERED = Kind(6, "admission reordered", ("requests", "tokens_expected"))
+SHIPPED = Kind(7, "shipped", ("rows", "pools"))
+FENCE_WAITED = Kind(8, "fence waited", ("wait_us",))
+HELD_BACK = Kind(9, "store held back", ("request_id", "tokens_left"))
+
+KINDS = {
+    kind.number: kind
+    for kind in (
+        FAULT, STOOD_DOWN, STARTED, LOOP_FAILED, BATCH_CUT, REORDERED, SHIPPED, FENCE_WAITED, HELD_BACK,
+    )
+}  # fmt: skip
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self._memory: bytearray | mmap.mmap = _empty()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()  # around the change of memory; a note that runs beside it may be lost
+
+    def note(self, kind: Kind, *values: int, text: str = "") -> None:
+        """At most four values. Never raises: what is recorded must not disturb what happens."""
+        number = next(self._numbers)
+        four = (*values, 0, 0, 0, 0)[:4]
+        cut = text.encode(errors="replace")[:_TEXT_BYTES_MAX]
+        try:
+            slot = _SLOT.pack(number, time.time_ns(), threading.get_native_id(), kind.number, *four, cut)
+        except struct.error:
+            return
+        at = _offset(number)
+        self._memory[at : at + _SLOT.size] = slot
+
+    def keep_in(self, folder: Path) -> Path:
+        """Go on in a file there; what has been noted so far goes along."""
+        file = folder / f"{os.getpid()}{SUFFIX}"
+        with self._lock:
+            size = len(self._memory)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.ftruncate(descriptor, size)
+                kept = mmap.mmap(descriptor, size)
+            finally:
+                os.close(descriptor)
+            kept[:] = bytes(self._memory)
+            self._memory = kept
+        return file
+
+    def entries(self) -> list[dict[str, Any]]:
+        return read(bytes(self._memory))
+
+
+def read(ring: bytes) -> list[dict[str, Any]]:
+    """The notes of a ring, the oldest first. Raises ValueError for what is no ring."""
+    if len(ring) != len(_empty()) or not ring.startswith(MAGIC):
+        raise ValueError(f"{len(ring)} bytes that begin with {ring[:8]!r} are no flight record of this version")
+    found = []
+    for slot in range(SLOTS):
+        number, time_ns, thread, kind_number, *values, text = _SLOT.unpack_from(ring, len(MAGIC) + slot * _SLOT.size)
+        if number == 0:
+            continue
+        kind = KINDS.get(kind_number, Kind(kind_number, f"kind {kind_number}", ("a", "b", "c", "d")))
+        entry = {"number": number, "time_ns": time_ns, "thread": thread, "kind": kind.name}
+        if text.rstrip(b"\0"):
+            entry["text"] = text.rstrip(b"\0").decode(errors="replace")
+        found.append(entry | dict(zip(kind.fields, values, strict=False)))
+    return sorted(found, key=lambda entry: entry["number"])
+
+
+def _empty() -> bytearray:
+    return bytearray(MAGIC) + bytearray(SLOTS * _SLOT.size)
+
+
+def _offset(number: int) -> int:
+    return len(MAGIC) + number % SLOTS * _SLOT.size
+
+
+_recorder = Recorder()
+note = _recorder.note
+
+
+def recorder() -> Recorder:
+    """The one of this process."""
+    return _recorder
+
+
+def _forget_the_parents() -> None:
+    _recorder._memory = _empty()
+    _recorder._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_the_parents)
