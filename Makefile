@@ -20,7 +20,7 @@ BUILD_TOOLS := 'cmake>=3.25' 'ninja>=1.11'
 INSTALL := $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
 	--config-settings=build-dir=build/python --config-settings=cmake.define.KVFIX_WERROR=$(WERROR)
 NATIVE_SOURCES := $(shell find cpp cmake -type f -not -path 'cpp/tests/*' -not -path 'cpp/fuzz/*') CMakeLists.txt pyproject.toml
-CPP_SOURCES := $(shell find cpp bench -name '*.h' -o -name '*.cc')
+CPP_SOURCES := $(shell find cpp bench tests/bound -name '*.h' -o -name '*.cc')
 TIDY_SOURCES := $(filter-out cpp/tests/% cpp/fuzz/%,$(wildcard cpp/*/*.cc))
 
 # $(call cpp_build,NAME,OPTIONS,TARGET) configures the C++ side alone in build/NAME and builds TARGET, or everything.
@@ -35,7 +35,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help build verify test test-py test-cpp test-mpi test-nixl test-ray lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help bound build verify test test-py test-cpp test-mpi test-nixl test-ray lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,15 @@ $(VENV)/.dev: $(VENV)/.ready pyproject.toml
 	@$(INSTALL) -e '.[dev,report]'
 	@touch $@ $(VENV)/.built
 
+# The bound classes of upstream, declared as upstream declares them: for tests alone, so no part of the package.
+$(VENV)/.bound: $(VENV)/.ready $(shell find tests/bound -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
+	@echo "building the bound classes for the tests"
+	@cmake -S tests/bound -B build/bound -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+		-DPython_EXECUTABLE=$(CURDIR)/$(PY) && cmake --build build/bound -- --quiet
+	@touch $@
+
+bound: $(VENV)/.bound  ## build upstream's bound classes as the tests declare them
+
 build: $(VENV)/.built  ## build the extension and install the package into .venv, editable
 
 verify: build  ## admission, both ways; then each hazard beside its fix, on a GPU or a simulated device
@@ -65,7 +74,7 @@ verify: build  ## admission, both ways; then each hazard beside its fix, on a GP
 
 test: test-py test-cpp  ## run all tests; those in C++ where GoogleTest is installed
 
-test-py: build  ## run the Python tests
+test-py: build bound  ## run the Python tests
 	@$(PY) -m pytest
 
 test-cpp: $(VENV)/.ready  ## run the C++ tests; with CI set, GoogleTest must be there

@@ -151,7 +151,7 @@ RULES = [
         includes(r"nanobind/"),
         "#include <nanobind/nanobind.h>",
         "#include <vector>",
-        except_paths=r"cpp/bindings/.*",
+        except_paths=r"(cpp/bindings|tests/bound)/.*",
     ),
     Rule(
         "no paths of one machine",

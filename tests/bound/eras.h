@@ -1,0 +1,55 @@
+// How the eras differ in what they do; how they differ in what they declare is in bind_*.h.
+#pragma once
+
+#include <atomic>
+
+namespace bound {
+
+struct Rules {
+    const char* era;
+    // store_context_blocks stops at the position and includes sliding windows; without it, it stores the whole prompt.
+    bool store_to_position;
+    // store_blocks_for_reuse answers with all pinned ids, a pin takes its block out of the queue, and
+    // unpin_blocks_by_id takes exactly the listed blocks. Without it: one id, its ancestors, blocks stay in the queue.
+    bool list_pins;
+    // One connector query for all windows, under the tree's lock. Without it: one a window, outside the lock.
+    bool one_query;
+    // The capacity pass subtracts blocks in use and writes estimated_reusable_tokens.
+    bool estimates;
+    // A release stores only what was computed, as the repair of spring 2026 does.
+    std::atomic<bool> computed_only{false};
+    // Early 2026 builds of S carry list pins as well.
+    std::atomic<bool> forced_list_pins{false};
+
+    bool pins_by_list() const { return list_pins || forced_list_pins; }
+};
+
+template <int N>
+struct Era {
+    static constexpr int number = N;
+    static constexpr bool is_a = N == 0;
+    static constexpr bool is_s = N == 1;
+    static constexpr bool is_b2 = N == 2;
+    // D carries C's declaration: nobody has read D's own, so this is inferred.
+    static constexpr bool is_late = N >= 3;
+    static Rules rules;
+};
+
+using EraA = Era<0>;
+using EraS = Era<1>;
+using EraB2 = Era<2>;
+using EraC = Era<3>;
+using EraD = Era<4>;
+
+template <>
+inline Rules EraA::rules{"A", false, false, false, false};
+template <>
+inline Rules EraS::rules{"S", false, false, false, false};
+template <>
+inline Rules EraB2::rules{"B2", true, true, true, false};
+template <>
+inline Rules EraC::rules{"C", true, true, true, true};
+template <>
+inline Rules EraD::rules{"D", true, true, true, true};
+
+}  // namespace bound
