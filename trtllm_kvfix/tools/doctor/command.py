@@ -4,6 +4,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 OPTIONAL = ("matplotlib", "mpi4py", "tensorrt_llm", "torch")
 
 
-def examine() -> dict[str, Any]:
-    """The report as plain values. Optional packages are looked up by their metadata; TensorRT-LLM is imported."""
+def examine(source: Path | None = None) -> dict[str, Any]:
+    """The report as plain values. Optional packages are looked up by their metadata. TensorRT-LLM is imported, or read
+    in `source`."""
     report: dict[str, Any] = {
         "package": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -45,21 +47,30 @@ def examine() -> dict[str, Any]:
     from trtllm_kvfix.overlay.registry import Registry  # noqa: PLC0415
     from trtllm_kvfix.settings import load  # noqa: PLC0415
     from trtllm_kvfix.tools.doctor import examine as overlay  # noqa: PLC0415  the fixes need the extension
+    from trtllm_kvfix.tools.doctor.source_tree import SourceTree  # noqa: PLC0415
 
-    report["overlay"] = overlay.examine(load(), Registry(ALL))
+    if source is not None:
+        report["overlay"] = overlay.examine_source(SourceTree(source), load(), Registry(ALL))
+    else:
+        report["overlay"] = overlay.examine(load(), Registry(ALL))
     report["problems"] += report["overlay"].pop("problems")
     return report
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
-def doctor(as_json: bool) -> None:
+@click.option(
+    "--source",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Examine the TensorRT-LLM in this folder without importing it: a checkout, or an unpacked wheel.",
+)
+def doctor(as_json: bool, source: Path | None) -> None:
     """Say what is installed here, and what each fix would do.
 
     Exits with 1 when TensorRT-LLM is not installed here, the native extension is missing or unfit for use, a fix fails
     its self-test, one that this TensorRT-LLM needs is off, or it cannot be told whether one is needed.
     """
-    report = examine()
+    report = examine(source)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
@@ -97,7 +108,8 @@ def show_overlay(console: "Console", overlay: Mapping[str, Any]) -> None:
     if not overlay["installed"]:
         return
     version = overlay["version"] or "of unknown version"
-    console.print(f"TensorRT-LLM {version}, variant {overlay['variant']}; hook: {overlay['hook']}")
+    how = "read, not imported" if overlay["hook"] == "source" else f"hook: {overlay['hook']}"
+    console.print(f"TensorRT-LLM {version}, variant {overlay['variant']}; {how}")
     fixes = Table(box=None)
     for column in ("fix", "setting", "state", "reason", "self-test"):
         fixes.add_column(column, overflow="fold")

@@ -17,6 +17,7 @@ from trtllm_kvfix.overlay.registry import FixStatus, Registry
 from trtllm_kvfix.overlay.upstream import PACKAGE, Upstream, exists
 from trtllm_kvfix.settings import Settings, environment
 from trtllm_kvfix.tools.doctor.buffers import candidates
+from trtllm_kvfix.tools.doctor.source_tree import SourceTree
 
 HOOKED = ("persistent", "run")
 
@@ -61,6 +62,32 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
     return report
 
 
+def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> dict[str, Any]:
+    """The same of a tree that is not imported. What a hook does here says nothing about where the tree will run."""
+    for name in {name for fix in registry.fixes for name in fix.triggers}:
+        tree.module(name)  # what cannot be read is said, also where no probe comes that far
+    statuses = registry.probe(settings, tree).fixes
+    return {
+        "installed": True,
+        "version": tree.version(),
+        "variant": tree.variant(),
+        "hook": "source",
+        "self_tests": {fix.id: trial(fix) or "holds" for fix in registry.fixes},
+        "fixes": [
+            status.as_dict()
+            | {"hazard": fix.hazard, "upstream": list(fix.upstream), "outlook": outlook(status, "source")}
+            for fix, status in zip(registry.fixes, statuses, strict=True)
+        ],
+        "buffers": buffers(str(tree.package / "__init__.py"), registry.fixes, statuses, "run"),
+        "unreadable": tree.unreadable,
+        "problems": [
+            *problems(statuses, "run", forced=settings.force),
+            *(f"fix {status.id} is needed: {status.reason}" for status in statuses if status.missing),
+            *(f"{name} cannot be read: {why}" for name, why in tree.unreadable.items()),
+        ],
+    }
+
+
 def hook_state(settings: Settings) -> str:
     """How the fixes reach a process that is started from here as this one was."""
     if not settings.enabled:
@@ -76,6 +103,8 @@ def outlook(status: FixStatus, hook: str) -> str:
         return status.word
     if status.choice == "off":
         return "needed, switched off"
+    if hook == "source":
+        return "needed, `run` applies it"
     return "needed, will be applied" if hook in HOOKED else "needed, no hook brings it"
 
 
