@@ -28,8 +28,33 @@ class Metadata:
         self.c.copy_(self.waited_for)
         self.d.copy_(self.waited_for, non_blocking=False)
         self.e.copy_(local, non_blocking=True)
+        self.f.copy_(new_tensors_device.lens, non_blocking=True)
+
+    def of_this_call(self):
+        self.host_fresh = torch.empty_like(self.a, device="cpu", pin_memory=True)
+        self.host_fresh[0] = 1
+        self.a.copy_(self.host_fresh, non_blocking=True)
+
+    def of_another_name(self):
+        rows = self.host_rows[:3]
+        again = rows
+        self.a.copy_(again, non_blocking=True)
+        rows = make_rows()
+        self.a.copy_(rows, non_blocking=True)
+
+    def by_a_kernel(self):
+        copy_idx = self.index_mapper.get_copy_index(ids, 1, 1)
+        copy_batch_block_offsets_to_device(self.host_table, dst, copy_idx, self.index_scales, self.kv_offset, 0)
 """
-NAMES = ["prompt_lens_cpu", "host_kv_cache_block_offsets", "host_lens", "host_slots"]
+NAMES = [
+    "prompt_lens_cpu",
+    "host_kv_cache_block_offsets",
+    "host_lens",
+    "host_slots",
+    "host_rows",
+    "host_table",
+    "copy_index",
+]
 
 
 def doctor(folder: Path, *arguments: str, prelude: str = "", **variables: str) -> tuple[dict[str, Any], int]:

@@ -1,13 +1,15 @@
 """Which host buffers of the installed TensorRT-LLM are copied asynchronously while their owner goes on writing them.
 
 Upstream's source is read, not run: every `x.copy_(owner.buffer, non_blocking=True)` ships memory that an object keeps,
-so a later step may refill it before the copy has read it (docs/hazards). Whether one is pinned, and whether something
-else orders its refill, cannot be told from the source: these are candidates, with what guards them.
+so a later step may refill it before the copy has read it (docs/hazards). So does a kernel that is given a mapped table,
+and a local name for either. Memory that the same function has just allocated is nobody else's yet. Whether a buffer is
+pinned, and whether something else orders its refill, cannot be told from the source: these are candidates, with what
+guards them.
 """
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,10 @@ from trtllm_kvfix.overlay.fix import Fix
 
 METHODS = ("copy_", "to", "cuda")
 # Sources that are on the device, by upstream's naming; copies from them do not read host memory.
+# Kernels that read host memory when they run, and what hands out a persistent buffer of its own.
+KERNELS = ("copy_batch_block_offsets_to_device", "block_copy")
+LENDERS = {"get_copy_index": "copy_index"}
+ON_HOST = re.compile(r"host|pinned|_cpu$|^cpu_|copy_index")
 ON_DEVICE = re.compile(r"(_cuda|_device|_gpu|_d)$|^(cuda|device)_|_device_")
 
 
@@ -38,7 +44,7 @@ def candidates(package: Path) -> list[Buffer]:
     found: dict[tuple[str, str], Buffer] = {}
     for file in sorted(package.glob("_torch/**/*.py")):
         text = file.read_text(encoding="utf-8", errors="replace")
-        if "non_blocking=True" not in text:
+        if "non_blocking=True" not in text and not any(kernel in text for kernel in KERNELS):
             continue
         where = file.relative_to(package).as_posix()
         try:
@@ -51,27 +57,71 @@ def candidates(package: Path) -> list[Buffer]:
 
 
 def _shipped(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS):
-            continue
-        if not any(each.arg == "non_blocking" and _is_true(each.value) for each in node.keywords):
-            continue
-        source = node.args[0] if node.func.attr == "copy_" and node.args else node.func.value
-        name = _kept(source)
-        if name is not None and not ON_DEVICE.search(name):
-            yield node.lineno, name
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _shipped_in(function)
 
 
-def _kept(source: ast.expr) -> str | None:
+def _shipped_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
+    fresh: set[str] = set()  # attributes that this function has given memory of their own
+    aliases: dict[str, str] = {}  # local names for buffers that an object keeps
+    for node in _in_order(function):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            _note(node.targets[0], node.value, fresh, aliases)
+        elif isinstance(node, ast.Call):
+            for source in _sources(node):
+                name = _kept(source, aliases)
+                if name is not None and name not in fresh and not ON_DEVICE.search(name):
+                    yield node.lineno, name
+
+
+def _in_order(function: ast.AST) -> list[ast.AST]:
+    """As the text has them; what is nested in another function is that one's."""
+    found: list[ast.AST] = []
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found += [child, *_in_order(child)]
+    return sorted(found, key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
+
+
+def _note(target: ast.expr, value: ast.expr, fresh: set[str], aliases: dict[str, str]) -> None:
+    if isinstance(target, ast.Attribute) and isinstance(value, ast.Call):
+        fresh.add(target.attr)
+    elif isinstance(target, ast.Name):
+        aliases.pop(target.id, None)
+        called = value.func if isinstance(value, ast.Call) else None
+        lent = LENDERS.get(called.attr) if isinstance(called, ast.Attribute) else None
+        name = lent or _kept(value, aliases)
+        if name is not None:
+            aliases[target.id] = name
+
+
+def _sources(call: ast.Call) -> list[ast.expr]:
+    """What of its arguments the device reads after the call has returned."""
+    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if called in KERNELS:
+        return [each for each in call.args if ON_HOST.search(ast.unparse(each)) or isinstance(each, ast.Name)]
+    if called not in METHODS or not isinstance(call.func, ast.Attribute):
+        return []
+    if not any(each.arg == "non_blocking" and _is_true(each.value) for each in call.keywords):
+        return []
+    return [call.args[0] if called == "copy_" and call.args else call.func.value]
+
+
+def _kept(source: ast.expr, aliases: Mapping[str, str]) -> str | None:
     """`self.buffer[rows, :n]` and `metadata.owner.buffer` keep `buffer`; a call in between makes memory of its own."""
     while isinstance(source, ast.Subscript):
         source = source.value
+    if isinstance(source, ast.Name):
+        return aliases.get(source.id)
     if not isinstance(source, ast.Attribute):
         return None
     owner = source.value
     while isinstance(owner, ast.Attribute):
+        if ON_DEVICE.search(owner.attr):
+            return None
         owner = owner.value
-    return source.attr if isinstance(owner, ast.Name) else None
+    return source.attr if isinstance(owner, ast.Name) and not ON_DEVICE.search(owner.id) else None
 
 
 def _is_true(value: ast.expr) -> bool:
