@@ -9,35 +9,11 @@ several steps for one. So an engine that prepares inputs waits for its own last 
 """
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from trtllm_kvfix import native
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.staging import current_place
-
-
-class _Mark:
-    """An event behind the input copies on one stream. Recording it again moves it behind the newer copies as well."""
-
-    def __init__(self, device: native.Device) -> None:
-        self._device = device
-        self._event = device.create_event()
-
-    def record(self, stream: int) -> None:
-        self._device.record(self._event, stream)
-
-    def wait(self) -> float:
-        """Seconds; 0 where the device had passed already."""
-        if self._device.done(self._event):
-            return 0.0
-        begin = time.perf_counter()
-        self._device.wait(self._event)
-        return time.perf_counter() - begin
-
-    def __del__(self) -> None:
-        self._device.destroy_event(self._event)
+from trtllm_kvfix.staging import Mark, current_place
 
 
 class InputFence:
@@ -54,14 +30,14 @@ class InputFence:
         key = (id(engine), place.stream, place.device.name)
         marks = self._marks()
         if key not in marks:
-            marks[key] = _Mark(place.device)
+            marks[key] = Mark(place.device)
         marks[key].record(place.stream)
         self._of_thread.pending[key] = marks[key]
 
     def wait(self, engine: Any = None) -> None:
         """For the last inputs of one engine, or of all."""
         self._marks()
-        pending: dict[Any, _Mark] = self._of_thread.pending
+        pending: dict[Any, Mark] = self._of_thread.pending
         marks = [pending.pop(key) for key in list(pending) if engine is None or key[0] == id(engine)]
         waited_s = sum(mark.wait() for mark in marks)
         if waited_s > 0:
@@ -88,9 +64,9 @@ class InputFence:
 
         return _prepare_and_schedule_batch
 
-    def _marks(self) -> dict[Any, _Mark]:
+    def _marks(self) -> dict[Any, Mark]:
         if not hasattr(self._of_thread, "marks"):
             self._of_thread.marks = {}
             self._of_thread.pending = {}
-        marks: dict[Any, _Mark] = self._of_thread.marks
+        marks: dict[Any, Mark] = self._of_thread.marks
         return marks

@@ -1,0 +1,28 @@
+"""An event behind what one stream has been given: who waits for it may write what was read up to there."""
+
+import time
+
+from trtllm_kvfix import native
+
+
+class Mark:
+    """Recording it again moves it behind the newer work as well. Whoever records it waits for it, in one thread."""
+
+    def __init__(self, device: native.Device) -> None:
+        self._device = device
+        self._event = device.create_event()
+
+    def record(self, stream: int) -> None:
+        self._device.record(self._event, stream)
+
+    def wait(self) -> float:
+        """Seconds; 0 where the device had passed already."""
+        if self._device.done(self._event):
+            return 0.0
+        begin = time.perf_counter()
+        self._device.wait(self._event)
+        return time.perf_counter() - begin
+
+    def __del__(self) -> None:
+        if hasattr(self, "_event"):  # the device may have refused to create it
+            self._device.destroy_event(self._event)
