@@ -585,6 +585,15 @@ class Device:
 
     def copy_batch(self, dst: Any, src: Any, nbytes: Any, order: str, stream: int) -> None: ...
 
+    def capture_copies(self, dst: Any, src: Any, nbytes: Any) -> int:
+        """
+        A graph of these copies. Each launch reads the sources anew, when it executes.
+        """
+
+    def launch_graph(self, graph: int, stream: int) -> None: ...
+
+    def destroy_graph(self, graph: int) -> None: ...
+
     def fill_words(self, address: int, count: int, value: int, stream: int) -> None: ...
 
     def gather_host_rows(self, dst: DeviceArray, table: PinnedArray, copy_index: PinnedArray, rows: int, width: int, scale: Sequence[int], v_offset: Sequence[int], stream: int) -> None:

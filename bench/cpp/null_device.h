@@ -39,6 +39,9 @@ class NullDevice final : public Device {
     void copy_rows(const RowCopy&, StreamHandle) override {}
     void copy_batch(std::span<const CopySpan>, SourceOrder, StreamHandle) override {}
     void launch(const KernelCall&, StreamHandle) override {}
+    GraphHandle capture_copies(std::span<const CopySpan>) override { return {1}; }
+    void launch_graph(GraphHandle, StreamHandle) override {}
+    void destroy_graph(GraphHandle) override {}
     GateHandle close_gate(StreamHandle) override { return {1}; }
     void open_gate(GateHandle) override {}
 

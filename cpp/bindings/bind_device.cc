@@ -147,6 +147,7 @@ void bind_streams(DeviceClass& c) {
 
 void bind_memory(DeviceClass& c) {
     using namespace nb::literals;
+    using Nogil = nb::call_guard<nb::gil_scoped_release>;
     c.def(
          "pinned",
          [](const std::shared_ptr<Device>& d, std::vector<std::size_t> shape, std::string dtype) {
@@ -177,6 +178,20 @@ void bind_memory(DeviceClass& c) {
             },
             "dst"_a, "src"_a, "nbytes"_a, "order"_a, "stream"_a,
             nb::sig("def copy_batch(self, dst: Any, src: Any, nbytes: Any, order: str, stream: int) -> None"))
+        .def(
+            "capture_copies",
+            [](Device& d, nb::handle dst, nb::handle src, nb::handle nbytes) {
+                const auto spans = read_spans(dst, src, nbytes);
+                return without_gil([&] { return d.capture_copies(spans).value; });
+            },
+            "dst"_a, "src"_a, "nbytes"_a, nb::sig("def capture_copies(self, dst: Any, src: Any, nbytes: Any) -> int"),
+            "A graph of these copies. Each launch reads the sources anew, when it executes.")
+        .def(
+            "launch_graph",
+            [](Device& d, std::uintptr_t graph, std::uintptr_t stream) { d.launch_graph({graph}, {stream}); }, Nogil(),
+            "graph"_a, "stream"_a)
+        .def(
+            "destroy_graph", [](Device& d, std::uintptr_t graph) { d.destroy_graph({graph}); }, Nogil(), "graph"_a)
         .def(
             "fill_words",
             [](Device& d, std::uintptr_t address, std::uint64_t count, std::uint32_t value, std::uintptr_t stream) {

@@ -16,6 +16,8 @@ using Stream = struct StreamObject*;
 using Event = struct EventObject*;
 using Module = struct ModuleObject*;
 using Function = struct FunctionObject*;
+using Graph = struct GraphObject*;
+using GraphExec = struct GraphExecObject*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kErrorInvalidValue = 1;
@@ -45,6 +47,7 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1;
 inline constexpr unsigned kRegisterDeviceMap = 2;
+inline constexpr int kCaptureThreadLocal = 1;       // other threads may call whatever they like meanwhile
 inline constexpr unsigned kWaitUntilAtLeast = 0;    // CU_STREAM_WAIT_VALUE_GEQ
 inline constexpr std::uintptr_t kLegacyStream = 1;  // the other name of handle 0
 

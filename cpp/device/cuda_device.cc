@@ -3,6 +3,7 @@
 
 #include "device/cuda_copies.h"
 #include "device/cuda_gates.h"
+#include "device/cuda_graphs.h"
 #include "device/cuda_kernels.h"
 #include "device/cuda_memory.h"
 
@@ -11,6 +12,7 @@ namespace {
 
 cuda::Stream of(StreamHandle stream) { return std::bit_cast<cuda::Stream>(stream.value); }
 cuda::Event of(EventHandle event) { return std::bit_cast<cuda::Event>(event.value); }
+cuda::GraphExec of(GraphHandle graph) { return std::bit_cast<cuda::GraphExec>(graph.value); }
 StreamHandle handle_of(cuda::Stream stream) { return {reinterpret_cast<std::uintptr_t>(stream)}; }
 EventHandle handle_of(cuda::Event event) { return {reinterpret_cast<std::uintptr_t>(event)}; }
 
@@ -106,6 +108,18 @@ class CudaDevice final : public Device {
         copies_.batch(spans, order, of(stream));
     }
     void launch(const KernelCall& call, StreamHandle stream) override { kernels_.launch(call, of(stream)); }
+
+    GraphHandle capture_copies(std::span<const CopySpan> spans) override {
+        return {reinterpret_cast<std::uintptr_t>(cuda::capture_copies(context_, spans))};
+    }
+    void launch_graph(GraphHandle graph, StreamHandle stream) override {
+        const auto current = context_.use();
+        driver_.graph_launch(of(graph), of(stream));
+    }
+    void destroy_graph(GraphHandle graph) override {
+        const auto current = context_.use();
+        driver_.graph_exec_destroy(of(graph));
+    }
 
     GateHandle close_gate(StreamHandle stream) override { return gates_.close(of(stream)); }
     void open_gate(GateHandle gate) override { gates_.open(gate); }

@@ -112,6 +112,13 @@ class Driver {
          Stream>
         copy_batch_12{"cuMemcpyBatchAsync", errors};
 
+    Call<Stream, int> begin_capture{"cuStreamBeginCapture", errors};
+    Call<Stream, Graph*> end_capture{"cuStreamEndCapture", errors};
+    Call<Graph> graph_destroy{"cuGraphDestroy", errors};
+    Call<GraphExec*, Graph, unsigned long long> graph_instantiate{"cuGraphInstantiateWithFlags", errors};
+    Call<GraphExec, Stream> graph_launch{"cuGraphLaunch", errors};
+    Call<GraphExec> graph_exec_destroy{"cuGraphExecDestroy", errors};
+
     Call<Module*, const void*> module_load{"cuModuleLoadData", errors};
     Call<Module> module_unload{"cuModuleUnload", errors};
     Call<Function*, Module, const char*> module_function{"cuModuleGetFunction", errors};

@@ -34,6 +34,9 @@ struct EventHandle {
 struct GateHandle {
     std::uintptr_t value = 0;
 };
+struct GraphHandle {
+    std::uintptr_t value = 0;
+};
 
 // When the sources of a batched copy may be read: only in stream order, or at any time from the call on.
 enum class SourceOrder : std::uint8_t { stream, any };
@@ -100,6 +103,12 @@ class Device : public std::enable_shared_from_this<Device> {
     virtual void copy_rows(const RowCopy& rows, StreamHandle stream) = 0;
     virtual void copy_batch(std::span<const CopySpan> spans, SourceOrder order, StreamHandle stream) = 0;
     virtual void launch(const KernelCall& call, StreamHandle stream) = 0;
+
+    // These copies in this order, captured once and launched often. Each launch reads the sources anew, when it executes:
+    // they belong to the device until an event behind the last launch is done.
+    virtual GraphHandle capture_copies(std::span<const CopySpan> spans) = 0;
+    virtual void launch_graph(GraphHandle graph, StreamHandle stream) = 0;
+    virtual void destroy_graph(GraphHandle graph) = 0;  // launches that are pending still run
 
     // Holds everything enqueued on the stream from now on, until the gate is opened. No timing involved. On a GPU these wait
     // for a held stream: unmapping and unregistering pinned memory, release(), copies from pinned to pinned memory, opening

@@ -185,6 +185,29 @@ void SimDevice::launch(const KernelCall& call, StreamHandle stream) {
     enqueue_work(kernel_name(call), [call](const SimMemory::Access& access) { run_kernel(call, access); }, stream);
 }
 
+GraphHandle SimDevice::capture_copies(std::span<const CopySpan> spans) {
+    require_spans(spans, SimMemory::Access(memory_));
+    const std::lock_guard guard(mutex_);
+    const GraphHandle graph{++handles_};
+    graphs_.emplace(graph.value, std::make_shared<const std::vector<CopySpan>>(spans.begin(), spans.end()));
+    return graph;
+}
+
+void SimDevice::launch_graph(GraphHandle graph, StreamHandle stream) {
+    std::shared_ptr<const std::vector<CopySpan>> spans;
+    {
+        const std::lock_guard guard(mutex_);
+        spans = find_graph(graph);
+    }
+    enqueue_work("launch_graph", [spans](const SimMemory::Access& access) { copy_spans(*spans, access); }, stream);
+}
+
+void SimDevice::destroy_graph(GraphHandle graph) {
+    const std::lock_guard guard(mutex_);
+    find_graph(graph);
+    graphs_.erase(graph.value);  // launches that are pending hold their share
+}
+
 GateHandle SimDevice::close_gate(StreamHandle stream) {
     auto latch = std::make_shared<SimLatch>();
     const std::lock_guard guard(mutex_);
@@ -244,6 +267,14 @@ std::shared_ptr<SimLatch>& SimDevice::find_event(EventHandle event) {
     const auto found = events_.find(event.value);
     if (found == events_.end()) {
         unknown_handle("event", event.value);
+    }
+    return found->second;
+}
+
+std::shared_ptr<const std::vector<CopySpan>>& SimDevice::find_graph(GraphHandle graph) {
+    const auto found = graphs_.find(graph.value);
+    if (found == graphs_.end()) {
+        unknown_handle("graph", graph.value);
     }
     return found->second;
 }

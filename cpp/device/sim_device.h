@@ -16,6 +16,7 @@
 #include <mutex>
 #include <random>
 #include <unordered_map>
+#include <vector>
 
 #include "device/device.h"
 #include "device/sim_memory.h"
@@ -30,8 +31,8 @@ class SimDevice final : public Device {
     // memory is gone. No other call may be in progress.
     ~SimDevice() override;
 
-    // Faults are for tests of what lies above. An operation is a copy, copy_rows, copy_batch or launch; one that fails
-    // has done nothing, and fails when it executes, in its stream.
+    // Faults are for tests of what lies above. An operation is a copy, copy_rows, copy_batch or launch, of a graph, too; one
+    // that fails has done nothing, and fails when it executes, in its stream.
     // The ordinal-th operation enqueued from now on fails, counted over all streams; 1 is the next. One at a time.
     void fail_operation(std::uint64_t ordinal);
     // Every operation that has not begun fails, now and for ever; so do allocations and mappings, at the call.
@@ -67,6 +68,10 @@ class SimDevice final : public Device {
     void copy_batch(std::span<const CopySpan> spans, SourceOrder order, StreamHandle stream) override;
     void launch(const KernelCall& call, StreamHandle stream) override;
 
+    GraphHandle capture_copies(std::span<const CopySpan> spans) override;
+    void launch_graph(GraphHandle graph, StreamHandle stream) override;
+    void destroy_graph(GraphHandle graph) override;
+
     GateHandle close_gate(StreamHandle stream) override;
     void open_gate(GateHandle gate) override;
 
@@ -79,6 +84,7 @@ class SimDevice final : public Device {
     // With mutex_ held.
     std::shared_ptr<SimStream> find_stream(StreamHandle stream);
     std::shared_ptr<SimLatch>& find_event(EventHandle event);
+    std::shared_ptr<const std::vector<CopySpan>>& find_graph(GraphHandle graph);
     bool next_operation_fails();
 
     const std::uint64_t seed_;
@@ -92,6 +98,7 @@ class SimDevice final : public Device {
     std::uint64_t operations_until_fault_ = 0;  // 0: none planned
     std::unordered_map<std::uintptr_t, std::shared_ptr<SimLatch>> events_;  // the latest record; null before the first
     std::unordered_map<std::uintptr_t, std::shared_ptr<SimLatch>> gates_;
+    std::unordered_map<std::uintptr_t, std::shared_ptr<const std::vector<CopySpan>>> graphs_;
     std::unordered_map<std::uintptr_t, std::shared_ptr<SimStream>> streams_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "device/cuda_copies.h"
 #include "device/cuda_gates.h"
+#include "device/cuda_graphs.h"
 #include "device/cuda_kernels.h"
 #include "fake_driver.h"
 

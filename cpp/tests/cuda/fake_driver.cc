@@ -14,6 +14,8 @@ using cuda::Copy2d;
 using cuda::CopyAttributes;
 using cuda::Event;
 using cuda::Function;
+using cuda::Graph;
+using cuda::GraphExec;
 using cuda::kSuccess;
 using cuda::Module;
 using cuda::Result;
@@ -32,6 +34,14 @@ struct FakeEvent {
 std::list<FakeEvent> events;
 
 FakeEvent& of(Event event) { return *reinterpret_cast<FakeEvent*>(event); }
+
+// What was captured, and what is made of it. Kept as the events are.
+using FakeGraph = std::vector<Copied>;
+FakeGraph captured;
+std::list<FakeGraph> graphs;
+
+FakeGraph& of(Graph graph) { return *reinterpret_cast<FakeGraph*>(graph); }
+FakeGraph& of(GraphExec graph) { return *reinterpret_cast<FakeGraph*>(graph); }
 
 void* host(Address address) { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)); }
 
@@ -149,8 +159,14 @@ Result host_device_pointer(Address* address, void* memory, unsigned) {
     return answered("cuMemHostGetDevicePointer", [&] { *address = reinterpret_cast<std::uintptr_t>(memory); });
 }
 
-Result copy(Address dst, Address src, std::size_t bytes, Stream) {
-    return answered("cuMemcpyAsync", [&] { std::memcpy(host(dst), host(src), bytes); });
+Result copy(Address dst, Address src, std::size_t bytes, Stream stream) {
+    return answered("cuMemcpyAsync", [&] {
+        if (current.capturing != nullptr && stream == current.capturing) {
+            captured.push_back({dst, src, bytes});
+        } else {
+            std::memcpy(host(dst), host(src), bytes);
+        }
+    });
 }
 Result copy_2d(const Copy2d* rows, Stream) {
     return answered("cuMemcpy2DAsync", [&] {
@@ -184,6 +200,40 @@ Result copy_batch_12(Address* dst, Address* src, std::size_t* bytes, std::size_t
 Result module_load(Module* module, const void*) {
     return answered("cuModuleLoadData", [&] { new_handle(module); });
 }
+Result begin_capture(Stream stream, int mode) {
+    return answered("cuStreamBeginCapture", [&] {
+        captured.clear();
+        current.capturing = stream;
+        current.capture_mode = mode;
+    });
+}
+Result end_capture(Stream, Graph* graph) {
+    return answered("cuStreamEndCapture", [&] {
+        current.capturing = nullptr;
+        ++current.graphs;
+        *graph = reinterpret_cast<Graph>(&graphs.emplace_back(captured));
+    });
+}
+Result graph_destroy(Graph) {
+    return answered("cuGraphDestroy", [] { --current.graphs; });
+}
+Result graph_instantiate(GraphExec* made, Graph graph, unsigned long long) {
+    return answered("cuGraphInstantiateWithFlags", [&] {
+        ++current.graphs;
+        *made = reinterpret_cast<GraphExec>(&graphs.emplace_back(of(graph)));
+    });
+}
+Result graph_launch(GraphExec graph, Stream) {
+    return answered("cuGraphLaunch", [&] {
+        for (const Copied& one : of(graph)) {
+            std::memcpy(host(one.dst), host(one.src), one.bytes);
+        }
+    });
+}
+Result graph_exec_destroy(GraphExec) {
+    return answered("cuGraphExecDestroy", [] { --current.graphs; });
+}
+
 Result module_unload(Module) { return answer("cuModuleUnload"); }
 Result module_function(Function* function, Module, const char*) {
     return answered("cuModuleGetFunction", [&] { new_handle(function); });
@@ -234,6 +284,12 @@ void* find(const std::string& name, int version) {
         {"cuMemHostGetDevicePointer", as_symbol(host_device_pointer)},
         {"cuMemcpyAsync", as_symbol(copy)},
         {"cuMemcpy2DAsync", as_symbol(copy_2d)},
+        {"cuStreamBeginCapture", as_symbol(begin_capture)},
+        {"cuStreamEndCapture", as_symbol(end_capture)},
+        {"cuGraphDestroy", as_symbol(graph_destroy)},
+        {"cuGraphInstantiateWithFlags", as_symbol(graph_instantiate)},
+        {"cuGraphLaunch", as_symbol(graph_launch)},
+        {"cuGraphExecDestroy", as_symbol(graph_exec_destroy)},
         {"cuModuleLoadData", as_symbol(module_load)},
         {"cuModuleUnload", as_symbol(module_unload)},
         {"cuModuleGetFunction", as_symbol(module_function)},
@@ -258,6 +314,7 @@ State& state() { return current; }
 void reset() {
     current = State();
     events.clear();
+    graphs.clear();
     current_context() = nullptr;
 }
 

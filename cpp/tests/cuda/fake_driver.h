@@ -23,6 +23,12 @@ struct StreamWait {
     bool passed() const { return static_cast<std::int32_t>(*word - value) >= 0; }
 };
 
+struct Copied {
+    cuda::Address dst;
+    cuda::Address src;
+    std::size_t bytes;
+};
+
 struct State {
     // Set by tests.
     int version = cuda::kVersion13_0;
@@ -40,8 +46,11 @@ struct State {
     std::size_t attribute_sets = 0;
     std::size_t first_copy = 99;
     int contexts_retained = 0;
-    int shared_bytes_max = 0;   // that a kernel was allowed
-    unsigned shared_bytes = 0;  // of the last launch
+    int shared_bytes_max = 0;          // that a kernel was allowed
+    unsigned shared_bytes = 0;         // of the last launch
+    cuda::Stream capturing = nullptr;  // the stream whose copies are noted instead of run
+    int capture_mode = -1;
+    std::size_t graphs = 0;  // that exist: what was captured, and what is launched
 
     bool called(const std::string& name) const;
 };

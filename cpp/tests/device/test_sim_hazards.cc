@@ -56,6 +56,54 @@ TEST_F(SimHazardTest, ABufferOfItsOwnIsNotTouched) {
     EXPECT_EQ(corrupt, 0);
 }
 
+// The launch is what is pending here; the address was taken when the graph was captured.
+TEST_F(SimHazardTest, AGraphReadsItsSourcesWhenItRunsNotWhenItWasCapturedOrLaunched) {
+    const Words persistent = pinned(kWords);
+    const Words target = device_words(kWords);
+    const CopySpan span = span_of(target, persistent);
+    const GraphHandle graph = device.capture_copies({&span, 1});
+    for (int i = 0; i < kIterations; ++i) {
+        racy_fill(persistent, i);
+        while_held([&] { device.launch_graph(graph, stream); }, [&] { racy_fill(persistent, 1000 + i); });
+        ASSERT_EQ(values(target), all(kWords, 1000 + i));
+    }
+    device.destroy_graph(graph);
+}
+
+TEST_F(SimHazardTest, WhoWaitsForAnEventBehindTheLaunchMayWriteTheSourcesOfAGraph) {
+    const Words persistent = pinned(kWords);
+    const Words target = device_words(kWords);
+    const CopySpan span = span_of(target, persistent);
+    const GraphHandle graph = device.capture_copies({&span, 1});
+    for (int i = 0; i < kIterations; ++i) {
+        racy_fill(persistent, i);
+        device.launch_graph(graph, stream);
+        device.record(held, stream);
+        device.wait(held);
+        racy_fill(persistent, 1000 + i);
+        device.synchronize(stream);
+        ASSERT_EQ(values(target), all(kWords, i));
+    }
+}
+
+TEST_F(SimHazardTest, AGraphMayBeDestroyedWhileItsLaunchIsPending) {
+    const Words persistent = pinned(kWords);
+    const Words target = device_words(kWords);
+    const CopySpan span = span_of(target, persistent);
+    const GraphHandle graph = device.capture_copies({&span, 1});
+    racy_fill(persistent, 5);
+    while_held([&] { device.launch_graph(graph, stream); }, [&] { device.destroy_graph(graph); });
+    EXPECT_EQ(values(target), all(kWords, 5));
+    EXPECT_CONTAINS(error_of([&] { device.launch_graph(graph, stream); }), "graph " + std::to_string(graph.value));
+    EXPECT_CONTAINS(error_of([&] { device.destroy_graph(graph); }), "already gone");
+}
+
+TEST_F(SimHazardTest, AGraphOfMemoryThatNobodyHasIsRefusedWhenItIsCaptured) {
+    std::int32_t own = 0;
+    const CopySpan span{address_of(&own), address_of(&own), sizeof own};
+    EXPECT_CONTAINS(error_of([&] { device.capture_copies({&span, 1}); }), "copy source");
+}
+
 // A kernel that reads pinned memory: both the table's rows and the copy index are reused in place.
 class SimGatherTest : public SimHazardTest {
   protected:

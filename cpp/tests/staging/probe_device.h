@@ -78,6 +78,9 @@ class ProbeDevice final : public Device {
         }
         sim_.launch(call, stream);
     }
+    GraphHandle capture_copies(std::span<const CopySpan> spans) override { return sim_.capture_copies(spans); }
+    void launch_graph(GraphHandle graph, StreamHandle stream) override { sim_.launch_graph(graph, stream); }
+    void destroy_graph(GraphHandle graph) override { sim_.destroy_graph(graph); }
     GateHandle close_gate(StreamHandle stream) override {
         const GateHandle gate = sim_.close_gate(stream);
         const std::lock_guard guard(mutex_);
