@@ -44,8 +44,8 @@ class Server:
             made.append(self.request(index, tokens, 2 + (index * 5 + seed) % 9))
         return made
 
-    def stall(self, *, draft: bool = False) -> Stall:
-        return Stall(self.pauses, self.tensors, draft=draft)
+    def stall(self, *, draft: bool = False, replay: bool = False) -> Stall:
+        return Stall(self.pauses, self.tensors, draft=draft, replay=replay)
 
     def run(self, requests: list[Any]) -> list[Any]:
         """Until all of them are answered. They reach the loop together."""

@@ -16,22 +16,28 @@ BLOCKED_S = 0.25
 
 
 class Stall:
-    def __init__(self, pauses: ModuleType | Any, tensors: Any, *, draft: bool = False) -> None:
-        """draft: hold the draft model's copies and let the target's pass."""
+    def __init__(self, pauses: ModuleType | Any, tensors: Any, *, draft: bool = False, replay: bool = False) -> None:
+        """draft: hold the draft model's copies and let the target's pass. replay: hold graphs, and let the copies pass
+        that are enqueued before them; what may block the host then stands where it writes the tables of LoRA.
+        """
         self._pauses = pauses
         self._tensors = tensors
         self._gates: deque[int] = deque()
         self._changed = threading.Condition()  # guards what is above and below
-        self._scheduling = False
+        self._between = False  # the two points, where a fence may block the host
         self._stopping = False
         self.held = 0  # steps whose copies were held
+        held = pauses.REPLAY if replay else pauses.FORWARD_DRAFT if draft else pauses.FORWARD
+        before, after = pauses.CALL_SCHEDULE, pauses.BEGIN_SCHEDULE
+        if replay:
+            before, after = pauses.WRITE_LORA, pauses.LORA_WRITTEN
         self._points = [
-            pauses.at(pauses.FORWARD_DRAFT if draft else pauses.FORWARD, self._hold),
+            pauses.at(held, self._hold),
             pauses.at(pauses.WAIT_FOR_SAMPLE, self._let_one_go),
-            pauses.at(pauses.CALL_SCHEDULE, self._calls_schedule),
-            pauses.at(pauses.BEGIN_SCHEDULE, self._begins_schedule),
+            pauses.at(before, self._calls),
+            pauses.at(after, self._begins),
         ]
-        if not draft:
+        if not draft and not replay:
             # Upstream's fence waits for the target's copies alone (surface 2.4, window c).
             self._points.append(pauses.at(pauses.WAIT_FOR_INPUT_COPY, self._let_all_go))
         self._watcher = threading.Thread(target=self._watch, name="stall", daemon=True)
@@ -67,25 +73,25 @@ class Stall:
         while self._gates:
             self._let_one_go()
 
-    def _calls_schedule(self) -> None:
-        self._set_scheduling(True)
+    def _calls(self) -> None:
+        self._set_between(True)
 
-    def _begins_schedule(self) -> None:
-        self._set_scheduling(False)
+    def _begins(self) -> None:
+        self._set_between(False)
 
-    def _set_scheduling(self, scheduling: bool) -> None:
+    def _set_between(self, between: bool) -> None:
         with self._changed:
-            self._scheduling = scheduling
+            self._between = between
             self._changed.notify_all()
 
     def _watch(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._scheduling or self._stopping)
+                self._changed.wait_for(lambda: self._between or self._stopping)
                 if self._stopping:
                     return
-                began = self._changed.wait_for(lambda: not self._scheduling or self._stopping, BLOCKED_S)
+                began = self._changed.wait_for(lambda: not self._between or self._stopping, BLOCKED_S)
             if not began:
                 self._let_all_go()
                 with self._changed:
-                    self._changed.wait_for(lambda: not self._scheduling or self._stopping)
+                    self._changed.wait_for(lambda: not self._between or self._stopping)

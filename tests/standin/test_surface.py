@@ -55,6 +55,7 @@ MODULES = [
     (f"{EXECUTOR}.connectors.kv_cache_connector", "C D F"),
     (f"{TORCH}.attention_backend.trtllm", "A B B2 C D"),
     (f"{TORCH}.attention.backends.trtllm", "F"),
+    (f"{TORCH}.peft.lora.cuda_graph_lora_params", "D F"),
     (f"{BOUND}.kv_cache_manager_v2_utils", "B B2 C D F"),
     ("tensorrt_llm.runtime.kv_cache_manager_v2", "B B2 C D F"),
 ]

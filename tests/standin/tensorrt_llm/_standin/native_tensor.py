@@ -24,6 +24,13 @@ class Home:
     def __init__(self, device: native.Device) -> None:
         self.device = device
         self._pending: deque[tuple[int, Any]] = deque()  # an event, and the memory to keep until it is done
+        self.capturing: list[tuple[int, int, int]] | None = None  # copies that are taken down instead of enqueued
+
+    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
+        if self.capturing is not None:
+            self.capturing.append((dst, src, nbytes))
+        else:
+            self.device.copy(dst, src, nbytes, stream)
 
     def keep_while_pending(self, memory: Any, stream: int) -> None:
         event = self.device.create_event()
@@ -82,7 +89,7 @@ class Tensor:
         for mine, theirs in zip(_runs(self._view, source), _runs(source._view, self), strict=True):
             to = self.data_ptr() + _address(mine) - _address(self._view)
             origin = source.data_ptr() + _address(theirs) - _address(source._view)
-            self.home.device.copy(to, origin, mine.size * WORD_BYTES, stream)
+            self.home.copy(to, origin, mine.size * WORD_BYTES, stream)
         self.home.keep_while_pending((self.memory, source.memory), stream)
         if not non_blocking:
             self.home.device.synchronize(stream)

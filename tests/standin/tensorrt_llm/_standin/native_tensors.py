@@ -1,6 +1,6 @@
 """What stands in for torch's CUDA: streams, events and allocation on a `trtllm_kvfix.native` device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -45,6 +45,18 @@ class NativeEvent:
         self.device.destroy_event(self.handle)
 
 
+class NativeGraph:
+    def __init__(self, device: native.Device, copies: list[tuple[int, int, int]]) -> None:
+        self.device = device
+        self.handle = device.capture_copies(*zip(*copies, strict=True))
+
+    def replay(self) -> None:
+        self.device.launch_graph(self.handle, current_place().stream)
+
+    def __del__(self) -> None:
+        self.device.destroy_graph(self.handle)
+
+
 class NativeTensors:
     def __init__(self, device_name: str) -> None:
         self.device = native.open_device(device_name)
@@ -87,6 +99,15 @@ class NativeTensors:
 
     def event(self) -> NativeEvent:
         return NativeEvent(self.device)
+
+    def capture(self, enqueue: Callable[[], None]) -> NativeGraph:
+        copies: list[tuple[int, int, int]] = []
+        self._home.capturing = copies
+        try:
+            enqueue()
+        finally:
+            self._home.capturing = None
+        return NativeGraph(self.device, copies)
 
     def close_gate(self, stream: Any) -> int:
         return self.device.close_gate(stream.cuda_stream)

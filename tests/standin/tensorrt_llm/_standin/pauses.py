@@ -17,6 +17,10 @@ CALL_SCHEDULE = "call schedule"
 BEGIN_SCHEDULE = "begin schedule"
 # The host is about to wait for the input copies, where upstream does (surface 2.4).
 WAIT_FOR_INPUT_COPY = "wait for input copy"
+# The host is about to enqueue a graph; it is about to write the tables of LoRA that graphs read, and has written them.
+REPLAY = "replay"
+WRITE_LORA = "write lora"
+LORA_WRITTEN = "lora written"
 
 # The unlocked steps of pins (surface 4.4). In the thread that pins: a block was found, and is not counted yet; a count
 # was read, and not written yet. In the executor's: a free block was seen, and not taken yet.

@@ -5,7 +5,7 @@ tests have no torch, so tensors over memory of our own stand in for it; STANDIN_
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -46,6 +46,9 @@ class Tensors(Protocol):
 
     def event(self) -> Any:
         """torch.cuda.Event()"""
+
+    def capture(self, enqueue: Callable[[], None]) -> Any:
+        """torch.cuda.CUDAGraph(), with the copies that `enqueue` makes between memory that stays."""
 
     def close_gate(self, stream: Any) -> int:
         """Holds what is enqueued on the stream from now on, until `open_gate`."""

@@ -1,6 +1,6 @@
 """The real thing: torch on CUDA, with the gather as a few of its kernels over memory that the host owns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,12 @@ class TorchTensors:
 
     def event(self) -> Any:
         return torch.cuda.Event()
+
+    def capture(self, enqueue: Callable[[], None]) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # waits for the device first, so nothing may be held
+            enqueue()
+        return graph
 
     def close_gate(self, stream: Any) -> int:
         return self.device.close_gate(stream.cuda_stream)

@@ -19,7 +19,7 @@ Array = npt.NDArray[np.int32]
 class Corruption(NamedTuple):
     step: int
     request_id: int
-    what: str  # "block offsets", "prompt lens" or "host table"
+    what: str  # "block offsets", "prompt lens", "host table", "lora slots" or "lora weights"
     expected: list[int]
     seen: list[int]
 
@@ -49,11 +49,11 @@ class Witness:
         beams = [1] * metadata.num_contexts + [metadata.beam_width] * metadata.num_generations
         rows = [r for r, width in zip(metadata.request_ids, beams, strict=True) for _ in range(width)]
         truth = manager.standin_truth(metadata.request_ids, beams)
-        self._take("block offsets", rows, np.moveaxis(truth, 1, 0), metadata.kv_cache_block_offsets)
+        self.take("block offsets", rows, np.moveaxis(truth, 1, 0), metadata.kv_cache_block_offsets)
         if hasattr(manager, "pool_block_indices"):
             self._compare_now(metadata, rows, truth)
         lens = np.array(metadata.prompt_lens, np.int32)[:, None]
-        self._take("prompt lens", metadata.request_ids, lens, metadata.prompt_lens_cuda)
+        self.take("prompt lens", metadata.request_ids, lens, metadata.prompt_lens_cuda)
 
     def _compare_now(self, metadata: Any, request_ids: list[int], truth: Array) -> None:
         """Sparse attention reads the host's table at the call (surface 1.7)."""
@@ -63,7 +63,7 @@ class Witness:
         sight = Sight(self.steps, "host table", list(request_ids), expected, indices, None)
         self.corruptions += corrupt_rows(sight, indices)
 
-    def _take(self, what: str, request_ids: list[int], expected: Array, table: Any) -> None:
+    def take(self, what: str, request_ids: list[int], expected: Array, table: Any) -> None:
         seen = tensors().pinned(*table.shape)
         seen.copy_(table, non_blocking=True)
         done = tensors().event()

@@ -61,6 +61,10 @@ class SpeculativeConfig(StrictBaseModel):
     num_extra_kv_tokens: int = 0
 
 
+class LoraConfig(StrictBaseModel):
+    max_loras: int = 8
+
+
 class TorchLlmArgs(BaseModel):
     model: str
     backend: str = "pytorch"
@@ -77,6 +81,7 @@ class TorchLlmArgs(BaseModel):
     kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)
     kv_connector_config: KvCacheConnectorConfig | None = None
     speculative_config: SpeculativeConfig | None = None
+    lora_config: LoraConfig | None = None  # on experts; since D (surface 12)
     env_overrides: dict[str, str] | None = None
     extra_resource_managers: dict[Any, Any] = Field(default_factory=dict)
 
@@ -86,6 +91,7 @@ FIELD_MODELS: dict[str, type[BaseModel]] = {
     "kv_cache_config": KvCacheConfig,
     "kv_connector_config": KvCacheConnectorConfig,
     "speculative_config": SpeculativeConfig,
+    "lora_config": LoraConfig,
 }
 
 

@@ -176,6 +176,8 @@ def make_model_engines(llm_args: Any) -> tuple[Engine, Engine | None]:
     options = {"beam_width": llm_args.max_beam_width, "chunked_prefill": llm_args.enable_chunked_prefill}
     options["architecture"] = llm_args.architecture
     target = engine_class(**sizes, **options)
+    if llm_args.lora_config is not None and isinstance(target, PyTorchModelEngine):
+        target.init_cuda_graph_lora_manager(llm_args.lora_config)
     if llm_args.speculative_config is None:
         return target, None
     draft = engine_class(**sizes, **options)
