@@ -58,6 +58,7 @@ class FixChoices(Section):
     token_budget: Choice = Field(default="auto", alias="token-budget")
     concurrent_pins: Choice = Field(default="auto", alias="concurrent-pins")
     input_copy_fence: Choice = Field(default="auto", alias="input-copy-fence")
+    graph_inputs: Choice = Field(default="auto", alias="graph-inputs")
     nixl_listener: Choice = Field(default="auto", alias="nixl-listener")
 
     def of(self, fix_id: str) -> Literal["auto", "on", "off"]:

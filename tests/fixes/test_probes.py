@@ -23,6 +23,7 @@ EXPECTED = {
     "token-budget":      (N, N, N, N, N, N),
     "concurrent-pins":   (A, A, A, N, A, A),
     "input-copy-fence":  (N, N, N, N, F, F),
+    "graph-inputs":      (A, A, A, A, N, N),
     "nixl-listener":     (A, A, A, A, A, A),  # without NIXL; with it see test_nixl_listener
 }  # fmt: skip
 
@@ -85,6 +86,8 @@ RESOURCES = f"{EXECUTOR}.resource_manager"
 LOOP = f"{EXECUTOR}.py_executor"
 ENGINE = f"{EXECUTOR}.model_engine"
 ATTENTION = "tensorrt_llm._torch.attention_backend.trtllm"
+GRAPHS = f"{EXECUTOR}.cuda_graph_runner"
+LORA = "tensorrt_llm._torch.peft.lora.cuda_graph_lora_params"
 V2 = f"{EXECUTOR}.kv_cache.kv_cache_manager_v2"
 
 MANGLED = [
@@ -100,6 +103,11 @@ MANGLED = [
     ("input-copy-fence", "B", replaced(ENGINE, "PyTorchModelEngine.wait_for_input_copy")),
     ("input-copy-fence", "D", without(ENGINE, "PyTorchModelEngine.wait_for_input_copy")),
     ("input-copy-fence", "B", without(ENGINE, "PyTorchModelEngine._prepare_inputs")),
+    ("graph-inputs", "D", replaced(LORA, "CudaGraphLoraParams.get_moe_slot_inputs")),
+    ("graph-inputs", "D", replaced(LORA, "CudaGraphLoraParams.update_sorted_indices")),
+    ("graph-inputs", "F", without(LORA, "CudaGraphLoraParams.update_weight_pointers")),
+    ("graph-inputs", "D", replaced(GRAPHS, "CUDAGraphRunner.replay")),
+    ("graph-inputs", "F", without(GRAPHS, "CUDAGraphRunner.capture")),
 ]
 
 

@@ -58,6 +58,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any]]] = {
     "token-budget": ("fixes.token_budget.record.fit", unfitted),
     "concurrent-pins": ("fixes.concurrent_pins.mechanism.Turns.guarded", as_it_was),
     "input-copy-fence": ("fixes.input_copy_fence.mechanism.InputFence.wait", lambda *_: None),
+    "graph-inputs": ("fixes.graph_inputs.reads.Reads.wait", lambda *_: None),
     "nixl-listener": ("fixes.nixl_listener.record.without_listener", as_it_was),
 }
 

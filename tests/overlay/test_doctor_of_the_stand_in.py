@@ -62,7 +62,7 @@ def test_a_fix_that_is_off_guards_nothing(tmp_path: Path) -> None:
 def test_a_build_that_nobody_knows_is_a_problem_until_it_is_accepted(tmp_path: Path, launcher: tuple[str, ...]) -> None:
     report, exit_code = doctor(tmp_path, "mangled", *launcher)
     unknown = [each["id"] for each in report["overlay"]["fixes"] if each["state"] == "unknown"]
-    assert len(unknown) == 6 and exit_code == 1
+    assert len(unknown) == 7 and exit_code == 1
     assert report["overlay"]["variant"] == "unknown"
     for fix_id, problem in zip(unknown, report["problems"], strict=True):
         assert problem.startswith(f"fix {fix_id} is not applied, its probe cannot tell: ")

@@ -2,6 +2,7 @@
 
 from trtllm_kvfix.fixes.batched_admission.record import FIX as BATCHED_ADMISSION
 from trtllm_kvfix.fixes.concurrent_pins.record import FIX as CONCURRENT_PINS
+from trtllm_kvfix.fixes.graph_inputs.record import FIX as GRAPH_INPUTS
 from trtllm_kvfix.fixes.input_copy_fence.record import FIX as INPUT_COPY_FENCE
 from trtllm_kvfix.fixes.nixl_listener.record import FIX as NIXL_LISTENER
 from trtllm_kvfix.fixes.staged_offsets_v1.record import FIX as STAGED_OFFSETS_V1
@@ -16,5 +17,6 @@ ALL: tuple[Fix, ...] = (
     TOKEN_BUDGET,
     CONCURRENT_PINS,
     INPUT_COPY_FENCE,
+    GRAPH_INPUTS,
     NIXL_LISTENER,
 )

@@ -66,6 +66,8 @@ ring_wait_seconds = Counter("ring_wait_seconds", "Seconds that shipments waited 
 late_copies = Counter("late_copies", "Early copies that others kept waiting for the GPU's copy engine")
 fence_waits = Counter("fence_waits", "Times that scheduling waited for the input copies of the last step")
 fence_wait_seconds = Counter("fence_wait_seconds", "Seconds that scheduling waited for input copies")
+replay_waits = Counter("replay_waits", "Times that LoRA tables were not written before a CUDA graph had read them")
+replay_wait_seconds = Counter("replay_wait_seconds", "Seconds that LoRA tables waited for CUDA graphs to read them")
 reused_tokens = Counter("reused_tokens", "Prompt tokens that admission found in the cache")
 reuse_lost_tokens = Counter(
     "reuse_lost_tokens", "Prompt tokens that were expected to be in the cache and were evicted before they were claimed"

@@ -1,0 +1,91 @@
+"""Tables of LoRA for experts are written once the last CUDA graph that reads them has run.
+
+A graph holds the addresses of pinned tables and reads them at every replay (H9). Upstream's fence and ours lie in front
+of the replay, so they cover what is copied before it and nothing that it copies itself. Here an event lies behind it,
+and the next step's tables wait for that. The addresses are in the graph, so the tables cannot be staged elsewhere.
+
+Only tables that a graph was handed are waited for: without LoRA on experts, no event is recorded.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from trtllm_kvfix.fixes.graph_inputs.reads import Reads
+from trtllm_kvfix.overlay import fuse as fuses
+
+ID = "graph-inputs"
+
+
+class ReplayFence:
+    """Tables are told apart by the object that owns them, so that engines do not wait for each other."""
+
+    def __init__(self) -> None:
+        self._reads: WeakKeyDictionary[Any, Reads] = WeakKeyDictionary()
+
+    def handing_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `CudaGraphLoraParams.get_moe_slot_inputs`: from now on, a graph may have the tables' addresses.
+
+        It writes, too, and does not wait: a graph is being captured, which forbids it. What it writes is there already,
+        unless the tables are new; then nobody reads them yet.
+        """
+
+        def get_moe_slot_inputs(params: Any, *args: Any, **kwargs: Any) -> Any:
+            tables = original(params, *args, **kwargs)
+            if tables is not None:
+                self._reads.setdefault(params, Reads(fuses.of(ID)))
+            return tables
+
+        return get_moe_slot_inputs
+
+    def replaying(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `CUDAGraphRunner.replay`, on the stream that the graph is enqueued on."""
+
+        def replay(runner: Any, key: Any, current_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(runner, key, current_inputs, *args, **kwargs)
+            finally:
+                self._enqueued(current_inputs)
+
+        return replay
+
+    def capturing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `CUDAGraphRunner.capture`: before it captures, it runs the model, which reads as a replay does."""
+
+        def capture(runner: Any, key: Any, forward_fn: Any, initial_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(runner, key, forward_fn, initial_inputs, *args, **kwargs)
+            finally:
+                self._enqueued(initial_inputs)
+
+        return capture
+
+    def writing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For the methods of `CudaGraphLoraParams` that fill its host tables in place."""
+
+        def write(params: Any, *args: Any, **kwargs: Any) -> Any:
+            reads = self._reads.get(params)
+            if reads is not None:
+                reads.wait()
+            return original(params, *args, **kwargs)
+
+        return write
+
+    def _enqueued(self, inputs: Any) -> None:
+        """Upstream's call has returned, or raised when a part of its work was enqueued already."""
+        try:
+            params = _params_in(inputs)
+            reads = None if params is None else self._reads.get(params)
+        except Exception as error:
+            fuses.of(ID).fault(error)
+            for each in list(self._reads.values()):  # whose tables they were cannot be told
+                each.lose_track()
+            return
+        if reads is not None:
+            reads.mark()
+
+
+def _params_in(inputs: Mapping[str, Any]) -> Any:
+    """The owner of the tables that this step's graph reads, None where the step has no LoRA."""
+    lora_params = inputs.get("lora_params")
+    return lora_params.get("cuda_graph_params") if lora_params else None

@@ -1,0 +1,69 @@
+"""What has been enqueued that reads one set of host tables, and the wait until it has run."""
+
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.staging import Mark, current_place
+
+
+class Reads:
+    """An executor's thread uses it alone; what its engine enqueued in another, while it was built, is awaited as well.
+
+    Where our own code fails, the whole stream is awaited instead: slower, and as safe.
+    """
+
+    def __init__(self, fuse: Fuse) -> None:
+        self._fuse = fuse
+        self._marks: dict[tuple[int, str], Mark] = {}  # by stream and device
+        self._pending: dict[tuple[int, str], Mark] = {}
+        self._is_tracked = True  # False: something may be pending that has no mark
+
+    def mark(self) -> None:
+        """Everything on this thread's stream so far may read the tables."""
+        if self._fuse.blown:
+            return
+        try:
+            place = current_place()
+            key = (place.stream, place.device.name)
+            if key not in self._marks:
+                self._marks[key] = Mark(place.device)
+            self._marks[key].record(place.stream)
+            self._pending[key] = self._marks[key]
+        except Exception as error:
+            self._fuse.fault(error)
+            self.lose_track()
+
+    def lose_track(self) -> None:
+        self._is_tracked = False
+
+    def wait(self) -> None:
+        """The tables may be written when this returns."""
+        if self._is_tracked and not self._fuse.blown:
+            try:
+                waited_s = sum(mark.wait() for mark in self._pending.values())
+            except Exception as error:
+                self._fuse.fault(error)
+            else:
+                self._fuse.in_a_row = 0
+                self._pending.clear()
+                _count(waited_s)
+                return
+        self._drain()
+
+    def _drain(self) -> None:
+        """All that this thread's stream has, without a mark; all of the GPU, by torch, where our device fails, too."""
+        try:
+            place = current_place()
+            place.device.synchronize(place.stream)
+        except Exception as error:
+            self._fuse.fault(error)
+            import torch  # noqa: PLC0415  only where tensors are
+
+            torch.cuda.synchronize()
+        self._pending.clear()
+        self._is_tracked = True
+
+
+def _count(waited_s: float) -> None:
+    if waited_s > 0:
+        counters.replay_waits.add()
+        counters.replay_wait_seconds.add(waited_s)

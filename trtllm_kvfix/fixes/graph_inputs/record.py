@@ -1,0 +1,111 @@
+"""Host tables that a CUDA graph reads at replay are written behind the replay (H9)."""
+
+import inspect
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
+from trtllm_kvfix.fixes.graph_inputs.mechanism import ID, ReplayFence
+from trtllm_kvfix.fixes.trial import Bench, require
+from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
+from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
+from trtllm_kvfix.staging import on_stream
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.settings import FixSettings
+
+TABLES = "CudaGraphLoraParams"
+HAND_OUT = f"{TABLES}.get_moe_slot_inputs"
+ASSIGN, POINT = f"{TABLES}.update_sorted_indices", f"{TABLES}.update_weight_pointers"
+REPLAY, CAPTURE = "CUDAGraphRunner.replay", "CUDAGraphRunner.capture"
+
+# What upstream passes behind `self`: so many by their places, and these by name.
+CALLS: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
+    (LORA_PARAMS, HAND_OUT, 2, ()),
+    (LORA_PARAMS, ASSIGN, 1, ("tokens_per_seq",)),
+    (LORA_PARAMS, POINT, 2, ()),
+    (GRAPH_RUNNER, REPLAY, 1, ("current_inputs",)),
+    (GRAPH_RUNNER, CAPTURE, 2, ("initial_inputs", "enable_spec_decode", "postprocess_fn")),
+)
+
+
+def probe(up: Upstream) -> Answer:
+    if not up.has(LORA_PARAMS, HAND_OUT):
+        return absent("no CUDA graph is handed host tables of LoRA")
+    if not getattr(up.attribute(LORA_PARAMS, TABLES), "__weakrefoffset__", 0):
+        return unknown(f"{TABLES} takes no weak references, so its tables cannot be followed")
+    for module, path, places, names in CALLS:
+        function = up.attribute(module, path)
+        if function is None:
+            return unknown(f"there is no {path}")
+        try:
+            inspect.signature(function).bind(None, *[None] * places, **dict.fromkeys(names))
+        except (TypeError, ValueError) as error:
+            return unknown(f"{path} is not called as it was: {error}")
+    return needed("host tables that a CUDA graph reads are rewritten while its replay may be pending")
+
+
+def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    fence = ReplayFence()
+    return [
+        Replacement(Seam(LORA_PARAMS, HAND_OUT), fence.handing_out),
+        Replacement(Seam(LORA_PARAMS, ASSIGN), fence.writing),
+        Replacement(Seam(LORA_PARAMS, POINT), fence.writing),
+        Replacement(Seam(GRAPH_RUNNER, REPLAY), fence.replaying),
+        Replacement(Seam(GRAPH_RUNNER, CAPTURE), fence.capturing),
+    ]
+
+
+class _Tables:
+    """What a graph is handed; the rest of upstream's class does not matter here."""
+
+
+def self_test() -> None:
+    """A graph whose replay is held finds in its tables what they held when it was launched."""
+    bench, fence, tables = Bench(), ReplayFence(), _Tables()
+    device, stream = bench.device, bench.stream
+    graph = device.capture_copies([bench.output.memory.address], [bench.table.data_ptr()], [bench.table.memory.nbytes])
+    fence.handing_out(lambda _tables: ())(tables)
+    launched, written = threading.Event(), threading.Event()
+
+    def launch(_runner: Any, _key: Any, _inputs: Any) -> None:
+        device.launch_graph(graph, stream)
+        launched.set()
+
+    def write(_tables: Any) -> None:
+        bench.write(2)
+        written.set()
+
+    def loop() -> None:
+        with on_stream(device, stream):
+            fence.replaying(launch)(None, None, {"lora_params": {"cuda_graph_params": tables}})
+            fence.writing(write)(tables)
+
+    expected = bench.write(1)
+    gate = device.close_gate(stream)
+    thread = threading.Thread(target=loop)
+    thread.start()
+    require(launched.wait(timeout=60), "the graph was never launched")
+    early = written.wait(timeout=0.05)
+    device.open_gate(gate)
+    thread.join(timeout=60)
+    device.destroy_graph(graph)
+    require(not early, "the tables were written while a graph was still to read them")
+    require(written.is_set(), "the tables were not written after the graph had read them")
+    require(np.array_equal(bench.arrived(), expected), "the graph read another step's tables")
+
+
+FIX = Fix(
+    id=ID,
+    hazard="H9",
+    title="Tables that a CUDA graph reads are not rewritten before its last replay has ended",
+    upstream=("T#14881",),
+    triggers=(LORA_PARAMS, GRAPH_RUNNER),
+    probe=probe,
+    replacements=replacements,
+    self_test=self_test,
+    expected=in_variants(needed="D F", absent="A B B2 C"),
+)
