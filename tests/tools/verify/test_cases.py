@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from trtllm_kvfix.fixes.graph_inputs.reads import Reads
 from trtllm_kvfix.native import open_device
 from trtllm_kvfix.tools.verify.case import Case
 from trtllm_kvfix.tools.verify.catalogue import CASES, NAMES, select
@@ -75,6 +76,13 @@ def test_a_fix_that_lacks_its_edge_is_seen(case: Case, monkeypatch: pytest.Monke
     assert found.verdict is Verdict.FIX_FAILED
 
 
+def test_a_fix_that_does_not_wait_for_the_graph_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reads, "wait", lambda _: None)
+    found = run_case(open_device("cpu", seed=0), named("graph-inputs"), ITERATIONS, 0, nothing)
+    assert (found.fixed.corrupt, found.fixed.pending) == (ITERATIONS, 0)
+    assert found.verdict is Verdict.FIX_FAILED
+
+
 def test_corrupt_words_are_those_of_the_next_batch() -> None:
     """In V1 the destination of batch A holds batch B, in the first word as in all others."""
     found = run_case(open_device("cpu", seed=0), named("offsets-v1"), 1, 0, nothing)
@@ -93,4 +101,4 @@ def test_kernel_output_scales_pages_and_turns_bad_ones_into_zero() -> None:
 def test_select_keeps_the_order_of_the_catalogue() -> None:
     assert select(()) == list(CASES)
     assert [case.name for case in select(("store-order", "offsets-v1"))] == ["offsets-v1"] * 3 + ["store-order"] * 3
-    assert len(NAMES) == len(set(NAMES)) == 8
+    assert len(NAMES) == len(set(NAMES)) == 9

@@ -4,10 +4,16 @@ import difflib
 from collections.abc import Sequence
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.verify import connector, offsets_v1, offsets_v2, transfer_cases
+from trtllm_kvfix.tools.verify import connector, graph_inputs, offsets_v1, offsets_v2, transfer_cases
 from trtllm_kvfix.tools.verify.case import Case
 
-CASES: tuple[Case, ...] = (*offsets_v1.CASES, *offsets_v2.CASES, *transfer_cases.CASES, *connector.CASES)
+CASES: tuple[Case, ...] = (
+    *offsets_v1.CASES,
+    *offsets_v2.CASES,
+    *graph_inputs.CASES,
+    *transfer_cases.CASES,
+    *connector.CASES,
+)
 NAMES = tuple(dict.fromkeys(case.name for case in CASES))
 
 
