@@ -1,8 +1,8 @@
 """Needs a CUDA GPU, torch, pydantic, and tests/ beside integration/.
 
 The stand-in's executor loop on CUDA with torch's tensors and streams, overlap and a host tier. The device is held in
-front of every step's copies until the host has prepared the next step: corrupt without the overlay, and with it not
-once in 10,000 iterations.
+front of every step's copies, or of its graph, until the host has prepared the next step: corrupt without the overlay,
+and with it not once in 10,000 iterations.
 """
 
 import gc
@@ -18,7 +18,8 @@ pytest.importorskip("pydantic", reason="needs pydantic, for the settings")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from tests.standin import stall  # noqa: E402  nothing of this is there where the module is skipped
+from tests.executor.test_graph_inputs import LORA, for_graphs  # noqa: E402  not there where the module is skipped
+from tests.standin import stall  # noqa: E402
 from tests.standin.fixture import upstream  # noqa: E402
 from tests.standin.serving import Server  # noqa: E402
 from trtllm_kvfix.fixes import ALL  # noqa: E402
@@ -46,6 +47,7 @@ STAGED = [
     pytest.param("F", {**PER_LAYER, **DRAFT}, "staged-offsets-v2", True, id="F-per-layer-draft"),
 ]
 FENCED = ["A", "B", "C"]
+GRAPHS = ["D", "F"]
 
 
 @contextmanager
@@ -80,15 +82,21 @@ def traffic(server: Server) -> Iterator[list[Any]]:
         number += REQUESTS_AT_A_TIME
 
 
-def corruptions(llm_args: dict[str, Any], iterations: int, *, draft: bool = False) -> tuple[int, int, set[str]]:
-    """Steps that ran, steps of which attention saw anything wrong, and what was wrong."""
+def graph_traffic(server: Server) -> Iterator[list[Any]]:
+    return (for_graphs(server, requests) for requests in traffic(server))
+
+
+def corruptions(
+    llm_args: dict[str, Any], iterations: int, *, draft: bool = False, graphs: bool = False
+) -> tuple[int, int, set[str]]:
+    """Steps that ran, steps of which attention or a graph saw anything wrong, and what was wrong."""
     gc.collect()  # giving memory back waits for held streams; loading kernels does too, hence the warm-up
     server = Server(llm_args)
     witness = server.draft_witness if draft else server.witness
     assert witness is not None
-    batches = traffic(server)
+    batches = graph_traffic(server) if graphs else traffic(server)
     server.run(next(batches))
-    with server.stall(draft=draft):
+    with server.stall(draft=draft, replay=graphs):
         while witness.steps < iterations:
             server.run(next(batches))
     server.close()
@@ -119,3 +127,18 @@ def test_with_everything_on_no_buffer_is_corrupt(variant: str, monkeypatch: pyte
         with applied(None):
             steps, corrupt, what = corruptions(llm_args, ITERATIONS)
         assert steps >= ITERATIONS and (corrupt, what) == (0, set())
+
+
+@pytest.mark.parametrize("variant", GRAPHS)
+def test_what_a_real_graph_reads_is_never_another_steps(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch captures the copies. The fix blocks the host behind every held graph, so the stall lets go soon."""
+    monkeypatch.setattr(stall, "BLOCKED_S", 0.001)
+    llm_args = {**LORA, "kv_cache_config": HOST_TIER}
+    with standing_in(variant):
+        _, corrupt, what = corruptions(llm_args, CONTROL_ITERATIONS, graphs=True)
+        assert corrupt > 0 and what == {"lora slots", "lora weights"}
+        with applied("graph-inputs"):
+            steps, corrupt, what = corruptions(llm_args, ITERATIONS, graphs=True)
+        assert steps >= ITERATIONS and (corrupt, what) == (0, set())
+        _, corrupt, _ = corruptions(llm_args, CONTROL_ITERATIONS, graphs=True)
+        assert corrupt > 0

@@ -1,5 +1,7 @@
 """With no overlay, CUDA graphs read another step's tables of LoRA, past upstream's own fence (hazard H9)."""
 
+from typing import Any
+
 import pytest
 
 from tests.standin.fixture import upstream
@@ -10,15 +12,19 @@ REQUESTS, ADAPTERS = 24, 12
 LORA = {"lora_config": {"max_loras": 8}}
 
 
-def serve(server: Server) -> int:
-    """Adapters outnumber slots, so that slots change hands. Returns how many steps had their graph held.
-
-    Prompts are computed elsewhere, so that a request joins a batch without a step for its context, which has no graph.
+def for_graphs(server: Server, requests: list[Any]) -> list[Any]:
+    """Adapters outnumber slots, so that slots change hands. Prompts are computed elsewhere, so that a request joins a
+    batch without a step for its context, which has no graph.
     """
-    requests = server.workload(REQUESTS)
     for request in requests:
         request.lora_task_id = request.request_id % ADAPTERS
         request.state = server.requests.LlmRequestState.DISAGG_GENERATION_INIT
+    return requests
+
+
+def serve(server: Server) -> int:
+    """Returns how many steps had their graph held."""
+    requests = for_graphs(server, server.workload(REQUESTS))
     with server.stall(replay=True) as stall:
         server.serve(requests)
     return stall.held

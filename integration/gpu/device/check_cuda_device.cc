@@ -42,6 +42,7 @@ constexpr Group kGroups[] = {
     {"first-launches", check_first_launches},
     {"copies", check_copies},
     {"gates", check_gates},
+    {"graphs", check_graphs},
     {"kernels", check_kernels},
     {"runtime", check_runtime},
     {"threads", check_threads},

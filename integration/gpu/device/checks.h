@@ -85,6 +85,7 @@ void check_copies(Checks& checks);
 void check_errors(Checks& checks);
 void check_first_launches(Checks& checks);  // of this process: nothing may have been launched before
 void check_gates(Checks& checks);
+void check_graphs(Checks& checks);
 void check_kernels(Checks& checks);
 void check_runtime(Checks& checks);
 void check_threads(Checks& checks);

@@ -11,13 +11,13 @@ cmake --build "$build" --target check_cuda_device measure_cuda_device
 
 failed=0
 # A process each: a group that hangs must not hide the others, and first launches are first.
-for group in first-launches copies gates kernels runtime threads errors; do
+for group in first-launches copies gates graphs kernels runtime threads errors; do
     timeout 40 "$build/bin/check_cuda_device" $group || { echo "BROKEN: $group, exit code $?"; failed=1; }
 done
 if command -v compute-sanitizer >/dev/null; then
     # Not the groups whose calls the driver is meant to refuse or to hold: the tool would count or prolong them.
     timeout 90 compute-sanitizer --tool memcheck --error-exitcode 1 \
-        "$build/bin/check_cuda_device" first-launches copies kernels runtime threads || failed=1
+        "$build/bin/check_cuda_device" first-launches copies graphs kernels runtime threads || failed=1
 else
     echo "compute-sanitizer is not installed: memory accesses were not checked"
 fi

@@ -63,6 +63,7 @@ class TorchTensors:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):  # waits for the device first, so nothing may be held
             enqueue()
+        graph.replay()  # the first one brings it to the device, which may wait for streams that are held
         return graph
 
     def close_gate(self, stream: Any) -> int:
