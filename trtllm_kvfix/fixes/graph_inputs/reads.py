@@ -2,7 +2,7 @@
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.staging import Mark, current_place
+from trtllm_kvfix.staging import Mark, current_place, synchronize_gpu
 
 
 class Reads:
@@ -50,15 +50,13 @@ class Reads:
         self._drain()
 
     def _drain(self) -> None:
-        """All that this thread's stream has, without a mark; all of the GPU, by torch, where our device fails, too."""
+        """Wait for all that this thread's stream has, or where our device fails, too, for all that the GPU has."""
         try:
             place = current_place()
             place.device.synchronize(place.stream)
         except Exception as error:
             self._fuse.fault(error)
-            import torch  # noqa: PLC0415  only where tensors are
-
-            torch.cuda.synchronize()
+            synchronize_gpu()
         self._pending.clear()
         self._is_tracked = True
 
