@@ -6,7 +6,7 @@ from trtllm_kvfix import native
 
 
 class Mark:
-    """Recording it again moves it behind the newer work as well. Whoever records it waits for it, in one thread."""
+    """Recording it again moves it behind the newer work as well. Not for two threads at once."""
 
     def __init__(self, device: native.Device) -> None:
         self._device = device

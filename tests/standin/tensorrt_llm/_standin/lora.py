@@ -1,4 +1,4 @@
-"""LoRA on experts in CUDA graphs: who has which slot, and the experts that read the tables (surface 12)."""
+"""LoRA on experts in CUDA graphs: who has which slot, and the experts that read the tables (surface 8)."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -81,7 +81,7 @@ class TorchLlmArgs(BaseModel):
     kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)
     kv_connector_config: KvCacheConnectorConfig | None = None
     speculative_config: SpeculativeConfig | None = None
-    lora_config: LoraConfig | None = None  # on experts; since D (surface 12)
+    lora_config: LoraConfig | None = None  # on experts; since D (surface 8)
     env_overrides: dict[str, str] | None = None
     extra_resource_managers: dict[Any, Any] = Field(default_factory=dict)
 

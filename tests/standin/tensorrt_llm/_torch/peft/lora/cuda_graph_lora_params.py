@@ -1,4 +1,4 @@
-"""The host tables of LoRA that CUDA graphs read by address at every replay (surface 12)."""
+"""The host tables of LoRA that CUDA graphs read by address at every replay (surface 8)."""
 
 from typing import Any
 
