@@ -1,0 +1,23 @@
+#!/bin/sh
+# Tests and `verify` on a GPU, without the benchmarks of run.sh: after a change of the overlay, the device or staging.
+#   integration/gpu/tests.sh RESULTS_DIR [pytest arguments]
+# Needs what run.sh needs. KVFIX_COMMIT=<hash> names the commit of a tree without its history.
+set -eu
+cd "$(dirname "$0")/../.."
+results=${1:?usage: tests.sh RESULTS_DIR [pytest arguments]}
+shift
+[ $# -gt 0 ] || set -- integration/gpu
+site=$(mktemp -d)
+python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" . \
+  --config-settings=cmake.define.KVFIX_KERNELS=ON
+export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+status=0
+sh integration/gpu/device/run.sh || status=1
+# The checkout must not shadow what was installed.
+cp -r integration bench tests "$site"/
+cd "$site"
+python3 -c 'from trtllm_kvfix import native; print(native.build_info(), native.open_device("cuda").name)'
+python3 -m pytest -q -p no:cacheprovider "$@" || status=1
+python3 -m trtllm_kvfix verify --device cuda --html "$results/verify.html" --json >"$results/verify.json" || status=1
+python3 bench/record_verify.py --results "$results" <"$results/verify.json" || status=1
+exit $status
