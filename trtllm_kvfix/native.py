@@ -52,7 +52,7 @@ try:
 except ImportError as error:
     raise ExtensionMissing(
         f"the native extension of trtllm-kvfix cannot be loaded: {error}; "
-        "in a checkout run `make build`, else reinstall the package for this interpreter"
+        "if it is not there, run `make build` in a checkout, else reinstall the package for this interpreter"
     ) from error
 
 __all__ = [

@@ -117,7 +117,7 @@ using DeviceClass = nb::class_<Device>;
 
 void bind_streams(DeviceClass& c) {
     using namespace nb::literals;
-    using Nogil = nb::call_guard<nb::gil_scoped_release>;
+    using Nogil = nb::call_guard<GilReleased>;
     c.def(
          "create_stream", [](Device& d) { return d.create_stream().value; }, Nogil(),
          "A handle; a torch stream's number does as well.")
@@ -254,7 +254,7 @@ void bind_device(nb::module_& m) {
         .def_prop_ro("has_batched_copy", &Device::has_batched_copy);
     bind_streams(device);
     bind_memory(device);
-    m.def("open_device", &open_device, nb::call_guard<nb::gil_scoped_release>(), "name"_a = "auto", "seed"_a = 0,
+    m.def("open_device", &open_device, nb::call_guard<GilReleased>(), "name"_a = "auto", "seed"_a = 0,
           "'cpu' (simulated), 'cuda', 'cuda:N', or 'auto': the first GPU if there is one, else 'cpu'.");
 }
 

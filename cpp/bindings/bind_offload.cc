@@ -21,7 +21,7 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-using Nogil = nb::call_guard<nb::gil_scoped_release>;
+using Nogil = nb::call_guard<GilReleased>;
 
 std::chrono::milliseconds milliseconds(double seconds) {
     return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));

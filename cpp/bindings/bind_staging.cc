@@ -150,10 +150,10 @@ void bind_staging(nb::module_& m) {
         .def("__init__", &init_stager, "device"_a, nb::kw_only(), "layout"_a, "num_pools"_a, "rows_max"_a,
              "blocks_max"_a, "mode"_a = "auto", "slots"_a = 3, "index_scales"_a = nb::none(),
              "kv_offset"_a = nb::none())
-        .def("settle", &OffsetStager::settle, nb::call_guard<nb::gil_scoped_release>(),
+        .def("settle", &OffsetStager::settle, nb::call_guard<GilReleased>(),
              "What was shipped as lent is the caller's again.")
-        .def("stats", &OffsetStager::stats, nb::call_guard<nb::gil_scoped_release>())
-        .def("close", &OffsetStager::close, nb::call_guard<nb::gil_scoped_release>());
+        .def("stats", &OffsetStager::stats, nb::call_guard<GilReleased>())
+        .def("close", &OffsetStager::close, nb::call_guard<GilReleased>());
     nb::class_<OffsetRoute>(m, "OffsetRoute", "From one live table to one destination, which stay where they are.")
         .def("__init__", &init_route, nb::keep_alive<1, 2>(), "stager"_a, "dst_address"_a, "dst_pool_stride"_a,
              "dst_rows"_a, "dst_blocks"_a, "table"_a,
@@ -173,8 +173,8 @@ void bind_staging(nb::module_& m) {
              "after: an event behind the writers of the sources, or the last users of the destinations. before: a "
              "stream that will use the "
              "destinations.")
-        .def("done", &CopyEngine::done, nb::call_guard<nb::gil_scoped_release>(), "transfer"_a)
-        .def("wait", &CopyEngine::wait, nb::call_guard<nb::gil_scoped_release>(), "transfer"_a)
+        .def("done", &CopyEngine::done, nb::call_guard<GilReleased>(), "transfer"_a)
+        .def("wait", &CopyEngine::wait, nb::call_guard<GilReleased>(), "transfer"_a)
         .def_prop_ro("waits", &CopyEngine::waits);
 }
 

@@ -31,9 +31,31 @@ void bind_turn_lock(nanobind::module_& module);
 const char* tier_name(Tier tier);
 std::optional<Tier> tier_from(const std::optional<std::string>& name);
 
+// Gives the GIL away for a scope, as nanobind's guard does, and lives through the interpreter's end. A daemon thread that
+// wants the GIL back then is ended by CPython (before 3.14) with pthread_exit, which unwinds its stack and aborts the
+// process at the first frame that must not throw, of which bindings have many. So the unwinding is stopped here, and the thread
+// stays until the process is gone.
+class GilReleased {
+  public:
+    GilReleased() : state_(PyEval_SaveThread()) {}
+    GilReleased(const GilReleased&) = delete;
+    GilReleased& operator=(const GilReleased&) = delete;
+    ~GilReleased() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {  // pthread_exit's unwinding: to leave this handler would abort
+            stay_for_ever();
+        }
+    }
+
+  private:
+    [[noreturn]] static void stay_for_ever();
+    PyThreadState* state_;
+};
+
 template <class Call>
 auto without_gil(Call&& call) {
-    const nanobind::gil_scoped_release released;
+    const GilReleased released;
     return call();
 }
 

@@ -1,6 +1,8 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
+#include <unistd.h>
+
 #include <map>
 #include <string>
 
@@ -47,6 +49,15 @@ std::map<std::string, std::string> build_info() {
 
 }  // namespace
 
+void kvfix::bindings::GilReleased::stay_for_ever() {
+    for (;;) {
+        pause();
+    }
+}
+
+// NB_MODULE defines the function that Python calls, and the first thing in it is nanobind's: it would point the state that all
+// interpreters share at the one that imports. So it gets another name, and one that looks first stands in its place.
+#define PyInit__core init_in_main_interpreter
 NB_MODULE(_core, m) {
     m.doc() = "The native core of trtllm-kvfix. Import trtllm_kvfix.native instead.";
 #ifdef NDEBUG
@@ -65,4 +76,14 @@ NB_MODULE(_core, m) {
     kvfix::bindings::bind_staging(m);
     kvfix::bindings::bind_offload(m);
     kvfix::bindings::bind_turn_lock(m);
+}
+#undef PyInit__core
+
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_ImportError,
+                        "trtllm_kvfix works in the main interpreter alone, and this is a subinterpreter");
+        return nullptr;
+    }
+    return init_in_main_interpreter();
 }

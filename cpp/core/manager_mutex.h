@@ -1,35 +1,49 @@
 // The one lock of a manager. KVFIX_NO_LOCK compiles it out: only the stress program's negative control is built so.
+//
+// A fork waits until no call is inside any manager, so that the child's copies are whole and can be freed. To use one there is
+// refused: it has its parent's books, but not its cache.
 #pragma once
 
 #include <mutex>
 
+#include "core/home_process.h"
 #include "core/pause_point.h"
 
 namespace kvfix {
 
-#if defined(KVFIX_NO_LOCK)
-struct ManagerMutex {
-    void lock() {}
-    void unlock() {}
-};
-#elif defined(KVFIX_PAUSE_POINTS)
-// Says when a caller finds the lock taken: so a test knows a thread that waits from one that has not come yet.
 class ManagerMutex {
   public:
+    ManagerMutex();
+    ManagerMutex(const ManagerMutex&) = delete;
+    ManagerMutex& operator=(const ManagerMutex&) = delete;
+    ~ManagerMutex();
+
+#if defined(KVFIX_NO_LOCK)
+    void lock() { home_.check("this BlockManager"); }
+    void unlock() {}
+#elif defined(KVFIX_PAUSE_POINTS)
+    // Says when a caller finds the lock taken: so a test knows a thread that waits from one that has not come yet.
     void lock() {
+        home_.check("this BlockManager");
         if (!mutex_.try_lock()) {
             KVFIX_PAUSE("lock.contended");
             mutex_.lock();
         }
     }
     void unlock() { mutex_.unlock(); }
+#else
+    void lock() {
+        home_.check("this BlockManager");
+        mutex_.lock();
+    }
+    void unlock() { mutex_.unlock(); }
+#endif
 
   private:
+    friend struct LocksOfAllManagers;
+    const HomeProcess home_;
     std::mutex mutex_;
 };
-#else
-using ManagerMutex = std::mutex;
-#endif
 
 using ManagerGuard = std::lock_guard<ManagerMutex>;
 

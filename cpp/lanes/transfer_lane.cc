@@ -13,13 +13,17 @@ TransferLane::TransferLane(std::shared_ptr<Device> device, const LaneConfig& con
     : loop_(std::make_shared<LaneLoop>(std::move(device), config)), thread_([loop = loop_] { loop->run(); }) {}
 
 TransferLane::~TransferLane() {
+    if (home_.left()) {
+        thread_.detach();  // it was not copied, and its share keeps the loop as the fork found it
+        return;
+    }
     if (!close(kDestructorLimit) && thread_.joinable()) {
         thread_.detach();
     }
 }
 
 bool TransferLane::close(std::chrono::milliseconds limit) {
-    if (!loop_->stop(limit)) {
+    if (!loop().stop(limit)) {
         return false;
     }
     if (thread_.joinable()) {

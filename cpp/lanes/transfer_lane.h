@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/home_process.h"
 #include "lanes/lane_loop.h"
 
 namespace kvfix {
@@ -26,23 +27,29 @@ class TransferLane {
     TransferLane(std::shared_ptr<Device> device, const LaneConfig& config);
     TransferLane(const TransferLane&) = delete;
     TransferLane& operator=(const TransferLane&) = delete;
-    ~TransferLane();  // closes, within a second
+    ~TransferLane();  // closes, within a second; in a child of its process, where there is no thread, it does nothing
 
     // Never blocks. Memory of the spans belongs to the device until the transfer has ended. Empty where the queue is full, or the
     // lane broken or closed: nothing was taken then.
     std::optional<std::uint64_t> enqueue(std::vector<CopySpan> spans, MarkPtr after) {
-        return loop_->enqueue(std::move(spans), std::move(after));
+        return loop().enqueue(std::move(spans), std::move(after));
     }
     // Each transfer once, in the order of their numbers.
-    std::vector<EndedTransfer> take_ended() { return loop_->take_ended(); }
+    std::vector<EndedTransfer> take_ended() { return loop().take_ended(); }
     // Blocks until the transfer has ended, whether or not that was taken; false after the limit.
-    bool wait(std::uint64_t number, std::chrono::milliseconds limit) { return loop_->wait(number, limit); }
+    bool wait(std::uint64_t number, std::chrono::milliseconds limit) { return loop().wait(number, limit); }
     // What has not begun ends with an error; what has begun is waited for. False: the device did not end it within the limit, and
     // memory that it was given must be kept. The thread goes on alone then.
     bool close(std::chrono::milliseconds limit);
-    LaneStats stats() const { return loop_->stats(); }
+    LaneStats stats() const { return loop().stats(); }
 
   private:
+    LaneLoop& loop() const {
+        home_.check("this TransferLane");
+        return *loop_;
+    }
+
+    const HomeProcess home_;
     std::shared_ptr<LaneLoop> loop_;
     std::thread thread_;
 };

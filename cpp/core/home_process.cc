@@ -1,0 +1,29 @@
+#include "core/home_process.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+
+namespace kvfix {
+namespace {
+
+std::atomic<std::uint64_t> forks_so_far = 0;
+
+void count_fork() { forks_so_far.fetch_add(1, std::memory_order_relaxed); }
+
+[[maybe_unused]] const int kRegistered = pthread_atfork(nullptr, nullptr, &count_fork);
+
+}  // namespace
+
+std::uint64_t forks() noexcept { return forks_so_far.load(std::memory_order_relaxed); }
+
+void HomeProcess::refuse(const char* what) {
+    throw std::runtime_error(std::string(what) + " was made in a parent of this process " + std::to_string(getpid()) +
+                             ": fork() copied its books, not what they are about; make one here, or start processes "
+                             "with spawn");
+}
+
+}  // namespace kvfix

@@ -1,0 +1,52 @@
+#include "core/manager_mutex.h"
+
+#include <pthread.h>
+
+#include <vector>
+
+namespace kvfix {
+
+// Held over a fork. Nobody who holds a manager's lock waits for anything, so this takes no longer than the calls that run.
+struct LocksOfAllManagers {
+    static void hold() {
+        alive_mutex().lock();
+        for (ManagerMutex* each : alive()) {
+            each->mutex_.lock();
+        }
+    }
+    static void let_go() {
+        for (ManagerMutex* each : alive()) {
+            each->mutex_.unlock();
+        }
+        alive_mutex().unlock();
+    }
+
+    // Never destroyed: a thread may end its manager after the process's static objects have gone.
+    static std::mutex& alive_mutex() {
+        static auto& instance = *new std::mutex;
+        return instance;
+    }
+    static std::vector<ManagerMutex*>& alive() {
+        static auto& instance = *new std::vector<ManagerMutex*>;
+        return instance;
+    }
+};
+
+namespace {
+
+[[maybe_unused]] const int kRegistered =
+    pthread_atfork(&LocksOfAllManagers::hold, &LocksOfAllManagers::let_go, &LocksOfAllManagers::let_go);
+
+}  // namespace
+
+ManagerMutex::ManagerMutex() {
+    const std::lock_guard guard(LocksOfAllManagers::alive_mutex());
+    LocksOfAllManagers::alive().push_back(this);
+}
+
+ManagerMutex::~ManagerMutex() {
+    const std::lock_guard guard(LocksOfAllManagers::alive_mutex());
+    std::erase(LocksOfAllManagers::alive(), this);
+}
+
+}  // namespace kvfix

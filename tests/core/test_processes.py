@@ -1,0 +1,124 @@
+"""What a process may do to the extension: end while calls run, fork, and import it in another interpreter."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BUSY = """
+import faulthandler, os, signal, threading
+import numpy as np
+from trtllm_kvfix import native
+
+faulthandler.dump_traceback_later(60, exit=True)
+m = native.BlockManager(native.BlockManagerConfig(tokens_per_block=1, blocks_primary=100_000))
+begun = threading.Semaphore(0)
+
+def call():
+    begun.release()
+    while True:
+        m.digest()
+
+for _ in range(4):
+    threading.Thread(target=call, daemon=True).start()
+for _ in range(4):
+    begun.acquire()
+m.digest()  # whoever has begun waits for the lock, or has it
+"""
+
+FORKS = (
+    BUSY
+    + """
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        code = 1
+        try:
+            m.digest()
+        except RuntimeError as error:
+            code = 0 if "made in a parent" in str(error) else 2
+        del m
+        fresh = native.BlockManager(native.BlockManagerConfig(tokens_per_block=1, blocks_primary=4))
+        fresh.check_invariants()
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+m.digest()
+print("served")
+os._exit(0)
+"""
+)
+
+FORKS_WITH_A_LANE = """
+import faulthandler, os, signal
+from trtllm_kvfix import native
+
+faulthandler.dump_traceback_later(60, exit=True)
+lane = native.TransferLane(native.open_device("cpu"), order="any")
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    refused = 0
+    for call in (lane.stats, lane.take_ended, lambda: lane.wait(1, 1.0), lambda: lane.close(1.0)):
+        try:
+            call()
+        except RuntimeError as error:
+            refused += "made in a parent" in str(error)
+    del lane
+    os._exit(0 if refused == 4 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert lane.close(10.0)
+print("served")
+"""
+
+SUBINTERPRETER = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+from trtllm_kvfix import native
+
+inside = '''
+try:
+    from trtllm_kvfix import _core
+except ImportError as error:
+    assert "main interpreter" in str(error), error
+else:
+    raise AssertionError("imported")
+'''
+for _ in range(2):
+    other = interpreters.create()
+    assert interpreters.run_string(other, inside) is None
+    interpreters.destroy(other)
+m = native.BlockManager(native.BlockManagerConfig(tokens_per_block=1, blocks_primary=4))
+m.add_sequence(native.SequenceRequest(1, [1, 2]))
+try:
+    m.add_token(2)
+except native.UnknownRequest:
+    print("served")
+"""
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_process_may_end_while_daemon_threads_are_inside_calls(attempt: int) -> None:
+    ran = run(BUSY)
+    assert (ran.returncode, ran.stderr) == (0, ""), attempt
+
+
+@pytest.mark.parametrize("script", [FORKS, FORKS_WITH_A_LANE], ids=["manager", "lane"])
+def test_a_child_is_refused_what_its_parent_made_and_hangs_nowhere(script: str) -> None:
+    ran = run(script)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "served"), ran.stderr
+
+
+def test_a_subinterpreter_is_refused_and_the_main_one_goes_on() -> None:
+    ran = run(SUBINTERPRETER)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "served"), ran.stderr
