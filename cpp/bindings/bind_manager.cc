@@ -35,8 +35,7 @@ MaybeTokens read_tokens(nb::handle tokens, const char* field) {
 
 RequestPtr request_of(nb::handle item) {
     if (!nb::isinstance<SequenceRequest>(item)) {
-        throw nb::type_error(
-            ("requests: expected SequenceRequest, got " + nb::cast<std::string>(nb::repr(item))).c_str());
+        throw nb::type_error(("requests: expected SequenceRequest, got " + shown(item)).c_str());
     }
     return nb::cast<const SequenceRequest&>(item).request;
 }
@@ -141,10 +140,10 @@ void bind_sequences(ManagerClass& c) {
         .def("add_tokens", &add_tokens, "request_ids"_a, "counts"_a, "tokens"_a = nb::none(),
              nb::sig("def add_tokens(self, request_ids: Any, counts: Any, tokens: Any = None) -> None"),
              "Growth of a whole iteration in one call. All or nothing.")
-        .def("rewind_kv_cache", &BlockManager::rewind_kv_cache, nb::call_guard<nb::gil_scoped_release>(),
-             "request_id"_a, "count"_a, "Takes back the last count grown positions.")
-        .def("store_context_blocks", &BlockManager::store_context_blocks, nb::call_guard<nb::gil_scoped_release>(),
-             "request_id"_a, "tokens_computed"_a,
+        .def("rewind_kv_cache", &BlockManager::rewind_kv_cache, nb::call_guard<GilReleased>(), "request_id"_a,
+             "count"_a, "Takes back the last count grown positions.")
+        .def("store_context_blocks", &BlockManager::store_context_blocks, nb::call_guard<GilReleased>(), "request_id"_a,
+             "tokens_computed"_a,
              "The prompt's first tokens_computed tokens have been computed: their full blocks become reusable.")
         .def("remove_sequence", &remove_sequence, "request_id"_a, nb::kw_only(), "store"_a = true, "pin"_a = false,
              "tokens"_a = nb::none(),
@@ -156,7 +155,7 @@ void bind_sequences(ManagerClass& c) {
 
 void bind_pins(ManagerClass& c) {
     using namespace nb::literals;
-    c.def("pin_blocks", &BlockManager::pin_blocks, nb::call_guard<nb::gil_scoped_release>(), "request_id"_a,
+    c.def("pin_blocks", &BlockManager::pin_blocks, nb::call_guard<GilReleased>(), "request_id"_a,
           "Pins every block that the sequence holds, in primary.")
         .def("pin_blocks_by_id", &pin_blocks_by_id, "ids"_a,
              nb::sig("def pin_blocks_by_id(self, ids: Any) -> list[tuple[int, str]]"),
@@ -191,7 +190,7 @@ void bind_tables(ManagerClass& c) {
 
 void bind_upkeep(ManagerClass& c) {
     using namespace nb::literals;
-    using Nogil = nb::call_guard<nb::gil_scoped_release>;
+    using Nogil = nb::call_guard<GilReleased>;
     c.def("take_transfers", &BlockManager::take_transfers, Nogil(),
           "The copies queued since the last call, in the order in which they must run.")
         .def("complete", &BlockManager::complete, Nogil(), "ticket"_a, "All copies of the ticket have been done.")

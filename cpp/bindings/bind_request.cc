@@ -43,12 +43,24 @@ std::vector<RangeTuple> range_tuples(const Retention& retention) {
     return out;
 }
 
+std::string read_text(nb::handle text, const Field& field) {
+    Py_ssize_t size = 0;
+    const char* utf8 = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+    if (utf8 == nullptr) {
+        PyErr_Clear();
+        throw nb::value_error((field.text() + ": " + shown(text) +
+                               " is not text: a surrogate stands alone (bytes that were decoded? give them as bytes)")
+                                  .c_str());
+    }
+    return {utf8, static_cast<std::size_t>(size)};
+}
+
 Salt read_salt(nb::handle salt, const Field& field) {
     if (salt.is_none()) {
         return std::monostate{};
     }
     if (nb::isinstance<nb::str>(salt)) {
-        return nb::cast<std::string>(salt);
+        return read_text(salt, field);
     }
     if (nb::isinstance<nb::bytes>(salt)) {
         const auto raw = nb::cast<nb::bytes>(salt);
@@ -57,9 +69,7 @@ Salt read_salt(nb::handle salt, const Field& field) {
     }
     std::int64_t number = 0;
     if (PyBool_Check(salt.ptr()) || !nb::try_cast(salt, number)) {
-        throw nb::type_error(
-            (field.text() + ": expected str, bytes or an int of 64 bits, got " + nb::cast<std::string>(nb::repr(salt)))
-                .c_str());
+        throw nb::type_error((field.text() + ": expected str, bytes or an int of 64 bits, got " + shown(salt)).c_str());
     }
     return number;
 }
@@ -69,9 +79,8 @@ std::vector<ExtraKey> read_extra_keys(nb::handle keys, const Field& field) {
     for (const nb::handle key : keys) {
         std::tuple<std::int64_t, std::int64_t, nb::bytes> parts;
         if (!nb::try_cast(key, parts)) {
-            throw nb::type_error((field.text() + ": expected (token_start, token_end, digest bytes), got " +
-                                  nb::cast<std::string>(nb::repr(key)))
-                                     .c_str());
+            throw nb::type_error(
+                (field.text() + ": expected (token_start, token_end, digest bytes), got " + shown(key)).c_str());
         }
         const auto& [begin, end, digest] = parts;
         out.push_back({narrowed<std::uint32_t>(begin, field), narrowed<std::uint32_t>(end, field),

@@ -21,7 +21,7 @@ namespace {
         (field.text() + ": value " + value + " at position " + std::to_string(position) + " is out of range").c_str());
 }
 
-std::string name_of_type(nb::handle object) { return nb::cast<std::string>(nb::str(nb::type_name(object.type()))); }
+std::string name_of_type(nb::handle object) { return nb::type_name(object.type()).c_str(); }
 
 // ------------------------------------------------------------------------------------------------ lists and tuples
 
@@ -40,7 +40,7 @@ T from_python_int(PyObject* item, const Field& field, std::size_t position) {
         }
     }
     PyErr_Clear();
-    out_of_range(field, position, nb::cast<std::string>(nb::repr(nb::handle(item))));
+    out_of_range(field, position, shown(item));
 }
 
 // Anything else that says it is an integer (numpy scalars). Runs the object's own code, so the caller looks again at its list.
@@ -165,9 +165,12 @@ class BufferView {
 
 IntegerArray describe(const BufferView& view, const Field& field) {
     const std::string format = view->format != nullptr ? view->format : "B";
-    if (view->ndim != 1) {
+    if (view->ndim != 1 || view->itemsize <= 0) {
         wrong_type(field, std::to_string(view->ndim) + "-D data");
     }
+    // An exporter may leave both out, asked for or not: ctypes says no strides for an array without gaps.
+    const Py_ssize_t count = view->shape != nullptr ? view->shape[0] : view->len / view->itemsize;
+    const std::ptrdiff_t stride_bytes = view->strides != nullptr ? view->strides[0] : view->itemsize;
     // Native order only: one letter, after '@' or '=' at most.
     const char letter = format.back();
     const bool plain =
@@ -177,14 +180,65 @@ IntegerArray describe(const BufferView& view, const Field& field) {
     if (!plain || (!is_signed && !is_unsigned) || (view->itemsize != 4 && view->itemsize != 8)) {
         wrong_type(field, "items of format '" + format + "'");
     }
-    return {static_cast<const char*>(view->buf), static_cast<std::size_t>(view->shape[0]), view->strides[0],
+    return {static_cast<const char*>(view->buf), static_cast<std::size_t>(count), stride_bytes,
             static_cast<std::size_t>(view->itemsize), is_signed};
 }
 
+// ------------------------------------------------------------------------------------------------ tensors
+
+// The attribute, or nothing where there is none. What else goes wrong in looking it up is the caller's error.
+nb::object find_attribute(nb::handle object, const char* name) {
+    PyObject* found = PyObject_GetAttrString(object.ptr(), name);
+    if (found == nullptr) {
+        if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) {
+            throw nb::python_error();
+        }
+        PyErr_Clear();
+    }
+    return nb::steal(found);
+}
+
+bool is_true(const nb::object& value) {
+    const int truth = PyObject_IsTrue(value.ptr());
+    if (truth < 0) {
+        throw nb::python_error();
+    }
+    return truth != 0;
+}
+
+// Not every exporter knows versions, and a read-only one may export nothing else.
+nb::object dlpack_capsule(const nb::object& exporter) {
+    try {
+        return exporter();
+    } catch (const nb::python_error& error) {
+        if (!error.matches(PyExc_BufferError) && !error.matches(PyExc_TypeError)) {
+            throw;
+        }
+    }
+    using namespace nb::literals;
+    return exporter("max_version"_a = nb::make_tuple(1, 0));
+}
+
+// Called here and not by nanobind, which drops the exporter's errors, a KeyboardInterrupt among them.
+nb::object export_tensor(nb::handle object, const nb::object& exporter, const Field& field) {
+    if (const nb::object is_neg = find_attribute(object, "is_neg"); is_neg.is_valid() && is_true(is_neg())) {
+        wrong_type(field,
+                   "a negative view, whose memory holds the values with the other sign; call resolve_neg() first");
+    }
+    try {
+        return dlpack_capsule(exporter);
+    } catch (const nb::python_error& error) {
+        if (!error.matches(PyExc_BufferError) && !error.matches(PyExc_TypeError)) {
+            throw;
+        }
+        wrong_type(field, "'" + name_of_type(object) + "', which does not export itself: " + shown(error.value()));
+    }
+}
+
 template <class T>
-std::vector<T> read_tensor(nb::handle object, const Field& field) {
+std::vector<T> read_tensor(nb::handle object, const nb::object& exporter, const Field& field) {
     nb::ndarray<nb::ro, nb::device::cpu> tensor;
-    if (!nb::try_cast(object, tensor)) {
+    if (!nb::try_cast(export_tensor(object, exporter, field), tensor)) {
         wrong_type(field, "'" + name_of_type(object) + "' (a tensor must be on the CPU)");
     }
     const nb::dlpack::dtype type = tensor.dtype();
@@ -205,6 +259,20 @@ std::vector<T> read_tensor(nb::handle object, const Field& field) {
 
 }  // namespace
 
+std::string shown(nb::handle object) {
+    const nb::object text = nb::steal(PyObject_Repr(object.ptr()));
+    Py_ssize_t size = 0;
+    const char* utf8 = text.is_valid() ? PyUnicode_AsUTF8AndSize(text.ptr(), &size) : nullptr;
+    if (utf8 != nullptr) {
+        return {utf8, static_cast<std::size_t>(size)};
+    }
+    if (PyErr_ExceptionMatches(PyExc_Exception) == 0) {
+        throw nb::python_error();  // Ctrl-C is not about the object
+    }
+    PyErr_Clear();
+    return PyLong_Check(object.ptr()) ? "(an int of thousands of digits)" : "'" + name_of_type(object) + "'";
+}
+
 template <class T>
 std::vector<T> read_integers(nb::handle object, const Field& field) {
     if (PyList_Check(object.ptr()) || PyTuple_Check(object.ptr())) {
@@ -214,8 +282,8 @@ std::vector<T> read_integers(nb::handle object, const Field& field) {
         const BufferView view(object);
         return read_array<T>(describe(view, field), field);
     }
-    if (nb::hasattr(object, "__dlpack__")) {
-        return read_tensor<T>(object, field);
+    if (const nb::object exporter = find_attribute(object, "__dlpack__"); exporter.is_valid()) {
+        return read_tensor<T>(object, exporter, field);
     }
     wrong_type(field, "'" + name_of_type(object) + "'");
 }

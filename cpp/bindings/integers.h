@@ -21,6 +21,9 @@ struct Field {
     std::string text() const { return request_id ? "request " + std::to_string(*request_id) + ", " + name : name; }
 };
 
+// The object as an error shows it, whatever it is: an integer of thousands of digits has no repr.
+std::string shown(nanobind::handle object);
+
 // Single numbers arrive wide, so that one that does not fit is refused by name and not as an argument of the wrong type.
 template <class T>
 T narrowed(std::int64_t value, const Field& field) {

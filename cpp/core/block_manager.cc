@@ -9,6 +9,8 @@
 namespace kvfix {
 namespace {
 
+constexpr std::int64_t kTimeMaxMs = std::int64_t{1} << 62;
+
 BlockManagerConfig checked(BlockManagerConfig config) {
     check_config(config);
     return config;
@@ -168,6 +170,10 @@ void BlockManager::advance_time(std::int64_t now_ms) {
     if (now_ms < now_ms_) {
         throw std::invalid_argument("now_ms is " + std::to_string(now_ms) + ", before " + std::to_string(now_ms_) +
                                     " given earlier; use a monotonic clock");
+    }
+    if (now_ms > kTimeMaxMs) {
+        throw std::invalid_argument("now_ms is " + std::to_string(now_ms) + ": at most " + std::to_string(kTimeMaxMs) +
+                                    ", so that durations can be added to it");
     }
     now_ms_ = now_ms;
     for (const auto& pool : pools_) {

@@ -16,11 +16,14 @@ void require(bool ok, const char* field, std::uint64_t value, const std::string&
     }
 }
 
-void check_window(const WindowConfig& window, std::uint32_t tokens_per_block) {
+void check_window(const WindowConfig& window, std::uint32_t tokens_per_block, std::uint32_t beam_width_max) {
     const std::uint64_t blocks = std::uint64_t{window.blocks_primary} + window.blocks_host;
     require(window.blocks_primary > 0, "blocks_primary", window.blocks_primary,
             "a window needs at least one primary block");
     require(blocks <= kBlocksMax, "blocks_primary + blocks_host", blocks, "the limit is " + std::to_string(kBlocksMax));
+    require(beam_width_max <= window.blocks_primary, "max_beam_width", beam_width_max,
+            "each beam ends in a block of its own, and a window has " + std::to_string(window.blocks_primary) +
+                " primary blocks");
     if (window.window_size) {
         require(*window.window_size >= tokens_per_block, "window_sizes", *window.window_size,
                 "a window holds at least one block of " + std::to_string(tokens_per_block) + " tokens");
@@ -39,7 +42,7 @@ void check_config(const BlockManagerConfig& config) {
     require(config.hash_bits >= 1 && config.hash_bits <= 64, "hash_bits", config.hash_bits, "1 to 64");
     require(!config.windows.empty(), "window_sizes", 0, "at least one window, or None for full attention");
     for (std::size_t i = 0; i < config.windows.size(); ++i) {
-        check_window(config.windows[i], config.tokens_per_block);
+        check_window(config.windows[i], config.tokens_per_block, config.beam_width_max);
         if (i > 0) {
             const std::uint32_t before = config.windows[i - 1].window_size.value_or(kNone);
             const std::uint32_t size = config.windows[i].window_size.value_or(0);

@@ -53,7 +53,8 @@ BlockManagerConfig make_config(ByteReader& bytes) {
                                   .blocks_primary = bytes.between(1, 28),
                                   .blocks_host = with_host ? bytes.between(1, 16) : 0});
     }
-    config.beam_width_max = bytes.pick(std::array<std::uint32_t, 4>{1, 1, 2, 3});
+    const auto smallest = std::ranges::min(config.windows, {}, &WindowConfig::blocks_primary).blocks_primary;
+    config.beam_width_max = std::min(smallest, bytes.pick(std::array<std::uint32_t, 4>{1, 1, 2, 3}));
     config.block_reuse = !bytes.one_in(16);
     config.partial_reuse = !bytes.one_in(5);
     config.copy_on_partial_reuse = !bytes.one_in(4);

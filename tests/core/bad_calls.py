@@ -64,6 +64,7 @@ BAD_CALLS: dict[str, tuple[Errors, Callable[[Manager], object]]] = {
     "complete, unknown": (ValueError, lambda m: m.complete(UNHEARD)),
     "fail, unknown": (ValueError, lambda m: m.fail(UNHEARD)),
     "time, negative": (ValueError, lambda m: m.advance_time(-1)),
+    "time, too late for durations": (ValueError, lambda m: m.advance_time(2**62 + 1)),
     "stats, unknown": (native.UnknownRequest, lambda m: m.get_request_stats(UNHEARD)),
     "analyze, None": (TypeError, lambda m: m.analyze_prefix_reuse(NOTHING)),
 }

@@ -1,12 +1,14 @@
 """The model's plain values as objects of the extension, and back."""
 
+import ctypes
+
 import numpy as np
 
 from trtllm_kvfix import native
 
 from .model import Config, Request, Retention
 
-CARRIERS = ("list", "tuple", "int32", "int64")
+CARRIERS = ("list", "tuple", "int32", "int64", "ctypes")
 
 
 def native_config(config: Config, events_max: int = 0, hash_bits: int = 64) -> native.BlockManagerConfig:
@@ -32,6 +34,8 @@ def carried(values: list[int] | tuple[int, ...], carrier: str) -> object:
         return list(values)
     if carrier == "tuple":
         return tuple(values)
+    if carrier == "ctypes":
+        return (ctypes.c_int64 * len(values))(*values)  # a buffer that does not say its strides
     return np.array(values, dtype=carrier)
 
 

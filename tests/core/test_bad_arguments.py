@@ -64,6 +64,9 @@ def test_errors_are_typed_and_say_what_they_know() -> None:
         {"blocks_host": {4: -1}, "window_sizes": [4]},
         {"events_max": -1},
         {"max_beam_width": 0},
+        {"max_beam_width": 5},
+        {"max_beam_width": 2**31},
+        {"max_beam_width": 9, "window_sizes": [4, 8], "blocks_primary": {4: 8, 8: 16}},
         {"window_sizes": [8, 4]},
         {"window_sizes": [4, 4]},
         {"window_sizes": [0]},
@@ -116,3 +119,36 @@ def test_retention_that_makes_no_sense_is_refused(ranges: list[tuple[int, int | 
 def test_a_request_that_makes_no_sense_is_refused_by_field(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"request 41, {next(iter(options))}"):
         SequenceRequest(41, [1, 2, 3, 4], **options)  # type: ignore[arg-type]
+
+
+HUGE = 10**5000  # Python refuses to print it
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"salt": HUGE},
+        {"salt": 2**63},
+        {"salt": True},
+        {"salt": 1.5},
+        {"extra_keys": [(HUGE, 2, b"x")]},
+        {"extra_keys": [(1, 2, "x")]},
+    ],
+    ids=lambda options: f"{next(iter(options))} {type(next(iter(options.values()))).__name__}",
+)
+def test_a_value_of_another_kind_is_refused_by_field(options: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match=f"request 41, {next(iter(options))}"):
+        SequenceRequest(41, [1, 2, 3, 4], **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("salt", ["\ud800", "tenant \udcff"])
+def test_a_salt_that_is_not_text_is_refused_by_field(salt: str) -> None:
+    with pytest.raises(ValueError, match=r"request 41, salt: .*surrogate"):
+        SequenceRequest(41, [1], salt=salt)
+
+
+def test_as_many_beams_as_the_smallest_window_has_blocks_are_served() -> None:
+    m = manager(primary=8, window_sizes=[4, 8], max_beam_width=8)
+    m.add_sequence(SequenceRequest(1, [1], beam_width=8))
+    assert m.get_kv_cache_stats().free_num_blocks == 0
+    m.check_invariants()

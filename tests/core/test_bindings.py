@@ -1,7 +1,9 @@
 """Integers come in every form that Python has, are read exactly, and what is refused has changed nothing."""
 
 import array
+import ctypes
 from collections.abc import Callable
+from multiprocessing.sharedctypes import RawArray
 
 import numpy as np
 import pytest
@@ -27,6 +29,33 @@ class DlpackOnly:
 
     def __dlpack_device__(self) -> tuple[object, int]:
         return self.values.__dlpack_device__()
+
+
+class RefusesFirst(DlpackOnly):
+    """An exporter that is content with a question about versions only, as numpy is with read-only arrays."""
+
+    def __dlpack__(self, **options: object) -> object:
+        if "max_version" not in options:
+            raise BufferError("ask for a version")
+        return super().__dlpack__(**options)
+
+
+class NegativeView(DlpackOnly):
+    """As torch's: the memory that it exports holds the values with the other sign."""
+
+    def is_neg(self) -> bool:
+        return True
+
+
+class Fails(DlpackOnly):
+    """What happens in an exporter is the caller's."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__([1])
+        self.error = error
+
+    def __dlpack__(self, **options: object) -> object:
+        raise self.error
 
 
 class Index:
@@ -56,7 +85,11 @@ FORMS: dict[str, Callable[[list[int]], object]] = {
     "array.array long": lambda v: array.array("q", v),
     "memoryview": lambda v: memoryview(array.array("i", v)),
     "memoryview strided": lambda v: memoryview(array.array("i", [x for x in v for _ in range(2)]))[::2],
+    "ctypes array": lambda v: (ctypes.c_int32 * len(v))(*v),
+    "ctypes array long": lambda v: (ctypes.c_uint64 * len(v))(*v),
+    "RawArray": lambda v: RawArray("i", v),
     "dlpack": DlpackOnly,
+    "dlpack versioned": RefusesFirst,
     "dlpack int32": lambda v: DlpackOnly(v, "int32"),
     "dlpack strided": lambda v: DlpackOnly(np.repeat(v, 2)[::2]),
 }
@@ -77,10 +110,17 @@ REFUSED: dict[str, tuple[type[Exception], object]] = {
     "numpy big-endian": (TypeError, np.array([1], dtype=">i4")),
     "numpy 2-D": (TypeError, np.ones((1, 1), dtype=np.int32)),
     "numpy 0-D": (TypeError, np.array(1)),
+    "ctypes float": (TypeError, (ctypes.c_float * 1)(1.0)),
+    "ctypes 2-D": (TypeError, ((ctypes.c_int32 * 1) * 1)()),
+    "ctypes number": (TypeError, ctypes.c_int32(1)),
+    "dlpack negative view": (TypeError, NegativeView([-1])),
+    "dlpack refuses": (TypeError, Fails(BufferError("no"))),
     "dlpack float": (TypeError, DlpackOnly([1.0], "float32")),
     "dlpack 2-D": (TypeError, DlpackOnly([[1]])),
     "too large": (ValueError, [2**31]),
     "far too large": (ValueError, [2**80]),
+    "too large to print": (ValueError, [10**5000]),
+    "too large to print, negative": (ValueError, [-(10**5000)]),
     "negative": (ValueError, [-1]),
     "numpy too large": (ValueError, np.array([2**31])),
     "numpy uint64 too large": (ValueError, np.array([2**64 - 1], dtype=np.uint64)),
@@ -187,6 +227,13 @@ def test_an_error_inside_an_argument_is_the_callers_error() -> None:
     with pytest.raises(LookupError, match="mine"):
         m.add_tokens([Index(1, refuse)], [1])
     assert m.digest() == digest
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), LookupError("mine"), MemoryError()], ids=repr)
+def test_an_error_inside_an_exporter_is_the_callers_error(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught:
+        SequenceRequest(1, Fails(error))
+    assert caught.value is error
 
 
 def test_an_argument_may_call_the_manager_while_it_is_read() -> None:
