@@ -137,12 +137,14 @@ class Cache:
         for number in ids.tolist():
             manager.add_sequence(SequenceRequest(number, prompt(number)[: TOKENS_PER_BLOCK + 1]))
         counts = np.ones(SEQUENCES_GENERATING, np.int64)
+        lengths = np.full(SEQUENCES_GENERATING, TOKENS_PER_BLOCK + 1)
         times: dict[str, list[float]] = {"append": [], "pin": []}
         for sample in range(samples):
             tokens = np.full(SEQUENCES_GENERATING, TOKEN_MIN + sample, np.int32)
             began = perf_counter_ns()
-            manager.add_tokens(ids, counts, tokens)
+            manager.add_tokens(ids, counts, tokens, computed=lengths)
             grown = perf_counter_ns()
+            lengths += counts
             manager.unpin_blocks_by_id(manager.pin_blocks(IDS_GENERATING))
             pinned = perf_counter_ns()
             times["append"].append((grown - began) / 1e3 / SEQUENCES_GENERATING)

@@ -83,10 +83,10 @@ class _Driver:
             store_from = perf_counter_ns()
             self._store(ids, wave.prompts)
             stored = perf_counter_ns()
-            self._generate(ids, wave)
+            lengths = self._generate(ids, wave)
             finish_from = perf_counter_ns()
-            for request_id in ids:
-                self._manager.remove_sequence(request_id)
+            for request_id, length in zip(ids, lengths.tolist(), strict=True):
+                self._manager.remove_sequence(request_id, computed=length)
             finished = perf_counter_ns()
             if wave.timed:
                 reused += sum(admitted.tokens_reused for admitted in admission.admitted)
@@ -111,15 +111,19 @@ class _Driver:
         for request_id, prompt in zip(ids, prompts, strict=True):
             self._manager.store_context_blocks(request_id, len(prompt))
 
-    def _generate(self, ids: list[int], wave: Wave) -> None:
+    def _generate(self, ids: list[int], wave: Wave) -> NDArray[np.int64]:
+        """Returns the sequences' lengths at the end. Whatever a step reserves is computed before the next."""
         columns = np.ascontiguousarray(wave.answers.T)
         id_array, counts = np.array(ids, np.int64), np.ones(len(ids), np.int64)
+        lengths = np.array([len(prompt) for prompt in wave.prompts], np.int64)
         for column in columns:
             began = perf_counter_ns()
-            self._manager.add_tokens(id_array, counts, column)
+            self._manager.add_tokens(id_array, counts, column, computed=lengths)
+            lengths += counts
             if self._two_tiers:
                 self._transfer()
             self._step_ns.append(perf_counter_ns() - began)
+        return lengths
 
     def _transfer(self) -> None:
         self._manager.complete(self._manager.take_transfers().ticket)

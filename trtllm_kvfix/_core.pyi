@@ -416,10 +416,12 @@ class BlockManager:
     def analyze_prefix_reuse(self, request: SequenceRequest) -> PrefixReuse:
         """What admitting the request now would reuse. Changes nothing."""
 
-    def add_token(self, request_id: int, count: int = 1, tokens: Any = None) -> None:
-        """Reserves count more positions; tokens, if given, are their values."""
+    def add_token(self, request_id: int, count: int = 1, tokens: Any = None, *, computed: int | None = None) -> None:
+        """
+        Reserves count more positions; tokens, if given, are their values. computed: leading positions, of those before the call, whose values are in the cache by now.
+        """
 
-    def add_tokens(self, request_ids: Any, counts: Any, tokens: Any = None) -> None:
+    def add_tokens(self, request_ids: Any, counts: Any, tokens: Any = None, *, computed: Any = None) -> None:
         """Growth of a whole iteration in one call. All or nothing."""
 
     def rewind_kv_cache(self, request_id: int, count: int) -> None:
@@ -430,9 +432,9 @@ class BlockManager:
         The prompt's first tokens_computed tokens have been computed: their full blocks become reusable.
         """
 
-    def remove_sequence(self, request_id: int, *, store: bool = True, pin: bool = False, tokens: Any = None) -> list[int]:
+    def remove_sequence(self, request_id: int, *, store: bool = True, pin: bool = False, tokens: Any = None, computed: int | None = None) -> list[int]:
         """
-        Ends a sequence. tokens: the whole sequence, where growth did not give the values. Returns the pinned ids.
+        Ends a sequence. tokens: the whole sequence, where growth did not give the values. computed: leading positions whose values are in the cache. Returns the pinned ids.
         """
 
     def pin_blocks(self, request_id: int) -> list[int]:

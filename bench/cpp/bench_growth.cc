@@ -1,6 +1,7 @@
 // One generated token for each of many sequences, in one call. The time is of the call; `items` are tokens.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "prompts.h"
@@ -19,13 +20,16 @@ void add_tokens(benchmark::State& state) {
     for (const RequestId id : ids) manager.add_sequence(request(id, prompt(id, kTokensPerBlock)));
     const std::vector<std::uint32_t> counts(sequences, 1);
     const std::vector<TokenId> tokens(sequences, 1000);
+    std::vector<std::uint32_t> computed(sequences, kTokensPerBlock);
     std::uint32_t step = 0;
     for (auto _ : state) {
-        manager.add_tokens(ids, counts, tokens);
+        manager.add_tokens(ids, counts, tokens, computed);
+        std::ranges::for_each(computed, [](std::uint32_t& length) { ++length; });
         if (++step < kSteps) continue;
         state.PauseTiming();
         for (const RequestId id : ids) manager.rewind_kv_cache(id, kSteps);
         step = 0;
+        std::ranges::fill(computed, kTokensPerBlock);
         state.ResumeTiming();
     }
     state.SetItemsProcessed(state.iterations() * sequences);

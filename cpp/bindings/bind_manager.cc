@@ -21,16 +21,9 @@ namespace {
 
 using Offsets = nb::ndarray<std::int32_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
-// Values read from Python, and the optional span of them that the core takes.
-struct MaybeTokens {
-    std::optional<std::vector<TokenId>> values;
-    std::optional<std::span<const TokenId>> span() const {
-        return values ? std::optional(std::span(*values)) : std::nullopt;
-    }
-};
-
-MaybeTokens read_tokens(nb::handle tokens, const char* field) {
-    return tokens.is_none() ? MaybeTokens{} : MaybeTokens{read_integers<TokenId>(tokens, {field})};
+template <class T>
+std::optional<std::vector<T>> read_optional(nb::handle values, const char* field) {
+    return values.is_none() ? std::nullopt : std::optional(read_integers<T>(values, {field}));
 }
 
 RequestPtr request_of(nb::handle item) {
@@ -49,22 +42,26 @@ BatchAdmission add_sequence_batch(BlockManager& self, nb::handle requests,
     return without_gil([&] { return self.add_sequence_batch(batch, tokens_new_max); });
 }
 
-void add_tokens(BlockManager& self, nb::handle request_ids, nb::handle counts, nb::handle tokens) {
+void add_tokens(BlockManager& self, nb::handle request_ids, nb::handle counts, nb::handle tokens, nb::handle computed) {
     const auto ids = read_integers<RequestId>(request_ids, {"add_tokens, request_ids"});
     const auto more = read_integers<std::uint32_t>(counts, {"add_tokens, counts"});
-    const MaybeTokens values = read_tokens(tokens, "add_tokens, tokens");
-    without_gil([&] { self.add_tokens(ids, more, values.span()); });
+    const auto values = read_optional<TokenId>(tokens, "add_tokens, tokens");
+    const auto done = read_optional<std::uint32_t>(computed, "add_tokens, computed");
+    without_gil([&] { self.add_tokens(ids, more, values, done); });
 }
 
-void add_token(BlockManager& self, RequestId request_id, std::uint32_t count, nb::handle tokens) {
-    const MaybeTokens values = read_tokens(tokens, "add_token, tokens");
-    without_gil([&] { self.add_tokens({&request_id, 1}, {&count, 1}, values.span()); });
+void add_token(BlockManager& self, RequestId request_id, std::uint32_t count, nb::handle tokens,
+               std::optional<std::int64_t> computed) {
+    const auto values = read_optional<TokenId>(tokens, "add_token, tokens");
+    const std::uint32_t done = narrowed<std::uint32_t>(computed.value_or(0), {"computed", request_id});
+    without_gil([&] { self.add_tokens({&request_id, 1}, {&count, 1}, values, {{&done, 1}}); });
 }
 
-std::vector<BlockId> remove_sequence(BlockManager& self, RequestId request_id, bool store, bool pin,
-                                     nb::handle tokens) {
-    const MaybeTokens values = read_tokens(tokens, "remove_sequence, tokens");
-    return without_gil([&] { return self.remove_sequence(request_id, store, pin, values.span()); });
+std::vector<BlockId> remove_sequence(BlockManager& self, RequestId request_id, bool store, bool pin, nb::handle tokens,
+                                     std::optional<std::int64_t> computed) {
+    const auto values = read_optional<TokenId>(tokens, "remove_sequence, tokens");
+    const auto done = narrowed<std::uint32_t>(computed, {"computed", request_id});
+    return without_gil([&] { return self.remove_sequence(request_id, store, pin, values, done); });
 }
 
 std::vector<std::pair<SlotIndex, const char*>> pin_blocks_by_id(BlockManager& self, nb::handle ids) {
@@ -134,11 +131,16 @@ void bind_sequences(ManagerClass& c) {
                 return without_gil([&] { return self.analyze_prefix_reuse(request.request); });
             },
             "request"_a, "What admitting the request now would reuse. Changes nothing.")
-        .def("add_token", &add_token, "request_id"_a, "count"_a = 1, "tokens"_a = nb::none(),
-             nb::sig("def add_token(self, request_id: int, count: int = 1, tokens: Any = None) -> None"),
-             "Reserves count more positions; tokens, if given, are their values.")
-        .def("add_tokens", &add_tokens, "request_ids"_a, "counts"_a, "tokens"_a = nb::none(),
-             nb::sig("def add_tokens(self, request_ids: Any, counts: Any, tokens: Any = None) -> None"),
+        .def("add_token", &add_token, "request_id"_a, "count"_a = 1, "tokens"_a = nb::none(), nb::kw_only(),
+             "computed"_a = nb::none(),
+             nb::sig("def add_token(self, request_id: int, count: int = 1, tokens: Any = None, *, computed: int | None "
+                     "= None) -> None"),
+             "Reserves count more positions; tokens, if given, are their values. computed: leading positions, of those "
+             "before the call, whose values are in the cache by now.")
+        .def("add_tokens", &add_tokens, "request_ids"_a, "counts"_a, "tokens"_a = nb::none(), nb::kw_only(),
+             "computed"_a = nb::none(),
+             nb::sig("def add_tokens(self, request_ids: Any, counts: Any, tokens: Any = None, *, computed: Any = None) "
+                     "-> None"),
              "Growth of a whole iteration in one call. All or nothing.")
         .def("rewind_kv_cache", &BlockManager::rewind_kv_cache, nb::call_guard<GilReleased>(), "request_id"_a,
              "count"_a, "Takes back the last count grown positions.")
@@ -146,11 +148,11 @@ void bind_sequences(ManagerClass& c) {
              "tokens_computed"_a,
              "The prompt's first tokens_computed tokens have been computed: their full blocks become reusable.")
         .def("remove_sequence", &remove_sequence, "request_id"_a, nb::kw_only(), "store"_a = true, "pin"_a = false,
-             "tokens"_a = nb::none(),
+             "tokens"_a = nb::none(), "computed"_a = nb::none(),
              nb::sig("def remove_sequence(self, request_id: int, *, store: bool = True, pin: bool = False, tokens: Any "
-                     "= None) -> list[int]"),
-             "Ends a sequence. tokens: the whole sequence, where growth did not give the values. Returns the pinned "
-             "ids.");
+                     "= None, computed: int | None = None) -> list[int]"),
+             "Ends a sequence. tokens: the whole sequence, where growth did not give the values. computed: leading "
+             "positions whose values are in the cache. Returns the pinned ids.");
 }
 
 void bind_pins(ManagerClass& c) {

@@ -97,13 +97,16 @@ class BlockManager {
     Admission add_sequence(const RequestPtr& request);
     PrefixReuse analyze_prefix_reuse(const RequestPtr& request);
 
-    // counts[i] more positions for ids[i]; tokens, if any, are the values of all of them in order.
+    // counts[i] more positions for ids[i]; tokens, if any, are the values of all of them in order. computed[i], if any: leading
+    // positions of ids[i], of those that it had before, whose values are in the cache by now.
     void add_tokens(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
-                    std::optional<std::span<const TokenId>> tokens);
+                    std::optional<std::span<const TokenId>> tokens,
+                    std::optional<std::span<const std::uint32_t>> computed = std::nullopt);
     void rewind_kv_cache(RequestId id, std::uint32_t count);
     void store_context_blocks(RequestId id, std::uint32_t tokens_computed);
     std::vector<BlockId> remove_sequence(RequestId id, bool store, bool pin,
-                                         std::optional<std::span<const TokenId>> tokens);
+                                         std::optional<std::span<const TokenId>> tokens,
+                                         std::optional<std::uint32_t> computed = std::nullopt);
 
     std::vector<BlockId> pin_blocks(RequestId id);
     std::vector<PinnedSlot> pin_blocks_by_id(std::span<const BlockId> ids);
@@ -134,6 +137,7 @@ class BlockManager {
     struct Growth {
         Sequence* sequence;
         std::uint32_t count;
+        std::uint32_t computed;
     };
     struct BlockPlace {
         WindowPool* pool;
@@ -156,10 +160,12 @@ class BlockManager {
 
     // growth.cc
     void plan_growth(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
-                     std::optional<std::span<const TokenId>> tokens);
+                     std::optional<std::span<const TokenId>> tokens,
+                     std::optional<std::span<const std::uint32_t>> computed);
     void check_growth_capacity() const;
-    void grow(Sequence& sequence, std::uint32_t count);
-    void leave_windows(Sequence& sequence, std::uint32_t length);
+    void grow(const Growth& growth);
+    static void check_computed(const Sequence& sequence, std::uint32_t computed);
+    void leave_windows(Sequence& sequence);
     void leave_window(Sequence& sequence, std::size_t window, std::uint32_t left);
 
     // storing.cc

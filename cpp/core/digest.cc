@@ -62,7 +62,7 @@ std::uint64_t BlockManager::digest() const {
     for (const Sequence* sequence : sequences_.ordered()) {
         digest.mix(sequence->id());
         digest.mix(std::uint64_t{sequence->length} << 32 | sequence->computed);
-        digest.mix(std::uint64_t{sequence->known()} << 1 | (sequence->grown ? 1U : 0U));
+        digest.mix(sequence->known());
         digest.mix(sequence->doubtful_from);
         for (const TokenId token : sequence->grown_tokens) {
             digest.mix(static_cast<std::uint64_t>(token));

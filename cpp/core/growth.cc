@@ -8,26 +8,42 @@
 namespace kvfix {
 
 void BlockManager::add_tokens(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
-                              std::optional<std::span<const TokenId>> tokens) {
+                              std::optional<std::span<const TokenId>> tokens,
+                              std::optional<std::span<const std::uint32_t>> computed) {
     const ManagerGuard guard(mutex_);
-    plan_growth(ids, counts, tokens);
+    plan_growth(ids, counts, tokens, computed);
     check_growth_capacity();
     const TokenId* next = tokens ? tokens->data() : nullptr;
-    for (const auto [sequence, count] : growth_) {
-        grow(*sequence, count);
+    for (const Growth& growth : growth_) {
+        grow(growth);
         if (next != nullptr) {
-            sequence->grown_tokens.insert(sequence->grown_tokens.end(), next, next + count);
-            next += count;
+            std::vector<TokenId>& known = growth.sequence->grown_tokens;
+            known.insert(known.end(), next, next + growth.count);
+            next += growth.count;
         }
     }
 }
 
-void BlockManager::plan_growth(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
-                               std::optional<std::span<const TokenId>> tokens) {
-    if (ids.size() != counts.size()) {
-        throw std::invalid_argument("add_tokens: " + std::to_string(ids.size()) + " request ids but " +
-                                    std::to_string(counts.size()) + " counts");
+// Told too much, others would find bytes that nobody has written.
+void BlockManager::check_computed(const Sequence& sequence, std::uint32_t computed) {
+    if (computed > sequence.length) {
+        throw std::invalid_argument("request " + std::to_string(sequence.id()) + ", computed: " +
+                                    std::to_string(computed) + " is more than the " + std::to_string(sequence.length) +
+                                    " positions that it has (those that this call reserves do not count)");
     }
+}
+
+void BlockManager::plan_growth(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
+                               std::optional<std::span<const TokenId>> tokens,
+                               std::optional<std::span<const std::uint32_t>> computed) {
+    const auto check_size = [&](std::size_t size, const char* what) {
+        if (size != ids.size()) {
+            throw std::invalid_argument("add_tokens: " + std::to_string(ids.size()) + " request ids but " +
+                                        std::to_string(size) + what);
+        }
+    };
+    check_size(counts.size(), " counts");
+    check_size(computed ? computed->size() : ids.size(), " numbers of computed positions");
     growth_.clear();
     ++mark_;
     std::uint64_t total = 0;
@@ -52,7 +68,8 @@ void BlockManager::plan_growth(std::span<const RequestId> ids, std::span<const s
             refuse("tokens: with beam_width " + std::to_string(sequence.beam_width()) +
                    " each beam has tokens of its own");
         }
-        growth_.push_back({&sequence, counts[i]});
+        growth_.push_back({&sequence, counts[i], computed ? (*computed)[i] : 0});
+        check_computed(sequence, growth_.back().computed);
         total += counts[i];
     }
     if (tokens && tokens->size() != total) {
@@ -66,7 +83,7 @@ void BlockManager::plan_growth(std::span<const RequestId> ids, std::span<const s
 
 void BlockManager::check_growth_capacity() const {
     std::uint64_t needed = 0;
-    for (const auto [sequence, count] : growth_) {
+    for (const auto& [sequence, count, computed] : growth_) {
         const std::uint32_t blocks = ceil_div(sequence->length + count, config_.tokens_per_block) -
                                      ceil_div(sequence->length, config_.tokens_per_block);
         needed += std::uint64_t{blocks} * sequence->beam_width();
@@ -78,11 +95,12 @@ void BlockManager::check_growth_capacity() const {
     }
 }
 
-void BlockManager::grow(Sequence& sequence, std::uint32_t count) {
-    leave_windows(sequence, sequence.length);
+void BlockManager::grow(const Growth& growth) {
+    Sequence& sequence = *growth.sequence;
+    sequence.computed = std::max(sequence.computed, growth.computed);
+    leave_windows(sequence);
     const std::uint32_t blocks_before = ceil_div(sequence.length, config_.tokens_per_block);
-    sequence.length += count;
-    sequence.grown = sequence.grown || count != 0;
+    sequence.length += growth.count;
     const std::uint32_t blocks = ceil_div(sequence.length, config_.tokens_per_block) - blocks_before;
     if (blocks == 0) {
         return;
@@ -104,11 +122,12 @@ void BlockManager::grow(Sequence& sequence, std::uint32_t count) {
     current_.blocks_grown += grown;
 }
 
-void BlockManager::leave_windows(Sequence& sequence, std::uint32_t length) {
+// The next position to be computed is the first that is not; it and all behind it look back no further than the window.
+void BlockManager::leave_windows(Sequence& sequence) {
     for (std::size_t window = 0; window < pools_.size(); ++window) {
         const std::uint32_t size = pools_[window]->config.window_size.value_or(kNone);
-        if (length > size) {
-            leave_window(sequence, window, (length - size) / config_.tokens_per_block);
+        if (sequence.computed > size) {
+            leave_window(sequence, window, (sequence.computed - size) / config_.tokens_per_block);
         }
     }
 }
@@ -119,8 +138,7 @@ void BlockManager::leave_window(Sequence& sequence, std::size_t window, std::uin
     if (left <= held.left) {
         return;
     }
-    const std::uint32_t computed = sequence.grown ? sequence.known() : sequence.computed;
-    store_blocks(sequence, window, std::min(left * config_.tokens_per_block, computed));
+    store_blocks(sequence, window, std::min(left * config_.tokens_per_block, sequence.storable()));
     for (std::uint32_t position = held.left; position < left; ++position) {
         if (position < held.shared.size()) {
             const Block& record = pools_[window]->store[held.shared[position]];
@@ -150,13 +168,14 @@ void BlockManager::rewind_kv_cache(RequestId id, std::uint32_t count) {
                                     " tokens grown since the prompt");
     }
     const std::uint32_t length = sequence.length - count;
+    const std::uint32_t computed = std::min(sequence.computed, length);
     for (std::size_t window = 0; window < pools_.size(); ++window) {
         const std::uint32_t size = pools_[window]->config.window_size.value_or(kNone);
-        const std::uint32_t may_have_left = length > size ? (length - size) / config_.tokens_per_block : 0;
+        const std::uint32_t may_have_left = computed > size ? (computed - size) / config_.tokens_per_block : 0;
         if (sequence.windows[window].left > may_have_left) {
             throw std::invalid_argument(who + "rewinding by " + std::to_string(count) + " needs block " +
                                         std::to_string(may_have_left) + ", which has left the window of " +
-                                        std::to_string(size) + "; at most the last growth can be taken back");
+                                        std::to_string(size));
         }
     }
     const std::size_t blocks = ceil_div(length, config_.tokens_per_block);
@@ -171,6 +190,7 @@ void BlockManager::rewind_kv_cache(RequestId id, std::uint32_t count) {
         }
     }
     sequence.length = length;
+    sequence.computed = computed;
     if (sequence.known() > length) {
         sequence.grown_tokens.resize(length - sequence.prompt_length());
     }

@@ -12,7 +12,6 @@ void clear(Sequence& sequence) {
     sequence.request.reset();
     sequence.grown_tokens.clear();
     sequence.length = sequence.computed = 0;
-    sequence.grown = false;
     sequence.doubtful_from = kNone;
     for (HeldBlocks& held : sequence.windows) {
         held.shared.clear();

@@ -1,6 +1,7 @@
 // A live request: which blocks it holds in each window, how long it is, and how much of it is known and computed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -50,9 +51,8 @@ struct StoreCursor {
 struct Sequence {
     RequestPtr request;
     std::vector<TokenId> grown_tokens;  // known values after the prompt
-    std::uint32_t length = 0;           // positions reserved
-    std::uint32_t computed = 0;         // leading prompt tokens whose values are in the cache
-    bool grown = false;                 // ever, rewound or not: then the whole prompt has been computed
+    std::uint32_t length = 0;           // positions reserved, computed or not
+    std::uint32_t computed = 0;         // leading positions whose values are in the cache, as far as we have been told
     // The first block that left a window while its bytes had not arrived. Whether they ever did is not known, so nothing from
     // there on is stored, in any window: every layer computes from what the layers before it made of those bytes.
     std::uint32_t doubtful_from = kNone;
@@ -66,6 +66,8 @@ struct Sequence {
     std::uint32_t prompt_length() const { return request->num_tokens(); }
     // Leading positions whose tokens are known.
     std::uint32_t known() const { return prompt_length() + static_cast<std::uint32_t>(grown_tokens.size()); }
+    // Leading positions that others may find: what is in the cache, and known to be what.
+    std::uint32_t storable() const { return std::min(computed, known()); }
     void read_tokens(std::uint32_t position, std::span<TokenId> out) const;
 };
 

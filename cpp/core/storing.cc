@@ -17,9 +17,9 @@ void BlockManager::store_context_blocks(RequestId id, std::uint32_t tokens_compu
     }
     sequence.computed = std::max(sequence.computed, tokens_computed);
     for (std::size_t window = 0; window < pools_.size(); ++window) {
-        store_blocks(sequence, window, sequence.computed);
+        store_blocks(sequence, window, std::min(sequence.computed, sequence.prompt_length()));
     }
-    leave_windows(sequence, sequence.computed);
+    leave_windows(sequence);
 }
 
 // The full blocks of the first `tokens` tokens enter the tree, as far as the walk gets.
@@ -167,9 +167,11 @@ void BlockManager::store_last_partial(Sequence& sequence, std::size_t window, st
 }
 
 std::vector<BlockId> BlockManager::remove_sequence(RequestId id, bool store, bool pin,
-                                                   std::optional<std::span<const TokenId>> tokens) {
+                                                   std::optional<std::span<const TokenId>> tokens,
+                                                   std::optional<std::uint32_t> computed) {
     const ManagerGuard guard(mutex_);
     Sequence& sequence = sequences_.at(id);
+    check_computed(sequence, computed.value_or(0));
     if (tokens) {
         check_whole_tokens(sequence, *tokens);
     }
@@ -179,11 +181,11 @@ std::vector<BlockId> BlockManager::remove_sequence(RequestId id, bool store, boo
     if (tokens && tokens->size() > sequence.known()) {
         sequence.grown_tokens.assign(tokens->begin() + sequence.prompt_length(), tokens->end());
     }
+    sequence.computed = std::max(sequence.computed, computed.value_or(0));
     if (store) {
-        const std::uint32_t storable = sequence.grown ? sequence.known() : sequence.computed;
         for (std::size_t window = 0; window < pools_.size(); ++window) {
-            store_blocks(sequence, window, storable);
-            store_last_partial(sequence, window, storable);
+            store_blocks(sequence, window, sequence.storable());
+            store_last_partial(sequence, window, sequence.storable());
         }
     }
     std::vector<BlockId> pinned = pin ? pin_held(sequence) : std::vector<BlockId>{};

@@ -98,6 +98,15 @@ RequestId ByteProgram::any_request() {
     return std::next(sequences_.begin(), bytes_.below(static_cast<std::uint32_t>(sequences_.size())))->first;
 }
 
+std::uint32_t ByteProgram::reported(RequestId id) {
+    const auto found = sequences_.find(id);
+    const std::uint32_t written = found == sequences_.end() ? 0 : found->second.written;
+    if (bytes_.one_in(32)) {
+        return (found == sequences_.end() ? 0 : found->second.length()) + 1;
+    }
+    return bytes_.one_in(4) ? bytes_.below(written + 1) : written;
+}
+
 // -------------------------------------------------------------------------------------------------------- sequences
 
 void ByteProgram::admit() {
@@ -153,20 +162,28 @@ void ByteProgram::expect_admitted(const BatchAdmission& result, std::span<OwnedS
 }
 
 void ByteProgram::grow() {
-    run_copies_and_compute();
+    if (!bytes_.one_in(3)) {  // else positions are reserved before those that there are have been computed
+        run_copies_and_compute();
+    }
     std::vector<RequestId> ids;
     std::vector<std::uint32_t> counts;
+    std::vector<std::uint32_t> computed;
     std::vector<TokenId> tokens;
     for (std::uint32_t requests = bytes_.between(1, 3); requests > 0; --requests) {
         ids.push_back(any_request());
+        computed.push_back(reported(ids.back()));
         counts.push_back(bytes_.one_in(64) ? kNone : bytes_.pick(std::array<std::uint32_t, 6>{1, 1, 2, 3, 9, 0}));
         for (std::uint32_t i = 0; counts.back() != kNone && i < counts.back(); ++i) {
             tokens.push_back(bytes_.pick(std::array<TokenId, 3>{0, 1, 2}));
         }
     }
     const auto told = bytes_.one_in(3) ? std::nullopt : std::optional<std::span<const TokenId>>(tokens);
-    if (!attempt([&] { manager_.add_tokens(ids, counts, told); })) {
+    const auto done = bytes_.one_in(4) ? std::nullopt : std::optional<std::span<const std::uint32_t>>(computed);
+    if (!attempt([&] { manager_.add_tokens(ids, counts, told, done); })) {
         return;
+    }
+    for (std::size_t i = 0; done && i < ids.size(); ++i) {
+        promise(computed[i] <= sequences_.at(ids[i]).length(), "more than there is has been computed");
     }
     auto next = tokens.begin();
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -202,8 +219,8 @@ void ByteProgram::remove() {
         return;
     }
     const OwnedSequence& sequence = found->second;
-    if (!bytes_.one_in(4) || sequence.length() != sequence.request->num_tokens()) {
-        run_copies_and_compute();  // a grown sequence stores all that it knows, so it must have been computed
+    if (!bytes_.one_in(4)) {
+        run_copies_and_compute();
     }
     if (sequence.written == sequence.length() && !bytes_.one_in(3)) {
         manager_.store_context_blocks(id, sequence.request->num_tokens());
@@ -212,9 +229,11 @@ void ByteProgram::remove() {
     const bool pin = bytes_.one_in(8);
     const auto whole = make_whole_tokens(bytes_, sequence);
     const auto tokens = whole ? std::optional<std::span<const TokenId>>(*whole) : std::nullopt;
+    const std::optional<std::uint32_t> computed = bytes_.one_in(3) ? std::nullopt : std::optional(reported(id));
     const std::vector<Held> held = held_by(sequence);
     std::vector<BlockId> pinned;
-    if (attempt([&] { pinned = manager_.remove_sequence(id, store, pin, tokens); })) {
+    if (attempt([&] { pinned = manager_.remove_sequence(id, store, pin, tokens, computed); })) {
+        promise(computed.value_or(0) <= sequence.length(), "more than there is has been computed");
         remember_pins(pinned, held);
         const auto hashes = sequence.request->block_hashes(manager_.config().tokens_per_block);
         hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());

@@ -45,6 +45,8 @@ class ByteProgram {
     // Makes the call. False if it was refused as documented; then the digest must be the same as before.
     bool attempt(const std::function<void()>& call);
     RequestId any_request();
+    // What the engine says it has computed of a request: mostly all that it has, sometimes less, rarely what cannot be.
+    std::uint32_t reported(RequestId id);
     BlockId any_block();
 
     // byte_program.cc

@@ -38,6 +38,7 @@ class Player {
     struct Owned {
         RequestPtr request;
         std::vector<BlockId> private_blocks;
+        std::uint32_t length;
     };
     struct Pinned {
         BlockId id;
@@ -77,7 +78,7 @@ class Player {
             for (std::size_t i = 0; i < result.admitted.size(); ++i) {
                 expect(result.admitted[i].request_id == batch[i]->id, "another's admission");
                 tokens_new += result.admitted[i].tokens_new;
-                owned_.push_back({batch[i], {}});
+                owned_.push_back({batch[i], {}, batch[i]->num_tokens()});
                 note_private(owned_.back(),
                              ceil_div(static_cast<std::uint32_t>(result.admitted[i].tokens_reused), kTokensPerBlock));
             }
@@ -115,7 +116,8 @@ class Player {
         const auto count = static_cast<std::uint32_t>(1 + below(6));
         forget_private(owned);  // some may leave a window on the way
         try {
-            manager_.add_tokens({&owned.request->id, 1}, {&count, 1}, std::nullopt);
+            manager_.add_tokens({&owned.request->id, 1}, {&count, 1}, std::nullopt, {{&owned.length, 1}});
+            owned.length += count;
         } catch (const OutOfBlocks&) {
             make_room();
         }

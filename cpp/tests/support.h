@@ -66,12 +66,15 @@ class Manager : public BlockManager {
                              std::optional<std::uint64_t> tokens_new_max = std::nullopt) {
         return add_sequence_batch(requests, tokens_new_max);
     }
-    void grow(RequestId id, std::uint32_t count) { add_tokens({&id, 1}, {&count, 1}, std::nullopt); }
-    void grow(RequestId id, const Tokens& values) {
-        const auto count = static_cast<std::uint32_t>(values.size());
-        add_tokens({&id, 1}, {&count, 1}, values);
+    // `computed`: how many of the positions before are in the cache by now; nothing new is known of that where it is left out.
+    void grow(RequestId id, std::uint32_t count, std::uint32_t computed = 0) {
+        add_tokens({&id, 1}, {&count, 1}, std::nullopt, {{&computed, 1}});
     }
-    void remove(RequestId id) { remove_sequence(id, true, false, std::nullopt); }
+    void grow(RequestId id, const Tokens& values, std::uint32_t computed = 0) {
+        const auto count = static_cast<std::uint32_t>(values.size());
+        add_tokens({&id, 1}, {&count, 1}, values, {{&computed, 1}});
+    }
+    void remove(RequestId id, std::uint32_t computed = 0) { remove_sequence(id, true, false, std::nullopt, computed); }
     void forget(RequestId id) { remove_sequence(id, false, false, std::nullopt); }
 
     std::vector<TransferItem> run_transfers() {

@@ -88,6 +88,8 @@ TEST(Determinism, StatesThatWouldActDifferentlyHaveDifferentDigests) {
          [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.grow(9, 1); }},
         {"a live sequence with a known token",
          [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.grow(9, Tokens{1}); }},
+        {"a live sequence with a computed token",
+         [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.grow(9, 1), m.grow(9, 0, 10); }},
         {"a computed prompt",
          [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.store_context_blocks(9, 9); }},
         {"a pin", [](Manager& m) { m.pin_blocks_by_id(std::vector<BlockId>{0}); }},

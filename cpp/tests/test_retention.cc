@@ -120,7 +120,7 @@ TEST(Retention, DecodeBlocksHaveTheirOwnPriority) {
     manager.add_sequence(request(1, kX, options));
     manager.store_context_blocks(1, 4);
     manager.grow(1, kY);
-    manager.remove(1);
+    manager.remove(1, 8);
     ASSERT_TRUE(cached(manager, joined(kX, kY)));
     evict_one(manager, 10);
     EXPECT_TRUE(cached(manager, kX));

@@ -31,7 +31,7 @@ TEST(Windows, BlocksThatLeftTheWindowComeBackAsTheSequenceGrows) {
     Manager manager(two_windows(6, 12));
     manager.add_sequence(request(1, tokens(16, 1000)));
     EXPECT_EQ(manager.primary().owned, 4U);
-    manager.grow(1, 1);  // position 16 does not see tokens before 16 - 8
+    manager.grow(1, 1, 16);  // position 16 does not see tokens before 16 - 8
     const std::vector<std::int64_t> ids = manager.ids(1, kSmall);
     ASSERT_EQ(ids.size(), 5U);
     EXPECT_EQ(ids[0], -1);
@@ -42,11 +42,23 @@ TEST(Windows, BlocksThatLeftTheWindowComeBackAsTheSequenceGrows) {
     manager.check_invariants();
 }
 
+TEST(Windows, ReservingPositionsLetsNothingLeave) {
+    Manager manager(two_windows(8, 12));
+    manager.add_sequence(request(1, tokens(16, 1000)));
+    manager.grow(1, 8);
+    manager.grow(1, 1);
+    EXPECT_EQ(std::ranges::count(manager.ids(1, kSmall), -1), 0) << "prefill has yet to read them";
+    manager.store_context_blocks(1, 12);
+    EXPECT_EQ(std::ranges::count(manager.ids(1, kSmall), -1), 1);
+    manager.remove(1);
+    EXPECT_EQ(manager.reusable(tokens(17, 1000)), 12U);
+}
+
 TEST(Windows, ASequenceOfAnyLengthFitsItsWindow) {
     Manager manager(two_windows(4, 10));
     manager.add_sequence(request(1, tokens(8, 1000)));
-    for (int token = 0; token < 1000; ++token) {
-        manager.grow(1, 1);
+    for (std::uint32_t length = 8; length < 1008; ++length) {
+        manager.grow(1, 1, length);
     }
     EXPECT_LE(manager.primary().owned, 4U);
     manager.check_invariants();
@@ -75,10 +87,10 @@ TEST(Windows, BlocksThatLeaveAreStoredOnTheirWay) {
     Manager manager(two_windows(8, 16));
     manager.add_sequence(request(1, tokens(16, 1000)));
     manager.store_context_blocks(1, 16);
-    for (TokenId token = 0; token < 16; ++token) {
-        manager.grow(1, Tokens{1016 + token});
+    for (std::uint32_t length = 16; length < 32; ++length) {
+        manager.grow(1, Tokens{1000 + static_cast<TokenId>(length)}, length);
     }
-    manager.remove(1);
+    manager.remove(1, 32);
     EXPECT_GE(manager.reusable(tokens(33, 1000)), 28U);
 }
 
@@ -103,7 +115,7 @@ TEST(Windows, AWindowMustBeNamedWhereThereAreSeveral) {
 TEST(Windows, OffsetsComeForEveryWindow) {
     Manager manager(two_windows(6, 12));
     manager.add_sequence(request(1, tokens(16, 1000)));
-    manager.grow(1, 1);
+    manager.grow(1, 1, 16);
     constexpr std::int32_t kUntouched = -7;
     constexpr std::size_t kBlocks = 6;
     constexpr std::size_t kRows = 2;
@@ -126,10 +138,10 @@ TEST(Windows, OffsetsComeForEveryWindow) {
 TEST(Windows, RewindingStopsAtWhatHasLeft) {
     Manager manager(two_windows(8, 16));
     manager.add_sequence(request(1, tokens(8, 1000)));
-    manager.grow(1, 12);
+    manager.grow(1, 12, 8);
     manager.rewind_kv_cache(1, 12);
-    manager.grow(1, 12);
-    manager.grow(1, 1);  // length 20: three blocks leave
+    manager.grow(1, 12, 8);
+    manager.grow(1, 1, 20);  // length 20: three blocks leave
     const std::uint64_t before = manager.digest();
     const std::string why = message_of<std::invalid_argument>([&] { manager.rewind_kv_cache(1, 13); });
     EXPECT_NE(why.find("window"), std::string::npos) << why;

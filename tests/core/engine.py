@@ -89,7 +89,8 @@ class Engine:
         ids = self.idle()
         tokens = [self.rng.randrange(2) for _ in ids]
         try:
-            self.manager.add_tokens(ids, [1] * len(ids), tokens)
+            computed = [len(self.live[request_id].tokens) for request_id in ids]
+            self.manager.add_tokens(ids, [1] * len(ids), tokens, computed=computed)
         except OutOfBlocks:
             return
         self.run_copies([])
@@ -100,11 +101,12 @@ class Engine:
     def finish(self) -> None:
         if ids := self.idle():
             request_id = self.rng.choice(ids)
+            computed = len(self.live[request_id].tokens)
             if self.rng.random() < 0.2:
                 cells = {place: list(self.memory[place]) for place, _ in self.places(request_id)}
-                self.pinned.append((self.manager.remove_sequence(request_id, pin=True), cells))
+                self.pinned.append((self.manager.remove_sequence(request_id, pin=True, computed=computed), cells))
             else:
-                self.manager.remove_sequence(request_id)
+                self.manager.remove_sequence(request_id, computed=computed)
             del self.live[request_id]
 
     def settle(self) -> None:

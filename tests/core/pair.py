@@ -95,16 +95,24 @@ class Pair:
         assert self.core.digest() == digest, "looking changed something"
         return actual.tokens
 
-    def grow(self, ids: list[int], counts: list[int], tokens: list[int] | None = None, carrier: str = "list") -> bool:
+    def grow(
+        self,
+        ids: list[int],
+        counts: list[int],
+        tokens: list[int] | None = None,
+        carrier: str = "list",
+        computed: list[int] | None = None,
+    ) -> bool:
         def on_core() -> bool:
             values = None if tokens is None else carried(tokens, carrier)
             if carrier == "tuple" and len(ids) == len(counts) == 1:
-                self.core.add_token(ids[0], counts[0], values)
+                self.core.add_token(ids[0], counts[0], values, computed=None if computed is None else computed[0])
             else:
-                self.core.add_tokens(carried(ids, carrier), carried(counts, carrier), values)
+                done = None if computed is None else carried(computed, carrier)
+                self.core.add_tokens(carried(ids, carrier), carried(counts, carrier), values, computed=done)
             return True
 
-        return self.both(lambda: self.model.add_tokens(ids, counts, tokens), on_core) is not None
+        return self.both(lambda: self.model.add_tokens(ids, counts, tokens, computed), on_core) is not None
 
     def rewind(self, request_id: int, count: int) -> None:
         self.both(
@@ -119,11 +127,17 @@ class Pair:
         )
 
     def remove(
-        self, request_id: int, *, store: bool = True, pin: bool = False, tokens: list[int] | None = None
+        self,
+        request_id: int,
+        *,
+        store: bool = True,
+        pin: bool = False,
+        tokens: list[int] | None = None,
+        computed: int | None = None,
     ) -> bool:
         got = self.both(
-            lambda: self.model.remove_sequence(request_id, store, pin, tokens),
-            lambda: self.core.remove_sequence(request_id, store=store, pin=pin, tokens=tokens),
+            lambda: self.model.remove_sequence(request_id, store, pin, tokens, computed),
+            lambda: self.core.remove_sequence(request_id, store=store, pin=pin, tokens=tokens, computed=computed),
         )
         if got is not None:
             assert sorted(got[1]) == sorted(self.names.id_of(block) for block in got[0])

@@ -145,8 +145,8 @@ def test_every_other_list_of_numbers_is_read_the_same_way(form: str) -> None:
     m = manager(primary=8)
     begin(m, 1, prompt(1, 2))
     begin(m, 2, prompt(2, 2))
-    m.add_tokens(as_form([2, 1]), as_form([1, 2]), as_form([70, 80, 81]))
-    m.remove_sequence(1, tokens=as_form([*prompt(1, 2), 80, 81]))
+    m.add_tokens(as_form([2, 1]), as_form([1, 2]), as_form([70, 80, 81]), computed=as_form([2, 0]))
+    m.remove_sequence(1, tokens=as_form([*prompt(1, 2), 80, 81]), computed=4)
     assert m.analyze_prefix_reuse(SequenceRequest(9, [*prompt(1, 2), 80, 81, 5])).tokens == 4
     ids = m.get_batch_cache_block_ids(as_form([2]))[0][0]
     m.pin_blocks_by_id(as_form(ids))
@@ -178,6 +178,7 @@ def test_what_is_not_numbers_changes_nothing(name: str) -> None:
         calls += [
             lambda: m.add_tokens(value, [1]),
             lambda: m.add_tokens([1], value),
+            lambda: m.add_tokens([1], [1], computed=value),
             lambda: m.pin_blocks_by_id(value),
             lambda: m.unpin_blocks_by_id(value),
             lambda: m.find_and_pin_blocks_by_hash(value),

@@ -86,7 +86,7 @@ def test_the_incomplete_last_block_of_a_finished_sequence_is_found_again() -> No
     m.reset_reuse_state()
     begin(m, 2, prompt(1, 4))
     m.add_token(2, 2, prompt(1, 6)[4:])
-    m.remove_sequence(2)
+    m.remove_sequence(2, computed=6)
     assert reusable(m, prompt(1, 6)) == 6
 
 

@@ -81,7 +81,14 @@ class BlockManagerMachine(RuleBasedStateMachine):
         ids = [self.live(index) for index in indices]
         counts = data.draw(st.lists(st.integers(0, 5), min_size=len(ids), max_size=len(ids)))
         values = data.draw(st.lists(draws.tokens, min_size=sum(counts), max_size=sum(counts))) if known else None
-        self.pair.grow(ids, counts, values, carrier)
+        self.pair.grow(ids, counts, values, carrier, self.reported(data, ids))
+
+    def reported(self, data: st.DataObject, ids: list[int]) -> list[int] | None:
+        """What an engine says it has computed: mostly everything, sometimes less, or more than there is, or nothing."""
+        behind = data.draw(
+            st.none() | st.lists(st.sampled_from([0, 0, 0, 1, 4, -1]), min_size=len(ids), max_size=len(ids))
+        )
+        return behind and [max(0, self.length(i) - less) for i, less in zip(ids, behind, strict=True)]
 
     @precondition(has_live)
     @rule(index=draws.indices, count=st.integers(0, 6))
@@ -96,10 +103,15 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     @precondition(has_live)
     @rule(
-        index=draws.indices, store=st.sampled_from([True, True, True, False]), pin=st.sampled_from([False, False, True])
+        index=draws.indices,
+        store=st.sampled_from([True, True, True, False]),
+        pin=st.sampled_from([False, False, True]),
+        behind=st.sampled_from([None, 0, 0, 1, 5, -1]),
     )
-    def remove(self, index: int, store: bool, pin: bool) -> None:
-        self.pair.remove(self.live(index), store=store, pin=pin)
+    def remove(self, index: int, store: bool, pin: bool, behind: int | None) -> None:
+        request_id = self.live(index)
+        computed = max(0, self.length(request_id) - behind) if behind is not None else None
+        self.pair.remove(request_id, store=store, pin=pin, computed=computed)
 
     @precondition(has_live)
     @rule(data=st.data(), index=draws.indices, repeat=st.sampled_from([True, True, False]), cut=st.integers(-1, 3))
@@ -109,7 +121,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         prefix = live.known if live and repeat else []
         more = max(0, self.length(request_id) - len(prefix) - cut)
         values = prefix + data.draw(st.lists(draws.tokens, min_size=more, max_size=more))
-        self.pair.remove(request_id, tokens=values)
+        self.pair.remove(request_id, tokens=values, computed=self.length(request_id))
 
     # ------------------------------------------------------------------------------------------ pins
 

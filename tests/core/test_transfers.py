@@ -94,7 +94,7 @@ def test_a_failed_onboard_is_forgotten_and_its_owners_are_told() -> None:
     assert reusable(m, prompt(1, 2 * BLOCK)) == 0
     m.store_context_blocks(3, 2 * BLOCK + 1)
     m.add_token(3, BLOCK, prompt(9, BLOCK))
-    m.remove_sequence(3)
+    m.remove_sequence(3, computed=3 * BLOCK + 1)
     assert reusable(m, prompt(1, 2 * BLOCK)) == 0, "storing stops before what never came, for ever"
     stats = m.get_kv_cache_stats()
     assert stats.windows[0].host.free == 4

@@ -15,7 +15,7 @@ def test_blocks_leave_as_the_sequence_grows_and_others_may_have_their_slots() ->
     m = manager(primary=3, window_sizes=[BLOCK])
     begin(m, 1, prompt(1, BLOCK))
     for length in range(BLOCK, 20 * BLOCK):
-        m.add_token(1, 1, [length])
+        m.add_token(1, 1, [length], computed=length)
         assert owned(m, 0) <= 2
         [row] = m.get_cache_block_ids(1, BLOCK)
         assert len(row) == (length + 1 + BLOCK - 1) // BLOCK
@@ -26,22 +26,22 @@ def test_blocks_leave_as_the_sequence_grows_and_others_may_have_their_slots() ->
 def test_growth_needs_its_room_before_anything_leaves() -> None:
     m = manager(primary=3, window_sizes=[BLOCK])
     begin(m, 1, prompt(1, 2 * BLOCK))
-    for _ in range(20 * BLOCK):
-        m.add_token(1)
+    for length in range(2 * BLOCK, 22 * BLOCK):
+        m.add_token(1, computed=length)
     m = manager(primary=2, window_sizes=[BLOCK])
     m.add_sequence(SequenceRequest(1, prompt(1, 2 * BLOCK)))
     with pytest.raises(OutOfBlocks):
-        m.add_token(1)
+        m.add_token(1, computed=2 * BLOCK)
 
 
 def test_what_leaves_stays_findable() -> None:
     m = manager(primary=16, window_sizes=[BLOCK])
     tokens = prompt(1, 6 * BLOCK)
     begin(m, 1, tokens[:BLOCK])
-    for token in tokens[BLOCK:]:
-        m.add_token(1, 1, [token])
+    for length in range(BLOCK, 6 * BLOCK):
+        m.add_token(1, 1, [tokens[length]], computed=length)
     assert reusable(m, tokens) >= 4 * BLOCK
-    m.remove_sequence(1)
+    m.remove_sequence(1, computed=6 * BLOCK)
     assert reusable(m, tokens) == 6 * BLOCK
 
 
@@ -49,8 +49,8 @@ def test_values_that_were_never_given_are_never_found() -> None:
     m = manager(primary=16, window_sizes=[BLOCK])
     begin(m, 1, prompt(1, BLOCK))
     m.add_token(1, 5 * BLOCK)
-    m.add_token(1)
-    m.remove_sequence(1)
+    m.add_token(1, computed=6 * BLOCK)
+    m.remove_sequence(1, computed=6 * BLOCK + 1)
     assert reusable(m, prompt(1, BLOCK)) == BLOCK
     assert reusable(m, prompt(1, 2 * BLOCK)) == BLOCK
 
@@ -101,8 +101,8 @@ def test_a_batch_needs_room_in_every_window() -> None:
 def test_a_rewind_that_needs_what_has_left_is_refused() -> None:
     m = manager(primary=8, window_sizes=[BLOCK])
     begin(m, 1, prompt(1, 2))
-    for _ in range(3 * BLOCK):
-        m.add_token(1)
+    for length in range(2, 2 + 3 * BLOCK):
+        m.add_token(1, computed=length)
     digest = m.digest()
     with pytest.raises(ValueError, match="left"):
         m.rewind_kv_cache(1, 2 * BLOCK)

@@ -110,7 +110,9 @@ class Walk:
         ids = self.rng.sample(self.live(), min(len(self.live()), self.rng.randint(1, 3)))
         counts = [self.rng.choice([0, 1, 1, 1, self.rng.randint(1, 7)]) for _ in ids]
         values = [self.rng.randrange(2) for _ in range(sum(counts))] if self.rng.random() < 0.7 else None
-        self.pair.grow(ids, counts, values, self.rng.choice(CARRIERS))
+        lengths = [self.model.sequence(i).length for i in ids]
+        computed = self.rng.choice([None, lengths, lengths, [max(0, length - 1) for length in lengths]])
+        self.pair.grow(ids, counts, values, self.rng.choice(CARRIERS), computed)
 
     def store(self) -> None:
         if self.live():

@@ -39,6 +39,7 @@ class Churn:
     first_id: int = 0
     moves_time: bool = True
     live: list[int] = field(default_factory=list)
+    lengths: dict[int, int] = field(default_factory=dict)
     pins: list[list[tuple[int, str]]] = field(default_factory=list)
     now_ms: int = 0
     refused: int = 0
@@ -74,9 +75,13 @@ class Churn:
             batch = [self.request() for _ in range(self.rng.randint(1, 3))]
             answer = self.manager.add_sequence_batch(batch, tokens_new_max=self.rng.choice([None, 30]))
             self.live += [each.request_id for each in answer.admitted]
+            self.lengths |= {each.request_id: each.tokens_reused + each.tokens_new for each in answer.admitted}
 
     def grow(self) -> None:
-        self.manager.add_tokens(self.live, [self.rng.randint(0, 3) for _ in self.live])
+        counts = [self.rng.randint(0, 3) for _ in self.live]
+        self.manager.add_tokens(self.live, counts, computed=[self.lengths[each] for each in self.live])
+        for request_id, count in zip(self.live, counts, strict=True):
+            self.lengths[request_id] += count
 
     def store(self) -> None:
         if self.live:
@@ -85,7 +90,8 @@ class Churn:
     def remove(self) -> None:
         if self.live:
             request_id = self.live[self.rng.randrange(len(self.live))]
-            self.manager.remove_sequence(request_id, store=self.rng.random() < 0.9)
+            store = self.rng.random() < 0.9
+            self.manager.remove_sequence(request_id, store=store, computed=self.lengths.pop(request_id))
             self.live.remove(request_id)
 
     def pin(self) -> None:

@@ -23,6 +23,11 @@ def check_whole_tokens(seq: Sequence, tokens: list[int]) -> None:
         raise ValueError("each beam has tokens of its own")
 
 
+def check_computed(seq: Sequence, computed: int) -> None:
+    if not 0 <= computed <= seq.length:
+        raise ValueError(f"{computed} positions computed of {seq.length}")
+
+
 class ModelManager:
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -44,8 +49,14 @@ class ModelManager:
         check_capacity(self.state, plans)
         return BatchAdmission(apply_batch(self.state, plans), ids[len(plans) :])
 
-    def add_tokens(self, ids: list[int], counts: list[int], tokens: list[int] | None = None) -> None:
-        grown: list[tuple[Sequence, int, list[int] | None]] = []
+    def add_tokens(
+        self,
+        ids: list[int],
+        counts: list[int],
+        tokens: list[int] | None = None,
+        computed: list[int] | None = None,
+    ) -> None:
+        grown: list[growth.Growth] = []
         at = 0
         for position, (request_id, count) in enumerate(zip(ids, counts, strict=True)):
             seq = self.sequence(request_id)
@@ -57,7 +68,9 @@ class ModelManager:
                 raise ValueError("each beam has tokens of its own")
             if values and len(seq.known) < seq.length:
                 raise ValueError("values after a position of unknown value")
-            grown.append((seq, count, values))
+            done = 0 if computed is None else computed[position]
+            check_computed(seq, done)
+            grown.append(growth.Growth(seq, count, values, done))
         growth.add_tokens(self.state, grown)
 
     def rewind_kv_cache(self, request_id: int, count: int) -> None:
@@ -69,18 +82,26 @@ class ModelManager:
             raise ValueError(f"{tokens_computed} is not within the prompt")
         seq.tokens_computed = max(seq.tokens_computed, tokens_computed)
         for w in range(len(self.state.windows)):
-            storing.enter_tree(self.state, seq, w, seq.tokens_computed, partial=False)
-            growth.leave(self.state, seq, w, seq.tokens_computed, store=False)
+            of_prompt = min(seq.tokens_computed, len(seq.request.tokens))
+            storing.enter_tree(self.state, seq, w, of_prompt, partial=False)
+            growth.leave(self.state, seq, w)
 
     def remove_sequence(
-        self, request_id: int, store: bool = True, pin: bool = False, tokens: list[int] | None = None
+        self,
+        request_id: int,
+        store: bool = True,
+        pin: bool = False,
+        tokens: list[int] | None = None,
+        computed: int | None = None,
     ) -> list[Block]:
         seq = self.sequence(request_id)
+        check_computed(seq, computed or 0)
         if tokens is not None:
             check_whole_tokens(seq, tokens)
         pinned = pins.pin_sequence(self.state, seq) if pin else []
         if tokens is not None and len(tokens) > len(seq.known):
             seq.known = list(tokens)
+        seq.tokens_computed = max(seq.tokens_computed, computed or 0)
         storing.remove(self.state, seq, store)
         return pinned
 

@@ -94,7 +94,6 @@ class Sequence:
     tokens_computed: int
     columns: list[list[Column]]  # [window][position]
     stats: RequestStats
-    grown: bool = False
 
     def first_unsure(self) -> int:
         """Nothing from this position on is stored in any window: it may be computed from bytes that never came."""

@@ -48,7 +48,7 @@ def add_child(state: State, seq: Sequence, node: Root | Block, block: Block, beg
 def remove(state: State, seq: Sequence, store: bool) -> None:
     """Stores what is known to be good, then lets everything go, last block first."""
     if store:
-        length = len(seq.known) if seq.grown else min(seq.tokens_computed, len(seq.known))
+        length = min(seq.tokens_computed, len(seq.known))
         partial = state.config.partial_reuse and seq.request.beam_width == 1
         for w in range(len(state.windows)):
             enter_tree(state, seq, w, length, partial)

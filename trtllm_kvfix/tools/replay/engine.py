@@ -135,9 +135,9 @@ class Replay:
         self._compute(budget)
         finished = self._generating.take_finished()
         if self._tier is not None:
-            self._tier.finish(finished)
-        for index in finished:
-            self._manager.remove_sequence(index)
+            self._tier.finish(list(finished))
+        for index, computed in finished.items():
+            self._manager.remove_sequence(index, computed=computed)
             self._blocks_reserved -= self._blocks_reserved_for(index)
             self._finished += 1
         self._tally.iterations += 1
@@ -220,7 +220,7 @@ class Replay:
             if prompt.tokens_left:
                 unfinished.append(prompt)
             else:
-                self._generating.start(prompt.index)
+                self._generating.start(prompt.index, prompt.length)
         self._computing = unfinished
 
     def _request(self, index: int) -> SequenceRequest:
