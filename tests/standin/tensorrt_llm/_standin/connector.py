@@ -54,7 +54,7 @@ class KvCacheConnectorManager:
         self.pending_async_requests = AsyncRequests()  # passed, not returned
         self.local_finished_async_requests = AsyncRequests()  # returned here, not on all ranks
         self._loaded: set[int] = set()
-        self._reports = Reports()
+        self.scheduler_output_manager = Reports()
         self._scheduler_output: SchedulerOutput | None = None
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> int:
@@ -66,7 +66,7 @@ class KvCacheConnectorManager:
             raise RuntimeError("load_kv_async must be False when num_tokens is 0!")
         if is_async:
             self.new_async_requests.loading[request.request_id] = request
-        self._reports.promised(request.request_id, matched)
+        self.scheduler_output_manager.promised(request.request_id, matched)
         return int(matched)
 
     def should_add_sequence(self, request: Any) -> bool:
@@ -79,7 +79,7 @@ class KvCacheConnectorManager:
     def build_scheduler_output(self, scheduled_batch: Any, kv_cache_manager: Any) -> None:
         """What the batch is when this is called is what the connector believes."""
         loading = self.new_async_requests.loading
-        self._scheduler_output = self._reports.of(scheduled_batch, loading, kv_cache_manager)
+        self._scheduler_output = self.scheduler_output_manager.of(scheduled_batch, loading, kv_cache_manager)
 
     def take_scheduled_requests_pending_load(self, scheduled_batch: Any) -> None:
         """They leave the batch until the worker says that their load is over."""
@@ -98,7 +98,7 @@ class KvCacheConnectorManager:
     def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
         """True: the blocks are in use until get_finished returns the request."""
         self._loaded.discard(request.request_id)
-        self._reports.forget(request.request_id)
+        self.scheduler_output_manager.forget(request.request_id)
         saving = bool(self._run_on_leader(lambda scheduler: scheduler.request_finished(request, cache_block_ids)))
         if saving:
             self.new_async_requests.saving[request.request_id] = request

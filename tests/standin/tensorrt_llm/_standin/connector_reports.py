@@ -9,10 +9,10 @@ from .variant import since
 class Reports:
     def __init__(self) -> None:
         self._told: dict[int, tuple[int, int]] = {}  # tokens and blocks, by request
-        self._external: dict[int, int] = {}  # tokens that a connector promised since the last batch
+        self.external_loads: dict[int, int] = {}  # tokens that a connector promised since the last batch
 
     def promised(self, request_id: int, tokens: int) -> None:
-        self._external[request_id] = tokens
+        self.external_loads[request_id] = tokens
 
     def of(self, batch: Any, loading: dict[int, Any], kv_cache_manager: Any) -> SchedulerOutput:
         """A request that loads is told of when it comes back."""
@@ -22,12 +22,12 @@ class Reports:
                 continue
             is_new = request.request_id not in self._told
             data = self._of_one(request, kv_cache_manager, request.context_chunk_size)
-            data.computed_position = request.context_current_position - self._external.get(request.request_id, 0)
+            data.computed_position = request.context_current_position - self.external_loads.get(request.request_id, 0)
             (output.new_requests if is_new else output.cached_requests).append(data)
         for request in batch.generation_requests:
             drafts = len(request.py_draft_tokens) if since("D") else 0  # counted since then
             output.cached_requests.append(self._of_one(request, kv_cache_manager, 1 + drafts))
-        self._external.clear()
+        self.external_loads.clear()
         return output
 
     def forget(self, request_id: int) -> None:

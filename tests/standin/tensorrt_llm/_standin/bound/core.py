@@ -13,7 +13,7 @@ from typing import Any
 from trtllm_kvfix import native
 
 from ..tensors import tensors
-from ..variant import since
+from ..variant import before, since
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class BoundCore:
         self.tokens_per_block = tokens_per_block
         self.enable_block_reuse = enable_block_reuse
         self.num_pools = 1
+        self.is_variable_window = False
         # An offset counts in layers and in K and V; V lies behind K (surface 1.6, rows of the table).
         self.offset_scale = num_layers * kv_factor
         self.v_offset = kv_factor - 1
@@ -88,15 +89,14 @@ class BoundCore:
         self._run_transfers()
 
     def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool, /) -> None:
-        """Stores for reuse when the request is given, no dummy, and has one beam (surface 4.4, release)."""
+        """Stores for reuse when the request is no dummy and has one beam (surface 4.4, release)."""
         length = self._lengths.get(request_id)
         if length is None:
             return
-        given = llm_request is not None and not llm_request.is_dummy
-        stored = given and llm_request.sampling_config.beam_width == 1
+        _refuse_none(request_id, llm_request, pin_on_release)
+        stored = not llm_request.is_dummy_request and llm_request.sampling_config.beam_width == 1
         if stored and llm_request.context_remaining_length:
-            # It was cancelled, and the rest of its prompt will never be computed.
-            self.store_context_blocks(llm_request)
+            self._store_early_end(llm_request)
             stored = False
         self._lengths.pop(request_id)
         tokens = llm_request.get_tokens(0)[:length] if stored else None
@@ -107,12 +107,28 @@ class BoundCore:
         self._lengths[request_id] -= count
 
     def store_context_blocks(self, llm_request: Any, /) -> None:
-        if llm_request.request_id in self._lengths:
-            self.native.store_context_blocks(llm_request.request_id, llm_request.context_current_position)
+        """In A and B the whole prompt, computed or not; later what the position says (#12673)."""
+        if llm_request.request_id not in self._lengths:
+            return
+        computed = llm_request.context_current_position
+        if before("C"):
+            last = llm_request.prompt_len - 1
+            computed = min(computed, last) if since("B2") else last
+        self.native.store_context_blocks(llm_request.request_id, computed)
+
+    def _store_early_end(self, llm_request: Any) -> None:
+        """It was cancelled, and the rest of its prompt will never be computed. Until C it is stored nevertheless."""
+        if before("C"):
+            self.native.store_context_blocks(llm_request.request_id, llm_request.prompt_len - 1)
+        else:
+            self.store_context_blocks(llm_request)
 
     def store_blocks_for_reuse(self, request_id: int, llm_request: Any, pin_blocks: bool, /) -> Any:
         """The pinned ids; until the batch came, only the last of them (surface 4.4)."""
-        self.store_context_blocks(llm_request)
+        if llm_request.context_remaining_length:
+            self._store_early_end(llm_request)
+        else:
+            self.store_context_blocks(llm_request)
         if not pin_blocks:
             return [] if since("C") else None
         pinned = self.native.pin_blocks(request_id)
@@ -221,3 +237,9 @@ class BoundCore:
                 self._transferred.record()
             self._transfers_pending = True
         self.native.complete(batch.ticket)
+
+
+def _refuse_none(*arguments: Any) -> None:
+    """Arguments that are bound without names take no None, whatever C++ would take."""
+    if any(argument is None for argument in arguments):
+        raise TypeError("remove_sequence(): incompatible function arguments")

@@ -3,7 +3,15 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ..._standin.variant import since
+
 Tokens = list[int]
+
+
+@dataclass(frozen=True)
+class UniqueToken:
+    token_id: int
+    token_extra_id: int = 0
 
 
 class LlmRequestState(Enum):
@@ -29,10 +37,11 @@ class LlmRequest:
     lora_task_id: int | None = None
     cache_salt_id: int | None = None
     state: LlmRequestState = LlmRequestState.CONTEXT_INIT
-    is_dummy: bool = False
+    is_dummy_request: bool = False
     context_current_position: int = 0
     prepopulated_prompt_len: int = 0
-    estimated_reusable_tokens: int = 0
+    if since("B2"):  # before, whole prompts are charged
+        estimated_reusable_tokens: int = 0
     draft_tokens: Tokens = field(default_factory=list)
     py_draft_tokens: Tokens = field(default_factory=list)
     py_rewind_len: int = 0
@@ -40,6 +49,10 @@ class LlmRequest:
     use_draft_model: bool = False
     output_tokens: Tokens = field(default_factory=list)
     _chunk_size: int = 0
+
+    @property
+    def is_dummy(self) -> bool:
+        return self.is_dummy_request
 
     @property
     def py_request_id(self) -> int:
@@ -99,6 +112,9 @@ class LlmRequest:
     def get_tokens(self, beam: int) -> Tokens:
         assert beam == 0, "the stand-in generates the same tokens for every beam"
         return self.input_tokens + self.output_tokens
+
+    def get_unique_tokens(self, beam: int) -> list[UniqueToken]:
+        return [UniqueToken(token) for token in self.get_tokens(beam)]
 
     def add_new_token(self, token: int) -> None:
         self.output_tokens.append(token)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ..._standin.variant import since
+
 
 class CapacityScheduler:
     """GUARANTEED_NO_EVICT: a request starts when the blocks that it may come to need are there."""
@@ -33,8 +35,9 @@ class CapacityScheduler:
             if request.is_disagg_generation_init_state:
                 arriving.append(request)
                 continue
-            known = manager._knows(request)  # it has its blocks, and a load of a connector that failed
-            request.estimated_reusable_tokens = 0 if known else manager._estimate_reuse(request)
+            if since("B2"):
+                known = manager._knows(request)  # it was put off, or a load of a connector has brought its blocks
+                request.estimated_reusable_tokens = 0 if known else manager._estimate_reuse(request)
             fitting.append(request)
         return fitting, arriving, []
 
@@ -73,7 +76,8 @@ class MicroBatchScheduler:
     def _take_chunk(self, request: Any, tokens_left: int) -> int | None:
         """Sets the request's chunk and returns what it is charged; None where it does not fit."""
         remaining = request.context_remaining_length
-        reusable = request.estimated_reusable_tokens if request.context_current_position == 0 else 0
+        begins = request.context_current_position == 0
+        reusable = request.estimated_reusable_tokens if begins and since("B2") else 0
         whole = reuse_adjusted_compute(remaining, reusable, remaining) + len(request.draft_tokens)
         if whole <= tokens_left:
             request.context_chunk_size = remaining

@@ -19,7 +19,6 @@ _Core: Any = UnlockedPins if REMOTE_G2 else BoundCore
 class BaseKVCacheManager(_Core):  # type: ignore[misc]  # by variant
     if before("C"):
         add_sequence = admission.add_sequence
-        find_new_context_block = reuse.find_new_context_block
     if MANGLED:
         grow_sequence = BoundCore._add_token
         admit_sequences = admission.add_sequence_batch
@@ -29,6 +28,8 @@ class BaseKVCacheManager(_Core):  # type: ignore[misc]  # by variant
         sync_transfer_manager_with_buffer_manager = fences.sync_transfer_manager_with_buffer_manager
         refresh_blocks = fences.refresh_blocks
     if since("B") and before("C"):
+        find_new_context_block = reuse.find_new_context_block
+    if since("B2") and before("C"):
         count_reusable_blocks = reuse.count_reusable_blocks
     if since("C") and not MANGLED:
         add_sequence_batch = admission.add_sequence_batch
