@@ -54,6 +54,7 @@ class FixChoices(Section):
 
     staged_offsets_v1: Choice = Field(default="auto", alias="staged-offsets-v1")
     staged_offsets_v2: Choice = Field(default="auto", alias="staged-offsets-v2")
+    computed_blocks: Choice = Field(default="auto", alias="computed-blocks")
     batched_admission: Choice = Field(default="auto", alias="batched-admission")
     token_budget: Choice = Field(default="auto", alias="token-budget")
     concurrent_pins: Choice = Field(default="auto", alias="concurrent-pins")

@@ -19,6 +19,7 @@ N, F, A, U = State.NEEDED, State.FIXED_UPSTREAM, State.NOT_APPLICABLE, State.UNK
 EXPECTED = {
     "staged-offsets-v1": (N, N, N, N, F, F),
     "staged-offsets-v2": (A, N, N, N, N, N),
+    "computed-blocks":   (N, N, N, F, F, F),
     "batched-admission": (N, N, N, F, F, F),
     "token-budget":      (N, N, N, N, N, N),
     "concurrent-pins":   (A, A, A, N, A, A),
@@ -95,6 +96,8 @@ MANGLED = [
     ("staged-offsets-v1", "A", replaced(ATTENTION, "TrtllmAttentionMetadata.prepare")),
     ("staged-offsets-v2", "B", replaced(RESOURCES, "copy_batch_block_offsets_to_device")),
     ("staged-offsets-v2", "D", replaced(V2, "KVCacheManagerV2.copy_batch_block_offsets")),
+    ("computed-blocks", "B", without(BINDINGS, "KVCacheManager.store_context_blocks")),
+    ("computed-blocks", "A", replaced(BINDINGS, "BaseKVCacheManager.remove_sequence")),
     ("batched-admission", "A", replaced(RESOURCES, "KVCacheManager.prepare_resources")),
     ("batched-admission", "A", without(BINDINGS, "KVCacheManager.add_sequence")),
     ("token-budget", "C", replaced(RESOURCES, "ResourceManager.prepare_resources")),

@@ -54,6 +54,7 @@ def as_it_was(*arguments: Any) -> Any:
 BROKEN: dict[str, tuple[str, Callable[..., Any]]] = {
     "staged-offsets-v1": ("fixes.staged_offsets_v1.mechanism.StagedDestination.receive", from_the_live_table),
     "staged-offsets-v2": ("fixes.staged_offsets_v2.mechanism.staged_launch", by_the_kernel),
+    "computed-blocks": ("fixes.computed_blocks.mechanism.ComputedBlocks.storing", as_it_was),
     "batched-admission": ("fixes.batched_admission.record.ordered_admission", as_it_was),
     "token-budget": ("fixes.token_budget.record.fit", unfitted),
     "concurrent-pins": ("fixes.concurrent_pins.mechanism.Turns.guarded", as_it_was),

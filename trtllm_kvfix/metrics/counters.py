@@ -78,6 +78,9 @@ budget_deferrals = Counter("budget_deferrals", "Requests put off to the next ite
 budget_overruns = Counter(
     "budget_overruns", "Batches that stayed above max_num_tokens because nothing in them could be put off"
 )
+stores_held_back = Counter(
+    "stores_held_back", "Times that a prompt was not offered for reuse because a part of it had not been computed"
+)
 pins = Counter("pins", "Calls that pinned blocks and were serialised with the executor")
 unpins = Counter("unpins", "Calls that unpinned blocks and were serialised with the executor")
 lock_waits = Counter("lock_waits", "Serialised calls that waited for another thread")

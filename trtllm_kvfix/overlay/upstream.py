@@ -26,6 +26,7 @@ CONNECTOR_PLACES = (f"{_EXECUTOR}.connectors.kv_cache_connector", f"{_EXECUTOR}.
 BINDINGS = f"{PACKAGE}.bindings.internal.batch_manager"
 V2_UTILS = f"{BINDINGS}.kv_cache_manager_v2_utils"
 PY_EXECUTOR = f"{_EXECUTOR}.py_executor"
+LLM_REQUEST = f"{_EXECUTOR}.llm_request"
 MODEL_ENGINE = f"{_EXECUTOR}.model_engine"
 GRAPH_RUNNER = f"{_EXECUTOR}.cuda_graph_runner"
 LORA_PARAMS = f"{PACKAGE}._torch.peft.lora.cuda_graph_lora_params"

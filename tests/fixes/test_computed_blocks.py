@@ -1,0 +1,263 @@
+"""Builds before #12673 offer what no forward step has computed (hazard H8). With the fix nobody reads it."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from tests.fixes.applied import applied, standing_in
+from tests.standin.serving import Server
+from trtllm_kvfix.fixes.computed_blocks.mechanism import ComputedBlocks
+from trtllm_kvfix.fixes.computed_blocks.observation import Observation
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay import fuse
+
+FIX = "computed-blocks"
+BLOCK = 4
+PROMPT = list(range(32))
+CONNECTOR = {
+    "connector_module": "tests.standin.connector_double",
+    "connector_scheduler_class": "Scheduler",
+    "connector_worker_class": "Worker",
+}
+SMALL_CHUNKS = {"enable_chunked_prefill": True, "max_num_tokens": 8}
+
+
+def chunked_server(**more: Any) -> Server:
+    """With a connector, because the loop looks at the contents of blocks where there is one."""
+    config = import_module("tensorrt_llm.llmapi.llm_args").KvCacheConnectorConfig(**CONNECTOR)
+    return Server({**SMALL_CHUNKS, "kv_connector_config": config, **more})
+
+
+class Prefill:
+    """The manager alone, step by step."""
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.manager = server, server.manager
+
+    def batch(self, request: Any, chunk: int) -> Any:
+        request.context_chunk_size = chunk
+        batch = self.server.scheduled_requests()
+        if hasattr(batch, "reset_context_requests"):
+            batch.reset_context_requests([request])
+        else:
+            batch.context_requests = [request]
+        return batch
+
+    def chunk(self, request: Any, tokens: int) -> None:
+        batch = self.batch(request, tokens)
+        self.manager.prepare_resources(batch)
+        request.move_to_next_context_chunk()
+        self.manager.update_resources(batch)
+
+    def matched(self, request_id: int) -> int:
+        """What another request with the same prompt is given."""
+        other = self.server.request(request_id, PROMPT)
+        self.manager.prepare_resources(self.batch(other, len(PROMPT)))
+        found = int(other.prepopulated_prompt_len)
+        other.is_dummy_request = True  # it leaves nothing behind
+        self.manager.free_resources(other)
+        return found
+
+
+def cancelled_in_the_middle(server: Server, prompt: list[int]) -> None:
+    """When its first chunk has been computed, of four."""
+    request = server.request(1, prompt)
+    said: list[int] = []
+
+    def cancel() -> None:
+        if request.context_current_position > 0 and not said:
+            said.append(request.request_id)
+            server.executor.enqueue_cancel_request(request.request_id)
+
+    with server.pauses.at(server.pauses.BEGIN_SCHEDULE, cancel):
+        (response,) = server.run([request])
+    assert response.error_msg == "cancelled" and response.tokens == []
+
+
+def corrupt_after_a_cancellation(seed: int) -> list[int]:
+    """Each seed has a prompt of its own: memory that an earlier server left behind must not be right by chance."""
+    prompt = [1000 * seed + token for token in PROMPT]
+    server = chunked_server()
+    cancelled_in_the_middle(server, prompt)
+    server.serve([server.request(2, prompt)])
+    assert server.executor.contents.reads > 0
+    return list(server.executor.contents.corrupt)
+
+
+@pytest.mark.parametrize("variant", ["A", "B", "B2"])
+def test_a_prompt_that_was_cancelled_is_not_read_by_the_next(variant: str) -> None:
+    with standing_in(variant):
+        assert set(corrupt_after_a_cancellation(1)) == {2}
+        with applied([FIX]):
+            assert corrupt_after_a_cancellation(2) == []
+        assert set(corrupt_after_a_cancellation(3)) == {2}
+
+
+@pytest.mark.parametrize("variant", ["A", "B"])
+def test_a_prompt_is_matched_when_its_last_chunk_is_done(variant: str) -> None:
+    with standing_in(variant):
+        control = Prefill(Server(SMALL_CHUNKS))
+        control.chunk(control.server.request(1, PROMPT), 8)
+        assert control.matched(2) > 8, "the control offers nothing that was not computed"
+        with applied([FIX]):
+            prefill = Prefill(Server(SMALL_CHUNKS))
+            request = prefill.server.request(1, PROMPT)
+            for done in range(0, len(PROMPT), 8):
+                assert prefill.matched(100 + done) == 0
+                prefill.chunk(request, 8)
+            assert prefill.matched(2) == len(PROMPT) - BLOCK
+
+
+def test_a_build_that_stores_by_position_is_left_to_it_when_that_was_seen() -> None:
+    """B2 does, and shows it on the first prompt that is computed to its end."""
+    with standing_in("B2"), applied([FIX]):
+        prefill = Prefill(Server(SMALL_CHUNKS))
+        first, second = (prefill.server.request(number, PROMPT) for number in (1, 2))
+        prefill.chunk(first, 8)
+        assert prefill.matched(3) == 0, "it was not known yet"
+        for _ in range(3):
+            prefill.chunk(first, 8)
+        assert first.context_current_position == len(PROMPT)
+        prefill.manager.free_resources(first)
+        second.input_tokens = [1000 + token for token in PROMPT]
+        prefill.chunk(second, 8)
+        other = prefill.server.request(4, second.input_tokens)
+        prefill.manager.prepare_resources(prefill.batch(other, len(PROMPT)))
+        assert other.prepopulated_prompt_len == 8
+
+
+def test_where_windows_vary_nothing_is_asked() -> None:
+    """The bound method asserts there, and the executor would end."""
+    with standing_in("B2"), applied([FIX]):
+        prefill = Prefill(Server(SMALL_CHUNKS))
+        prefill.manager.impl.is_variable_window = True
+        prefill.chunk(prefill.server.request(1, PROMPT), len(PROMPT))
+        assert fuse.of(FIX).faults == 0
+
+
+class Request:
+    """Of an upstream whose request raises where it is told to."""
+
+    def __init__(self, remaining: int, raises: Callable[[], bool] = lambda: False) -> None:
+        self.remaining, self.raises = remaining, raises
+        self.is_dummy_request = False
+        self.is_generation_complete_state = True
+
+    @property
+    def context_remaining_length(self) -> int:
+        if self.raises():
+            raise OSError("injected")
+        return self.remaining
+
+
+class Bound:
+    def __init__(self) -> None:
+        self.enable_block_reuse = False
+        self.stored: list[int] = []
+        self.sequences = {1, 2}
+        self.unpinned: list[Any] = []
+
+    def store_context_blocks(self, request: Request) -> None:
+        self.stored.append(request.remaining)
+
+    def remove_sequence(self, request_id: int, request: Request, pin: bool) -> None:
+        assert pin is False
+        self.sequences.discard(request_id)
+        if not request.is_dummy_request:
+            self.stored.append(request.remaining)
+
+    def store_blocks_for_reuse(self, request_id: int, request: Request, pin: bool) -> int:
+        assert pin
+        self.stored.append(request.remaining)
+        return request_id + 10
+
+    def unpin_blocks_by_id(self, block_id: Any) -> None:
+        self.unpinned.append(block_id)
+
+
+def mended() -> Bound:
+    blocks = ComputedBlocks(fuse.of(FIX))
+    body = {
+        "store_context_blocks": blocks.storing(Bound.store_context_blocks),
+        "remove_sequence": blocks.releasing(Bound.remove_sequence),
+        "store_blocks_for_reuse": blocks.saving(Bound.store_blocks_for_reuse),
+        "unpin_blocks_by_id": blocks.unpinning(Bound.unpin_blocks_by_id),
+    }
+    made: Bound = type("Mended", (Bound,), body)()
+    return made
+
+
+def test_a_save_of_a_request_that_ended_early_keeps_its_blocks_until_it_is_over() -> None:
+    """Nothing of it enters the tree, and nobody gets its blocks while a connector reads them."""
+    bound, early, whole = mended(), Request(8), Request(0)
+    held, pinned = bound.store_blocks_for_reuse(1, early, True), bound.store_blocks_for_reuse(2, whole, True)
+    bound.remove_sequence(1, early, False)
+    bound.remove_sequence(2, whole, False)
+    assert bound.sequences == {1} and bound.stored == [0, 0]
+    bound.unpin_blocks_by_id(pinned)
+    bound.unpin_blocks_by_id(held)
+    assert bound.sequences == set() and bound.unpinned == [12] and bound.stored == [0, 0]
+    bound.remove_sequence(1, early, False)  # upstream terminates it once more
+    assert not early.is_dummy_request
+
+
+def test_a_release_that_upstream_refuses_raises_and_leaves_the_request_as_it_was() -> None:
+    bound, early = mended(), Request(8)
+    with pytest.raises(AssertionError):
+        bound.remove_sequence(1, early, True)
+    assert not early.is_dummy_request and fuse.of(FIX).faults == 0
+
+
+@pytest.fixture(autouse=True)
+def fresh_fuse() -> Any:
+    fuse.reset(FIX)
+    yield
+    fuse.reset(FIX)
+
+
+@pytest.mark.parametrize("times", [1, 10**9], ids=["once", "always"])
+def test_a_fault_of_ours_offers_nothing_and_releases_everything(times: int) -> None:
+    left = [times]
+
+    def raises() -> bool:
+        left[0] -= 1
+        return left[0] >= 0
+
+    bound = mended()
+    for request_id in (1, 2):
+        request = Request(8, raises)
+        for _ in range(3):
+            bound.store_context_blocks(request)
+        bound.remove_sequence(request_id, request, False)
+        assert not request.is_dummy_request
+    assert bound.sequences == set() and bound.stored == []
+    assert fuse.of(FIX).faults == 1 if times == 1 else fuse.of(FIX).blown
+
+
+@pytest.mark.parametrize("times", [1, 10**9], ids=["once", "always"])
+@pytest.mark.parametrize("variant", ["A", "B", "B2"])
+def test_a_server_outlives_a_fault_in_what_is_observed(
+    variant: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, real = [times], Observation.observe
+
+    def observe(self: Observation, *args: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError("injected")
+        real(self, *args)
+
+    monkeypatch.setattr(Observation, "observe", observe)
+    with standing_in(variant), applied([FIX]):
+        assert corrupt_after_a_cancellation(4) == []
+        assert fuse.of(FIX).faults >= 1
+
+
+def test_what_is_held_back_is_counted() -> None:
+    before = counters.read()["stores_held_back"]
+    bound = mended()
+    bound.store_context_blocks(Request(8))
+    bound.store_context_blocks(Request(0))
+    assert counters.read()["stores_held_back"] - before == 1

@@ -1,0 +1,1 @@
+"""Only what a forward step has computed is offered for reuse (H8)."""

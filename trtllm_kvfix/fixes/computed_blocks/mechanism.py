@@ -1,0 +1,133 @@
+"""Blocks enter the reuse tree when they have been computed, and not before (H8).
+
+Builds without T#12673 offer the whole prompt after its first chunk, and all of a sequence when it is released, whatever
+has been computed. Here a prompt is offered when its last chunk is done, and a request that ends before keeps nothing.
+
+The methods of the bound class are replaced, so every caller in Python comes through here: the manager's own methods,
+the termination of requests, transfers. All of it runs in the executor's thread.
+
+Upstream has no call that releases without storing: the arguments are unnamed and refuse None. It stores nothing of
+dummy requests, looks at that mark in the release itself, and the mark can be written from Python: set, call, restore.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtllm_kvfix.fixes.computed_blocks.observation import Observation
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay.fuse import Fuse
+
+
+@dataclass(eq=False)
+class Hold:
+    """Stands for the pins of a save whose request ended early: its sequence keeps its blocks until the save is over.
+
+    Upstream keeps it as it keeps the ids of pinned blocks, and hands it back to `unpin_blocks_by_id`.
+    """
+
+    manager: Any
+    request_id: int
+    release: Callable[[], Any] | None = field(default=None)  # upstream's call, which waits for the save
+
+
+class ComputedBlocks:
+    """The replacements. Where their own code fails, nothing is offered: the next request computes for itself."""
+
+    def __init__(self, fuse: Fuse) -> None:
+        self._fuse = fuse
+        self._observation = Observation()
+        self._holds: dict[tuple[int, int], Hold] = {}  # by manager and request
+
+    def storing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `store_context_blocks(llm_request)`, which upstream calls after every chunk."""
+
+        def store_context_blocks(manager: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._fuse.blown or self._too_early(manager, original, args):
+                return None
+            return original(manager, *args, **kwargs)
+
+        return store_context_blocks
+
+    def releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `remove_sequence(request_id, llm_request, pin_on_release)`."""
+
+        def remove_sequence(manager: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._ends_early(args):
+                return original(manager, *args, **kwargs)
+            request = args[1]
+
+            def release() -> Any:
+                return _as_dummy(request, lambda: original(manager, *args, **kwargs))
+
+            hold = self._holds.get((id(manager), args[0]))
+            if hold is not None:
+                hold.release = release
+                return None
+            return release()
+
+        return remove_sequence
+
+    def saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `store_blocks_for_reuse(request_id, llm_request, pin_blocks)`: a connector or transfer will read them.
+
+        A request that upstream has paused comes back under its id, so its sequence cannot be kept: it is upstream's.
+        """
+
+        def store_blocks_for_reuse(manager: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._ends_early(args) or not args[2] or not args[1].is_generation_complete_state:
+                return original(manager, *args, **kwargs)
+            hold = Hold(manager, args[0])
+            self._holds[id(manager), args[0]] = hold
+            return hold
+
+        return store_blocks_for_reuse
+
+    def unpinning(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `unpin_blocks_by_id(what store_blocks_for_reuse answered)`."""
+
+        def unpin_blocks_by_id(manager: Any, *args: Any, **kwargs: Any) -> Any:
+            if not args or not isinstance(args[0], Hold):
+                return original(manager, *args, **kwargs)
+            hold = args[0]
+            self._holds.pop((id(hold.manager), hold.request_id), None)
+            return None if hold.release is None else hold.release()
+
+        return unpin_blocks_by_id
+
+    def _too_early(self, manager: Any, store: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        try:
+            (request,) = args
+            if request.context_remaining_length == 0:
+                self._observation.observe(manager, store, request)
+                early = False
+            else:
+                early = not self._observation.store_obeys_position
+        except Exception as error:
+            self._fuse.fault(error)
+            return True
+        self._fuse.in_a_row = 0
+        counters.stores_held_back.add(early)
+        return early
+
+    def _ends_early(self, args: tuple[Any, ...]) -> bool:
+        """A part of its prompt has not been computed, nor will be. What a connector still loads counts as a part: of
+        a prompt it never brings the last token."""
+        try:
+            request = args[1]
+            early = self._fuse.blown or request.context_remaining_length > 0
+            early = early and not request.is_dummy_request
+        except Exception as error:
+            self._fuse.fault(error)
+            return len(args) > 1
+        self._fuse.in_a_row = 0
+        counters.stores_held_back.add(early)
+        return early
+
+
+def _as_dummy(request: Any, release: Callable[[], Any]) -> Any:
+    request.is_dummy_request = True
+    try:
+        return release()
+    finally:
+        request.is_dummy_request = False

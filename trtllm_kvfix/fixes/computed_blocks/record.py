@@ -1,0 +1,123 @@
+"""Blocks are offered for reuse when they have been computed, and not before (H8)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
+from trtllm_kvfix.fixes.computed_blocks.mechanism import ComputedBlocks
+from trtllm_kvfix.fixes.signatures import SELF, takes
+from trtllm_kvfix.fixes.trial import require
+from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam, State
+from trtllm_kvfix.overlay.upstream import BINDINGS, LLM_REQUEST, RESOURCE_MANAGER, Upstream
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.settings import FixSettings
+
+ID = "computed-blocks"
+BOUND = ("BaseKVCacheManager", "KVCacheManager")
+# How many positional arguments upstream's callers pass.
+CALLED = {"store_context_blocks": 1, "remove_sequence": 3, "store_blocks_for_reuse": 3, "unpin_blocks_by_id": 1}
+READ = ("context_remaining_length", "context_current_position", "is_dummy_request", "is_generation_complete_state")
+
+
+def probe(up: Upstream) -> Answer:
+    if up.bindings is None or not up.has(RESOURCE_MANAGER, "KVCacheManager.update_resources"):
+        return absent("there is no V1 KV-cache manager over a bound one")
+    if any(up.has(BINDINGS, f"{owner}.add_sequence_batch") for owner in BOUND):
+        return fixed(
+            "sequences are added in batches (T#13029), which came after blocks were stored by position (T#12673)"
+        )
+    if not any(up.has(BINDINGS, f"{owner}.add_sequence") for owner in BOUND):
+        return unknown("the bound manager has neither add_sequence nor add_sequence_batch")
+    for name, count in CALLED.items():
+        owners = [owner for owner, method in _methods(up) if method == name]
+        if not owners:
+            return unknown(f"nothing in {BINDINGS} has its own {name}")
+        if not takes(up, up.attribute(BINDINGS, f"{owners[0]}.{name}"), SELF, *[SELF] * count):
+            return unknown(f"{name} does not take the {count} arguments that upstream's callers pass")
+    missing = [name for name in READ if not up.has(LLM_REQUEST, f"LlmRequest.{name}")]
+    if missing:
+        return unknown(f"requests have no {', '.join(missing)}")
+    return needed("prompts are offered for reuse before they are computed; no name tells that T#12673 is in")
+
+
+def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    blocks = ComputedBlocks(fuse.of(ID))
+    made: dict[str, Callable[[Any], Any]] = {
+        "store_context_blocks": blocks.storing,
+        "remove_sequence": blocks.releasing,
+        "store_blocks_for_reuse": blocks.saving,
+        "unpin_blocks_by_id": blocks.unpinning,
+    }
+    return [Replacement(Seam(BINDINGS, f"{owner}.{name}"), made[name]) for owner, name in _methods(up)]
+
+
+def holds_for(up: Upstream, impl: Any) -> bool:
+    """Whether a request of this manager may be cut short: only what was computed will be offered for reuse."""
+    if probe(up).state is not State.NEEDED:
+        return True
+    method = getattr(type(impl), "remove_sequence", None)
+    while method is not None and getattr(method, "__kvfix_fix__", None) != ID:
+        method = getattr(method, "__wrapped__", None)
+    return method is not None
+
+
+def _methods(up: Upstream) -> Iterator[tuple[str, str]]:
+    """(class, method) of those that the bound classes themselves hold."""
+    for owner in BOUND:
+        held = vars(up.attribute(BINDINGS, owner) or object)
+        for name in CALLED:
+            if name in held:
+                yield owner, name
+
+
+@dataclass
+class _Request:
+    context_remaining_length: int
+    is_dummy_request: bool = False
+    is_generation_complete_state: bool = True
+
+
+class _Manager:
+    """Stores whatever it is given, as builds without T#12673."""
+
+    enable_block_reuse = False
+
+    def __init__(self) -> None:
+        self.stored: list[_Request] = []
+        self.released: list[int] = []
+
+    def store_context_blocks(self, request: _Request) -> None:
+        self.stored.append(request)
+
+    def remove_sequence(self, request_id: int, request: _Request, pin: bool) -> None:  # noqa: ARG002  upstream's
+        self.released.append(request_id)
+        if not request.is_dummy_request:
+            self.stored.append(request)
+
+
+def self_test() -> None:
+    blocks, manager = ComputedBlocks(fuse.Fuse(ID)), _Manager()
+    store, release = blocks.storing(_Manager.store_context_blocks), blocks.releasing(_Manager.remove_sequence)
+    early, whole = _Request(8), _Request(0)
+    for request in (early, whole):
+        store(manager, request)
+        release(manager, 1, request, False)
+    require(early not in manager.stored, "blocks that were not computed were offered for reuse")
+    require(manager.stored == [whole, whole], "blocks that were computed were not offered")
+    require(len(manager.released) == 2 and not early.is_dummy_request, "a release left something behind")
+
+
+FIX = Fix(
+    id=ID,
+    hazard="H8",
+    title="Blocks are offered for reuse when they have been computed, and not before",
+    upstream=("T#12673",),
+    triggers=(BINDINGS, RESOURCE_MANAGER, LLM_REQUEST),
+    probe=probe,
+    replacements=replacements,
+    self_test=self_test,
+    expected=in_variants(needed="A B B2", fixed="C D F"),
+)

@@ -1,0 +1,23 @@
+"""Whether a function can be called as upstream's own callers call it: what probes ask before they answer `needed`."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from trtllm_kvfix.overlay.upstream import Upstream
+
+SELF = object()  # stands for any argument
+
+
+def takes(up: Upstream, function: Callable[..., Any] | None, *arguments: Any, **named: Any) -> bool:
+    """Bound functions have no signature; where their documentation tells the parameters, the number must fit."""
+    if function is None:
+        return False
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError:
+        return False
+    except ValueError:
+        documented = [name for name in up.parameters(function) if name != "self"]
+        return not documented or len(documented) == len(arguments) - 1 + len(named)
+    return True
