@@ -1,0 +1,174 @@
+"""Ranks that share a batch change it together or not at all.
+
+They compute the same change from the same inputs, so only a fault of our own, or inputs that differ, can part them;
+and a batch that differs between ranks gives wrong answers without a word. So a rank that would change a batch proposes
+the change to the others, and keeps it only if every other rank proposes the same for the same step. A rank whose code
+failed abstains, keeps upstream's batch and does not wait. Steps are counted alike on all ranks. A step without a change
+sends nothing.
+
+Whoever fails, or loses, three times in a row stands down and says so to the others: from then on it counts as an
+abstention, every later vote is lost, and whoever loses one by that stands down with it. So all are out from the same
+step on, the one after which no change is kept anywhere.
+
+Messages go from rank to rank with tags of our own; a collective call would be answered by upstream's.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from trtllm_kvfix.overlay.agreement import POLL_S, Communicator, communicator
+from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
+
+log = logging.getLogger("trtllm_kvfix")
+
+TAG_ADMISSION = 27520
+TAG_BUDGET = 27521
+# Ranks of one batch meet in every layer of a step, so one that is this late for a vote does not come at all.
+PATIENCE_S = 30.0
+
+PROPOSES, ABSTAINS, STANDS_DOWN = "proposes", "abstains", "stands down"
+Message = tuple[str, int, str]  # one of the words above, the step, the digest of what is proposed
+
+
+class Mapping(Protocol):
+    """What is read of upstream's."""
+
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def pp_size(self) -> int: ...
+    @property
+    def enable_attention_dp(self) -> bool: ...
+
+
+class Voting:
+    """The votes of one fix in this process. Only the executor's thread uses it."""
+
+    def __init__(
+        self,
+        fuse: Fuse,
+        tag: int,
+        *,
+        find: Callable[[], Communicator | None] = communicator,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        fuse.may_blow = False  # it would leave the others waiting
+        self._fuse = fuse
+        self._tag = tag
+        self._find = find
+        self._patience_s = patience_s
+        self._step = 0
+        self._lost_in_a_row = 0
+        self._heard: dict[int, list[Message]] = {}
+        self._is_shared = False
+        self._complained = False
+
+    def begin(self) -> None:
+        """A step that every rank of the batch comes by."""
+        self._step += 1
+
+    def may_change(self, mapping: Mapping | None) -> bool:
+        """Whether batches may be changed where ranks are arranged like this, alone or after a vote."""
+        comm = self._find()
+        ranks = comm.Get_size() if comm is not None else 1
+        if mapping is None:
+            why = "upstream does not tell which of the ranks share a batch" if ranks > 1 else ""
+            self._is_shared = False
+        elif mapping.pp_size > 1:
+            why = f"there are {mapping.pp_size} pipeline stages"
+        else:
+            self._is_shared = mapping.world_size > 1 and not mapping.enable_attention_dp
+            alone = not self._is_shared or ranks == mapping.world_size
+            why = "" if alone else f"{mapping.world_size} ranks share a batch, and MPI joins {ranks} of them"
+        if why and not self._complained:
+            self._complained = True
+            log.warning("%s leaves the batches of this engine alone: %s", self._fuse.fix_id, why)
+        return not why
+
+    def agree(self, change: object) -> bool:
+        """Whether all ranks of the batch make this change in this step. Then it has to stay as it is."""
+        if not self._is_shared:
+            return True
+        comm = self._find()
+        if comm is None:
+            return False
+        mine = hashlib.sha256(repr(change).encode()).hexdigest()[:16]
+        deadline = time.monotonic() + self._patience_s
+        self._say(comm, PROPOSES, mine)
+        votes = {rank: self._vote_of(comm, rank, deadline) for rank in _others(comm)}
+        if all(vote == (PROPOSES, mine) for vote in votes.values()):
+            self._lost_in_a_row = 0
+            return True
+        self._lose(comm, mine, votes)
+        return False
+
+    def abstain(self) -> None:
+        """Our code failed in this step: upstream's batch stays."""
+        comm = self._find()
+        if self._fuse.in_a_row >= IN_A_ROW_MAX:
+            self._stand_down(comm, f"{self._fuse.in_a_row} faults in a row")
+        elif comm is not None:
+            self._say(comm, ABSTAINS, "")
+
+    def _lose(self, comm: Communicator, mine: str, votes: dict[int, tuple[str, str]]) -> None:
+        self._lost_in_a_row += 1
+        against = {rank: vote for rank, vote in votes.items() if vote != (PROPOSES, mine)}
+        said = ", ".join(f"rank {rank} {word or 'said nothing'}" for rank, (word, _) in sorted(against.items()))
+        log.error(
+            "%s: the ranks do not agree on a change of the batch in step %d, upstream's batch stays: %s",
+            self._fuse.fix_id,
+            self._step,
+            said,
+        )
+        gone = any(word in ("", STANDS_DOWN) for word, _ in against.values())
+        if gone or self._lost_in_a_row >= IN_A_ROW_MAX:
+            self._stand_down(comm, f"{self._lost_in_a_row} votes lost in a row: {said}")
+
+    def _stand_down(self, comm: Communicator | None, why: str) -> None:
+        if comm is not None and not self._fuse.blown:
+            self._say(comm, STANDS_DOWN, "")
+        self._fuse.blow(why)
+
+    def _say(self, comm: Communicator, word: str, digest: str) -> None:
+        for rank in _others(comm):
+            comm.send((word, self._step, digest), dest=rank, tag=self._tag)
+
+    def _vote_of(self, comm: Communicator, rank: int, deadline: float) -> tuple[str, str]:
+        """Its last word on this step, or an empty one after a while. Standing down is a word on all later steps."""
+        while True:
+            heard = self._hear(comm, rank)
+            if heard:
+                word, _, digest = heard[-1]
+                return word, digest
+            if not self._arrives(comm, rank, deadline):
+                log.error("%s: rank %d has said nothing for %g s", self._fuse.fix_id, rank, self._patience_s)
+                return "", ""
+
+    def _hear(self, comm: Communicator, rank: int) -> list[Message]:
+        """What holds for this step of all that has come. A rank may be ahead: words on later steps are kept for them,
+        those on earlier ones are dropped."""
+        box = self._heard.setdefault(rank, [])
+        while comm.Iprobe(source=rank, tag=self._tag):
+            box.append(comm.recv(source=rank, tag=self._tag))
+        box[:] = [said for said in box if said[1] >= self._step or said[0] == STANDS_DOWN]
+        return [said for said in box if said[1] <= self._step]
+
+    def _arrives(self, comm: Communicator, rank: int, deadline: float) -> bool:
+        while not comm.Iprobe(source=rank, tag=self._tag):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S / 100)
+        return True
+
+
+def _others(comm: Communicator) -> list[int]:
+    return [rank for rank in range(comm.Get_size()) if rank != comm.Get_rank()]
+
+
+def mapping_of(manager: Any) -> Mapping | None:
+    """Of a KV-cache manager."""
+    mapping: Mapping | None = getattr(manager, "mapping", None)
+    return mapping
