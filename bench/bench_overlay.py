@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 from measure import REPOSITORY, RESULTS, Row, Summary, quiet_garbage_collector, report
 
-from trtllm_kvfix.fixes.batched_admission.mechanism import ordered_admission
+from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
 from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedOffsetsV1
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
+from trtllm_kvfix.fixes.vote import TAG_ADMISSION, TAG_BUDGET, Voting
+from trtllm_kvfix.overlay.fuse import Fuse
 
 sys.path.insert(0, str(REPOSITORY))  # the stand-in lives among the tests
 from tests.standin.fixture import upstream
@@ -161,11 +163,13 @@ def preparing(case: Case, rounds: int) -> Iterator[Row]:
     resources, manager, bound = executor.resource_manager, type(case.manager), type(case.manager.impl)
     batch: Any = import_module("tensorrt_llm._torch.pyexecutor.scheduler").ScheduledRequests()
     batch.generation_requests = case.requests
-    keeper, turns = BudgetKeeper(), Turns()
+    budget, order, turns = Fuse("token-budget"), Fuse("batched-admission"), Turns()
+    keeper = BudgetKeeper(budget, Voting(budget, TAG_BUDGET), lambda _impl: True)
+    admission = Admission(order, Voting(order, TAG_ADMISSION))
     keeper.learning(lambda _executor: None)(executor)
     replaced = {
-        (type(resources), "prepare_resources"): keeper.fitting,
-        (manager, "prepare_resources"): ordered_admission,
+        (type(resources), "prepare_resources"): lambda original: keeper.fitting(admission.ordered(original)),
+        (manager, "free_resources"): keeper.releasing,
         (bound, "add_token"): turns.guarded,
     }
     originals = {seam: getattr(*seam) for seam in replaced}

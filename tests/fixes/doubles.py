@@ -11,6 +11,11 @@ class Sampling:
     beam_width: int = 1
 
 
+@dataclass(frozen=True)
+class UniqueToken:
+    token_id: int
+
+
 @dataclass(eq=False)
 class Request:
     request_id: int
@@ -22,8 +27,8 @@ class Request:
     sampling_config: Sampling = Sampling()
     is_disagg_generation_init_state: bool = False
     multimodal_positions: list[int] | None = None
-    estimated_reusable_tokens: int = 0
-    pauses: int = 0
+    is_dummy: bool = False
+    py_batch_idx: int | None = None
 
     @property
     def py_request_id(self) -> int:
@@ -37,15 +42,9 @@ class Request:
     def is_first_context_chunk(self) -> bool:
         return self.context_current_position == self.prepopulated_prompt_len
 
-    def get_tokens(self, beam: int) -> list[int]:
+    def get_unique_tokens(self, beam: int) -> list[UniqueToken]:
         assert beam == 0
-        return [1000 * self.request_id + position for position in range(self.prompt_len)]
-
-    def pause(self, max_input_len: int) -> None:
-        assert max_input_len >= self.prompt_len, "a pause must not cut the prompt"
-        self.context_current_position = self.prepopulated_prompt_len = 0
-        self.context_chunk_size = self.prompt_len
-        self.pauses += 1
+        return [UniqueToken(1000 * self.request_id + position) for position in range(self.prompt_len)]
 
 
 def context(request_id: int, prompt_len: int, **more: Any) -> Request:
@@ -56,9 +55,17 @@ def context(request_id: int, prompt_len: int, **more: Any) -> Request:
     return request
 
 
-def generation(request_id: int, *, drafts: int = 0, beams: int = 1) -> Request:
+def generation(
+    request_id: int, *, drafts: int = 0, beams: int = 1, batch_idx: int | None = None, dummy: bool = False
+) -> Request:
     return Request(
-        request_id, 1, context_current_position=1, py_draft_tokens=[0] * drafts, sampling_config=Sampling(beams)
+        request_id,
+        1,
+        context_current_position=1,
+        py_draft_tokens=[0] * drafts,
+        sampling_config=Sampling(beams),
+        py_batch_idx=batch_idx,
+        is_dummy=dummy,
     )
 
 

@@ -1,112 +1,213 @@
 """Admission one by one: who allocates least goes first, and what was lost is counted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.fixes.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, SplitBatch, context
-from trtllm_kvfix.fixes.batched_admission.mechanism import ordered_admission
+from tests.fixes.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, SplitBatch, UniqueToken, context
+from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
+from trtllm_kvfix.fixes.vote import TAG_ADMISSION, Voting
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay.fuse import Fuse
 
 
-def manager(impl: Any = None, *, reuse: bool = True) -> Any:
-    return SimpleNamespace(is_draft=False, enable_block_reuse=reuse, tokens_per_block=TOKENS_PER_BLOCK, impl=impl)
+class Bound:
+    """Tells what is cached as the bound classes do: by whole blocks, and with an assertion where windows vary."""
+
+    tokens_per_block = TOKENS_PER_BLOCK
+
+    def __init__(self, cached: dict[int, int] | None = None, *, reuse: bool = True, windows_vary: bool = False) -> None:
+        self.cached = cached or {}
+        self.enable_block_reuse = reuse
+        self.is_variable_window = windows_vary
+
+    def _cached(self, tokens: list[UniqueToken], request: Request) -> int:
+        assert not self.is_variable_window, "several windows"
+        assert all(isinstance(token, UniqueToken) for token in tokens), "a list of ints is refused"
+        return self.cached.get(request.request_id, 0)
 
 
-def admit(owner: Any, batch: Any, found: Callable[[Request], int] = lambda _: 0) -> list[int]:
-    """The order in which upstream's loop came by the requests."""
-    seen: list[int] = []
-
-    def prepare_resources(_: Any, scheduled_batch: Any) -> None:
-        for request in scheduled_batch.context_requests:
-            seen.append(request.request_id)
-            request.context_current_position = request.prepopulated_prompt_len = found(request)
-
-    ordered_admission(prepare_resources)(owner, batch)
-    return seen
+class Counting(Bound):
+    def count_reusable_blocks(self, tokens: list[UniqueToken], request: Request, only_allocated: bool) -> int:
+        assert only_allocated is False
+        return self._cached(tokens, request) // TOKENS_PER_BLOCK
 
 
-def test_the_request_that_reuses_goes_first_and_the_batch_keeps_its_order() -> None:
-    batch = PlainBatch([context(1, 64), context(2, 64, estimated_reusable_tokens=56)])
-    assert admit(manager(), batch) == [2, 1]
+class Finding(Bound):
+    def find_new_context_block(self, tokens: list[UniqueToken], request: Request) -> Any:
+        """All tokens up to and including the first block that is missing."""
+        end = self._cached(tokens, request) + TOKENS_PER_BLOCK
+        return SimpleNamespace(unique_tokens=tokens[:end]) if end <= len(tokens) else None
+
+
+class Manager:
+    mapping = None
+
+    def __init__(self, impl: Bound, *, has_its_sequence: tuple[int, ...] = ()) -> None:
+        self.impl = impl
+        self.has_its_sequence = has_its_sequence
+
+    def _kv_connector_should_add_sequence(self, request: Request) -> bool:
+        return request.request_id not in self.has_its_sequence
+
+
+@pytest.fixture
+def fuse() -> Fuse:
+    return Fuse("batched-admission")
+
+
+Found = Callable[[Request], int]
+
+
+class Admitting:
+    """A resource manager whose loop notes the order in which it comes by the requests."""
+
+    def __init__(self, fuse: Fuse, manager: Any) -> None:
+        self.resource_manager = SimpleNamespace(resource_managers={"KV_CACHE_MANAGER": manager})
+        self.admission = Admission(fuse, Voting(fuse, TAG_ADMISSION, find=lambda: None))
+
+    def admit(self, batch: Any, found: Found = lambda _: 0) -> list[int]:
+        seen: list[int] = []
+
+        def prepare_resources(_: Any, scheduled_batch: Any) -> None:
+            for request in scheduled_batch.context_requests:
+                seen.append(request.request_id)
+                request.context_current_position = request.prepopulated_prompt_len = found(request)
+
+        self.admission.ordered(prepare_resources)(self.resource_manager, batch)
+        return seen
+
+
+@pytest.fixture
+def admit(fuse: Fuse) -> Iterator[Callable[..., list[int]]]:
+    def call(impl: Bound, batch: Any, found: Found = lambda _: 0) -> list[int]:
+        return Admitting(fuse, Manager(impl)).admit(batch, found)
+
+    yield call
+    assert fuse.faults == 0
+
+
+@pytest.mark.parametrize("telling", [Counting, Finding])
+def test_the_request_that_reuses_goes_first_and_the_batch_keeps_its_order(admit: Any, telling: type[Bound]) -> None:
+    batch = PlainBatch([context(1, 64), context(2, 64)])
+    assert admit(telling({2: 56}), batch) == [2, 1]
     assert [request.request_id for request in batch.context_requests] == [1, 2]
 
 
-def test_a_chunk_that_is_not_the_last_waits_too_where_contexts_are_in_two_lists() -> None:
-    long, reusing = context(1, 64, context_chunk_size=32), context(2, 64, estimated_reusable_tokens=56)
+@pytest.mark.parametrize("telling", [Counting, Finding])
+def test_of_three_who_reuse_the_one_that_allocates_least_is_first(admit: Any, telling: type[Bound]) -> None:
+    """A reading of the key as the missing block alone would turn the order round."""
+    batch = PlainBatch([context(number, 64) for number in (1, 2, 3)])
+    assert admit(telling({1: 8, 2: 24, 3: 48}), batch) == [3, 2, 1]
+
+
+def test_a_chunk_that_is_not_the_last_waits_too_where_contexts_are_in_two_lists(admit: Any) -> None:
+    long, reusing = context(1, 64, context_chunk_size=32), context(2, 64)
     batch = SplitBatch([long, reusing], [])
     assert [request.request_id for request in batch.context_requests] == [1, 2]
-    assert admit(manager(), batch) == [2, 1]
+    assert admit(Counting({2: 56}), batch) == [2, 1]
     assert (batch.context_requests_chunking, batch.context_requests_last_chunk) == ([long], [reusing])
 
 
-def test_equals_keep_the_order_of_the_scheduler() -> None:
-    assert admit(manager(), PlainBatch([context(number, 16) for number in range(5)])) == [0, 1, 2, 3, 4]
+def test_equals_keep_the_order_of_the_scheduler(admit: Any) -> None:
+    assert admit(Counting(), PlainBatch([context(number, 16) for number in range(5)])) == [0, 1, 2, 3, 4]
 
 
-def test_without_reuse_nothing_is_reordered() -> None:
-    assert admit(manager(reuse=False), PlainBatch([context(1, 64), context(2, 8)])) == [1, 2]
+def test_without_reuse_nothing_is_reordered(admit: Any) -> None:
+    assert admit(Counting(reuse=False), PlainBatch([context(1, 64), context(2, 8)])) == [1, 2]
 
 
-def test_counted_blocks_come_before_the_estimate() -> None:
-    impl = SimpleNamespace(count_reusable_blocks=lambda tokens, *_: 7 if tokens[0] == 2000 else 0)
-    batch = PlainBatch([context(1, 64, estimated_reusable_tokens=60), context(2, 64)])
-    assert admit(manager(impl), batch) == [2, 1]
+@pytest.mark.parametrize("telling", [Counting, Finding])
+def test_where_windows_vary_nothing_is_asked(admit: Any, telling: type[Bound]) -> None:
+    """The assertion would end the server, for a batch of one too."""
+    assert admit(telling({2: 56}, windows_vary=True), PlainBatch([context(1, 64), context(2, 64)])) == [1, 2]
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_where_only_the_first_new_block_is_told_it_is_looked_up_in_the_prompt(wrapped: bool) -> None:
-    def find_new_context_block(tokens: list[int], request: Request) -> Any:
-        begin = 56 if request.request_id == 2 else 0
-        block = tokens[begin : begin + TOKENS_PER_BLOCK]
-        return SimpleNamespace(unique_tokens=[SimpleNamespace(token_id=t) for t in block]) if wrapped else block
-
-    impl = SimpleNamespace(find_new_context_block=find_new_context_block)
-    assert admit(manager(impl), PlainBatch([context(1, 64), context(2, 64)])) == [2, 1]
+def test_where_nothing_tells_the_order_stays(admit: Any) -> None:
+    assert admit(Bound(), PlainBatch([context(1, 64), context(2, 8)])) == [1, 2]
 
 
-def test_a_prompt_that_is_all_there_has_no_new_block() -> None:
-    impl = SimpleNamespace(find_new_context_block=lambda tokens, _: None if tokens[0] == 2000 else tokens[:8])
-    assert admit(manager(impl), PlainBatch([context(1, 64), context(2, 64)])) == [2, 1]
+def test_a_prompt_that_is_all_there_has_no_new_block_and_computes_one_token(admit: Any) -> None:
+    batch = PlainBatch([context(1, 64), context(2, 64)])
+    before = counters.read()["reuse_lost_tokens"]
+    assert admit(Finding({2: 64}), batch, lambda request: 63 if request.request_id == 2 else 0) == [2, 1]
+    assert counters.read()["reuse_lost_tokens"] == before
 
 
-def test_what_was_reused_and_what_was_lost_is_measured() -> None:
-    batch = PlainBatch(
-        [context(1, 64, estimated_reusable_tokens=40), context(2, 64), context(3, 64, context_current_position=8)]
+def test_who_has_its_sequence_allocates_nothing_and_is_not_measured(fuse: Fuse) -> None:
+    before = counters.read()["reused_tokens"]
+    admitting = Admitting(fuse, Manager(Counting(), has_its_sequence=(2,)))
+    assert (
+        admitting.admit(PlainBatch([context(1, 8), context(2, 64)]), lambda r: 32 if r.request_id == 2 else 0)[0] == 2
     )
+    assert counters.read()["reused_tokens"] == before
+
+
+def test_what_was_reused_and_what_was_lost_is_measured(admit: Any) -> None:
+    batch = PlainBatch([context(1, 64), context(2, 64), context(3, 64, context_current_position=8)])
     before = counters.read()
-    admit(manager(), batch, found=lambda request: {1: 16, 2: 8, 3: 8}[request.request_id])
+    admit(Counting({1: 40}), batch, found=lambda request: {1: 16, 2: 8, 3: 8}[request.request_id])
     after = counters.read()
     assert after["reused_tokens"] - before["reused_tokens"] == 24
     assert after["reuse_lost_tokens"] - before["reuse_lost_tokens"] == 24
 
 
-def test_requests_that_left_meanwhile_stay_out() -> None:
+def test_requests_that_left_meanwhile_stay_out(fuse: Fuse) -> None:
     batch = PlainBatch([context(1, 64), context(2, 8)])
 
     def prepare_resources(_: Any, scheduled_batch: Any) -> None:
         scheduled_batch.context_requests = [r for r in scheduled_batch.context_requests if r.request_id != 1]
 
-    ordered_admission(prepare_resources)(manager(), batch)
+    admitting = Admitting(fuse, Manager(Counting()))
+    admitting.admission.ordered(prepare_resources)(admitting.resource_manager, batch)
     assert [request.request_id for request in batch.context_requests] == [2]
 
 
-def test_the_order_comes_back_when_admission_fails() -> None:
+def test_what_upstream_raises_passes_and_the_order_comes_back(fuse: Fuse) -> None:
     batch = PlainBatch([context(1, 64), context(2, 8)])
 
     def prepare_resources(*_: Any) -> None:
         raise MemoryError("no free blocks")
 
+    admitting = Admitting(fuse, Manager(Counting()))
     with pytest.raises(MemoryError):
-        ordered_admission(prepare_resources)(manager(), batch)
+        admitting.admission.ordered(prepare_resources)(admitting.resource_manager, batch)
     assert [request.request_id for request in batch.context_requests] == [1, 2]
+    assert fuse.faults == 0
 
 
-def test_a_drafts_manager_is_left_alone() -> None:
-    draft = manager()
-    draft.is_draft = True
-    before = counters.read()
-    assert admit(draft, PlainBatch([context(1, 64), context(2, 8)]), lambda _: 8) == [1, 2]
-    assert counters.read()["reused_tokens"] == before["reused_tokens"]
+def test_a_cache_of_v2_is_left_alone(fuse: Fuse) -> None:
+    admitting = Admitting(fuse, SimpleNamespace(impl=Counting({2: 56})))
+    assert admitting.admit(PlainBatch([context(1, 64), context(2, 64)])) == [1, 2] and fuse.faults == 0
+
+
+MECHANISM = "trtllm_kvfix.fixes.batched_admission.mechanism"
+
+
+@pytest.mark.parametrize("times", [1, 10**9], ids=["once", "always"])
+@pytest.mark.parametrize("place", ["main_v1_manager", "cached_tokens", "line_up", "replace_contexts", "measure"])
+@pytest.mark.parametrize("split", [False, True])
+def test_a_fault_of_ours_leaves_upstreams_batch(
+    fuse: Fuse, monkeypatch: pytest.MonkeyPatch, place: str, times: int, split: bool
+) -> None:
+    left, real = [times], __import__(MECHANISM, fromlist=[place]).__dict__[place]
+
+    def faulty(*args: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError("injected")
+        return real(*args)
+
+    monkeypatch.setattr(f"{MECHANISM}.{place}", faulty)
+    admitting = Admitting(fuse, Manager(Counting({2: 56})))
+    before_admission = place in ("main_v1_manager", "cached_tokens", "line_up")
+    for step in range(4):
+        requests = [context(1, 64), context(2, 64)]
+        batch: Any = SplitBatch(requests, []) if split else PlainBatch(requests)
+        fails = step < times and before_admission
+        assert admitting.admit(batch) == ([1, 2] if fails else [2, 1])
+        assert [request.request_id for request in batch.context_requests] == [1, 2]
+    assert fuse.faults >= 1
+    assert fuse.blown == (times > 1 and before_admission)

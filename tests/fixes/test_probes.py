@@ -20,8 +20,8 @@ EXPECTED = {
     "staged-offsets-v1": (N, N, N, N, F, F),
     "staged-offsets-v2": (A, N, N, N, N, N),
     "computed-blocks":   (N, N, N, F, F, F),
-    "batched-admission": (N, N, N, F, F, F),
-    "token-budget":      (N, N, N, N, N, N),
+    "batched-admission": (A, N, N, F, F, F),
+    "token-budget":      (A, A, N, N, N, N),
     "concurrent-pins":   (A, A, A, N, A, A),
     "input-copy-fence":  (N, N, N, N, F, F),
     "graph-inputs":      (A, A, A, A, N, N),
@@ -84,6 +84,7 @@ def without(module: str, path: str) -> Mangle:
 
 
 RESOURCES = f"{EXECUTOR}.resource_manager"
+REPORTS = f"{EXECUTOR}.connectors.kv_cache_connector"
 LOOP = f"{EXECUTOR}.py_executor"
 ENGINE = f"{EXECUTOR}.model_engine"
 ATTENTION = "tensorrt_llm._torch.attention_backend.trtllm"
@@ -98,10 +99,14 @@ MANGLED = [
     ("staged-offsets-v2", "D", replaced(V2, "KVCacheManagerV2.copy_batch_block_offsets")),
     ("computed-blocks", "B", without(BINDINGS, "KVCacheManager.store_context_blocks")),
     ("computed-blocks", "A", replaced(BINDINGS, "BaseKVCacheManager.remove_sequence")),
-    ("batched-admission", "A", replaced(RESOURCES, "KVCacheManager.prepare_resources")),
-    ("batched-admission", "A", without(BINDINGS, "KVCacheManager.add_sequence")),
+    ("batched-admission", "B", replaced(RESOURCES, "ResourceManager.prepare_resources")),
+    ("batched-admission", "B", without(BINDINGS, "KVCacheManager.add_sequence")),
+    ("batched-admission", "B", replaced(BINDINGS, "KVCacheManager.find_new_context_block")),
+    ("batched-admission", "B2", replaced(BINDINGS, "KVCacheManager.count_reusable_blocks")),
+    ("batched-admission", "B", without(RESOURCES, "KVCacheManager._kv_connector_should_add_sequence")),
     ("token-budget", "C", replaced(RESOURCES, "ResourceManager.prepare_resources")),
-    ("token-budget", "B", replaced(LOOP, "PyExecutor._schedule")),
+    ("token-budget", "B2", replaced(LOOP, "PyExecutor._schedule")),
+    ("token-budget", "D", replaced(REPORTS, "KvCacheConnectorManager.build_scheduler_output")),
     ("concurrent-pins", "C", without(BINDINGS, "KVCacheManager.add_token")),
     ("input-copy-fence", "B", replaced(ENGINE, "PyTorchModelEngine.wait_for_input_copy")),
     ("input-copy-fence", "D", without(ENGINE, "PyTorchModelEngine.wait_for_input_copy")),

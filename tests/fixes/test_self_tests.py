@@ -7,7 +7,7 @@ import pytest
 
 from tests.fixes.applied import IDS
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.fixes.token_budget.fitting import Fitted
+from trtllm_kvfix.fixes.token_budget.fitting import Plan
 from trtllm_kvfix.overlay.fix import Fix
 from trtllm_kvfix.staging import current_place
 
@@ -42,8 +42,8 @@ def by_the_kernel(_stagers: Any, _original: Any) -> Callable[..., Any]:
     return launch
 
 
-def unfitted(*_: Any, **__: Any) -> Fitted:
-    return Fitted((), (), 41)
+def unfitted(*_: Any, **__: Any) -> Plan:
+    return Plan((), (), 41, 41)
 
 
 def as_it_was(*arguments: Any) -> Any:
@@ -55,8 +55,8 @@ BROKEN: dict[str, tuple[str, Callable[..., Any]]] = {
     "staged-offsets-v1": ("fixes.staged_offsets_v1.mechanism.StagedDestination.receive", from_the_live_table),
     "staged-offsets-v2": ("fixes.staged_offsets_v2.mechanism.staged_launch", by_the_kernel),
     "computed-blocks": ("fixes.computed_blocks.mechanism.ComputedBlocks.storing", as_it_was),
-    "batched-admission": ("fixes.batched_admission.record.ordered_admission", as_it_was),
-    "token-budget": ("fixes.token_budget.record.fit", unfitted),
+    "batched-admission": ("fixes.batched_admission.mechanism.line_up", lambda *_: None),
+    "token-budget": ("fixes.token_budget.record.plan", unfitted),
     "concurrent-pins": ("fixes.concurrent_pins.mechanism.Turns.guarded", as_it_was),
     "input-copy-fence": ("fixes.input_copy_fence.mechanism.InputFence.wait", lambda *_: None),
     "graph-inputs": ("fixes.graph_inputs.reads.Reads.wait", lambda *_: None),

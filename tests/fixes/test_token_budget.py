@@ -9,29 +9,46 @@ from hypothesis import strategies as st
 
 from tests.fixes.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, SplitBatch, context, generation
 from trtllm_kvfix.fixes.batches import context_tokens, generation_tokens
-from trtllm_kvfix.fixes.token_budget.fitting import Fitted, Limits, batch_tokens, fit
+from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, Plan, plan
+from trtllm_kvfix.fixes.token_budget.fitting import batch_tokens as tokens_of
 
 
 def nobody(_: Any) -> bool:
     return False
 
 
-def fitted(batch: Any, budget: int, *, chunked: bool, spared: Callable[[Any], bool] = nobody) -> Fitted:
-    limits = Limits(max_num_tokens=budget, chunked_prefill=chunked, tokens_per_block=TOKENS_PER_BLOCK)
-    return fit(batch, limits, spared=spared)
+Says = Callable[[Any], bool]
+
+
+def limits_of(budget: int, *, chunked: bool = False) -> Limits:
+    return Limits(max_num_tokens=budget, chunked_prefill=chunked, tokens_per_block=TOKENS_PER_BLOCK)
+
+
+def batch_tokens(batch: Any) -> int:
+    return tokens_of(batch, limits_of(0), nobody)
+
+
+def fitted(batch: Any, budget: int, *, chunked: bool, spared: Says = nobody, stays: Says = nobody) -> Plan:
+    """Planned on numbers, which changes nothing, and made."""
+    before = [(request, request.context_chunk_size) for request in batch.context_requests]
+    what = plan(batch, limits_of(budget, chunked=chunked), spared=spared, stays=stays)
+    assert [(request, request.context_chunk_size) for request in batch.context_requests] == before
+    if what:
+        Made(batch, what)
+    return what
 
 
 def test_a_batch_that_fits_is_left_alone() -> None:
     batch = PlainBatch([context(1, 30)], [generation(2)])
     before = batch.context_requests
-    assert fitted(batch, 31, chunked=True) == Fitted((), (), 31)
+    assert fitted(batch, 31, chunked=True) == Plan((), (), 31, 31)
     assert batch.context_requests is before
 
 
 def test_the_last_chunk_shrinks_to_the_end_of_a_block() -> None:
     first, last = context(1, 20), context(2, 20)
     batch = PlainBatch([first, last])
-    assert fitted(batch, 39, chunked=True).trimmed == (last,)
+    assert fitted(batch, 39, chunked=True).chunks == ((last, 16),)
     assert (first.context_chunk_size, last.context_chunk_size) == (20, 16)
 
 
@@ -53,47 +70,64 @@ def test_a_chunk_of_which_nothing_would_be_left_waits() -> None:
     first, last = context(1, 20), context(2, 20)
     batch = PlainBatch([first, last])
     result = fitted(batch, 21, chunked=True)
-    assert result.deferred == (last,) and result.tokens == 20
+    assert result.put_off == (last,) and result.tokens == 20
     assert batch.context_requests == [first]
 
 
-def test_drafts_behind_a_prompt_count_and_go_with_its_end() -> None:
-    request = context(1, 24, py_draft_tokens=[0] * 3)
-    batch = PlainBatch([request])
-    assert batch_tokens(batch, nobody) == 27
-    assert fitted(batch, 25, chunked=True).tokens == 16
-    assert context_tokens(request) == request.context_chunk_size == 16
+def test_drafts_of_a_prompt_come_with_its_first_generation_step() -> None:
+    """The engine takes a context's tokens from its prompt."""
+    batch = PlainBatch([context(1, 24, py_draft_tokens=[0] * 3)])
+    assert batch_tokens(batch) == 24 and not fitted(batch, 24, chunked=True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "tokens"),
+    [
+        (generation(1, drafts=3), 4),
+        (generation(1, drafts=0), 1),
+        (generation(1, beams=4), 4),
+        (generation(1, drafts=0, batch_idx=5), 3),  # an empty list, and the drafts are on the device
+        (generation(1, drafts=7, batch_idx=5), 3),  # zeros are left from a step without speculation
+        (generation(1, drafts=7, batch_idx=5, dummy=True), 8),
+    ],
+)
+def test_drafts_are_counted_as_the_engine_prepares_them(request_: Request, tokens: int) -> None:
+    assert generation_tokens(request_, lambda: 3) == tokens
+
+
+def test_without_overlap_the_requests_own_drafts_count() -> None:
+    assert generation_tokens(generation(1, drafts=7, batch_idx=5), None) == 8
 
 
 def test_generations_count_their_beams_and_drafts_and_are_never_put_off() -> None:
-    batch = PlainBatch([context(1, 10)], [generation(2, drafts=3, beams=2), generation(3)])
+    batch = PlainBatch([context(1, 10)], [generation(2, drafts=3), generation(3, beams=4)])
     result = fitted(batch, 9, chunked=False)
-    assert result.tokens == 9 and len(batch.generation_requests) == 2
+    assert result.tokens == 8 and len(batch.generation_requests) == 2
 
 
 def test_without_chunked_prefill_whole_requests_wait_from_the_back() -> None:
     requests = [context(number, 10) for number in range(4)]
     batch = PlainBatch(list(requests))
-    assert fitted(batch, 25, chunked=False).deferred == (requests[3], requests[2])
+    assert fitted(batch, 25, chunked=False).put_off == (requests[3], requests[2])
     assert batch.context_requests == requests[:2]
 
 
 def test_a_request_with_multimodal_spans_is_not_split() -> None:
     first, second = context(1, 20), context(2, 20, multimodal_positions=[3])
-    assert fitted(PlainBatch([first, second]), 39, chunked=True).deferred == (second,)
+    assert fitted(PlainBatch([first, second]), 39, chunked=True).put_off == (second,)
 
 
 def test_requests_whose_cache_arrives_cost_nothing_and_stay() -> None:
     arriving = context(1, 500, is_disagg_generation_init_state=True)
     batch = PlainBatch([context(2, 20), arriving])
     result = fitted(batch, 20, chunked=True, spared=lambda request: request is arriving)
-    assert result == Fitted((), (), 20)
+    assert result == Plan((), (), 20, 20)
 
 
 def test_a_batch_is_never_emptied() -> None:
     only = context(1, 40)
     batch = PlainBatch([only])
-    assert fitted(batch, 20, chunked=False) == Fitted((), (), 40)
+    assert fitted(batch, 20, chunked=False) == Plan((), (), 40, 40)
     assert batch.context_requests == [only]
 
 
@@ -122,22 +156,23 @@ def test_what_is_left_fits_and_no_more_was_taken_than_needed(
     before = {request.request_id: context_tokens(request) for request in contexts}
     order = list(batch.context_requests)
     result = fitted(batch, budget, chunked=chunked)
-    assert result.tokens == batch_tokens(batch, nobody)
-    alone = sum(map(generation_tokens, running))
+    assert result.tokens == batch_tokens(batch)
+    alone = sum(generation_tokens(request, None) for request in running)
     assert result.tokens <= budget or len(batch.context_requests) + len(running) <= 1 or alone > budget
-    assert {r.request_id for r in batch.context_requests} | {r.request_id for r in result.deferred} == set(before)
-    for request in result.trimmed:
+    assert {r.request_id for r in batch.context_requests} | {r.request_id for r in result.put_off} == set(before)
+    trimmed = [request for request, _ in result.chunks]
+    for request in trimmed:
         assert (request.context_current_position + request.context_chunk_size) % TOKENS_PER_BLOCK == 0
         assert 0 < context_tokens(request) < before[request.request_id]
-    assert untouched_prefix(order, result)
-    if result.trimmed or result.deferred:
-        last = order[min(order.index(request) for request in (*result.trimmed, *result.deferred))]
+    assert untouched_prefix(order, [*trimmed, *result.put_off])
+    if result:
+        last = order[min(order.index(request) for request in (*trimmed, *result.put_off))]
         assert result.tokens - context_tokens_left(batch, last) + before[last.request_id] > budget
 
 
-def untouched_prefix(order: list[Request], result: Fitted) -> bool:
+def untouched_prefix(order: list[Request], touched: list[Request]) -> bool:
     """Whoever came first keeps its place: everybody behind a changed request is changed too."""
-    changed = [request in (*result.trimmed, *result.deferred) for request in order]
+    changed = [request in touched for request in order]
     return changed == sorted(changed)
 
 
@@ -145,10 +180,48 @@ def context_tokens_left(batch: Any, request: Request) -> int:
     return context_tokens(request) if request in batch.context_requests else 0
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 9])
+@pytest.mark.parametrize("size", [2, 7, 8, 9])
 def test_a_shrunk_chunk_is_always_smaller(size: int) -> None:
-    """A prompt that ends with a block would keep its size if its drafts alone were the excess."""
-    request = context(1, 8 * size, py_draft_tokens=[0, 0])
-    other = context(2, 8)
-    fitted(PlainBatch([other, request]), 8 + 8 * size + 1, chunked=True)
-    assert request.context_chunk_size < 8 * size or request.context_chunk_size == 8
+    """A prompt that ends with a block has to lose the whole of it."""
+    request = context(1, 8 * size)
+    fitted(PlainBatch([context(2, 8), request]), 8 + 8 * size - 1, chunked=True)
+    assert request.context_chunk_size == 8 * size - 8
+
+
+def test_a_request_that_must_stay_is_made_smaller_and_another_one_waits() -> None:
+    """A connector loads for it in this very step."""
+    first, middle, last = (context(number, 20) for number in (1, 2, 3))
+    batch = PlainBatch([first, middle, last])
+    assert fitted(batch, 45, chunked=False, stays=lambda request: request is last).put_off == (middle,)
+    assert fitted(PlainBatch([first, last]), 35, chunked=True, stays=lambda request: request is last).chunks == (
+        (last, 8),
+    )
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_plan_that_was_made_can_be_taken_back(split: bool) -> None:
+    first, middle, last = (context(number, 20) for number in (1, 2, 3))
+    batch: Any = SplitBatch([first, middle, last], []) if split else PlainBatch([first, middle, last])
+    made = Made(batch, plan(batch, limits_of(30, chunked=True), spared=nobody, stays=nobody))
+    assert batch.context_requests != [first, middle, last]
+    made.take_back()
+    assert batch.context_requests == [first, middle, last]
+    assert [request.context_chunk_size for request in batch.context_requests] == [20, 20, 20]
+
+
+class Stubborn(Request):
+    """A chunk that cannot be set, as upstream's outside of the context phase."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "context_chunk_size" and "context_chunk_size" in vars(self) and value < vars(self)[name]:
+            raise RuntimeError("not in the context phase")
+        super().__setattr__(name, value)
+
+
+def test_a_plan_that_fails_half_way_changes_nothing() -> None:
+    batch = PlainBatch([Stubborn(1, 20, 20), context(2, 20), context(3, 20)])
+    what = plan(batch, limits_of(24, chunked=True), spared=nobody, stays=nobody)
+    what = Plan(((batch.context_requests[1], 8), (batch.context_requests[0], 8)), what.put_off, 60, 16)
+    with pytest.raises(RuntimeError):
+        Made(batch, what)
+    assert [request.context_chunk_size for request in batch.context_requests] == [20, 20, 20]

@@ -1,22 +1,60 @@
-"""What the budget and the admission need to know of a request and a batch, in upstream's words."""
+"""What the budget and the admission need to know of a batch and its managers, in upstream's words."""
 
+from collections.abc import Callable
 from typing import Any
 
-
-def draft_tokens(request: Any) -> int:
-    """The C++ request and the Python one each keep a list; the longer is what the engine may be given."""
-    lists = (getattr(request, "py_draft_tokens", None), getattr(request, "draft_tokens", None))
-    return max(len(tokens) if tokens is not None else 0 for tokens in lists)
+MAIN = "KV_CACHE_MANAGER"
+IN_TWO_LISTS = ("context_requests_chunking", "context_requests_last_chunk")
 
 
-def context_tokens(request: Any) -> int:
-    """What the forward step computes of the prompt, with the drafts that follow its last chunk."""
-    chunk = min(request.context_chunk_size, request.context_remaining_length)
-    return int(chunk + (draft_tokens(request) if chunk == request.context_remaining_length else 0))
+class Contexts:
+    """The context requests of a batch as they stand, to be put back without a call of upstream's."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+        names = IN_TWO_LISTS if hasattr(batch, IN_TWO_LISTS[0]) else ("context_requests",)
+        self._lists = {name: list(getattr(batch, name)) for name in names}
+
+    def put_back(self) -> None:
+        for name, requests in self._lists.items():
+            setattr(self._batch, name, requests)
+
+    def put_back_in_order(self, order: list[Any]) -> None:
+        place = {request.py_request_id: at for at, request in enumerate(order)}
+        for requests in self._lists.values():
+            requests.sort(key=lambda request: place[request.py_request_id])
+        self.put_back()
 
 
-def generation_tokens(request: Any) -> int:
-    return int(request.sampling_config.beam_width * (1 + draft_tokens(request)))
+def managers_by_name(resource_manager: Any) -> dict[str, Any]:
+    """Kinds of managers are members of an enumeration, or names."""
+    managers = resource_manager.resource_managers
+    return {getattr(kind, "name", kind): manager for kind, manager in managers.items()}
+
+
+def main_v1_manager(resource_manager: Any) -> Any | None:
+    """None where the cache is V2's, whose scheduler allocates before it charges."""
+    manager = managers_by_name(resource_manager).get(MAIN)
+    return manager if hasattr(manager, "_kv_connector_should_add_sequence") and hasattr(manager, "impl") else None
+
+
+def enters(manager: Any, request: Any) -> bool:
+    """It gets its blocks in this step, and did not keep them, or have them brought by a load, from an earlier one."""
+    return bool(request.is_first_context_chunk and manager._kv_connector_should_add_sequence(request))
+
+
+def context_tokens(request: Any, chunk: int | None = None) -> int:
+    """What the forward step computes of the prompt: drafts follow with the first generation step."""
+    return int(min(request.context_chunk_size if chunk is None else chunk, request.context_remaining_length))
+
+
+def generation_tokens(request: Any, runtime_tokens: Callable[[], int] | None) -> int:
+    """As the engine prepares its inputs. `runtime_tokens`: of a request whose last sample is still on the device. Its
+    drafts are taken from there, whatever the request's own list says."""
+    if runtime_tokens is not None and not request.is_dummy and request.py_batch_idx is not None:
+        return runtime_tokens()
+    drafts = 0 if request.py_draft_tokens is None else len(request.py_draft_tokens)
+    return 1 + drafts if drafts else int(request.sampling_config.beam_width)
 
 
 def is_arriving(request: Any) -> bool:
@@ -32,7 +70,7 @@ def cannot_be_split(request: Any) -> bool:
 def line_up(batch: Any, requests: list[Any]) -> None:
     """Have a loop over `context_requests` come by them in this order. Where they are kept in two lists, by whether a
     chunk is the last, the first list has all of them until somebody sorts them again."""
-    if hasattr(batch, "context_requests_chunking"):
+    if hasattr(batch, IN_TWO_LISTS[0]):
         batch.context_requests_chunking, batch.context_requests_last_chunk = list(requests), []
     else:
         replace_contexts(batch, requests)

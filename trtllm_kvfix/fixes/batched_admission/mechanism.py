@@ -1,52 +1,105 @@
 """Admission one by one, in the order that loses least (H3).
 
 Where the bound manager cannot add a batch, every allocation may evict what a later request of the batch was to reuse.
-The requests that allocate least go first, so matches are claimed before the large allocations come. What was really
-reused is then on the requests, exact, for the budget that follows.
+The requests that allocate least go first, so matches are claimed before the large allocations come. The order is set
+before the first of the managers prepares the batch: a draft's manager comes before the target's and must admit in the
+same order, or its cache keeps other prompts than the target's does.
+
+This is advice. Where it fails, or the ranks that share the batch do not all give the same, upstream's order stays.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from trtllm_kvfix.fixes.batches import line_up, replace_contexts
+from trtllm_kvfix.fixes.batches import Contexts, enters, line_up, main_v1_manager, replace_contexts
+from trtllm_kvfix.fixes.reuse import cached_tokens
+from trtllm_kvfix.fixes.vote import Voting, mapping_of
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay.fuse import Fuse
 
 
-def ordered_admission(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For `KVCacheManager.prepare_resources` of versions that call `add_sequence` in the order of the batch."""
+@dataclass(frozen=True)
+class Advice:
+    scheduled: list[Any]
+    expected: dict[int, int]  # tokens that each request would find now, of those that enter
+    order: list[Any]
 
-    def prepare_resources(self: Any, scheduled_batch: Any) -> Any:
-        scheduled = list(scheduled_batch.context_requests)
-        # A draft's manager follows the target's, whose reuse is what counts.
-        if not scheduled or self.is_draft:
-            return original(self, scheduled_batch)
-        entering = [request for request in scheduled if request.is_first_context_chunk]
-        expected = {request.py_request_id: expected_reuse(self, request) for request in entering}
-        if len(entering) > 1 and self.enable_block_reuse:
-            line_up(scheduled_batch, _least_first(scheduled, expected))
+    @property
+    def changes_order(self) -> bool:
+        return self.order != self.scheduled
+
+    def decision(self) -> object:
+        """The same on every rank that advises alike."""
+        return [request.py_request_id for request in self.order]
+
+
+class Admission:
+    def __init__(self, fuse: Fuse, voting: Voting) -> None:
+        self._fuse = fuse
+        self._voting = voting
+
+    def ordered(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `ResourceManager.prepare_resources` of versions that call `add_sequence` in the order of the batch."""
+
+        def prepare_resources(resource_manager: Any, scheduled_batch: Any) -> Any:
+            advice = self._line_up(resource_manager, scheduled_batch)
+            try:
+                return original(resource_manager, scheduled_batch)
+            finally:
+                if advice is not None:
+                    self._look_back(advice, scheduled_batch)
+
+        return prepare_resources
+
+    def _line_up(self, resource_manager: Any, batch: Any) -> Advice | None:
+        """None: upstream's order stays, and nothing is measured."""
+        if self._fuse.blown or not batch.context_requests:
+            return None
+        self._voting.begin()
         try:
-            result = original(self, scheduled_batch)
-        finally:
-            left = {request.py_request_id for request in scheduled_batch.context_requests}
-            replace_contexts(scheduled_batch, [request for request in scheduled if request.py_request_id in left])
-        measure(scheduled_batch.context_requests, expected)
-        return result
+            before = Contexts(batch)
+            advice = self._advice(resource_manager, batch)
+            if advice is not None and advice.changes_order:
+                try:
+                    line_up(batch, advice.order)
+                except Exception:
+                    before.put_back()
+                    raise
+        except Exception as error:
+            self._fuse.fault(error)
+            self._voting.abstain()
+            return None
+        self._fuse.in_a_row = 0
+        if advice is None or not advice.changes_order or self._voting.agree(advice.decision()):
+            return advice
+        before.put_back()
+        return None
 
-    return prepare_resources
+    def _advice(self, resource_manager: Any, batch: Any) -> Advice | None:
+        manager = main_v1_manager(resource_manager)
+        if manager is None or not self._voting.may_change(mapping_of(manager)):
+            return None
+        scheduled = list(batch.context_requests)
+        entering = [request for request in scheduled if enters(manager, request)]
+        expected: dict[int, int] = {}
+        for request in entering:
+            cached = cached_tokens(manager.impl, request)
+            if cached is None:
+                return None
+            # The last token is always computed: something has to be sampled.
+            expected[request.py_request_id] = min(cached, request.prompt_len - 1)
+        return Advice(scheduled, expected, _least_first(scheduled, expected))
 
-
-def expected_reuse(manager: Any, request: Any) -> int:
-    """Tokens that the request would find now, by whatever the bound manager can tell, or what the scheduler charged."""
-    estimate = int(getattr(request, "estimated_reusable_tokens", 0))
-    if not manager.enable_block_reuse:
-        return 0
-    impl = manager.impl
-    if hasattr(impl, "count_reusable_blocks"):
-        return int(impl.count_reusable_blocks(_unique_tokens(request), request, False) * manager.tokens_per_block)
-    if hasattr(impl, "find_new_context_block"):
-        first_new = impl.find_new_context_block(_unique_tokens(request), request)
-        return _tokens_before(first_new, request, manager.tokens_per_block, estimate)
-    return estimate
+    def _look_back(self, advice: Advice, batch: Any) -> None:
+        """The batch gets the scheduler's order back, which rows go by; then what was found is counted."""
+        try:
+            if advice.changes_order:
+                _restore_order(batch, advice.scheduled)
+            measure(batch.context_requests, advice.expected)
+        except Exception as error:
+            self._fuse.fault(error)
+            Contexts(batch).put_back_in_order(advice.scheduled)
 
 
 def measure(requests: Any, expected: dict[int, int]) -> None:
@@ -60,7 +113,7 @@ def measure(requests: Any, expected: dict[int, int]) -> None:
 
 
 def _least_first(scheduled: list[Any], expected: dict[int, int]) -> list[Any]:
-    """Stable: equals keep the scheduler's order. Requests that are past their first chunk allocate nothing."""
+    """Stable: equals keep the scheduler's order. Requests that do not enter allocate nothing."""
 
     def tokens_to_allocate(request: Any) -> int:
         reuse = expected.get(request.py_request_id)
@@ -69,17 +122,7 @@ def _least_first(scheduled: list[Any], expected: dict[int, int]) -> list[Any]:
     return sorted(scheduled, key=tokens_to_allocate)
 
 
-def _unique_tokens(request: Any) -> Any:
-    return request.get_unique_tokens(0) if hasattr(request, "get_unique_tokens") else request.get_tokens(0)
-
-
-def _tokens_before(first_new: Any, request: Any, tokens_per_block: int, estimate: int) -> int:
-    """Where the first block that is not cached begins. None: every block is there."""
-    prompt = list(request.get_tokens(0))[: request.prompt_len]
-    if first_new is None:
-        return len(prompt) - len(prompt) % tokens_per_block
-    wanted = [getattr(token, "token_id", token) for token in getattr(first_new, "unique_tokens", first_new)]
-    for begin in range(0, len(prompt), tokens_per_block):
-        if prompt[begin : begin + tokens_per_block] == wanted:
-            return begin
-    return estimate
+def _restore_order(batch: Any, scheduled: list[Any]) -> None:
+    """Of those that are still in the batch."""
+    left = {request.py_request_id for request in batch.context_requests}
+    replace_contexts(batch, [request for request in scheduled if request.py_request_id in left])

@@ -2,45 +2,78 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
-from trtllm_kvfix.fixes.batched_admission.mechanism import ordered_admission
+from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
+from trtllm_kvfix.fixes.batches import MAIN
+from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.trial import require
+from trtllm_kvfix.fixes.vote import TAG_ADMISSION, Voting
+from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import BINDINGS, RESOURCE_MANAGER, Upstream
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
 
-PREPARE = "KVCacheManager.prepare_resources"
+ID = "batched-admission"
+PREPARE = "ResourceManager.prepare_resources"
+ENTERS = "KVCacheManager._kv_connector_should_add_sequence"
 BOUND = ("KVCacheManager", "BaseKVCacheManager")
+TELLING = ("count_reusable_blocks", "find_new_context_block")
 
 
 def probe(up: Upstream) -> Answer:
-    prepare = up.attribute(RESOURCE_MANAGER, PREPARE)
-    if prepare is None:
+    if not up.has(RESOURCE_MANAGER, "KVCacheManager.prepare_resources"):
         return absent("there is no V1 KV-cache manager that prepares a batch")
-    if any(up.has(BINDINGS, f"{name}.add_sequence_batch") for name in BOUND):
+    if _bound(up, "add_sequence_batch"):
         return fixed("the bound manager claims for a whole batch before it allocates (T#13029)")
-    if not any(up.has(BINDINGS, f"{name}.add_sequence") for name in BOUND):
+    if not _bound(up, "add_sequence"):
         return unknown("the bound manager has neither add_sequence nor add_sequence_batch")
-    if up.parameters(prepare) != ("self", "scheduled_batch"):
-        return unknown(f"{PREPARE} takes {up.parameters(prepare)}, expected self and scheduled_batch")
+    if not any(_bound(up, name) for name in TELLING):
+        return absent("nothing tells what a prompt would reuse, so no order is known to be better than upstream's")
+    strange = _strange(up)
+    if strange:
+        return unknown(strange)
     return needed("sequences are added in the scheduler's order, each allocation may evict a later request's reuse")
 
 
+def _strange(up: Upstream) -> str:
+    """What does not look as the fix expects it, or nothing."""
+    if not takes(up, up.attribute(RESOURCE_MANAGER, PREPARE), SELF, scheduled_batch=SELF):
+        return f"{PREPARE} does not take a batch"
+    if not takes(up, up.attribute(RESOURCE_MANAGER, ENTERS), SELF, SELF):
+        return f"{ENTERS} does not take a request"
+    count = up.attribute(BINDINGS, f"{BOUND[0]}.count_reusable_blocks")
+    if count is not None and not takes(up, count, SELF, SELF, SELF, SELF):
+        return "count_reusable_blocks does not take tokens, a request and a switch"
+    find = up.attribute(BINDINGS, f"{BOUND[0]}.find_new_context_block")
+    if find is not None and not takes(up, find, SELF, SELF, SELF):
+        return "find_new_context_block does not take tokens and a request"
+    return ""
+
+
+def _bound(up: Upstream, name: str) -> bool:
+    return any(up.has(BINDINGS, f"{owner}.{name}") for owner in BOUND)
+
+
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), ordered_admission)]
+    admission = Admission(fuse.of(ID), Voting(fuse.of(ID), TAG_ADMISSION))
+    return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), admission.ordered)]
 
 
 @dataclass(eq=False)
 class _Request:
     py_request_id: int
     prompt_len: int
-    estimated_reusable_tokens: int
+    cached: int
     is_first_context_chunk: bool = True
     prepopulated_prompt_len: int = 0
+
+    def get_unique_tokens(self, beam: int) -> list[int]:
+        return [beam] * self.prompt_len
 
 
 @dataclass
@@ -48,33 +81,46 @@ class _Batch:
     context_requests: list[_Request] = field(default_factory=list)
 
 
+class _Bound:
+    enable_block_reuse = True
+    is_variable_window = False
+    tokens_per_block = 4
+
+    def find_new_context_block(self, tokens: list[int], request: _Request) -> Any:
+        return SimpleNamespace(unique_tokens=tokens[: request.cached + self.tokens_per_block])
+
+
+class _Manager:
+    impl = _Bound()
+    mapping = None
+
+    def _kv_connector_should_add_sequence(self, request: _Request) -> bool:  # noqa: ARG002  upstream's
+        return True
+
+
 def self_test() -> None:
     admitted: list[int] = []
-
-    class Manager:
-        is_draft = False
-        enable_block_reuse = True
-        tokens_per_block = 4
-        impl = object()
 
     def as_upstream(manager: Any, scheduled_batch: Any) -> None:  # noqa: ARG001
         admitted.extend(request.py_request_id for request in scheduled_batch.context_requests)
 
+    trial = fuse.Fuse(ID)
+    admission = Admission(trial, Voting(trial, TAG_ADMISSION, find=lambda: None))
     large, reusing = _Request(1, 64, 0), _Request(2, 64, 60)
     batch = _Batch([large, reusing])
-    ordered_admission(as_upstream)(Manager(), batch)
+    admission.ordered(as_upstream)(SimpleNamespace(resource_managers={MAIN: _Manager()}), batch)
     require(admitted == [2, 1], f"requests were admitted in the order {admitted}, expected the one that reuses first")
     require(batch.context_requests == [large, reusing], "the batch did not get its order back")
 
 
 FIX = Fix(
-    id="batched-admission",
+    id=ID,
     hazard="H3",
     title="Requests that reuse claim their blocks before others allocate",
     upstream=("T#12892", "T#13029"),
-    triggers=(RESOURCE_MANAGER,),
+    triggers=(BINDINGS, RESOURCE_MANAGER),
     probe=probe,
     replacements=replacements,
     self_test=self_test,
-    expected=in_variants(needed="A B B2", fixed="C D F"),
+    expected=in_variants(absent="A", needed="B B2", fixed="C D F"),
 )

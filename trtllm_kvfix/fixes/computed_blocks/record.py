@@ -31,16 +31,22 @@ def probe(up: Upstream) -> Answer:
         )
     if not any(up.has(BINDINGS, f"{owner}.add_sequence") for owner in BOUND):
         return unknown("the bound manager has neither add_sequence nor add_sequence_batch")
+    strange = _strange(up)
+    if strange:
+        return unknown(strange)
+    return needed("prompts are offered for reuse before they are computed; no name tells that T#12673 is in")
+
+
+def _strange(up: Upstream) -> str:
+    """What does not look as the fix expects it, or nothing."""
     for name, count in CALLED.items():
         owners = [owner for owner, method in _methods(up) if method == name]
         if not owners:
-            return unknown(f"nothing in {BINDINGS} has its own {name}")
+            return f"nothing in {BINDINGS} has its own {name}"
         if not takes(up, up.attribute(BINDINGS, f"{owners[0]}.{name}"), SELF, *[SELF] * count):
-            return unknown(f"{name} does not take the {count} arguments that upstream's callers pass")
+            return f"{name} does not take the {count} arguments that upstream's callers pass"
     missing = [name for name in READ if not up.has(LLM_REQUEST, f"LlmRequest.{name}")]
-    if missing:
-        return unknown(f"requests have no {', '.join(missing)}")
-    return needed("prompts are offered for reuse before they are computed; no name tells that T#12673 is in")
+    return f"requests have no {', '.join(missing)}" if missing else ""
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface

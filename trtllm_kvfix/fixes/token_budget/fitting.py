@@ -1,8 +1,8 @@
-"""After admission a batch never holds more tokens than the forward step takes (H3).
+"""How a batch is cut back to the tokens that one forward step takes: planned on numbers, then made, then told (H3).
 
 The scheduler charges for the reuse that it expects; what is found when blocks are claimed may be less. Upstream then
 runs into an assertion in the executor's thread. Here the excess comes off the batch, from the back: chunks get smaller
-where prefill is chunked, else whole requests go back to be scheduled again, as if this iteration had not seen them.
+where prefill is chunked, else whole requests wait for the next iteration.
 """
 
 import logging
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_kvfix.fixes.batches import (
+    Contexts,
     cannot_be_split,
     context_tokens,
     generation_tokens,
@@ -20,88 +21,113 @@ from trtllm_kvfix.metrics import counters
 
 log = logging.getLogger("trtllm_kvfix")
 
+Says = Callable[[Any], bool]  # something about a request
+
 
 @dataclass(frozen=True)
 class Limits:
     max_num_tokens: int
     chunked_prefill: bool
     tokens_per_block: int
+    runtime_tokens: Callable[[], int] | None = None  # of a generation whose drafts are on the device
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """What `fit` did. `tokens` is what the batch holds now."""
+class Plan:
+    """What would be changed, and the tokens before and after. Nothing is changed by making one."""
 
-    trimmed: tuple[Any, ...]
-    deferred: tuple[Any, ...]
+    chunks: tuple[tuple[Any, int], ...]  # requests whose chunk ends earlier, with its new size
+    put_off: tuple[Any, ...]
+    tokens_before: int
     tokens: int
 
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.put_off)
 
-def fit(batch: Any, limits: Limits, *, spared: Callable[[Any], bool], contexts: list[Any] | None = None) -> Fitted:
-    """Take tokens off the batch until it fits. `spared` requests are left alone and cost nothing.
+    def decision(self) -> object:
+        """The same on every rank that plans alike."""
+        trimmed = [(request.py_request_id, size) for request, size in self.chunks]
+        return trimmed, [request.py_request_id for request in self.put_off]
 
-    contexts: the batch's context requests in the order of their claims to the budget; by default as they stand.
+
+def batch_tokens(batch: Any, limits: Limits, spared: Says) -> int:
+    contexts = sum(context_tokens(request) for request in batch.context_requests if not spared(request))
+    return contexts + sum(generation_tokens(request, limits.runtime_tokens) for request in batch.generation_requests)
+
+
+def plan(batch: Any, limits: Limits, *, spared: Says, stays: Says, order: list[Any] | None = None) -> Plan:
+    """`spared` requests are left alone and cost nothing; those of which `stays` is true are not put off.
+
+    order: the batch's context requests in the order of their claims to the budget; by default as they stand.
     """
-    contexts = list(batch.context_requests) if contexts is None else contexts
-    costing = [request for request in contexts if not spared(request)]
-    generations = sum(generation_tokens(request) for request in batch.generation_requests)
-    tokens = generations + sum(context_tokens(request) for request in costing)
-    trimmed: list[Any] = []
-    deferred: list[Any] = []
-    for request in reversed(costing):
-        if tokens <= limits.max_num_tokens:
+    contexts = list(batch.context_requests) if order is None else order
+    before = tokens = batch_tokens(batch, limits, spared)
+    chunks: list[tuple[Any, int]] = []
+    put_off: list[Any] = []
+    for request in reversed([request for request in contexts if not spared(request)]):
+        excess = tokens - limits.max_num_tokens
+        if excess <= 0:
             break
         cost = context_tokens(request)
-        if limits.chunked_prefill and _shrink(request, tokens - limits.max_num_tokens, limits.tokens_per_block):
-            trimmed.append(request)
-            tokens -= cost - context_tokens(request)
-        elif len(deferred) + 1 < len(contexts) + len(batch.generation_requests):  # never an empty batch
-            deferred.append(request)
+        size = _shorter(request, excess, limits.tokens_per_block) if limits.chunked_prefill else 0
+        if size:
+            chunks.append((request, size))
+            tokens -= cost - size
+        elif not stays(request) and len(put_off) + 1 < len(contexts) + len(batch.generation_requests):
+            put_off.append(request)  # never an empty batch
             tokens -= cost
-    if trimmed or deferred:
-        left = [request for request in batch.context_requests if request not in deferred]
-        replace_contexts(batch, left)
-    return Fitted(tuple(trimmed), tuple(deferred), tokens)
+    return Plan(tuple(chunks), tuple(put_off), before, tokens)
 
 
-def _shrink(request: Any, excess: int, tokens_per_block: int) -> bool:
-    """Let the chunk end earlier, on a block's boundary; False where nothing would be left of it."""
+def _shorter(request: Any, excess: int, tokens_per_block: int) -> int:
+    """The size of a chunk that ends earlier, on a block's boundary; 0 where nothing would be left of it."""
     if cannot_be_split(request):
-        return False
+        return 0
     begin = request.context_current_position
-    # Drafts count with the last chunk only, so taking any token off it takes them off too.
-    end = begin + min(request.context_chunk_size - 1, context_tokens(request) - excess)
-    end -= end % tokens_per_block
-    if end <= begin:
-        return False
-    request.context_chunk_size = end - begin
-    return True
+    end = begin + context_tokens(request) - excess
+    return int(max(0, end - end % tokens_per_block - begin))
 
 
-def tell(fitted: Fitted, limits: Limits, tokens_before: int) -> None:
-    """Counts, and one line for each batch that was changed."""
-    counters.budget_trims.add(len(fitted.trimmed))
-    counters.budget_deferrals.add(len(fitted.deferred))
-    if fitted.trimmed or fitted.deferred:
+class Made:
+    """A plan that has been carried out, which can be taken back. One that fails half-way changes nothing."""
+
+    def __init__(self, batch: Any, what: Plan) -> None:
+        self._contexts = Contexts(batch)
+        self._chunks = [(request, request.context_chunk_size) for request, _ in what.chunks]
+        try:
+            for request, size in what.chunks:
+                request.context_chunk_size = size
+            replace_contexts(batch, [request for request in batch.context_requests if request not in what.put_off])
+        except Exception:
+            self.take_back()
+            raise
+
+    def take_back(self) -> None:
+        for request, size in self._chunks:
+            request.context_chunk_size = size
+        self._contexts.put_back()
+
+
+def tell(what: Plan, limits: Limits) -> None:
+    """Counts, and one line for each batch that was changed, or should have been."""
+    counters.budget_trims.add(len(what.chunks))
+    counters.budget_deferrals.add(len(what.put_off))
+    counters.budget_trimmed_tokens.add(what.tokens_before - what.tokens)
+    if what:
         log.info(
             "batch of %d tokens exceeds max_num_tokens %d: chunks made smaller of requests %s, put off requests %s, "
             "%d tokens left",
-            tokens_before,
+            what.tokens_before,
             limits.max_num_tokens,
-            [request.py_request_id for request in fitted.trimmed],
-            [request.py_request_id for request in fitted.deferred],
-            fitted.tokens,
+            [request.py_request_id for request, _ in what.chunks],
+            [request.py_request_id for request in what.put_off],
+            what.tokens,
         )
-    if fitted.tokens > limits.max_num_tokens:
+    if what.tokens > limits.max_num_tokens:
         counters.budget_overruns.add()
         log.error(
             "batch of %d tokens exceeds max_num_tokens %d and nothing more can be put off; usual cause: generation "
-            "requests alone, or one request whose prompt and drafts are larger than the limit without chunked prefill",
-            fitted.tokens,
+            "requests alone, one prompt that is larger than the limit without chunked prefill, or a connector's loads",
+            what.tokens,
             limits.max_num_tokens,
         )
-
-
-def batch_tokens(batch: Any, spared: Callable[[Any], bool]) -> int:
-    contexts = sum(context_tokens(request) for request in batch.context_requests if not spared(request))
-    return contexts + sum(generation_tokens(request) for request in batch.generation_requests)

@@ -1,98 +1,83 @@
 """Where the budget is enforced: around `ResourceManager.prepare_resources`, and before a connector hears of the batch.
 
-In the versions that need this fix the KV-cache manager reports the batch to the connector from inside its own
-`prepare_resources`. So where there is a connector the batch is fitted just before that report, and the connector hears
-of a request's blocks only if the request stays: it never learns of blocks that are given back.
+Until D the KV-cache manager reports the batch to the connector from inside its own `prepare_resources`, so where there
+is a connector the batch is fitted just before that report.
+
+A request that is put off leaves the batch and keeps what it has: its blocks, its slot, and what a connector was asked
+and told of it. It comes back like one whose load is over, without being added again. So nothing of it is stored, given
+back or told twice, and where it ends first, it ends as any other request does in upstream's hands. A request for which
+a connector promised tokens in this very step stays, because the load is part of the step.
 
 Batches of requests whose cache arrives from elsewhere reach the KV-cache manager directly, without the ResourceManager;
 they compute nothing and are left alone.
-
-With pipeline parallelism nothing is changed. There one rank schedules and the others run what it sends them, and the
-loop has noted who is in flight and who finishes its prompt before blocks are allocated: it would act on the old batch.
 """
 
 import logging
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from trtllm_kvfix.fixes.batches import is_arriving
-from trtllm_kvfix.fixes.token_budget.fitting import Limits, batch_tokens, fit, tell
-from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.fixes.batches import enters, is_arriving, main_v1_manager, managers_by_name
+from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, Plan, batch_tokens, plan, tell
+from trtllm_kvfix.fixes.token_budget.limits import limits_of
+from trtllm_kvfix.fixes.vote import Voting, mapping_of
+from trtllm_kvfix.overlay.fuse import Fuse
 
 log = logging.getLogger("trtllm_kvfix")
 
-MAIN = "KV_CACHE_MANAGER"
-KEPT = ("PEFT_CACHE_MANAGER",)  # adapters are placed by batch; nothing of a request is held there
+# What the KV-cache manager keeps for a request that is put off is kept by its memo below, and a slot by the request.
+# These are given one with the first chunk each time that they see it.
+GIVEN_AGAIN = ("SPEC_RESOURCE_MANAGER",)
 
 
 class Preparation:
     """One batch on its way through `prepare_resources`."""
 
-    def __init__(self, batch: Any, limits: Limits, managers: dict[Any, Any]) -> None:
+    def __init__(self, resource_manager: Any, batch: Any, limits: Limits) -> None:
+        self.resource_manager = resource_manager
+        self.main = main_v1_manager(resource_manager)
         self.batch = batch
         self.limits = limits
-        self.managers = managers
         self.order = list(batch.context_requests)  # who came first keeps its place
-        self.new = {request.py_request_id for request in self.order if self._enters(request)}
-        self.allocated: list[tuple[Any, Any]] = []  # what the connector is still to be told
-        self.fitted = False
-        self.putting_back: Any = None  # the request that is losing its blocks at this moment
+        self.entering = {request.py_request_id for request in self.order if enters(self.main, request)}
+        self.settled = False
 
-    def _enters(self, request: Any) -> bool:
-        """It gets its blocks in this iteration, and not from an asynchronous load of the connector before."""
-        if not request.is_first_context_chunk:
-            return False
-        connectors = (getattr(manager, "kv_connector_manager", None) for manager in self.managers.values())
-        return all(connector is None or connector.should_add_sequence(request) for connector in connectors)
+    def may_exceed(self) -> bool:
+        """Reuse only makes chunks smaller, so what fits now will fit."""
+        return batch_tokens(self.batch, self.limits, is_arriving) > self.limits.max_num_tokens
 
-    def fit(self, is_loading: Callable[[Any], bool]) -> None:
-        """Once; later calls find it done."""
-        if self.fitted:
-            return
-        self.fitted = True
+    def plan(self) -> Plan:
+        connector = getattr(self.main, "kv_connector_manager", None)
+        promised = {} if connector is None else connector.scheduler_output_manager.external_loads
 
         def spared(request: Any) -> bool:
-            return is_arriving(request) or is_loading(request)
+            return is_arriving(request) or (connector is not None and is_loading(connector, request))
 
-        before = batch_tokens(self.batch, spared)
-        if before <= self.limits.max_num_tokens:
-            return
-        result = fit(self.batch, self.limits, spared=spared, contexts=self.order)
-        for self.putting_back in result.deferred:
-            self._put_back(self.putting_back)
-        self.putting_back = None
-        counters.budget_trimmed_tokens.add(before - result.tokens)
-        tell(result, self.limits, before)
+        def stays(request: Any) -> bool:
+            return bool(promised.get(request.request_id, 0) > 0)
 
-    def _put_back(self, request: Any) -> None:
-        """As the executor pauses a request. `BudgetKeeper.releasing` sees to it that nothing is stored for reuse.
-
-        A request that had its blocks before keeps them: they hold what is computed or loaded, and are scheduled again.
-        """
-        if request.py_request_id not in self.new:
-            return
-        for kind, manager in reversed(self.managers.items()):
-            if hasattr(manager, "free_resources") and getattr(kind, "name", kind) not in KEPT:
-                manager.free_resources(request)
-        request.pause(request.prompt_len)
+        return plan(self.batch, self.limits, spared=spared, stays=stays, order=self.order)
 
 
 class BudgetKeeper:
     """The replacements, and the limits of each executor by its resource manager."""
 
-    def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Any, Limits | None] = WeakKeyDictionary()
+    def __init__(self, fuse: Fuse, voting: Voting, is_safe: Callable[[Any], bool]) -> None:
+        """is_safe: whether the bound manager offers only what was computed for reuse, when a prompt is cut short."""
+        self._fuse = fuse
+        self._voting = voting
+        self._is_safe = is_safe
+        self._limits: WeakKeyDictionary[Any, Limits | None] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()  # sequences of who was put off, by manager
         self._of_thread = threading.local()
 
     def learning(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For `PyExecutor._schedule`: runs in the loop before every batch, when the executor is complete."""
 
         def _schedule(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            if executor.resource_manager not in self._known:
-                self._known[executor.resource_manager] = limits_of(executor)
+            if executor.resource_manager not in self._limits:
+                self._learn(executor)
             return original(executor, *args, **kwargs)
 
         return _schedule
@@ -100,86 +85,113 @@ class BudgetKeeper:
     def fitting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For `ResourceManager.prepare_resources`."""
 
-        def prepare_resources(manager: Any, scheduled_batch: Any) -> Any:
-            limits = self._known.get(manager)
-            # None: warm-up, before the loop has scheduled anything. And generations alone cannot be put off.
-            if limits is None or not scheduled_batch.context_requests:
-                return original(manager, scheduled_batch)
-            current = Preparation(scheduled_batch, limits, manager.resource_managers)
+        def prepare_resources(resource_manager: Any, scheduled_batch: Any) -> Any:
+            current = self._begin(resource_manager, scheduled_batch)
+            if current is None:
+                return original(resource_manager, scheduled_batch)
             self._of_thread.current = current
             try:
-                result = original(manager, scheduled_batch)
-                current.fit(lambda _: False)
+                result = original(resource_manager, scheduled_batch)
             finally:
                 self._of_thread.current = None
+            self._settle(current)
             return result
 
         return prepare_resources
 
-    def releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """For `KVCacheManager.free_resources`, which subclasses call: who is put off has computed nothing to store."""
-
-        def free_resources(manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-            current = self._current()
-            if current is not None and current.putting_back is request:
-                return manager.impl.remove_sequence(request.py_request_id, None, False)
-            return original(manager, request, *args, **kwargs)
-
-        return free_resources
-
-    def holding_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """For `KvCacheConnectorManager.update_state_after_alloc`: told once it is known which requests stay."""
-
-        def update_state_after_alloc(connector: Any, req: Any, block_ids: Any) -> Any:
-            current = self._current()
-            if current is None or current.fitted:
-                return original(connector, req, block_ids)
-            current.allocated.append((req, block_ids))
-            return None
-
-        return update_state_after_alloc
-
-    def reporting(self, update: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        """For `KvCacheConnectorManager.build_scheduler_output`; `update` is the original `update_state_after_alloc`."""
+    def reporting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `KvCacheConnectorManager.build_scheduler_output`."""
 
         def build_scheduler_output(connector: Any, scheduled_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            current = self._current()
+            current: Preparation | None = getattr(self._of_thread, "current", None)
             if current is not None and current.batch is scheduled_batch:
-                current.fit(partial(is_loading, connector))
-                staying = {request.py_request_id for request in scheduled_batch.context_requests}
-                for request, block_ids in current.allocated:
-                    if request.py_request_id in staying:
-                        update(connector, request, block_ids)
-                current.allocated.clear()
+                self._settle(current)
             return original(connector, scheduled_batch, *args, **kwargs)
 
         return build_scheduler_output
 
-    def _current(self) -> Preparation | None:
-        current: Preparation | None = getattr(self._of_thread, "current", None)
-        return current
+    def adding(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `KVCacheManager._kv_connector_should_add_sequence`: who was put off has its sequence."""
+
+        def _kv_connector_should_add_sequence(manager: Any, request: Any) -> Any:
+            kept = self._kept.get(manager)
+            if kept and request.py_request_id in kept:
+                return False
+            return original(manager, request)
+
+        return _kv_connector_should_add_sequence
+
+    def releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """For `KVCacheManager.free_resources`: a request that was paused comes back under its id, and is added."""
+
+        def free_resources(manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+            kept = self._kept.get(manager)
+            if kept:
+                kept.discard(request.py_request_id)
+            return original(manager, request, *args, **kwargs)
+
+        return free_resources
+
+    def _learn(self, executor: Any) -> None:
+        self._limits[executor.resource_manager] = None
+        try:
+            limits = limits_of(executor, self._is_safe)
+            main = main_v1_manager(executor.resource_manager)
+            if limits is not None and self._voting.may_change(mapping_of(main)):
+                self._limits[executor.resource_manager] = limits
+        except Exception as error:
+            self._fuse.fault(error)
+            self._voting.abstain()
+
+    def _begin(self, resource_manager: Any, batch: Any) -> Preparation | None:
+        """None where the batch needs no look: warm-up, before the loop has scheduled anything, and generations alone,
+        which cannot be put off."""
+        limits = self._limits.get(resource_manager)
+        if limits is None or not batch.context_requests or self._fuse.blown:
+            return None
+        self._voting.begin()
+        try:
+            current = Preparation(resource_manager, batch, limits)
+            return current if current.may_exceed() else None
+        except Exception as error:
+            self._fuse.fault(error)
+            self._voting.abstain()
+            return None
+
+    def _settle(self, current: Preparation) -> None:
+        """Once; later calls find it done. The batch is changed before the ranks vote: what may fail, fails then."""
+        if current.settled:
+            return
+        current.settled = True
+        try:
+            what = current.plan()
+            made = Made(current.batch, what) if what else None
+        except Exception as error:
+            self._fuse.fault(error)
+            self._voting.abstain()
+            return
+        self._fuse.in_a_row = 0
+        if made is not None and not self._voting.agree(what.decision()):
+            made.take_back()
+            return
+        for request in what.put_off:
+            self._keep(current, request)
+        tell(what, current.limits)
+
+    def _keep(self, current: Preparation, request: Any) -> None:
+        """One that had its blocks before is on nobody's list: it is past its first chunk, or its load is over."""
+        if request.py_request_id not in current.entering:
+            return
+        for kind, manager in managers_by_name(current.resource_manager).items():
+            if hasattr(manager, "_kv_connector_should_add_sequence"):
+                self._kept.setdefault(manager, set()).add(request.py_request_id)
+            elif kind in GIVEN_AGAIN:
+                try:
+                    manager.free_resources(request)
+                except Exception as error:
+                    self._fuse.fault(error)
 
 
 def is_loading(connector: Any, request: Any) -> bool:
     """The connector fetches its prompt asynchronously, and takes it out of the batch before the step."""
-    asynchronous = getattr(connector, "new_async_requests", None)
-    return asynchronous is not None and request.request_id in asynchronous.loading
-
-
-def limits_of(executor: Any) -> Limits | None:
-    """The engine's own limit is the one that it asserts. None where batches must stay as they are, which is said."""
-    engine = executor.model_engine
-    max_num_tokens = getattr(engine, "max_num_tokens", None) or getattr(executor, "max_num_tokens", None)
-    stages = getattr(getattr(executor, "dist", None), "pp_size", 1)
-    if stages > 1 or max_num_tokens is None:
-        why = f"it has {stages} pipeline stages" if stages > 1 else "it does not tell its max_num_tokens"
-        log.warning("token-budget leaves the batches of this engine alone: %s", why)
-        return None
-    features = getattr(engine, "attn_runtime_features", None)
-    managers = executor.resource_manager.resource_managers
-    manager = next((each for kind, each in managers.items() if getattr(kind, "name", kind) == MAIN), None)
-    return Limits(
-        max_num_tokens=int(max_num_tokens),
-        chunked_prefill=bool(getattr(features, "chunked_prefill", False)),
-        tokens_per_block=int(getattr(manager, "tokens_per_block", 1)),
-    )
+    return bool(request.request_id in connector.new_async_requests.loading)

@@ -6,42 +6,48 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
-from trtllm_kvfix.fixes.token_budget.fitting import Limits, fit
+from trtllm_kvfix.fixes.computed_blocks.record import holds_for
+from trtllm_kvfix.fixes.signatures import SELF, takes
+from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, plan
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
 from trtllm_kvfix.fixes.trial import require
+from trtllm_kvfix.fixes.vote import TAG_BUDGET, Voting
+from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
-from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, PY_EXECUTOR, RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, LLM_REQUEST, PY_EXECUTOR, RESOURCE_MANAGER, Upstream
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
 
+ID = "token-budget"
 PREPARE = "ResourceManager.prepare_resources"
+ENTERS = "KVCacheManager._kv_connector_should_add_sequence"
 FREE = "KVCacheManager.free_resources"
 SCHEDULE = "PyExecutor._schedule"
 REPORT = "KvCacheConnectorManager.build_scheduler_output"
-ALLOCATED = "KvCacheConnectorManager.update_state_after_alloc"
+
+# What upstream's callers pass, the object itself included.
+CALLED = (
+    (PY_EXECUTOR, SCHEDULE, 1),
+    (RESOURCE_MANAGER, ENTERS, 2),
+    (RESOURCE_MANAGER, FREE, 2),
+    (RESOURCE_MANAGER, FREE, 3),
+)
 
 
 def probe(up: Upstream) -> Answer:
     if not up.has(RESOURCE_MANAGER, "KVCacheManager"):
         return absent("there is no V1 KV-cache manager")
-    expected = {
-        (RESOURCE_MANAGER, PREPARE): ("self", "scheduled_batch"),
-        (PY_EXECUTOR, SCHEDULE): ("self",),
-        (RESOURCE_MANAGER, FREE): ("self", "request", "pin_on_release"),
-    }
-    for (module, path), parameters in expected.items():
-        found = up.parameters(up.attribute(module, path))
-        if found != parameters:
-            return unknown(f"{path} takes {found or 'nothing that can be read'}, expected {parameters}")
-    return _probe_connector(up)
-
-
-def _probe_connector(up: Upstream) -> Answer:
+    if not up.has(LLM_REQUEST, "LlmRequest.estimated_reusable_tokens"):
+        return absent("the scheduler charges whole prompts, so reuse can only make a batch smaller")
+    if not takes(up, up.attribute(RESOURCE_MANAGER, PREPARE), SELF, scheduled_batch=SELF):
+        return unknown(f"{PREPARE} does not take a batch")
+    called = list(CALLED)
     if up.connector_module is not None:
-        for path in (REPORT, ALLOCATED):
-            if not up.has(up.connector_module, path):
-                return unknown(f"{up.connector_module.__name__} has no {path}")
+        called.append((up.connector_module.__name__, REPORT, 3))
+    for module, path, count in called:
+        if not takes(up, up.attribute(module, path), *[SELF] * count):
+            return unknown(f"{path} does not take the {count - 1} arguments that upstream's callers pass")
     if up.has(RESOURCE_MANAGER, "KVCacheManager.fit_token_budget"):
         # It has run when we look, so where it can do the work, nothing is left to do.
         return needed(
@@ -51,19 +57,15 @@ def _probe_connector(up: Upstream) -> Answer:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    keeper = BudgetKeeper()
+    keeper = BudgetKeeper(fuse.of(ID), Voting(fuse.of(ID), TAG_BUDGET), partial(holds_for, up))
     made = [
         Replacement(Seam(PY_EXECUTOR, SCHEDULE), keeper.learning),
         Replacement(Seam(RESOURCE_MANAGER, PREPARE), keeper.fitting),
+        Replacement(Seam(RESOURCE_MANAGER, ENTERS), keeper.adding),
         Replacement(Seam(RESOURCE_MANAGER, FREE), keeper.releasing),
     ]
-    connector = up.connector_module
-    if connector is not None:
-        told = connector.KvCacheConnectorManager.update_state_after_alloc
-        made += [
-            Replacement(Seam(connector.__name__, ALLOCATED), keeper.holding_back),
-            Replacement(Seam(connector.__name__, REPORT), partial(keeper.reporting, told)),
-        ]
+    if up.connector_module is not None:
+        made.append(Replacement(Seam(up.connector_module.__name__, REPORT), keeper.reporting))
     return made
 
 
@@ -88,26 +90,28 @@ class _Batch:
 
 
 def self_test() -> None:
-    def spared(_: Any) -> bool:
+    def never(_: Any) -> bool:
         return False
 
     for chunked, left, chunk in ((True, 2, 8), (False, 1, 20)):
         first, last = _Request(20, 20), _Request(20, 20)
         batch = _Batch([first, last], [_Request(0, 0)])
-        fitted = fit(batch, Limits(max_num_tokens=31, chunked_prefill=chunked, tokens_per_block=8), spared=spared)
-        require(fitted.tokens <= 31, f"{fitted.tokens} tokens are left of a budget of 31")
+        limits = Limits(max_num_tokens=31, chunked_prefill=chunked, tokens_per_block=8)
+        what = plan(batch, limits, spared=never, stays=never)
+        Made(batch, what)
+        require(what.tokens <= 31, f"{what.tokens} tokens are left of a budget of 31")
         require(len(batch.context_requests) == left, f"{len(batch.context_requests)} requests stayed, expected {left}")
         require(last.context_chunk_size == chunk, f"the last chunk has {last.context_chunk_size} tokens, not {chunk}")
 
 
 FIX = Fix(
-    id="token-budget",
+    id=ID,
     hazard="H3",
     title="After admission a batch holds at most max_num_tokens: chunks end earlier, or requests wait one iteration",
     upstream=("T#13318", "T#15187"),
-    triggers=(RESOURCE_MANAGER, PY_EXECUTOR, *CONNECTOR_PLACES),
+    triggers=(RESOURCE_MANAGER, PY_EXECUTOR, LLM_REQUEST, *CONNECTOR_PLACES),
     probe=probe,
     replacements=replacements,
     self_test=self_test,
-    expected=in_variants(needed="A B B2 C D F"),
+    expected=in_variants(absent="A B", needed="B2 C D F"),
 )
