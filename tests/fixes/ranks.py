@@ -56,5 +56,5 @@ def on_ranks(between: Between, work: Callable[[int, RankComm], Any]) -> list[Any
     def run(rank: int) -> None:
         answers[rank] = work(rank, between.of(rank))
 
-    run_together(*[lambda rank=rank: run(rank) for rank in range(between.ranks)])  # type: ignore[misc]
+    run_together(*[lambda rank=rank: run(rank) for rank in range(between.ranks)])
     return [answers[rank] for rank in range(between.ranks)]
