@@ -13,6 +13,7 @@ from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.fixes.test_admission import Admitting, Counting, Manager
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.fixes.vote import TAG_ADMISSION, TAG_BUDGET, Voting
+from trtllm_kvfix.overlay.agreement import Communicator
 from trtllm_kvfix.overlay.fuse import Fuse
 
 STEPS = 7
@@ -34,7 +35,7 @@ def failing_on_rank_0(monkeypatch: pytest.MonkeyPatch, place: str, times: int) -
     monkeypatch.setattr(place, faulty)
 
 
-def budget_steps(rank: int, comm: RankComm, *, chunked: bool, split: bool, changes: Callable[[int], bool]) -> Any:
+def budget_steps(rank: int, comm: Communicator, *, chunked: bool, split: bool, changes: Callable[[int], bool]) -> Any:
     here.rank, here.armed = rank, False
     fuse = Fuse("token-budget")
     loop = Loop(budget=30, chunked=chunked, comm=comm, fuse=fuse)
