@@ -67,6 +67,34 @@ def test_in_the_better_order_more_is_reused_where_whole_prompts_are_charged() ->
         assert reused_in_b() == 20
 
 
+def admitted_by_each_manager() -> list[list[int]]:
+    """Of the last two requests, in the order of their admission by the draft's manager and by the target's."""
+    server = Server({**EVAPORATION, "max_num_tokens": 128, "speculative_config": {}})
+    requests = fill_for_evaporation(server)
+    noted: list[list[int]] = []
+    for manager in server.executor.resource_manager.resource_managers.values():
+        if hasattr(manager, "impl"):
+            noted.append([])
+            manager.impl.add_sequence = noting(noted[-1], manager.impl.add_sequence)
+    server.serve(requests)
+    return noted
+
+
+def noting(ids: list[int], add: Callable[..., Any]) -> Callable[..., Any]:
+    def add_sequence(request_id: int, *rest: Any) -> Any:
+        ids.append(request_id)
+        return add(request_id, *rest)
+
+    return add_sequence
+
+
+def test_a_drafts_manager_admits_in_the_order_of_the_targets() -> None:
+    with standing_in("B"):
+        assert admitted_by_each_manager() == [[10, 11], [10, 11]]
+        with applied(["batched-admission"]):
+            assert admitted_by_each_manager() == [[11, 10], [11, 10]]
+
+
 def test_in_the_better_order_nothing_evaporates() -> None:
     counted = off_on_off("B2", ["batched-admission"], EVAPORATION, fill_for_evaporation)
     assert counted["reuse_lost_tokens"] == 0 and counted["reused_tokens"] > 0

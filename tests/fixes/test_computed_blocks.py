@@ -128,6 +128,21 @@ def test_a_build_that_stores_by_position_is_left_to_it_when_that_was_seen() -> N
         assert other.prepopulated_prompt_len == 8
 
 
+def test_a_build_that_stores_whole_prompts_is_never_taken_for_another() -> None:
+    """B shows it on its first prompt, and later prompts are held back as the first one was."""
+    with standing_in("B"), applied([FIX]):
+        prefill = Prefill(Server(SMALL_CHUNKS))
+        first, second = prefill.server.request(1, PROMPT), prefill.server.request(2, [1000 + t for t in PROMPT])
+        for request in (first, second):
+            prefill.chunk(request, 8)
+            other = prefill.server.request(10 + request.request_id, request.input_tokens)
+            prefill.manager.prepare_resources(prefill.batch(other, len(PROMPT)))
+            assert other.prepopulated_prompt_len == 0
+            prefill.manager.free_resources(other)
+            for _ in range(3):
+                prefill.chunk(request, 8)
+
+
 def test_where_windows_vary_nothing_is_asked() -> None:
     """The bound method asserts there, and the executor would end."""
     with standing_in("B2"), applied([FIX]):

@@ -262,6 +262,19 @@ def test_a_fault_of_ours_leaves_upstreams_batch(
     assert loop.fuse.faults == min(times, 3) and loop.fuse.blown == (times > 1)
 
 
+def test_a_slot_that_cannot_be_given_back_costs_no_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(budget=30)
+
+    def free_resources(_: Any) -> None:
+        raise OSError("injected")
+
+    monkeypatch.setattr(loop.drafter, "free_resources", free_resources, raising=False)
+    waits = context(2, 24)
+    loop.prepare(PlainBatch([context(1, 20), waits]))
+    assert loop.fuse.faults == 1
+    assert not loop.main._kv_connector_should_add_sequence(waits)
+
+
 def test_what_upstream_raises_passes_and_is_no_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(budget=30)
 

@@ -165,6 +165,32 @@ def test_a_rank_that_says_nothing_is_not_waited_for_again(caplog: pytest.LogCapt
     assert "rank 1 has said nothing" in caplog.text
 
 
+def test_messages_that_fail_leave_upstreams_batch() -> None:
+    class Broken(RankComm):
+        def send(self, *_: Any, **__: Any) -> None:
+            raise OSError("no such rank")
+
+    ours = voting(Broken(Between(2), 0))
+    ours.abstain()
+    assert not ours.agree("the same") and ours._fuse.blown
+
+
+def test_a_rank_that_cannot_read_its_limits_stops_the_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: they would wait for it otherwise, because it does not come by their steps."""
+    failing_on_rank_0(monkeypatch, f"{FIXES}.token_budget.mechanism.limits_of", 1)
+
+    def steps(rank: int, comm: RankComm) -> Any:
+        here.rank, here.armed = rank, True
+        fuse = Fuse("token-budget")
+        loop = Loop(budget=30, comm=comm, fuse=fuse)
+        batches = [PlainBatch([context(10 * step + number, 20) for number in (1, 2)]) for step in range(3)]
+        for batch in batches:
+            loop.prepare(batch)
+        return [len(batch.context_requests) for batch in batches], fuse.blown
+
+    assert on_ranks(Between(2), steps) == [([2, 2, 2], True)] * 2
+
+
 @pytest.mark.parametrize(
     ("mapping", "ranks", "may", "votes"),
     [

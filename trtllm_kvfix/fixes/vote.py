@@ -92,9 +92,28 @@ class Voting:
         """Whether all ranks of the batch make this change in this step. Then it has to stay as it is."""
         if not self._is_shared:
             return True
-        comm = self._find()
-        if comm is None:
+        try:
+            comm = self._find()
+            return comm is not None and self._ask(comm, change)
+        except Exception as error:
+            self._fuse.fault(error)
+            self.stand_down("the ranks cannot be asked")
             return False
+
+    def abstain(self) -> None:
+        """Our code failed in this step: upstream's batch stays."""
+        if self._fuse.in_a_row >= IN_A_ROW_MAX:
+            self.stand_down(f"{self._fuse.in_a_row} faults in a row")
+        else:
+            self._say_if_possible(ABSTAINS)
+
+    def stand_down(self, why: str) -> None:
+        """No batch is changed any more, here or on another rank."""
+        if not self._fuse.blown:
+            self._say_if_possible(STANDS_DOWN)
+        self._fuse.blow(why)
+
+    def _ask(self, comm: Communicator, change: object) -> bool:
         mine = hashlib.sha256(repr(change).encode()).hexdigest()[:16]
         deadline = time.monotonic() + self._patience_s
         self._say(comm, PROPOSES, mine)
@@ -102,18 +121,10 @@ class Voting:
         if all(vote == (PROPOSES, mine) for vote in votes.values()):
             self._lost_in_a_row = 0
             return True
-        self._lose(comm, mine, votes)
+        self._lose(mine, votes)
         return False
 
-    def abstain(self) -> None:
-        """Our code failed in this step: upstream's batch stays."""
-        comm = self._find()
-        if self._fuse.in_a_row >= IN_A_ROW_MAX:
-            self._stand_down(comm, f"{self._fuse.in_a_row} faults in a row")
-        elif comm is not None:
-            self._say(comm, ABSTAINS, "")
-
-    def _lose(self, comm: Communicator, mine: str, votes: dict[int, tuple[str, str]]) -> None:
+    def _lose(self, mine: str, votes: dict[int, tuple[str, str]]) -> None:
         self._lost_in_a_row += 1
         against = {rank: vote for rank, vote in votes.items() if vote != (PROPOSES, mine)}
         said = ", ".join(f"rank {rank} {word or 'said nothing'}" for rank, (word, _) in sorted(against.items()))
@@ -125,12 +136,16 @@ class Voting:
         )
         gone = any(word in ("", STANDS_DOWN) for word, _ in against.values())
         if gone or self._lost_in_a_row >= IN_A_ROW_MAX:
-            self._stand_down(comm, f"{self._lost_in_a_row} votes lost in a row: {said}")
+            self.stand_down(f"{self._lost_in_a_row} votes lost in a row: {said}")
 
-    def _stand_down(self, comm: Communicator | None, why: str) -> None:
-        if comm is not None and not self._fuse.blown:
-            self._say(comm, STANDS_DOWN, "")
-        self._fuse.blow(why)
+    def _say_if_possible(self, word: str) -> None:
+        """Where ranks share no batch, nobody listens for it; it is a few words in the life of a process."""
+        try:
+            comm = self._find()
+            if comm is not None:
+                self._say(comm, word, "")
+        except Exception as error:
+            self._fuse.fault(error)
 
     def _say(self, comm: Communicator, word: str, digest: str) -> None:
         for rank in _others(comm):

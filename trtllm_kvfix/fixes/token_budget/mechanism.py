@@ -141,7 +141,8 @@ class BudgetKeeper:
                 self._limits[executor.resource_manager] = limits
         except Exception as error:
             self._fuse.fault(error)
-            self._voting.abstain()
+            # This rank knows no limits, so it will not come by the steps of the others.
+            self._voting.stand_down("the limits of this executor could not be read")
 
     def _begin(self, resource_manager: Any, batch: Any) -> Preparation | None:
         """None where the batch needs no look: warm-up, before the loop has scheduled anything, and generations alone,
@@ -171,25 +172,30 @@ class BudgetKeeper:
             self._voting.abstain()
             return
         self._fuse.in_a_row = 0
-        if made is not None and not self._voting.agree(what.decision()):
-            made.take_back()
-            return
-        for request in what.put_off:
-            self._keep(current, request)
-        tell(what, current.limits)
+        won = made is None or self._voting.agree(what.decision())
+        try:
+            if made is not None and not won:
+                made.take_back()
+                return
+            # One that had its blocks before is on nobody's list: it is past its first chunk, or its load is over.
+            entered = [request for request in what.put_off if request.py_request_id in current.entering]
+            self._keep(current, entered)
+            _give_back(current, entered)
+            tell(what, current.limits)
+        except Exception as error:
+            self._fuse.fault(error)
 
-    def _keep(self, current: Preparation, request: Any) -> None:
-        """One that had its blocks before is on nobody's list: it is past its first chunk, or its load is over."""
-        if request.py_request_id not in current.entering:
-            return
-        for kind, manager in managers_by_name(current.resource_manager).items():
+    def _keep(self, current: Preparation, entered: list[Any]) -> None:
+        for manager in current.resource_manager.resource_managers.values():
             if hasattr(manager, "_kv_connector_should_add_sequence"):
-                self._kept.setdefault(manager, set()).add(request.py_request_id)
-            elif kind in GIVEN_AGAIN:
-                try:
-                    manager.free_resources(request)
-                except Exception as error:
-                    self._fuse.fault(error)
+                self._kept.setdefault(manager, set()).update(request.py_request_id for request in entered)
+
+
+def _give_back(current: Preparation, entered: list[Any]) -> None:
+    managers = managers_by_name(current.resource_manager)
+    for manager in [managers[kind] for kind in GIVEN_AGAIN if kind in managers]:
+        for request in entered:
+            manager.free_resources(request)
 
 
 def is_loading(connector: Any, request: Any) -> bool:
