@@ -105,7 +105,7 @@ class Device : public std::enable_shared_from_this<Device> {
     virtual void launch(const KernelCall& call, StreamHandle stream) = 0;
 
     // These copies in this order, captured once and launched often. Each launch reads the sources anew, when it executes:
-    // they belong to the device until an event behind the last launch is done.
+    // they belong to the device until an event behind the last launch is done. A graph is for one thread at a time.
     virtual GraphHandle capture_copies(std::span<const CopySpan> spans) = 0;
     virtual void launch_graph(GraphHandle graph, StreamHandle stream) = 0;
     virtual void destroy_graph(GraphHandle graph) = 0;  // launches that are pending still run
