@@ -17,6 +17,7 @@ class Tables:
         self.word, self.seen = device.pinned((1,), "int32"), device.empty((1,), "int32")
         self.graph = device.capture_copies([self.seen.address], [self.word.address], [4])
         self.written = threading.Event()
+        self._moe_slot_cache: dict[tuple[int, int], str] = {}  # upstream's, of what a graph was handed
 
     def inputs(self) -> dict[str, Any]:
         return {"lora_params": {"cuda_graph_params": self}}

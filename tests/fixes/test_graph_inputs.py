@@ -119,6 +119,15 @@ def test_tables_that_no_graph_was_handed_cost_no_event(loop: Loop, monkeypatch: 
     assert fuse.of(ID).faults == 0
 
 
+def test_a_graph_that_was_captured_before_the_fix_came_is_awaited_too(loop: Loop) -> None:
+    tables = loop.tables(handed_out=False)
+    tables._moe_slot_cache = {(0, 0): "tables"}
+    gate = loop.device.close_gate(loop.stream)
+    with on_stream(loop.device, loop.stream):
+        loop.device.launch_graph(tables.graph, loop.stream)  # nobody marks this one
+    loop.require_write_waits(tables, gate)
+
+
 # ---- our own code fails ----
 
 

@@ -15,6 +15,7 @@ from trtllm_kvfix.fixes.graph_inputs.reads import Reads
 from trtllm_kvfix.overlay import fuse as fuses
 
 ID = "graph-inputs"
+HANDED_OUT = "_moe_slot_cache"  # where upstream keeps what `get_moe_slot_inputs` has made
 
 
 class ReplayFence:
@@ -64,18 +65,26 @@ class ReplayFence:
         """For the methods of `CudaGraphLoraParams` that fill its host tables in place."""
 
         def write(params: Any, *args: Any, **kwargs: Any) -> Any:
-            reads = self._reads.get(params)
+            reads = self._reads_of(params)
             if reads is not None:
                 reads.wait()
             return original(params, *args, **kwargs)
 
         return write
 
+    def _reads_of(self, params: Any) -> Reads | None:
+        """None where no graph was handed the tables. What was handed out before this fence came is found as well."""
+        reads = self._reads.get(params)
+        if reads is None and getattr(params, HANDED_OUT, None):
+            reads = self._reads.setdefault(params, Reads(fuses.of(ID)))
+            reads.lose_track()
+        return reads
+
     def _enqueued(self, inputs: Any) -> None:
         """Upstream's call has returned, or raised when a part of its work was enqueued already."""
         try:
             params = _params_in(inputs)
-            reads = None if params is None else self._reads.get(params)
+            reads = None if params is None else self._reads_of(params)
         except Exception as error:
             fuses.of(ID).fault(error)
             for each in list(self._reads.values()):  # whose tables they were cannot be told
