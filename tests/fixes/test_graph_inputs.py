@@ -73,19 +73,18 @@ def test_what_comes_behind_the_replay_is_not_waited_for(loop: Loop) -> None:
     tables = loop.tables()
     loop.replay(tables)
     gate = loop.device.close_gate(loop.stream)
-    loop.write(tables, 1)
+    loop.require_write_at_once(tables, 1)
     loop.device.open_gate(gate)
     assert loop.seen(tables) == 0
 
 
-def test_a_replay_is_awaited_once_and_one_that_has_ended_costs_nothing(loop: Loop) -> None:
+def test_a_replay_that_has_ended_costs_no_wait(loop: Loop) -> None:
     tables = loop.tables()
     loop.replay(tables)
     loop.device.synchronize(loop.stream)
     before = counters.read()["replay_waits"]
-    loop.write(tables, 1)
     gate = loop.device.close_gate(loop.stream)
-    loop.write(tables, 2)
+    loop.require_write_at_once(tables, 1)
     loop.device.open_gate(gate)
     assert counters.read()["replay_waits"] == before
 
@@ -96,7 +95,7 @@ def test_a_step_without_these_tables_is_not_waited_for(loop: Loop, inputs: dict[
     tables = loop.tables()
     gate = loop.device.close_gate(loop.stream)
     loop.replay(tables, inputs)
-    loop.write(tables, 1)
+    loop.require_write_at_once(tables, 1)
     loop.device.open_gate(gate)
 
 
@@ -104,7 +103,7 @@ def test_another_engines_tables_are_not_waited_for(loop: Loop) -> None:
     one, other = loop.tables(), loop.tables()
     gate = loop.device.close_gate(loop.stream)
     loop.replay(one)
-    loop.write(other, 1)
+    loop.require_write_at_once(other, 1)
     loop.require_write_waits(one, gate)
 
 
@@ -114,7 +113,7 @@ def test_tables_that_no_graph_was_handed_cost_no_event(loop: Loop, monkeypatch: 
     monkeypatch.setattr(Mark, "record", None)
     gate = loop.device.close_gate(loop.stream)
     loop.replay(tables)
-    loop.write(tables, 1)
+    loop.require_write_at_once(tables, 1)
     loop.device.open_gate(gate)
     assert fuse.of(ID).faults == 0
 
@@ -166,16 +165,16 @@ def test_after_repeated_faults_it_stands_down_to_the_wait_for_the_stream(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = loop.tables()
-    with monkeypatch.context() as patch:
-        patch.setattr(Mark, "record", broken)
-        for number in range(fuse.IN_A_ROW_MAX):
-            loop.replay(tables)
-            loop.write(tables, number)
+    monkeypatch.setattr(Mark, "record", broken)
+    for number in range(fuse.IN_A_ROW_MAX):
+        loop.replay(tables)
+        loop.write(tables, number)
     assert fuse.of(ID).blown
     tables.written.clear()
     gate = loop.device.close_gate(loop.stream)
     loop.replay(tables)
     loop.require_write_waits(tables, gate)
+    assert fuse.of(ID).faults == fuse.IN_A_ROW_MAX, "no mark is tried any more"
 
 
 def test_a_wait_that_succeeds_makes_the_next_fault_the_first_in_a_row(
@@ -232,6 +231,16 @@ def test_the_input_copy_fence_of_upstream_and_ours_do_not_cover_what_graphs_read
         serve(server)
         assert server.witness.corrupt("lora slots")
         assert server.witness.corrupt("prompt lens") == []
+
+
+def test_every_seam_of_upstream_is_replaced() -> None:
+    with standing_in("D"), applied([ID]) as registry:
+        seams = {name.partition(":")[2] for name in registry.report().of(ID).seams}
+    writers = {"update_sorted_indices", "update_weight_pointers", "get_moe_slot_inputs"}
+    assert seams == {f"CudaGraphLoraParams.{name}" for name in writers} | {
+        "CUDAGraphRunner.replay",
+        "CUDAGraphRunner.capture",
+    }
 
 
 WRITERS: list[Callable[[Any], None]] = [

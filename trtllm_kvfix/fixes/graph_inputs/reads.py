@@ -14,7 +14,6 @@ class Reads:
     def __init__(self, fuse: Fuse) -> None:
         self._fuse = fuse
         self._marks: dict[tuple[int, str], Mark] = {}  # by stream and device
-        self._pending: dict[tuple[int, str], Mark] = {}
         self._is_tracked = True  # False: something may be pending that has no mark
 
     def mark(self) -> None:
@@ -27,7 +26,6 @@ class Reads:
             if key not in self._marks:
                 self._marks[key] = Mark(place.device)
             self._marks[key].record(place.stream)
-            self._pending[key] = self._marks[key]
         except Exception as error:
             self._fuse.fault(error)
             self.lose_track()
@@ -39,12 +37,11 @@ class Reads:
         """The tables may be written when this returns."""
         if self._is_tracked and not self._fuse.blown:
             try:
-                waited_s = sum(mark.wait() for mark in self._pending.values())
+                waited_s = sum(mark.wait() for mark in self._marks.values())
             except Exception as error:
                 self._fuse.fault(error)
             else:
                 self._fuse.in_a_row = 0
-                self._pending.clear()
                 _count(waited_s)
                 return
         self._drain()
@@ -57,7 +54,6 @@ class Reads:
         except Exception as error:
             self._fuse.fault(error)
             synchronize_gpu()
-        self._pending.clear()
         self._is_tracked = True
 
 
