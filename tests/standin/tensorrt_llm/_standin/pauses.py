@@ -12,9 +12,8 @@ FORWARD_DRAFT = "forward draft"
 COMPUTE = "compute"
 # The host is about to wait until the device has sampled.
 WAIT_FOR_SAMPLE = "wait for sample"
-# The loop calls _prepare_and_schedule_batch; its body begins. Between the two is whatever replaced that method.
+# The loop is about to call _prepare_and_schedule_batch.
 CALL_SCHEDULE = "call schedule"
-BEGIN_SCHEDULE = "begin schedule"
 # The host is about to wait for the input copies, where upstream does (surface 2.4).
 WAIT_FOR_INPUT_COPY = "wait for input copy"
 # The host is about to enqueue a graph; it is about to write the tables of LoRA that graphs read, and has written them.

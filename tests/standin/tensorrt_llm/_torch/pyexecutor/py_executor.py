@@ -137,7 +137,6 @@ class PyExecutor(FrontDesk):
 
     def _prepare_and_schedule_batch(self) -> tuple[Any, Any]:
         """The batch, None when there will be no more, and statistics."""
-        pauses.reach(pauses.BEGIN_SCHEDULE)
         idle = not self.active_requests and self.previous_batch is None and not self.saving
         self._fetch_new_requests(idle=idle)
         if self.is_shutdown and not self.active_requests and self.previous_batch is None:
