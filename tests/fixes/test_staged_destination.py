@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.standin.fixture import upstream
-from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedDestination
+from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
+from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging.stagers import Stagers
 
 POOLS, ROWS, BLOCKS = 2, 4, 8
@@ -27,7 +28,7 @@ class Scene:
         with self.tensors.on(self.stream):
             blank = self.tensors.pinned(*self.table.shape).fill_(UNTOUCHED)
             self.tensor.copy_(blank)
-            self.destination = StagedDestination(self.tensor, self.table, self.stagers)
+            self.destination = StagedDestination(self.tensor, self.table, self.stagers, Fuse("staged-offsets-v1"))
 
     def arrived(self, statements: Callable[[Any, Any], None]) -> np.ndarray[Any, Any]:
         """Runs them on a held stream, overwrites the table, lets go."""
