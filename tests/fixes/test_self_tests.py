@@ -21,7 +21,7 @@ def test_the_mechanism_holds_on_this_machine(fix: Fix) -> None:
     fix.self_test()
 
 
-def from_the_live_table(destination: Any, index: Any, source: Any, _non_blocking: bool) -> None:
+def from_the_live_table(destination: Any, index: Any, source: Any) -> None:
     """The V1 destination as upstream's own: the device reads the table when it gets there."""
     pool, rows = index
     memory = destination.tensor.memory
@@ -52,7 +52,7 @@ def as_it_was(*arguments: Any) -> Any:
 
 
 BROKEN: dict[str, tuple[str, Callable[..., Any]]] = {
-    "staged-offsets-v1": ("fixes.staged_offsets_v1.mechanism.StagedDestination.receive", from_the_live_table),
+    "staged-offsets-v1": ("fixes.staged_offsets_v1.destination.StagedDestination.receive", from_the_live_table),
     "staged-offsets-v2": ("fixes.staged_offsets_v2.mechanism.staged_launch", by_the_kernel),
     "computed-blocks": ("fixes.computed_blocks.mechanism.ComputedBlocks.storing", as_it_was),
     "batched-admission": ("fixes.batched_admission.mechanism.line_up", lambda *_: None),

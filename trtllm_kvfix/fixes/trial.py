@@ -19,8 +19,9 @@ Array = npt.NDArray[Any]
 class HostTensor:
     """Pinned memory that a copy or kernel reads when the stream gets there."""
 
-    def __init__(self, memory: native.PinnedArray, array: Array) -> None:
+    def __init__(self, device: native.Device, memory: native.PinnedArray, array: Array) -> None:
         self.memory = memory
+        self._device = device
         self._array = array
         self.shape = array.shape
 
@@ -34,7 +35,15 @@ class HostTensor:
         return self._array.tolist()
 
     def __getitem__(self, index: Any) -> "HostTensor":
-        return HostTensor(self.memory, self._array[index])
+        return HostTensor(self._device, self.memory, self._array[index])
+
+    def new_empty(self, shape: tuple[int, ...], pin_memory: bool) -> "HostTensor":
+        require(pin_memory, "what a kernel reads has to be pinned")
+        memory = self._device.pinned(shape, "int32")
+        return HostTensor(self._device, memory, memory.array)
+
+    def is_pinned(self) -> bool:
+        return True
 
 
 class DeviceTensor:
@@ -53,7 +62,7 @@ class Bench:
 
     def pinned(self, shape: tuple[int, ...]) -> HostTensor:
         memory = self.device.pinned(shape, "int32")
-        return HostTensor(memory, memory.array)
+        return HostTensor(self.device, memory, memory.array)
 
     def write(self, seed: int) -> Array:
         """Replace the table's contents; returns a copy of them."""

@@ -21,9 +21,15 @@ def v2(index_scales: Any, kv_offset: Any) -> Mapping[str, Any]:
     return {"layout": "v2", "index_scales": index_scales.tolist(), "kv_offset": kv_offset.tolist()}
 
 
+Key = tuple[int, ...]  # identities; whoever finds an entry looks whether they still are the same objects
+
+
 class _Entry(NamedTuple):
-    table: "weakref.ref[Any]"
-    stager: OffsetStager
+    objects: tuple["weakref.ref[Any]", ...]  # the table, and what the layout was made of
+    stager: OffsetStager | None  # None: seen once
+
+    def is_for(self, objects: tuple[Any, ...]) -> bool:
+        return all(mine() is theirs for mine, theirs in zip(self.objects, objects, strict=True))
 
 
 class Stagers:
@@ -32,31 +38,45 @@ class Stagers:
     def __init__(self, *, mode: str = "auto", slots: int = 3) -> None:
         self._mode = mode
         self._slots = slots
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[Key, _Entry] = {}
         self._lock = threading.Lock()  # guards what follows, and making a stager
-        self._counted: dict[int, tuple[float, ...]] = {}
+        self._counted: dict[Key, tuple[float, ...]] = {}
         counting.refresh(self)
 
     def of(self, table: Any, layout: Callable[[], Mapping[str, Any]]) -> OffsetStager:
         """`layout` is asked once for each table."""
-        found = self._found(table)
+        found = self._found((table,))
         if found is not None:
             return found
         with self._lock:
-            return self._found(table) or self._made_for(table, layout())
+            return self._found((table,)) or self._made_for((table,), layout())
+
+    def of_lasting(self, layout: Callable[[Any, Any], Mapping[str, Any]], *objects: Any) -> "OffsetStager | None":
+        """The same for a table and what its layout is made of, any of which may be a slice that is made for one call
+        and gone with it: None until the same objects come again."""
+        found = self._found(objects)
+        if found is not None:
+            return found
+        with self._lock:
+            entry = self._entries.get(_key(objects))
+            if entry is None or not entry.is_for(objects):
+                self._keep(objects, None)
+                return None
+            return entry.stager or self._made_for(objects, layout(*objects[1:]))
 
     def count(self) -> None:
         """Add to the counters what the stagers have done since the last time."""
         with self._lock:
             for key, entry in list(self._entries.items()):
-                self._count(key, entry.stager)
+                if entry.stager is not None:
+                    self._count(key, entry.stager)
 
-    def _found(self, table: Any) -> OffsetStager | None:
-        entry = self._entries.get(id(table))
-        return entry.stager if entry is not None and entry.table() is table else None
+    def _found(self, objects: tuple[Any, ...]) -> OffsetStager | None:
+        entry = self._entries.get(_key(objects))
+        return entry.stager if entry is not None and entry.is_for(objects) else None
 
-    def _made_for(self, table: Any, layout: Mapping[str, Any]) -> OffsetStager:
-        pools, rows, _, blocks = table.shape
+    def _made_for(self, objects: tuple[Any, ...], layout: Mapping[str, Any]) -> OffsetStager:
+        pools, rows, _, blocks = objects[0].shape
         stager = OffsetStager(
             num_pools=pools,
             rows_max=rows,
@@ -66,26 +86,35 @@ class Stagers:
             slots=self._slots,
             **layout,
         )
-        key = id(table)
-        self._entries[key] = _Entry(weakref.ref(table, lambda _: self._forget(key)), stager)
-        self._counted.pop(key, None)
+        self._keep(objects, stager)
         return stager
 
-    def _forget(self, key: int) -> None:
-        """The table is gone. Its stager waits for what is pending when it is collected."""
+    def _keep(self, objects: tuple[Any, ...], stager: OffsetStager | None) -> None:
+        key = _key(objects)
+        references = tuple(weakref.ref(each, lambda _: self._forget(key)) for each in objects)
+        self._entries[key] = _Entry(references, stager)
+        self._counted.pop(key, None)
+
+    def _forget(self, key: Key) -> None:
+        """One of them is gone. The stager waits for what is pending when it is collected."""
         entry = self._entries.get(key)
-        if entry is not None and entry.table() is None:
+        if entry is not None and any(reference() is None for reference in entry.objects):
             del self._entries[key]
-            self._count(key, entry.stager)
+            if entry.stager is not None:
+                self._count(key, entry.stager)
             self._counted.pop(key, None)
 
-    def _count(self, key: int, stager: OffsetStager) -> None:
+    def _count(self, key: Key, stager: OffsetStager) -> None:
         stats = stager.stats()
         now = (stats.ships, stats.staged_bytes, stats.ring_waits, stats.wait_us / 1e6, stats.late_copies)
         before = self._counted.get(key, (0.0,) * len(_COUNTERS))
         for counter, new, old in zip(_COUNTERS, now, before, strict=True):
             counter.add(new - old)
         self._counted[key] = now
+
+
+def _key(objects: tuple[Any, ...]) -> Key:
+    return tuple(map(id, objects))
 
 
 _COUNTERS = (

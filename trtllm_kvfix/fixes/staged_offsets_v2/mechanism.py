@@ -2,78 +2,49 @@
 
 What the cache writes into a row later, in the same iteration or because the row has a new owner, does not reach a call
 that has been made. The rows of the batch are read out of the live table by the CPU, at the call.
+
+Where our own code fails, upstream's kernel is launched as it was asked for, and the call returns when it has run. That
+is also what a fix that stands down does.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from trtllm_kvfix import native
-from trtllm_kvfix.staging import current_place
+from trtllm_kvfix.fixes.finish import finish
+from trtllm_kvfix.fixes.staged_offsets_v2.private_rows import Lot, PrivateRows, fresh_pinned
+from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1, v2
 
+ID = "staged-offsets-v2"
 BAD_PAGE = -1
 PER_LAYER = "_copy_batch_block_offsets_per_layer"
 TABLE = "host_kv_cache_block_offsets"
 # Written in place at every call of the per-layer path, and read by asynchronous copies.
 SCRATCH = ("_host_scratch_begs_staging", "_host_scratch_ends_staging", "_host_scratch_slots_staging")
 
-
-class PrivateRows:
-    """What a kernel of upstream's reads, kept until it has run: the host allocator knows of no kernel's reads."""
-
-    def __init__(self) -> None:
-        self._kept: deque[tuple[native.Device, int, Any]] = deque()  # with the event behind the kernel
-
-    def launch(self, original: Callable[..., Any], table: Any, output: Any, copy_index: Any, *rest: Any) -> None:
-        """Upstream's kernel on rows and a copy index that nobody writes. The stream is the last argument."""
-        index = copy_index.numpy()
-        pools, _, planes, blocks = table.shape
-        rows = table.new_empty((pools, len(index), planes, blocks), pin_memory=table.is_pinned())
-        rows.numpy()[:, :, 0] = table.numpy()[:, index, 0]
-        order = fresh_pinned(copy_index)
-        order.numpy()[...] = np.arange(len(index))
-        original(rows, output, order, *rest)
-        self._keep((rows, order), int(rest[-1]))
-
-    def _keep(self, tensors: Any, stream: int) -> None:
-        device = current_place().device
-        event = device.create_event()
-        device.record(event, stream)
-        self._kept.append((device, event, tensors))
-        while self._kept[0][0].done(self._kept[0][1]):
-            done_device, done_event, _ = self._kept.popleft()
-            done_device.destroy_event(done_event)
-            if not self._kept:
-                return
+# What became of a launch: None where it has been shipped, else the arguments of upstream's kernel, in their order, and
+# the memory of ours among them.
+Staged = tuple[tuple[Any, ...], Lot | None] | None
 
 
 def staged_launch(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
     """`copy_batch_block_offsets_to_device` with six arguments: scale and V offset differ by pool."""
     private = PrivateRows()
 
-    def copy_batch_block_offsets_to_device(
-        input: Any,
-        output: Any,
-        copy_index: Any,
-        index_scales: Any,
-        kv_offset: Any,
-        stream: int,
-    ) -> Any:
+    def stage(input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: int) -> Staged:
         if is_on_device(input):  # already a snapshot
-            return original(input, output, copy_index, index_scales, kv_offset, stream)
-        if is_too_wide(input):
-            private.launch(original, input, output, copy_index, index_scales, kv_offset, stream)
-            return None
-        stager = stagers.of(input, partial(v2, index_scales, kv_offset))
+            return (input, output, copy_index, index_scales, kv_offset, stream), None
+        stager = None if is_too_wide(input) else stagers.of_lasting(v2, input, index_scales, kv_offset)
+        if stager is None:
+            lot = private.of(input, copy_index)
+            return (lot.rows, output, lot.order, index_scales, kv_offset, stream), lot
         stager.ship(memory_of(output), input, copy_index, stream=int(stream))
         return None
 
-    return copy_batch_block_offsets_to_device
+    return _launching(original, stage, private)
 
 
 def staged_launch_unscaled(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,21 +52,17 @@ def staged_launch_unscaled(stagers: Stagers, original: Callable[..., Any]) -> Ca
     rows_by_shape: dict[tuple[int, ...], Any] = {}
     private = PrivateRows()
 
-    def copy_batch_block_offsets_to_device(
-        input: Any,
-        output: Any,
-        copy_index: Any,
-        copy_v_idx: bool,
-        stream: int,
-    ) -> Any:
+    def stage(input: Any, output: Any, copy_index: Any, copy_v_idx: bool, stream: int) -> Staged:
         if is_on_device(input):
-            return original(input, output, copy_index, copy_v_idx, stream)
+            return (input, output, copy_index, copy_v_idx, stream), None
         if is_too_wide(input):
-            private.launch(original, input, output, copy_index, copy_v_idx, stream)
-            return None
+            lot = private.of(input, copy_index)
+            return (lot.rows, output, lot.order, copy_v_idx, stream), lot
         table, index = input.numpy(), copy_index.numpy()
         # Ordinary memory: the stager has taken what it needs when `ship` returns.
-        both = rows_by_shape.setdefault(table.shape, np.empty_like(table))
+        both = rows_by_shape.get(table.shape)
+        if both is None:
+            both = rows_by_shape[table.shape] = np.empty_like(table)
         keys, values = both[:, : len(index), 0], both[:, : len(index), 1]
         keys[...] = table[:, index, 0]
         values[...] = keys if copy_v_idx else keys + (keys != BAD_PAGE)
@@ -103,7 +70,45 @@ def staged_launch_unscaled(stagers: Stagers, original: Callable[..., Any]) -> Ca
         stager.ship(memory_of(output), both, range(len(index)), stream=int(stream))
         return None
 
+    return _launching(original, stage, private)
+
+
+def _launching(original: Callable[..., Any], stage: Callable[..., Staged], private: PrivateRows) -> Callable[..., Any]:
+    tried = fuse.of(ID)
+
+    def copy_batch_block_offsets_to_device(*args: Any, **kwargs: Any) -> Any:
+        failed = tried.blown
+        if not failed:
+            try:
+                staged = stage(*args, **kwargs)
+            except Exception as error:
+                tried.fault(error)
+                failed = True
+        if failed:
+            result = original(*args, **kwargs)
+            finish(_stream(args, kwargs))
+            return result
+        if staged is None:
+            tried.in_a_row = 0
+            return None
+        arguments, lot = staged
+        result = original(*arguments)
+        if lot is not None:
+            try:
+                private.keep(lot, int(arguments[-1]))
+            except Exception as error:
+                tried.fault(error)
+                finish(int(arguments[-1]))
+                return result
+        tried.in_a_row = 0
+        return result
+
     return copy_batch_block_offsets_to_device
+
+
+def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Of a launch that upstream has taken: the last argument."""
+    return int(kwargs["stream"] if "stream" in kwargs else args[-1])
 
 
 def private_per_layer(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,40 +117,56 @@ def private_per_layer(original: Callable[..., Any]) -> Callable[..., Any]:
     For the time of the call each of them is a fresh pinned tensor, which the host allocator gives to nobody else until
     the copy out of it is done.
     """
+    tried = fuse.of(ID)
 
     def _copy_batch_block_offsets_per_layer(
-        self: Any, dst_tensor: Any, request_ids: Any, copy_idx: Any, num_contexts: int, num_seqs: int
+        self: Any, dst_tensor: Any, request_ids: Any, copy_idx: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        with _private(self, copy_idx) as rows:
-            return original(self, dst_tensor, request_ids, rows, num_contexts, num_seqs)
+        fresh = None
+        if not tried.blown:
+            try:
+                live, fresh, rows = _private(self, copy_idx)
+            except Exception as error:
+                tried.fault(error)
+        if fresh is None:
+            result = original(self, dst_tensor, request_ids, copy_idx, *args, **kwargs)
+            finish()
+            return result
+        tried.in_a_row = 0
+        vars(self).update(fresh)
+        try:
+            return original(self, dst_tensor, request_ids, rows, *args, **kwargs)
+        finally:
+            vars(self).update(live)
 
     return _copy_batch_block_offsets_per_layer
 
 
-@contextmanager
-def _private(manager: Any, copy_idx: Any) -> Iterator[Any]:
-    """Yields the copy index into a table that holds the batch's rows in order, in the place of the live one."""
-    live = {name: getattr(manager, name) for name in (TABLE, *SCRATCH) if hasattr(manager, name)}
+def _private(manager: Any, copy_idx: Any) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """The manager's tensors, what takes their place for a call, and the copy index into a table that holds the batch's
+    rows in order."""
+    live = {name: vars(manager)[name] for name in (TABLE, *SCRATCH) if name in vars(manager)}
     fresh = {name: fresh_pinned(tensor) for name, tensor in live.items()}
     index = copy_idx.numpy().copy()
     fresh[TABLE].numpy()[:, : len(index), 0] = live[TABLE].numpy()[:, index, 0]
     rows = fresh_pinned(copy_idx)
     rows.numpy()[...] = np.arange(len(index))
-    try:
-        for name, tensor in fresh.items():
-            setattr(manager, name, tensor)
-        yield rows
-    finally:
-        for name, tensor in live.items():
-            setattr(manager, name, tensor)
-
-
-def fresh_pinned(tensor: Any) -> Any:
-    return tensor.new_empty(tuple(tensor.shape), pin_memory=tensor.is_pinned())
+    return live, fresh, rows
 
 
 def is_on_device(tensor: Any) -> bool:
     return bool(getattr(tensor, "is_cuda", False))
+
+
+def not_covered(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`StepInputStage.block_copy` notes the addresses of the live table and copy index for a kernel that `commit`
+    launches. "Not covered" is an answer that its callers know: they make the launch that is mended above."""
+    del original
+
+    def block_copy(*_args: Any, **_kwargs: Any) -> bool:
+        return False
+
+    return block_copy
 
 
 class StagedOffsetsV2:

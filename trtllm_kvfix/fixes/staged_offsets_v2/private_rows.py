@@ -1,0 +1,44 @@
+"""Rows and a copy index that a kernel of upstream's may read, since nobody else writes them."""
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trtllm_kvfix import native
+from trtllm_kvfix.staging import current_place
+
+
+class Lot(NamedTuple):
+    rows: Any
+    order: Any  # the copy index into them
+
+
+class PrivateRows:
+    """A lot is kept until the kernel has run: torch's host allocator knows of its own copies, of no kernel's reads."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[native.Device, int, Lot]] = deque()  # with the event behind the kernel
+
+    def of(self, table: Any, copy_index: Any) -> Lot:
+        index = copy_index.numpy()
+        pools, _, planes, blocks = table.shape
+        rows = table.new_empty((pools, len(index), planes, blocks), pin_memory=table.is_pinned())
+        rows.numpy()[:, :, 0] = table.numpy()[:, index, 0]
+        order = fresh_pinned(copy_index)
+        order.numpy()[...] = np.arange(len(index))
+        return Lot(rows, order)
+
+    def keep(self, lot: Lot, stream: int) -> None:
+        """Its kernel has been launched on the stream."""
+        device = current_place().device
+        event = device.create_event()
+        device.record(event, stream)
+        self._kept.append((device, event, lot))
+        while self._kept and self._kept[0][0].done(self._kept[0][1]):
+            done_device, done_event, _ = self._kept.popleft()
+            done_device.destroy_event(done_event)
+
+
+def fresh_pinned(tensor: Any) -> Any:
+    return tensor.new_empty(tuple(tensor.shape), pin_memory=tensor.is_pinned())
