@@ -8,12 +8,13 @@ from trtllm_kvfix import native
 class Mark:
     """Recording it again moves it behind the newer work as well. Not for two threads at once."""
 
-    def __init__(self, device: native.Device) -> None:
+    def __init__(self, device: native.Device, stream: int) -> None:
+        self.stream = stream
         self._device = device
         self._event = device.create_event()
 
-    def record(self, stream: int) -> None:
-        self._device.record(self._event, stream)
+    def record(self) -> None:
+        self._device.record(self._event, self.stream)
 
     def wait(self) -> float:
         """Seconds; 0 where the device had passed already."""

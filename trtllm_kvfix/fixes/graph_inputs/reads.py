@@ -24,8 +24,8 @@ class Reads:
             place = current_place()
             key = (place.stream, place.device.name)
             if key not in self._marks:
-                self._marks[key] = Mark(place.device)
-            self._marks[key].record(place.stream)
+                self._marks[key] = Mark(place.device, place.stream)
+            self._marks[key].record()
         except Exception as error:
             self._fuse.fault(error)
             self.lose_track()

@@ -1,19 +1,26 @@
-"""The next scheduling step waits until the device has taken the inputs of the last forward step.
+"""Whoever writes host buffers waits until the device has taken the inputs of the last forward step.
 
 Input preparation fills persistent pinned buffers and enqueues copies out of them; the next iteration writes them again
-(H7). This is the net under the buffers that nobody has mended at their source. It costs run-ahead: the host does not
-get past the point where the device starts on the current step. So it is measured, and can be switched off by itself.
+(H7), and so does the rest of the same one. This is the net under the buffers that nobody has mended at their source. It
+costs run-ahead: the host does not get past the point where the device starts on the current step. So it is measured,
+and can be switched off by itself.
 
 Not every step begins with scheduling: ranks of a pipeline run what another rank has scheduled, and a draft engine makes
-several steps for one. So an engine that prepares inputs waits for its own last ones, too, unless scheduling has.
+several steps for one. So an engine that prepares inputs waits for its own last ones, too, unless somebody has.
+
+Where our own code fails, the stream is waited for as a whole. That is also what the fence does when it stands down.
 """
 
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from trtllm_kvfix.fixes.finish import finish
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging import Mark, current_place
+
+ID = "input-copy-fence"
 
 
 class InputFence:
@@ -24,25 +31,31 @@ class InputFence:
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
+        self._tried = fuse.of(ID)
 
     def record(self, engine: Any) -> None:
         place = current_place()
         key = (id(engine), place.stream, place.device.name)
-        marks = self._marks()
+        marks, pending = self._marks()
         if key not in marks:
-            marks[key] = Mark(place.device)
-        marks[key].record(place.stream)
-        self._of_thread.pending[key] = marks[key]
+            marks[key] = Mark(place.device, place.stream)
+        marks[key].record()
+        pending[key] = marks[key]
 
     def wait(self, engine: Any = None) -> None:
-        """For the last inputs of one engine, or of all."""
-        self._marks()
-        pending: dict[Any, Mark] = self._of_thread.pending
-        marks = [pending.pop(key) for key in list(pending) if engine is None or key[0] == id(engine)]
-        waited_s = sum(mark.wait() for mark in marks)
-        if waited_s > 0:
-            counters.fence_waits.add()
-            counters.fence_wait_seconds.add(waited_s)
+        """For the last inputs of one engine, or of all. It raises nothing, and costs nothing where nothing is due."""
+        due: list[Mark] = []
+        try:
+            due += self._due(engine)
+            if not due:
+                return
+            _wait_for(due)
+        except Exception as error:
+            self._tried.fault(error)
+            for stream in {mark.stream for mark in due} or {None}:
+                finish(stream)
+        else:
+            self._tried.in_a_row = 0
 
     def recording(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For `PyTorchModelEngine._prepare_inputs`, which runs on the stream that the copies are enqueued on."""
@@ -50,23 +63,42 @@ class InputFence:
         def _prepare_inputs(engine: Any, *args: Any, **kwargs: Any) -> Any:
             self.wait(engine)
             inputs = original(engine, *args, **kwargs)
-            self.record(engine)
+            if not self._tried.blown:
+                try:
+                    self.record(engine)
+                    return inputs
+                except Exception as error:
+                    self._tried.fault(error)
+            finish()
             return inputs
 
         return _prepare_inputs
 
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """For the head of the scheduling step: what follows may write any host buffer."""
+        """For the steps of the loop that may write any host buffer."""
 
-        def _prepare_and_schedule_batch(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
             self.wait()
             return original(executor, *args, **kwargs)
 
-        return _prepare_and_schedule_batch
+        return step
 
-    def _marks(self) -> dict[Any, Mark]:
-        if not hasattr(self._of_thread, "marks"):
-            self._of_thread.marks = {}
-            self._of_thread.pending = {}
-        marks: dict[Any, Mark] = self._of_thread.marks
-        return marks
+    def _due(self, engine: Any) -> list[Mark]:
+        _, pending = self._marks()
+        if not pending:
+            return []
+        return [pending.pop(key) for key in list(pending) if engine is None or key[0] == id(engine)]
+
+    def _marks(self) -> tuple[dict[Any, Mark], dict[Any, Mark]]:
+        """Of this thread: all of them, and those that nobody has waited for."""
+        mine = self._of_thread
+        if not hasattr(mine, "marks"):
+            mine.marks, mine.pending = {}, {}
+        return mine.marks, mine.pending
+
+
+def _wait_for(marks: list[Mark]) -> None:
+    waited_s = sum(mark.wait() for mark in marks)
+    if waited_s > 0:
+        counters.fence_waits.add()
+        counters.fence_wait_seconds.add(waited_s)

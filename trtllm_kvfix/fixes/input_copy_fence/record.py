@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 ENGINE = "PyTorchModelEngine"
 PREPARE_INPUTS = f"{ENGINE}._prepare_inputs"
 SCHEDULE = "PyExecutor._prepare_and_schedule_batch"
+# Later in the same iteration, when the next inputs have been enqueued: what they write is read by then, too. Upstream's
+# own fence waits at the same three steps. What takes the place of all of these passes on whatever it is called with.
+ALSO_WRITING = ("PyExecutor._update_request_states", "PyExecutor._process_previous_batch")
 
 
 def probe(up: Upstream) -> Answer:
@@ -36,9 +39,10 @@ def probe(up: Upstream) -> Answer:
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
     fence = InputFence()
+    steps = [SCHEDULE, *(path for path in ALSO_WRITING if up.has(PY_EXECUTOR, path))]
     return [
         Replacement(Seam(MODEL_ENGINE, PREPARE_INPUTS), fence.recording),
-        Replacement(Seam(PY_EXECUTOR, SCHEDULE), fence.waiting),
+        *(Replacement(Seam(PY_EXECUTOR, path), fence.waiting) for path in steps),
     ]
 
 
