@@ -4,9 +4,13 @@ Upstream's bound manager releases the GIL inside nearly every method, so a threa
 executor is inside. The attributes of the bound class are replaced by functions that take the one lock of this process
 first. The object itself stays what it is: C++ constructors check its type.
 
-Lock order: this lock, then upstream's own mutexes, then the GIL. Nobody waits for the lock with the GIL held, so a
-callback that comes back into Python from inside a call gets the GIL; it holds the lock already and may call again.
-What it may not do is wait for another thread that calls the manager: that call cannot begin before this one ends.
+Lock order: this lock, then a plain lock of Python's, then upstream's own mutexes, then the GIL. Nobody waits for a lock
+with the GIL held, so a callback that comes back into Python from inside a call gets the GIL; it holds the locks already
+and may call again. What it may not do is wait for another thread that calls the manager: that call cannot begin before
+this one ends.
+
+The first lock is fair, and measured. The plain one is what is left where the first fails, or has been given up. Every
+call takes it, so those that did get the first and those that did not exclude each other all the same.
 """
 
 import logging
@@ -18,15 +22,19 @@ from typing import Any
 
 from trtllm_kvfix import native
 from trtllm_kvfix.metrics import counters, counting
+from trtllm_kvfix.overlay import fuse
 
 log = logging.getLogger("trtllm_kvfix")
 
+ID = "concurrent-pins"
 STALL_S = 10.0  # a call takes microseconds; an admission with transfers, milliseconds
 
 
 class Turns:
     def __init__(self, *, stall_s: float = STALL_S) -> None:
         self._lock = native.TurnLock()
+        self._plain = threading.RLock()
+        self._tried = fuse.of(ID)
         self._stall_s = stall_s
         self._counted = (0.0, 0.0)
         counting.refresh(self)
@@ -34,23 +42,40 @@ class Turns:
     def guarded(self, original: Callable[..., Any], counter: counters.Counter | None = None) -> Callable[..., Any]:
         """A function that calls `original` in its turn. As a class attribute it binds like any method."""
         acquire, release, stall_s = self._lock.acquire, self._lock.release, self._stall_s
+        plain, tried = self._plain, self._tried
         name = getattr(original, "__name__", repr(original))
 
         # The executor comes through here hundreds of times per iteration.
         def in_turn(*args: Any, **kwargs: Any) -> Any:
-            if not acquire(stall_s):
-                self._wait_on(name)
+            held = False
+            if not tried.blown:
+                try:
+                    held = acquire(stall_s) or self._wait_on(name)
+                except Exception as error:
+                    tried.fault(error)
+            plain.acquire()
             try:
                 return original(*args, **kwargs)
             finally:
-                release()
+                plain.release()
+                if held:
+                    try:
+                        release()
+                        tried.in_a_row = 0
+                    except Exception as error:
+                        # Nobody else would ever get it.
+                        tried.fault(error)
+                        tried.blow("a turn could not be given back")
 
         if counter is None:
             return in_turn
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             result = in_turn(*args, **kwargs)
-            counter.add()
+            try:
+                counter.add()
+            except Exception as error:
+                tried.fault(error)
             return result
 
         return counted
@@ -65,9 +90,10 @@ class Turns:
         counters.lock_wait_seconds.add(now[1] - self._counted[1])
         self._counted = now
 
-    def _wait_on(self, name: str) -> None:
-        """Say that somebody is kept waiting, as often as it takes: a silent hang helps nobody."""
-        while True:
+    def _wait_on(self, name: str) -> bool:
+        """Whether it was this thread's turn in the end; not, where turns have been given up meanwhile. Say that somebody
+        is kept waiting, as often as it takes: a silent hang helps nobody."""
+        while not self._tried.blown:
             log.error(
                 "thread %s has waited %g s to call %s of the KV-cache manager; inside it is one of %s; usual cause: a "
                 "connector's callback waits for a thread that calls the manager",
@@ -77,7 +103,8 @@ class Turns:
                 ", ".join(_calls_of_others()) or "no thread of Python",
             )
             if self._lock.acquire(self._stall_s):
-                return
+                return True
+        return False
 
 
 def _calls_of_others() -> list[str]:
