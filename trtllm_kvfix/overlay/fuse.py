@@ -17,6 +17,7 @@ down with them (fixes/vote.py), so it sets `may_blow` to False and calls `blow` 
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from trtllm_kvfix.metrics import counters, flight
 
@@ -45,8 +46,9 @@ class Fuse:
             is_first = self.faults == 1
             if is_first:
                 self.first_error = f"{type(error).__name__}: {error}"[:300]
-        counters.fix_faults.add(1, self.fix_id)
-        flight.note(flight.FAULT, self.in_a_row, text=self.fix_id)
+        with suppress(Exception):
+            counters.fix_faults.add(1, self.fix_id)
+            flight.note(flight.FAULT, self.in_a_row, text=self.fix_id)
         if is_first:
             log.error(
                 "fix %s failed in its own code; the safe fallback was taken and the server goes on. This is said once",

@@ -91,7 +91,7 @@ class Turns:
         self._counted = now
 
     def _wait_on(self, name: str) -> bool:
-        """Whether it was this thread's turn in the end; not, where turns have been given up meanwhile. Say that somebody
+        """Whether it was this thread's turn in the end; not, where turns have been given up meanwhile. Say that one
         is kept waiting, as often as it takes: a silent hang helps nobody."""
         while not self._tried.blown:
             log.error(

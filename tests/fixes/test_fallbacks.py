@@ -1,0 +1,190 @@
+"""What the fixes do instead when they fail: it waits, it loses nothing, and what upstream raises is upstream's."""
+
+import logging
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fixes.applied import applied, standing_in
+from tests.fixes.faults import Injected, Place, corruptions, failing
+from tests.fixes.staging_places import V1, V2, WITH_V2
+from tests.fixes.test_staged_destination import Scene, by_pool
+from tests.standin.fixture import upstream
+from tests.standin.serving import Server
+from trtllm_kvfix import native
+from trtllm_kvfix.fixes import finish as finishing
+from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
+from trtllm_kvfix.fixes.finish import finish
+from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
+from trtllm_kvfix.fixes.nixl_listener.mechanism import without_listener
+from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
+from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
+from trtllm_kvfix.fixes.trial import SHAPE, Bench
+from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.staging import on_stream
+
+
+def as_it_came(self: Any, source: Any, non_blocking: bool = False) -> Any:
+    return self._selected.copy_(source, non_blocking=non_blocking)
+
+
+@pytest.mark.parametrize(
+    ("fix_id", "place", "fallback", "unsafe"),
+    [
+        ("staged-offsets-v1", Place(f"{V1}.mechanism._destination", "C", corruptions),
+         f"{V1}.destination._Blocking.copy_", as_it_came),
+        ("staged-offsets-v2", Place(f"{V2}.mechanism.is_on_device", "C", corruptions, WITH_V2),
+         f"{V2}.mechanism.finish", lambda *_: None),
+        ("input-copy-fence", Place("fixes.input_copy_fence.mechanism.InputFence.record", "C", corruptions),
+         "fixes.input_copy_fence.mechanism.finish", lambda *_: None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_fallback_that_does_not_wait_corrupts(
+    fix_id: str, place: Place, fallback: str, unsafe: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with standing_in(place.variant), failing(place.name, always=True), applied([fix_id]):
+        assert [each for each in corruptions(place) if each.what == "block offsets"] == []
+    monkeypatch.setattr(f"trtllm_kvfix.{fallback}", unsafe)
+    with standing_in(place.variant), failing(place.name, always=True), applied([fix_id]):
+        assert corruptions(place)
+
+
+def arrived_with(place: str, statements: Callable[[Any, Any], None], *, always: bool) -> tuple[Any, Any, Fuse]:
+    """What two pools hold in the end, and what they should; our code fails at `place` within upstream's method."""
+    with upstream("B"):
+        scene = Scene(2)
+        scene.table.numpy()[...] = scene.contents
+        destination: StagedDestination = scene.destination
+        with scene.tensors.on(scene.stream), failing(place, always=always):
+            destination.begin()
+            statements(destination, scene.table)
+            if not destination.failed:
+                try:
+                    destination.flush()
+                except Injected as error:
+                    destination.tried.fault(error)
+            destination.copy_rest()
+            scene.table.numpy()[...] = 0
+        seen = scene.tensors.pinned(*scene.table.shape)
+        with scene.tensors.on(scene.stream):
+            seen.copy_(scene.tensor)
+        return seen.numpy().copy(), scene.contents, destination.tried
+
+
+@pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
+@pytest.mark.parametrize("method", ["receive", "_recognised", "_ship_parts", "_ship"])
+def test_a_pool_that_was_recorded_is_not_lost_when_the_next_fails(method: str, always: bool) -> None:
+    seen, expected, tried = arrived_with(f"{V1}.destination.StagedDestination.{method}", by_pool(3), always=always)
+    np.testing.assert_array_equal(seen[:, :3], expected[:, :3])
+    assert tried.faults == 1, "what is left of a call does without us"
+
+
+def test_pools_left_over_at_the_end_are_not_lost_when_that_fails() -> None:
+    def unlike(dst: Any, table: Any) -> None:
+        dst[1, :2].copy_(table[1, :2], non_blocking=True)
+
+    seen, expected, tried = arrived_with(f"{V1}.destination.StagedDestination._ship_parts", unlike, always=True)
+    np.testing.assert_array_equal(seen[1, :2], expected[1, :2])
+    assert tried.faults == 1
+
+
+class Theirs(Exception):
+    """What upstream raises."""
+
+
+ERROR = Theirs("upstream's own")
+
+
+def raising(*_: Any, **__: Any) -> Any:
+    raise ERROR
+
+
+def launched_by_upstream() -> None:
+    bench = Bench()
+    launch = StagedOffsetsV2().launch(raising)
+    tensors = [bench.pinned((2,)), bench.pinned((SHAPE[0],)), bench.pinned((SHAPE[0],))]
+    with on_stream(bench.device, bench.stream):
+        launch(bench.table, bench.output, *tensors, bench.stream)
+
+
+def shipped_per_layer() -> None:
+    bench = Bench()
+    manager = SimpleNamespace(host_kv_cache_block_offsets=bench.table)
+    index = bench.pinned((2,))
+    try:
+        StagedOffsetsV2().per_layer(raising)(manager, None, [1, 2], index, 0, 2)
+    finally:
+        assert manager.host_kv_cache_block_offsets is bench.table
+
+
+def configured() -> None:
+    class Config:
+        def __init__(self, enable_listen_thread: bool = True) -> None:
+            del enable_listen_thread
+            raise ERROR
+
+    Config.__init__ = without_listener(["adapter"], Config.__init__)  # type: ignore[method-assign]
+    eval("Config()", {"__name__": "adapter", "Config": Config})
+
+
+@pytest.mark.parametrize(
+    ("fix_id", "call"),
+    [
+        ("staged-offsets-v2", launched_by_upstream),
+        ("staged-offsets-v2", shipped_per_layer),
+        ("input-copy-fence", lambda: InputFence().recording(raising)(object(), 1, key=2)),
+        ("input-copy-fence", lambda: InputFence().waiting(raising)(object(), 1, key=2)),
+        ("concurrent-pins", lambda: Turns().guarded(raising)(1, key=2)),
+        ("nixl-listener", configured),
+    ],
+)
+@pytest.mark.parametrize("blown", [False, True], ids=["", "stood down"])
+def test_what_upstream_raises_is_passed_on_as_it_is(fix_id: str, call: Callable[[], Any], blown: bool) -> None:
+    fuse.reset(fix_id)
+    tried = fuse.of(fix_id)
+    tried.blown = blown
+    with pytest.raises(Theirs) as raised:
+        call()
+    fuse.reset(fix_id)
+    assert raised.value is ERROR and raised.value.__context__ is None
+    assert tried.faults == 0
+
+
+@pytest.mark.parametrize("fault", [False, True], ids=["", "after a fault of ours"])
+def test_what_the_v1_manager_raises_is_passed_on_as_it_is(fault: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = f"{V1}.mechanism._destination" if fault else f"{V1}.mechanism._take_back"
+    with standing_in("C"), failing(place, always=True), applied(["staged-offsets-v1"]) as registry:
+        server = Server({})
+        monkeypatch.setattr(type(server.manager.impl), "copy_batch_block_offsets", raising)
+        with pytest.raises(Theirs) as raised, server.tensors.on(server.tensors.stream()):
+            server.manager.copy_batch_block_offsets(server.tensors.on_device(1, 4, 2, 8), [], 1, 0, 0)
+        assert raised.value is ERROR and raised.value.__context__ is None
+        assert registry.report().of("staged-offsets-v1").faults == int(fault)
+        monkeypatch.undo()
+        server.close()
+
+
+def test_torch_waits_where_we_cannot_and_if_nobody_can_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(finishing, "_said", set())
+    device, calls = native.open_device("cpu"), []
+    torch = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: calls.append("torch")))
+    with (
+        caplog.at_level(logging.ERROR, logger="trtllm_kvfix"),
+        failing("native.Device.synchronize", always=True),
+        on_stream(device, device.create_stream()),
+    ):
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        finish()
+        assert calls == ["torch"] and caplog.records == []
+        torch.cuda.synchronize = raising
+        finish()
+        finish()
+    assert len(caplog.records) == 1 and "could not be waited for" in caplog.records[0].getMessage()

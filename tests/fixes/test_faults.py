@@ -1,0 +1,61 @@
+"""A fix whose own code fails ends nothing: the server goes on, its answers are right, and the fault is seen.
+
+A fix without places fails here. List them as `Place`s beside its traffic and add them to PLACES.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+
+import pytest
+
+from tests.fixes import staging_places
+from tests.fixes.applied import IDS, applied, standing_in
+from tests.fixes.faults import Place, attributes_of, failing
+from tests.standin.fixture import upstream
+from trtllm_kvfix.fixes.nixl_listener.record import ADAPTERS
+from trtllm_kvfix.metrics import counters
+
+PLACES: dict[str, tuple[Place, ...]] = {**staging_places.PLACES}
+
+EVERY = [pytest.param(fix_id, place, id=f"{fix_id}-{place}") for fix_id, places in PLACES.items() for place in places]
+
+
+# Those of these fixes are tested beside them.
+ELSEWHERE = {"batched-admission", "token-budget"}
+
+
+def test_every_fix_lists_where_it_may_fail() -> None:
+    assert set(PLACES) | ELSEWHERE == set(IDS) and all(PLACES.values())
+
+
+@contextmanager
+def build(place: Place) -> Iterator[None]:
+    if not place.nixl:
+        with standing_in(place.variant):
+            yield
+        return
+    with upstream(place.variant, nixl=True):
+        import_module("nixl")
+        import_module(ADAPTERS[0])
+        yield
+
+
+@pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
+@pytest.mark.parametrize(("fix_id", "place"), EVERY)
+def test_a_fault_ends_nothing_and_is_seen(fix_id: str, place: Place, always: bool) -> None:
+    before = counters.fix_faults.by_fix().get(fix_id, 0.0)
+    with (
+        build(place),
+        attributes_of(place),
+        failing(place.name, always=always) as planted,
+        applied([fix_id]) as registry,
+    ):
+        place.traffic(place)
+        status = registry.report().of(fix_id)
+    assert planted.raised > 0, f"nothing comes by {place.name}"
+    assert status.first_error == f"Injected: {place.name}"
+    assert counters.fix_faults.by_fix()[fix_id] - before == status.faults
+    assert status.faults == 1 or always
+    blown = place.at_once or (always and place.stands_down)
+    assert status.word == ("stood-down" if blown else "applied")
