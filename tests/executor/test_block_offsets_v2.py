@@ -58,7 +58,8 @@ class Bench:
         self.manager = self.server.manager
         self.tensors = self.server.tensors
         self.stream = self.manager._stream
-        shape = (self.manager.num_pools, 4, 2, self.manager.max_blocks_per_seq)
+        pools = getattr(self.manager, "num_attention_op_pools", self.manager.num_pools)
+        shape = (pools, 4, 2, self.manager.max_blocks_per_seq)
         self.destinations = [self.tensors.on_device(*shape) for _ in range(2)]
 
     def add(self, request_id: int, length: int) -> Any:

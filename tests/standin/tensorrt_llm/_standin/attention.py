@@ -25,7 +25,8 @@ class AttentionMetadata:
 
     def __post_init__(self) -> None:
         manager = self.kv_cache_manager
-        shape = (manager.num_pools, self.max_num_sequences, 2, manager.max_blocks_per_seq)
+        pools = getattr(manager, "num_attention_op_pools", manager.num_pools)
+        shape = (pools, self.max_num_sequences, 2, manager.max_blocks_per_seq)
         self.kv_cache_block_offsets = tensors().on_device(*shape)
         if since("B"):
             # An alias of the manager's buffer object, taken once (surface 1.7).

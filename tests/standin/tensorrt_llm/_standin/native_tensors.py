@@ -85,7 +85,20 @@ class NativeTensors:
         stream: int,
     ) -> None:
         width = dst.shape[3]
-        self.device.gather_host_rows(dst.memory, table.memory, copy_index.memory, rows, width, scale, v_offset, stream)
+        whole, pools = tuple(table.memory.shape), len(scale)
+        if tuple(dst.memory.shape) == tuple(dst.shape) and whole == tuple(table.shape):
+            at = (rows, width, scale, v_offset, stream)
+            self.device.gather_host_rows(dst.memory, table.memory, copy_index.memory, *at)
+            return
+        # The kernel at hand takes whole tensors: all pools go to memory of its own, and from there what was asked for.
+        assert pools == 1 == len(dst), "slices of one pool"
+        first = (table.data_ptr() - table.memory.address) // (table.numel() * table.element_size())
+        scratch = self.device.empty((whole[0], rows, 2, width), "int32")
+        at = (rows, width, list(scale) * whole[0], list(v_offset) * whole[0], stream)
+        self.device.gather_host_rows(scratch, table.memory, copy_index.memory, *at)
+        nbytes = scratch.nbytes // whole[0]
+        self.device.copy(dst.data_ptr(), scratch.address + first * nbytes, nbytes, stream)
+        self._home.keep_while_pending(scratch, stream)
 
     def stream(self) -> NativeStream:
         return NativeStream(self.device, self.device.create_stream())

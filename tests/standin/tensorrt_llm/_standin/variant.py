@@ -33,6 +33,8 @@ _EXISTS = {
     "_torch.attention": since("F"),
     "_torch.attention_backend.trtllm": before("F"),
     "_torch.peft.lora.cuda_graph_lora_params": since("D") or MANGLED,
+    "_torch.attention_backend.sparse.minimax_m3": since("D"),
+    "_torch.cute_dsl_kernels": since("F"),
     "_torch.pyexecutor.connectors": since("C"),
     "_torch.pyexecutor.connectors.remote_g2_raw_nixl_adapter": REMOTE_G2 or since("F"),
     "_torch.pyexecutor.connectors.remote_g2_source_setup": REMOTE_G2,

@@ -75,7 +75,7 @@ class TorchLlmArgs(BaseModel):
     max_beam_width: int = 1
     # What upstream reads from the checkpoint.
     num_layers: int = 2
-    architecture: Literal["dense", "sparse", "hybrid"] = "dense"
+    architecture: Literal["dense", "sparse", "hybrid", "minimax_m3"] = "dense"
     enable_chunked_prefill: bool = False
     disable_overlap_scheduler: bool = False
     kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)

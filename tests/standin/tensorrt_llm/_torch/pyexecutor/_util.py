@@ -29,6 +29,10 @@ elif since("B2"):
 
 def _special_kv_cache_manager_cls(model_config: Any) -> Any:
     """For architectures that have a manager of their own; None for the others."""
+    if model_config.architecture == "minimax_m3":
+        from ..attention_backend.sparse.minimax_m3 import MiniMaxM3KVCacheManagerV2  # noqa: PLC0415  as models are
+
+        return MiniMaxM3KVCacheManagerV2
     return {"sparse": DSACacheManager, "hybrid": MambaHybridCacheManager}.get(model_config.architecture)
 
 
