@@ -53,7 +53,7 @@ class Activation:
             _show_log()
             self.job = carry.carry(settings)
             self.settings, self.on = settings, True
-            triggers = {name for fix in self.registry.fixes for name in fix.triggers}
+            triggers = {name for fix in self.registry.fixes for name in (*fix.triggers, *fix.late)}
             import_hook.watch({*self._participants, *triggers}, self.imported)
             for name in self._participants:
                 module = sys.modules.get(name)

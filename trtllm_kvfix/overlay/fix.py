@@ -55,6 +55,10 @@ class Guard:
     file: str  # relative to the package, such as "_torch/pyexecutor/resource_manager.py"
 
 
+def _none(_: "Upstream") -> "Sequence[Replacement]":
+    return ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fix:
     id: str
@@ -71,3 +75,7 @@ class Fix:
     # What the probe should say in each variant of docs/support.md; tests compare it with what it says.
     expected: Mapping[str, State]
     guards: tuple[Guard, ...] = ()
+    # Where else what it replaced is held, or done by other means: asked when it is applied, and again when a module
+    # that a fix watches has been imported, these among them, whose import it does not wait for.
+    late: tuple[str, ...] = ()
+    followers: "Callable[[Upstream], Sequence[Replacement]]" = _none

@@ -100,6 +100,7 @@ class Registry:
         self._answers: dict[str, Answer] = {}
         self._decided_on: dict[str, set[str]] = {}  # the triggers that were there when a fix was decided
         self._installed: list[seam.Installed] = []
+        self._unguarded: set[str] = set()  # followers that could not be replaced
 
     def apply(self, settings: Settings, upstream: Upstream | None = None, *, at_last: bool = False) -> Report:
         """Raise ApplyError, or SettingsError for a choice that cannot be honoured, with everything taken back.
@@ -118,6 +119,10 @@ class Registry:
             except Exception:
                 self.revert()
                 raise
+            applied = {installed.fix_id for installed in self._installed}
+            for fix in self.fixes:
+                if fix.id in applied:
+                    self._follow(fix, upstream)
             return self.report()
 
     def revert(self) -> list[str]:
@@ -129,6 +134,7 @@ class Registry:
             self._installed.clear()
             self._answers.clear()
             self._decided_on.clear()
+            self._unguarded.clear()
         for name in left:
             log.warning("%s was replaced by somebody else after us and is left as it is", name)
         return left
@@ -158,9 +164,9 @@ class Registry:
             return self._report(self._settings, self._answers)
 
     def aliases(self) -> list[str]:
-        """Names in upstream through which a replaced original is still called."""
+        """Names in upstream through which a replaced original is still called: whoever comes that way is unguarded."""
         with self._lock:
-            return seam.aliases(self._installed)
+            return sorted({*seam.aliases(self._installed), *self._unguarded})
 
     def lost(self) -> list[str]:
         """Seams that no longer hold what we put there."""
@@ -184,6 +190,24 @@ class Registry:
                 f"fix {fix.id} is needed and could not be applied, so none is: {type(error).__name__}: {error}; "
                 f"kvfix.fixes.{fix.id}: off starts without it"
             ) from error
+
+    def _follow(self, fix: Fix, upstream: Upstream) -> None:
+        """This may be in the middle of serving: what cannot be replaced is named, and ends nothing."""
+        here = {installed.seam for installed in self._installed if installed.fix_id == fix.id}
+        try:
+            new = [each for each in fix.followers(upstream) if each.seam not in here]
+        except Exception as error:
+            fuse.of(fix.id).fault(error)
+            return
+        for replacement in new:
+            name = f"{replacement.seam.module}.{replacement.seam.path}"
+            try:
+                self._installed.append(seam.install(replacement, fix.id))
+                self._unguarded.discard(name)
+            except Exception as error:
+                if name not in self._unguarded:
+                    log.warning("%s is NOT guarded by fix %s: %s: %s", name, fix.id, type(error).__name__, error)
+                self._unguarded.add(name)
 
     def _face_unknown(self, fix: Fix, answer: Answer, choice: str) -> None:
         if choice != "on":

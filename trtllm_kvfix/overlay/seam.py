@@ -115,6 +115,17 @@ def aliases(installed: Iterable[Installed]) -> list[str]:
     return sorted(found)
 
 
+def holders(original: Any) -> list[tuple[str, str]]:
+    """(module, name) of upstream's modules that hold it, those among them that are still being imported."""
+    return [
+        (module_name, name)
+        for module_name, owner in list(_namespaces())
+        if isinstance(owner, ModuleType)
+        for name, value in list(vars(owner).items())
+        if value is original
+    ]
+
+
 def _owner(seam: Seam) -> tuple[Any, str]:
     """The module or class that the attribute hangs on. The attribute itself may be absent, its owner may not."""
     owner: Any = sys.modules.get(seam.module)

@@ -32,6 +32,7 @@ GRAPH_RUNNER = f"{_EXECUTOR}.cuda_graph_runner"
 LORA_PARAMS = f"{PACKAGE}._torch.peft.lora.cuda_graph_lora_params"
 CREATOR = f"{_EXECUTOR}._util"
 SCHEDULER = f"{_EXECUTOR}.scheduler"
+STEP_COPIES = f"{PACKAGE}._torch.cute_dsl_kernels.spec_step_copies.op"
 
 
 class Upstream:

@@ -52,7 +52,8 @@ class InputFence:
             _wait_for(due)
         except Exception as error:
             self._tried.fault(error)
-            for stream in {mark.stream for mark in due} or {None}:
+            streams: set[int | None] = {mark.stream for mark in due}
+            for stream in streams or {None}:
                 finish(stream)
         else:
             self._tried.in_a_row = 0

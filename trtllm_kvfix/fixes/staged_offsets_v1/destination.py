@@ -21,7 +21,7 @@ class _Part(NamedTuple):
     width: int | None
 
     @property
-    def index(self) -> tuple[int, slice, slice, slice]:
+    def place(self) -> tuple[int, slice, slice, slice]:
         return self.pool, slice(None, self.rows), WHOLE, slice(None, self.width)
 
 
@@ -91,7 +91,7 @@ class StagedDestination:
         """What `flush` has not shipped, by upstream's own statement, which returns when the copy is done."""
         parts, self._parts = self._parts, []
         for part in parts:
-            self.tensor[part.index].copy_(self.table[part.index], non_blocking=False)
+            self.tensor[part.place].copy_(self.table[part.place], non_blocking=False)
 
     def _ship(self, rows: int, width: int | None = None) -> None:
         self._stager.ship(self._memory, self._array, rows, width=width, lent=self._lends)  # type: ignore[union-attr]
@@ -104,7 +104,7 @@ class StagedDestination:
             self._ship(rows, width)
             return
         for part in parts:
-            self.tensor[part.index].copy_(self.table[part.index].clone(), non_blocking=True)
+            self.tensor[part.place].copy_(self.table[part.place].clone(), non_blocking=True)
 
     def _recognised(self, index: Any, offset: int) -> list[_Part]:
         """The parts that go to their own places, where `index` is [pool, :rows] or [pool, :rows, :, :width]."""

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
-from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import PER_LAYER, TABLE, StagedOffsetsV2
+from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import PER_LAYER, TABLE, StagedOffsetsV2, not_covered
 from trtllm_kvfix.fixes.trial import SHAPE, Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
-from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, V2_PLACES, Upstream
+from trtllm_kvfix.overlay.seam import holders
+from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
 
 LAUNCH = "copy_batch_block_offsets_to_device"
 COPY = "KVCacheManagerV2.copy_batch_block_offsets"
+BLOCK_COPY = "StepInputStage.block_copy"
 SCALED = ("input", "output", "copy_index", "index_scales", "kv_offset", "stream")
 UNSCALED = ("input", "output", "copy_index", "copy_v_idx", "stream")
 
@@ -55,6 +57,20 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return made
 
 
+def followers(up: Upstream) -> Sequence[Replacement]:
+    """Managers of some models, and the binding's own module, hold the launch under names of their own: all of them get
+    the same function, and whoever imports it later gets it from there. Where a kernel of another kind reads the live
+    table, its callers are told that it does not cover that."""
+    launch = up.attribute(up.v2_module, LAUNCH)
+    made = [
+        Replacement(Seam(module, name), lambda _: launch)
+        for module, name in holders(getattr(launch, "__kvfix_original__", launch))
+    ]
+    if up.has(STEP_COPIES, BLOCK_COPY):
+        made.append(Replacement(Seam(STEP_COPIES, BLOCK_COPY), not_covered))
+    return made
+
+
 def self_test() -> None:
     """Rows, copy index: everything is overwritten while the stream is held, and what arrives is what was there."""
     bench = Bench()
@@ -89,5 +105,7 @@ FIX = Fix(
     replacements=replacements,
     self_test=self_test,
     expected=in_variants(needed="B B2 C D F", absent="A"),
+    late=(STEP_COPIES,),
+    followers=followers,
     guards=(Guard(r"^_?host_(kv_cache_block_offsets|scratch_\w+_staging)$", r"v2"),),
 )
