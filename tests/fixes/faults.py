@@ -37,7 +37,7 @@ class Place:
 
     name: str
     variant: str
-    traffic: "Callable[[Place], None]"
+    traffic: "Callable[[Place], object]"
     llm_args: dict[str, Any] = field(default_factory=dict, compare=False)
     draft: bool = False  # stall the draft model's copies; upstream's own fence covers the target's
     stands_down: bool = True  # where the place is come by often enough

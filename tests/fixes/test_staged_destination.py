@@ -47,7 +47,7 @@ class Scene:
 
     @property
     def shipments(self) -> int:
-        return sum(entry.stager.stats().ships for entry in self.stagers._entries.values())
+        return sum(entry.stager.stats().ships for entry in self.stagers._entries.values() if entry.stager is not None)
 
 
 @pytest.fixture(params=[1, 2], ids="{} pools".format)

@@ -40,6 +40,45 @@ def test_a_stager_goes_with_its_table_and_its_work_stays_counted() -> None:
     assert counters.read()["staged_shipments"] == before + 3
 
 
+def scaled(scales: Any, offsets: Any) -> dict[str, Any]:
+    return {"layout": "v2", "index_scales": scales.tolist(), "kv_offset": offsets.tolist()}
+
+
+def test_slices_that_are_made_for_each_call_get_no_stager_and_leave_nothing() -> None:
+    bench, every = Bench(), Stagers()
+    scales, offsets = bench.pinned((SHAPE[0],)), bench.pinned((SHAPE[0],))
+    with on_stream(bench.device, bench.stream):
+        for _ in range(50):
+            objects = (bench.table[:1], scales[:1], offsets[:1])
+            assert every.of_lasting(scaled, *objects) is None
+            del objects
+        gc.collect()
+        assert every._entries == {}
+        assert every.of_lasting(scaled, bench.table, scales, offsets) is None
+        lasting = every.of_lasting(scaled, bench.table, scales, offsets)
+        assert lasting is not None and every.of_lasting(scaled, bench.table, scales, offsets) is lasting
+
+
+def test_the_same_table_with_other_scales_is_another_launch() -> None:
+    bench, every = Bench(), Stagers()
+    one, two = bench.pinned((SHAPE[0],)), bench.pinned((SHAPE[0],))
+    two.numpy()[:] = 7
+    with on_stream(bench.device, bench.stream):
+        made = [every.of_lasting(scaled, bench.table, scales, one) for scales in (one, two, one, two)]
+    assert made[:2] == [None, None] and None not in made[2:] and made[2] is not made[3]
+
+
+def test_an_identity_that_was_used_again_is_not_taken_for_the_earlier_object() -> None:
+    bench, every = Bench(), Stagers()
+    offsets, other = bench.pinned((SHAPE[0],)), bench.pinned(SHAPE)
+    with on_stream(bench.device, bench.stream):
+        for _ in range(2):
+            every.of_lasting(scaled, bench.table, offsets, offsets)
+        (key,) = every._entries
+        every._entries[(id(other), *key[1:])] = every._entries.pop(key)  # as if `other` had the table's address
+        assert every.of_lasting(scaled, other, offsets, offsets) is None
+
+
 def test_bytes_and_waits_for_a_slot_are_counted() -> None:
     bench, every = Bench(), Stagers(mode="snapshot", slots=2)
     before = counters.read()
