@@ -41,6 +41,18 @@ def test_a_configuration_that_is_not_known_is_unknown(monkeypatch: pytest.Monkey
         monkeypatch.undo()
 
 
+def test_a_configuration_that_does_not_take_what_the_adapter_passes_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    with upstream("C", nixl=True):
+        adapter()
+        config = import_module("nixl").nixl_agent_config
+        monkeypatch.setattr(
+            config, "__init__", lambda self, enable_listen_thread: vars(self).update(on=enable_listen_thread)
+        )
+        answer = FIX.probe(Upstream())
+        assert answer.state is State.UNKNOWN and "in a way that it takes" in answer.reason
+        monkeypatch.undo()
+
+
 def test_its_agents_do_without_a_listener_and_others_keep_theirs() -> None:
     with upstream("C", nixl=True):
         nixl = import_module("nixl")

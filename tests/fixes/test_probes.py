@@ -136,6 +136,34 @@ def test_what_a_probe_has_not_seen_is_unknown_and_not_applied(
         monkeypatch.undo()
 
 
+COPY_V1 = "KVCacheManager.copy_batch_block_offsets"
+COPY_V2 = "KVCacheManagerV2.copy_batch_block_offsets"
+UNCALLABLE = [
+    ("staged-offsets-v1", "B", RESOURCES, COPY_V1, "dst_tensor, request_ids, beam_width, num_context, num_seqs, plan"),
+    ("staged-offsets-v1", "B", RESOURCES, COPY_V1, "dst_tensor, request_ids, beam_width, num_context, num_seqs, /"),
+    ("staged-offsets-v1", "A", ATTENTION, "TrtllmAttentionMetadata.prepare", "plan"),
+    ("staged-offsets-v2", "D", V2, COPY_V2, "dst_tensor, request_ids, beam_width, *, num_contexts, num_seqs"),
+    ("staged-offsets-v2", "D", V2, "KVCacheManagerV2._copy_batch_block_offsets_per_layer", "plan"),
+    ("input-copy-fence", "B", ENGINE, "PyTorchModelEngine._prepare_inputs", "plan"),
+    ("input-copy-fence", "B", LOOP, "PyExecutor._prepare_and_schedule_batch", "plan"),
+    ("input-copy-fence", "B", LOOP, "PyExecutor._update_request_states", ""),
+    ("input-copy-fence", "B", LOOP, "PyExecutor._process_previous_batch", "batch"),
+]
+
+
+@pytest.mark.parametrize(("fix_id", "variant", "module", "path", "parameters"), UNCALLABLE)
+def test_what_cannot_be_called_as_upstream_calls_it_is_unknown(
+    fix_id: str, variant: str, module: str, path: str, parameters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names are there, and other arguments are asked for."""
+    with standing_in(variant):
+        changed = eval(f"lambda self, {parameters}: None" if parameters else "lambda self: None")
+        monkeypatch.setattr(*owner_of(module, path), changed)
+        answer = fix_of(fix_id).probe(Upstream())
+        monkeypatch.undo()
+    assert answer.state is U and "cannot be called" in answer.reason
+
+
 def test_nothing_is_applied_to_a_build_whose_seams_nobody_knows() -> None:
     with standing_in("mangled"):
         registry = Registry(ALL)

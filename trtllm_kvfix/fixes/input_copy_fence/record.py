@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
+from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.trial import Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import MODEL_ENGINE, PY_EXECUTOR, Upstream
@@ -20,6 +21,8 @@ SCHEDULE = "PyExecutor._prepare_and_schedule_batch"
 # Later in the same iteration, when the next inputs have been enqueued: what they write is read by then, too. Upstream's
 # own fence waits at the same three steps. What takes the place of all of these passes on whatever it is called with.
 ALSO_WRITING = ("PyExecutor._update_request_states", "PyExecutor._process_previous_batch")
+# How many arguments upstream's own callers pass, with self.
+PASSED = {PREPARE_INPUTS: 4, SCHEDULE: 1, ALSO_WRITING[0]: 2, ALSO_WRITING[1]: 1}
 
 
 def probe(up: Upstream) -> Answer:
@@ -31,9 +34,12 @@ def probe(up: Upstream) -> Answer:
         return fixed("the executor waits for the input copies itself (T#14128)")
     if marks != awaits:
         return unknown("one half of upstream's own wait for the input copies is there, the other is not")
-    for module, path in ((MODEL_ENGINE, PREPARE_INPUTS), (PY_EXECUTOR, SCHEDULE)):
-        if not up.has(module, path):
+    for path, passed in PASSED.items():
+        function = up.attribute(MODEL_ENGINE if path == PREPARE_INPUTS else PY_EXECUTOR, path)
+        if function is None and path not in ALSO_WRITING:
             return unknown(f"there is no {path}")
+        if function is not None and not takes(up, function, *[SELF] * passed):
+            return unknown(f"{path} cannot be called as upstream is known to call it")
     return needed("the next scheduling step may write host buffers that the device has not read yet")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.nixl_listener.mechanism import SWITCH, without_listener
+from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.trial import require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import Upstream
@@ -31,20 +32,23 @@ def probe(up: Upstream) -> Answer:
         return absent("there is no raw NIXL adapter")
     if up.module(NIXL) is None:
         return absent("NIXL is not installed")
-    if SWITCH not in up.parameters(up.attribute(NIXL, f"{CONFIG}.__init__")):
+    make = up.attribute(NIXL, f"{CONFIG}.__init__")
+    if not takes(up, make, SELF, **{SWITCH: SELF}) or SWITCH not in up.parameters(make):
         return unknown(f"{NIXL}.{CONFIG} does not take {SWITCH}")
     sources = [up.source(function) for function in _functions(adapter)]
     if None in sources or not sources:
         return unknown("the adapter's source cannot be read")
-    return _judged([source for source in sources if source is not None])
+    return _judged(up, make, [source for source in sources if source is not None])
 
 
-def _judged(sources: list[str]) -> Answer:
+def _judged(up: Upstream, make: Any, sources: list[str]) -> Answer:
     trees = [ast.parse(textwrap.dedent(source)) for source in sources]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     calls = [node for node in nodes if isinstance(node, ast.Call) and _named(node.func) == CONFIG]
     if not calls:
         return unknown(f"the adapter does not call {CONFIG}")
+    if not all(_fits(up, make, call) for call in calls):
+        return unknown(f"the adapter does not call {CONFIG} in a way that it takes")
     if all(_switched_off(call) for call in calls):
         return fixed("the adapter leaves the listener off itself")
     return needed("the adapter starts a listener on a fixed port: a second agent on the host fails or hangs")
@@ -64,6 +68,14 @@ def _is_written_in(function: FunctionType, adapter: ModuleType) -> bool:
 
 def _named(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _fits(up: Upstream, make: Any, call: ast.Call) -> bool:
+    """Where it passes lists or dictionaries on, nobody can tell before the call."""
+    named = [keyword.arg for keyword in call.keywords]
+    if None in named or any(isinstance(argument, ast.Starred) for argument in call.args):
+        return True
+    return takes(up, make, SELF, *[SELF] * len(call.args), **{name: SELF for name in named if name is not None})
 
 
 def _switched_off(call: ast.Call) -> bool:

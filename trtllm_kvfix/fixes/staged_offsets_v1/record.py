@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
+from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedOffsetsV1
 from trtllm_kvfix.fixes.trial import BLOCKS, POOLS, Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
@@ -30,6 +31,8 @@ def probe(up: Upstream) -> Answer:
     parameters = up.parameters(copy)
     if parameters[: len(KNOWN_PARAMETERS)] != KNOWN_PARAMETERS:
         return unknown(f"copy_batch_block_offsets takes {parameters}, expected {KNOWN_PARAMETERS}")
+    if not takes(up, copy, *[SELF] * 6) or not takes(up, copy, *[SELF] * 4, num_context=SELF, num_seqs=SELF):
+        return unknown("copy_batch_block_offsets cannot be called as attention metadata and AutoDeploy call it")
     return _judged(up.source(copy), "the manager")
 
 
@@ -38,6 +41,8 @@ def _probe_metadata(up: Upstream) -> Answer:
     prepare = up.attribute(up.attention_module, METADATA_PREPARE)
     if prepare is None:
         return unknown("neither the manager nor attention metadata is known to ship block offsets")
+    if not takes(up, prepare, SELF):
+        return unknown(f"{METADATA_PREPARE} cannot be called as the engine calls it, with no argument")
     return _judged(up.source(prepare), "attention metadata")
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
+from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import PER_LAYER, TABLE, StagedOffsetsV2, not_covered
 from trtllm_kvfix.fixes.trial import SHAPE, Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
@@ -29,6 +30,11 @@ def probe(up: Upstream) -> Answer:
     copy, launch = up.attribute(module, COPY), up.attribute(module, LAUNCH)
     if copy is None or launch is None:
         return unknown(f"{module.__name__} does not have both {COPY} and {LAUNCH}")
+    if not takes(up, copy, *[SELF] * 6):
+        return unknown(f"{COPY} cannot be called as attention metadata calls it")
+    per_layer = up.attribute(module, f"KVCacheManagerV2.{PER_LAYER}")
+    if per_layer is not None and not takes(up, per_layer, *[SELF] * 6):
+        return unknown(f"{PER_LAYER} cannot be called as {COPY} is known to call it")
     return _judged(up.source(copy), up.parameters(launch))
 
 
