@@ -10,6 +10,7 @@ import pytest
 
 from tests.fixes.applied import applied, standing_in
 from tests.standin.serving import Server
+from trtllm_kvfix.fixes.input_copy_fence import record as fence_record
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.staging import OffsetStager, stagers
 
@@ -108,6 +109,28 @@ def test_the_fence_alone_protects_every_buffer_of_input_preparation(variant: str
         after = counters.read()
         assert after["fence_waits"] > before["fence_waits"]
         assert corrupt_lengths() > 0
+
+
+@pytest.mark.parametrize("variant", ["B", "B2", "C"])
+def test_the_fence_covers_what_is_written_later_in_the_same_iteration(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V2's rows: those of requests that end are overwritten when the last batch is processed, behind this step's copies.
+    A wait at the head of the next scheduling step is too late for that."""
+
+    def corrupt() -> int:
+        server = Server(V2)
+        with server.stall():
+            server.serve(server.workload(REQUESTS))
+        return len(server.witness.corruptions)
+
+    with standing_in(variant):
+        with applied(["input-copy-fence"]) as registry:
+            assert corrupt() == 0
+            assert registry.report().of("input-copy-fence").faults == 0
+        monkeypatch.setattr(fence_record, "ALSO_WRITING", ())
+        with applied(["input-copy-fence"]):
+            assert corrupt() > 0
 
 
 @pytest.mark.parametrize("variant", V1)
