@@ -115,7 +115,7 @@ def test_the_fence_alone_protects_every_buffer_of_input_preparation(variant: str
 def test_the_fence_covers_what_is_written_later_in_the_same_iteration(
     variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """V2's rows: those of requests that end are overwritten when the last batch is processed, behind this step's copies.
+    """V2's rows: those of requests that end are overwritten when the last batch is processed, behind this step's copy.
     A wait at the head of the next scheduling step is too late for that."""
 
     def corrupt() -> int:

@@ -47,15 +47,15 @@ def two_batches_on_a_held_stream(bench: Bench) -> bool:
 @pytest.mark.parametrize("early", [True, False], ids=["imported before", "imported later"])
 def test_a_manager_that_launches_by_its_own_name_is_mended(variant: str, early: bool) -> None:
     with standing_in(variant):
+        original = getattr(import_module(V2_UTILS), LAUNCH)
         if early:
-            original = getattr(import_module(MINIMAX), LAUNCH)
+            assert getattr(import_module(MINIMAX), LAUNCH) is original
             assert not two_batches_on_a_held_stream(Bench(OWN_MANAGER))
         with applied([ID]) as registry:
             assert two_batches_on_a_held_stream(Bench(OWN_MANAGER))
             assert registry.aliases() == []
-        if early:
-            assert getattr(import_module(MINIMAX), LAUNCH) is original
-            assert not two_batches_on_a_held_stream(Bench(OWN_MANAGER))
+        assert getattr(import_module(MINIMAX), LAUNCH) is original
+        assert not two_batches_on_a_held_stream(Bench(OWN_MANAGER))
 
 
 def test_mending_the_managers_module_alone_leaves_it_racy_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,7 @@ class Registry:
         """Take back what is still ours, the last first. Returns the seams that somebody else has replaced since."""
         with self._lock:
             left = [str(installed.seam) for installed in reversed(self._installed) if not installed.restore()]
+            seam.give_back(self._installed)
             for fix in self.fixes:
                 fuse.reset(fix.id)
             self._installed.clear()

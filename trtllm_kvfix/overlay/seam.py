@@ -126,6 +126,16 @@ def holders(original: Any) -> list[tuple[str, str]]:
     ]
 
 
+def give_back(installed: Iterable[Installed]) -> None:
+    """Modules that took a replacement by `from x import y` after it was installed get the original."""
+    originals = {id(each.after): each.original for each in installed if isinstance(each.owner, ModuleType)}
+    for _, owner in _namespaces():
+        if isinstance(owner, ModuleType):
+            for name, value in list(vars(owner).items()):
+                if originals.get(id(value)) is not None:
+                    setattr(owner, name, originals[id(value)])
+
+
 def _owner(seam: Seam) -> tuple[Any, str]:
     """The module or class that the attribute hangs on. The attribute itself may be absent, its owner may not."""
     owner: Any = sys.modules.get(seam.module)
