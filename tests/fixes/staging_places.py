@@ -25,7 +25,7 @@ SHIPPING = ("staging.offset_stager.OffsetStager.ship", "native.OffsetRoute.ship"
 V1_CALLS = (
     f"{V1}.mechanism._destination",
     *(f"{V1}.destination.{name}" for name in ("StagedDestination.begin", "StagedDestination.receive")),
-    *(f"{V1}.destination.{name}" for name in ("StagedDestination._ship", "StagedDestination.flush")),
+    f"{V1}.destination.StagedDestination._ship",
     *(f"{V1}.destination.{name}" for name in ("memory_of", "is_too_wide", "_is_plain")),
     "staging.stagers.Stagers.of",
     "staging.stagers.current_place",

@@ -42,7 +42,7 @@ class StagedDestination:
         self._pool_bytes = rows * planes * blocks * WORD_BYTES
         self._address = table.data_ptr()
         self._stager = None if is_too_wide(table) else stagers.of(table, v1)
-        self._parts: list[_Part] = []  # what has been copied and not been shipped
+        self.parts: list[_Part] = []  # what has been copied and not been shipped
 
     def __getitem__(self, index: Any) -> "_Selection":
         return _Selection(self, index)
@@ -53,8 +53,7 @@ class StagedDestination:
     def begin(self) -> None:
         """Before the table is filled: nothing reads it any more. Forget what a call that failed left behind."""
         self.failed = False
-        if self._parts:
-            self._parts.clear()
+        self.parts = []
         if self._lends:
             self.settle()
 
@@ -74,22 +73,23 @@ class StagedDestination:
         parts = self._recognised(index, offset) if is_live else []
         if not parts:
             return source.clone() if is_live else source
-        if len(self._parts) + len(parts) == self._pools:
-            self._ship_parts([*self._parts, *parts])
-            self._parts = []
-        else:
-            self._parts += parts
+        whole = self.parts + parts
+        if len(whole) < self._pools:
+            self.parts = whole
+            return None
+        self._ship_parts(whole)
+        self.parts = []
         return None
 
     def flush(self) -> None:
         """Upstream's method has returned: ship what it copied and we have not shipped."""
-        if self._parts:
-            self._ship_parts(self._parts)
-            self._parts = []
+        if self.parts:
+            self._ship_parts(self.parts)
+            self.parts = []
 
     def copy_rest(self) -> None:
         """What `flush` has not shipped, by upstream's own statement, which returns when the copy is done."""
-        parts, self._parts = self._parts, []
+        parts, self.parts = self.parts, []
         for part in parts:
             self.tensor[part.place].copy_(self.table[part.place], non_blocking=False)
 

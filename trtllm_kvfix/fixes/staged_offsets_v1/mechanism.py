@@ -94,12 +94,13 @@ def _destination(
 
 def _finish_call(destination: StagedDestination, tried: fuse.Fuse, faults_before: int) -> None:
     """Upstream's method has returned: ship what it left, and note whether the call went well."""
-    if not destination.failed:
-        try:
-            destination.flush()
-        except Exception as error:
-            tried.fault(error)
-    destination.copy_rest()
+    if destination.parts:
+        if not destination.failed:
+            try:
+                destination.flush()
+            except Exception as error:
+                tried.fault(error)
+        destination.copy_rest()
     if tried.faults == faults_before:
         tried.in_a_row = 0
 
