@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.fixes.faults import failing
 from tests.threads import run_together
 from trtllm_kvfix import native
-from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
+from trtllm_kvfix.fixes.concurrent_pins.mechanism import ID, Turns
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay import fuse
 
 WATCHDOG_S = 30.0
 
@@ -216,3 +218,26 @@ def test_methods_of_a_nanobind_class_can_be_replaced_and_the_object_stays_bound(
         admission = manager.add_sequence(native.SequenceRequest(1, [1, 2, 3]))
         assert type(manager) is native.BlockManager and turns.stats().turns == 1
     assert admission.tokens_new == 3 and native.BlockManager.add_sequence is original
+
+
+def test_who_waits_for_a_turn_that_is_never_given_back_goes_on_by_the_plain_lock() -> None:
+    """A turn that could not be given back is held for ever; those that wait for it do without turns from then on."""
+    fuse.reset(ID)
+    turns = Turns(stall_s=0.01)
+    done: list[str] = []
+
+    def waiting() -> None:
+        turns.guarded(lambda: done.append("second"))()
+
+    def inside() -> None:
+        second.start()
+        while turns.stats().queued == 0:
+            second.join(0.001)
+
+    second = threading.Thread(target=waiting, daemon=True)
+    with failing("native.TurnLock.release", always=False):
+        turns.guarded(inside)()
+    second.join(WATCHDOG_S)
+    assert done == ["second"]
+    assert fuse.of(ID).blown and fuse.of(ID).faults == 1
+    fuse.reset(ID)
