@@ -28,6 +28,9 @@ class Bound:
         assert all(isinstance(token, UniqueToken) for token in tokens), "a list of ints is refused"
         return self.cached.get(request.request_id, 0)
 
+    def remove_sequence(self, *_: Any) -> None:
+        raise AssertionError("admission releases nothing")
+
 
 class Counting(Bound):
     def count_reusable_blocks(self, tokens: list[UniqueToken], request: Request, only_allocated: bool) -> int:
@@ -179,7 +182,8 @@ def test_what_upstream_raises_passes_and_the_order_comes_back(fuse: Fuse) -> Non
 
 
 def test_a_cache_of_v2_is_left_alone(fuse: Fuse) -> None:
-    admitting = Admitting(fuse, SimpleNamespace(impl=Counting({2: 56})))
+    v2 = SimpleNamespace(impl=object(), _kv_connector_should_add_sequence=lambda _: True)
+    admitting = Admitting(fuse, v2)
     assert admitting.admit(PlainBatch([context(1, 64), context(2, 64)])) == [1, 2] and fuse.faults == 0
 
 

@@ -270,6 +270,27 @@ def test_a_server_outlives_a_fault_in_what_is_observed(
         assert fuse.of(FIX).faults >= 1
 
 
+class ReadOnly(Request):
+    """Its mark cannot be written, nor its state read."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "is_dummy_request" and value:
+            raise OSError("injected")
+        super().__setattr__(name, value)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "is_generation_complete_state":
+            raise OSError("injected")
+        return super().__getattribute__(name)
+
+
+def test_a_request_that_cannot_be_marked_or_read_is_upstreams() -> None:
+    bound, request = mended(), ReadOnly(8)
+    assert bound.store_blocks_for_reuse(1, request, True) == 11
+    bound.remove_sequence(1, request, False)
+    assert bound.sequences == {2} and fuse.of(FIX).faults == 2
+
+
 def test_what_is_held_back_is_counted() -> None:
     before = counters.read()["stores_held_back"]
     bound = mended()

@@ -163,7 +163,7 @@ def test_where_a_prompt_that_is_cut_short_would_be_offered_whole_nothing_is_cut(
 
 def test_a_cache_of_v2_is_left_alone() -> None:
     """Its blocks are claimed before the batch is charged."""
-    managers = {"KV_CACHE_MANAGER": SimpleNamespace(impl=object())}
+    managers = {"KV_CACHE_MANAGER": SimpleNamespace(impl=object(), _kv_connector_should_add_sequence=lambda _: True)}
     executor = SimpleNamespace(resource_manager=SimpleNamespace(resource_managers=managers))
     assert limits_of(executor, lambda _: True) is None
 

@@ -22,7 +22,7 @@ class Contexts:
     def put_back_in_order(self, order: list[Any]) -> None:
         place = {request.py_request_id: at for at, request in enumerate(order)}
         for requests in self._lists.values():
-            requests.sort(key=lambda request: place[request.py_request_id])
+            requests.sort(key=lambda request: place.get(request.py_request_id, len(place)))
         self.put_back()
 
 
@@ -35,7 +35,8 @@ def managers_by_name(resource_manager: Any) -> dict[str, Any]:
 def main_v1_manager(resource_manager: Any) -> Any | None:
     """None where the cache is V2's, whose scheduler allocates before it charges."""
     manager = managers_by_name(resource_manager).get(MAIN)
-    return manager if hasattr(manager, "_kv_connector_should_add_sequence") and hasattr(manager, "impl") else None
+    is_v1 = hasattr(getattr(manager, "impl", None), "remove_sequence")  # V2's is another kind of object
+    return manager if is_v1 and hasattr(manager, "_kv_connector_should_add_sequence") else None
 
 
 def enters(manager: Any, request: Any) -> bool:

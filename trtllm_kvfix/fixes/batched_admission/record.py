@@ -86,6 +86,8 @@ class _Bound:
     is_variable_window = False
     tokens_per_block = 4
 
+    def remove_sequence(self) -> None: ...  # as V1's has
+
     def find_new_context_block(self, tokens: list[int], request: _Request) -> Any:
         return SimpleNamespace(unique_tokens=tokens[: request.cached + self.tokens_per_block])
 

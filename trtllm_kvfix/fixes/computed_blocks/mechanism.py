@@ -58,7 +58,7 @@ class ComputedBlocks:
             request = args[1]
 
             def release() -> Any:
-                return _as_dummy(request, lambda: original(manager, *args, **kwargs))
+                return self._as_dummy(request, lambda: original(manager, *args, **kwargs))
 
             hold = self._holds.get((id(manager), args[0]))
             if hold is not None:
@@ -75,7 +75,7 @@ class ComputedBlocks:
         """
 
         def store_blocks_for_reuse(manager: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._ends_early(args) or not args[2] or not args[1].is_generation_complete_state:
+            if not self._ends_early(args) or not self._is_over_and_pinned(args):
                 return original(manager, *args, **kwargs)
             hold = Hold(manager, args[0])
             self._holds[id(manager), args[0]] = hold
@@ -124,10 +124,20 @@ class ComputedBlocks:
         counters.stores_held_back.add(early)
         return early
 
+    def _is_over_and_pinned(self, args: tuple[Any, ...]) -> bool:
+        try:
+            return bool(args[2] and args[1].is_generation_complete_state)
+        except Exception as error:
+            self._fuse.fault(error)
+            return False
 
-def _as_dummy(request: Any, release: Callable[[], Any]) -> Any:
-    request.is_dummy_request = True
-    try:
-        return release()
-    finally:
-        request.is_dummy_request = False
+    def _as_dummy(self, request: Any, release: Callable[[], Any]) -> Any:
+        try:
+            request.is_dummy_request = True
+        except Exception as error:
+            self._fuse.fault(error)
+            return release()
+        try:
+            return release()
+        finally:
+            request.is_dummy_request = False
