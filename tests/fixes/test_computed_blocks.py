@@ -71,7 +71,7 @@ def cancelled_in_the_middle(server: Server, prompt: list[int]) -> None:
             said.append(request.request_id)
             server.executor.enqueue_cancel_request(request.request_id)
 
-    with server.pauses.at(server.pauses.BEGIN_SCHEDULE, cancel):
+    with server.pauses.at(server.pauses.CALL_SCHEDULE, cancel):
         (response,) = server.run([request])
     assert response.error_msg == "cancelled" and response.tokens == []
 

@@ -100,7 +100,9 @@ class BoundCore:
             stored = False
         self._lengths.pop(request_id)
         tokens = llm_request.get_tokens(0)[:length] if stored else None
-        self.native.remove_sequence(request_id, store=stored, pin=pin_on_release, tokens=tokens)
+        # Until C whatever the sequence holds is stored, computed or not (surface 4.4).
+        computed = None if tokens is None else len(tokens)
+        self.native.remove_sequence(request_id, store=stored, pin=pin_on_release, tokens=tokens, computed=computed)
 
     def rewind_kv_cache(self, request_id: int, count: int, /) -> None:
         self.native.rewind_kv_cache(request_id, count)
