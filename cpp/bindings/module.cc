@@ -79,7 +79,7 @@ NB_MODULE(_core, m) {
 }
 #undef PyInit__core
 
-extern "C" NB_EXPORT PyObject* PyInit__core() {
+extern "C" NB_EXPORT PyObject* PyInit__core() {  // NOLINT(bugprone-reserved-identifier): Python chose the name
     if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
         PyErr_SetString(PyExc_ImportError,
                         "trtllm_kvfix works in the main interpreter alone, and this is a subinterpreter");

@@ -11,12 +11,12 @@ struct LocksOfAllManagers {
     static void hold() {
         alive_mutex().lock();
         for (ManagerMutex* each : alive()) {
-            each->mutex_.lock();
+            each->take();
         }
     }
     static void let_go() {
         for (ManagerMutex* each : alive()) {
-            each->mutex_.unlock();
+            each->unlock();
         }
         alive_mutex().unlock();
     }

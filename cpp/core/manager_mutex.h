@@ -18,29 +18,34 @@ class ManagerMutex {
     ManagerMutex& operator=(const ManagerMutex&) = delete;
     ~ManagerMutex();
 
+    void lock() {
+        home_.check("this BlockManager");
+        take();
+    }
+
 #if defined(KVFIX_NO_LOCK)
-    void lock() { home_.check("this BlockManager"); }
     void unlock() {}
-#elif defined(KVFIX_PAUSE_POINTS)
-    // Says when a caller finds the lock taken: so a test knows a thread that waits from one that has not come yet.
-    void lock() {
-        home_.check("this BlockManager");
-        if (!mutex_.try_lock()) {
-            KVFIX_PAUSE("lock.contended");
-            mutex_.lock();
-        }
-    }
-    void unlock() { mutex_.unlock(); }
 #else
-    void lock() {
-        home_.check("this BlockManager");
-        mutex_.lock();
-    }
     void unlock() { mutex_.unlock(); }
 #endif
 
   private:
     friend struct LocksOfAllManagers;
+
+#if defined(KVFIX_NO_LOCK)
+    void take() {}
+#elif defined(KVFIX_PAUSE_POINTS)
+    // Says when a caller finds the lock taken: so a test knows a thread that waits from one that has not come yet.
+    void take() {
+        if (!mutex_.try_lock()) {
+            KVFIX_PAUSE("lock.contended");
+            mutex_.lock();
+        }
+    }
+#else
+    void take() { mutex_.lock(); }
+#endif
+
     const HomeProcess home_;
     std::mutex mutex_;
 };

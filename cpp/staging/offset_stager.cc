@@ -92,6 +92,14 @@ OffsetStager::OffsetStager(std::shared_ptr<Device> device, const StagerConfig& c
     ring_counters_.push_back(snapshot_->ring_counters());
 }
 
+OffsetStager::~OffsetStager() {
+    if (home_.left()) {  // the device's memory is the parent's, and so is whoever would end what is pending
+        static_cast<void>(early_.release());
+        static_cast<void>(snapshot_.release());
+        static_cast<void>(device_table_.release());
+    }
+}
+
 void OffsetStager::check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const {
     const HostTable& table = shipment.table;
     const auto text = [](auto number) { return std::to_string(number); };
@@ -118,6 +126,7 @@ void OffsetStager::check_shipment(const Shipment& shipment, std::uint32_t dst_ro
 }
 
 void OffsetStager::ship(const Shipment& shipment, std::uint32_t dst_rows) {
+    home_.check("this NativeStager");
     const std::lock_guard guard(mutex_);
     check_shipment(shipment, dst_rows);
     ++ships_;
@@ -147,6 +156,7 @@ bool OffsetStager::ship_early(const Shipment& shipment) {
 }
 
 void OffsetStager::settle() {
+    home_.check("this NativeStager");
     const std::lock_guard guard(mutex_);
     if (early_ != nullptr) {
         early_->settle();
@@ -171,6 +181,7 @@ StagerStats OffsetStager::stats() const {
 }
 
 void OffsetStager::close() {
+    home_.check("this NativeStager");
     const std::lock_guard guard(mutex_);
     // Taken out first: closed is closed, even if something pending has failed.
     const auto early = std::move(early_);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/home_process.h"
 #include "staging/device_table_stager.h"
 #include "staging/early_copy_stager.h"
 #include "staging/offset_shipment.h"
@@ -31,6 +32,9 @@ struct StagerStats {
 class OffsetStager {
   public:
     OffsetStager(std::shared_ptr<Device> device, const StagerConfig& config, StagerMode mode);
+    OffsetStager(const OffsetStager&) = delete;
+    OffsetStager& operator=(const OffsetStager&) = delete;
+    ~OffsetStager();  // waits for what is pending; in a child of its process it leaves everything as it is
 
     // Throws std::invalid_argument, with nothing shipped, when the shipment does not fit the configuration or its own table.
     void ship(const Shipment& shipment, std::uint32_t dst_rows);
@@ -53,6 +57,7 @@ class OffsetStager {
         std::size_t lent = 0, awaited = 0;  // bytes
     };
 
+    const HomeProcess home_;
     const StagerConfig config_;  // as given: `team` may be null
     const StagerMode mode_;      // the one in use
     EarlyFrom early_from_;

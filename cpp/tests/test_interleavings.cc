@@ -3,8 +3,12 @@
 // double B goes through and the damage is visible. In our manager B is seen to find the lock taken while A is inside.
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -186,6 +190,35 @@ TEST_F(OnboardUnderAPinOfOurs, TheAdmissionWaitsForTheReaderAndItsSlotStays) {
         "find.found", [&] { pinned = find_and_pin(manager, kX, Tier::host); },
         [&] { manager.add_sequence(request(3, joined(kX, {1}))); }));
     expect_pin_holds();
+}
+
+// ---------------------------------------------------------------------------------------------- a fork meanwhile
+
+// In a child. Its copy must be whole, or ending it would find what the call had half done; and it is refused.
+int use_and_end(std::unique_ptr<Manager> copy) {
+    const std::string why = testing::message_of<std::runtime_error>([&] { copy->digest(); });
+    copy.reset();
+    Manager fresh(config(4));
+    fresh.cache(1, kX);
+    fresh.check_invariants();
+    return why.find("made in a parent") == std::string::npos ? 1 : 0;
+}
+
+TEST(AFork, WaitsForTheCallThatRunsAndItsChildMayEndTheCopyAndNothingElse) {
+    auto manager = std::make_unique<Manager>(config(4));
+    int status = -1;
+    EXPECT_FALSE(overlap(
+        "admit.planned", [&] { manager->add_sequence(request(1, kX)); },
+        [&] {
+            const pid_t child = fork();
+            if (child == 0) {
+                _exit(use_and_end(std::move(manager)));
+            }
+            waitpid(child, &status, 0);
+        }));
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(manager->primary().owned, 1U);
+    manager->check_invariants();
 }
 
 }  // namespace

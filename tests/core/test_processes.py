@@ -74,6 +74,38 @@ assert lane.close(10.0)
 print("served")
 """
 
+FORKS_WITH_A_STAGER = """
+import faulthandler, os, signal
+import numpy as np
+from trtllm_kvfix import native
+
+faulthandler.dump_traceback_later(60, exit=True)
+device = native.open_device("cpu")
+stager = native.NativeStager(device, layout="v1", num_pools=1, rows_max=1, blocks_max=4)
+target = device.empty([1, 1, 2, 4], "int32")
+table = np.ones((1, 1, 2, 4), np.int32)
+route = native.OffsetRoute(stager, target.address, 8, 1, 4, table)
+stream = device.create_stream()
+gate = device.close_gate(stream)  # what is shipped stays pending
+route.ship(1, stream)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    refused = 0
+    for call in (lambda: route.ship(1, stream), stager.settle, stager.close):
+        try:
+            call()
+        except RuntimeError as error:
+            refused += "made in a parent" in str(error)
+    del route, stager
+    os._exit(0 if refused == 3 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+device.open_gate(gate)
+stager.close()
+assert (device.download(target, stream) == 1).all()
+print("served")
+"""
+
 SUBINTERPRETER = """
 try:
     import _interpreters as interpreters
@@ -113,7 +145,7 @@ def test_a_process_may_end_while_daemon_threads_are_inside_calls(attempt: int) -
     assert (ran.returncode, ran.stderr) == (0, ""), attempt
 
 
-@pytest.mark.parametrize("script", [FORKS, FORKS_WITH_A_LANE], ids=["manager", "lane"])
+@pytest.mark.parametrize("script", [FORKS, FORKS_WITH_A_LANE, FORKS_WITH_A_STAGER], ids=["manager", "lane", "stager"])
 def test_a_child_is_refused_what_its_parent_made_and_hangs_nowhere(script: str) -> None:
     ran = run(script)
     assert (ran.returncode, ran.stdout.strip()) == (0, "served"), ran.stderr
