@@ -1,0 +1,88 @@
+"""`python -m integration.upstream --tree DIR`: the overlay on a tree of TensorRT-LLM's Python, as a table."""
+
+import argparse
+import csv
+import datetime
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from integration.upstream.running import Result, run_all
+from integration.upstream.scenarios import SCENARIOS
+
+COLUMNS = ("date", "commit", "era", "fix", "scenario", "overlay", "result", "remark")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m integration.upstream", description=__doc__)
+    parser.add_argument("--tree", type=Path, required=True, help="a checkout, or a folder with a tree for each era")
+    parser.add_argument("--era", action="append", help="whose bound classes: A, S, B2, C, D, N; may be repeated")
+    parser.add_argument("--scenario", action="append", default=[], choices=[each.name for each in SCENARIOS])
+    parser.add_argument("--json", type=Path, help="write everything that was seen")
+    parser.add_argument("--csv", type=Path, help="append a line for each result")
+    given = parser.parse_args(arguments)
+    results: list[Result] = []
+    for era, root in trees(given.tree, given.era):
+        for result in run_all(root, era, given.scenario):
+            results.append(result)
+            say(f"{result.era:3} {result.fix:18} {result.scenario:28} {result.arm:5} {result.result:8} {result.remark[:150]}")
+    summarise(results)
+    if given.json:
+        given.json.write_text(json.dumps([asdict(each) for each in results], indent=1, default=str), encoding="utf-8")
+    if given.csv:
+        append(given.csv, results)
+    return 1 if any(each.arm != "off" and each.result == "wrong" for each in results) else 0
+
+
+def trees(folder: Path, eras: list[str] | None) -> list[tuple[str, Path]]:
+    if (folder / "tensorrt_llm").is_dir():
+        if not eras or len(eras) != 1:
+            raise SystemExit("a single tree needs one --era: whose bound classes it expects")
+        return [(eras[0], folder)]
+    found = sorted(each.parent for each in folder.glob("*/tensorrt_llm"))
+    if not found:
+        raise SystemExit(f"{folder} holds no tensorrt_llm and no folder with one")
+    return [(each.name, each) for each in found if not eras or each.name in eras]
+
+
+def summarise(results: list[Result]) -> None:
+    say("")
+    for era in dict.fromkeys(each.era for each in results):
+        mine = [each for each in results if each.era == era and each.tree]
+        if not mine:
+            continue
+        seen = mine[0].tree
+        say(f"{era}: {len(seen.get('real', []))} modules of the tree run as they are, {len(seen.get('doubled', {}))} are doubled")
+        say(f"    seams that the tree lacks: {', '.join(seen.get('missing_seams', [])) or 'none'}")
+        called = sorted({name for each in mine for name in each.tree.get("doubles_called", [])})
+        say(f"    doubles that were called: {', '.join(called) or 'none'}")
+        waits = sorted({name for each in mine for name in each.tree.get("waited_for", [])})
+        say(f"    operations that waited for the device: {', '.join(waits) or 'none'}")
+    for each in results:
+        if each.arm == "off" and each.hazard and each.result == "right":
+            say(f"{each.era} {each.scenario}: upstream alone is right here, so this proves nothing")
+
+
+def append(path: Path, results: list[Result]) -> None:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
+    is_new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(COLUMNS)
+        for each in results:
+            writer.writerow(
+                [today, commit.stdout.strip(), each.era, each.fix, each.scenario, each.arm, each.result, each.remark[:160]]
+            )
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,170 @@
+"""Builds a tree of TensorRT-LLM's Python for each era out of verbatim excerpts, and compares a checkout with them.
+
+    python -m integration.upstream.assemble            # $KVFIX_UPSTREAM/windows -> $KVFIX_UPSTREAM/trees
+    python -m integration.upstream.assemble --manifest # and rewrite manifest.toml
+    python -m integration.upstream.assemble --verify CHECKOUT --era D
+
+The excerpts lie outside of this repository and never get into it: manifest.toml only names and hashes them.
+"""
+
+import argparse
+import os
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from integration.upstream.slices import Slice, cut, of_module
+
+VARIABLE = "KVFIX_UPSTREAM"
+EXCERPTS = "EXCERPTS"  # marks a tree that is not whole
+MANIFEST = Path(__file__).resolve().parent / "manifest.toml"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of upstream, as far as excerpts of it are there."""
+
+    eras: tuple[str, ...]
+    path: str
+    windows: Path
+    chars: int  # of the whole file
+    repository: str = ""
+    commit: str = ""
+    begins_in: str = ""  # the class in whose body the first excerpt begins
+
+
+def cache() -> Path:
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        raise SystemExit(f"{VARIABLE} is not set; it names the folder with windows/ and recipe.toml")
+    return Path(folder)
+
+
+def sources(folder: Path) -> Iterator[Source]:
+    recipe = tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8"))
+    for each in recipe["file"]:
+        windows = folder / "windows" / str(each.pop("windows"))
+        yield Source(eras=tuple(each.pop("eras")), windows=windows, **each)
+
+
+def parts(windows: Path) -> list[tuple[int, str]]:
+    """Contiguous text by its offset. Windows that overlap must agree."""
+    found: list[tuple[int, str]] = []
+    for path in sorted(windows.glob("*.txt")):
+        offset, text = int(path.stem), path.read_bytes().decode()
+        if not found or offset > found[-1][0] + len(found[-1][1]):
+            found.append((offset, text))
+            continue
+        start, before = found[-1]
+        overlap = before[offset - start :]
+        if overlap[: len(text)] != text[: len(overlap)]:
+            raise SystemExit(f"{path} and the window before it differ where they overlap")
+        found[-1] = (start, before + text[len(overlap) :])
+    return found
+
+
+def slices(source: Source) -> list[Slice]:
+    found: dict[str, Slice] = {}
+    open_class = source.begins_in or None
+    for offset, text in parts(source.windows):
+        ends = offset + len(text) >= source.chars
+        some, open_class = cut(text, starts_file=offset == 0, ends_file=ends, open_class=open_class)
+        for each in some:
+            # A property, its setter, an overload and branches of `try` share a name.
+            found[each.name if each.name not in found else f"{each.name}#{len(found)}"] = each
+    return list(found.values())
+
+
+def module_text(found: Iterable[Slice]) -> str:
+    """The slices in order. A class whose head no excerpt holds gets a head of ours."""
+    text, owner = "", ""
+    for each in found:
+        wanted = each.name.split(".")[0] if "." in each.name and each.text.startswith("    ") else ""
+        if wanted and wanted != owner:
+            text += f"\n\nclass {wanted}:  # head not among the excerpts\n\n"
+        owner = wanted or (each.name if each.core.lstrip().startswith(("class ", "@")) else "")
+        text += each.text if each.text.endswith("\n") else each.text + "\n"
+    return text
+
+
+def build(folder: Path, trees: Path) -> dict[str, list[str]]:
+    """Write the trees; returns the files of each era."""
+    written: dict[str, list[str]] = {}
+    for source in sources(folder):
+        text = module_text(slices(source))
+        compile(text, source.path, "exec")
+        for era in source.eras:
+            target = trees / era / source.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+            (trees / era / EXCERPTS).touch()
+            written.setdefault(era, []).append(source.path)
+    return written
+
+
+def manifest(folder: Path) -> str:
+    lines = ["# Written by `python -m integration.upstream.assemble --manifest`. Names and hashes, never text."]
+    for source in sources(folder):
+        for each in slices(source):
+            fields = {
+                "eras": list(source.eras),
+                "path": source.path,
+                "name": each.name,
+                "repository": source.repository,
+                "commit": source.commit,
+                "chars": len(each.core),
+                "sha256": each.sha256,
+            }
+            pairs = ", ".join(f"{key} = {_toml(value)}" for key, value in fields.items() if value)
+            lines.append(f"  {{ {pairs} }},")
+    return lines[0] + "\nexcerpts = [\n" + "\n".join(lines[1:]) + "\n]\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(each) for each in value) + "]"
+    return str(value) if isinstance(value, int) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def verify(checkout: Path, era: str) -> Iterator[str]:
+    """Compare a checkout with the manifest by qualified name; yields what differs or is missing."""
+    entries = tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["excerpts"]
+    there: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        if era not in entry["eras"]:
+            continue
+        path, name = entry["path"], entry["name"].split("#")[0]
+        if path not in there:
+            file = checkout / path
+            text = file.read_text(encoding="utf-8") if file.exists() else ""
+            there[path] = {}
+            for each in of_module(text):
+                there[path].setdefault(each.sha256, each.name)
+        if entry["sha256"] not in there[path]:
+            state = "differs" if name in there[path].values() else "missing"
+            yield f"{path}: {name}: {state}"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m integration.upstream.assemble")
+    parser.add_argument("--manifest", action="store_true", help="rewrite manifest.toml from the excerpts")
+    parser.add_argument("--verify", type=Path, metavar="CHECKOUT", help="compare a checkout with manifest.toml")
+    parser.add_argument("--era", default="D", help="whose excerpts to compare with")
+    given = parser.parse_args(arguments)
+    if given.verify:
+        complaints = list(verify(given.verify, given.era))
+        sys.stdout.writelines(f"{line}\n" for line in complaints)
+        return 1 if complaints else 0
+    folder = cache()
+    for era, files in sorted(build(folder, folder / "trees").items()):
+        sys.stdout.write(f"{era}: {len(files)} files\n")
+    if given.manifest:
+        MANIFEST.write_text(manifest(folder), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""Connectors of the scenarios: one that only records, in upstream's own manager; and ours."""
+
+from importlib import import_module
+from typing import Any
+
+from integration.upstream.finder import Tree
+
+PLACES = ("connectors.kv_cache_connector", "kv_cache_connector")
+
+
+def connector_module(tree: Tree) -> Any:
+    for place in PLACES:
+        name = f"tensorrt_llm._torch.pyexecutor.{place}"
+        if (tree.root / (name.replace(".", "/") + ".py")).exists():
+            return import_module(name)
+    raise LookupError("the tree has no connector")
+
+
+class Calls:
+    """What a connector was told, in order. Batches are written as who is in them."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, str]] = []
+
+    def note(self, method: str, *args: Any) -> None:
+        self.made.append((method, ", ".join(_words(each) for each in args)))
+
+
+def _words(value: Any) -> str:
+    if hasattr(value, "request_id"):
+        new = getattr(value, "new_block_ids", None)
+        return f"request {value.request_id}" + (f" {new}" if new is not None else "")
+    if hasattr(value, "new_requests"):
+        return f"new {[_words(e) for e in value.new_requests]} cached {[_words(e) for e in value.cached_requests]}"
+    return "stream" if hasattr(value, "cuda_stream") else repr(value)
+
+
+def recording(tree: Tree, calls: Calls) -> Any:
+    """Upstream's connector manager over a connector that records every call and never has anything."""
+    module = connector_module(tree)
+
+    class Scheduler(module.KvCacheConnectorScheduler):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
+
+        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+            calls.note("get_num_new_matched_tokens", request, num_computed_tokens)
+            return 0, False
+
+        def update_state_after_alloc(self, request: Any, block_ids: Any) -> None:
+            calls.note("update_state_after_alloc", request, list(block_ids))
+
+        def build_connector_meta(self, scheduler_output: Any) -> Any:
+            calls.note("build_connector_meta", scheduler_output)
+            return None
+
+        def request_finished(self, request: Any, cache_block_ids: Any) -> bool:
+            calls.note("request_finished", request, list(cache_block_ids))
+            return False
+
+    class Worker(module.KvCacheConnectorWorker):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
+
+        def register_kv_caches(self, kv_cache_tensor: Any) -> None:
+            calls.note("register_kv_caches")
+
+        def bind_connector_meta(self, metadata: Any) -> None:
+            calls.note("bind_connector_meta")
+
+        def start_load_kv(self, stream: Any) -> None:
+            calls.note("start_load_kv")
+
+        def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
+            calls.note("wait_for_layer_load", layer_idx)
+
+        def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
+            calls.note("save_kv_layer", layer_idx)
+
+        def wait_for_save(self, stream: Any) -> None:
+            calls.note("wait_for_save")
+
+        def get_finished(self, finished_gen_req_ids: Any, started_loading_req_ids: Any) -> tuple[list[int], list[int]]:
+            calls.note("get_finished", list(finished_gen_req_ids), list(started_loading_req_ids))
+            return [], []
+
+    return module.KvCacheConnectorManager(Worker(), Scheduler())

@@ -1,0 +1,158 @@
+"""Runs scenarios, each arm in a process of its own, and gathers what came of them."""
+
+import multiprocessing
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from integration.upstream import connectors
+from integration.upstream.scenarios import ALL, SCENARIOS, Scenario
+from integration.upstream.server import Outcome, Server, overlay, upstream
+
+FIXES = (
+    "staged-offsets-v1", "staged-offsets-v2", "batched-admission", "token-budget",
+    "concurrent-pins", "input-copy-fence", "nixl-listener",
+)  # fmt: skip
+TIMEOUT_S = 60
+ARMS = ("off", "only", "all")
+
+
+@dataclass
+class Result:
+    era: str
+    scenario: str
+    fix: str
+    arm: str  # off: upstream alone; only: this fix; all: every fix
+    result: str  # right, wrong, not-applied, not-run
+    remark: str = ""
+    hazard: bool = False
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    connector_calls: list[tuple[str, str]] = field(default_factory=list)
+    tree: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.era, self.scenario
+
+
+def choices(scenario: Scenario, arm: str) -> dict[str, str]:
+    if arm == "all" or scenario.fix == ALL:
+        return {}
+    return {fix: "auto" if fix == scenario.fix else "off" for fix in FIXES}
+
+
+def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
+    """One arm, in this process."""
+    result = Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard)
+    with upstream(root, era) as (tree, device, logger), overlay(arm != "off", choices(scenario, arm)) as status:
+        try:
+            calls = connectors.Calls()
+            connector = None
+            if scenario.connector == "recorder":
+                connector = connectors.recording(tree, calls)
+            elif scenario.connector == "ours":
+                connector = connectors.ours(tree)
+            server = Server(tree, device, scenario.shape, connector)
+        except Exception as error:
+            result.remark = f"cannot be set up: {type(error).__name__}: {error}"
+            result.tree = {"traceback": traceback.format_exc()}
+            return result
+        scenario.prepare(server)
+        outcome = server.serve(list(scenario.arrivals), scenario.cancels)
+        outcome.warnings = [text for _, text in logger.said]
+        _note_fixes(outcome, status())
+        result.calls, result.connector_calls = outcome.calls, calls.made
+        result.tree = _described(tree, outcome)
+    complaints = scenario.complaints(outcome)
+    word = outcome.fixes.get(scenario.fix, "applied") if arm != "off" else "off"
+    result.result = "wrong" if complaints else "right"
+    result.remark = "; ".join(complaints)[:600]
+    if arm != "off" and word != "applied":
+        result.remark = f"{scenario.fix} is {word}. {result.remark}".strip()
+    return result
+
+
+def _note_fixes(outcome: Outcome, status: dict[str, Any]) -> None:
+    for fix, entry in status.get("fixes", {}).items():
+        outcome.fixes[fix] = entry["word"]
+        if entry["faults"]:
+            outcome.faults[fix] = entry["first_error"]
+
+
+def _described(tree: Any, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "real": tree.real,
+        "doubled": tree.doubled,
+        "supplied": tree.supplied,
+        "missing_seams": tree.missing_seams,
+        "doubles_called": outcome.doubles_called,
+        "waited_for": outcome.settled,
+        "fixes": outcome.fixes,
+        "batches": outcome.batches,
+        "warnings": outcome.warnings[:5],
+    }
+
+
+def _child(send: Any, root: Path, era: str, scenario: Scenario, arm: str) -> None:
+    try:
+        send.send(asdict(run(root, era, scenario, arm)))
+    except BaseException as error:
+        last = traceback.format_exc().strip().splitlines()[-3:]
+        send.send({"died": f"{type(error).__name__}: {error}", "traceback": last})
+    finally:
+        send.close()
+
+
+def apart(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
+    """One arm in a process of its own: a process holds one tensorrt_llm, and a dead lock must not end the report."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(send, root, era, scenario, arm))
+    child.start()
+    send.close()
+    unknown = Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard)
+    try:
+        if not receive.poll(TIMEOUT_S):
+            child.kill()
+            return _told(unknown, "wrong", f"hangs: nothing within {TIMEOUT_S} s")
+        answer = receive.recv()
+    except EOFError:
+        child.join()
+        return _told(unknown, "wrong", f"the process ended with {child.exitcode}")
+    child.join()
+    if "died" in answer:
+        return _told(unknown, "not-run", f"{answer['died']} {answer['traceback']}")
+    return Result(**answer)
+
+
+def _told(result: Result, word: str, remark: str) -> Result:
+    result.result, result.remark = word, remark
+    return result
+
+
+def run_all(root: Path, era: str, names: Iterable[str] = ()) -> Iterator[Result]:
+    torch.set_num_threads(1)
+    for scenario in SCENARIOS:
+        if era not in scenario.eras or (names and scenario.name not in names):
+            continue
+        found = {arm: apart(root, era, scenario, arm) for arm in ARMS if not (scenario.fix == ALL and arm == "only")}
+        _compare_calls(scenario, found)
+        yield from found.values()
+
+
+def _compare_calls(scenario: Scenario, found: dict[str, Result]) -> None:
+    """Where no batch is cut, a connector is told the same things in the same order with us as without us."""
+    off, on = found["off"], found["all"]
+    if scenario.connector != "recorder" or off.result == "not-run" or on.result != "right":
+        return
+    if off.connector_calls != on.connector_calls:
+        index = next(
+            (i for i, pair in enumerate(zip(off.connector_calls, on.connector_calls)) if pair[0] != pair[1]),
+            min(len(off.connector_calls), len(on.connector_calls)),
+        )
+        was, now = off.connector_calls[index : index + 1], on.connector_calls[index : index + 1]
+        on.result, on.remark = "wrong", f"the connector is told something else at call {index}: {now}, not {was}"

@@ -1,0 +1,146 @@
+"""What is served, and what must come of it. Each scenario is chosen so that the unsafe code fails in it.
+
+`hazard` names the fix without which upstream fails here; where it is empty, upstream is right, and the overlay must
+leave it so. A scenario that has no failing arm would prove nothing, and the report says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from integration.upstream.server import Arrival, Outcome, Server, Shape
+
+ALL = "all"
+BUDGET = "token-budget"
+ADMISSION = "batched-admission"
+STAGING = "staged-offsets-v1"
+
+
+def prompt(first: int, count: int) -> list[int]:
+    return list(range(first, first + count))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    fix: str  # the one that the scenario is about, or ALL
+    hazard: bool  # upstream alone fails here
+    shape: Shape
+    arrivals: tuple[Arrival, ...]
+    cancels: dict[int, list[int]] = field(default_factory=dict)
+    prepare: Callable[[Server], None] = lambda _: None
+    connector: str = ""  # "recorder" or "ours"
+    reused_min: int = 0  # prompt tokens that must not be computed
+    eras: tuple[str, ...] = ("A", "S", "B2", "D", "N")
+
+    def complaints(self, outcome: Outcome) -> list[str]:
+        wanted = {each.id for each in self.arrivals} - {each for ids in self.cancels.values() for each in ids}
+        found = []
+        if outcome.died:
+            found.append(f"died: {outcome.died}")
+        if outcome.failed:
+            found.append(f"failed: {outcome.failed}")
+        if outcome.wrong_rows:
+            found.append(f"wrong offsets ({len(outcome.wrong_rows)}): {outcome.wrong_rows[0]}")
+        if outcome.corrupt:
+            found.append(f"corrupt ({len(outcome.corrupt)}): {outcome.corrupt[0]}")
+        if not outcome.died and not wanted <= {*outcome.answered, *outcome.failed}:
+            found.append(f"unanswered: {sorted(wanted - {*outcome.answered, *outcome.failed})}")
+        if not outcome.died and not outcome.released:
+            found.append("blocks are not released")
+        reused = sum(len(each.prompt) for each in self.arrivals) - outcome.computed
+        if not outcome.died and reused < self.reused_min:
+            found.append(f"reused {reused} tokens, {self.reused_min} were to be had")
+        return found + [f"fault in {fix}: {error}" for fix, error in outcome.faults.items()]
+
+
+SERVED = (Arrival(1, prompt(0, 10), 5), Arrival(2, prompt(100, 11), 6, at=1), Arrival(3, prompt(0, 10), 3, at=3))
+PLAIN = Shape()
+
+
+def believes(tokens: dict[int, int]) -> Callable[[Server], None]:
+    """The scheduler takes so many tokens of a prompt to be cached, which they no longer are."""
+
+    def prepare(server: Server) -> None:
+        server.executor.scheduler.estimate = lambda request: tokens.get(request.py_request_id, 0)
+
+    return prepare
+
+
+def pauses(request_id: int, at_schedule: int) -> Callable[[Server], None]:
+    """The scheduler preempts a request that is generating."""
+
+    def prepare(server: Server) -> None:
+        count = 0
+
+        def pause(ready: list[Any]) -> list[Any]:
+            nonlocal count
+            count += 1
+            states = server.batch_manager.LlmRequestState
+            chosen = [each for each in ready if each.py_request_id == request_id]
+            return [each for each in chosen if count == at_schedule and each.state == states.GENERATION_IN_PROGRESS]
+
+        server.executor.scheduler.pause = pause
+
+    return prepare
+
+
+def _offsets() -> list[Scenario]:
+    """The table is rewritten by upstream's own next steps while its copy is pending."""
+    variants = {
+        "overlap": PLAIN,
+        "pools": replace(PLAIN, heads=(1, 2), layers=4),
+        "beams": replace(PLAIN, beams=2, reuse=False),
+        "windows": replace(PLAIN, windows=(64, 16), layers=4),
+    }
+    return [Scenario(f"offsets-{name}", STAGING, True, shape, SERVED) for name, shape in variants.items()] + [
+        # The host waits for each batch before it prepares the next: nothing is overwritten.
+        Scenario("offsets-plain-loop", STAGING, False, replace(PLAIN, overlap=False), SERVED)
+    ]
+
+
+def _admission() -> list[Scenario]:
+    first = (Arrival(1, prompt(0, 24), 1), Arrival(2, prompt(200, 16), 1))
+    # Both come in one batch; the first needs the room in which the second's prefix lies.
+    later = (Arrival(3, prompt(400, 24), 1, at=8), Arrival(4, prompt(0, 24) + prompt(900, 4), 1, at=8))
+    tight = Shape(blocks=14, max_seq_len=40, windows=(40,), budget=64)
+    return [
+        Scenario("admission-order", ADMISSION, True, tight, (*first, *later), reused_min=24, eras=("S", "B2")),
+        Scenario("admission-windows", ADMISSION, False, replace(PLAIN, windows=(64, 16), layers=4, overlap=False), SERVED),
+        Scenario("admission-single", ADMISSION, False, replace(PLAIN, overlap=False), SERVED),
+    ]
+
+
+def _budget() -> list[Scenario]:
+    two = (Arrival(1, prompt(0, 12), 3), Arrival(2, prompt(100, 12), 3))
+    small = Shape(budget=16, overlap=False)
+    chunked = replace(small, chunked=True)
+    again = (Arrival(1, prompt(0, 12), 3), Arrival(2, prompt(100, 12), 3), Arrival(3, prompt(100, 12), 3, at=3))
+    return [
+        Scenario("budget-deferral", BUDGET, True, small, two, prepare=believes({2: 8})),
+        Scenario("budget-chunked", BUDGET, True, chunked, two, prepare=believes({2: 8})),
+        Scenario("budget-overlap", BUDGET, True, replace(chunked, overlap=True), two, prepare=believes({2: 8})),
+        # Another request comes with the prompt of the one that was put off, while that one waits.
+        Scenario("budget-stored", BUDGET, True, small, again, prepare=believes({2: 8})),
+        Scenario("budget-kept", BUDGET, False, replace(small, chunked=True), two),
+        Scenario(
+            "budget-cancelled", BUDGET, True, small, two, prepare=believes({2: 8}), cancels={1: [2]}, connector="recorder"
+        ),
+    ]
+
+
+def _life() -> list[Scenario]:
+    """Requests that end early, with every fix on."""
+    plain = replace(PLAIN, overlap=False)
+    return [
+        Scenario("cancel", ALL, False, plain, SERVED, cancels={3: [2]}),
+        Scenario("preempt", ALL, False, plain, SERVED, prepare=pauses(1, 4)),
+        Scenario("chunks", ALL, False, replace(plain, chunked=True, budget=8), SERVED),
+        Scenario("chunks-overlap", STAGING, True, replace(PLAIN, chunked=True, budget=8), SERVED),
+        Scenario("connector-recorder", ALL, False, plain, SERVED, connector="recorder"),
+        Scenario("connector-recorder-overlap", ALL, True, PLAIN, SERVED, connector="recorder"),
+        Scenario("connector-ours", ALL, False, plain, SERVED, connector="ours"),
+    ]
+
+
+SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life())

@@ -1,0 +1,319 @@
+"""Upstream's own executor over the tree's managers, with bound classes, a late device and requests of the scenario."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from integration.upstream import cuda, doubles, provided
+from integration.upstream.engine import Engine, Sampler
+from integration.upstream.finder import Tree, environment
+from integration.upstream.late import LateDevice
+
+EXECUTOR = "tensorrt_llm._torch.pyexecutor"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The server of a scenario. One window per layer, layers take the windows in turn."""
+
+    tokens_per_block: int = 4
+    max_seq_len: int = 64
+    max_batch_size: int = 4
+    blocks: int = 64
+    host_blocks: int = 0
+    windows: tuple[int, ...] = (64,)
+    heads: tuple[int, ...] = (1,)
+    layers: int = 2
+    beams: int = 1
+    budget: int = 64
+    chunked: bool = False
+    reuse: bool = True
+    overlap: bool = True
+    capacity: bool = True
+
+
+@dataclass
+class Arrival:
+    """A request, and the iteration in which it reaches the executor."""
+
+    id: int
+    prompt: list[int]
+    new_tokens: int
+    at: int = 0
+
+
+class Starved(RuntimeError):
+    """The loop goes round and nobody is answered."""
+
+
+@dataclass
+class Outcome:
+    """How a scenario ended."""
+
+    answered: list[int] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    died: str = ""
+    wrong_rows: list[str] = field(default_factory=list)
+    corrupt: list[str] = field(default_factory=list)
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    computed: int = 0  # prompt tokens that went through the model
+    fixes: dict[str, str] = field(default_factory=dict)  # word by id
+    faults: dict[str, str] = field(default_factory=dict)  # first error by id
+    settled: list[str] = field(default_factory=list)
+    doubles_called: list[str] = field(default_factory=list)
+    released: bool = True  # every block is free again
+
+
+class Queue:
+    """Hands out what is due at each iteration, and ends the loop when all have been answered."""
+
+    def __init__(self, server: "Server", arrivals: list[Arrival], cancels: dict[int, list[int]]) -> None:
+        self.server = server
+        self.waiting = sorted(arrivals, key=lambda each: each.at)
+        self.cancels = cancels
+        self.iteration = 0
+
+    def get_from_request_queue(self, _: Any) -> list[Any]:
+        self.server.device.hold()
+        item = provided.RequestQueueItem
+        due = [each for each in self.waiting if each.at <= self.iteration]
+        self.waiting = [each for each in self.waiting if each.at > self.iteration]
+        items = [item(id=each.id, request=self.server.request(each)) for each in due]
+        items += [item(id=each, is_canceled_request=True) for each in self.cancels.get(self.iteration, [])]
+        if not self.waiting and not items and not self.server.executor.active_requests:
+            items.append(item(id=-1, is_shutdown_request=True))
+        self.iteration += 1
+        if self.iteration > self.server.iterations_max:
+            raise Starved(f"after {self.iteration} iterations {len(self.server.executor.active_requests)} wait")
+        return items
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+class Server:
+    iterations_max = 200
+
+    def __init__(self, tree: Tree, device: LateDevice, shape: Shape, connector: Any = None) -> None:
+        self.tree, self.device, self.shape = tree, device, shape
+        self.llm_request = import_module(f"{EXECUTOR}.llm_request")
+        self.resources = import_module(f"{EXECUTOR}.resource_manager")
+        self.batch_manager = import_module("tensorrt_llm.bindings.internal.batch_manager")
+        self.connector = connector
+        self.stream = cuda.Stream()
+        self.manager = self._manager()
+        self.engine = Engine(self.manager, self._metadata(), shape.budget, shape.beams)
+        self.executor = self._executor()
+
+    def _manager(self) -> Any:
+        shape = self.shape
+        blocks_bytes = 0
+        config = provided.KvCacheConfig(
+            enable_block_reuse=shape.reuse,
+            max_tokens=shape.blocks * shape.tokens_per_block,
+            max_attention_window=list(shape.windows) if shape.windows != (shape.max_seq_len,) else None,
+            host_cache_size=blocks_bytes,
+        )
+        kind = self.resources.KVCacheManager
+        if len(set(shape.windows)) > 1:
+            kind = _with_counts(kind, {w: (shape.blocks, shape.host_blocks) for w in sorted(set(shape.windows))})
+        elif shape.host_blocks:
+            kind = _with_host(kind, shape.blocks, shape.host_blocks)
+        return kind(
+            config,
+            self.batch_manager.CacheType.SELF,
+            num_layers=shape.layers,
+            num_kv_heads=[shape.heads[i % len(shape.heads)] for i in range(shape.layers)],
+            head_dim=2,
+            tokens_per_block=shape.tokens_per_block,
+            max_seq_len=shape.max_seq_len,
+            max_batch_size=shape.max_batch_size,
+            mapping=provided.Mapping(),
+            dtype=self.batch_manager.DataType.HALF,
+            max_num_tokens=shape.budget,
+            model_config=SimpleNamespace(),
+            max_beam_width=shape.beams,
+            kv_connector_manager=self.connector,
+            execution_stream=self.stream,
+        )
+
+    def _metadata(self) -> Any:
+        attention = import_module("tensorrt_llm._torch.attention_backend.trtllm")
+        rows = self.shape.max_batch_size * self.shape.beams
+        return attention.TrtllmAttentionMetadata(
+            max_num_requests=self.shape.max_batch_size,
+            max_num_sequences=rows,
+            max_num_tokens=self.shape.budget,
+            max_seq_len=None,
+            kv_cache_manager=self.manager,
+            mapping=provided.Mapping(),
+            kv_cache_params=provided.KVCacheParams(use_cache=True),
+        )
+
+    def _executor(self) -> Any:
+        module = import_module(f"{EXECUTOR}.py_executor")
+        types = self.resources.ResourceManagerType
+        managers = self.resources.ResourceManager({types.KV_CACHE_MANAGER: self.manager})
+        states = self.batch_manager.LlmRequestState
+        sampler = Sampler(self.engine, provided_state(), provided.SamplerEvent, states)
+        sampler.finish_reason = self.batch_manager.FinishReason.LENGTH
+        from integration.upstream.scheduling import Scheduler  # noqa: PLC0415
+
+        executor = module.PyExecutor(
+            managers,
+            Scheduler(self.shape, states),
+            self.engine,
+            sampler,
+            _dist(),
+            max_num_sequences=self.shape.max_batch_size,
+            disable_overlap_scheduler=not self.shape.overlap,
+            max_batch_size=self.shape.max_batch_size,
+            max_beam_width=self.shape.beams,
+            start_worker=False,
+            kv_connector_manager=self.connector,
+            max_seq_len=self.shape.max_seq_len,
+            execution_stream=self.stream,
+        )
+        return executor
+
+    def request(self, arrival: Arrival) -> Any:
+        sampling = self.batch_manager.SamplingConfig(self.shape.beams)
+        made = self.llm_request.LlmRequest(
+            request_id=arrival.id,
+            max_new_tokens=arrival.new_tokens,
+            input_tokens=arrival.prompt,
+            sampling_config=sampling,
+            is_streaming=False,
+        )
+        made.py_forwarded = 0
+        made.return_perf_metrics = False
+        return made
+
+    def serve(self, arrivals: list[Arrival], cancels: dict[int, list[int]] | None = None) -> Outcome:
+        """Run the executor's own loop in this thread until everybody is answered, or it dies."""
+        outcome = Outcome()
+        self.executor.executor_request_queue = Queue(self, arrivals, cancels or {})
+        doubles.called.clear()
+        try:
+            self.executor.event_loop()
+        except Exception as error:
+            outcome.died = f"{type(error).__name__}: {error}"
+        self.device.settle()
+        for request_id, responses in self.executor.responses.items():
+            error = next((each.error_msg for each in responses if each.error_msg), None)
+            if error:
+                outcome.failed[request_id] = error
+            elif any(each.result.is_final for each in responses):
+                outcome.answered.append(request_id)
+        self._look(outcome)
+        return outcome
+
+    def _look(self, outcome: Outcome) -> None:
+        findings, contents = self.engine.findings, self.engine.contents
+        outcome.wrong_rows, outcome.corrupt = findings.wrong_rows, contents.corrupt
+        outcome.batches = findings.batches
+        outcome.computed = sum(end - begin for batch in findings.batches for _, begin, end in batch["contexts"])
+        outcome.calls = list(self.manager.impl.witness_calls())
+        outcome.settled = list(self.device.settled)
+        outcome.doubles_called = sorted(doubles.called)
+        free = {window: self.manager.impl.witness_free(window) for window in set(self.manager.max_attention_window_vec)}
+        outcome.released = all(count == self.shape.blocks for count in free.values())
+
+
+def provided_state() -> Any:
+    """The loops look at `.device` of what the sampler returns; the engine's batch goes along."""
+
+    class State(provided.SampleState):
+        batch: Any = None
+
+    return State
+
+
+def _with_counts(kind: Any, blocks: dict[int, tuple[int, int]]) -> Any:
+    """The number of blocks of each window is chosen by the scenario, not worked out from the memory of a GPU."""
+
+    class KVCacheManager(kind):  # type: ignore[misc]
+        def calculate_max_num_blocks_for_vswa(self, **_: Any) -> Any:
+            return blocks
+
+    return KVCacheManager
+
+
+def _with_host(kind: Any, primary: int, host: int) -> Any:
+    class KVCacheManager(kind):  # type: ignore[misc]
+        def calculate_max_num_blocks(self, **_: Any) -> Any:
+            return primary, host
+
+    return KVCacheManager
+
+
+def _dist() -> Any:
+    mapping = provided.Mapping()
+    return SimpleNamespace(
+        rank=0,
+        tp_rank=0,
+        pp_rank=0,
+        tp_size=1,
+        pp_size=1,
+        cp_size=1,
+        world_size=1,
+        has_pp=False,
+        has_tp=False,
+        has_cp_helix=False,
+        is_first_pp_rank=True,
+        is_last_pp_rank=True,
+        cp_config={},
+        cp_rank=0,
+        mapping=mapping,
+        barrier=lambda: None,
+        allgather=lambda value: [value],
+        tp_allgather=lambda value: [value],
+        broadcast=lambda value, root=0: value,
+    )
+
+
+@contextmanager
+def upstream(root: Path, era: str) -> Iterator[tuple[Tree, LateDevice, provided.Logger]]:
+    """The tree is `tensorrt_llm`, and torch has a late CUDA device."""
+    logger = provided.Logger()
+    with cuda.simulated() as device, environment(root, provided.modules(era, logger)) as tree:
+        bound = provided.bound_module()
+        bound.set_tensor_factory(tensor_factory)
+        try:
+            yield tree, device, logger
+        finally:
+            bound.set_tensor_factory(None)
+
+
+def tensor_factory(shape: tuple[int, ...], dtype: str, pinned: bool) -> Any:
+    import torch  # noqa: PLC0415
+
+    del pinned
+    return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+
+@contextmanager
+def overlay(on: bool, fixes: dict[str, str]) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Turn the overlay on as a program does, with these choices."""
+    if not on:
+        yield dict
+        return
+    import trtllm_kvfix  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder:
+        before = dict(os.environ)
+        trtllm_kvfix.enable(fixes=fixes, runtime_dir=folder)
+        try:
+            yield trtllm_kvfix.status
+        finally:
+            trtllm_kvfix.disable()
+            os.environ.clear()
+            os.environ.update(before)
