@@ -56,6 +56,9 @@ def summarise(results: list[Result]) -> None:
         seen = mine[0].tree
         say(f"{era}: {len(seen.get('real', []))} modules of the tree run as they are, {len(seen.get('doubled', {}))} are doubled")
         say(f"    seams that the tree lacks: {', '.join(seen.get('missing_seams', [])) or 'none'}")
+        for kind, names in seen.get("methods_of_ours", {}).items():
+            if names:
+                say(f"    methods of {kind} that the tree lacks, ours instead: {', '.join(names)}")
         called = sorted({name for each in mine for name in each.tree.get("doubles_called", [])})
         say(f"    doubles that were called: {', '.join(called) or 'none'}")
         waits = sorted({name for each in mine for name in each.tree.get("waited_for", [])})

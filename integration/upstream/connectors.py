@@ -1,6 +1,8 @@
 """Connectors of the scenarios: one that only records, in upstream's own manager; and ours."""
 
+import os
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 from integration.upstream.finder import Tree
@@ -85,3 +87,22 @@ def recording(tree: Tree, calls: Calls) -> Any:
             return [], []
 
     return module.KvCacheConnectorManager(Worker(), Scheduler())
+
+
+def ours(tree: Tree, shape: Any) -> Any:
+    """The offload connector of this package in upstream's connector manager, with a small host tier."""
+    module = connector_module(tree)  # first: ours derives from what has been imported
+    from trtllm_kvfix.offload import connector as offload  # noqa: PLC0415  its bases are the tree's
+
+    os.environ["TRTLLM_KVFIX_OFFLOAD_HOST_BYTES"] = str(1 << 20)
+    config = SimpleNamespace(
+        tokens_per_block=shape.tokens_per_block,
+        enable_block_reuse=shape.reuse,
+        max_attention_window=None,
+        host_cache_size=None,
+        dtype="auto",
+    )
+    args = SimpleNamespace(
+        kv_cache_config=config, max_seq_len=shape.max_seq_len, speculative_config=None, enable_attention_dp=False
+    )
+    return module.KvCacheConnectorManager(offload.KvfixOffloadWorker(args), offload.KvfixOffloadScheduler(args))

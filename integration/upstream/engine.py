@@ -67,7 +67,11 @@ class Engine:
             batch_wait_timeout_iters=0,
             batch_wait_max_tokens_ratio=0,
             disable_overlap_scheduler=False,
+            attention_dp_enable_balance=False,
+            attention_dp_time_out_iters=0,
+            attention_dp_batching_wait_iters=0,
         )
+        self.pytorch_backend_config = self.llm_args  # as an earlier era names it
 
     def warmup(self, _: Any) -> None:
         pass
@@ -105,8 +109,10 @@ class Engine:
     def _prepare(self, contexts: list[Any], generations: list[Any], steps: list[Step]) -> None:
         metadata = self.attn_metadata
         metadata.request_ids = [each.py_request_id for each in (*contexts, *generations)]
-        metadata.prompt_lens = [step.end - step.begin for step in steps]
         metadata.num_contexts = len(contexts)
+        # A generation has a row for each of its beams.
+        steps = steps[: len(contexts)] + [step for step in steps[len(contexts) :] for _ in range(self.beam_width)]
+        metadata.prompt_lens = [step.end - step.begin for step in steps]
         metadata.num_seqs = len(steps)
         metadata.seq_lens = metadata.seq_lens_kv = torch.tensor(metadata.prompt_lens, dtype=torch.int)
         params = metadata.kv_cache_params

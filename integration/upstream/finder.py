@@ -62,7 +62,7 @@ class Tree(MetaPathFinder):
         file = self.root.joinpath(*name.split(".")).with_suffix(".py")
         if top == PACKAGE and file.exists():
             return importlib.util.spec_from_file_location(name, file, loader=_FromTree(name, str(file), self))
-        if _asked_by_overlay():
+        if _asked_by_overlay() and not file.with_suffix("").is_dir():
             return None
         self.doubled.setdefault(name, "not in the tree" if not file.with_suffix("").is_dir() else "a package")
         return ModuleSpec(name, _Ready(DoubledModule(name)), is_package=True)

@@ -119,12 +119,13 @@ class KvCacheConfig:
 
 
 class ScheduledRequests:
-    """As in the era in which the executor assigns the lists."""
+    """As in the eras in which the executor assigns the lists."""
 
     def __init__(self) -> None:
         self.context_requests: list[Any] = []
         self.generation_requests: list[Any] = []
         self.paused_requests: list[Any] = []
+        self.encoder_requests: list[Any] = []
 
     @property
     def is_generation_only(self) -> bool:
@@ -138,8 +139,16 @@ class ScheduledRequests:
     def batch_size(self) -> int:
         return len(self.context_requests) + len(self.generation_requests)
 
+    @property
+    def num_context_requests(self) -> int:
+        return len(self.context_requests)
+
     def all_requests(self) -> list[Any]:
         return self.context_requests + self.generation_requests
+
+    def reset_context_requests(self, context_requests: list[Any] | None = None) -> None:
+        if context_requests is not None:
+            self.context_requests = context_requests
 
 
 @dataclass
@@ -307,6 +316,7 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
         module("llmapi.llm_args", KvCacheConfig=KvCacheConfig),
         module("_torch.speculative", get_num_extra_kv_tokens=lambda spec: 0),
         module("_torch.attention_backend.interface", **attention),
+        module("_torch.hostfunc", hostfunc=passes_through),
         module("_torch.utils", get_model_extra_attrs=lambda: {}, with_model_extra_attrs=passes_through),
         module(f"{executor}.scheduler", ScheduledRequests=ScheduledRequests),
         module(f"{executor}.sampler", **sampler),

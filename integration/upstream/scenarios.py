@@ -31,7 +31,7 @@ class Scenario:
     prepare: Callable[[Server], None] = lambda _: None
     connector: str = ""  # "recorder" or "ours"
     reused_min: int = 0  # prompt tokens that must not be computed
-    eras: tuple[str, ...] = ("A", "S", "B2", "D", "N")
+    eras: tuple[str, ...] = ("A", "S", "B2", "C", "D", "N")
 
     def complaints(self, outcome: Outcome) -> list[str]:
         wanted = {each.id for each in self.arrivals} - {each for ids in self.cancels.values() for each in ids}
@@ -46,7 +46,7 @@ class Scenario:
             found.append(f"corrupt ({len(outcome.corrupt)}): {outcome.corrupt[0]}")
         if not outcome.died and not wanted <= {*outcome.answered, *outcome.failed}:
             found.append(f"unanswered: {sorted(wanted - {*outcome.answered, *outcome.failed})}")
-        if not outcome.died and not outcome.released:
+        if not outcome.died and not outcome.failed and not outcome.released:
             found.append("blocks are not released")
         reused = sum(len(each.prompt) for each in self.arrivals) - outcome.computed
         if not outcome.died and reused < self.reused_min:
@@ -55,6 +55,8 @@ class Scenario:
 
 
 SERVED = (Arrival(1, prompt(0, 10), 5), Arrival(2, prompt(100, 11), 6, at=1), Arrival(3, prompt(0, 10), 3, at=3))
+# No two share a prefix.
+APART = (Arrival(1, prompt(0, 10), 5), Arrival(2, prompt(100, 11), 6, at=1), Arrival(3, prompt(200, 10), 3, at=3))
 PLAIN = Shape()
 
 
@@ -93,7 +95,7 @@ def _offsets() -> list[Scenario]:
         "beams": replace(PLAIN, beams=2, reuse=False),
         "windows": replace(PLAIN, windows=(64, 16), layers=4),
     }
-    return [Scenario(f"offsets-{name}", STAGING, True, shape, SERVED) for name, shape in variants.items()] + [
+    return [Scenario(f"offsets-{name}", STAGING, True, shape, APART) for name, shape in variants.items()] + [
         # The host waits for each batch before it prepares the next: nothing is overwritten.
         Scenario("offsets-plain-loop", STAGING, False, replace(PLAIN, overlap=False), SERVED)
     ]
@@ -106,7 +108,7 @@ def _admission() -> list[Scenario]:
     tight = Shape(blocks=14, max_seq_len=40, windows=(40,), budget=64)
     return [
         Scenario("admission-order", ADMISSION, True, tight, (*first, *later), reused_min=24, eras=("S", "B2")),
-        Scenario("admission-windows", ADMISSION, False, replace(PLAIN, windows=(64, 16), layers=4, overlap=False), SERVED),
+        Scenario("admission-windows", ADMISSION, False, replace(PLAIN, windows=(64, 16), layers=4, overlap=False), APART),
         Scenario("admission-single", ADMISSION, False, replace(PLAIN, overlap=False), SERVED),
     ]
 

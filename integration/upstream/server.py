@@ -10,10 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from integration.upstream import cuda, doubles, provided
+import torch
+
+from integration.upstream import cuda, doubles, fallbacks, late, provided
 from integration.upstream.engine import Engine, Sampler
+from integration.upstream.fallbacks import accepted, completed
 from integration.upstream.finder import Tree, environment
 from integration.upstream.late import LateDevice
+from integration.upstream.scheduling import Scheduler
 
 EXECUTOR = "tensorrt_llm._torch.pyexecutor"
 
@@ -104,59 +108,64 @@ class Server:
 
     def __init__(self, tree: Tree, device: LateDevice, shape: Shape, connector: Any = None) -> None:
         self.tree, self.device, self.shape = tree, device, shape
+        self._place_batches()
         self.llm_request = import_module(f"{EXECUTOR}.llm_request")
         self.resources = import_module(f"{EXECUTOR}.resource_manager")
         self.batch_manager = import_module("tensorrt_llm.bindings.internal.batch_manager")
         self.connector = connector
         self.stream = cuda.Stream()
+        self.lacking: dict[str, list[str]] = {}  # methods that the tree has not, by class
         self.manager = self._manager()
         self.engine = Engine(self.manager, self._metadata(), shape.budget, shape.beams)
         self.executor = self._executor()
 
+    def _place_batches(self) -> None:
+        """Where the tree has the module that defines batches, the package exports its class, as upstream's does."""
+        name = f"{EXECUTOR}.scheduler.scheduler"
+        if (self.tree.root / (name.replace(".", "/") + ".py")).exists():
+            vars(import_module(f"{EXECUTOR}.scheduler"))["ScheduledRequests"] = import_module(name).ScheduledRequests
+
     def _manager(self) -> Any:
         shape = self.shape
-        blocks_bytes = 0
         config = provided.KvCacheConfig(
             enable_block_reuse=shape.reuse,
-            max_tokens=shape.blocks * shape.tokens_per_block,
             max_attention_window=list(shape.windows) if shape.windows != (shape.max_seq_len,) else None,
-            host_cache_size=blocks_bytes,
         )
-        kind = self.resources.KVCacheManager
-        if len(set(shape.windows)) > 1:
-            kind = _with_counts(kind, {w: (shape.blocks, shape.host_blocks) for w in sorted(set(shape.windows))})
-        elif shape.host_blocks:
-            kind = _with_host(kind, shape.blocks, shape.host_blocks)
-        return kind(
-            config,
-            self.batch_manager.CacheType.SELF,
-            num_layers=shape.layers,
-            num_kv_heads=[shape.heads[i % len(shape.heads)] for i in range(shape.layers)],
-            head_dim=2,
-            tokens_per_block=shape.tokens_per_block,
-            max_seq_len=shape.max_seq_len,
-            max_batch_size=shape.max_batch_size,
-            mapping=provided.Mapping(),
-            dtype=self.batch_manager.DataType.HALF,
-            max_num_tokens=shape.budget,
-            model_config=SimpleNamespace(),
-            max_beam_width=shape.beams,
-            kv_connector_manager=self.connector,
-            execution_stream=self.stream,
-        )
+        counts = {window: (shape.blocks, shape.host_blocks) for window in sorted(set(shape.windows))}
+        kind, self.lacking["KVCacheManager"] = completed(self.resources.KVCacheManager, fallbacks.Manager)
+        given = {
+            "num_layers": shape.layers,
+            "num_kv_heads": [shape.heads[i % len(shape.heads)] for i in range(shape.layers)],
+            "head_dim": 2,
+            "tokens_per_block": shape.tokens_per_block,
+            "max_seq_len": shape.max_seq_len,
+            "max_batch_size": shape.max_batch_size,
+            "mapping": provided.Mapping(),
+            "dtype": self.batch_manager.DataType.HALF,
+            "max_num_tokens": shape.budget,
+            "model_config": SimpleNamespace(),
+            "max_beam_width": shape.beams,
+            "kv_connector_manager": self.connector,
+            "execution_stream": self.stream,
+        }
+        if "__init__" in self.lacking["KVCacheManager"]:
+            given |= {"bound": self.batch_manager.KVCacheManager, "blocks_per_window": counts}
+        return with_counts(kind, counts)(config, self.batch_manager.CacheType.SELF, **given)
 
     def _metadata(self) -> Any:
         attention = import_module("tensorrt_llm._torch.attention_backend.trtllm")
         rows = self.shape.max_batch_size * self.shape.beams
-        return attention.TrtllmAttentionMetadata(
-            max_num_requests=self.shape.max_batch_size,
-            max_num_sequences=rows,
-            max_num_tokens=self.shape.budget,
-            max_seq_len=None,
-            kv_cache_manager=self.manager,
-            mapping=provided.Mapping(),
-            kv_cache_params=provided.KVCacheParams(use_cache=True),
-        )
+        given = {
+            "max_num_requests": rows,
+            "max_num_sequences": rows,
+            "max_num_tokens": self.shape.budget,
+            "max_seq_len": None,
+            "kv_cache_manager": self.manager,
+            "mapping": provided.Mapping(),
+            "kv_cache_params": provided.KVCacheParams(use_cache=True),
+        }
+        kind = attention.TrtllmAttentionMetadata
+        return kind(**accepted(kind.__init__, given))
 
     def _executor(self) -> Any:
         module = import_module(f"{EXECUTOR}.py_executor")
@@ -165,23 +174,28 @@ class Server:
         states = self.batch_manager.LlmRequestState
         sampler = Sampler(self.engine, provided_state(), provided.SamplerEvent, states)
         sampler.finish_reason = self.batch_manager.FinishReason.LENGTH
-        from integration.upstream.scheduling import Scheduler  # noqa: PLC0415
-
-        executor = module.PyExecutor(
-            managers,
-            Scheduler(self.shape, states),
-            self.engine,
-            sampler,
-            _dist(),
-            max_num_sequences=self.shape.max_batch_size,
-            disable_overlap_scheduler=not self.shape.overlap,
-            max_batch_size=self.shape.max_batch_size,
-            max_beam_width=self.shape.beams,
-            start_worker=False,
-            kv_connector_manager=self.connector,
-            max_seq_len=self.shape.max_seq_len,
-            execution_stream=self.stream,
-        )
+        kind, self.lacking["PyExecutor"] = completed(module.PyExecutor, fallbacks.Executor)
+        given = {
+            "resource_manager": managers,
+            "scheduler": Scheduler(self.shape, states),
+            "model_engine": self.engine,
+            "sampler": sampler,
+            "dist": _dist(),
+            "max_num_sequences": self.shape.max_batch_size,
+            "disable_overlap_scheduler": not self.shape.overlap,
+            "max_batch_size": self.shape.max_batch_size,
+            "max_beam_width": self.shape.beams,
+            "start_worker": False,
+            "kv_connector_manager": self.connector,
+            "max_seq_len": self.shape.max_seq_len,
+            "execution_stream": self.stream,
+        }
+        if "__init__" in self.lacking["PyExecutor"]:
+            given |= {"states": states, "batch_class": module.ScheduledRequests}
+            executor = kind(**given)
+        else:
+            executor = kind(**accepted(module.PyExecutor.__init__, given))
+        executor.canceled_req_ids = []
         return executor
 
     def request(self, arrival: Arrival) -> Any:
@@ -237,20 +251,17 @@ def provided_state() -> Any:
     return State
 
 
-def _with_counts(kind: Any, blocks: dict[int, tuple[int, int]]) -> Any:
+def with_counts(kind: Any, blocks: dict[int, tuple[int, int]]) -> Any:
     """The number of blocks of each window is chosen by the scenario, not worked out from the memory of a GPU."""
 
     class KVCacheManager(kind):  # type: ignore[misc]
+        def calculate_max_num_blocks(self, **_: Any) -> Any:
+            return next(iter(blocks.values()))
+
         def calculate_max_num_blocks_for_vswa(self, **_: Any) -> Any:
             return blocks
 
-    return KVCacheManager
-
-
-def _with_host(kind: Any, primary: int, host: int) -> Any:
-    class KVCacheManager(kind):  # type: ignore[misc]
-        def calculate_max_num_blocks(self, **_: Any) -> Any:
-            return primary, host
+        calculate_max_num_blocks_from_cpp = calculate_max_num_blocks_for_vswa
 
     return KVCacheManager
 
@@ -294,10 +305,9 @@ def upstream(root: Path, era: str) -> Iterator[tuple[Tree, LateDevice, provided.
 
 
 def tensor_factory(shape: tuple[int, ...], dtype: str, pinned: bool) -> Any:
-    import torch  # noqa: PLC0415
-
-    del pinned
-    return torch.zeros(shape, dtype=getattr(torch, dtype))
+    """Pools lie on the device; tables of pointers and layers are filled by the extension, so they are plain."""
+    kind = getattr(torch, dtype)
+    return torch.zeros(shape, dtype=kind) if pinned else late.on_device(tuple(shape), kind)
 
 
 @contextmanager

@@ -126,7 +126,10 @@ def _members(text: str, owner: str, *, whole: bool = False) -> list[Slice]:
                 break
         else:
             position += 1
-    return slices
+    # Half of a property would be one that cannot be set.
+    behind = text[text.rfind(slices[-1].text) + len(slices[-1].text) :] if slices else ""
+    cut_off = set(re.findall(r"^    @(\w+)\.setter", behind, re.MULTILINE))
+    return [each for each in slices if each.name.split(".")[-1] not in cut_off]
 
 
 def _member(piece: str) -> ast.stmt | None:

@@ -1,0 +1,258 @@
+"""Methods of upstream's classes that no excerpt holds, as little as the loops need of them. Used only where missing.
+
+They stand behind the tree's own class, so a tree that has a method runs its own. The report lists those that were used.
+"""
+
+import inspect
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from integration.upstream.doubles import Double, called
+from integration.upstream.provided import HangDetector
+
+
+def missing(own: type, fallback: type) -> list[str]:
+    """The names for which `own` relies on the fallback."""
+    names = [name for name in vars(fallback) if not name.startswith("__") or name == "__init__"]
+    return sorted(name for name in names if not any(name in vars(base) for base in own.__mro__[:-1]))
+
+
+def completed(own: type, fallback: type) -> tuple[Any, list[str]]:
+    lacking = missing(own, fallback)
+    if not lacking:
+        return own, []
+    added = {name: vars(fallback)[name] for name in lacking}
+    if "__init__" in lacking and hasattr(fallback, "lenient"):
+        # Nobody has read what this era's constructor sets, so flags and hooks that it would set are doubles.
+        added["__getattr__"] = fallback.lenient
+    return type(own.__name__, (own,), added | {"__module__": own.__module__}), lacking
+
+
+def accepted(function: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Of the keywords, those that this era's function takes."""
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return given
+    return {name: value for name, value in given.items() if name in parameters}
+
+
+class PerfManager:
+    """Times nothing."""
+
+    enabled = False
+
+    def create_timing_events(self) -> tuple[None, None, None]:
+        return None, None, None
+
+    @contextmanager
+    def record_perf_events(self, *_: Any) -> Iterator[Any]:
+        yield SimpleNamespace(start_time=0, end_time=0)
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_, **__: None
+
+
+class Executor:
+    """What the executor's loops call on themselves."""
+
+    is_warmup = False
+    hang_detector = HangDetector()
+
+    def __init__(self: Any, **given: Any) -> None:
+        self.doubled: set[str] = set()
+        vars(self).update(given)
+        self.is_shutdown, self.iter_counter, self.num_scheduled_requests = False, 0, 0
+        self.active_requests: list[Any] = []
+        self.waiting_queue: deque[Any] = deque()
+        self.responses: dict[int, Any] = {}
+        self.result_wait_queues: dict[int, Any] = {}
+        self.response_cv = threading.Condition()
+        self.shutdown_event = threading.Event()
+        self.inflight_req_ids: set[int] = set()
+        self._prefetched_request_ids: set[int] = set()
+        self._disagg_timed_out_ctx_cancelled_ids: set[int] = set()
+        self._disagg_timed_out_gen_cancelled_ids: set[int] = set()
+        self.kv_cache_manager = next(iter(self.resource_manager.resource_managers.values()))
+        self.device_id = self.stream_interval = 1
+        self.stream_interval = 1
+        self.max_num_tokens = self.model_engine.budget
+        self.max_input_len = self.max_seq_len
+        self.max_num_active_requests = self.max_batch_size
+        self.send_handles: list[Any] = []
+        for name in ("previous_batch", "drafter", "guided_decoder", "kv_cache_transceiver", "speculation_gate"):
+            setattr(self, name, None)
+        self._disagg_pp_termination_handler = None
+        self.perf_manager = PerfManager()
+        overlap = not self.disable_overlap_scheduler
+        self.event_loop = self._executor_loop_overlap if overlap else self._executor_loop
+        self._maybe_init_kv_connector_manager()
+
+    def lenient(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        called.add(f"PyExecutor.{name}")
+        return Double()
+
+    def _schedule(self: Any) -> tuple[Any, list[Any], int]:
+        output = self.scheduler.schedule_request(self.active_requests, self.inflight_req_ids)
+        batch = self.batch_class()
+        batch.reset_context_requests(output.context_requests)
+        batch.generation_requests, batch.paused_requests = output.generation_requests, output.paused_requests
+        return batch, [], output.num_fitting_requests
+
+    def _fetch_and_activate_new_requests(self: Any) -> list[Any]:
+        found: list[Any] = self._fetch_new_requests()
+        self.active_requests.extend(found)
+        return found
+
+    def _check_benchmark_disagg_gate(self, _batch: Any, can_forward: bool) -> tuple[bool, bool]:
+        return can_forward, False
+
+    def _forward_step(self: Any, batch: Any, *_: Any) -> Any:
+        try:
+            self.execution_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.execution_stream):
+                outputs = self.model_engine.forward(batch, self.resource_manager)
+            torch.cuda.current_stream().wait_stream(self.execution_stream)
+            self._kv_connector_wait_for_save()
+        except Exception as error:
+            self._handle_errors(str(error))
+            return None
+        return outputs
+
+    def _update_request_states_tp(self: Any, batch: Any) -> None:
+        states = self.states
+        for request in batch.context_requests:
+            if request.state != states.GENERATION_COMPLETE:
+                request.py_last_context_chunk = (request.context_current_position, request.context_chunk_size)
+                request.move_to_next_context_chunk()
+            if request.context_remaining_length == 0:
+                request.state = states.GENERATION_IN_PROGRESS
+
+    def _update_generation_requests_that_will_complete_next_iteration(self: Any, requests: list[Any]) -> None:
+        for request in requests:
+            if request.state != self.states.GENERATION_COMPLETE and request.will_complete_next_iteration():
+                request.state = self.states.GENERATION_TO_COMPLETE
+
+    def _set_global_steady_clock_offset(self) -> None:
+        pass
+
+    @contextmanager
+    def _profiler(self) -> Iterator[Any]:
+        yield lambda: None
+
+    @property
+    def should_stop_processing(self: Any) -> bool:
+        return bool(self.is_shutdown and not self.active_requests)
+
+    def _executor_loop_cleanup(self: Any) -> None:
+        self.is_shutdown = True
+
+    def _handle_control_request(self) -> None:
+        pass
+
+    def _prepare_and_schedule_batch(self: Any) -> tuple[Any, Any]:
+        self._fetch_and_activate_new_requests()
+        if self.should_stop_processing:
+            return None, None
+        self._pad_attention_dp_dummy_request()
+        batch, _, _ = self._schedule()
+        self.num_scheduled_requests = batch.batch_size
+        return batch, None
+
+    def _fetch_new_requests(self: Any, *_: Any) -> list[Any]:
+        found = []
+        for item in self.executor_request_queue.get_from_request_queue(None):
+            if item.is_shutdown_request:
+                self.is_shutdown = True
+            elif item.is_canceled_request:
+                self.canceled_req_ids.append(item.id)
+            else:
+                found.append(item.request)
+        return found
+
+    def _can_queue(self, batch: Any, *_: Any) -> tuple[bool, bool]:
+        return batch.batch_size > 0, batch.batch_size > 0
+
+    def _pad_attention_dp_dummy_request(self) -> None:
+        pass
+
+    def _kv_connector_wait_for_save(self: Any) -> None:
+        if self.kv_connector_manager is not None:
+            self.kv_connector_manager.worker.wait_for_save(torch.cuda.current_stream())
+
+
+class Manager:
+    """What the V1 manager's own methods and the loops call on it."""
+
+    def __init__(self: Any, config: Any, kind: Any, **given: Any) -> None:
+        given = SimpleNamespace(**given)
+        self.mapping, self.dtype, self.kv_cache_type = given.mapping, given.dtype, kind
+        self.is_draft, self.num_extra_kv_tokens, self.event_buffer_max_size = False, 0, 0
+        self.kv_connector_manager = given.kv_connector_manager
+        self.tokens_per_block, self.max_seq_len = given.tokens_per_block, given.max_seq_len
+        self.max_batch_size, self.kv_factor, self.max_beam_width = given.max_batch_size, 2, given.max_beam_width
+        self.num_layers = self.num_local_layers = given.num_layers
+        self.max_attention_window_vec = config.max_attention_window or [given.max_seq_len]
+        self.is_vswa = len(set(self.max_attention_window_vec)) > 1
+        self.enable_block_reuse, self.enable_partial_reuse = config.enable_block_reuse, config.enable_partial_reuse
+        self.max_draft_len = self.max_total_draft_tokens = 0
+        self._stream = given.execution_stream
+        self.impl = given.bound(
+            num_kv_heads_per_layer=given.num_kv_heads,
+            size_per_head=given.head_dim,
+            tokens_per_block=given.tokens_per_block,
+            blocks_per_window=given.blocks_per_window,
+            max_num_sequences=given.max_batch_size,
+            max_beam_width=given.max_beam_width,
+            max_attention_window_vec=self.max_attention_window_vec,
+            temp_attention_window_inputs=None,
+            dtype=given.dtype,
+            sink_token_length=0,
+            stream=self._stream.cuda_stream,
+            max_sequence_length=given.max_seq_len,
+            enable_block_reuse=config.enable_block_reuse,
+            kv_connector_manager=self.kv_connector_manager,
+        )
+        self.impl.allocate_pools(False)
+        self.kv_cache_pool_pointers = self.impl.get_block_pool_pointers()
+        self.kv_cache_pool_mapping = self.impl.get_layer_to_pool_mapping()
+        self.num_pools, self.max_blocks_per_seq = self.impl.num_pools, self.impl.max_blocks_per_seq
+        rows = given.max_batch_size * given.max_beam_width
+        self.host_kv_cache_block_offsets = torch.empty(
+            self.num_pools, rows, 2, self.max_blocks_per_seq, dtype=torch.int32, pin_memory=True, device="cpu"
+        )
+
+    def _validate_and_adjust_attention_windows(self, **given: Any) -> tuple[Any, int, list[int]]:
+        return given["blocks_per_window"], given["max_seq_len"], given["max_attention_window_vec"]
+
+    def _set_temp_attention_window_inputs(self) -> None:
+        return None
+
+    def calculate_max_num_blocks(self, **_: Any) -> Any:
+        raise LookupError("the scenario chooses the number of blocks")
+
+    def calculate_max_num_blocks_for_vswa(self, **_: Any) -> Any:
+        raise LookupError("the scenario chooses the number of blocks")
+
+    calculate_max_num_blocks_from_cpp = calculate_max_num_blocks_for_vswa
+
+    def get_cache_indices(self: Any, request: Any, window_size: int | None = None) -> list[int]:
+        window = window_size or self.max_attention_window_vec[0]
+        found: list[int] = self.impl.get_cache_block_ids(request.py_request_id, window)[0]
+        return found
+
+    def unpin_blocks_by_id(self: Any, block_id: Any) -> None:
+        self.impl.unpin_blocks_by_id(block_id)
+
+    def get_unique_primary_pool(self: Any) -> Any:
+        return self.impl.get_unique_primary_pool()
+
+    def rewind_kv_cache(self: Any, request: Any, rewind_len: int) -> None:
+        self.impl.rewind_kv_cache(request.py_request_id, rewind_len)
