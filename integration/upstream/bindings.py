@@ -15,6 +15,7 @@ def request_class(era: Any) -> Any:
     class LlmRequest(era.LlmRequest):  # type: ignore[misc]
         return_perf_metrics = False
         is_finished_due_to_cancellation = False
+        kv_cache_retention_config = None
 
         @property
         def sampling_config(self) -> Any:

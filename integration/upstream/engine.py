@@ -49,6 +49,7 @@ class Engine:
         self.findings = Findings()
         self.loaded: dict[int, int] = {}
         self.is_warmup = False
+        self.iter_counter = 0
         self.enable_attention_dp = False
         self.enable_spec_decode = False
         self.spec_config = None

@@ -3,12 +3,14 @@
 They stand behind the tree's own class, so a tree that has a method runs its own. The report lists those that were used.
 """
 
+import ast
 import inspect
 import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,21 +19,29 @@ from integration.upstream.doubles import Double, called
 from integration.upstream.provided import HangDetector
 
 
-def missing(own: type, fallback: type) -> list[str]:
-    """The names for which `own` relies on the fallback."""
-    names = [name for name in vars(fallback) if not name.startswith("__") or name == "__init__"]
-    return sorted(name for name in names if not any(name in vars(base) for base in own.__mro__[:-1]))
+def complete(module: ModuleType, class_name: str, fallback: type, *, instead: tuple[str, ...] = ()) -> list[str]:
+    """Give a class of the tree what its excerpts lack, before anybody looks at it. Returns the names.
 
-
-def completed(own: type, fallback: type) -> tuple[Any, list[str]]:
-    lacking = missing(own, fallback)
-    if not lacking:
-        return own, []
-    added = {name: vars(fallback)[name] for name in lacking}
-    if "__init__" in lacking and hasattr(fallback, "lenient"):
+    instead: names that the tree has and that cannot work here, since they want bindings nobody has read.
+    """
+    own = getattr(module, class_name)
+    stated = _stated(module, class_name)
+    names = {name for name in vars(fallback) if name != "lenient" and (not name.startswith("__") or name == "__init__")}
+    lacking = sorted((names - stated) | set(instead))
+    for name in lacking:
+        setattr(own, name, vars(fallback)[name])
+    if "__init__" in lacking:
         # Nobody has read what this era's constructor sets, so flags and hooks that it would set are doubles.
-        added["__getattr__"] = fallback.lenient
-    return type(own.__name__, (own,), added | {"__module__": own.__module__}), lacking
+        own.__getattr__ = vars(fallback)["lenient"]
+    return lacking
+
+
+def _stated(module: ModuleType, class_name: str) -> set[str]:
+    stated: set[str] = set()
+    for node in ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            stated |= {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+    return stated
 
 
 def accepted(function: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +212,9 @@ class Manager:
         self.max_attention_window_vec = config.max_attention_window or [given.max_seq_len]
         self.is_vswa = len(set(self.max_attention_window_vec)) > 1
         self.enable_block_reuse, self.enable_partial_reuse = config.enable_block_reuse, config.enable_partial_reuse
-        self.max_draft_len = self.max_total_draft_tokens = 0
+        self.max_draft_len = self.max_total_draft_tokens = self._kv_reserve_draft_tokens = 0
+        self.is_linear_attention = self.enable_indexer_k_cache = False
+        self.max_num_tokens = given.max_num_tokens
         self._stream = given.execution_stream
         self.impl = given.bound(
             num_kv_heads_per_layer=given.num_kv_heads,
@@ -228,6 +240,12 @@ class Manager:
         self.host_kv_cache_block_offsets = torch.empty(
             self.num_pools, rows, 2, self.max_blocks_per_seq, dtype=torch.int32, pin_memory=True, device="cpu"
         )
+
+    def lenient(self: Any, name: str) -> Any:
+        if name.startswith("__") or name == "impl":
+            raise AttributeError(name)
+        called.add(f"KVCacheManager.{name}")
+        return Double()
 
     def _validate_and_adjust_attention_windows(self, **given: Any) -> tuple[Any, int, list[int]]:
         return given["blocks_per_window"], given["max_seq_len"], given["max_attention_window_vec"]

@@ -47,6 +47,7 @@ class Tree(MetaPathFinder):
         self.provided = provided
         self.is_excerpts = (root / EXCERPTS).exists()
         self.real: list[str] = []
+        self.lacking: dict[str, list[str]] = {}  # by class: methods of ours where no excerpt has one
         self.doubled: dict[str, str] = {}  # module -> why
         self.supplied: dict[str, list[str]] = {}  # module -> names that no excerpt of it imports
 

@@ -66,7 +66,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
         outcome.warnings = [text for _, text in logger.said]
         _note_fixes(outcome, status())
         result.calls, result.connector_calls = outcome.calls, calls.made
-        result.tree = _described(tree, outcome) | {"methods_of_ours": server.lacking}
+        result.tree = _described(tree, outcome) | {"methods_of_ours": tree.lacking}
     complaints = scenario.complaints(outcome)
     word = outcome.fixes.get(scenario.fix, "applied") if arm != "off" else "off"
     result.result = "wrong" if complaints else "right"

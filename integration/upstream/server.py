@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from integration.upstream import cuda, doubles, fallbacks, late, provided
+from integration.upstream import cuda, doubles, late, provided
 from integration.upstream.engine import Engine, Sampler
-from integration.upstream.fallbacks import accepted, completed
+from integration.upstream.fallbacks import accepted
 from integration.upstream.finder import Tree, environment
+from integration.upstream.loading import EXECUTOR, load
 from integration.upstream.late import LateDevice
 from integration.upstream.scheduling import Scheduler
-
-EXECUTOR = "tensorrt_llm._torch.pyexecutor"
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,7 @@ class Queue:
         self.server = server
         self.waiting = sorted(arrivals, key=lambda each: each.at)
         self.cancels = cancels
+        self.canceled: list[int] = []
         self.iteration = 0
 
     def get_from_request_queue(self, _: Any) -> list[Any]:
@@ -90,17 +90,55 @@ class Queue:
         item = provided.RequestQueueItem
         due = [each for each in self.waiting if each.at <= self.iteration]
         self.waiting = [each for each in self.waiting if each.at > self.iteration]
+        if not self.waiting and not self.server.executor.active_requests:
+            self.server.device.settle()  # idle: the device goes on by itself
         items = [item(id=each.id, request=self.server.request(each)) for each in due]
         items += [item(id=each, is_canceled_request=True) for each in self.cancels.get(self.iteration, [])]
-        if not self.waiting and not items and not self.server.executor.active_requests:
+        if not self.waiting and not items and not self.server.executor.active_requests and not self._is_saving():
             items.append(item(id=-1, is_shutdown_request=True))
         self.iteration += 1
         if self.iteration > self.server.iterations_max:
             raise Starved(f"after {self.iteration} iterations {len(self.server.executor.active_requests)} wait")
         return items
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
+    def _is_saving(self) -> bool:
+        """A connector is still saving what a request has left behind."""
+        executor = vars(self.server.executor)
+        if "async_transfer_manager" in executor:
+            return bool(executor["async_transfer_manager"].has_any_inflight_requests())
+        return bool(executor.get("ctx_in_transmission_requests"))
+
+    # An earlier era lets the queue fetch, and asks it what it has fetched.
+
+    is_shutdown = False
+
+    def fetch_new_requests(self, _: Any) -> list[Any]:
+        found = []
+        for each in self.get_from_request_queue(None):
+            self.is_shutdown |= each.is_shutdown_request
+            if each.is_canceled_request:
+                self.canceled.append(each.id)
+            elif not each.is_shutdown_request:
+                found.append(each.request)
+        return found
+
+    def get_canceled_req_ids(self) -> list[int]:
+        return self.canceled
+
+    def get_canceled_req_ids_size(self) -> int:
+        return len(self.canceled)
+
+    def clear_canceled_req_ids(self) -> None:
+        self.canceled.clear()
+
+    def update_waiting_queue(self) -> None:
+        pass
+
+    def get_expected_num_active_requests(self) -> int:
+        return 0
+
+    def get_waiting_queue_size(self) -> int:
+        return 0
 
 
 class Server:
@@ -108,22 +146,14 @@ class Server:
 
     def __init__(self, tree: Tree, device: LateDevice, shape: Shape, connector: Any = None) -> None:
         self.tree, self.device, self.shape = tree, device, shape
-        self._place_batches()
         self.llm_request = import_module(f"{EXECUTOR}.llm_request")
         self.resources = import_module(f"{EXECUTOR}.resource_manager")
         self.batch_manager = import_module("tensorrt_llm.bindings.internal.batch_manager")
         self.connector = connector
         self.stream = cuda.Stream()
-        self.lacking: dict[str, list[str]] = {}  # methods that the tree has not, by class
         self.manager = self._manager()
         self.engine = Engine(self.manager, self._metadata(), shape.budget, shape.beams)
         self.executor = self._executor()
-
-    def _place_batches(self) -> None:
-        """Where the tree has the module that defines batches, the package exports its class, as upstream's does."""
-        name = f"{EXECUTOR}.scheduler.scheduler"
-        if (self.tree.root / (name.replace(".", "/") + ".py")).exists():
-            vars(import_module(f"{EXECUTOR}.scheduler"))["ScheduledRequests"] = import_module(name).ScheduledRequests
 
     def _manager(self) -> Any:
         shape = self.shape
@@ -132,7 +162,7 @@ class Server:
             max_attention_window=list(shape.windows) if shape.windows != (shape.max_seq_len,) else None,
         )
         counts = {window: (shape.blocks, shape.host_blocks) for window in sorted(set(shape.windows))}
-        kind, self.lacking["KVCacheManager"] = completed(self.resources.KVCacheManager, fallbacks.Manager)
+        kind = self.resources.KVCacheManager
         given = {
             "num_layers": shape.layers,
             "num_kv_heads": [shape.heads[i % len(shape.heads)] for i in range(shape.layers)],
@@ -148,7 +178,7 @@ class Server:
             "kv_connector_manager": self.connector,
             "execution_stream": self.stream,
         }
-        if "__init__" in self.lacking["KVCacheManager"]:
+        if "__init__" in self.tree.lacking["KVCacheManager"]:
             given |= {"bound": self.batch_manager.KVCacheManager, "blocks_per_window": counts}
         return with_counts(kind, counts)(config, self.batch_manager.CacheType.SELF, **given)
 
@@ -174,7 +204,6 @@ class Server:
         states = self.batch_manager.LlmRequestState
         sampler = Sampler(self.engine, provided_state(), provided.SamplerEvent, states)
         sampler.finish_reason = self.batch_manager.FinishReason.LENGTH
-        kind, self.lacking["PyExecutor"] = completed(module.PyExecutor, fallbacks.Executor)
         given = {
             "resource_manager": managers,
             "scheduler": Scheduler(self.shape, states),
@@ -190,11 +219,11 @@ class Server:
             "max_seq_len": self.shape.max_seq_len,
             "execution_stream": self.stream,
         }
-        if "__init__" in self.lacking["PyExecutor"]:
+        if "__init__" in self.tree.lacking["PyExecutor"]:
             given |= {"states": states, "batch_class": module.ScheduledRequests}
-            executor = kind(**given)
+            executor = module.PyExecutor(**given)
         else:
-            executor = kind(**accepted(module.PyExecutor.__init__, given))
+            executor = module.PyExecutor(**accepted(module.PyExecutor.__init__, given))
         executor.canceled_req_ids = []
         return executor
 
@@ -208,7 +237,11 @@ class Server:
             is_streaming=False,
         )
         made.py_forwarded = 0
-        made.return_perf_metrics = False
+        # Later eras than the request's excerpt read these.
+        made.py_beam_width = self.shape.beams
+        made.py_per_pos_drafted = made.py_per_pos_accepted = None
+        made.py_total_draft_tokens = made.py_total_accepted_draft_tokens = 0
+        made.py_multimodal_data = None
         return made
 
     def serve(self, arrivals: list[Arrival], cancels: dict[int, list[int]] | None = None) -> Outcome:
@@ -299,6 +332,7 @@ def upstream(root: Path, era: str) -> Iterator[tuple[Tree, LateDevice, provided.
         bound = provided.bound_module()
         bound.set_tensor_factory(tensor_factory)
         try:
+            load(tree)
             yield tree, device, logger
         finally:
             bound.set_tensor_factory(None)

@@ -1,0 +1,57 @@
+"""Imports what the scenarios run, and completes what excerpts lack, before the overlay looks at any of it."""
+
+import inspect
+import sys
+from importlib import import_module
+from types import ModuleType
+
+from integration.upstream import fallbacks
+from integration.upstream.finder import PACKAGE, SEAMS, Tree
+
+EXECUTOR = f"{PACKAGE}._torch.pyexecutor"
+
+
+def load(tree: Tree) -> None:
+    """Every seam that the tree has. Doubles of seams go: to the overlay a module is there or it is not."""
+    for seam in SEAMS:
+        name = f"{PACKAGE}.{seam}"
+        if (tree.root / (name.replace(".", "/") + ".py")).exists():
+            try:
+                import_module(name)
+            except Exception as error:
+                tree.doubled[name] = f"{type(error).__name__}: {error}"
+    if tree.is_excerpts:
+        _place_batches(tree)
+        _complete(tree, "resource_manager", "KVCacheManager", fallbacks.Manager)
+        _complete(tree, "py_executor", "PyExecutor", fallbacks.Executor)
+    for seam in SEAMS:
+        if f"{PACKAGE}.{seam}" not in tree.real:
+            sys.modules.pop(f"{PACKAGE}.{seam}", None)
+
+
+def _complete(tree: Tree, module_name: str, class_name: str, fallback: type) -> None:
+    module = sys.modules.get(f"{EXECUTOR}.{module_name}")
+    if module is None or f"{EXECUTOR}.{module_name}" not in tree.real:
+        return
+    instead = ("__init__",) if _wants_unread_bindings(module, class_name) else ()
+    tree.lacking[class_name] = fallbacks.complete(module, class_name, fallback, instead=instead)
+
+
+def _wants_unread_bindings(module: ModuleType, class_name: str) -> bool:
+    """Nobody has read the bound constructor to which the newest manager speaks."""
+    constructor = vars(getattr(module, class_name)).get("__init__")
+    return constructor is not None and "pool_configurations" in inspect.signature(constructor).parameters
+
+
+def _place_batches(tree: Tree) -> None:
+    """Where the tree has the module that defines batches, the package exports its class, as upstream's does."""
+    name = f"{EXECUTOR}.scheduler.scheduler"
+    if not (tree.root / (name.replace(".", "/") + ".py")).exists():
+        return
+    found = import_module(name).ScheduledRequests
+    if not hasattr(found, "encoder_requests"):  # the executor's excerpt is newer than that of the batch
+        found.encoder_requests = []
+        tree.lacking["ScheduledRequests"] = ["encoder_requests"]
+    for module in (f"{EXECUTOR}.scheduler", f"{EXECUTOR}.py_executor"):
+        if module in sys.modules:
+            vars(sys.modules[module])["ScheduledRequests"] = found
