@@ -15,7 +15,13 @@ def request_class(era: Any) -> Any:
     class LlmRequest(era.LlmRequest):  # type: ignore[misc]
         return_perf_metrics = False
         is_finished_due_to_cancellation = False
-        kv_cache_retention_config = None
+        # Later eras than the request's excerpt read these.
+        kv_cache_retention_config = cache_salt = encoder_output_len = None
+        py_disaggregated_params = py_mm_encoder_state = py_multimodal_data = None
+        py_per_pos_drafted = py_per_pos_accepted = None
+        py_total_draft_tokens = py_total_accepted_draft_tokens = py_num_draft_tokens_verified = 0
+        py_num_connector_matched_tokens = 0
+        py_disable_speculative_decoding = False
 
         @property
         def sampling_config(self) -> Any:

@@ -52,6 +52,9 @@ def recording(tree: Tree, calls: Calls) -> Any:
         def update_state_after_alloc(self, request: Any, block_ids: Any) -> None:
             calls.note("update_state_after_alloc", request, list(block_ids))
 
+        def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: Any) -> None:
+            calls.note("update_state_after_alloc_by_layer_group", request, [list(e) for e in block_ids_by_layer_group])
+
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             calls.note("build_connector_meta", scheduler_output)
             return None

@@ -40,10 +40,11 @@ class Findings:
 class Engine:
     """As much of a model engine as the loops ask for."""
 
-    def __init__(self, manager: Any, metadata: Any, budget: int, beam_width: int) -> None:
+    def __init__(self, manager: Any, metadata: Any, budget: int, beam_width: int, *, chunked: bool) -> None:
         self.manager = manager
         self.attn_metadata = metadata
-        self.budget = budget
+        self.budget = self.max_num_tokens = budget
+        self.attn_runtime_features = SimpleNamespace(chunked_prefill=chunked)
         self.beam_width = beam_width
         self.contents = Contents(manager.tokens_per_block)
         self.findings = Findings()

@@ -68,6 +68,25 @@ class PerfManager:
         return lambda *_, **__: None
 
 
+class Transfers:
+    """Requests whose blocks are still being saved, by connectors only."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._pinned: dict[int, Any] = {}
+
+    def start_transfer(self, request: Any) -> None:
+        pinned = self._manager.store_blocks_for_reuse(request, True)
+        self._pinned[request.py_request_id] = pinned
+
+    def end_transfer(self, request: Any) -> bool:
+        self._manager.unpin_blocks_by_id(self._pinned.pop(request.py_request_id))
+        return True
+
+    def has_any_inflight_requests(self) -> bool:
+        return bool(self._pinned)
+
+
 class Executor:
     """What the executor's loops call on themselves."""
 
@@ -95,6 +114,12 @@ class Executor:
         self.max_input_len = self.max_seq_len
         self.max_num_active_requests = self.max_batch_size
         self.send_handles: list[Any] = []
+        self.async_transfer_manager = Transfers(self.kv_cache_manager)
+        self._error_budget = SimpleNamespace(consume=lambda _: False, budget=1.0)
+        self._pending_transfer_responses: list[Any] = []
+        self._pending_response_terminations: list[Any] = []
+        self.force_terminate_ctx_for_partial_reuse = False
+        self._fatal_error = None
         for name in ("previous_batch", "drafter", "guided_decoder", "kv_cache_transceiver", "speculation_gate"):
             setattr(self, name, None)
         self._disagg_pp_termination_handler = None

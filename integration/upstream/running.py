@@ -12,6 +12,7 @@ import torch
 from integration.upstream import connectors
 from integration.upstream.scenarios import ALL, SCENARIOS, Scenario
 from integration.upstream.server import Outcome, Server, overlay, upstream
+from integration.upstream.v2 import StepServer
 
 FIXES = (
     "staged-offsets-v1", "staged-offsets-v2", "batched-admission", "token-budget",
@@ -47,7 +48,7 @@ def choices(scenario: Scenario, arm: str) -> dict[str, str]:
 
 def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
     """One arm, in this process."""
-    result = Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard)
+    result = Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard and era not in scenario.mended)
     with upstream(root, era) as (tree, device, logger), overlay(arm != "off", choices(scenario, arm)) as status:
         try:
             calls = connectors.Calls()
@@ -56,7 +57,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
                 connector = connectors.recording(tree, calls)
             elif scenario.connector == "ours":
                 connector = connectors.ours(tree, scenario.shape)
-            server = Server(tree, device, scenario.shape, connector)
+            server = (StepServer if scenario.steps else Server)(tree, device, scenario.shape, connector)
         except Exception as error:
             result.remark = f"cannot be set up: {type(error).__name__}: {error}"
             result.tree = {"traceback": traceback.format_exc()}
@@ -114,7 +115,7 @@ def apart(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
     child = context.Process(target=_child, args=(send, root, era, scenario, arm))
     child.start()
     send.close()
-    unknown = Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard)
+    unknown = Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard and era not in scenario.mended)
     try:
         if not receive.poll(TIMEOUT_S):
             child.kill()

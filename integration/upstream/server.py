@@ -1,7 +1,9 @@
 """Upstream's own executor over the tree's managers, with bound classes, a late device and requests of the scenario."""
 
 import os
+import queue
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,6 +85,8 @@ class Queue:
         self.waiting = sorted(arrivals, key=lambda each: each.at)
         self.cancels = cancels
         self.canceled: list[int] = []
+        self.pause = threading.Event()
+        self.raw: queue.Queue[Any] = queue.Queue()
         self.iteration = 0
 
     def get_from_request_queue(self, _: Any) -> list[Any]:
@@ -90,13 +94,17 @@ class Queue:
         item = provided.RequestQueueItem
         due = [each for each in self.waiting if each.at <= self.iteration]
         self.waiting = [each for each in self.waiting if each.at > self.iteration]
-        if not self.waiting and not self.server.executor.active_requests:
+        idle = not self.waiting and not self.server.executor.active_requests
+        if idle:
             self.server.device.settle()  # idle: the device goes on by itself
         items = [item(id=each.id, request=self.server.request(each)) for each in due]
         items += [item(id=each, is_canceled_request=True) for each in self.cancels.get(self.iteration, [])]
-        if not self.waiting and not items and not self.server.executor.active_requests and not self._is_saving():
+        if idle and not items and not self._is_saving():
             items.append(item(id=-1, is_shutdown_request=True))
-        self.iteration += 1
+        if not idle or items:
+            self.iteration += 1
+        else:
+            self.pause.wait(0.001)  # the connector's own threads are at work
         if self.iteration > self.server.iterations_max:
             raise Starved(f"after {self.iteration} iterations {len(self.server.executor.active_requests)} wait")
         return items
@@ -107,6 +115,9 @@ class Queue:
         if "async_transfer_manager" in executor:
             return bool(executor["async_transfer_manager"].has_any_inflight_requests())
         return bool(executor.get("ctx_in_transmission_requests"))
+
+    def get_request_queue(self) -> "queue.Queue[Any]":
+        return self.raw
 
     # An earlier era lets the queue fetch, and asks it what it has fetched.
 
@@ -152,7 +163,7 @@ class Server:
         self.connector = connector
         self.stream = cuda.Stream()
         self.manager = self._manager()
-        self.engine = Engine(self.manager, self._metadata(), shape.budget, shape.beams)
+        self.engine = Engine(self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked)
         self.executor = self._executor()
 
     def _manager(self) -> Any:
@@ -237,11 +248,7 @@ class Server:
             is_streaming=False,
         )
         made.py_forwarded = 0
-        # Later eras than the request's excerpt read these.
         made.py_beam_width = self.shape.beams
-        made.py_per_pos_drafted = made.py_per_pos_accepted = None
-        made.py_total_draft_tokens = made.py_total_accepted_draft_tokens = 0
-        made.py_multimodal_data = None
         return made
 
     def serve(self, arrivals: list[Arrival], cancels: dict[int, list[int]] | None = None) -> Outcome:
