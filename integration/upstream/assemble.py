@@ -108,44 +108,37 @@ def build(folder: Path, trees: Path) -> dict[str, list[str]]:
 def manifest(folder: Path) -> str:
     lines = ["# Written by `python -m integration.upstream.assemble --manifest`. Names and hashes, never text."]
     for source in sources(folder):
-        for each in slices(source):
-            fields = {
-                "eras": list(source.eras),
-                "path": source.path,
-                "name": each.name,
-                "repository": source.repository,
-                "commit": source.commit,
-                "chars": len(each.core),
-                "sha256": each.sha256,
-            }
-            pairs = ", ".join(f"{key} = {_toml(value)}" for key, value in fields.items() if value)
-            lines.append(f"  {{ {pairs} }},")
-    return lines[0] + "\nexcerpts = [\n" + "\n".join(lines[1:]) + "\n]\n"
+        lines += ["", "[[file]]", f"eras = {_toml(list(source.eras))}", f"path = {_toml(source.path)}"]
+        lines += [
+            f"{key} = {_toml(value)}"
+            for key, value in (("repository", source.repository), ("commit", source.commit))
+            if value
+        ]
+        lines.append("# qualified name, characters, sha256")
+        lines.append("excerpts = [")
+        lines += [f"  [{_toml(each.name)}, {len(each.core)}, {_toml(each.sha256)}]," for each in slices(source)]
+        lines.append("]")
+    return "\n".join(lines) + "\n"
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_toml(each) for each in value) + "]"
-    return str(value) if isinstance(value, int) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def verify(checkout: Path, era: str) -> Iterator[str]:
     """Compare a checkout with the manifest by qualified name; yields what differs or is missing."""
-    entries = tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["excerpts"]
-    there: dict[str, dict[str, str]] = {}
-    for entry in entries:
-        if era not in entry["eras"]:
+    for file in tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["file"]:
+        if era not in file["eras"]:
             continue
-        path, name = entry["path"], entry["name"].split("#")[0]
-        if path not in there:
-            file = checkout / path
-            text = file.read_text(encoding="utf-8") if file.exists() else ""
-            there[path] = {}
-            for each in of_module(text):
-                there[path].setdefault(each.sha256, each.name)
-        if entry["sha256"] not in there[path]:
-            state = "differs" if name in there[path].values() else "missing"
-            yield f"{path}: {name}: {state}"
+        path = checkout / file["path"]
+        found = {each.sha256: each.name for each in of_module(path.read_text(encoding="utf-8"))} if path.exists() else {}
+        names = set(found.values())
+        for name, _, sha256 in file["excerpts"]:
+            if sha256 not in found:
+                state = "differs" if name.split("#")[0] in names else "missing"
+                yield f"{file['path']}: {name}: {state}"
 
 
 def main(arguments: list[str]) -> int:

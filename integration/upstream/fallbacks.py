@@ -68,6 +68,16 @@ class PerfManager:
         return lambda *_, **__: None
 
 
+class WaitingQueue(deque[Any]):
+    def remove_by_ids(self, ids: Any) -> None:
+        kept = [each for each in self if each.id not in ids]
+        self.clear()
+        self.extend(kept)
+
+    def pop_request(self) -> Any:
+        return self.popleft()
+
+
 class Transfers:
     """Requests whose blocks are still being saved, by connectors only."""
 
@@ -98,7 +108,7 @@ class Executor:
         vars(self).update(given)
         self.is_shutdown, self.iter_counter, self.num_scheduled_requests = False, 0, 0
         self.active_requests: list[Any] = []
-        self.waiting_queue: deque[Any] = deque()
+        self.waiting_queue = WaitingQueue()
         self.responses: dict[int, Any] = {}
         self.result_wait_queues: dict[int, Any] = {}
         self.response_cv = threading.Condition()
@@ -238,6 +248,7 @@ class Manager:
         self.is_vswa = len(set(self.max_attention_window_vec)) > 1
         self.enable_block_reuse, self.enable_partial_reuse = config.enable_block_reuse, config.enable_partial_reuse
         self.max_draft_len = self.max_total_draft_tokens = self._kv_reserve_draft_tokens = 0
+        self.enable_chunked_prefill = given.chunked
         self.is_linear_attention = self.enable_indexer_k_cache = False
         self.max_num_tokens = given.max_num_tokens
         self._stream = given.execution_stream

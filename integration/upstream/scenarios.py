@@ -101,7 +101,11 @@ def _offsets() -> list[Scenario]:
         "beams": replace(PLAIN, beams=2, reuse=False),
         "windows": replace(PLAIN, windows=(64, 16), layers=4),
     }
-    return [Scenario(f"offsets-{name}", STAGING, True, shape, APART, mended=("D",)) for name, shape in variants.items()] + [
+    eras = {"beams": tuple(era for era in V1_ERAS if era != "A")}  # A's excerpt of attention metadata knows no beams
+    return [
+        Scenario(f"offsets-{name}", STAGING, True, shape, APART, mended=("D",), eras=eras.get(name, V1_ERAS))
+        for name, shape in variants.items()
+    ] + [
         # The host waits for each batch before it prepares the next: nothing is overwritten.
         Scenario("offsets-plain-loop", STAGING, False, replace(PLAIN, overlap=False), SERVED)
     ]
@@ -124,12 +128,16 @@ def _budget() -> list[Scenario]:
     small = Shape(budget=16, overlap=False)
     chunked = replace(small, chunked=True)
     again = (Arrival(1, prompt(0, 12), 3), Arrival(2, prompt(100, 12), 3), Arrival(3, prompt(100, 12), 3, at=3))
+    at_once = (*two, Arrival(3, prompt(100, 12), 3, at=1))
     return [
         Scenario("budget-deferral", BUDGET, True, small, two, prepare=believes({2: 8})),
-        Scenario("budget-chunked", BUDGET, True, chunked, two, prepare=believes({2: 8})),
-        Scenario("budget-overlap", BUDGET, True, replace(chunked, overlap=True), two, prepare=believes({2: 8})),
+        Scenario("budget-chunked", BUDGET, True, chunked, two, prepare=believes({2: 8}), mended=("D",)),
+        # With both fixes, since the overlap loop corrupts offsets, too.
+        Scenario("budget-overlap", ALL, True, replace(chunked, overlap=True), two, prepare=believes({2: 8}), mended=("D",)),
         # Another request comes with the prompt of the one that was put off, while that one waits.
         Scenario("budget-stored", BUDGET, True, small, again, prepare=believes({2: 8})),
+        # The same, where a chunk is made smaller and nothing is put off.
+        Scenario("budget-chunked-stored", BUDGET, True, chunked, at_once, prepare=believes({2: 8}), mended=("D",)),
         Scenario("budget-kept", BUDGET, False, replace(small, chunked=True), two),
         Scenario(
             "budget-cancelled", BUDGET, True, small, two, prepare=believes({2: 8}), cancels={1: [2]}, connector="recorder",
@@ -141,10 +149,15 @@ def _budget() -> list[Scenario]:
 def _life() -> list[Scenario]:
     """Requests that end early, with every fix on."""
     plain = replace(PLAIN, overlap=False)
+    same = (Arrival(1, prompt(0, 24), 2), Arrival(2, prompt(0, 24), 2, at=1))
+    together = (Arrival(1, prompt(0, 10), 3), Arrival(2, prompt(100, 11), 3), Arrival(3, prompt(0, 10), 3, at=5))
     return [
         Scenario("cancel", ALL, False, plain, SERVED, cancels={3: [2]}),
         Scenario("preempt", ALL, False, plain, SERVED, prepare=pauses(1, 4)),
         Scenario("chunks", ALL, False, replace(plain, chunked=True, budget=8), SERVED),
+        # The second comes while the first is in the middle of the prompt that they share.
+        Scenario("chunks-shared", ALL, True, replace(plain, chunked=True, budget=8), same, mended=("B2", "C", "D")),
+        Scenario("connector-together", ALL, False, plain, together, connector="recorder", eras=CONNECTOR_ERAS),
         Scenario("chunks-overlap", STAGING, True, replace(PLAIN, chunked=True, budget=8), SERVED, mended=("D",)),
         Scenario("connector-recorder", ALL, False, plain, SERVED, connector="recorder", eras=CONNECTOR_ERAS),
         Scenario("connector-recorder-overlap", ALL, True, PLAIN, SERVED, connector="recorder", mended=("D",), eras=CONNECTOR_ERAS),

@@ -133,6 +133,10 @@ class Queue:
                 found.append(each.request)
         return found
 
+    @property
+    def canceled_req_ids(self) -> list[int]:
+        return self.canceled
+
     def get_canceled_req_ids(self) -> list[int]:
         return self.canceled
 
@@ -190,7 +194,7 @@ class Server:
             "execution_stream": self.stream,
         }
         if "__init__" in self.tree.lacking["KVCacheManager"]:
-            given |= {"bound": self.batch_manager.KVCacheManager, "blocks_per_window": counts}
+            given |= {"bound": self.batch_manager.KVCacheManager, "blocks_per_window": counts, "chunked": shape.chunked}
         return with_counts(kind, counts)(config, self.batch_manager.CacheType.SELF, **given)
 
     def _metadata(self) -> Any:
