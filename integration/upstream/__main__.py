@@ -27,7 +27,9 @@ def main(arguments: list[str]) -> int:
     for era, root in trees(given.tree, given.era):
         for result in run_all(root, era, given.scenario):
             results.append(result)
-            say(f"{result.era:3} {result.fix:18} {result.scenario:28} {result.arm:5} {result.result:8} {result.remark[:150]}")
+            say(
+                f"{result.era:3} {result.fix:18} {result.scenario:28} {result.arm:5} {result.result:8} {result.remark[:150]}"
+            )
     summarise(results)
     if given.json:
         given.json.write_text(json.dumps([asdict(each) for each in results], indent=1, default=str), encoding="utf-8")
@@ -54,7 +56,9 @@ def summarise(results: list[Result]) -> None:
         if not mine:
             continue
         seen = mine[0].tree
-        say(f"{era}: {len(seen.get('real', []))} modules of the tree run as they are, {len(seen.get('doubled', {}))} are doubled")
+        say(
+            f"{era}: {len(seen.get('real', []))} modules of the tree run as they are, {len(seen.get('doubled', {}))} are doubled"
+        )
         say(f"    seams that the tree lacks: {', '.join(seen.get('missing_seams', [])) or 'none'}")
         for kind, names in seen.get("methods_of_ours", {}).items():
             if names:
@@ -78,7 +82,16 @@ def append(path: Path, results: list[Result]) -> None:
             writer.writerow(COLUMNS)
         for each in results:
             writer.writerow(
-                [today, commit.stdout.strip(), each.era, each.fix, each.scenario, each.arm, each.result, each.remark[:160]]
+                [
+                    today,
+                    commit.stdout.strip(),
+                    each.era,
+                    each.fix,
+                    each.scenario,
+                    each.arm,
+                    each.result,
+                    each.remark[:160],
+                ]
             )
 
 

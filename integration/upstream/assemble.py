@@ -10,11 +10,12 @@ The excerpts lie outside of this repository and never get into it: manifest.toml
 import argparse
 import os
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 from integration.upstream.slices import Slice, cut, of_module
 
@@ -133,7 +134,9 @@ def verify(checkout: Path, era: str) -> Iterator[str]:
         if era not in file["eras"]:
             continue
         path = checkout / file["path"]
-        found = {each.sha256: each.name for each in of_module(path.read_text(encoding="utf-8"))} if path.exists() else {}
+        found = (
+            {each.sha256: each.name for each in of_module(path.read_text(encoding="utf-8"))} if path.exists() else {}
+        )
         names = set(found.values())
         for name, _, sha256 in file["excerpts"]:
             if sha256 not in found:

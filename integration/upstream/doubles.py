@@ -14,7 +14,7 @@ called: set[str] = set()  # doubles that were called since the list was last cle
 def asked_by_overlay() -> bool:
     """The overlay looks at features; it must not take a double for one."""
     asking: str = sys._getframe(2).f_globals.get("__name__", "")
-    return asking.split(".")[0] == "trtllm_kvfix"
+    return asking.split(".", maxsplit=1)[0] == "trtllm_kvfix"
 
 
 class Meta(type):

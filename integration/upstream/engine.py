@@ -56,7 +56,7 @@ class Engine:
         self.spec_config = None
         self.kv_cache_dtype_byte_size = 2
         self.iter_states: dict[str, int] = {"num_ctx_tokens": 0}
-        self.model = SimpleNamespace(named_modules=lambda: [])
+        self.model = SimpleNamespace(named_modules=list)
         self.llm_args = SimpleNamespace(
             max_stats_len=1,
             max_num_tokens=budget,

@@ -53,7 +53,7 @@ class Tree(MetaPathFinder):
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         del path, target
-        top = name.split(".")[0]
+        top = name.split(".", maxsplit=1)[0]
         if top in FOREIGN and not self._is_foreign_missing(top):
             return None
         if top != PACKAGE and top not in FOREIGN:

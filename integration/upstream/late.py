@@ -8,16 +8,14 @@ before. So a copy that upstream does not wait for reads its source as late as th
 
 import ctypes
 import math
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from trtllm_kvfix import native
-from trtllm_kvfix.staging import current_place, on_stream
+from trtllm_kvfix.staging import current_place
 
 _NATIVE_DTYPES = {torch.int32: "int32", torch.uint8: "uint8"}
 
@@ -211,7 +209,7 @@ class LateTorch(TorchFunctionMode):
         wanted = kwargs.pop("pin_memory", False)
         place = kwargs.get("device")
         like = name.endswith("_like") and isinstance(args[0], DeviceTensor | PinnedTensor)
-        on_cuda = place is not None and "cuda" in str(place) or (like and place is None and _is_device(args[0]))
+        on_cuda = (place is not None and "cuda" in str(place)) or (like and place is None and _is_device(args[0]))
         if wanted or on_cuda or like:
             kwargs["device"] = "cpu"
             plain_args = tuple(plain(each) if isinstance(each, DeviceTensor | PinnedTensor) else each for each in args)

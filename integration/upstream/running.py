@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from integration.upstream import connectors
+from integration.upstream.overlaying import overlay
 from integration.upstream.scenarios import ALL, SCENARIOS, Scenario
-from integration.upstream.server import Outcome, Server, overlay, upstream
+from integration.upstream.server import Outcome, Server, upstream
 from integration.upstream.v2 import StepServer
 
 FIXES = (
@@ -48,7 +49,9 @@ def choices(scenario: Scenario, arm: str) -> dict[str, str]:
 
 def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
     """One arm, in this process."""
-    result = Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard and era not in scenario.mended)
+    result = Result(
+        era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard and era not in scenario.mended
+    )
     with upstream(root, era) as (tree, device, logger), overlay(arm != "off", choices(scenario, arm)) as status:
         try:
             calls = connectors.Calls()
@@ -115,7 +118,9 @@ def apart(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
     child = context.Process(target=_child, args=(send, root, era, scenario, arm))
     child.start()
     send.close()
-    unknown = Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard and era not in scenario.mended)
+    unknown = Result(
+        era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard and era not in scenario.mended
+    )
     try:
         if not receive.poll(TIMEOUT_S):
             child.kill()

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from integration.upstream.server import Arrival, Outcome, Server, Shape
+from integration.upstream.arrivals import Arrival
+from integration.upstream.server import Outcome, Server, Shape
 
 ALL = "all"
 BUDGET = "token-budget"
@@ -118,7 +119,9 @@ def _admission() -> list[Scenario]:
     tight = Shape(blocks=14, max_seq_len=40, windows=(40,), budget=64)
     return [
         Scenario("admission-order", ADMISSION, True, tight, (*first, *later), reused_min=24, eras=("S", "B2")),
-        Scenario("admission-windows", ADMISSION, False, replace(PLAIN, windows=(64, 16), layers=4, overlap=False), APART),
+        Scenario(
+            "admission-windows", ADMISSION, False, replace(PLAIN, windows=(64, 16), layers=4, overlap=False), APART
+        ),
         Scenario("admission-single", ADMISSION, False, replace(PLAIN, overlap=False), SERVED),
     ]
 
@@ -133,14 +136,23 @@ def _budget() -> list[Scenario]:
         Scenario("budget-deferral", BUDGET, True, small, two, prepare=believes({2: 8})),
         Scenario("budget-chunked", BUDGET, True, chunked, two, prepare=believes({2: 8}), mended=("D",)),
         # With both fixes, since the overlap loop corrupts offsets, too.
-        Scenario("budget-overlap", ALL, True, replace(chunked, overlap=True), two, prepare=believes({2: 8}), mended=("D",)),
+        Scenario(
+            "budget-overlap", ALL, True, replace(chunked, overlap=True), two, prepare=believes({2: 8}), mended=("D",)
+        ),
         # Another request comes with the prompt of the one that was put off, while that one waits.
         Scenario("budget-stored", BUDGET, True, small, again, prepare=believes({2: 8})),
         # The same, where a chunk is made smaller and nothing is put off.
         Scenario("budget-chunked-stored", BUDGET, True, chunked, at_once, prepare=believes({2: 8}), mended=("D",)),
         Scenario("budget-kept", BUDGET, False, replace(small, chunked=True), two),
         Scenario(
-            "budget-cancelled", BUDGET, True, small, two, prepare=believes({2: 8}), cancels={1: [2]}, connector="recorder",
+            "budget-cancelled",
+            BUDGET,
+            True,
+            small,
+            two,
+            prepare=believes({2: 8}),
+            cancels={1: [2]},
+            connector="recorder",
             eras=CONNECTOR_ERAS,
         ),
     ]
@@ -156,11 +168,27 @@ def _life() -> list[Scenario]:
         Scenario("preempt", ALL, False, plain, SERVED, prepare=pauses(1, 4)),
         Scenario("chunks", ALL, False, replace(plain, chunked=True, budget=8), SERVED),
         # The second comes while the first is in the middle of the prompt that they share.
-        Scenario("chunks-shared", ALL, True, replace(plain, chunked=True, budget=8), same, mended=("B2", "C", "D")),
+        Scenario(
+            "chunks-shared",
+            ALL,
+            True,
+            replace(plain, chunked=True, budget=16, chunk_max=8),
+            same,
+            mended=("B2", "C", "D"),
+        ),
         Scenario("connector-together", ALL, False, plain, together, connector="recorder", eras=CONNECTOR_ERAS),
         Scenario("chunks-overlap", STAGING, True, replace(PLAIN, chunked=True, budget=8), SERVED, mended=("D",)),
         Scenario("connector-recorder", ALL, False, plain, SERVED, connector="recorder", eras=CONNECTOR_ERAS),
-        Scenario("connector-recorder-overlap", ALL, True, PLAIN, SERVED, connector="recorder", mended=("D",), eras=CONNECTOR_ERAS),
+        Scenario(
+            "connector-recorder-overlap",
+            ALL,
+            True,
+            PLAIN,
+            SERVED,
+            connector="recorder",
+            mended=("D",),
+            eras=CONNECTOR_ERAS,
+        ),
         Scenario("connector-ours", ALL, False, plain, SERVED, connector="ours", eras=CONNECTOR_ERAS),
         Scenario("connector-ours-v2", BUDGET, False, plain, SERVED, connector="ours", eras=("N",), steps=True),
         Scenario("connector-recorder-v2", BUDGET, False, plain, SERVED, connector="recorder", eras=("N",), steps=True),

@@ -31,13 +31,16 @@ class Scheduler:
         left = self.shape.budget - self.shape.beams * sum(1 + len(each.py_draft_tokens or []) for each in generations)
         contexts = []
         for request in ready:
-            if request.state != self.states.CONTEXT_INIT or len(contexts) + len(generations) == self.shape.max_batch_size:
+            if (
+                request.state != self.states.CONTEXT_INIT
+                or len(contexts) + len(generations) == self.shape.max_batch_size
+            ):
                 continue
             remaining = request.context_remaining_length
             known = self.estimate(request) if request.is_first_context_chunk else 0
             cost = max(1, remaining - known)
             if self.shape.chunked:
-                take = min(cost, left)
+                take = min(cost, left, self.shape.chunk_max or left)
                 if take < cost:
                     take -= (take + known) % self.shape.tokens_per_block
                 if take <= 0:

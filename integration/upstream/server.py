@@ -1,10 +1,6 @@
 """Upstream's own executor over the tree's managers, with bound classes, a late device and requests of the scenario."""
 
-import os
-import queue
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -15,11 +11,12 @@ from typing import Any
 import torch
 
 from integration.upstream import cuda, doubles, late, provided
+from integration.upstream.arrivals import Arrival, Queue
 from integration.upstream.engine import Engine, Sampler
 from integration.upstream.fallbacks import accepted
 from integration.upstream.finder import Tree, environment
-from integration.upstream.loading import EXECUTOR, load
 from integration.upstream.late import LateDevice
+from integration.upstream.loading import EXECUTOR, load
 from integration.upstream.scheduling import Scheduler
 
 
@@ -38,23 +35,9 @@ class Shape:
     beams: int = 1
     budget: int = 64
     chunked: bool = False
+    chunk_max: int = 0  # tokens of one request in one batch; 0: as many as fit
     reuse: bool = True
     overlap: bool = True
-    capacity: bool = True
-
-
-@dataclass
-class Arrival:
-    """A request, and the iteration in which it reaches the executor."""
-
-    id: int
-    prompt: list[int]
-    new_tokens: int
-    at: int = 0
-
-
-class Starved(RuntimeError):
-    """The loop goes round and nobody is answered."""
 
 
 @dataclass
@@ -77,85 +60,6 @@ class Outcome:
     released: bool = True  # every block is free again
 
 
-class Queue:
-    """Hands out what is due at each iteration, and ends the loop when all have been answered."""
-
-    def __init__(self, server: "Server", arrivals: list[Arrival], cancels: dict[int, list[int]]) -> None:
-        self.server = server
-        self.waiting = sorted(arrivals, key=lambda each: each.at)
-        self.cancels = cancels
-        self.canceled: list[int] = []
-        self.pause = threading.Event()
-        self.raw: queue.Queue[Any] = queue.Queue()
-        self.iteration = 0
-
-    def get_from_request_queue(self, _: Any) -> list[Any]:
-        self.server.device.hold()
-        item = provided.RequestQueueItem
-        due = [each for each in self.waiting if each.at <= self.iteration]
-        self.waiting = [each for each in self.waiting if each.at > self.iteration]
-        idle = not self.waiting and not self.server.executor.active_requests
-        if idle:
-            self.server.device.settle()  # idle: the device goes on by itself
-        items = [item(id=each.id, request=self.server.request(each)) for each in due]
-        items += [item(id=each, is_canceled_request=True) for each in self.cancels.get(self.iteration, [])]
-        if idle and not items and not self._is_saving():
-            items.append(item(id=-1, is_shutdown_request=True))
-        if not idle or items:
-            self.iteration += 1
-        else:
-            self.pause.wait(0.001)  # the connector's own threads are at work
-        if self.iteration > self.server.iterations_max:
-            raise Starved(f"after {self.iteration} iterations {len(self.server.executor.active_requests)} wait")
-        return items
-
-    def _is_saving(self) -> bool:
-        """A connector is still saving what a request has left behind."""
-        executor = vars(self.server.executor)
-        if "async_transfer_manager" in executor:
-            return bool(executor["async_transfer_manager"].has_any_inflight_requests())
-        return bool(executor.get("ctx_in_transmission_requests"))
-
-    def get_request_queue(self) -> "queue.Queue[Any]":
-        return self.raw
-
-    # An earlier era lets the queue fetch, and asks it what it has fetched.
-
-    is_shutdown = False
-
-    def fetch_new_requests(self, _: Any) -> list[Any]:
-        found = []
-        for each in self.get_from_request_queue(None):
-            self.is_shutdown |= each.is_shutdown_request
-            if each.is_canceled_request:
-                self.canceled.append(each.id)
-            elif not each.is_shutdown_request:
-                found.append(each.request)
-        return found
-
-    @property
-    def canceled_req_ids(self) -> list[int]:
-        return self.canceled
-
-    def get_canceled_req_ids(self) -> list[int]:
-        return self.canceled
-
-    def get_canceled_req_ids_size(self) -> int:
-        return len(self.canceled)
-
-    def clear_canceled_req_ids(self) -> None:
-        self.canceled.clear()
-
-    def update_waiting_queue(self) -> None:
-        pass
-
-    def get_expected_num_active_requests(self) -> int:
-        return 0
-
-    def get_waiting_queue_size(self) -> int:
-        return 0
-
-
 class Server:
     iterations_max = 200
 
@@ -176,7 +80,7 @@ class Server:
             enable_block_reuse=shape.reuse,
             max_attention_window=list(shape.windows) if shape.windows != (shape.max_seq_len,) else None,
         )
-        counts = {window: (shape.blocks, shape.host_blocks) for window in sorted(set(shape.windows))}
+        counts = dict.fromkeys(sorted(set(shape.windows)), (shape.blocks, shape.host_blocks))
         kind = self.resources.KVCacheManager
         given = {
             "num_layers": shape.layers,
@@ -224,7 +128,7 @@ class Server:
             "scheduler": Scheduler(self.shape, states),
             "model_engine": self.engine,
             "sampler": sampler,
-            "dist": _dist(),
+            "dist": provided.one_rank(),
             "max_num_sequences": self.shape.max_batch_size,
             "disable_overlap_scheduler": not self.shape.overlap,
             "max_batch_size": self.shape.max_batch_size,
@@ -310,31 +214,6 @@ def with_counts(kind: Any, blocks: dict[int, tuple[int, int]]) -> Any:
     return KVCacheManager
 
 
-def _dist() -> Any:
-    mapping = provided.Mapping()
-    return SimpleNamespace(
-        rank=0,
-        tp_rank=0,
-        pp_rank=0,
-        tp_size=1,
-        pp_size=1,
-        cp_size=1,
-        world_size=1,
-        has_pp=False,
-        has_tp=False,
-        has_cp_helix=False,
-        is_first_pp_rank=True,
-        is_last_pp_rank=True,
-        cp_config={},
-        cp_rank=0,
-        mapping=mapping,
-        barrier=lambda: None,
-        allgather=lambda value: [value],
-        tp_allgather=lambda value: [value],
-        broadcast=lambda value, root=0: value,
-    )
-
-
 @contextmanager
 def upstream(root: Path, era: str) -> Iterator[tuple[Tree, LateDevice, provided.Logger]]:
     """The tree is `tensorrt_llm`, and torch has a late CUDA device."""
@@ -353,22 +232,3 @@ def tensor_factory(shape: tuple[int, ...], dtype: str, pinned: bool) -> Any:
     """Pools lie on the device; tables of pointers and layers are filled by the extension, so they are plain."""
     kind = getattr(torch, dtype)
     return torch.zeros(shape, dtype=kind) if pinned else late.on_device(tuple(shape), kind)
-
-
-@contextmanager
-def overlay(on: bool, fixes: dict[str, str]) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Turn the overlay on as a program does, with these choices."""
-    if not on:
-        yield dict
-        return
-    import trtllm_kvfix  # noqa: PLC0415
-
-    with tempfile.TemporaryDirectory() as folder:
-        before = dict(os.environ)
-        trtllm_kvfix.enable(fixes=fixes, runtime_dir=folder)
-        try:
-            yield trtllm_kvfix.status
-        finally:
-            trtllm_kvfix.disable()
-            os.environ.clear()
-            os.environ.update(before)

@@ -52,7 +52,9 @@ def _first_top(text: str, *, starts_file: bool) -> int | None:
     for found in TOP.finditer(text, 0 if starts_file else text.find("\n") + 1):
         if starts_file:
             return found.start()
-        if re.match(r"(class|def|async def|@|import|from|[A-Za-z_]\w* *[:=])", text[found.start() : found.start() + 80]):
+        if re.match(
+            r"(class|def|async def|@|import|from|[A-Za-z_]\w* *[:=])", text[found.start() : found.start() + 80]
+        ):
             return found.start()
     return None
 
@@ -159,7 +161,9 @@ def _span(text: str, node: ast.stmt) -> str:
 
 def _name(node: ast.stmt) -> str:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        setter = [ast.unparse(each) for each in node.decorator_list if ast.unparse(each).endswith((".setter", ".getter"))]
+        setter = [
+            ast.unparse(each) for each in node.decorator_list if ast.unparse(each).endswith((".setter", ".getter"))
+        ]
         return setter[0] if setter else node.name
     if isinstance(node, ast.ImportFrom):
         return f"from {'.' * node.level}{node.module or ''} import {node.names[0].name}"

@@ -8,9 +8,10 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
+from integration.upstream.arrivals import Arrival
 from integration.upstream.loading import EXECUTOR
 from integration.upstream.scheduling import Scheduler
-from integration.upstream.server import Arrival, Outcome, Server
+from integration.upstream.server import Outcome, Server
 
 LAYER_GROUPS = 2
 
@@ -50,9 +51,6 @@ class StepServer(Server):
         return manager
 
     def _metadata(self) -> Any:
-        return None
-
-    def _contents(self, _: Any) -> None:
         return None
 
     def _executor(self) -> Any:
