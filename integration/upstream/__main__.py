@@ -27,15 +27,18 @@ def main(arguments: list[str]) -> int:
     for era, root in trees(given.tree, given.era):
         for result in run_all(root, era, given.scenario):
             results.append(result)
-            say(
-                f"{result.era:3} {result.fix:18} {result.scenario:28} {result.arm:5} {result.result:8} {result.remark[:150]}"
-            )
+            say(line_of(result))
     summarise(results)
     if given.json:
         given.json.write_text(json.dumps([asdict(each) for each in results], indent=1, default=str), encoding="utf-8")
     if given.csv:
         append(given.csv, results)
     return 1 if any(each.arm != "off" and each.result == "wrong" for each in results) else 0
+
+
+def line_of(result: Result) -> str:
+    columns = f"{result.era:3} {result.fix:18} {result.scenario:28} {result.arm:5} {result.result:8}"
+    return f"{columns} {' '.join(result.remark[:150].split())}".rstrip()
 
 
 def trees(folder: Path, eras: list[str] | None) -> list[tuple[str, Path]]:
@@ -56,9 +59,8 @@ def summarise(results: list[Result]) -> None:
         if not mine:
             continue
         seen = mine[0].tree
-        say(
-            f"{era}: {len(seen.get('real', []))} modules of the tree run as they are, {len(seen.get('doubled', {}))} are doubled"
-        )
+        real, doubled = len(seen.get("real", [])), len(seen.get("doubled", {}))
+        say(f"{era}: {real} modules of the tree run as they are, {doubled} are doubled")
         say(f"    seams that the tree lacks: {', '.join(seen.get('missing_seams', [])) or 'none'}")
         for kind, names in seen.get("methods_of_ours", {}).items():
             if names:

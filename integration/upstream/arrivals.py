@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from integration.upstream import provided
+from integration.upstream.parts import RequestQueueItem
 
 if TYPE_CHECKING:
     from integration.upstream.server import Server
@@ -39,7 +39,7 @@ class Queue:
 
     def get_from_request_queue(self, _: Any) -> list[Any]:
         self.server.device.hold()
-        item = provided.RequestQueueItem
+        item = RequestQueueItem
         due = [each for each in self.waiting if each.at <= self.iteration]
         self.waiting = [each for each in self.waiting if each.at > self.iteration]
         idle = not self.waiting and not self.server.executor.active_requests

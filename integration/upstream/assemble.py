@@ -134,9 +134,8 @@ def verify(checkout: Path, era: str) -> Iterator[str]:
         if era not in file["eras"]:
             continue
         path = checkout / file["path"]
-        found = (
-            {each.sha256: each.name for each in of_module(path.read_text(encoding="utf-8"))} if path.exists() else {}
-        )
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        found = {each.sha256: each.name for each in of_module(text)}
         names = set(found.values())
         for name, _, sha256 in file["excerpts"]:
             if sha256 not in found:

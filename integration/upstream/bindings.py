@@ -42,7 +42,7 @@ def request_class(era: Any) -> Any:
 
 
 def manager_class(era: Any) -> Any:
-    """The bound manager. Some managers of upstream's name the head size for all layers, where S's binding wants a list."""
+    """The bound manager. Some of upstream's managers name one head size, where S's binding wants a list."""
 
     class KVCacheManager(era.KVCacheManager):  # type: ignore[misc]
         def __init__(self, **given: Any) -> None:

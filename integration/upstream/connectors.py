@@ -39,9 +39,11 @@ def _words(value: Any) -> str:
 
 def recording(tree: Tree, calls: Calls) -> Any:
     """Upstream's connector manager over a connector that records every call and never has anything."""
-    module = connector_module(tree)
+    module: Any = connector_module(tree)
+    scheduler_base: Any = module.KvCacheConnectorScheduler
+    worker_base: Any = module.KvCacheConnectorWorker
 
-    class Scheduler(module.KvCacheConnectorScheduler):  # type: ignore[misc]
+    class Scheduler(scheduler_base):  # type: ignore[misc]
         def __init__(self) -> None:
             pass
 
@@ -63,26 +65,26 @@ def recording(tree: Tree, calls: Calls) -> Any:
             calls.note("request_finished", request, list(cache_block_ids))
             return False
 
-    class Worker(module.KvCacheConnectorWorker):  # type: ignore[misc]
+    class Worker(worker_base):  # type: ignore[misc]
         def __init__(self) -> None:
             pass
 
-        def register_kv_caches(self, kv_cache_tensor: Any) -> None:
+        def register_kv_caches(self, kv_cache_tensor: Any) -> None:  # noqa: ARG002
             calls.note("register_kv_caches")
 
-        def bind_connector_meta(self, metadata: Any) -> None:
+        def bind_connector_meta(self, metadata: Any) -> None:  # noqa: ARG002
             calls.note("bind_connector_meta")
 
-        def start_load_kv(self, stream: Any) -> None:
+        def start_load_kv(self, stream: Any) -> None:  # noqa: ARG002
             calls.note("start_load_kv")
 
-        def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
+        def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:  # noqa: ARG002
             calls.note("wait_for_layer_load", layer_idx)
 
-        def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
+        def save_kv_layer(self, layer_idx: int, stream: Any) -> None:  # noqa: ARG002
             calls.note("save_kv_layer", layer_idx)
 
-        def wait_for_save(self, stream: Any) -> None:
+        def wait_for_save(self, stream: Any) -> None:  # noqa: ARG002
             calls.note("wait_for_save")
 
         def get_finished(self, finished_gen_req_ids: Any, started_loading_req_ids: Any) -> tuple[list[int], list[int]]:

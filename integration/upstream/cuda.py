@@ -89,7 +89,7 @@ def stream(chosen: Stream | None) -> Iterator[None]:
 
 @contextmanager
 def simulated() -> Iterator[LateDevice]:
-    """Inside, torch has a CUDA device, and its work is done late. The calling thread's current stream is the default."""
+    """Inside, torch has a CUDA device whose work is done late. This thread's current stream is the default one."""
     device = LateDevice()
     late._current.append(device)
     _default.append(Stream())

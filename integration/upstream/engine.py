@@ -1,4 +1,4 @@
-"""The model engine and the sampler of a scenario: they prepare attention metadata as upstream's do, and compute nothing.
+"""The model engine and the sampler of a scenario: they prepare attention metadata as upstream does and compute nothing.
 
 `forward` enqueues a read of the device's block offsets behind everything that `prepare` has enqueued, as attention
 would. When the host waits for the batch, that read has run, and what it found is compared with the bound books.

@@ -68,7 +68,7 @@ def late() -> LateDevice:
     return _current[-1]
 
 
-class DeviceTensor(torch.Tensor):
+class DeviceTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
     """A tensor of the simulated device. Its memory stays as long as it or a view of it lives."""
 
     memory: Any
@@ -113,7 +113,7 @@ class DeviceTensor(torch.Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-class PinnedTensor(torch.Tensor):
+class PinnedTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
     """Host memory that a late copy reads where it lies."""
 
     memory: Any
@@ -123,11 +123,34 @@ class PinnedTensor(torch.Tensor):
         return True
 
 
+# What looks at a tensor without reading its memory.
 _VIEWS = {
-    "__get__", "view", "reshape", "as_subclass", "expand", "squeeze", "unsqueeze", "stride", "size", "dim", "numel",
-    "data_ptr", "element_size", "is_contiguous", "transpose", "permute", "storage_offset", "__repr__", "__len__", "flatten",
-    "narrow", "select", "detach", "untyped_storage", "__hash__",
-}  # fmt: skip
+    "__get__",
+    "view",
+    "reshape",
+    "as_subclass",
+    "expand",
+    "squeeze",
+    "unsqueeze",
+    "stride",
+    "size",
+    "dim",
+    "numel",
+    "data_ptr",
+    "element_size",
+    "flatten",
+    "is_contiguous",
+    "transpose",
+    "permute",
+    "storage_offset",
+    "narrow",
+    "select",
+    "detach",
+    "untyped_storage",
+    "__repr__",
+    "__len__",
+    "__hash__",
+}
 
 
 def plain(tensor: Any) -> Any:
@@ -197,7 +220,7 @@ def _spans(dst: Any, src: Any) -> Iterator[tuple[int, int, int]]:
         yield from _spans(dst[i], src[i])
 
 
-class LateTorch(TorchFunctionMode):
+class LateTorch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
     """Gives tensors on 'cuda' and pinned ones to the simulated device, whoever makes them."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

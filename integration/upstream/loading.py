@@ -5,8 +5,10 @@ import sys
 from importlib import import_module
 from types import ModuleType
 
-from integration.upstream import fallbacks
+from integration.upstream.executor_methods import Executor
+from integration.upstream.fallbacks import complete
 from integration.upstream.finder import PACKAGE, SEAMS, Tree
+from integration.upstream.manager_methods import Manager
 
 EXECUTOR = f"{PACKAGE}._torch.pyexecutor"
 
@@ -22,8 +24,8 @@ def load(tree: Tree) -> None:
                 tree.doubled[name] = f"{type(error).__name__}: {error}"
     if tree.is_excerpts:
         _place_batches(tree)
-        _complete(tree, "resource_manager", "KVCacheManager", fallbacks.Manager)
-        _complete(tree, "py_executor", "PyExecutor", fallbacks.Executor)
+        _complete(tree, "resource_manager", "KVCacheManager", Manager)
+        _complete(tree, "py_executor", "PyExecutor", Executor)
     for seam in SEAMS:
         if f"{PACKAGE}.{seam}" not in tree.real:
             sys.modules.pop(f"{PACKAGE}.{seam}", None)
@@ -34,7 +36,7 @@ def _complete(tree: Tree, module_name: str, class_name: str, fallback: type) -> 
     if module is None or f"{EXECUTOR}.{module_name}" not in tree.real:
         return
     instead = ("__init__",) if _wants_unread_bindings(module, class_name) else ()
-    tree.lacking[class_name] = fallbacks.complete(module, class_name, fallback, instead=instead)
+    tree.lacking[class_name] = complete(module, class_name, fallback, instead=instead)
 
 
 def _wants_unread_bindings(module: ModuleType, class_name: str) -> bool:

@@ -7,6 +7,7 @@ Each of these stands for a helper whose behaviour decides nothing that a scenari
 import enum
 import sys
 from collections.abc import Callable
+from collections.abc import Mapping as Mapping_
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -143,7 +144,7 @@ def one_rank() -> Any:
         barrier=lambda: None,
         allgather=lambda value: [value],
         tp_allgather=lambda value: [value],
-        broadcast=lambda value, root=0: value,  # noqa: ARG005,
+        broadcast=lambda value, **_: value,
     )
 
 
@@ -166,12 +167,12 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
         "mpi_disabled": lambda: False,
         "mpi_rank": lambda: 0,
         "mpi_world_size": lambda: 1,
-        "mpi_broadcast": lambda value, root=0: value,
+        "mpi_broadcast": lambda value, **_: value,
         "mpi_allgather": lambda value: [value],
         "prefer_pinned": lambda: True,
         "maybe_pin_memory": lambda tensor: tensor.pin_memory(),
-        "get_size_in_bytes": lambda count, dtype: count * 2,
-        "binding_to_str_dtype": lambda dtype: "float16",
+        "get_size_in_bytes": lambda count, _: count * 2,
+        "binding_to_str_dtype": lambda _: "float16",
     }
     attention = {"AttentionMetadata": AttentionMetadata, "KVCacheParams": KVCacheParams}
     sampler = {each.__name__: each for each in (SampleState, SampleStateTensors, SamplerEvent)}
@@ -181,7 +182,7 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
         module("math_utils", ceil_div=lambda a, b: -(-a // b)),
         module("mapping", CpType=CpType, Mapping=Mapping),
         module("llmapi.llm_args", KvCacheConfig=KvCacheConfig),
-        module("_torch.speculative", get_num_extra_kv_tokens=lambda spec: 0),
+        module("_torch.speculative", get_num_extra_kv_tokens=lambda _: 0),
         module("_torch.attention_backend.interface", **attention),
         module("_torch.hostfunc", hostfunc=passes_through),
         module("_torch.utils", get_model_extra_attrs=dict, with_model_extra_attrs=passes_through),
@@ -201,7 +202,7 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
 
 
 # Names that a file of excerpts uses and does not import, because no excerpt holds its imports.
-def head_names(provided: dict[str, ModuleType]) -> dict[str, Any]:
+def head_names(provided: Mapping_[str, ModuleType]) -> dict[str, Any]:
     names: dict[str, Any] = {}
     for each in provided.values():
         public = {name: value for name, value in vars(each).items() if not name.startswith("_")}

@@ -4,6 +4,7 @@ import multiprocessing
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,14 @@ def choices(scenario: Scenario, arm: str) -> dict[str, str]:
     return {fix: "auto" if fix == scenario.fix else "off" for fix in FIXES}
 
 
+def unrun(era: str, scenario: Scenario, arm: str) -> Result:
+    hazard = scenario.hazard and era not in scenario.mended
+    return Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=hazard)
+
+
 def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
     """One arm, in this process."""
-    result = Result(
-        era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard and era not in scenario.mended
-    )
+    result = unrun(era, scenario, arm)
     with upstream(root, era) as (tree, device, logger), overlay(arm != "off", choices(scenario, arm)) as status:
         try:
             calls = connectors.Calls()
@@ -118,9 +122,7 @@ def apart(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
     child = context.Process(target=_child, args=(send, root, era, scenario, arm))
     child.start()
     send.close()
-    unknown = Result(
-        era, scenario.name, scenario.fix, arm, "not-run", hazard=scenario.hazard and era not in scenario.mended
-    )
+    unknown = unrun(era, scenario, arm)
     try:
         if not receive.poll(TIMEOUT_S):
             child.kill()
@@ -156,9 +158,7 @@ def _compare_calls(scenario: Scenario, found: dict[str, Result]) -> None:
     if scenario.connector != "recorder" or off.result == "not-run" or on.result != "right":
         return
     if off.connector_calls != on.connector_calls:
-        index = next(
-            (i for i, pair in enumerate(zip(off.connector_calls, on.connector_calls)) if pair[0] != pair[1]),
-            min(len(off.connector_calls), len(on.connector_calls)),
-        )
+        pairs = zip_longest(off.connector_calls, on.connector_calls)
+        index = next(i for i, (was, now) in enumerate(pairs) if was != now)
         was, now = off.connector_calls[index : index + 1], on.connector_calls[index : index + 1]
         on.result, on.remark = "wrong", f"the connector is told something else at call {index}: {now}, not {was}"

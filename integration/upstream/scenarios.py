@@ -116,13 +116,12 @@ def _admission() -> list[Scenario]:
     first = (Arrival(1, prompt(0, 24), 1), Arrival(2, prompt(200, 16), 1))
     # Both come in one batch; the first needs the room in which the second's prefix lies.
     later = (Arrival(3, prompt(400, 24), 1, at=8), Arrival(4, prompt(0, 24) + prompt(900, 4), 1, at=8))
+    plain = replace(PLAIN, overlap=False)
     tight = Shape(blocks=14, max_seq_len=40, windows=(40,), budget=64)
     return [
         Scenario("admission-order", ADMISSION, True, tight, (*first, *later), reused_min=24, eras=("S", "B2")),
-        Scenario(
-            "admission-windows", ADMISSION, False, replace(PLAIN, windows=(64, 16), layers=4, overlap=False), APART
-        ),
-        Scenario("admission-single", ADMISSION, False, replace(PLAIN, overlap=False), SERVED),
+        Scenario("admission-windows", ADMISSION, False, replace(plain, windows=(64, 16), layers=4), APART),
+        Scenario("admission-single", ADMISSION, False, plain, SERVED),
     ]
 
 
@@ -130,15 +129,14 @@ def _budget() -> list[Scenario]:
     two = (Arrival(1, prompt(0, 12), 3), Arrival(2, prompt(100, 12), 3))
     small = Shape(budget=16, overlap=False)
     chunked = replace(small, chunked=True)
+    overlapped = replace(chunked, overlap=True)
     again = (Arrival(1, prompt(0, 12), 3), Arrival(2, prompt(100, 12), 3), Arrival(3, prompt(100, 12), 3, at=3))
     at_once = (*two, Arrival(3, prompt(100, 12), 3, at=1))
     return [
         Scenario("budget-deferral", BUDGET, True, small, two, prepare=believes({2: 8})),
         Scenario("budget-chunked", BUDGET, True, chunked, two, prepare=believes({2: 8}), mended=("D",)),
         # With both fixes, since the overlap loop corrupts offsets, too.
-        Scenario(
-            "budget-overlap", ALL, True, replace(chunked, overlap=True), two, prepare=believes({2: 8}), mended=("D",)
-        ),
+        Scenario("budget-overlap", ALL, True, overlapped, two, prepare=believes({2: 8}), mended=("D",)),
         # Another request comes with the prompt of the one that was put off, while that one waits.
         Scenario("budget-stored", BUDGET, True, small, again, prepare=believes({2: 8})),
         # The same, where a chunk is made smaller and nothing is put off.
@@ -161,6 +159,8 @@ def _budget() -> list[Scenario]:
 def _life() -> list[Scenario]:
     """Requests that end early, with every fix on."""
     plain = replace(PLAIN, overlap=False)
+    two_chunks = replace(plain, chunked=True, budget=16, chunk_max=8)
+    recorded: dict[str, Any] = {"connector": "recorder", "eras": CONNECTOR_ERAS}
     same = (Arrival(1, prompt(0, 24), 2), Arrival(2, prompt(0, 24), 2, at=1))
     together = (Arrival(1, prompt(0, 10), 3), Arrival(2, prompt(100, 11), 3), Arrival(3, prompt(0, 10), 3, at=5))
     return [
@@ -168,27 +168,11 @@ def _life() -> list[Scenario]:
         Scenario("preempt", ALL, False, plain, SERVED, prepare=pauses(1, 4)),
         Scenario("chunks", ALL, False, replace(plain, chunked=True, budget=8), SERVED),
         # The second comes while the first is in the middle of the prompt that they share.
-        Scenario(
-            "chunks-shared",
-            ALL,
-            True,
-            replace(plain, chunked=True, budget=16, chunk_max=8),
-            same,
-            mended=("B2", "C", "D"),
-        ),
-        Scenario("connector-together", ALL, False, plain, together, connector="recorder", eras=CONNECTOR_ERAS),
+        Scenario("chunks-shared", ALL, True, two_chunks, same, mended=("B2", "C", "D")),
+        Scenario("connector-together", ALL, False, plain, together, **recorded),
         Scenario("chunks-overlap", STAGING, True, replace(PLAIN, chunked=True, budget=8), SERVED, mended=("D",)),
-        Scenario("connector-recorder", ALL, False, plain, SERVED, connector="recorder", eras=CONNECTOR_ERAS),
-        Scenario(
-            "connector-recorder-overlap",
-            ALL,
-            True,
-            PLAIN,
-            SERVED,
-            connector="recorder",
-            mended=("D",),
-            eras=CONNECTOR_ERAS,
-        ),
+        Scenario("connector-recorder", ALL, False, plain, SERVED, **recorded),
+        Scenario("connector-recorder-overlap", ALL, True, PLAIN, SERVED, mended=("D",), **recorded),
         Scenario("connector-ours", ALL, False, plain, SERVED, connector="ours", eras=CONNECTOR_ERAS),
         Scenario("connector-ours-v2", BUDGET, False, plain, SERVED, connector="ours", eras=("N",), steps=True),
         Scenario("connector-recorder-v2", BUDGET, False, plain, SERVED, connector="recorder", eras=("N",), steps=True),

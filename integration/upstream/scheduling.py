@@ -29,12 +29,10 @@ class Scheduler:
         ready = [each for each in ready if each not in paused]
         generations = [each for each in ready if each.state == self.states.GENERATION_IN_PROGRESS]
         left = self.shape.budget - self.shape.beams * sum(1 + len(each.py_draft_tokens or []) for each in generations)
-        contexts = []
+        contexts: list[Any] = []
         for request in ready:
-            if (
-                request.state != self.states.CONTEXT_INIT
-                or len(contexts) + len(generations) == self.shape.max_batch_size
-            ):
+            is_full = len(contexts) + len(generations) == self.shape.max_batch_size
+            if is_full or request.state != self.states.CONTEXT_INIT:
                 continue
             remaining = request.context_remaining_length
             known = self.estimate(request) if request.is_first_context_chunk else 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from integration.upstream import cuda, doubles, late, provided
+from integration.upstream import cuda, doubles, late, parts, provided
 from integration.upstream.arrivals import Arrival, Queue
 from integration.upstream.engine import Engine, Sampler
 from integration.upstream.fallbacks import accepted
@@ -111,7 +111,7 @@ class Server:
             "max_seq_len": None,
             "kv_cache_manager": self.manager,
             "mapping": provided.Mapping(),
-            "kv_cache_params": provided.KVCacheParams(use_cache=True),
+            "kv_cache_params": parts.KVCacheParams(use_cache=True),
         }
         kind = attention.TrtllmAttentionMetadata
         return kind(**accepted(kind.__init__, given))
@@ -121,7 +121,7 @@ class Server:
         types = self.resources.ResourceManagerType
         managers = self.resources.ResourceManager({types.KV_CACHE_MANAGER: self.manager})
         states = self.batch_manager.LlmRequestState
-        sampler = Sampler(self.engine, provided_state(), provided.SamplerEvent, states)
+        sampler = Sampler(self.engine, provided_state(), parts.SamplerEvent, states)
         sampler.finish_reason = self.batch_manager.FinishReason.LENGTH
         given = {
             "resource_manager": managers,
@@ -170,9 +170,9 @@ class Server:
             outcome.died = f"{type(error).__name__}: {error}"
         self.device.settle()
         for request_id, responses in self.executor.responses.items():
-            error = next((each.error_msg for each in responses if each.error_msg), None)
-            if error:
-                outcome.failed[request_id] = error
+            message = next((each.error_msg for each in responses if each.error_msg), None)
+            if message:
+                outcome.failed[request_id] = message
             elif any(each.result.is_final for each in responses):
                 outcome.answered.append(request_id)
         self._look(outcome)
@@ -193,7 +193,7 @@ class Server:
 def provided_state() -> Any:
     """The loops look at `.device` of what the sampler returns; the engine's batch goes along."""
 
-    class State(provided.SampleState):
+    class State(parts.SampleState):
         batch: Any = None
 
     return State

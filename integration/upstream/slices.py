@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 TOP = re.compile(r"^[^\s#)\]}]", re.MULTILINE)
+STATEMENT = re.compile(r"class|def|async def|@|import|from|[A-Za-z_]\w* *[:=]")
 MEMBER = re.compile(r"^    (?=@|def |async def )", re.MULTILINE)
 
 
@@ -161,9 +162,8 @@ def _span(text: str, node: ast.stmt) -> str:
 
 def _name(node: ast.stmt) -> str:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        setter = [
-            ast.unparse(each) for each in node.decorator_list if ast.unparse(each).endswith((".setter", ".getter"))
-        ]
+        decorators = [ast.unparse(each) for each in node.decorator_list]
+        setter = [each for each in decorators if each.endswith((".setter", ".getter"))]
         return setter[0] if setter else node.name
     if isinstance(node, ast.ImportFrom):
         return f"from {'.' * node.level}{node.module or ''} import {node.names[0].name}"
