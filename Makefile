@@ -35,7 +35,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help bound build verify test test-py test-cpp test-mpi test-nixl test-ray lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help bound build verify test test-py test-cpp test-mpi test-nixl test-ray test-upstream lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,11 @@ test-nixl: build  ## run the tests with NIXL's own agents; fetches a wheel of 67
 test-ray: build  ## run the tests with Ray's actors; fetches a wheel of 79 MB
 	@[ -d build/ray ] || $(PY) -m pip install -q --disable-pip-version-check --target build/ray ray
 	@$(PY) -m pytest integration/ray
+
+# UPSTREAM is a checkout, or a folder with a tree for each era; ERA says whose bound classes a checkout expects.
+test-upstream: build bound  ## run the overlay on TensorRT-LLM's own Python: UPSTREAM=DIR [ERA=D]; fetches torch
+	@$(PY) -m pip install -q --disable-pip-version-check torch --extra-index-url https://download.pytorch.org/whl/cpu
+	@$(PY) -m integration.upstream --tree $(UPSTREAM) $(if $(ERA),--era $(ERA)) $(UPSTREAM_ARGS)
 
 lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
 	@ruff check

@@ -62,6 +62,7 @@ def summarise(results: list[Result]) -> None:
         real, doubled = len(seen.get("real", [])), len(seen.get("doubled", {}))
         say(f"{era}: {real} modules of the tree run as they are, {doubled} are doubled")
         say(f"    seams that the tree lacks: {', '.join(seen.get('missing_seams', [])) or 'none'}")
+        say(f"    modules of the tree that ours replace: {', '.join(seen.get('shadowed', [])) or 'none'}")
         for kind, names in seen.get("methods_of_ours", {}).items():
             if names:
                 say(f"    methods of {kind} that the tree lacks, ours instead: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""An import environment for a tree of TensorRT-LLM's Python: its own files first, then ours, then doubles.
+"""An import environment for a tree of TensorRT-LLM's Python: bindings and helpers of ours, the tree's files, doubles.
 
 `__init__.py` of packages is not run except where it is a seam: in a whole checkout it would import all of the product,
 with CUDA. A file of the tree that cannot be imported here is doubled, too, and both are listed.
@@ -47,6 +47,7 @@ class Tree(MetaPathFinder):
         self.provided = provided
         self.is_excerpts = (root / EXCERPTS).exists()
         self.real: list[str] = []
+        self.shadowed: set[str] = set()  # modules of the tree in whose place one of ours runs
         self.lacking: dict[str, list[str]] = {}  # by class: methods of ours where no excerpt has one
         self.doubled: dict[str, str] = {}  # module -> why
         self.supplied: dict[str, list[str]] = {}  # module -> names that no excerpt of it imports
@@ -59,14 +60,19 @@ class Tree(MetaPathFinder):
         if top != PACKAGE and top not in FOREIGN:
             return None
         if name in self.provided:
+            if self._file(name).exists():
+                self.shadowed.add(name)
             return ModuleSpec(name, _Ready(self.provided[name]), is_package=True)
-        file = self.root.joinpath(*name.split(".")).with_suffix(".py")
+        file = self._file(name)
         if top == PACKAGE and file.exists():
             return importlib.util.spec_from_file_location(name, file, loader=_FromTree(name, str(file), self))
         if _asked_by_overlay() and not file.with_suffix("").is_dir():
             return None
         self.doubled.setdefault(name, "not in the tree" if not file.with_suffix("").is_dir() else "a package")
         return ModuleSpec(name, _Ready(DoubledModule(name)), is_package=True)
+
+    def _file(self, name: str) -> Path:
+        return self.root.joinpath(*name.split(".")).with_suffix(".py")
 
     def _is_foreign_missing(self, top: str) -> bool:
         others = [each for each in sys.meta_path if each is not self]

@@ -22,8 +22,8 @@ def load(tree: Tree) -> None:
                 import_module(name)
             except Exception as error:
                 tree.doubled[name] = f"{type(error).__name__}: {error}"
+    _place_batches(tree)
     if tree.is_excerpts:
-        _place_batches(tree)
         _complete(tree, "resource_manager", "KVCacheManager", Manager)
         _complete(tree, "py_executor", "PyExecutor", Executor)
     for seam in SEAMS:

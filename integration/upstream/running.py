@@ -96,6 +96,8 @@ def _described(tree: Any, outcome: Outcome) -> dict[str, Any]:
         "real": tree.real,
         "doubled": tree.doubled,
         "supplied": tree.supplied,
+        "ours": sorted(tree.provided),
+        "shadowed": sorted(tree.shadowed),
         "missing_seams": tree.missing_seams,
         "doubles_called": outcome.doubles_called,
         "waited_for": outcome.settled,
