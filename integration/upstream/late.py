@@ -27,6 +27,7 @@ class LateDevice:
         self.device = native.open_device("cpu")
         self._gates: dict[int, list[tuple[int, int]]] = {}  # by stream: (serial number, gate), oldest first
         self._serial = 0
+        self._launched: list[tuple[int, Callable[[], None]]] = []  # kernels, by the gate behind which they lie
         self.settled: list[str] = []  # operations for which there is no late way; they waited for the stream
 
     def new_stream(self) -> int:
@@ -44,7 +45,16 @@ class LateDevice:
         """Everything enqueued so far lies behind gates up to this number."""
         return self._serial
 
+    def launch(self, stream: int, kernel: Callable[[], None]) -> None:
+        """A native kernel: it reads its inputs when the host lets the stream go on, before what follows it there."""
+        del stream
+        self._launched.append((self._serial, kernel))
+
     def release(self, up_to: int | None = None) -> None:
+        due = [kernel for serial, kernel in self._launched if up_to is None or serial <= up_to]
+        self._launched = [each for each in self._launched if up_to is not None and each[0] > up_to]
+        for kernel in due:
+            kernel()
         for stream, gates in self._gates.items():
             keep = []
             for serial, gate in gates:
@@ -81,6 +91,14 @@ class DeviceTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
     @property
     def device(self) -> Any:
         return torch.device("cuda", 0)
+
+    # The simulated device's memory is the host's; the extension reads and writes it as such.
+
+    def __dlpack__(self, **given: Any) -> Any:
+        return plain(self).__dlpack__(**given)
+
+    def __dlpack_device__(self) -> Any:
+        return plain(self).__dlpack_device__()
 
     def copy_(self, source: Any, non_blocking: bool = False) -> Any:
         enqueue_copy(self, source, non_blocking)

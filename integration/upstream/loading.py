@@ -11,10 +11,12 @@ from integration.upstream.finder import PACKAGE, SEAMS, Tree
 from integration.upstream.manager_methods import Manager
 
 EXECUTOR = f"{PACKAGE}._torch.pyexecutor"
+V2_BINDINGS = f"{PACKAGE}.bindings.internal.batch_manager.kv_cache_manager_v2_utils"
 
 
 def load(tree: Tree) -> None:
     """Every seam that the tree has. Doubles of seams go: to the overlay a module is there or it is not."""
+    import_module(V2_BINDINGS)  # no excerpt of the newest V2 manager holds its imports
     for seam in SEAMS:
         name = f"{PACKAGE}.{seam}"
         if (tree.root / (name.replace(".", "/") + ".py")).exists():

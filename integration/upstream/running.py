@@ -15,11 +15,13 @@ from integration.upstream.overlaying import overlay
 from integration.upstream.scenarios import ALL, SCENARIOS, Scenario
 from integration.upstream.server import Outcome, Server, upstream
 from integration.upstream.v2 import StepServer
+from integration.upstream.v2_offsets import OffsetsServer
 
 FIXES = (
     "staged-offsets-v1", "staged-offsets-v2", "batched-admission", "token-budget",
     "concurrent-pins", "input-copy-fence", "nixl-listener",
 )  # fmt: skip
+SERVERS = {"serve": Server, "v2-steps": StepServer, "v2-offsets": OffsetsServer}
 TIMEOUT_S = 60
 ARMS = ("off", "only", "all")
 
@@ -64,7 +66,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
                 connector = connectors.recording(tree, calls)
             elif scenario.connector == "ours":
                 connector = connectors.ours(tree, scenario.shape)
-            server = (StepServer if scenario.steps else Server)(tree, device, scenario.shape, connector)
+            server = SERVERS[scenario.kind](tree, device, scenario.shape, connector)
         except Exception as error:
             result.remark = f"cannot be set up: {type(error).__name__}: {error}"
             result.tree = {"traceback": traceback.format_exc()}

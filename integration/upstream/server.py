@@ -221,11 +221,13 @@ def upstream(root: Path, era: str) -> Iterator[tuple[Tree, LateDevice, provided.
     with cuda.simulated() as device, environment(root, provided.modules(era, logger)) as tree:
         bound = provided.bound_module()
         bound.set_tensor_factory(tensor_factory)
+        bound.set_launcher(device.launch)
         try:
             load(tree)
             yield tree, device, logger
         finally:
             bound.set_tensor_factory(None)
+            bound.set_launcher(None)
 
 
 def tensor_factory(shape: tuple[int, ...], dtype: str, pinned: bool) -> Any:
