@@ -23,6 +23,7 @@ def prompt(first: int, count: int) -> list[int]:
 
 
 V1_ERAS = ("A", "S", "B2", "C", "D")
+ESTIMATING_ERAS = ("C", "D")  # whose schedulers charge a prompt less what they believe to be cached
 CONNECTOR_ERAS = ("A", "S", "B2", "D")  # C's excerpts hold a manager and a connector of different ages
 
 
@@ -134,15 +135,16 @@ def _budget() -> list[Scenario]:
     overlapped = replace(chunked, overlap=True)
     again = (Arrival(1, prompt(0, 12), 3), Arrival(2, prompt(100, 12), 3), Arrival(3, prompt(100, 12), 3, at=3))
     at_once = (*two, Arrival(3, prompt(100, 12), 3, at=1))
+    believed: dict[str, Any] = {"prepare": believes({2: 8}), "eras": ESTIMATING_ERAS}
     return [
-        Scenario("budget-deferral", BUDGET, True, small, two, prepare=believes({2: 8})),
-        Scenario("budget-chunked", BUDGET, True, chunked, two, prepare=believes({2: 8}), mended=("D",)),
+        Scenario("budget-deferral", BUDGET, True, small, two, **believed),
+        Scenario("budget-chunked", BUDGET, True, chunked, two, **believed, mended=("D",)),
         # With both fixes, since the overlap loop corrupts offsets, too.
-        Scenario("budget-overlap", ALL, True, overlapped, two, prepare=believes({2: 8}), mended=("D",)),
+        Scenario("budget-overlap", ALL, True, overlapped, two, **believed, mended=("D",)),
         # Another request comes with the prompt of the one that was put off, while that one waits.
-        Scenario("budget-stored", BUDGET, True, small, again, prepare=believes({2: 8})),
+        Scenario("budget-stored", BUDGET, True, small, again, **believed),
         # The same, where a chunk is made smaller and nothing is put off.
-        Scenario("budget-chunked-stored", BUDGET, True, chunked, at_once, prepare=believes({2: 8}), mended=("D",)),
+        Scenario("budget-chunked-stored", BUDGET, True, chunked, at_once, **believed, mended=("D",)),
         Scenario("budget-kept", BUDGET, False, replace(small, chunked=True), two),
         Scenario(
             "budget-cancelled",
@@ -153,7 +155,7 @@ def _budget() -> list[Scenario]:
             prepare=believes({2: 8}),
             cancels={1: [2]},
             connector="recorder",
-            eras=CONNECTOR_ERAS,
+            eras=("D",),
         ),
     ]
 
