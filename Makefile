@@ -7,6 +7,8 @@ WERROR ?= $(if $(CI),ON,OFF)
 STRESS_SECONDS ?= 20
 STRESS_SEED ?= 1
 FUZZ_SECONDS ?= 30
+# What pip installs as torch: a build for CPUs is enough for everything but the GPU.
+TORCH ?= torch
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -101,7 +103,7 @@ test-ray: build  ## run the tests with Ray's actors; fetches a wheel of 79 MB
 
 # UPSTREAM is a checkout, or a folder with a tree for each era; ERA says whose bound classes a checkout expects.
 test-upstream: build bound  ## run the overlay on TensorRT-LLM's own Python: UPSTREAM=DIR [ERA=D]; fetches torch
-	@$(PY) -m pip install -q --disable-pip-version-check torch --extra-index-url https://download.pytorch.org/whl/cpu
+	@$(PY) -m pip install -q --disable-pip-version-check $(TORCH)
 	@$(PY) -m integration.upstream --tree $(UPSTREAM) $(if $(ERA),--era $(ERA)) $(UPSTREAM_ARGS)
 
 lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
