@@ -122,10 +122,11 @@ class Executor:
 
     def _forward_step(self: Any, batch: Any, *_: Any) -> Any:
         try:
-            self.execution_stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.execution_stream):
+            mine, other = self.execution_stream, torch.cuda.current_stream()
+            mine.wait_stream(other)
+            with torch.cuda.stream(mine):
                 outputs = self.model_engine.forward(batch, self.resource_manager)
-            torch.cuda.current_stream().wait_stream(self.execution_stream)
+            other.wait_stream(mine)
             self._kv_connector_wait_for_save()
         except Exception as error:
             self._handle_errors(str(error))

@@ -20,21 +20,22 @@ class Manager:
         self.max_batch_size, self.kv_factor, self.max_beam_width = given.max_batch_size, 2, given.max_beam_width
         self.num_layers = self.num_local_layers = given.num_layers
         self.max_attention_window_vec = config.max_attention_window or [given.max_seq_len]
-        self.is_vswa = len(set(self.max_attention_window_vec)) > 1
+        windows = self.max_attention_window_vec
+        self.is_vswa = any(window != windows[0] for window in windows)
         self.enable_block_reuse, self.enable_partial_reuse = config.enable_block_reuse, config.enable_partial_reuse
         self.max_draft_len = self.max_total_draft_tokens = self._kv_reserve_draft_tokens = 0
         self.enable_chunked_prefill = given.chunked
         self.is_linear_attention = self.enable_indexer_k_cache = False
         self.max_num_tokens = given.max_num_tokens
         self._stream = given.execution_stream
-        self.impl = given.bound(
+        impl = self.impl = given.bound(
             num_kv_heads_per_layer=given.num_kv_heads,
             size_per_head=given.head_dim,
             tokens_per_block=given.tokens_per_block,
             blocks_per_window=given.blocks_per_window,
             max_num_sequences=given.max_batch_size,
             max_beam_width=given.max_beam_width,
-            max_attention_window_vec=self.max_attention_window_vec,
+            max_attention_window_vec=windows,
             temp_attention_window_inputs=None,
             dtype=given.dtype,
             sink_token_length=0,
@@ -43,9 +44,9 @@ class Manager:
             enable_block_reuse=config.enable_block_reuse,
             kv_connector_manager=self.kv_connector_manager,
         )
-        self.impl.allocate_pools(False)
-        self.kv_cache_pool_pointers = self.impl.get_block_pool_pointers()
-        self.kv_cache_pool_mapping = self.impl.get_layer_to_pool_mapping()
+        impl.allocate_pools(False)
+        self.kv_cache_pool_pointers = impl.get_block_pool_pointers()
+        self.kv_cache_pool_mapping = impl.get_layer_to_pool_mapping()
         self.num_pools, self.max_blocks_per_seq = self.impl.num_pools, self.impl.max_blocks_per_seq
         rows = given.max_batch_size * given.max_beam_width
         self.host_kv_cache_block_offsets = torch.empty(

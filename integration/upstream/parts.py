@@ -42,7 +42,7 @@ class ScheduledRequests:
         return len(self.context_requests)
 
     def all_requests(self) -> list[Any]:
-        return self.context_requests + self.generation_requests
+        return [*self.context_requests, *self.generation_requests]
 
     def reset_context_requests(self, context_requests: list[Any] | None = None) -> None:
         if context_requests is not None:
