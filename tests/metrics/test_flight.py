@@ -114,3 +114,11 @@ def test_records_of_ended_processes_are_kept_up_to_a_number(tmp_path: Path) -> N
     runtime_files.keep_newest_of_ended(tmp_path, ".flight", 2)
     names = {int(path.name.removesuffix(".flight")) for path in tmp_path.iterdir()}
     assert names == {os.getpid(), 2**22 + 4, 2**22 + 5}
+
+
+def test_every_kind_is_noted_somewhere() -> None:
+    """A kind that nothing notes would promise what no dump ever shows."""
+    package = Path(flight.__file__).parents[1]
+    texts = [path.read_text() for path in package.rglob("*.py") if path.name != "flight.py"]
+    names = [name for name, value in vars(flight).items() if isinstance(value, flight.Kind)]
+    assert names and [name for name in names if not any(f"flight.{name}" in text for text in texts)] == []

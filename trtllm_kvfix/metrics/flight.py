@@ -38,11 +38,15 @@ REORDERED = Kind(6, "admission reordered", ("requests", "tokens_expected"))
 SHIPPED = Kind(7, "shipped", ("rows", "pools"))
 FENCE_WAITED = Kind(8, "fence waited", ("wait_us",))
 HELD_BACK = Kind(9, "store held back", ("request_id", "tokens_left"))
+STORED = Kind(10, "blocks stored", ("blocks",))
+LOADED = Kind(11, "blocks loaded", ("blocks",))
+TRANSFER_FAILED = Kind(12, "transfer failed", ("blocks",))  # text: the direction
 
 KINDS = {
     kind.number: kind
     for kind in (
-        FAULT, STOOD_DOWN, STARTED, LOOP_FAILED, BATCH_CUT, REORDERED, SHIPPED, FENCE_WAITED, HELD_BACK,
+        FAULT, STOOD_DOWN, STARTED, LOOP_FAILED, BATCH_CUT, REORDERED, SHIPPED, FENCE_WAITED, HELD_BACK, STORED, LOADED,
+        TRANSFER_FAILED,
     )
 }  # fmt: skip
 

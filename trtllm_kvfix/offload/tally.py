@@ -3,7 +3,7 @@
 import logging
 
 from trtllm_kvfix.blocks.host_index import HostIndex
-from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.offload.plan import Ended
 
 _log = logging.getLogger("trtllm_kvfix.offload")
@@ -45,6 +45,7 @@ class Tally:
             self._failed("store", blocks, ended.error)
             return
         self._stored += blocks
+        flight.note(flight.STORED, blocks)
         counters.offload_stored_blocks.add(blocks)
 
     def loaded(self, blocks: int, ended: Ended) -> None:
@@ -56,6 +57,7 @@ class Tally:
             self._failed("load", blocks, ended.error)
             return
         self._loaded += blocks
+        flight.note(flight.LOADED, blocks)
         counters.offload_loaded_blocks.add(blocks)
 
     def dropped(self, blocks: int) -> None:
@@ -74,6 +76,7 @@ class Tally:
 
     def _failed(self, what: str, blocks: int, error: str) -> None:
         self._errors += 1
+        flight.note(flight.TRANSFER_FAILED, blocks, text=what)
         self._errors_told += 1
         counters.offload_errors.add()
         if self._errors_told <= ERRORS_TOLD_MAX:

@@ -15,7 +15,7 @@ from typing import Any
 from trtllm_kvfix.fixes.batches import Contexts, enters, line_up, main_v1_manager, replace_contexts
 from trtllm_kvfix.fixes.reuse import cached_tokens
 from trtllm_kvfix.fixes.vote import Voting, mapping_of
-from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.overlay.fuse import Fuse
 
 
@@ -96,6 +96,7 @@ class Admission:
         try:
             if advice.changes_order:
                 _restore_order(batch, advice.scheduled)
+                flight.note(flight.REORDERED, len(advice.scheduled), sum(advice.expected.values()))
             measure(batch.context_requests, advice.expected)
         except Exception as error:
             self._fuse.fault(error)

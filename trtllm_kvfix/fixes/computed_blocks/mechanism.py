@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trtllm_kvfix.fixes.computed_blocks.observation import Observation
-from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.overlay.fuse import Fuse
 
 
@@ -103,11 +103,12 @@ class ComputedBlocks:
                 early = False
             else:
                 early = not self._observation.store_obeys_position
+            if early:
+                _held_back(request)
         except Exception as error:
             self._fuse.fault(error)
             return True
         self._fuse.in_a_row = 0
-        counters.stores_held_back.add(early)
         return early
 
     def _ends_early(self, args: tuple[Any, ...]) -> bool:
@@ -117,11 +118,12 @@ class ComputedBlocks:
             request = args[1]
             early = self._fuse.blown or request.context_remaining_length > 0
             early = early and not request.is_dummy_request
+            if early:
+                _held_back(request)
         except Exception as error:
             self._fuse.fault(error)
             return len(args) > 1
         self._fuse.in_a_row = 0
-        counters.stores_held_back.add(early)
         return early
 
     def _is_over_and_pinned(self, args: tuple[Any, ...]) -> bool:
@@ -141,3 +143,8 @@ class ComputedBlocks:
             return release()
         finally:
             request.is_dummy_request = False
+
+
+def _held_back(request: Any) -> None:
+    counters.stores_held_back.add()
+    flight.note(flight.HELD_BACK, getattr(request, "request_id", 0), request.context_remaining_length)

@@ -1,6 +1,6 @@
 """What has been enqueued that reads one set of host tables, and the wait until it has run."""
 
-from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging import Mark, current_place, synchronize_gpu
 
@@ -61,3 +61,4 @@ def _count(waited_s: float) -> None:
     if waited_s > 0:
         counters.replay_waits.add()
         counters.replay_wait_seconds.add(waited_s)
+        flight.note(flight.FENCE_WAITED, int(waited_s * 1e6))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trtllm_kvfix.fixes.finish import finish
-from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging import Mark, current_place
 
@@ -103,3 +103,4 @@ def _wait_for(marks: list[Mark]) -> None:
     if waited_s > 0:
         counters.fence_waits.add()
         counters.fence_wait_seconds.add(waited_s)
+        flight.note(flight.FENCE_WAITED, int(waited_s * 1e6))

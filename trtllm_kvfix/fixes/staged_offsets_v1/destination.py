@@ -6,6 +6,7 @@ destination inside a `try`, and runs the statement itself, where one is left to 
 
 from typing import Any, NamedTuple
 
+from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1
 
@@ -95,6 +96,7 @@ class StagedDestination:
 
     def _ship(self, rows: int, width: int | None = None) -> None:
         self._stager.ship(self._memory, self._array, rows, width=width, lent=self._lends)  # type: ignore[union-attr]
+        flight.note(flight.SHIPPED, rows, self._pools)
 
     def _ship_parts(self, parts: list[_Part]) -> None:
         """Pools that were copied one by one go out together; if they differ, or are too many, each by itself."""

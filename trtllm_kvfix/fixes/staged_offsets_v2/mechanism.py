@@ -15,6 +15,7 @@ import numpy as np
 
 from trtllm_kvfix.fixes.finish import finish
 from trtllm_kvfix.fixes.staged_offsets_v2.private_rows import Lot, PrivateRows, fresh_pinned
+from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1, v2
 
@@ -42,6 +43,7 @@ def staged_launch(stagers: Stagers, original: Callable[..., Any]) -> Callable[..
             lot = private.of(input, copy_index)
             return (lot.rows, output, lot.order, index_scales, kv_offset, stream), lot
         stager.ship(memory_of(output), input, copy_index, stream=int(stream))
+        flight.note(flight.SHIPPED, copy_index.shape[0], input.shape[0])
         return None
 
     return _launching(original, stage, private)
@@ -68,6 +70,7 @@ def staged_launch_unscaled(stagers: Stagers, original: Callable[..., Any]) -> Ca
         values[...] = keys if copy_v_idx else keys + (keys != BAD_PAGE)
         stager = stagers.of(both, v1)
         stager.ship(memory_of(output), both, range(len(index)), stream=int(stream))
+        flight.note(flight.SHIPPED, index.shape[0], both.shape[0])
         return None
 
     return _launching(original, stage, private)

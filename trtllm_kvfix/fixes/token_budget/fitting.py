@@ -17,7 +17,7 @@ from trtllm_kvfix.fixes.batches import (
     generation_tokens,
     replace_contexts,
 )
-from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.metrics import counters, flight
 
 log = logging.getLogger("trtllm_kvfix")
 
@@ -114,6 +114,7 @@ def tell(what: Plan, limits: Limits) -> None:
     counters.budget_deferrals.add(len(what.put_off))
     counters.budget_trimmed_tokens.add(what.tokens_before - what.tokens)
     if what:
+        flight.note(flight.BATCH_CUT, what.tokens_before, what.tokens, len(what.chunks), len(what.put_off))
         log.info(
             "batch of %d tokens exceeds max_num_tokens %d: chunks made smaller of requests %s, put off requests %s, "
             "%d tokens left",
