@@ -6,6 +6,7 @@ from typing import Any
 
 from .._torch.pyexecutor.llm_request import LlmRequestState
 from .._utils import mpi_allgather, mpi_broadcast, mpi_rank
+from ..bindings.internal.batch_manager import KvCacheConnectorManager as BoundConnectorManager
 from .batches import put_context_requests
 from .connector_api import (
     KvCacheConnectorScheduler,
@@ -43,11 +44,12 @@ class AsyncRequests:
         self.loading.update(other.loading)
 
 
-class KvCacheConnectorManager:
+class KvCacheConnectorManager(BoundConnectorManager):  # type: ignore[misc]  # by variant
     """The scheduler exists on rank 0; what it answers is broadcast."""
 
     def __init__(self, worker: KvCacheConnectorWorker, scheduler: KvCacheConnectorScheduler | None = None) -> None:
         assert (scheduler is not None) == (mpi_rank() == 0), "the scheduler may exist on rank 0 only"
+        super().__init__()
         self.worker = worker
         self.scheduler = scheduler
         self.new_async_requests = AsyncRequests()  # not passed to the worker's get_finished
@@ -87,6 +89,7 @@ class KvCacheConnectorManager:
         for request in scheduled_batch.context_requests:
             if request.request_id in loading:
                 request.state = LlmRequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
+                loading[request.request_id] = request  # C++ gave a copy
             else:
                 staying.append(request)
         put_context_requests(scheduled_batch, staying)

@@ -1,10 +1,12 @@
-"""Advisory answers about what a prompt would reuse: a snapshot that the later claim need not confirm (surface 4.4)."""
+"""An advisory answer about what a prompt would reuse: a snapshot, which a later claim need not confirm."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from trtllm_kvfix import native
 
+from ..extension import bound as extension
+from ..nanobind import bound
 from .core import BoundCore
 
 
@@ -17,9 +19,16 @@ class PrefixReuseSummary:
     total_matched_tokens: int
 
 
+@bound
 def analyze_prefix_reuse(self: BoundCore, unique_tokens: Any, llm_request: Any) -> PrefixReuseSummary:
+    """Takes what `request.get_unique_tokens` gives, and no ints."""
+    if not all(isinstance(each, extension.UniqueToken) for each in unique_tokens):
+        raise TypeError("analyze_prefix_reuse(): incompatible function arguments: UniqueToken is expected")
     request = native.SequenceRequest(
-        llm_request.request_id, unique_tokens, lora_id=llm_request.lora_task_id, salt=llm_request.cache_salt_id
+        llm_request.request_id,
+        [each.token_id for each in unique_tokens],
+        lora_id=llm_request.lora_task_id,
+        salt=llm_request.cache_salt_id,
     )
     found = self.native.analyze_prefix_reuse(request)
     return PrefixReuseSummary(
@@ -27,22 +36,3 @@ def analyze_prefix_reuse(self: BoundCore, unique_tokens: Any, llm_request: Any) 
         reusable_blocks_all=found.blocks_primary + found.blocks_host,
         total_matched_tokens=found.tokens,
     )
-
-
-def count_reusable_blocks(
-    self: BoundCore,
-    unique_tokens: Any,
-    llm_request: Any,
-    only_allocated: bool = True,
-) -> int:
-    summary = analyze_prefix_reuse(self, unique_tokens, llm_request)
-    return (
-        summary.reusable_blocks_allocated if only_allocated else summary.total_matched_tokens // self.tokens_per_block
-    )
-
-
-def find_new_context_block(self: BoundCore, unique_tokens: Any, llm_request: Any) -> Any:
-    """The key of the first block that is not there, or None. The stand-in's key is the block's tokens."""
-    known = count_reusable_blocks(self, unique_tokens, llm_request, False)
-    block = tuple(unique_tokens[known * self.tokens_per_block : (known + 1) * self.tokens_per_block])
-    return block or None

@@ -11,7 +11,7 @@ from ..._standin.front_desk import FrontDesk
 from ..._standin.saving import Saving
 from ..._standin.tensors import tensors
 from ..._standin.variant import MANGLED, since
-from .llm_request import LlmRequest
+from .llm_request import LlmRequest, LlmRequestState
 from .resource_manager import ResourceManagerType
 from .scheduler import ScheduledRequests
 
@@ -265,7 +265,10 @@ class PyExecutor(FrontDesk):
 
     def _update_request_states(self, scheduled_batch: Any) -> None:
         for request in scheduled_batch.context_requests:
-            request.move_to_next_context_chunk()
+            if not request.is_generation_complete_state:  # it failed
+                request.move_to_next_context_chunk()
+            if request.context_remaining_length == 0:
+                request.state = LlmRequestState.GENERATION_IN_PROGRESS
         for manager in self.resource_manager.resource_managers.values():
             if hasattr(manager, "update_context_resources") and since("B2"):
                 manager.update_context_resources(scheduled_batch)
@@ -284,11 +287,17 @@ class PyExecutor(FrontDesk):
         self._handle_responses()
         self.resource_manager.update_resources(self.previous_batch.scheduled_requests)
 
+    def _has_blocks(self, request: LlmRequest) -> bool:
+        try:
+            return bool(self.kv_cache_manager.get_cache_indices(request))
+        except RuntimeError:
+            return False
+
     def _terminate_request(self, request: LlmRequest) -> None:
         super()._terminate_request(request)
         if self.contents is not None:
             self.contents.forget(request)
-        if self.kv_connector_manager is not None and self.kv_cache_manager.impl._knows(request):
+        if self.kv_connector_manager is not None and self._has_blocks(request):
             blocks = self.kv_cache_manager.get_cache_indices(request)
             if self.kv_connector_manager.request_finished(request, blocks):
                 self.saving.begin(request)
