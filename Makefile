@@ -35,7 +35,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help build bound verify test test-py test-cpp test-mpi test-nixl test-ray lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help build verify test bound test-py test-cpp test-mpi test-nixl test-ray lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

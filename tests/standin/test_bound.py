@@ -1,0 +1,116 @@
+"""What the bound classes take, refuse and keep, variant by variant (surface 4.2 to 4.4)."""
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from tests.standin.fixture import VARIANTS, upstream
+from tests.standin.serving import Server
+
+BOUND = "tensorrt_llm.bindings.internal.batch_manager"
+
+
+def running(server: Any, tokens: list[int], request_id: int = 1) -> Any:
+    """A request that has its blocks, as the dummies of warm-up have."""
+    server.manager.add_dummy_requests([request_id + 100], [1])  # the manager is in use
+    request = server.request(request_id, tokens)
+    impl, beam = server.manager.impl, request.sampling_config.beam_width
+    if hasattr(impl, "add_sequence_batch"):
+        impl.add_sequence_batch([(request_id, request.prompt_len, beam)], [request])
+    else:
+        impl.add_sequence(request_id, request.prompt_len, beam, request)
+    return request
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bound_methods_refuse_none_keywords_and_new_attributes(variant: str) -> None:
+    """Neither is the caller's choice: a fix that passes None ends the server (surface 4.3)."""
+    with upstream(variant):
+        server = Server()
+        impl = server.manager.impl
+        request = running(server, [1, 2, 3])
+        with pytest.raises(TypeError):
+            impl.remove_sequence(1, None, False)
+        with pytest.raises(TypeError):
+            impl.remove_sequence(request_id=1, llm_request=request, pin_on_release=False)
+        with pytest.raises(TypeError):
+            impl.store_context_blocks(None)
+        with pytest.raises(AttributeError):
+            impl.remove_sequence = print
+        with pytest.raises(RuntimeError):
+            impl.get_cache_block_ids(99, server.manager.max_seq_len)
+        with pytest.raises(RuntimeError):
+            running(server, [1, 2, 3])
+        impl.remove_sequence(1, request, False)
+        impl.remove_sequence(1, request, False)  # an id that nobody has is nothing to complain about
+        server.close()
+
+
+def unique_tokens(request: Any) -> list[Any]:
+    """Stable 1.2 binds the type, and no way of asking a request for them."""
+    if hasattr(request, "get_unique_tokens"):
+        return list(request.get_unique_tokens(0))
+    made = import_module(BOUND).UniqueToken
+    return [made(token_id=token) for token in request.get_tokens(0)]
+
+
+@pytest.mark.parametrize("variant", ["B", "B2"])
+def test_the_key_of_the_first_missing_block_has_all_tokens_up_to_its_end(variant: str) -> None:
+    with upstream(variant):
+        server = Server()
+        impl = server.manager.impl
+        tokens = list(range(19))
+        server.run([server.request(1, tokens)])
+        shorter, longer = server.request(2, tokens[:9]), server.request(3, tokens[:16] + [90] * 8)
+        assert impl.find_new_context_block(unique_tokens(shorter), shorter) is None
+        key = impl.find_new_context_block(unique_tokens=unique_tokens(longer), llm_request=longer)
+        assert len(key.unique_tokens) - impl.tokens_per_block == 16
+        with pytest.raises(TypeError):
+            impl.find_new_context_block(longer.get_tokens(0), longer)
+        server.close()
+
+
+@pytest.mark.parametrize("variant", ["B", "B2"])
+def test_with_several_windows_the_first_missing_block_is_an_error(variant: str) -> None:
+    with upstream(variant):
+        server = Server({"kv_cache_config": {"max_attention_window": [16, 64]}})
+        assert server.manager.is_vswa and server.manager.impl.is_variable_window
+        request = running(server, list(range(9)))
+        with pytest.raises(RuntimeError):
+            server.manager.impl.find_new_context_block(unique_tokens(request), request)
+        server.close()
+
+
+# Surface 4.4: what an uncomputed request leaves behind for others. 1.2.1 repaired it, and nothing shows that.
+@pytest.mark.parametrize(
+    ("variant", "repaired", "after_a_chunk", "after_a_release"),
+    [("A", "", 16, 18), ("B", "", 16, 18), ("B", "1", 8, 8), ("B2", "", 8, 18), ("C", "", 8, 8), ("D", "", 8, 8)],
+)
+def test_what_is_stored_of_a_prompt_that_was_not_computed(
+    variant: str, repaired: str, after_a_chunk: int, after_a_release: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_COMPUTED_ONLY", repaired)
+    tokens = list(range(19))
+    with upstream(variant):
+        server = Server()
+        request = running(server, tokens)
+        request.context_current_position = 8
+        server.manager.impl.store_context_blocks(request)
+        assert running(server, tokens, 2).context_current_position == after_a_chunk
+        server.manager.free_resources(request)
+        assert running(server, tokens, 3).context_current_position == after_a_release
+        server.close()
+
+
+@pytest.mark.parametrize("variant", ["A", "B", "B2", "C", "D"])
+def test_a_dummy_is_not_stored(variant: str) -> None:
+    """The one way to release without storing: None is refused."""
+    tokens = list(range(19))
+    with upstream(variant):
+        server = Server()
+        request = running(server, tokens)
+        request.is_dummy_request = True
+        server.manager.free_resources(request)
+        assert running(server, tokens, 2).context_current_position == 0
+        server.close()
