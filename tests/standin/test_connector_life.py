@@ -121,7 +121,7 @@ def test_a_saved_request_keeps_its_sequence_from_d_on(variant: str, kept: bool) 
         assert scheduler.finished.count(1) == (2 if kept else 1)
         manager.worker.holds_back = False
         with server.executor.response_cv:
-            assert server.executor.response_cv.wait_for(lambda: not in_transfer, 20)
+            assert server.executor.response_cv.wait_for(lambda: 1 not in in_transfer, 20)
         server.close()
         assert not has_blocks(server, request)
 

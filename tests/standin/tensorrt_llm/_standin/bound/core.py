@@ -204,6 +204,13 @@ class BoundCore:
         self.native.copy_batch_block_offsets(offsets, [request_id], 1, 0)
         return [int(slot) for slot in offsets[0, 0, 0, :blocks]]
 
+    def standin_offsets(self, table: Any, request_id: int) -> None:
+        """The rows of one request, past whatever stands in the way of those that ask."""
+        beams = len(self.native.get_cache_block_ids(request_id))
+        self.native.copy_batch_block_offsets(
+            table, [request_id], beams, 0, scale=self.offset_scale, v_offset=self.v_offset
+        )
+
     # What is behind them.
 
     def _estimate_reuse(self, llm_request: Any) -> int:

@@ -56,6 +56,10 @@ class WitnessedManager(_Bound):  # type: ignore[misc]  # by variant
         slots: list[int] = self.witness_slots(request_id, self._window)[0]
         return slots
 
+    def standin_offsets(self, table: Any, request_id: int) -> None:
+        """For the tests: the rows of one request, past whatever stands in the way of those that ask."""
+        _Bound.copy_batch_block_offsets(self, table, [request_id], 1, 0)
+
     def _run_transfers(self) -> None:
         asked = self.witness_take_transfers()
         self._pools.run(

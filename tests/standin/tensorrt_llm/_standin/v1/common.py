@@ -171,8 +171,9 @@ class KVCacheManagerCommon(BaseResourceManager):
         rows = np.full((self.num_pools, sum(beam_widths), 2, self.max_blocks_per_seq), -1, np.int32)
         row = 0
         for request_id, width in zip(request_ids, beam_widths, strict=True):
-            one = np.full((self.num_pools, width, 2, self.max_blocks_per_seq), -1, np.int32)
-            self.impl.copy_batch_block_offsets(one, [request_id], width, 0)
-            rows[:, row : row + width] = one
+            # A sequence writes all of its beams, also where a context has one row.
+            one = np.full((self.num_pools, self.max_beam_width, 2, self.max_blocks_per_seq), -1, np.int32)
+            self.impl.standin_offsets(one, request_id)
+            rows[:, row : row + width] = one[:, :width]
             row += width
         return rows

@@ -91,8 +91,19 @@ class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
         self.index_mapper.add_new_sequence(request.py_request_id)
         self._set_page_index_bufs(request.py_request_id)
         if not self.is_draft:
-            request.set_prepopulated_prompt_len(kv_cache.num_committed_tokens, self.tokens_per_block)
+            self._settle_position(request, kv_cache.num_committed_tokens)
         return True
+
+    def _settle_position(self, request: Any, reused: int) -> None:
+        """A bound method came late. Before it V2 wrote position and chunk, and no prepopulated length (surface 4.4)."""
+        if since("C"):
+            request.set_prepopulated_prompt_len(reused, self.tokens_per_block)
+            return
+        end = reused + request.context_chunk_size
+        request.context_current_position = reused
+        if end < request.prompt_len:
+            end -= end % self.tokens_per_block
+        request.context_chunk_size = end - reused
 
     def try_allocate_generation(self, request: Any) -> bool:
         kv_cache = self.kv_cache_map[request.py_request_id]
