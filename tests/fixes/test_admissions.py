@@ -46,26 +46,26 @@ def off_on_off(variant: str, ids: list[str], llm_args: dict[str, Any], traffic: 
     return {name: after[name] - before[name] for name in after}
 
 
-@pytest.mark.parametrize("variant", ["A", "B", "B2"])
+@pytest.mark.parametrize("variant", ["B2"])
 def test_in_the_better_order_nothing_evaporates(variant: str) -> None:
     counted = off_on_off(variant, ["batched-admission"], EVAPORATION, fill_for_evaporation)
     assert counted["reuse_lost_tokens"] == 0 and counted["reused_tokens"] > 0
 
 
-@pytest.mark.parametrize("variant", ["A", "B", "B2"])
+@pytest.mark.parametrize("variant", ["B2"])
 def test_what_evaporates_is_put_off(variant: str) -> None:
     counted = off_on_off(variant, ["token-budget"], EVAPORATION, fill_for_evaporation)
     assert counted["budget_deferrals"] == 1
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["C", "D", "F"])
 def test_without_chunked_prefill_a_request_waits(variant: str) -> None:
     """Upstream's own trim, where there is one, only makes chunks smaller."""
     counted = off_on_off(variant, ["token-budget"], SHARED_LEAF, leave_a_leaf)
     assert counted["budget_deferrals"] == 1 and counted["budget_trims"] == 0
 
 
-@pytest.mark.parametrize("variant", ["A", "B", "B2", "C"])
+@pytest.mark.parametrize("variant", ["C"])
 def test_with_chunked_prefill_a_chunk_ends_earlier(variant: str) -> None:
     counted = off_on_off(variant, ["token-budget"], CHUNKED, leave_a_leaf)
     assert counted["budget_trims"] == 1 and counted["budget_deferrals"] == 0
@@ -81,7 +81,7 @@ def test_where_upstream_has_trimmed_nothing_is_left_to_do(variant: str) -> None:
         assert after["budget_deferrals"] == before["budget_deferrals"]
 
 
-@pytest.mark.parametrize("variant", ["A", "B", "B2"])
+@pytest.mark.parametrize("variant", ["B2"])
 def test_both_together_lose_nothing_and_put_off_nothing(variant: str) -> None:
     counted = off_on_off(variant, ["batched-admission", "token-budget"], EVAPORATION, fill_for_evaporation)
     assert counted["budget_deferrals"] == counted["reuse_lost_tokens"] == 0

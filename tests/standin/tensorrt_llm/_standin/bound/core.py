@@ -195,6 +195,21 @@ class BoundCore:
     def release_pools(self) -> None:
         self._pools.close()
 
+    # What C++ asks of C++.
+
+    @property
+    def standin_window(self) -> int:
+        return self.window
+
+    def standin_estimate(self, llm_request: Any) -> int:
+        """What the C++ scheduler asks of the C++ manager, past anything that Python can see (surface 5).
+
+        That a block which matches in part counts as well is assumed.
+        """
+        if llm_request.request_id in self._lengths:  # it has its blocks, and a load of a connector that failed
+            return 0
+        return self.native.analyze_prefix_reuse(self._request(llm_request)).tokens
+
     # For the tests.
 
     def standin_slots(self, request_id: int) -> list[int]:
@@ -212,12 +227,6 @@ class BoundCore:
         )
 
     # What is behind them.
-
-    def _estimate_reuse(self, llm_request: Any) -> int:
-        """What the C++ scheduler asks of the C++ manager, past anything that Python can see (surface 5)."""
-        if llm_request.request_id in self._lengths:  # it has its blocks, and a load of a connector that failed
-            return 0
-        return self.native.analyze_prefix_reuse(self._request(llm_request)).tokens
 
     def _taking_blocks(self) -> AbstractContextManager[None]:
         """Around whatever may take a free block; pins.py has what upstream does not lock there."""

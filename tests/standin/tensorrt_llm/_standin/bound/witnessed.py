@@ -51,6 +51,24 @@ class WitnessedManager(_Bound):  # type: ignore[misc]  # by variant
         super().release_pools(*args)
         self._pools.close()
 
+    @property
+    def standin_window(self) -> int:
+        window: int = self._window
+        return window
+
+    def standin_estimate(self, request: Any) -> int:
+        """What B2's scheduler asks past Python: every full block that is cached, whoever holds it (surface 5)."""
+        if self.is_variable_window or not request.is_first_context_chunk or self._has(request):
+            return 0
+        blocks = _Bound.count_reusable_blocks(self, request.get_unique_tokens(0), request, False)
+        return int(min(blocks, request.prompt_len // self.tokens_per_block) * self.tokens_per_block)
+
+    def _has(self, request: Any) -> bool:
+        try:
+            return bool(self.witness_slots(request.request_id, self._window))
+        except RuntimeError:
+            return False
+
     def standin_slots(self, request_id: int) -> list[int]:
         """For the tests: where the first beam's blocks lie."""
         slots: list[int] = self.witness_slots(request_id, self._window)[0]

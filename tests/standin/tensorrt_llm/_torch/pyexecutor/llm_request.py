@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..._standin.extension import bound, era
-from ..._standin.variant import since
+from ..._standin.variant import NAME, since
 
 LlmRequestState: Any = bound.LlmRequestState
 SamplingConfig: Any = bound.SamplingConfig
@@ -52,6 +52,9 @@ class LlmRequest(_Bound):  # type: ignore[misc]  # by variant
         self.py_beam_width = self.sampling_config.beam_width
         if since("D"):
             self.cache_salt = cache_salt
+
+    if NAME == "B2":
+        estimated_reusable_tokens = 0  # C++ keeps it; whether Python sees it there is not established
 
     @property
     def is_dummy(self) -> bool:

@@ -1,6 +1,6 @@
 """The C++ schedulers: they get the bound manager as an argument, and read it past its Python side (surface 5).
 
-Until B2 they are the extension's, as its manager is. From C on they estimate reuse.
+Those of A and B charge whole prompts, and are the extension's. From B2 on they estimate reuse.
 """
 
 from typing import Any
@@ -27,19 +27,19 @@ class EstimatingCapacityScheduler:
         arriving: list[Any] = []
         running = [r for r in active_requests if r.is_generation_in_progress_state or r.context_current_position > 0]
         for request in running:
-            blocks_left -= manager.get_remaining_blocks_to_completion(request, manager.window)
+            blocks_left -= manager.get_remaining_blocks_to_completion(request, manager.standin_window)
             if request.is_context_init_state or request.is_generation_in_progress_state:
                 fitting.append(request)
         for request in [r for r in active_requests if r not in running]:
             if not (request.is_context_init_state or request.is_disagg_generation_init_state):
                 continue
-            blocks_left -= manager.get_remaining_blocks_to_completion(request, manager.window)
+            blocks_left -= manager.get_remaining_blocks_to_completion(request, manager.standin_window)
             if len(fitting) + len(arriving) >= self.max_num_requests or blocks_left < 0:
                 break
             if request.is_disagg_generation_init_state:
                 arriving.append(request)
                 continue
-            request.estimated_reusable_tokens = manager._estimate_reuse(request)
+            request.estimated_reusable_tokens = manager.standin_estimate(request)
             fitting.append(request)
         return fitting, arriving, []
 
@@ -98,7 +98,7 @@ def reuse_adjusted_compute(chunk: int, reusable: int, remaining: int) -> int:
     return max(0, remaining - reusable)
 
 
-if before("C"):
+if before("B2"):
     CapacityScheduler: Any = era.CapacityScheduler
     MicroBatchScheduler: Any = era.MicroBatchScheduler
 else:
