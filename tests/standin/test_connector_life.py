@@ -143,7 +143,7 @@ def test_a_scheduler_with_callbacks_by_group_needs_no_flat_ones() -> None:
         scheduler = grouped(None)
         manager = api.KvCacheConnectorManager(None, scheduler)
         manager.reject_flat_only_scheduler(2)
-        with pytest.raises(NotImplementedError, match="calls request_finished"):
+        with pytest.raises(RuntimeError, match="calls request_finished"):
             scheduler.request_finished(None, [])
         lacking = type("Lacking", (api.KvCacheConnectorScheduler,), flat)
         with pytest.raises(TypeError, match="abstract"):

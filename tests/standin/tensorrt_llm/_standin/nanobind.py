@@ -1,6 +1,7 @@
 """How bound names look from Python, where a bound class of the stand-in is written in Python."""
 
 from collections.abc import Callable
+from copy import copy
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -8,11 +9,11 @@ Class = TypeVar("Class", bound=type)
 
 
 def flat(cls: Class) -> Class:
-    """Every public method is an attribute of the class itself, as nanobind defines them."""
+    """Every public method is an attribute of the class itself, and of no other, as nanobind defines them."""
     for base in cls.__mro__[1:-1]:  # a derived class before those it overrides
         for name, attribute in vars(base).items():
             if not name.startswith("_") and name not in vars(cls):
-                setattr(cls, name, attribute)
+                setattr(cls, name, copy(attribute))
     return cls
 
 

@@ -75,32 +75,35 @@ class KVCacheManagerCommon(BaseResourceManager):
         # In A a stream of its own, ordered with nothing; since B the one that forward runs on (surface 1.2, 10).
         self._stream = tensors().stream() if execution_stream is None else execution_stream
         self.blocks_in_primary_pool = kv_cache_config.max_blocks
-        self.impl: Any = KVCacheManagerCpp(
-            num_kv_heads_per_layer=[num_kv_heads] * num_layers,
+        self.impl = self._make_impl(kv_cache_config, num_kv_heads, head_dim)
+        self.num_pools = self.impl.num_pools
+        if since("B"):  # in A the attention metadata owns the table
+            rows = max_batch_size * max_beam_width
+            self.host_kv_cache_block_offsets = tensors().pinned(self.num_pools, rows, 2, self.max_blocks_per_seq)
+
+    def _make_impl(self, kv_cache_config: Any, num_kv_heads: int, head_dim: int) -> Any:
+        return KVCacheManagerCpp(
+            num_kv_heads_per_layer=[num_kv_heads] * self.num_local_layers,
             # A list with a size for each layer in stable 1.2, and in no other.
             **({"size_per_head_per_layer": [head_dim]} if NAME == "B" else {"size_per_head": head_dim}),
-            tokens_per_block=tokens_per_block,
+            tokens_per_block=self.tokens_per_block,
             blocks_per_window=dict.fromkeys(
                 self.max_attention_window_vec, (kv_cache_config.max_blocks, kv_cache_config.host_blocks)
             ),
-            max_num_sequences=max_batch_size,
-            max_beam_width=max_beam_width,
+            max_num_sequences=self.max_batch_size,
+            max_beam_width=self.max_beam_width,
             max_attention_window_vec=self.max_attention_window_vec,
             temp_attention_window_inputs=None,
             dtype=DataType.HALF,
             sink_token_length=0,
             stream=self._stream.cuda_stream,
-            max_sequence_length=max_seq_len,
+            max_sequence_length=self.max_seq_len,
             enable_block_reuse=kv_cache_config.enable_block_reuse,
-            cache_type=kv_cache_type,
+            cache_type=self.kv_cache_type,
             enable_partial_reuse=kv_cache_config.enable_partial_reuse,
             copy_on_partial_reuse=kv_cache_config.copy_on_partial_reuse,
-            kv_connector_manager=kv_connector_manager,
+            kv_connector_manager=self.kv_connector_manager,
         )
-        self.num_pools = self.impl.num_pools
-        if since("B"):  # in A the attention metadata owns the table
-            rows = max_batch_size * max_beam_width
-            self.host_kv_cache_block_offsets = tensors().pinned(self.num_pools, rows, 2, self.max_blocks_per_seq)
 
     # Admission arithmetic.
 
