@@ -65,6 +65,8 @@ class KvCacheConnectorManager(GroupedCallbacks, BoundConnectorManager):  # type:
         self.finished_async_loading_requests: dict[int, Any] = {}
         self.scheduler_output_manager = SchedulerOutputManager()
         self._scheduler_output: SchedulerOutput | None = None
+        # Such a worker shares its tier, and is told of no step.
+        self.capacity_only = getattr(worker, "capacity_only", False) is True
 
     # One query for each allocation.
 
@@ -104,6 +106,8 @@ class KvCacheConnectorManager(GroupedCallbacks, BoundConnectorManager):  # type:
 
     def build_scheduler_output(self, scheduled_batch: Any, kv_cache_manager: Any) -> None:
         """What the batch is when this is called is what the connector believes."""
+        if self.capacity_only:
+            return
         self._scheduler_output = self.scheduler_output_manager.build_scheduler_output(
             scheduled_batch, self.new_async_requests, kv_cache_manager
         )
@@ -133,6 +137,8 @@ class KvCacheConnectorManager(GroupedCallbacks, BoundConnectorManager):  # type:
 
         A load that was cancelled meanwhile is no exception: the dead request goes back to CONTEXT_INIT.
         """
+        if self.capacity_only:
+            return []
         started = list(self.new_async_requests.saving), list(self.new_async_requests.loading)
         self.pending_async_requests.add_from(self.new_async_requests)
         saved, loaded = self.worker.get_finished(*started)
@@ -163,6 +169,15 @@ class KvCacheConnectorManager(GroupedCallbacks, BoundConnectorManager):  # type:
 
         def reset_request_state(self, request: Any) -> None:
             self.scheduler_output_manager.reset_request(request.request_id)
+            if since("F"):
+                self.finished_async_loading_requests.pop(request.request_id, None)
+                if self.scheduler is not None:
+                    self.scheduler.request_reset(request)
+
+    if since("F"):
+
+        def shutdown(self) -> None:
+            self.worker.shutdown()
 
     def _run_on_leader(self, ask: Callable[[Any], Any]) -> Any:
         return mpi_broadcast(None if self.scheduler is None else ask(self.scheduler), root=0)

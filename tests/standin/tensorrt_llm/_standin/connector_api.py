@@ -73,6 +73,14 @@ class KvCacheConnectorWorker(ABC):
     @abstractmethod
     def register_kv_caches(self, kv_cache_tensor: Any) -> None: ...
 
+    if since("F"):
+
+        def register_kv_cache_layout(self, layout: Any) -> None:
+            """In place of the tensor, from a V2 manager."""
+            raise Unimplemented(
+                f"{type(self).__name__} takes one tensor, and this cache has {len(layout.groups)} groups"
+            )
+
     @abstractmethod
     def start_load_kv(self, stream: Any) -> None: ...
 
@@ -128,6 +136,3 @@ class KvCacheConnectorScheduler(ABC):
 
         def request_reset(self, request: Any) -> None:
             """What was allocated for it is gone, whether or not anything was loaded."""
-
-        def shutdown(self) -> None:
-            """The last that is called. By default there is nothing to do."""

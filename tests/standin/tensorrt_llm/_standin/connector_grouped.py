@@ -7,6 +7,7 @@ from .variant import since
 
 
 class GroupedCallbacks:
+    capacity_only: bool
     scheduler: Any
     finished_async_loading_requests: dict[int, Any]
     _run_on_leader: Any
@@ -18,7 +19,7 @@ class GroupedCallbacks:
             self, req: Any, block_ids: list[int], block_ids_by_layer_group: list[list[int]] | None = None
         ) -> None:
             """On the leader alone. A manager that has groups names them, and passes all three by position."""
-            if self.scheduler is None:
+            if self.scheduler is None or self.capacity_only:
                 return
             if block_ids_by_layer_group is not None:
                 self.scheduler.update_state_after_alloc_by_layer_group(req, block_ids_by_layer_group)
@@ -29,6 +30,8 @@ class GroupedCallbacks:
             self, req: Any, cache_block_ids: list[int], cache_block_ids_by_layer_group: list[list[int]] | None = None
         ) -> bool:
             """True: the blocks are in use until get_finished returns the request."""
+            if self.capacity_only:
+                return False
             self.finished_async_loading_requests.pop(req.request_id, None)
             groups = cache_block_ids_by_layer_group
             answer = self._run_on_leader(

@@ -55,14 +55,23 @@ class PyExecutor(ConnectorSteps, FrontDesk):
         self.async_transfer_manager = AsyncTransferManager(manager, should_store_blocks=stores)
         self.contents: Contents | None = None
         if kv_connector_manager is not None:
-            self.contents = Contents()
-            with tensors().on(tensors().stream()):
-                kv_connector_manager.worker.register_kv_caches(self.kv_cache_manager.get_unique_primary_pool())
+            self.contents = self._connect(kv_connector_manager)
         self.previous_batch: BatchState | None = None
         self.event_loop_error: BaseException | None = None
         loop = self._executor_loop if disable_overlap_scheduler else self._executor_loop_overlap
         self.event_loop = loop
         self.worker_thread: threading.Thread | None = None
+
+    def _connect(self, kv_connector_manager: Any) -> Contents | None:
+        """A V2 manager of the stand-in has no bytes, so nobody looks at what its blocks hold."""
+        grouped = getattr(self.kv_cache_manager, "get_kv_cache_layout", None)
+        with tensors().on(tensors().stream()):
+            if grouped is not None:
+                kv_connector_manager.reject_flat_only_scheduler(self.kv_cache_manager.num_pools)
+                kv_connector_manager.worker.register_kv_cache_layout(grouped())
+                return None
+            kv_connector_manager.worker.register_kv_caches(self.kv_cache_manager.get_unique_primary_pool())
+            return Contents()
 
     # From other threads.
 
@@ -74,6 +83,8 @@ class PyExecutor(ConnectorSteps, FrontDesk):
         self._no_more_requests()
         if self.worker_thread is not None:
             self.worker_thread.join()
+        if self.kv_connector_manager is not None and since("F"):
+            self.kv_connector_manager.shutdown()
         for manager in self.resource_manager.resource_managers.values():
             manager.shutdown()
 

@@ -1,5 +1,6 @@
 """What C++ binds, with the names that each variant binds (surface 4.2)."""
 
+from copy import copy
 from typing import Any
 
 from ...._standin.extension import bound, era
@@ -44,10 +45,10 @@ else:
         refresh_blocks = fences.refresh_blocks
         analyze_prefix_reuse = reuse.analyze_prefix_reuse
         if MANGLED:
-            grow_sequence = BoundCore._add_token
+            grow_sequence = copy(BoundCore._add_token)
             admit_sequences = admission.add_sequence_batch
         else:
-            add_token = BoundCore._add_token
+            add_token = copy(BoundCore._add_token)
             add_sequence_batch = admission.add_sequence_batch
 
     class KVCacheManager(BaseKVCacheManager):  # type: ignore[misc,no-redef]  # by variant
