@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from .contents import Contents
 from .saving import AsyncTransferManager
 from .tensors import tensors
 from .variant import since
@@ -19,6 +20,17 @@ class ConnectorSteps:
     resource_manager: Any
     response_cv: Any
     _terminate_request: Any
+
+    def _connect(self, kv_connector_manager: Any) -> Contents | None:
+        """A V2 manager of the stand-in has no bytes, so nobody looks at what its blocks hold."""
+        grouped = getattr(self.kv_cache_manager, "get_kv_cache_layout", None)
+        with tensors().on(tensors().stream()):
+            if grouped is not None:
+                kv_connector_manager.reject_flat_only_scheduler(self.kv_cache_manager.num_pools)
+                kv_connector_manager.worker.register_kv_cache_layout(grouped())
+                return None
+            kv_connector_manager.worker.register_kv_caches(self.kv_cache_manager.get_unique_primary_pool())
+            return Contents()
 
     def _kv_connector_start_batch(self, scheduled_batch: Any) -> None:
         if self.kv_connector_manager is not None:

@@ -62,17 +62,6 @@ class PyExecutor(ConnectorSteps, FrontDesk):
         self.event_loop = loop
         self.worker_thread: threading.Thread | None = None
 
-    def _connect(self, kv_connector_manager: Any) -> Contents | None:
-        """A V2 manager of the stand-in has no bytes, so nobody looks at what its blocks hold."""
-        grouped = getattr(self.kv_cache_manager, "get_kv_cache_layout", None)
-        with tensors().on(tensors().stream()):
-            if grouped is not None:
-                kv_connector_manager.reject_flat_only_scheduler(self.kv_cache_manager.num_pools)
-                kv_connector_manager.worker.register_kv_cache_layout(grouped())
-                return None
-            kv_connector_manager.worker.register_kv_caches(self.kv_cache_manager.get_unique_primary_pool())
-            return Contents()
-
     # From other threads.
 
     def start_worker(self) -> None:
