@@ -114,3 +114,65 @@ def test_a_dummy_is_not_stored(variant: str) -> None:
         server.manager.free_resources(request)
         assert running(server, tokens, 2).context_current_position == 0
         server.close()
+
+
+def test_a_chunk_exists_in_the_context_phase_alone_and_is_gone_behind_it() -> None:
+    with upstream("D"):
+        server = Server()
+        request = server.request(1, list(range(10)))
+        request.context_chunk_size = 99
+        assert request.context_chunk_size == 10, "no more than what remains"
+        request.context_chunk_size = 8
+        request.move_to_next_context_chunk()
+        assert (request.context_current_position, request.context_chunk_size) == (8, 0)
+        request.state = type(request.state).GENERATION_IN_PROGRESS
+        with pytest.raises(RuntimeError):
+            request.context_chunk_size = 2
+        with pytest.raises(RuntimeError):
+            _ = request.context_chunk_size
+        server.close()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_pause_makes_a_prompt_of_what_was_generated(variant: str) -> None:
+    with upstream(variant):
+        server = Server()
+        request = server.request(1, [1, 2, 3], 5)
+        request.add_new_token(4, 0)
+        with pytest.raises(TypeError):
+            request.pause(None)
+        request.pause(100)
+        assert (request.prompt_len, request.max_new_tokens, request.is_context_init_state) == (4, 4, True)
+        assert (request.input_tokens, request.output_tokens) == ([1, 2, 3], [4])
+        server.close()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_requests_of_the_target_are_left_as_they_are(variant: str) -> None:
+    with upstream(variant):
+        server = Server()
+        batch = server.scheduled_requests()
+        request = server.request(1, [1, 2, 3])
+        batch.generation_requests = [request]
+        context = import_module("tensorrt_llm._torch.pyexecutor.resource_manager").request_context
+        request.use_draft_model = True
+        with context(False, batch):
+            assert request.use_draft_model
+        with context(True, batch):
+            assert request.use_draft_model
+        assert not request.use_draft_model
+        server.close()
+
+
+@pytest.mark.parametrize(("variant", "rewound"), [("A", [1]), ("B", []), ("D", [])])
+def test_what_was_paused_is_not_rewound_from_stable_12_on(variant: str, rewound: list[int]) -> None:
+    with upstream(variant):
+        server = Server()
+        batch = server.scheduled_requests()
+        paused = server.request(1, [1, 2, 3], py_rewind_len=1)
+        batch.generation_requests = [paused]
+        seen: list[int] = []
+        server.manager.rewind_kv_cache = lambda request, _: seen.append(request.request_id)
+        server.manager.update_resources(batch)
+        assert seen == rewound
+        server.close()
