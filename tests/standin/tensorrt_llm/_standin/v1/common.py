@@ -115,6 +115,10 @@ class KVCacheManagerCommon(BaseResourceManager):
 
     # The life of a request.
 
+    def _kv_connector_should_add_sequence(self, request: Any) -> bool:
+        """Not where an asynchronous load of the connector has brought the sequence already (surface 6.1)."""
+        return self.kv_connector_manager is None or bool(self.kv_connector_manager.should_add_sequence(request))
+
     def update_resources(
         self, scheduled_batch: Any, attn_metadata: Any = None, kv_cache_dtype_byte_size: float | None = None
     ) -> None:

@@ -25,15 +25,10 @@ def grow_generations(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
             add_token(self, request)
 
 
-def should_add_sequence(self: KVCacheManagerCommon, request: Any) -> bool:
-    """Not where an asynchronous load of the connector has brought the sequence already (surface 6.1)."""
-    return self.kv_connector_manager is None or bool(self.kv_connector_manager.should_add_sequence(request))
-
-
 def add_one_by_one(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
     """No request's matches are claimed before an earlier one allocates (hazard H3)."""
     for request in scheduled_batch.context_requests:
-        if request.is_first_context_chunk and should_add_sequence(self, request):
+        if request.is_first_context_chunk and self._kv_connector_should_add_sequence(request):
             beam_width = request.sampling_config.beam_width
             self.impl.add_sequence(request.py_request_id, request.prompt_len, beam_width, request)
             grow_context(self, request)
@@ -71,7 +66,8 @@ def prepare_resources_b2(self: KVCacheManagerCommon, scheduled_batch: Any) -> No
 
 def add_as_a_batch(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
     """Everything is claimed before anything is allocated; the token counts may still differ from the estimate."""
-    added = [r for r in scheduled_batch.context_requests if r.is_first_context_chunk and should_add_sequence(self, r)]
+    first = [request for request in scheduled_batch.context_requests if request.is_first_context_chunk]
+    added = [request for request in first if self._kv_connector_should_add_sequence(request)]
     infos = [(request.py_request_id, request.prompt_len, request.sampling_config.beam_width) for request in added]
     if added:
         add_batch = self.impl.admit_sequences if MANGLED else self.impl.add_sequence_batch
