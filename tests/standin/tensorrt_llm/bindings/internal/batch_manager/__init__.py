@@ -8,19 +8,19 @@ from ...._standin.variant import MANGLED, REMOTE_G2, before
 
 __all__ = [
     "BaseKVCacheManager",
+    "BlockKey",
     "CacheType",
     "KVCacheManager",
     "KvCacheConnectorManager",
     "KvCacheStats",
     "LlmRequest",
     "LlmRequestState",
-    "UniqueToken",
 ]
 
 CacheType: Any = bound.CacheType
 LlmRequest: Any = era.LlmRequest
 LlmRequestState: Any = bound.LlmRequestState
-UniqueToken: Any = bound.UniqueToken
+BlockKey: Any = era.BlockKey
 KvCacheConnectorManager: Any = era.KvCacheConnectorManager
 
 if before("C"):
