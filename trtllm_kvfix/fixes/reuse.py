@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from trtllm_kvfix.overlay.upstream import BINDINGS, Upstream
+
 
 def cached_tokens(impl: Any, request: Any) -> int | None:
     """Tokens of the prompt's full blocks that are in the reuse tree now; None where this build or manager cannot tell.
@@ -10,19 +12,31 @@ def cached_tokens(impl: Any, request: Any) -> int | None:
     """
     if not impl.enable_block_reuse or getattr(impl, "is_variable_window", True):
         return None
-    if hasattr(impl, "count_reusable_blocks"):
-        blocks = impl.count_reusable_blocks(prompt_tokens(request), request, False)
-        return int(blocks * impl.tokens_per_block)
-    if hasattr(impl, "find_new_context_block"):
-        first_new = impl.find_new_context_block(prompt_tokens(request), request)
-        if first_new is None:
-            return int(request.prompt_len - request.prompt_len % impl.tokens_per_block)
-        # Its key has the tokens of all blocks up to the first one that is missing, and of that one.
-        return int(len(first_new.unique_tokens) - impl.tokens_per_block)
-    return None
+    counts = hasattr(impl, "count_reusable_blocks")
+    if not counts and not hasattr(impl, "find_new_context_block"):
+        return None
+    tokens = prompt_tokens(request)
+    if tokens is None:
+        return None
+    if counts:
+        return int(impl.count_reusable_blocks(tokens, request, False) * impl.tokens_per_block)
+    first_new = impl.find_new_context_block(tokens, request)
+    if first_new is None:
+        return int(request.prompt_len - request.prompt_len % impl.tokens_per_block)
+    # Its key has the tokens of all blocks up to the first one that is missing, and of that one.
+    return int(len(first_new.unique_tokens) - impl.tokens_per_block)
 
 
 def prompt_tokens(request: Any) -> Any:
-    """As the bound methods take them: a list of ints is refused."""
-    tokens = request.get_unique_tokens(0)
+    """As the bound methods take them, which refuse a list of ints; None where this build has no way to make them.
+
+    Some builds of 1.2 bind no `get_unique_tokens`. There a key that is made of ints has them.
+    """
+    if hasattr(request, "get_unique_tokens"):
+        tokens = request.get_unique_tokens(0)
+    else:
+        make_key = Upstream().attribute(BINDINGS, "BlockKey")
+        if make_key is None:
+            return None
+        tokens = make_key(tokens=list(request.get_tokens(0))).unique_tokens
     return tokens if len(tokens) == request.prompt_len else tokens[: request.prompt_len]
