@@ -156,13 +156,16 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
 
     def free_resources(self, request: Any) -> None:
         kv_cache = self.kv_cache_map.pop(request.py_request_id)
+        tokens = request.get_tokens(0)
+        # Nobody has computed the token that was sampled last.
+        computed = request.context_current_position if request.context_remaining_length else len(tokens) - 1
         if since("F"):
             self.forget_connector_state(request)
         if since("D"):
             self.release_index_slot(request.py_request_id, kv_cache)
-            kv_cache.close(request.get_tokens(0))
+            kv_cache.close(tokens, computed)
         else:
-            kv_cache.close(request.get_tokens(0))
+            kv_cache.close(tokens, computed)
             self.index_mapper.remove_sequence(request.py_request_id)
 
     def release_index_slot(self, request_id: int, kv_cache: Any) -> None:
