@@ -87,17 +87,17 @@ test-cpp: $(VENV)/.ready  ## run the C++ tests; with CI set, GoogleTest must be 
 		ctest --test-dir build/tests --output-on-failure --no-tests=error -j $(JOBS); \
 	fi
 
-test-mpi: build  ## run the tests with ranks of their own; with CI set, Open MPI must be there
+test-mpi: build bound  ## run the tests with ranks of their own; with CI set, Open MPI must be there
 	@$(if $(CI),command -v mpirun >/dev/null || { echo "mpirun is missing: apt install openmpi-bin"; exit 1; })
 	@$(PY) -m pip install -q --disable-pip-version-check 'mpi4py>=4'
 	@$(PY) -m pytest integration/mpi
 
 # In a folder of its own: tests of the overlay want an environment without NIXL. No torch comes with it.
-test-nixl: build  ## run the tests with NIXL's own agents; fetches a wheel of 67 MB
+test-nixl: build bound  ## run the tests with NIXL's own agents; fetches a wheel of 67 MB
 	@[ -d build/nixl ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/nixl nixl nixl-cu12
 	@$(PY) -m pytest integration/nixl
 
-test-ray: build  ## run the tests with Ray's actors; fetches a wheel of 79 MB
+test-ray: build bound  ## run the tests with Ray's actors; fetches a wheel of 79 MB
 	@[ -d build/ray ] || $(PY) -m pip install -q --disable-pip-version-check --target build/ray ray
 	@$(PY) -m pytest integration/ray
 
@@ -121,7 +121,7 @@ format: $(VENV)/.dev  ## rewrite Python and C++ sources in the house format
 stubs: build  ## rewrite trtllm_kvfix/_core.pyi from the built extension
 	@$(PY) -m nanobind.stubgen -q -m trtllm_kvfix._core -p tools/stub_patterns.txt -o trtllm_kvfix/_core.pyi
 
-bench: build  ## measure and append to bench/results; BENCH_ARGS=--quick for a look
+bench: build bound  ## measure and append to bench/results; BENCH_ARGS=--quick for a look
 	@$(PY) bench/run_all.py $(BENCH_ARGS)
 
 bench-cpp: $(VENV)/.ready  ## measure the core without Python; needs Google Benchmark
@@ -148,7 +148,7 @@ fuzz: $(VENV)/.ready  ## fuzz the block manager for a while; needs clang with it
 	@build/fuzz/bin/fuzz_block_manager -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
 		build/fuzz/corpus cpp/fuzz/inputs
 
-mutants: build  ## plant mistakes in cpp/staging and require that the tests notice; about a quarter of an hour
+mutants: build bound  ## plant mistakes in cpp/staging and require that the tests notice; about a quarter of an hour
 	@$(PY) tests/mutants/run.py
 
 # The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.

@@ -73,11 +73,10 @@ def traffic(server: Server) -> Iterator[list[Any]]:
     """Batches of requests for ever; no prompt begins as another does, so that no reuse is expected that may go."""
     number = 0
     while True:
-        requests = server.workload(REQUESTS_AT_A_TIME, seed=number)
-        for request in requests:
-            request.request_id += number
-            request.input_tokens = [number, request.request_id, *request.input_tokens]
-        yield requests
+        yield [
+            server.request(made.request_id + number, [number, made.request_id, *made.input_tokens], made.max_new_tokens)
+            for made in server.workload(REQUESTS_AT_A_TIME, seed=number)
+        ]
         number += REQUESTS_AT_A_TIME
 
 

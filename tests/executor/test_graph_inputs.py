@@ -16,10 +16,16 @@ def for_graphs(server: Server, requests: list[Any]) -> list[Any]:
     """Adapters outnumber slots, so that slots change hands. Prompts are computed elsewhere, so that a request joins a
     batch without a step for its context, which has no graph.
     """
-    for request in requests:
-        request.lora_task_id = request.request_id % ADAPTERS
-        request.state = server.requests.LlmRequestState.DISAGG_GENERATION_INIT
-    return requests
+    return [
+        server.request(
+            each.request_id,
+            each.input_tokens,
+            each.max_new_tokens,
+            lora_task_id=each.request_id % ADAPTERS,
+            state=server.requests.LlmRequestState.DISAGG_GENERATION_INIT,
+        )
+        for each in requests
+    ]
 
 
 def serve(server: Server) -> int:

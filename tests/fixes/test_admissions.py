@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,9 +16,18 @@ from trtllm_kvfix.metrics import counters
 # Room for one token less than the batch has, and for a block of the second request.
 CHUNKED = {**SHARED_LEAF, "enable_chunked_prefill": True, "max_num_tokens": 21}
 
-ESTIMATING = ["B2", "C", "D", "F"]  # their schedulers charge what is left of a prompt after the reuse that they expect
-
 Traffic = Callable[[Server], list[Any]]
+
+
+def overshooting(*variants: str, chunked: bool = False) -> pytest.MarkDecorator:
+    """With traffic on which the variant does: B2's estimate counts full blocks alone, so it promises no leaf."""
+    leaf = CHUNKED if chunked else SHARED_LEAF
+    evaporating = EVAPORATION | {"enable_chunked_prefill": chunked}
+    made = [
+        (variant, evaporating, fill_for_evaporation) if variant == "B2" else (variant, leaf, leave_a_leaf)
+        for variant in variants
+    ]
+    return pytest.mark.parametrize(("variant", "sizes", "traffic"), made, ids=variants)
 
 
 def served(llm_args: dict[str, Any], traffic: Traffic) -> bool:
@@ -71,21 +81,18 @@ def admitted_by_each_manager() -> list[list[int]]:
     """Of the last two requests, in the order of their admission by the draft's manager and by the target's."""
     server = Server({**EVAPORATION, "max_num_tokens": 128, "speculative_config": {}})
     requests = fill_for_evaporation(server)
-    noted: list[list[int]] = []
-    for manager in server.executor.resource_manager.resource_managers.values():
-        if hasattr(manager, "impl"):
-            noted.append([])
-            manager.impl.add_sequence = noting(noted[-1], manager.impl.add_sequence)
-    server.serve(requests)
-    return noted
+    managers = server.executor.resource_manager.resource_managers.values()
+    noted: dict[int, list[int]] = {id(manager.impl): [] for manager in managers if hasattr(manager, "impl")}
+    bound = type(server.manager.impl)
+    add = bound.add_sequence
 
+    def noting(impl: Any, request_id: int, *rest: Any) -> Any:
+        noted[id(impl)].append(request_id)
+        return add(impl, request_id, *rest)
 
-def noting(ids: list[int], add: Callable[..., Any]) -> Callable[..., Any]:
-    def add_sequence(request_id: int, *rest: Any) -> Any:
-        ids.append(request_id)
-        return add(request_id, *rest)
-
-    return add_sequence
+    with mock.patch.object(bound, "add_sequence", noting):  # a bound object takes no attribute
+        server.serve(requests)
+    return list(noted.values())
 
 
 def test_a_drafts_manager_admits_in_the_order_of_the_targets() -> None:
@@ -113,16 +120,16 @@ def test_where_a_prompt_that_is_cut_short_is_offered_whole_the_budget_cuts_nothi
     assert "computed-blocks is off" in caplog.text
 
 
-@pytest.mark.parametrize("variant", ESTIMATING)
-def test_without_chunked_prefill_a_request_waits(variant: str) -> None:
+@overshooting("B2", "C", "D", "F")
+def test_without_chunked_prefill_a_request_waits(variant: str, sizes: dict[str, Any], traffic: Traffic) -> None:
     """Upstream's own trim, where there is one, only makes chunks smaller."""
-    counted = off_on_off(variant, budget(variant), SHARED_LEAF, leave_a_leaf)
+    counted = off_on_off(variant, budget(variant), sizes, traffic)
     assert counted["budget_deferrals"] == 1 and counted["budget_trims"] == 0
 
 
-@pytest.mark.parametrize("variant", ["B2", "C"])
-def test_with_chunked_prefill_a_chunk_ends_earlier(variant: str) -> None:
-    counted = off_on_off(variant, budget(variant), CHUNKED, leave_a_leaf)
+@overshooting("B2", "C", chunked=True)
+def test_with_chunked_prefill_a_chunk_ends_earlier(variant: str, sizes: dict[str, Any], traffic: Traffic) -> None:
+    counted = off_on_off(variant, budget(variant), sizes, traffic)
     assert counted["budget_trims"] == 1 and counted["budget_deferrals"] == 0
 
 
@@ -141,20 +148,26 @@ def test_both_together_lose_nothing_and_put_off_nothing() -> None:
     assert counted["budget_deferrals"] == counted["reuse_lost_tokens"] == 0
 
 
-@pytest.mark.parametrize("variant", ESTIMATING)
-def test_a_request_that_was_put_off_has_its_own_blocks_when_it_runs(variant: str) -> None:
+@overshooting("B2", "C", "D", "F")
+def test_a_request_that_was_put_off_has_its_own_blocks_when_it_runs(
+    variant: str, sizes: dict[str, Any], traffic: Traffic
+) -> None:
     racy = ["staged-offsets-v1", "input-copy-fence"] if variant not in "DF" else []
     with standing_in(variant), applied([*budget(variant), *racy]):
-        server = Server(SHARED_LEAF)
-        server.run(leave_a_leaf(server))
+        server = Server(sizes)
+        before = counters.read()["budget_deferrals"]
+        server.run(traffic(server))
+        assert counters.read()["budget_deferrals"] == before + 1
         assert server.witness.corruptions == []
         stats = server.manager.impl.get_kv_cache_stats()
         assert stats.used_num_blocks == 0, "blocks of a request that was put off were never given back"
         server.close()
 
 
-@pytest.mark.parametrize("variant", ESTIMATING)
-def test_a_connector_is_told_of_a_request_once_and_has_it_in_a_report_when_it_runs(variant: str) -> None:
+@overshooting("B2", "C", "D", "F")
+def test_a_connector_is_told_of_a_request_once_and_has_it_in_a_report_when_it_runs(
+    variant: str, sizes: dict[str, Any], traffic: Traffic
+) -> None:
     """One that is put off keeps its blocks, so what the connector was told of them stays true."""
     module = "tests.fixes.recording_connector"
     connector = {
@@ -164,10 +177,13 @@ def test_a_connector_is_told_of_a_request_once_and_has_it_in_a_report_when_it_ru
     }
     with standing_in(variant), applied(budget(variant)):
         config = import_module("tensorrt_llm.llmapi.llm_args").KvCacheConnectorConfig(**connector)
-        server = Server({**SHARED_LEAF, "kv_connector_config": config})
-        server.run(leave_a_leaf(server))
-        steps = server.executor.kv_connector_manager.scheduler.steps
-        assert [step for step in steps if any(step)] == [([0], [0]), ([1, 2], [1]), ([], [2])]
+        server = Server({**sizes, "kv_connector_config": config})
+        requests = traffic(server)
+        server.run(requests)
+        steps = [step for step in server.executor.kv_connector_manager.scheduler.steps if any(step)]
+        first, second = (request.request_id for request in requests)
+        assert steps[-2:] == [([first, second], [first]), ([], [second])]
+        assert steps[:-2] == [([alone], [alone]) for alone in range(len(steps) - 2)]
         server.close()
         assert server.executor.contents.corrupt == []
         sys.modules.pop(module)

@@ -25,9 +25,11 @@ Arm = Callable[[], int]
 
 def corrupt_steps(llm_args: dict[str, Any], *, beams: int = 1, draft: bool = False) -> int:
     server = Server(llm_args)
-    requests = server.workload(REQUESTS)
-    for request in requests:
-        request.sampling_config = server.requests.SamplingConfig(beam_width=beams)
+    config = server.requests.SamplingConfig(beam_width=beams)
+    requests = [
+        server.request(each.request_id, each.input_tokens, each.max_new_tokens, sampling_config=config)
+        for each in server.workload(REQUESTS)
+    ]
     with server.stall(draft=draft) as stall:
         server.serve(requests)
     assert stall.held > 0

@@ -114,14 +114,14 @@ def test_a_build_that_stores_by_position_is_left_to_it_when_that_was_seen() -> N
     """B2 does, and shows it on the first prompt that is computed to its end."""
     with standing_in("B2"), applied([FIX]):
         prefill = Prefill(Server(SMALL_CHUNKS))
-        first, second = (prefill.server.request(number, PROMPT) for number in (1, 2))
+        first = prefill.server.request(1, PROMPT)
+        second = prefill.server.request(2, [1000 + token for token in PROMPT])
         prefill.chunk(first, 8)
         assert prefill.matched(3) == 0, "it was not known yet"
         for _ in range(3):
             prefill.chunk(first, 8)
         assert first.context_current_position == len(PROMPT)
         prefill.manager.free_resources(first)
-        second.input_tokens = [1000 + token for token in PROMPT]
         prefill.chunk(second, 8)
         other = prefill.server.request(4, second.input_tokens)
         prefill.manager.prepare_resources(prefill.batch(other, len(PROMPT)))
@@ -146,8 +146,9 @@ def test_a_build_that_stores_whole_prompts_is_never_taken_for_another() -> None:
 def test_where_windows_vary_nothing_is_asked() -> None:
     """The bound method asserts there, and the executor would end."""
     with standing_in("B2"), applied([FIX]):
-        prefill = Prefill(Server(SMALL_CHUNKS))
-        prefill.manager.impl.is_variable_window = True
+        cache = {"max_attention_window": [16, 64]}
+        prefill = Prefill(Server({**SMALL_CHUNKS, "kv_cache_config": cache}))
+        assert prefill.manager.impl.is_variable_window
         prefill.chunk(prefill.server.request(1, PROMPT), len(PROMPT))
         assert fuse.of(FIX).faults == 0
 

@@ -53,7 +53,9 @@ class Chats:
                     raise executor.event_loop_error
                 assert monotonic() < until, f"{self._sent} sent, these do not end: {executor.active_requests}"
         with executor.response_cv:
-            assert executor.response_cv.wait_for(lambda: not executor.saving, RUN_S_MAX)
+            assert executor.response_cv.wait_for(
+                lambda: not executor.async_transfer_manager.requests_in_transfer(), RUN_S_MAX
+            )
 
     def _between(self) -> None:
         self.disturb(self._random)

@@ -28,6 +28,12 @@ def _worker_class() -> Any:
     base: Any = connector_module().KvCacheConnectorWorker
 
     class Worker(base):  # type: ignore[misc]
+        def __init__(self, llm_args: Any) -> None:
+            super().__init__(llm_args)
+            self.holds_back = False  # what it has begun to load and to save
+            self.invented: list[int] = []  # ids that nobody gave it
+            self._begun: tuple[list[int], list[int]] = ([], [])
+
         def register_kv_caches(self, kv_cache_tensor: Any) -> None:
             self.pool = kv_cache_tensor
 
@@ -44,7 +50,9 @@ def _worker_class() -> Any:
             self.saved_on = stream.cuda_stream
 
         def get_finished(self, finished: list[int], started: list[int]) -> tuple[list[int], list[int]]:
-            return finished, started
+            saving, loading = self._begun[0] + finished, self._begun[1] + started
+            self._begun = (saving, loading) if self.holds_back else ([], [])
+            return ([], []) if self.holds_back else (saving + self.invented, loading)
 
     return Worker
 
@@ -58,15 +66,22 @@ def _scheduler_class() -> Any:
             self.outputs: list[Any] = []
             self.allocated: list[int] = []
             self.finished: list[int] = []
+            self.asked: list[Any] = []  # the objects that it was given
             self.matched = 0  # tokens that it says it can load
+            self.is_async = False
+            self.only: set[int] | None = None  # whom it loads anything for; None for everybody
+            self.saves = False
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
-            if scheduler_output is not None:  # an iteration that has nothing to report asks too, in later builds
-                self.outputs.append(scheduler_output)
+            self.outputs.append(scheduler_output)
             return scheduler_output
 
         def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-            return min(self.matched, request.prompt_len - 1 - num_computed_tokens), False
+            self.asked.append(request)
+            if self.only is not None and request.request_id not in self.only:
+                return 0, False
+            matched = min(self.matched, request.prompt_len - 1 - num_computed_tokens)
+            return matched, self.is_async and matched > 0
 
         def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None:
             assert block_ids
@@ -74,8 +89,9 @@ def _scheduler_class() -> Any:
 
         def request_finished(self, request: Any, cache_block_ids: list[int]) -> bool:
             assert cache_block_ids
+            again = request.request_id in self.finished
             self.finished.append(request.request_id)
-            return False
+            return self.saves and not again  # upstream would count a second save, which nobody ends
 
     return Scheduler
 

@@ -23,7 +23,7 @@ EXPECTED = {
 
 
 def spy(owner: Any, names: list[str], calls: list[str]) -> None:
-    """Instance attributes that write the name down and go on."""
+    """Attributes that write the name down and go on. A bound object takes none, so its class gets them."""
 
     def noting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -53,22 +53,30 @@ def test_prepare_resources_calls_in_upstreams_order(variant: str) -> None:
             batch.context_requests = contexts
         batch.generation_requests = [running]
         calls: list[str] = []
-        spy(manager.impl, [FENCE, REFRESH, ADD, BATCH, GROW], calls)
+        spy(type(manager.impl), [FENCE, REFRESH, ADD, BATCH, GROW], calls)
         spy(batch, [RESET], calls)
         manager.prepare_resources(batch)
         assert calls == EXPECTED[variant]
         server.close()
 
 
+FENCED, SENT = "_wait_for_model_engine_input_copy", "_send_kv_async"
 LOOP = [
-    "_wait_for_model_engine_input_copy",
+    FENCED,
     "_prepare_and_schedule_batch",
     "_schedule",
+    "_terminate_requests",
     "prepare_resources",
     "_forward_step",
     "_update_requests",
+    SENT,
+    "_pause_requests",
     "_sample_async",
+    FENCED,
+    "_update_request_states",
+    FENCED,
     "_process_previous_batch",
+    "_kv_connector_terminate_requests",
 ]
 
 
@@ -77,11 +85,11 @@ def test_the_overlap_loop_launches_a_step_before_it_takes_the_last_ones_tokens(v
     with upstream(variant):
         server = Server()
         calls: list[str] = []
-        spy(server.executor, LOOP, calls)
+        spy(server.executor, sorted(set(LOOP)), calls)
         spy(server.executor.resource_manager, LOOP, calls)
         server.serve([server.request(1, [1, 2, 3], 5)])
         # The loop was waiting in its first call when the spy came; a later round is seen whole.
-        second = calls[calls.index("_process_previous_batch") + 1 :]
-        round_ = second[: second.index("_process_previous_batch") + 1]
-        fence = LOOP[:1] if variant in "DF" else []
-        assert round_ == fence + LOOP[1:]
+        later = calls[calls.index(LOOP[-1], calls.index("_process_previous_batch")) + 1 :]
+        missing = {FENCED} if variant not in "DF" else set()
+        missing |= {SENT} if variant == "A" else set()
+        assert later[: later.index(LOOP[-1]) + 1] == [name for name in LOOP if name not in missing]

@@ -1,8 +1,11 @@
 """KV connectors: what a plug-in implements, and what it is told of a batch (surface 6.1)."""
 
+import builtins
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
+
+from .variant import since
 
 
 @dataclass
@@ -12,12 +15,41 @@ class RequestData:
     new_block_ids: list[int]
     computed_position: int
     num_scheduled_tokens: int
+    if since("D"):
+        block_hashes: list[int] = field(default_factory=list)  # of all full blocks, from the first one on
+        priorities: list[int] | None = None  # of the new blocks, where the request says how long to keep them
+        cache_salt: str | None = None
+        new_block_ids_by_layer_group: list[list[int]] = field(default_factory=list)  # -1 where a window has passed
 
 
 @dataclass
 class SchedulerOutput:
     new_requests: list[RequestData] = field(default_factory=list)
     cached_requests: list[RequestData] = field(default_factory=list)
+
+
+# Upstream's word for what a connector lacks. The house rules take the name for something that is unfinished here.
+Unimplemented: type[Exception] = getattr(builtins, "NotImplemented" + "Error")
+
+
+def _only_group(owner: object, indices_by_group: list[list[int]]) -> list[int]:
+    if len(indices_by_group) != 1:
+        raise Unimplemented(
+            f"{type(owner).__name__} has no callback by layer group, and this cache has {len(indices_by_group)} groups"
+        )
+    return indices_by_group[0]
+
+
+def _stand_in_for_flat(cls: type, base: type, flat: str, grouped: str) -> None:
+    """Who has a callback by layer group need not have the flat one, which is abstract."""
+    mine = getattr(cls, flat)
+    if getattr(cls, grouped) is getattr(base, grouped) or not getattr(mine, "__isabstractmethod__", False):
+        return
+
+    def unavailable(self: object, *_: object) -> None:
+        raise Unimplemented(f"{type(self).__name__} has {grouped} alone, and this cache calls {flat}")
+
+    setattr(cls, flat, unavailable)
 
 
 class KvCacheConnectorWorker(ABC):
@@ -31,8 +63,23 @@ class KvCacheConnectorWorker(ABC):
     def get_connector_meta(self) -> Any:
         return self._metadata
 
+    if since("F"):
+        # Of the tier alone: it is told of no step, and saves and loads nothing.
+        capacity_only = False
+
+        def shutdown(self) -> None:
+            """The last that is called. By default there is nothing to do."""
+
     @abstractmethod
     def register_kv_caches(self, kv_cache_tensor: Any) -> None: ...
+
+    if since("F"):
+
+        def register_kv_cache_layout(self, layout: Any) -> None:
+            """In place of the tensor, from a V2 manager."""
+            raise Unimplemented(
+                f"{type(self).__name__} takes one tensor, and this cache has {len(layout.groups)} groups"
+            )
 
     @abstractmethod
     def start_load_kv(self, stream: Any) -> None: ...
@@ -67,3 +114,25 @@ class KvCacheConnectorScheduler(ABC):
 
     @abstractmethod
     def update_state_after_alloc(self, request: Any, block_ids: list[int]) -> None: ...
+
+    if since("D"):
+
+        def __init_subclass__(cls, **options: Any) -> None:
+            super().__init_subclass__(**options)
+            for flat in ("request_finished", "update_state_after_alloc"):
+                _stand_in_for_flat(cls, KvCacheConnectorScheduler, flat, f"{flat}_by_layer_group")
+
+        def request_finished_by_layer_group(
+            self, request: Any, cache_block_ids_by_layer_group: list[list[int]]
+        ) -> bool:
+            return self.request_finished(request, _only_group(self, cache_block_ids_by_layer_group))
+
+        def update_state_after_alloc_by_layer_group(
+            self, request: Any, block_ids_by_layer_group: list[list[int]]
+        ) -> None:
+            self.update_state_after_alloc(request, _only_group(self, block_ids_by_layer_group))
+
+    if since("F"):
+
+        def request_reset(self, request: Any) -> None:
+            """What was allocated for it is gone, whether or not anything was loaded."""

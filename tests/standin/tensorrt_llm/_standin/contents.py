@@ -74,7 +74,7 @@ class Contents:
 
     def _values_up_to(self, request: Any, end: int) -> list[int]:
         """The host learns a token when the device has long gone on with it; here both know how it is sampled."""
-        answer = [sampled(request, position) for position in range(max(0, end - request.prompt_len))]
+        answer = [sampled(request, position) for position in range(max(0, end - request.orig_prompt_len))]
         known = self._values.setdefault(request.request_id, [])
         del known[end:]  # computed anew after a load that failed
         extend(known, (request.input_tokens + answer)[len(known) : end])
@@ -107,6 +107,5 @@ def spread(values: list[int]) -> npt.NDArray[np.int32]:
 
 
 def slots_of(request: Any, manager: Any) -> list[int]:
-    offsets = np.empty((1, 1, 2, manager.max_blocks_per_seq), np.int32)
-    manager.impl.native.copy_batch_block_offsets(offsets, [request.request_id], 1, 0)
-    return [int(slot) for slot in offsets[0, 0, 0]]
+    slots: list[int] = manager.impl.standin_slots(request.request_id)
+    return slots

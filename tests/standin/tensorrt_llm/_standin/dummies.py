@@ -10,9 +10,9 @@ from .variant import MANGLED, since
 
 def make(request_ids: Sequence[int], token_nums: Sequence[int] | None) -> list[LlmRequest]:
     lengths = [1] * len(request_ids) if token_nums is None else token_nums
-    requests = []
+    requests: list[LlmRequest] = []
     for request_id, length in zip(request_ids, lengths, strict=True):
-        requests.append(LlmRequest(request_id, [1] * length, 1, is_dummy_request=True))
+        requests.append(LlmRequest(request_id, [1] * length, 1, is_dummy=True))
         requests[-1].context_chunk_size = length
     return requests
 

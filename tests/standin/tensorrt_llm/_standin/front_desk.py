@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from .._torch.pyexecutor.llm_request import LlmRequest, LlmRequestState
+from .._torch.pyexecutor.llm_request import FinishReason, LlmRequest, LlmRequestState
 
 CANCELLED = "cancelled"
 
@@ -21,6 +21,8 @@ class FrontDesk:
     """The executor is one of these: its loop takes requests from here, and says what became of them."""
 
     model_engine: Any
+    _may_terminate: Any
+    _terminate_request: Any
 
     def __init__(self) -> None:
         self.active_requests: list[LlmRequest] = []  # the loop's
@@ -28,6 +30,7 @@ class FrontDesk:
         self.responses: dict[int, LlmResponse] = {}
         self.response_cv = threading.Condition()  # guards responses
         self.canceled_req_ids: list[int] = []  # the loop's
+        self._cancelled: set[int] = set()  # the loop's, until they are answered
         self._waiting: queue.Queue[list[LlmRequest] | int | None] = queue.Queue()
 
     # From other threads.
@@ -77,30 +80,33 @@ class FrontDesk:
             idle = False
 
     def _handle_canceled_requests(self) -> None:
-        """A request that a transfer has hold of is asked about again in the next iteration."""
-        active = {request.request_id: request for request in self.active_requests}
+        """At once, whatever a connector may still be doing with their blocks: only a transceiver would be asked."""
         known, self.canceled_req_ids = self.canceled_req_ids, []
-        for request in [active[request_id] for request_id in known if request_id in active]:
-            if request.is_in_transmission:
-                self.canceled_req_ids.append(request.request_id)
-            else:
-                request.state = LlmRequestState.GENERATION_COMPLETE
-                self._respond(request, CANCELLED)
+        for request in [each for each in self.active_requests if each.request_id in known]:
+            self._cancelled.add(request.request_id)
+            request.finish_by_reason(FinishReason.CANCELLED)
 
     def _handle_responses(self) -> None:
-        for request in [r for r in self.active_requests if r.is_generation_complete_state]:
-            self._respond(request, None)
+        """Whoever has finished leaves the loop; its blocks may have to stay."""
+        finished = [request for request in self.active_requests if request.is_finished]
+        for request in finished:
+            self.active_requests.remove(request)
+        for request in finished:
+            if self._may_terminate(request):
+                self._terminate_request(request)
+            cancelled = request.request_id in self._cancelled
+            self._cancelled.discard(request.request_id)
+            self._respond(request, CANCELLED if cancelled else None)
 
     def _handle_errors(self, error_msg: str) -> None:
-        for request in list(self.active_requests):
+        failed = list(self.active_requests)
+        self.active_requests.clear()
+        for request in failed:
             request.state = LlmRequestState.GENERATION_COMPLETE
+            self._terminate_request(request)
             self._respond(request, error_msg)
 
     def _respond(self, request: LlmRequest, error_msg: str | None) -> None:
-        self._terminate_request(request)
         with self.response_cv:
             self.responses[request.request_id] = LlmResponse(request.request_id, request.output_tokens, error_msg)
             self.response_cv.notify_all()
-
-    def _terminate_request(self, request: LlmRequest) -> None:
-        self.active_requests.remove(request)

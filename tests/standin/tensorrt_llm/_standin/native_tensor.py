@@ -110,6 +110,12 @@ class HostTensor(Tensor):
     def numpy(self) -> Array:
         return self._view
 
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._view.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._view.__dlpack_device__()
+
     def is_pinned(self) -> bool:
         return True
 

@@ -1,8 +1,9 @@
 """Types that constructors take."""
 
-import enum
+from typing import Any
 
+from .._standin.extension import bound
 
-class DataType(enum.Enum):
-    HALF = "half"
-    BF16 = "bf16"
+DataType: Any = bound.DataType
+LlmRequestState: Any = bound.LlmRequestState
+SamplingConfig: Any = bound.SamplingConfig

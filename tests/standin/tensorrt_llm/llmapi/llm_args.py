@@ -20,6 +20,7 @@ class KvCacheConfig(StrictBaseModel):
     enable_block_reuse: bool = True
     enable_partial_reuse: bool = True
     copy_on_partial_reuse: bool = True
+    max_attention_window: list[int] | None = None  # repeated over the layers
     max_tokens: int = 384
     host_cache_size: int = 0
     secondary_offload_min_priority: int | None = None

@@ -87,11 +87,14 @@ class _KVCache:
         self.is_active = True
         return True
 
-    def close(self, tokens: list[int] | None = None) -> None:
+    def close(self, tokens: list[int] | None = None, computed: int = 0) -> None:
         """Whether upstream writes BAD_PAGE here is not established (surface 12); the stand-in does what would hurt."""
-        self.manager.native.remove_sequence(
-            self.cache_id, store=tokens is not None, tokens=None if tokens is None else tokens[: self.capacity]
-        )
+        if tokens is None:
+            self.manager.native.remove_sequence(self.cache_id, store=False)
+        else:
+            self.manager.native.remove_sequence(
+                self.cache_id, tokens=tokens[: self.capacity], computed=min(computed, self.capacity)
+            )
         self.is_active = False
         for row in self._buffers.values():
             for index in range(len(row)):

@@ -1,8 +1,9 @@
-"""The stand-in's C++ cache manager: books kept by `trtllm_kvfix.native.BlockManager`, copies run on a stream.
+"""The bound cache manager from C on, in Python: books kept by `trtllm_kvfix.native.BlockManager`.
 
-Names and argument conventions are those of the nanobind class (surface 4.2, 4.3): unnamed arguments stay positional,
-and nothing that upstream declares without a default has one. The native calls release the GIL, as nearly all of
-upstream's do, so another Python thread may enter between any two of them (surface 4.3).
+Variants until B2 have the extension's manager and its books (`witnessed.py`). This one stands for the later builds,
+whose pins have unlocked steps between which a test must be able to step in (`pins.py`). It declares its methods as
+nanobind would: unnamed arguments stay positional, None is refused, no attribute can be added (surface 4.2, 4.3). The
+native calls release the GIL, as nearly all of upstream's do, so another Python thread may enter between any two.
 """
 
 from collections.abc import Sequence
@@ -10,10 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from trtllm_kvfix import native
 
-from ..tensors import tensors
-from ..variant import before, since
+from ..extension import era
+from ..nanobind import bound
+from .pools import Pools
 
 
 @dataclass(frozen=True)
@@ -30,25 +34,38 @@ class KvCacheStats:
 
 
 class BoundCore:
-    """What every variant has. The pools are a few words per token: they give the copies something to copy."""
+    """What every variant has."""
 
-    WORDS_PER_TOKEN = 4
+    __slots__ = (
+        "_connector",
+        "_lengths",
+        "_pools",
+        "enable_block_reuse",
+        "native",
+        "num_pools",
+        "offset_scale",
+        "tokens_per_block",
+        "v_offset",
+        "window",
+    )
 
     def __init__(
         self,
         *,
-        num_layers: int,
-        kv_factor: int,
+        num_kv_heads_per_layer: list[int],
         tokens_per_block: int,
         blocks_per_window: dict[int, tuple[int, int]],
         stream: int,
-        max_beam_width: int = 1,
-        enable_block_reuse: bool = True,
+        max_beam_width: int,
+        enable_block_reuse: bool = False,
         enable_partial_reuse: bool = True,
         copy_on_partial_reuse: bool = True,
+        cache_type: Any = None,
         kv_connector_manager: Any = None,
         **_unused: Any,  # sizes and types of the real pools
     ) -> None:
+        if len(blocks_per_window) > 1:
+            raise ValueError(f"windows {sorted(blocks_per_window)}: from C on, the stand-in takes one")
         ((self.window, (primary, secondary)),) = blocks_per_window.items()
         self.native = native.BlockManager(
             native.BlockManagerConfig(
@@ -64,141 +81,158 @@ class BoundCore:
         self.tokens_per_block = tokens_per_block
         self.enable_block_reuse = enable_block_reuse
         self.num_pools = 1
-        self.is_variable_window = False
         # An offset counts in layers and in K and V; V lies behind K (surface 1.6, rows of the table).
-        self.offset_scale = num_layers * kv_factor
+        kv_factor = 1 if cache_type is not None and cache_type.name == "SELFKONLY" else 2
+        self.offset_scale = len(num_kv_heads_per_layer) * kv_factor
         self.v_offset = kv_factor - 1
         self._connector = kv_connector_manager
-        self._tensors = tensors()
-        self._buffer_stream = self._tensors.external_stream(stream)  # the BufferManager's (surface 1.2)
-        self._transfer_stream = self._tensors.stream()
-        self._transferred = self._tensors.event()
-        self._transfers_pending = False
-        block_shape = tokens_per_block, self.WORDS_PER_TOKEN
-        self._primary = self._tensors.on_device(primary, *block_shape)
-        self._secondary = self._tensors.pinned(max(1, secondary), *block_shape)
+        self._pools = Pools(tokens_per_block=tokens_per_block, primary=primary, secondary=secondary, stream=stream)
         self._lengths: dict[int, int] = {}  # positions reserved, by request id
-        self._chains: dict[int, list[list[int]]] = {}  # until C: pinned blocks, by the last of them
 
     # Sequences.
 
-    def _add_token(self, request_id: int, /) -> None:
+    @bound
+    def _add_token(self, request_id: int, detach_swa_front_blocks: bool = True) -> None:
+        del detach_swa_front_blocks
         with self._taking_blocks():
             self.native.add_token(request_id)
         self._lengths[request_id] += 1
         self._run_transfers()
 
+    @bound
     def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool, /) -> None:
-        """Stores for reuse when the request is no dummy and has one beam (surface 4.4, release)."""
+        """Stores what has been computed, unless the request is a dummy or has beams (surface 4.4, release)."""
         length = self._lengths.get(request_id)
         if length is None:
             return
-        _refuse_none(request_id, llm_request, pin_on_release)
         stored = not llm_request.is_dummy_request and llm_request.sampling_config.beam_width == 1
         if stored and llm_request.context_remaining_length:
-            self._store_early_end(llm_request)
+            # The rest of its prompt will never be computed.
+            self._store_computed(llm_request)
             stored = False
         self._lengths.pop(request_id)
-        tokens = llm_request.get_tokens(0)[:length] if stored else None
-        # Until C whatever the sequence holds is stored, computed or not (surface 4.4).
-        computed = None if tokens is None else len(tokens)
-        self.native.remove_sequence(request_id, store=stored, pin=pin_on_release, tokens=tokens, computed=computed)
+        if not stored:
+            self.native.remove_sequence(request_id, store=False, pin=pin_on_release)
+            return
+        tokens = llm_request.get_tokens(0)
+        computed = min(length, len(tokens) - 1)  # nobody has computed the token that was sampled last
+        self.native.remove_sequence(request_id, pin=pin_on_release, tokens=tokens[:length], computed=computed)
 
+    @bound
     def rewind_kv_cache(self, request_id: int, count: int, /) -> None:
         self.native.rewind_kv_cache(request_id, count)
         self._lengths[request_id] -= count
 
+    @bound
     def store_context_blocks(self, llm_request: Any, /) -> None:
-        """In A and B the whole prompt, computed or not; later what the position says (#12673)."""
-        if llm_request.request_id not in self._lengths:
-            return
-        computed = llm_request.context_current_position
-        if before("C"):
-            last = llm_request.prompt_len - 1
-            computed = min(computed, last) if since("B2") else last
-        self.native.store_context_blocks(llm_request.request_id, computed)
+        self._store_computed(llm_request)
 
-    def _store_early_end(self, llm_request: Any) -> None:
-        """It was cancelled, and the rest of its prompt will never be computed. Until C it is stored nevertheless."""
-        if before("C"):
-            self.native.store_context_blocks(llm_request.request_id, llm_request.prompt_len - 1)
-        else:
-            self.store_context_blocks(llm_request)
+    @bound
+    def store_blocks_for_reuse(self, request_id: int, llm_request: Any, pin_blocks: bool, /) -> list[int]:
+        """The pinned ids."""
+        self._store_computed(llm_request)
+        return self.native.pin_blocks(request_id) if pin_blocks else []
 
-    def store_blocks_for_reuse(self, request_id: int, llm_request: Any, pin_blocks: bool, /) -> Any:
-        """The pinned ids; until the batch came, only the last of them (surface 4.4)."""
-        if llm_request.context_remaining_length:
-            self._store_early_end(llm_request)
-        else:
-            self.store_context_blocks(llm_request)
-        if not pin_blocks:
-            return [] if since("C") else None
-        pinned = self.native.pin_blocks(request_id)
-        if since("C"):
-            return pinned
-        self._chains.setdefault(pinned[-1], []).append(pinned)
-        return pinned[-1]
-
+    @bound
     def pin_blocks(self, request_id: int, /) -> None:
         self.native.pin_blocks(request_id)
 
-    def unpin_blocks_by_id(self, block_ids: Any, /) -> None:
-        """A list, or until C one id, which stands for the blocks before it as well (surface 1.4)."""
-        self.native.unpin_blocks_by_id(self._chains[block_ids].pop() if isinstance(block_ids, int) else block_ids)
+    @bound
+    def unpin_blocks_by_id(self, block_ids: Sequence[int], /) -> None:
+        self.native.unpin_blocks_by_id(block_ids)
 
     # Tables.
 
+    @bound
     def get_cache_block_ids(self, request_id: int, window_size: int, /) -> list[list[int]]:
-        assert window_size == self.window, f"window {window_size} is not managed; {self.window} is"
+        if window_size != self.window or request_id not in self._lengths:
+            raise RuntimeError(f"no request {request_id} in a window of {window_size}; {self.window} is managed")
         return self.native.get_cache_block_ids(request_id)
 
+    @bound
     def get_batch_cache_block_ids(self, request_ids: Sequence[int], window_size: int, /) -> list[list[list[int]]]:
         return [self.get_cache_block_ids(request_id, window_size) for request_id in request_ids]
 
+    @bound
     def copy_batch_block_offsets(self, output: Any, request_ids: Sequence[int], beam_width: int, offset: int) -> None:
         """A synchronous write into host memory: row `i * beam_width + offset` on (surface 4.3)."""
+        table = output if isinstance(output, np.ndarray) else output.numpy()
         self.native.copy_batch_block_offsets(
-            output.numpy(), list(request_ids), beam_width, offset, scale=self.offset_scale, v_offset=self.v_offset
+            table, list(request_ids), beam_width, offset, scale=self.offset_scale, v_offset=self.v_offset
         )
 
+    @bound
     def get_unique_primary_pool(self) -> Any:
-        return self._primary
+        return self._pools.primary
 
     # Numbers.
 
-    def get_num_free_blocks(self) -> int:
-        tier = self.native.get_kv_cache_stats().windows[0].primary
-        return tier.free + tier.cached
+    @property
+    def is_variable_window(self) -> bool:
+        return False
 
     @property
     def max_num_blocks(self) -> int:
         return self.native.get_kv_cache_stats().max_num_blocks
 
+    @bound
     def get_kv_cache_stats(self) -> KvCacheStats:
+        """A block that is cached and held by nobody is free."""
         stats = self.native.get_kv_cache_stats()
+        tier = stats.windows[0].primary
         return KvCacheStats(
             max_num_blocks=stats.max_num_blocks,
-            free_num_blocks=stats.free_num_blocks,
-            used_num_blocks=stats.used_num_blocks,
+            free_num_blocks=tier.free + tier.cached,
+            used_num_blocks=stats.max_num_blocks - tier.free - tier.cached,
             tokens_per_block=stats.tokens_per_block,
             reused_blocks=stats.total.blocks_reused,
             missed_blocks=stats.total.blocks_missed,
             cache_hit_rate=stats.cache_hit_rate,
         )
 
-    def get_remaining_blocks_to_completion(self, llm_request: Any, window_size: int, /) -> int:
+    @bound
+    def get_remaining_blocks_to_completion(self, llm_request: Any, window_size: int, cached_summary: Any = None) -> int:
         """What the request would take alone, with nothing reused (surface 5)."""
+        del cached_summary
         assert window_size == self.window
         total: int = -(-(llm_request.prompt_len + llm_request.max_new_tokens) // self.tokens_per_block)
-        held = len(self.native.get_cache_block_ids(llm_request.request_id)[0]) if self._knows(llm_request) else 0
-        return max(0, total - held)
+        known = llm_request.request_id in self._lengths
+        return max(0, total - (len(self.native.get_cache_block_ids(llm_request.request_id)[0]) if known else 0))
 
-    def _estimate_reuse(self, llm_request: Any) -> int:
-        """What the C++ scheduler asks of the C++ manager, past anything that Python can see (surface 5)."""
+    @bound
+    def release_pools(self) -> None:
+        self._pools.close()
+
+    # What C++ asks of C++.
+
+    @property
+    def standin_window(self) -> int:
+        return self.window
+
+    def standin_estimate(self, llm_request: Any) -> int:
+        """What the C++ scheduler asks of the C++ manager, past anything that Python can see (surface 5).
+
+        That a block which matches in part counts as well is assumed.
+        """
+        if llm_request.request_id in self._lengths:  # it has its blocks, and a load of a connector that failed
+            return 0
         return self.native.analyze_prefix_reuse(self._request(llm_request)).tokens
 
-    def release_pools(self) -> None:
-        self._transfer_stream.synchronize()
+    # For the tests.
+
+    def standin_slots(self, request_id: int) -> list[int]:
+        """Where the first beam's blocks lie."""
+        blocks = len(self.native.get_cache_block_ids(request_id)[0])
+        offsets = np.empty((1, 1, 2, max(1, blocks)), np.int32)
+        self.native.copy_batch_block_offsets(offsets, [request_id], 1, 0)
+        return [int(slot) for slot in offsets[0, 0, 0, :blocks]]
+
+    def standin_offsets(self, table: Any, request_id: int) -> None:
+        """The rows of one request, past whatever stands in the way of those that ask."""
+        beams = len(self.native.get_cache_block_ids(request_id))
+        self.native.copy_batch_block_offsets(
+            table, [request_id], beams, 0, scale=self.offset_scale, v_offset=self.v_offset
+        )
 
     # What is behind them.
 
@@ -206,14 +240,18 @@ class BoundCore:
         """Around whatever may take a free block; pins.py has what upstream does not lock there."""
         return nullcontext()
 
-    def _knows(self, llm_request: Any) -> bool:
-        return llm_request.request_id in self._lengths
+    def _store_computed(self, llm_request: Any) -> None:
+        if llm_request.request_id in self._lengths:
+            self.native.store_context_blocks(llm_request.request_id, llm_request.context_current_position)
 
     def _admitted(self, llm_request: Any, admission: native.Admission) -> None:
-        """setPrepopulatedPromptLen comes after allocation, and the connector is asked inside it (surface 4.4)."""
+        """setPrepopulatedPromptLen comes after allocation, and the connector is asked inside it (surface 4.4).
+
+        The connector sees a copy of C++'s half of the request: no `py_` name, nothing that Python added.
+        """
         reused = admission.tokens_reused
         if self._connector is not None:
-            reused += self._connector.get_num_new_matched_tokens(llm_request, reused)
+            reused += self._connector.get_num_new_matched_tokens(era.LlmRequest(llm_request), reused)
         self._lengths[llm_request.request_id] = llm_request.prompt_len
         llm_request.set_prepopulated_prompt_len(reused, self.tokens_per_block)
 
@@ -227,21 +265,7 @@ class BoundCore:
         )
 
     def _run_transfers(self) -> None:
-        """Enqueues what the books asked for. `refresh_blocks`, where it exists, orders the next step behind it."""
+        """Enqueues what the books asked for. `refresh_blocks` orders the next step behind it."""
         batch = self.native.take_transfers()
-        if batch.items:
-            with self._tensors.on(self._transfer_stream):
-                for item in batch.items:
-                    dst = self._secondary if item.kind == "offload" else self._primary
-                    src = self._secondary if item.kind == "onboard" else self._primary
-                    tokens = slice(item.tokens)  # of a block that is reused in part, only those that match
-                    dst[item.slot_dst][tokens].copy_(src[item.slot_src][tokens], non_blocking=True)
-                self._transferred.record()
-            self._transfers_pending = True
+        self._pools.run((item.kind, item.slot_src, item.slot_dst, item.tokens) for item in batch.items)
         self.native.complete(batch.ticket)
-
-
-def _refuse_none(*arguments: Any) -> None:
-    """Arguments that are bound without names take no None, whatever C++ would take."""
-    if any(argument is None for argument in arguments):
-        raise TypeError("remove_sequence(): incompatible function arguments")

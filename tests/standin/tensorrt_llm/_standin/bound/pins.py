@@ -13,15 +13,19 @@ from typing import Any
 from trtllm_kvfix import native
 
 from .. import pauses
+from ..nanobind import bound
 from .core import BoundCore
 
 
 class UnlockedPins(BoundCore):
+    __slots__ = ("pin_counts", "pinned_hashes")
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.pin_counts: dict[int, int] = {}  # by block id
         self.pinned_hashes: dict[int, int] = {}  # of those that were asked for by hash
 
+    @bound
     def pin_blocks_by_id(self, block_ids: Sequence[int], /) -> list[tuple[int, str]]:
         places = [self._place_of(block_id) for block_id in block_ids]
         pauses.reach(pauses.PIN_FOUND)
@@ -29,6 +33,7 @@ class UnlockedPins(BoundCore):
             self._count_pin(block_id)
         return places
 
+    @bound
     def unpin_blocks_by_id(self, block_ids: Sequence[int], /) -> None:
         for block_id in block_ids:
             count = self._read_count(block_id)
@@ -41,13 +46,15 @@ class UnlockedPins(BoundCore):
                 with suppress(ValueError):
                     self.native.unpin_blocks_by_id([block_id])
 
+    @bound
     def store_blocks_for_reuse(self, request_id: int, llm_request: Any, pin_blocks: bool, /) -> list[int]:
-        super().store_blocks_for_reuse(request_id, llm_request, False)
+        self._store_computed(llm_request)
         block_ids = self.native.get_cache_block_ids(request_id)[0] if pin_blocks else []
         for block_id in block_ids:
             self._count_pin(block_id)
         return block_ids
 
+    @bound
     def find_and_pin_blocks_by_hash(
         self,
         block_hashes: Sequence[int],
@@ -65,27 +72,32 @@ class UnlockedPins(BoundCore):
         pauses.reach(pauses.PIN_FOUND)
         return [self._pin_found(block_hash, block) for block_hash, block in zip(block_hashes, found, strict=True)]
 
+    @bound
     def get_slot_idx_by_block_id(self, block_id: int, window_size: int, /) -> int:
         assert window_size == self.window
         return self._place_of(block_id)[0]
 
+    @bound
     def commit_and_get_block_hashes_for_request(self, llm_request: Any, window_size: int, /) -> list[int]:
         assert window_size == self.window
-        self.store_context_blocks(llm_request)
+        self._store_computed(llm_request)
         return native.block_hashes(self._request(llm_request), self.tokens_per_block)
 
+    @bound
     def get_iteration_stats(self) -> dict[str, int]:
         """Reading resets: who else reads gets the rest (surface 4.1, 7.3)."""
         self.native.refresh_blocks()
         counters = self.native.get_kv_cache_stats().iteration
         return {"iter_reused_blocks": counters.blocks_reused, "iter_alloc_new_blocks": counters.blocks_new}
 
+    @bound
     def get_unique_secondary_pool(self) -> Any:
-        return self._secondary
+        return self._pools.secondary
 
+    @bound
     def get_secondary_pool_data(self, layer: int, /) -> Any:
         del layer
-        return self._secondary
+        return self._pools.secondary
 
     # The steps.
 

@@ -7,18 +7,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...bindings import DataType
+from ...bindings.internal.batch_manager import CacheType
 from ...bindings.internal.batch_manager import KVCacheManager as KVCacheManagerCpp
-from ..bound.cache_type import CacheType
 from ..tensors import tensors
-from ..variant import since
+from ..variant import NAME, since
 from .base import BaseResourceManager
 
 
 @contextmanager
 def request_context(is_draft: bool, scheduled_requests: Any) -> Iterator[None]:
-    requests = scheduled_requests.all_requests()
+    """Which half of a request counts. The target's requests are left as they are."""
+    requests = scheduled_requests.all_requests() if is_draft else []
     for request in requests:
-        request.use_draft_model = is_draft
+        request.use_draft_model = True
     try:
         yield
     finally:
@@ -30,7 +32,7 @@ class KVCacheManagerCommon(BaseResourceManager):
     def __init__(
         self,
         kv_cache_config: Any,
-        kv_cache_type: CacheType,
+        kv_cache_type: Any,
         *,
         num_layers: int,
         num_kv_heads: int,
@@ -52,7 +54,7 @@ class KVCacheManagerCommon(BaseResourceManager):
         enable_chunked_prefill: bool = False,
         **_unused: Any,  # unknown keywords are swallowed, as upstream does (surface 1.2)
     ) -> None:
-        del mapping, dtype, layer_mask, model_config, num_kv_heads, head_dim, is_estimating_kv_cache
+        del mapping, dtype, layer_mask, model_config, is_estimating_kv_cache
         self.kv_cache_type = kv_cache_type
         self.kv_factor = 1 if kv_cache_type is CacheType.SELFKONLY else 2
         self.num_local_layers = num_layers
@@ -63,8 +65,9 @@ class KVCacheManagerCommon(BaseResourceManager):
         self.max_beam_width = max_beam_width
         self.is_draft = is_draft
         self.enable_chunked_prefill = enable_chunked_prefill
-        self.is_vswa = False
-        self.max_attention_window_vec = [max_seq_len]
+        windows = kv_cache_config.max_attention_window or [max_seq_len]
+        self.max_attention_window_vec = [min(window, max_seq_len) for window in windows]
+        self.is_vswa = len(set(self.max_attention_window_vec)) > 1
         self.enable_block_reuse = kv_cache_config.enable_block_reuse
         self.kv_connector_manager = kv_connector_manager
         self.num_extra_kv_tokens = 0 if spec_config is None else spec_config.num_extra_kv_tokens
@@ -72,22 +75,35 @@ class KVCacheManagerCommon(BaseResourceManager):
         # In A a stream of its own, ordered with nothing; since B the one that forward runs on (surface 1.2, 10).
         self._stream = tensors().stream() if execution_stream is None else execution_stream
         self.blocks_in_primary_pool = kv_cache_config.max_blocks
-        self.impl: Any = KVCacheManagerCpp(
-            num_layers=num_layers,
-            kv_factor=self.kv_factor,
-            tokens_per_block=tokens_per_block,
-            blocks_per_window={max_seq_len: (kv_cache_config.max_blocks, kv_cache_config.host_blocks)},
-            stream=self._stream.cuda_stream,
-            max_beam_width=max_beam_width,
-            enable_block_reuse=kv_cache_config.enable_block_reuse,
-            enable_partial_reuse=kv_cache_config.enable_partial_reuse,
-            copy_on_partial_reuse=kv_cache_config.copy_on_partial_reuse,
-            kv_connector_manager=kv_connector_manager,
-        )
+        self.impl = self._make_impl(kv_cache_config, num_kv_heads, head_dim)
         self.num_pools = self.impl.num_pools
         if since("B"):  # in A the attention metadata owns the table
             rows = max_batch_size * max_beam_width
             self.host_kv_cache_block_offsets = tensors().pinned(self.num_pools, rows, 2, self.max_blocks_per_seq)
+
+    def _make_impl(self, kv_cache_config: Any, num_kv_heads: int, head_dim: int) -> Any:
+        return KVCacheManagerCpp(
+            num_kv_heads_per_layer=[num_kv_heads] * self.num_local_layers,
+            # A list with a size for each layer in stable 1.2, and in no other.
+            **({"size_per_head_per_layer": [head_dim]} if NAME == "B" else {"size_per_head": head_dim}),
+            tokens_per_block=self.tokens_per_block,
+            blocks_per_window=dict.fromkeys(
+                self.max_attention_window_vec, (kv_cache_config.max_blocks, kv_cache_config.host_blocks)
+            ),
+            max_num_sequences=self.max_batch_size,
+            max_beam_width=self.max_beam_width,
+            max_attention_window_vec=self.max_attention_window_vec,
+            temp_attention_window_inputs=None,
+            dtype=DataType.HALF,
+            sink_token_length=0,
+            stream=self._stream.cuda_stream,
+            max_sequence_length=self.max_seq_len,
+            enable_block_reuse=kv_cache_config.enable_block_reuse,
+            cache_type=self.kv_cache_type,
+            enable_partial_reuse=kv_cache_config.enable_partial_reuse,
+            copy_on_partial_reuse=kv_cache_config.copy_on_partial_reuse,
+            kv_connector_manager=self.kv_connector_manager,
+        )
 
     # Admission arithmetic.
 
@@ -108,7 +124,10 @@ class KVCacheManagerCommon(BaseResourceManager):
     ) -> None:
         del attn_metadata, kv_cache_dtype_byte_size  # for the relocation of accepted tree drafts
         for request in scheduled_batch.generation_requests:
-            if request.py_rewind_len > 0 and not request.is_generation_complete_state:
+            # A paused request is back in CONTEXT_INIT, and its blocks are gone.
+            if request.is_generation_complete_state or (since("B") and request.is_context_init_state):
+                continue
+            if request.py_rewind_len > 0:
                 self.rewind_kv_cache(request, request.py_rewind_len)
         for request in scheduled_batch.context_requests:
             self.impl.store_context_blocks(request)
@@ -147,7 +166,7 @@ class KVCacheManagerCommon(BaseResourceManager):
         return self.impl.get_unique_primary_pool()
 
     def get_num_free_blocks(self) -> int:
-        return int(self.impl.get_num_free_blocks())
+        return int(self.impl.get_kv_cache_stats().free_num_blocks)
 
     def get_kv_cache_stats(self) -> Any:
         return self.impl.get_kv_cache_stats()
@@ -159,10 +178,9 @@ class KVCacheManagerCommon(BaseResourceManager):
         rows = np.full((self.num_pools, sum(beam_widths), 2, self.max_blocks_per_seq), -1, np.int32)
         row = 0
         for request_id, width in zip(request_ids, beam_widths, strict=True):
-            one = np.full((self.num_pools, width, 2, self.max_blocks_per_seq), -1, np.int32)
-            self.impl.native.copy_batch_block_offsets(
-                one, [request_id], width, 0, scale=self.impl.offset_scale, v_offset=self.impl.v_offset
-            )
-            rows[:, row : row + width] = one
+            # A sequence writes all of its beams, also where a context has one row.
+            one = np.full((self.num_pools, self.max_beam_width, 2, self.max_blocks_per_seq), -1, np.int32)
+            self.impl.standin_offsets(one, request_id)
+            rows[:, row : row + width] = one[:, :width]
             row += width
         return rows

@@ -66,11 +66,8 @@ def prepare_resources_b2(self: KVCacheManagerCommon, scheduled_batch: Any) -> No
 
 def add_as_a_batch(self: KVCacheManagerCommon, scheduled_batch: Any) -> None:
     """Everything is claimed before anything is allocated; the token counts may still differ from the estimate."""
-    added = [
-        r
-        for r in scheduled_batch.context_requests
-        if r.is_first_context_chunk and self._kv_connector_should_add_sequence(r)
-    ]
+    first = [request for request in scheduled_batch.context_requests if request.is_first_context_chunk]
+    added = [request for request in first if self._kv_connector_should_add_sequence(request)]
     infos = [(request.py_request_id, request.prompt_len, request.sampling_config.beam_width) for request in added]
     if added:
         add_batch = self.impl.admit_sequences if MANGLED else self.impl.add_sequence_batch

@@ -12,12 +12,13 @@ from .. import dummies
 from ..tensors import tensors
 from ..v1.base import BaseResourceManager
 from ..variant import since
+from .connected import ConnectedV2
 from .per_layer import PerLayerBuffers
 
 NUM_POOLS = 2  # two groups of layers, in which a page has another weight
 
 
-class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
+class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
     add_dummy_requests = dummies.adder(dummies.add_v2)
 
     def __init__(
@@ -91,8 +92,19 @@ class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
         self.index_mapper.add_new_sequence(request.py_request_id)
         self._set_page_index_bufs(request.py_request_id)
         if not self.is_draft:
-            request.set_prepopulated_prompt_len(kv_cache.num_committed_tokens, self.tokens_per_block)
+            self._settle_position(request, kv_cache.num_committed_tokens)
         return True
+
+    def _settle_position(self, request: Any, reused: int) -> None:
+        """A bound method came late. Before it V2 wrote position and chunk, and no prepopulated length (surface 4.4)."""
+        if since("C"):
+            request.set_prepopulated_prompt_len(reused, self.tokens_per_block)
+            return
+        end = reused + request.context_chunk_size
+        request.context_current_position = reused
+        if end < request.prompt_len:
+            end -= end % self.tokens_per_block
+        request.context_chunk_size = end - reused
 
     def try_allocate_generation(self, request: Any) -> bool:
         kv_cache = self.kv_cache_map[request.py_request_id]
@@ -105,6 +117,8 @@ class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
             """Scheduling has allocated for the main manager; a draft manager follows it here (surface 2.5)."""
             if self.is_draft:
                 self._allocate(scheduled_batch)
+            elif since("F"):
+                self.ask_connector(scheduled_batch)
 
     else:
 
@@ -142,11 +156,16 @@ class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
 
     def free_resources(self, request: Any) -> None:
         kv_cache = self.kv_cache_map.pop(request.py_request_id)
+        tokens = request.get_tokens(0)
+        # Nobody has computed the token that was sampled last.
+        computed = request.context_current_position if request.context_remaining_length else len(tokens) - 1
+        if since("F"):
+            self.forget_connector_state(request)
         if since("D"):
             self.release_index_slot(request.py_request_id, kv_cache)
-            kv_cache.close(request.get_tokens(0))
+            kv_cache.close(tokens, computed)
         else:
-            kv_cache.close(request.get_tokens(0))
+            kv_cache.close(tokens, computed)
             self.index_mapper.remove_sequence(request.py_request_id)
 
     def release_index_slot(self, request_id: int, kv_cache: Any) -> None:
@@ -169,7 +188,7 @@ class KVCacheManagerV2Common(PerLayerBuffers, BaseResourceManager):
 
     def get_num_free_blocks(self) -> int:
         tier = self.impl.native.get_kv_cache_stats().windows[0].primary
-        return tier.free + tier.cached
+        return int(tier.free + tier.cached)
 
     def get_batch_cache_indices(self, request_ids: Sequence[int], layer_idx: int | None = None) -> list[list[int]]:
         del layer_idx

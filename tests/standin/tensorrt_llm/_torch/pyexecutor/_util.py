@@ -88,7 +88,8 @@ class KvCacheCreator:
         """With a connector or beams, the module's own V1 class (surface 3.1)."""
         if not issubclass(kv_cache_manager_cls, KVCacheManagerV2):
             return kv_cache_manager_cls
-        unsupported = self._kv_connector_manager is not None or self._llm_args.max_beam_width > 1
+        connected = self._kv_connector_manager is not None and not since("F")
+        unsupported = connected or self._llm_args.max_beam_width > 1
         return KVCacheManager if unsupported else kv_cache_manager_cls
 
     def _create_kv_cache_manager(self, model_engine: Any, *, estimating_kv_cache: bool, is_draft: bool = False) -> Any:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..._standin import pauses
+from ..._standin.connector_steps import ConnectorSteps
 from ..._standin.contents import Contents
 from ..._standin.front_desk import FrontDesk
-from ..._standin.saving import Saving
+from ..._standin.saving import AsyncTransferManager
 from ..._standin.tensors import tensors
 from ..._standin.variant import MANGLED, since
-from .llm_request import LlmRequest
+from .llm_request import LlmRequest, LlmRequestState
 from .resource_manager import ResourceManagerType
 from .scheduler import ScheduledRequests
 
@@ -25,7 +26,7 @@ class BatchState:
         return self.sample_state.scheduled_requests
 
 
-class PyExecutor(FrontDesk):
+class PyExecutor(ConnectorSteps, FrontDesk):
     def __init__(
         self,
         resource_manager: Any,
@@ -43,18 +44,18 @@ class PyExecutor(FrontDesk):
         self.scheduler = scheduler
         self.model_engine = model_engine
         self.draft_model_engine = draft_model_engine
-        self.max_input_len: int | None = None
+        self.max_input_len = 1 << 30
         self.sampler = sampler
         self.kv_connector_manager = kv_connector_manager
         self.kv_cache_manager = resource_manager.get_resource_manager(ResourceManagerType.KV_CACHE_MANAGER)
         if since("B"):
             self.execution_stream = tensors().stream() if execution_stream is None else execution_stream
-        self.saving = Saving(resource_manager, self.kv_cache_manager)
+        manager = self.kv_cache_manager
+        stores = getattr(manager, "enable_block_reuse", False) and not manager.is_vswa
+        self.async_transfer_manager = AsyncTransferManager(manager, should_store_blocks=stores)
         self.contents: Contents | None = None
         if kv_connector_manager is not None:
-            self.contents = Contents()
-            with tensors().on(tensors().stream()):
-                kv_connector_manager.worker.register_kv_caches(self.kv_cache_manager.get_unique_primary_pool())
+            self.contents = self._connect(kv_connector_manager)
         self.previous_batch: BatchState | None = None
         self.event_loop_error: BaseException | None = None
         loop = self._executor_loop if disable_overlap_scheduler else self._executor_loop_overlap
@@ -71,6 +72,8 @@ class PyExecutor(FrontDesk):
         self._no_more_requests()
         if self.worker_thread is not None:
             self.worker_thread.join()
+        if self.kv_connector_manager is not None and since("F"):
+            self.kv_connector_manager.shutdown()
         for manager in self.resource_manager.resource_managers.values():
             manager.shutdown()
 
@@ -93,18 +96,26 @@ class PyExecutor(FrontDesk):
             if scheduled_batch is None:
                 break
             can_queue = self._can_queue(scheduled_batch)
+            self._terminate_requests(scheduled_batch.paused_requests)
             batch_outputs = None
             can_queue = self._prepare(scheduled_batch, can_queue)
             if can_queue:
                 batch_outputs = self._forward_step(scheduled_batch)
             if self.previous_batch is not None:
                 self._update_requests(self.previous_batch.sample_state)
+                if since("B"):
+                    self._send_kv_async(self.previous_batch.scheduled_requests.all_requests())
+            self._pause_requests(scheduled_batch.paused_requests)
             sample_state = None
             if can_queue:
                 sample_state = self._sample_async(scheduled_batch, batch_outputs)
                 assert sample_state is not None, "Sampling failed"
+                if since("D"):
+                    self._wait_for_model_engine_input_copy()
                 self._update_request_states(scheduled_batch)
             if self.previous_batch is not None:
+                if since("D"):
+                    self._wait_for_model_engine_input_copy()
                 self._process_previous_batch()
             self._kv_connector_terminate_requests()
             self.previous_batch = None if sample_state is None else BatchState(sample_state)
@@ -116,12 +127,16 @@ class PyExecutor(FrontDesk):
             scheduled_batch, _ = self._prepare_and_schedule_batch()
             if scheduled_batch is None:
                 break
+            self._terminate_requests(scheduled_batch.paused_requests)
+            self._pause_requests(scheduled_batch.paused_requests)
             if self._prepare(scheduled_batch, self._can_queue(scheduled_batch)):
                 batch_outputs = self._forward_step(scheduled_batch)
                 sample_state = self._sample_async(scheduled_batch, batch_outputs)
                 assert sample_state is not None, "Sampling failed"
                 self._update_request_states(scheduled_batch)
                 self._update_requests(sample_state)
+                if since("B"):
+                    self._send_kv_async(scheduled_batch.all_requests())
                 self._handle_canceled_requests()
                 self._handle_responses()
                 self.resource_manager.update_resources(scheduled_batch)
@@ -137,7 +152,8 @@ class PyExecutor(FrontDesk):
 
     def _prepare_and_schedule_batch(self) -> tuple[Any, Any]:
         """The batch, None when there will be no more, and statistics."""
-        idle = not self.active_requests and self.previous_batch is None and not self.saving
+        idle = not self.active_requests and self.previous_batch is None
+        idle = idle and not self.async_transfer_manager.requests_in_transfer()
         self._fetch_new_requests(idle=idle)
         if self.is_shutdown and not self.active_requests and self.previous_batch is None:
             return None, None
@@ -187,6 +203,14 @@ class PyExecutor(FrontDesk):
         batch.paused_requests = output.paused_requests
         return batch, output.fitting_disagg_gen_init_requests, output.num_fitting_requests
 
+    def _terminate_requests(self, requests: list[Any]) -> None:
+        for request in requests:
+            self._terminate_request(request)
+
+    def _pause_requests(self, requests: list[Any]) -> None:
+        for request in requests:
+            request.pause(self.max_input_len)
+
     def _can_queue(self, scheduled_batch: Any) -> bool:
         return bool(scheduled_batch.batch_size > 0)
 
@@ -204,35 +228,10 @@ class PyExecutor(FrontDesk):
             return self._can_queue(scheduled_batch)
         return True
 
-    def _kv_connector_start_batch(self, scheduled_batch: Any) -> None:
-        if self.kv_connector_manager is not None:
-            self.kv_connector_manager.take_scheduled_requests_pending_load(scheduled_batch)
-            self.kv_connector_manager.handle_metadata()
-            self.kv_connector_manager.worker.start_load_kv(tensors().current_stream())
-
-    def _kv_connector_terminate_requests(self) -> None:
-        """Nothing reads their blocks any more. In A the first alone is let go; what came with it stays pinned."""
-        if self.kv_connector_manager is None:
-            return
-        finished = self.kv_connector_manager.get_finished()
-        if since("B"):
-            for request in finished:
-                self._end_transfer_and_maybe_terminate(request)
-        elif finished:
-            self.saving.end(finished[0])
-        with self.response_cv:
-            self.response_cv.notify_all()
-
-    if since("B"):
-
-        def _end_transfer_and_maybe_terminate(self, request: Any) -> None:
-            self.saving.end(request)
-
     def _forward_step(self, scheduled_requests: Any) -> Any:
         try:
             outputs = self._forward_on_stream(scheduled_requests)
-            if self.kv_connector_manager is not None:
-                self.kv_connector_manager.worker.wait_for_save(tensors().current_stream())
+            self._kv_connector_wait_for_save()
             return outputs
         except Exception as error:
             self._handle_errors(str(error))
@@ -264,7 +263,10 @@ class PyExecutor(FrontDesk):
 
     def _update_request_states(self, scheduled_batch: Any) -> None:
         for request in scheduled_batch.context_requests:
-            request.move_to_next_context_chunk()
+            if not request.is_generation_complete_state:  # it failed
+                request.move_to_next_context_chunk()
+            if request.context_remaining_length == 0:
+                request.state = LlmRequestState.GENERATION_IN_PROGRESS
         for manager in self.resource_manager.resource_managers.values():
             if hasattr(manager, "update_context_resources") and since("B2"):
                 manager.update_context_resources(scheduled_batch)
@@ -284,12 +286,6 @@ class PyExecutor(FrontDesk):
         self.resource_manager.update_resources(self.previous_batch.scheduled_requests)
 
     def _terminate_request(self, request: LlmRequest) -> None:
-        super()._terminate_request(request)
         if self.contents is not None:
             self.contents.forget(request)
-        if self.kv_connector_manager is not None and self.kv_cache_manager.impl._knows(request):
-            blocks = self.kv_cache_manager.get_cache_indices(request)
-            if self.kv_connector_manager.request_finished(request, blocks):
-                self.saving.begin(request)
-                return
-        self.resource_manager.free_resources(request)
+        self._do_terminate_request(request)

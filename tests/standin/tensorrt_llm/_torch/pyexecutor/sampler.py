@@ -5,6 +5,7 @@ from typing import Any
 
 from ..._standin import pauses
 from ..._standin.tensors import tensors
+from .llm_request import FinishReason, append_token
 
 VOCABULARY = 1000
 
@@ -36,7 +37,6 @@ class TorchSampler:
                 self._append(request)
 
     def _append(self, request: Any) -> None:
-        position = len(request.output_tokens)
-        request.add_new_token(sampled(request, position))
-        if position + 1 >= request.max_new_tokens:
-            request.state = type(request.state).GENERATION_COMPLETE
+        append_token(request, sampled(request, len(request.output_tokens)))
+        if request.max_num_generated_tokens >= request.max_new_tokens:
+            request.finish_by_reason(FinishReason.LENGTH)

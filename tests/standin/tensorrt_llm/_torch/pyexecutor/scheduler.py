@@ -4,10 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..._standin.batches import ChunkLists, PlainLists
+from ..._standin.extension import bound
 from ..._standin.variant import since
 from ...bindings.internal.algorithms import CapacityScheduler, MicroBatchScheduler
 
 ScheduledRequests: Any = ChunkLists if since("B2") else PlainLists
+_POLICY: Any = bound.CapacitySchedulerPolicy
 
 
 @dataclass
@@ -22,20 +24,26 @@ class SchedulerOutput:
 class BindCapacityScheduler:
     def __init__(self, max_num_requests: int, kv_cache_manager: Any) -> None:
         self.kv_cache_manager = kv_cache_manager  # the bound one (surface 3.2)
-        self.impl = CapacityScheduler(max_num_requests, "GUARANTEED_NO_EVICT", has_kv_cache_manager=True)
+        self.impl = CapacityScheduler(max_num_requests, _POLICY.GUARANTEED_NO_EVICT, has_kv_cache_manager=True)
 
     def schedule_request(self, active_requests: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        return self.impl(active_requests, self.kv_cache_manager)
+        chosen: tuple[list[Any], list[Any], list[Any]] = self.impl(active_requests, self.kv_cache_manager)
+        return chosen
 
 
 class BindMicroBatchScheduler:
-    def __init__(self, max_batch_size: int, max_num_tokens: int, ctx_chunk_config: int | None = None) -> None:
+    def __init__(self, max_batch_size: int, max_num_tokens: int, chunk_unit: int | None = None) -> None:
         self.max_batch_size = max_batch_size
         self.max_num_tokens = max_num_tokens
-        self.impl = MicroBatchScheduler(ctx_chunk_config, max_num_tokens)
+        first_come = bound.ContextChunkingPolicy.FIRST_COME_FIRST_SERVED
+        chunking = None if chunk_unit is None else bound.ContextChunkingConfig(first_come, chunk_unit)
+        self.impl = MicroBatchScheduler(chunking)
 
     def schedule(self, active_requests: list[Any], inflight_request_ids: set[int]) -> tuple[list[Any], list[Any]]:
-        return self.impl(active_requests, inflight_request_ids, self.max_batch_size, self.max_num_tokens)
+        chosen: tuple[list[Any], list[Any]] = self.impl(
+            active_requests, inflight_request_ids, self.max_batch_size, self.max_num_tokens
+        )
+        return chosen
 
 
 class SimpleScheduler:

@@ -39,7 +39,7 @@ class KVCacheV2Scheduler:
         tokens_left = self.max_num_tokens
         for request in active:
             if request.is_generation_in_progress_state and manager.try_allocate_generation(request):
-                tokens_left -= 1 + len(request.draft_tokens)
+                tokens_left -= 1 + request.num_draft_tokens
                 output.generation_requests.append(request)
         for request in active:
             if not request.is_context_init_state:
@@ -64,10 +64,12 @@ class KVCacheV2Scheduler:
         return bool(manager.prepare_context(request))
 
     def _take_chunk(self, request: Any, tokens_left: int) -> bool:
-        request.context_chunk_size = request.context_remaining_length
+        """Sets the chunk where prefill is chunked, and leaves it alone where it is not."""
+        if self.chunk_unit is not None:
+            request.context_chunk_size = request.context_remaining_length
         if request.context_chunk_size > tokens_left and self.chunk_unit is not None:
             end = request.context_current_position + tokens_left
-            request.context_chunk_size = end - end % self.chunk_unit - request.context_current_position
+            request.context_chunk_size = max(0, end - end % self.chunk_unit - request.context_current_position)
         return bool(0 < request.context_chunk_size <= tokens_left)
 
 
