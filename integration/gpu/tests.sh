@@ -11,6 +11,11 @@ site=$(mktemp -d)
 python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" . \
   --config-settings=cmake.define.KVFIX_KERNELS=ON
 export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+# The stand-in's bound classes.
+export KVFIX_BOUND="$site/bound"
+cmake -S tests/bound -B "$KVFIX_BOUND" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo --log-level=WARNING \
+  -DPython_EXECUTABLE="$(command -v python3)"
+cmake --build "$KVFIX_BOUND"
 status=0
 sh integration/gpu/device/run.sh || status=1
 # The checkout must not shadow what was installed.
