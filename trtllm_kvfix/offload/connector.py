@@ -17,7 +17,12 @@ from trtllm_kvfix.offload.requests import flat
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tier_report import TierReport
-from trtllm_kvfix.offload.upstream import bases, connector_module, lets_go_of_all
+from trtllm_kvfix.offload.upstream import (
+    bases,
+    connector_module,
+    lets_go_of_all,
+    warn_where_saves_outlive_requests,
+)
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.staging.place import current_place
@@ -76,6 +81,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
         require_supported(llm_args)
+        warn_where_saves_outlive_requests()
         settings, ranks = settings_module.load(), ranks_here()
         self._args = llm_args
         self.side = OffloadWorker(

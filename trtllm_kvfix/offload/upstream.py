@@ -1,9 +1,12 @@
 """TensorRT-LLM's connector classes, wherever this version keeps them; without it plain objects take their place."""
 
+import logging
 import sys
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+
+from trtllm_kvfix.overlay.upstream import Upstream
 
 PLACES = (
     "tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector",
@@ -12,6 +15,10 @@ PLACES = (
 
 
 EXECUTOR = "tensorrt_llm._torch.pyexecutor.py_executor"
+# Variants of docs/support.md.
+ENDS_WHILE_SAVING = ("A", "B", "B2")
+
+log = logging.getLogger("trtllm_kvfix.offload")
 
 
 class PlainScheduler:
@@ -51,6 +58,15 @@ def bases() -> tuple[type[Any], type[Any]]:
     if module is None:
         return PlainScheduler, PlainWorker
     return module.KvCacheConnectorScheduler, module.KvCacheConnectorWorker
+
+
+def warn_where_saves_outlive_requests() -> None:
+    """Early builds end a request whose blocks are still being saved, and hold only those that the reuse tree has."""
+    if "tensorrt_llm" in sys.modules and Upstream().variant() in ENDS_WHILE_SAVING:
+        log.warning(
+            "this TensorRT-LLM ends a request while its blocks are still being saved, so the host tier may keep "
+            "another request's values and serve them later (docs/offload.md, Limits): use a later release"
+        )
 
 
 def lets_go_of_all() -> bool:

@@ -99,7 +99,7 @@ def show(report: Mapping[str, Any]) -> None:
     if report["overlay"] is not None:
         show_overlay(console, report["overlay"])
     for problem in report["problems"]:
-        console.print(f"problem: {problem}", style="bold", markup=False)
+        console.print(f"problem: {problem}", style="bold", markup=False, soft_wrap=True)
 
 
 def show_overlay(console: "Console", overlay: Mapping[str, Any]) -> None:
