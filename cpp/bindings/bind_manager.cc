@@ -53,7 +53,7 @@ void add_tokens(BlockManager& self, nb::handle request_ids, nb::handle counts, n
 void add_token(BlockManager& self, RequestId request_id, std::uint32_t count, nb::handle tokens,
                std::optional<std::int64_t> computed) {
     const auto values = read_optional<TokenId>(tokens, "add_token, tokens");
-    const std::uint32_t done = narrowed<std::uint32_t>(computed.value_or(0), {"computed", request_id});
+    const auto done = narrowed<std::uint32_t>(computed.value_or(0), {"computed", request_id});
     without_gil([&] { self.add_tokens({&request_id, 1}, {&count, 1}, values, {{&done, 1}}); });
 }
 
