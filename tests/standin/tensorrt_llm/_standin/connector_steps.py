@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+from .connector_start import start
 from .contents import Contents
 from .saving import AsyncTransferManager
 from .tensors import tensors
@@ -21,16 +22,11 @@ class ConnectorSteps:
     response_cv: Any
     _terminate_request: Any
 
-    def _connect(self, kv_connector_manager: Any) -> Contents | None:
+    def _connect(self, kv_connector_manager: Any, model: Any) -> Contents | None:
         """A V2 manager of the stand-in has no bytes, so nobody looks at what its blocks hold."""
-        grouped = getattr(self.kv_cache_manager, "get_kv_cache_layout", None)
         with tensors().on(tensors().stream()):
-            if grouped is not None:
-                kv_connector_manager.reject_flat_only_scheduler(self.kv_cache_manager.num_pools)
-                kv_connector_manager.worker.register_kv_cache_layout(grouped())
-                return None
-            kv_connector_manager.worker.register_kv_caches(self.kv_cache_manager.get_unique_primary_pool())
-            return Contents()
+            start(kv_connector_manager, model, self.kv_cache_manager)
+        return None if hasattr(self.kv_cache_manager, "get_kv_cache_layout") else Contents()
 
     def _kv_connector_start_batch(self, scheduled_batch: Any) -> None:
         if self.kv_connector_manager is not None:

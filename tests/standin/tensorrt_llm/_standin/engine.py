@@ -1,10 +1,13 @@
 """A forward step: inputs go to the device, then attention reads them there (surface 5, 10)."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from .._torch.modules.decoder_layer import Model
 from .._torch.pyexecutor.resource_manager import ResourceManagerType
 from . import pauses
+from .contents import Contents
 from .witness import Witness
 
 
@@ -19,6 +22,7 @@ class Engine:
         beam_width: int = 1,
         chunked_prefill: bool = False,
         architecture: str = "dense",
+        num_layers: int = 1,
     ) -> None:
         self.max_num_tokens = max_num_tokens
         self.batch_size = max_batch_size
@@ -29,6 +33,13 @@ class Engine:
         self.attn_runtime_features = SimpleNamespace(chunked_prefill=chunked_prefill)
         self.attn_metadata: Any = None
         self.witness = Witness()
+        self.model = Model(num_layers)
+        self.contents: Contents | None = None  # kept where a connector may bring what this engine has not computed
+        self.forward_pass_callable: Callable[[], None] | None = None
+
+    def register_forward_pass_callable(self, called: Callable[[], None]) -> None:
+        """A connector's, which is called on the stream of the step, behind all of its layers (surface 6.2)."""
+        self.forward_pass_callable = called
 
     def _set_up_attn_metadata(self, kv_cache_manager: Any) -> Any:
         """Made once, and kept: its buffers have the addresses that CUDA graphs hold."""
@@ -67,8 +78,18 @@ class Engine:
         attn_metadata.prompt_lens = [request.py_prompt_len for request in contexts + generations]
         attn_metadata.num_contexts = len(contexts)
         attn_metadata.prepare()
-        return {"num_tokens": total_num_tokens, "attn_metadata": attn_metadata}
+        return {"num_tokens": total_num_tokens, "attn_metadata": attn_metadata, "batch": scheduled_requests}
 
     def _forward_step(self, inputs: dict[str, Any], attn_metadata: Any) -> dict[str, Any]:
         self.witness.watch(attn_metadata)
+        step = None if self.contents is None else self.contents.begin(inputs["batch"], attn_metadata.kv_cache_manager)
+        self.model.forward(lambda layer: self._attend(step, layer))
+        if self.contents is not None:
+            self.contents.end(step)
+        if self.forward_pass_callable is not None:
+            self.forward_pass_callable()
         return {"logits": inputs["num_tokens"]}
+
+    def _attend(self, step: Any, layer: int) -> None:
+        if self.contents is not None:
+            self.contents.layer(step, layer)

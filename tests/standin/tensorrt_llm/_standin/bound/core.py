@@ -17,7 +17,7 @@ from trtllm_kvfix import native
 
 from ..extension import era
 from ..nanobind import bound
-from .pools import Pools
+from .pools import Pools, parts_of
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,13 @@ class BoundCore:
         self.enable_block_reuse = enable_block_reuse
         self.num_pools = 1
         # An offset counts in layers and in K and V; V lies behind K (surface 1.6, rows of the table).
-        kv_factor = 1 if cache_type is not None and cache_type.name == "SELFKONLY" else 2
-        self.offset_scale = len(num_kv_heads_per_layer) * kv_factor
-        self.v_offset = kv_factor - 1
+        layers, parts = len(num_kv_heads_per_layer), parts_of(cache_type)
+        self.offset_scale = layers * parts
+        self.v_offset = parts - 1
         self._connector = kv_connector_manager
-        self._pools = Pools(tokens_per_block=tokens_per_block, primary=primary, secondary=secondary, stream=stream)
+        self._pools = Pools(
+            block_shape=(layers, parts, tokens_per_block), primary=primary, secondary=secondary, stream=stream
+        )
         self._lengths: dict[int, int] = {}  # positions reserved, by request id
 
     # Sequences.

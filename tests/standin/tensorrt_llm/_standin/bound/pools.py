@@ -1,22 +1,28 @@
 """The bytes behind the books: two tiers of blocks, and the streams that copy between them."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from ..tensors import tensors
 
 
+def parts_of(cache_type: Any) -> int:
+    """Keys and values, or keys alone."""
+    return 1 if cache_type is not None and cache_type.name == "SELFKONLY" else 2
+
+
 class Pools:
-    """A few words per token: they give the copies something to copy."""
+    """A block has upstream's dimensions: layers, keys and values, and what one layer keeps of it.
 
-    WORDS_PER_TOKEN = 4
+    Upstream's last dimension has heads in it, too. Here a token has one word for its key and one for its value.
+    """
 
-    def __init__(self, *, tokens_per_block: int, primary: int, secondary: int, stream: int) -> None:
+    def __init__(self, *, block_shape: tuple[int, int, int], primary: int, secondary: int, stream: int) -> None:
         self._tensors = tensors()
         self._buffer_stream = self._tensors.external_stream(stream)  # the BufferManager's (surface 1.2)
         self._transfer_stream = self._tensors.stream()
         self._transferred = self._tensors.event()
         self._pending = False
-        block_shape = tokens_per_block, self.WORDS_PER_TOKEN
         self.primary = self._tensors.on_device(primary, *block_shape)
         self.secondary = self._tensors.pinned(max(1, secondary), *block_shape)
 
@@ -29,7 +35,7 @@ class Pools:
             for kind, source, target, count in batch:
                 dst = self.secondary if kind == "offload" else self.primary
                 src = self.secondary if kind == "onboard" else self.primary
-                dst[target][:count].copy_(src[source][:count], non_blocking=True)
+                _copy(dst[target], src[source], count)
             self._transferred.record()
         self._pending = True
 
@@ -44,3 +50,14 @@ class Pools:
 
     def close(self) -> None:
         self._transfer_stream.synchronize()
+
+
+def _copy(dst: Any, src: Any, count: int) -> None:
+    """Of a block that is reused in part, only the tokens that match: they lie apart, layer by layer."""
+    layers, parts, tokens = dst.shape
+    if count == tokens:
+        dst.copy_(src, non_blocking=True)
+        return
+    for layer in range(layers):
+        for part in range(parts):
+            dst[layer, part, :count].copy_(src[layer, part, :count], non_blocking=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..extension import era
 from ..variant import since
-from .pools import Pools
+from .pools import Pools, parts_of
 
 _Bound: Any = era.KVCacheManager
 
@@ -21,8 +21,12 @@ class WitnessedManager(_Bound):  # type: ignore[misc]  # by variant
         self.witness_record(False)
         # Tables and contents are those of the longest window.
         self._window, (primary, secondary) = max(keywords["blocks_per_window"].items())
-        per_block, stream = keywords["tokens_per_block"], keywords["stream"]
-        self._pools = Pools(tokens_per_block=per_block, primary=primary, secondary=secondary, stream=stream)
+        block_shape = (
+            len(keywords["num_kv_heads_per_layer"]),
+            parts_of(keywords.get("cache_type")),
+            keywords["tokens_per_block"],
+        )
+        self._pools = Pools(block_shape=block_shape, primary=primary, secondary=secondary, stream=keywords["stream"])
 
     def add_sequence(self, *args: Any, **keywords: Any) -> None:
         super().add_sequence(*args, **keywords)

@@ -179,7 +179,7 @@ def make_model_engines(llm_args: Any) -> tuple[Engine, Engine | None]:
     engine_class = ADEngine if llm_args.backend == "_autodeploy" else PyTorchModelEngine
     sizes = {"max_num_tokens": llm_args.max_num_tokens, "max_batch_size": llm_args.max_batch_size}
     options = {"beam_width": llm_args.max_beam_width, "chunked_prefill": llm_args.enable_chunked_prefill}
-    options["architecture"] = llm_args.architecture
+    options |= {"architecture": llm_args.architecture, "num_layers": llm_args.num_layers}
     target = engine_class(**sizes, **options)
     if llm_args.lora_config is not None and isinstance(target, PyTorchModelEngine):
         target.init_cuda_graph_lora_manager(llm_args.lora_config)

@@ -55,7 +55,7 @@ class PyExecutor(ConnectorSteps, FrontDesk):
         self.async_transfer_manager = AsyncTransferManager(manager, should_store_blocks=stores)
         self.contents: Contents | None = None
         if kv_connector_manager is not None:
-            self.contents = self._connect(kv_connector_manager)
+            self.contents = model_engine.contents = self._connect(kv_connector_manager, model_engine.model)
         self.previous_batch: BatchState | None = None
         self.event_loop_error: BaseException | None = None
         loop = self._executor_loop if disable_overlap_scheduler else self._executor_loop_overlap
@@ -252,8 +252,6 @@ class PyExecutor(ConnectorSteps, FrontDesk):
         outputs = self.model_engine.forward(scheduled_requests, self.resource_manager)
         if self.draft_model_engine is not None:
             self.draft_model_engine.forward(scheduled_requests, self.resource_manager)
-        if self.contents is not None:
-            self.contents.forward(scheduled_requests, self.kv_cache_manager)
         return outputs
 
     def _sample_async(self, scheduled_batch: Any, batch_outputs: Any) -> Any:
