@@ -3,6 +3,7 @@
 Build it inside `upstream(...)`: its bases are those of the variant that is imported there.
 """
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -33,6 +34,15 @@ def _worker_class() -> Any:
             self.holds_back = False  # what it has begun to load and to save
             self.invented: list[int] = []  # ids that nobody gave it
             self._begun: tuple[list[int], list[int]] = ([], [])
+            self.layers: list[tuple[str, int, int]] = []  # what was called for them, and on which streams
+            self.passes = 0
+
+        def register_forward_pass_callable(self) -> Callable[[], None]:
+            return self.count_pass
+
+        def count_pass(self) -> None:
+            self.passes += 1
+            self.layers.append(("pass", self.passes, 0))
 
         def register_kv_caches(self, kv_cache_tensor: Any) -> None:
             self.pool = kv_cache_tensor
@@ -41,10 +51,10 @@ def _worker_class() -> Any:
             self.loaded_on = stream.cuda_stream
 
         def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
-            raise AssertionError(f"layer {layer_idx} on {stream}: the stand-in has no layers")
+            self.layers.append(("load", layer_idx, stream.cuda_stream))
 
         def save_kv_layer(self, layer_idx: int, stream: Any) -> None:
-            raise AssertionError(f"layer {layer_idx} on {stream}: the stand-in has no layers")
+            self.layers.append(("save", layer_idx, stream.cuda_stream))
 
         def wait_for_save(self, stream: Any) -> None:
             self.saved_on = stream.cuda_stream

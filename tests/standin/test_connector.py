@@ -24,6 +24,47 @@ def test_a_connector_hears_of_every_request_and_every_step(variant: str) -> None
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_a_connector_hears_of_every_layer_of_every_step(variant: str) -> None:
+    """Before and after each, on the stream of the step; its own callable comes behind them all."""
+    with upstream(variant):
+        server = Server({"kv_connector_config": CONFIG, "num_layers": 3})
+        server.serve(server.workload(2))
+        worker = server.executor.kv_connector_manager.worker
+        assert worker.passes == server.witness.steps > 2
+        one = [(what, layer) for layer in range(3) for what in ("load", "save")]
+        told = [(what, number) for what, number, _ in worker.layers]
+        assert told == [each for step in range(worker.passes) for each in [*one, ("pass", step + 1)]]
+        streams = {stream for what, _, stream in worker.layers if what != "pass"}
+        assert len(streams) == 1
+        if variant != "A":
+            assert streams == {server.executor.execution_stream.cuda_stream}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_pool_has_upstreams_shape(variant: str) -> None:
+    """Blocks, layers, keys and values, and what one layer keeps of a block."""
+    with upstream(variant):
+        server = Server({"kv_connector_config": CONFIG, "num_layers": 3, "kv_cache_config": {"max_tokens": 40}})
+        assert server.executor.kv_connector_manager.worker.pool.shape == (10, 3, 2, 4)
+        server.close()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_report_has_hashes_where_the_build_makes_them(variant: str) -> None:
+    with upstream(variant):
+        server = Server({"kv_connector_config": CONFIG})
+        server.serve([server.request(1, list(range(10)), 4)])
+        told = [data for output in server.executor.kv_connector_manager.scheduler.outputs
+                for data in output.new_requests + output.cached_requests]  # fmt: skip
+        assert len(told) > 2
+        if variant in {"A", "B", "B2", "C"}:
+            assert not hasattr(told[0], "block_hashes")
+        else:
+            assert [len(data.block_hashes) for data in told[:4]] == [2, 2, 2, 3]
+            assert told[3].block_hashes[:2] == told[0].block_hashes and told[0].priorities is None
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_what_a_connector_loads_is_not_computed(variant: str) -> None:
     """The bound manager asks it from inside the allocation (surface 4.4)."""
     with upstream(variant):

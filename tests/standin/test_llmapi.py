@@ -66,12 +66,26 @@ def test_connector_presets_came_late(variant: str) -> None:
     with upstream(variant):
         config = import_module("tensorrt_llm.llmapi.llm_args").KvCacheConnectorConfig
         if variant == "D":
-            assert config(connector="lmcache").connector == "lmcache"
+            preset = config(connector="lmcache-mp", server_url="tcp://localhost:5555")
+            assert preset.connector_module == "lmcache.integration.tensorrt_llm.tensorrt_mp_adapter"
+            assert preset.server_url == "tcp://localhost:5555"
+            assert config(connector="kvbm", connector_worker_class="Mine").connector_worker_class == "Mine"
+            with pytest.raises(ValueError, match="Known presets"):
+                config(connector="mine")
         else:
             with pytest.raises(ValueError, match="Extra inputs"):
                 config(connector="lmcache")
         with pytest.raises(ValueError, match="required"):
             config(connector_module="x")
+
+
+def test_a_server_knows_its_place_among_the_ranks() -> None:
+    with upstream("D") as tensorrt_llm:
+        args = import_module("tensorrt_llm.llmapi.llm_args").TorchLlmArgs(model="tiny", tensor_parallel_size=2)
+        mapping = args.parallel_config.to_mapping()
+        assert (mapping.world_size, mapping.rank, mapping.tp_size, mapping.pp_size) == (2, 0, 2, 1)
+        assert tensorrt_llm.mpi_rank() == 0 and tensorrt_llm.Mapping is type(mapping)
+        tensorrt_llm.logger.info("what connectors call is an object, and no module")
 
 
 class PoolDouble:

@@ -38,6 +38,9 @@ class PlainWorker:
     def bind_connector_meta(self, metadata: Any) -> None:
         self._metadata = metadata
 
+    def register_forward_pass_callable(self) -> None:
+        """Nothing is to be called behind a step."""
+
 
 def connector_module() -> ModuleType | None:
     """Only where TensorRT-LLM has been imported already: it is upstream that loads connectors."""

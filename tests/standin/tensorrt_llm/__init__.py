@@ -11,4 +11,10 @@ from ._standin.variant import NAME, Hides
 
 sys.meta_path.insert(0, Hides())
 
+from ._utils import mpi_rank, mpi_world_size  # noqa: E402  the finder comes first
+from .logger import logger  # noqa: E402  hides the module of this name, as upstream's does
+from .mapping import Mapping  # noqa: E402
+
+__all__ = ["Mapping", "logger", "mpi_rank", "mpi_world_size"]
+
 __version__ = f"0.0.0+standin.{NAME}"

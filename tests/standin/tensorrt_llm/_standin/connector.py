@@ -16,6 +16,7 @@ from .connector_api import (
 )
 from .connector_grouped import GroupedCallbacks
 from .connector_reports import SchedulerOutputManager
+from .tensors import tensors
 from .variant import since
 
 __all__ = [
@@ -129,6 +130,16 @@ class KvCacheConnectorManager(GroupedCallbacks, BoundConnectorManager):  # type:
             return
         output, self._scheduler_output = self._scheduler_output, None
         self.worker.bind_connector_meta(self._run_on_leader(lambda scheduler: scheduler.build_connector_meta(output)))
+
+    def layer_pre_hook(self, module: Any, *_: Any) -> None:
+        self.worker.wait_for_layer_load(module.layer_idx, tensors().current_stream())
+
+    def layer_post_hook(self, module: Any, *_: Any) -> None:
+        self.worker.save_kv_layer(module.layer_idx, tensors().current_stream())
+
+    def wait_for_initialization(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.wait_for_initialization()
 
     # The ends.
 

@@ -2,6 +2,7 @@
 
 import builtins
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +63,13 @@ class KvCacheConnectorWorker(ABC):
 
     def get_connector_meta(self) -> Any:
         return self._metadata
+
+    def _clear_connector_meta(self) -> None:
+        self._metadata = None
+
+    def register_forward_pass_callable(self) -> Callable[[], None] | None:
+        """What it returns is called at the end of each forward pass. By default there is nothing to call."""
+        return None
 
     if since("F"):
         # Of the tier alone: it is told of no step, and saves and loads nothing.
@@ -136,3 +144,8 @@ class KvCacheConnectorScheduler(ABC):
 
         def request_reset(self, request: Any) -> None:
             """What was allocated for it is gone, whether or not anything was loaded."""
+
+    if since("C"):
+
+        def wait_for_initialization(self) -> None:
+            """The last that is called before the loop starts. By default there is nothing to wait for."""

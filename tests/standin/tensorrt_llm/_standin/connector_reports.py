@@ -34,6 +34,8 @@ class Told:
             self._report_groups(data, kv_cache_manager.get_page_indices_by_layer_group(request))
         else:
             data.new_block_ids = kv_cache_manager.get_cache_indices(request)[len(self.block_ids) :]
+            if since("D"):
+                data.block_hashes = kv_cache_manager.commit_and_get_block_hashes(request)
         self.block_ids += data.new_block_ids
         if since("D"):
             data.cache_salt = request.cache_salt

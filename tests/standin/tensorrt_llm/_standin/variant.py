@@ -39,6 +39,7 @@ _EXISTS = {
     "_torch.attention_backend.sparse.minimax_m3": since("D"),
     "_torch.cute_dsl_kernels": since("F"),
     "_torch.pyexecutor.connectors": since("C"),
+    "_torch.pyexecutor.connectors.registry": since("D"),
     "_torch.pyexecutor.connectors.remote_g2_raw_nixl_adapter": REMOTE_G2 or since("F"),
     "_torch.pyexecutor.connectors.remote_g2_source_setup": REMOTE_G2,
     "_torch.pyexecutor.kv_cache": since("D"),

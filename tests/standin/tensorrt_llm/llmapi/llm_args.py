@@ -1,5 +1,6 @@
 """The arguments of a server, and how a YAML file is merged into them (surface 6.3, 7.1)."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,6 +8,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .._standin.variant import since
+from .._utils import mpi_rank
+from ..mapping import Mapping
 
 # What a cached token is taken to weigh, so that sizes in bytes and in blocks can be told apart.
 BYTES_PER_TOKEN = 16
@@ -41,19 +44,31 @@ class KvCacheConfig(StrictBaseModel):
 class KvCacheConnectorConfig(StrictBaseModel):
     """Three names until presets came, with which they became optional (surface 6.3)."""
 
-    connector: str | None = None
+    if since("D"):
+        connector: str | None = None
+        server_url: str | None = None  # of a connector's own server, where it has one
     connector_module: str | None = None
     connector_scheduler_class: str | None = None
     connector_worker_class: str | None = None
 
     @model_validator(mode="after")
     def _names_or_a_preset(self) -> "KvCacheConnectorConfig":
-        if self.connector is not None and not since("D"):
-            raise ValueError("connector: Extra inputs are not permitted")
-        names = (self.connector_module, self.connector_scheduler_class, self.connector_worker_class)
-        if self.connector is None and None in names:
-            raise ValueError("connector_module, connector_scheduler_class and connector_worker_class are required")
+        if since("D") and self.connector is not None:
+            self._take(self.connector)
+        for name in ("connector_module", "connector_scheduler_class", "connector_worker_class"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} is required")
         return self
+
+    def _take(self, preset: str) -> None:
+        """Names that are given come before those of the preset."""
+        from .._torch.pyexecutor.connectors.registry import CONNECTOR_REGISTRY  # noqa: PLC0415  as upstream
+
+        if preset not in CONNECTOR_REGISTRY:
+            raise ValueError(f"Unknown connector preset: {preset!r}. Known presets: {list(CONNECTOR_REGISTRY)}")
+        for name, value in CONNECTOR_REGISTRY[preset].items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
 
 
 class SpeculativeConfig(StrictBaseModel):
@@ -66,10 +81,21 @@ class LoraConfig(StrictBaseModel):
     max_loras: int = 8
 
 
+@dataclass(frozen=True)
+class ParallelConfig:
+    tp_size: int
+    pp_size: int
+
+    def to_mapping(self) -> Mapping:
+        """This process's place."""
+        return Mapping(self.tp_size * self.pp_size, mpi_rank(), self.tp_size, self.pp_size)
+
+
 class TorchLlmArgs(BaseModel):
     model: str
     backend: str = "pytorch"
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     max_batch_size: int = 8
     max_num_tokens: int = 64
     max_seq_len: int = 64
@@ -85,6 +111,10 @@ class TorchLlmArgs(BaseModel):
     lora_config: LoraConfig | None = None  # on experts; since D (surface 8)
     env_overrides: dict[str, str] | None = None
     extra_resource_managers: dict[Any, Any] = Field(default_factory=dict)
+
+    @property
+    def parallel_config(self) -> ParallelConfig:
+        return ParallelConfig(self.tensor_parallel_size, self.pipeline_parallel_size)
 
 
 # Nested settings that the file may give as mappings; the rest is taken as it comes.

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trtllm_kvfix import native
+
 from ...bindings import DataType
 from ...bindings.internal.batch_manager import CacheType
 from ...bindings.internal.batch_manager import KVCacheManager as KVCacheManagerCpp
@@ -164,6 +166,16 @@ class KVCacheManagerCommon(BaseResourceManager):
 
     def get_unique_primary_pool(self) -> Any:
         return self.impl.get_unique_primary_pool()
+
+    if since("D"):
+
+        def commit_and_get_block_hashes(self, request: Any) -> list[int]:
+            """Of every block that the request's tokens fill, as events would name them."""
+            tokens = request.get_tokens(0)
+            sequence = native.SequenceRequest(
+                request.request_id, tokens, lora_id=request.lora_task_id, salt=request.cache_salt_id
+            )
+            return native.block_hashes(sequence, self.tokens_per_block)
 
     def get_num_free_blocks(self) -> int:
         return int(self.impl.get_kv_cache_stats().free_num_blocks)
