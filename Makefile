@@ -37,7 +37,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help bound build verify test test-py test-cpp test-mpi test-nixl test-ray test-upstream lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help bound build verify test test-py test-cpp test-mpi test-nixl test-ray test-upstream test-clients lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,16 @@ test-ray: build bound  ## run the tests with Ray's actors; fetches a wheel of 79
 test-upstream: build bound  ## run the overlay on TensorRT-LLM's own Python: UPSTREAM=DIR [ERA=D]; fetches torch
 	@$(PY) -m pip install -q --disable-pip-version-check $(TORCH)
 	@$(PY) -m integration.upstream --tree $(UPSTREAM) $(if $(ERA),--era $(ERA)) $(UPSTREAM_ARGS)
+
+# torch for CPUs, from its own index; the clients last and without what they ask for, which is CUDA's libraries.
+CLIENTS := kvbm==1.6.1 nixl==1.3.2 nixl-cu12==1.3.2 lmcache==0.5.6
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+test-clients: build bound  ## run KVBM's and LMCache's own connectors beside ours; fetches wheels of about 0.5 GB
+	@[ -d build/clients/kvbm ] || { \
+		$(PY) -m pip install -q --disable-pip-version-check --extra-index-url $(TORCH_INDEX) --target build/clients \
+			-r integration/clients/requirements.txt && \
+		$(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/clients $(CLIENTS); }
+	@$(PY) -m pytest integration/clients
 
 lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
 	@ruff check

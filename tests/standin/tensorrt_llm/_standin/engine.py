@@ -82,14 +82,16 @@ class Engine:
 
     def _forward_step(self, inputs: dict[str, Any], attn_metadata: Any) -> dict[str, Any]:
         self.witness.watch(attn_metadata)
-        step = None if self.contents is None else self.contents.begin(inputs["batch"], attn_metadata.kv_cache_manager)
-        self.model.forward(lambda layer: self._attend(step, layer))
-        if self.contents is not None:
-            self.contents.end(step)
+        self._run_layers(inputs["batch"], attn_metadata.kv_cache_manager)
         if self.forward_pass_callable is not None:
             self.forward_pass_callable()
         return {"logits": inputs["num_tokens"]}
 
-    def _attend(self, step: Any, layer: int) -> None:
-        if self.contents is not None:
-            self.contents.layer(step, layer)
+    def _run_layers(self, batch: Any, kv_cache_manager: Any) -> None:
+        contents = self.contents
+        if contents is None:
+            self.model.forward(lambda _: None)
+            return
+        step = contents.begin(batch, kv_cache_manager)
+        self.model.forward(lambda layer: contents.layer(step, layer))
+        contents.end(step)

@@ -1,0 +1,49 @@
+"""What these versions of the clients import and read, and the stand-in's B does not have, as its upstream does not:
+their connector has moved since, and reports have got more fields. Lent to B, so that they run there at all."""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from trtllm_kvfix import native
+
+OLD = "tensorrt_llm._torch.pyexecutor.kv_cache_connector"
+FOLDER = "tensorrt_llm._torch.pyexecutor.connectors"
+
+
+def lend() -> None:
+    module: Any = import_module(OLD)
+    module.RequestData.priorities = None
+    sys.modules[FOLDER] = ModuleType(FOLDER)
+    sys.modules[f"{FOLDER}.kv_cache_connector"] = module
+
+
+class Hashes:
+    """Of the blocks that each request has filled, as later upstream reports them."""
+
+    def __init__(self, tokens_per_block: int) -> None:
+        self._tokens_per_block = tokens_per_block
+        self._tokens: dict[int, list[int]] = {}
+
+    def add(self, scheduler_output: Any) -> None:
+        for data in scheduler_output.new_requests + scheduler_output.cached_requests:
+            tokens = self._tokens.setdefault(data.request_id, [])
+            tokens += data.new_tokens
+            sequence = native.SequenceRequest(data.request_id, tokens)
+            data.block_hashes = native.block_hashes(sequence, self._tokens_per_block)
+
+
+def lend_hashes(module: ModuleType, scheduler_name: str) -> None:
+    base: Any = getattr(module, scheduler_name)
+
+    class Scheduler(base):  # type: ignore[misc]
+        def __init__(self, llm_args: Any) -> None:
+            super().__init__(llm_args)
+            self._hashes = Hashes(llm_args.kv_cache_config.tokens_per_block)
+
+        def build_connector_meta(self, scheduler_output: Any) -> Any:
+            self._hashes.add(scheduler_output)
+            return super().build_connector_meta(scheduler_output)
+
+    setattr(module, scheduler_name, Scheduler)
