@@ -24,6 +24,13 @@ WAIT_S, LOOK_S = 20.0, 0.01
 QUIET_LOOKS = 60
 
 
+def copied_out() -> int:
+    """Copies from the device to the host that the doubled driver has made."""
+    count_of: Any = ctypes.CDLL(None).double_copied_out
+    count_of.restype = ctypes.c_ulong
+    return int(count_of())
+
+
 class Executor(Protocol):
     calls: Calls
 
@@ -84,25 +91,26 @@ class StandIn:
     def ask(
         self, request_id: int, prompt: list[int], new: int, salt: int | None = None, adapter: int | None = None
     ) -> list[int]:
+        copied = copied_out() if self.client.saves_untold else 0
         request = self.server.request(request_id, prompt, new, cache_salt_id=salt, lora_task_id=adapter)
         (response,) = self.server.run([request])
         assert response.error_msg is None, response.error_msg
         self._asked.append(request_id)
         self.wait_until(f"the end of request {request_id}", self._is_idle)
         if self.client.saves_untold:
-            self._wait_for_quiet()
+            known = next(call[3] for call in self.calls if call[:2] == ("match", request_id))
+            self._wait_for_saves(copied, 0 if known else (len(prompt) + new - 1) // TOKENS_PER_BLOCK)
         tokens: list[int] = response.tokens
         return tokens
 
-    def _wait_for_quiet(self) -> None:
-        """Nothing says when such a save is over but that the driver has copied nothing out for a while."""
-        driver = ctypes.CDLL(None)
-        driver.double_copied_out.restype = ctypes.c_ulong
-        copied, looks = driver.double_copied_out(), 0
+    def _wait_for_saves(self, before: int, blocks: int) -> None:
+        """Nothing says when such a save is over but that the driver has copied, and copies nothing more for a while."""
+        self.wait_until(f"a copy of {blocks} blocks", lambda: copied_out() >= before + blocks)
+        copied, looks = copied_out(), 0
         while looks < QUIET_LOOKS:
             threading.Event().wait(LOOK_S)
-            before, copied = copied, driver.double_copied_out()
-            looks = looks + 1 if copied == before else 0
+            last, copied = copied, copied_out()
+            looks = looks + 1 if copied == last else 0
 
     def _is_idle(self) -> bool:
         """No step is in flight, and no blocks are kept for a save."""
