@@ -125,6 +125,9 @@ class KvCacheConnectorScheduler(ABC):
 
     if since("D"):
 
+        def wait_for_initialization(self) -> None:
+            """The last that is called before the loop starts. By default there is nothing to wait for."""
+
         def __init_subclass__(cls, **options: Any) -> None:
             super().__init_subclass__(**options)
             for flat in ("request_finished", "update_state_after_alloc"):
@@ -144,8 +147,3 @@ class KvCacheConnectorScheduler(ABC):
 
         def request_reset(self, request: Any) -> None:
             """What was allocated for it is gone, whether or not anything was loaded."""
-
-    if since("C"):
-
-        def wait_for_initialization(self) -> None:
-            """The last that is called before the loop starts. By default there is nothing to wait for."""

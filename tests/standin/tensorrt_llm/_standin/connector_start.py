@@ -12,7 +12,7 @@ def start(kv_connector_manager: Any, model: Any, kv_cache_manager: Any) -> None:
         if isinstance(module, DecoderLayer):
             module.register_forward_pre_hook(kv_connector_manager.layer_pre_hook)
             module.register_forward_hook(kv_connector_manager.layer_post_hook)
-    if since("C"):
+    if since("D"):
         kv_connector_manager.wait_for_initialization()
 
 
