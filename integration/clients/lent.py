@@ -1,5 +1,5 @@
-"""What these versions of the clients import and read, and the stand-in's B does not have, as its upstream does not:
-their connector has moved since, and reports have got more fields. Lent to B, so that they run there at all."""
+"""What these versions of the clients import and read, and the stand-in's B and C do not have: the connector has moved
+since B, and reports have got more fields since C. Lent, so that the clients run there at all."""
 
 import sys
 from importlib import import_module
@@ -13,10 +13,13 @@ FOLDER = "tensorrt_llm._torch.pyexecutor.connectors"
 
 
 def lend() -> None:
-    module: Any = import_module(OLD)
+    connector = f"{FOLDER}.kv_cache_connector"
+    try:
+        module: Any = import_module(connector)
+    except ModuleNotFoundError:
+        module = import_module(OLD)
+        sys.modules |= {FOLDER: ModuleType(FOLDER), connector: module}
     module.RequestData.priorities = None
-    sys.modules[FOLDER] = ModuleType(FOLDER)
-    sys.modules[f"{FOLDER}.kv_cache_connector"] = module
 
 
 class Hashes:

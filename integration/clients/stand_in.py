@@ -114,7 +114,8 @@ class StandIn:
 
     def _is_idle(self) -> bool:
         """No step is in flight, and no blocks are kept for a save."""
-        return self.server.executor.previous_batch is None and not self.server.executor.saving
+        executor = self.server.executor
+        return executor.previous_batch is None and not executor.async_transfer_manager.requests_in_transfer()
 
     def ask_in_a_row(self, requests: list[tuple[int, list[int], int]], held_step: int) -> None:
         """One runs at a time, the next begins while the last step of the one before is in flight. The device is held in
@@ -140,13 +141,14 @@ class StandIn:
         with (
             pauses.at(pauses.COMPUTE, compute),
             pauses.at(pauses.WAIT_FOR_SAMPLE, wait_for_sample),
-            pauses.at(pauses.BEGIN_SCHEDULE, self.forget),
+            pauses.at(pauses.CALL_SCHEDULE, self.forget),
         ):
             self.server.run([self.server.request(*request) for request in requests])
             self.wait_until("the end of the row", self._is_idle)
 
     def forget(self) -> None:
-        self.server.manager.impl.native.reset_reuse_state()
+        bound = self.server.manager.impl
+        getattr(bound, "native", bound).reset_reuse_state()
 
     def corrupt(self) -> list[int]:
         self.server.executor.contents.judge()
@@ -158,7 +160,7 @@ class StandIn:
         return {
             "client": sum(self.client.entries(self.scheduler, request_id) for request_id in self._asked),
             "manager": sum(len(each.saving) + len(each.loading) for each in lists),
-            "device": self.server.manager.impl.native.get_kv_cache_stats().windows[0].primary.owned,
+            "device": self.server.manager.get_kv_cache_stats().used_num_blocks,
         }
 
 
@@ -180,7 +182,7 @@ def running(
 
 def make(client: Client, variant: str, folder: Path, *, one_at_a_time: bool) -> StandIn:
     calls: Calls = []
-    if variant == "B":
+    if variant in {"B", "C"}:
         lent.lend()
     pool_for: Any = lambda pool: pool  # noqa: E731  the client's own, where it wants torch's
     if client.wants_torch:
@@ -190,7 +192,7 @@ def make(client: Client, variant: str, folder: Path, *, one_at_a_time: bool) -> 
         kind = torch_double.OnDevice if client.asks_for_gpu else None
         pool_for = lambda pool: torch_double.as_torch(pool, kind)  # noqa: E731
     module = import_module(client.module)
-    if variant == "B":
+    if variant in {"B", "C"}:
         lent.lend_hashes(module, client.scheduler_class)
     record(module, client.scheduler_class, client.worker_class, calls, pool_for)
     presets = variant in {"D", "F"}
