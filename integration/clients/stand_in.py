@@ -20,6 +20,7 @@ from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 
 DEVICE_BLOCKS = 24
+ROW_BLOCKS = 6  # where one runs at a time: the next gets blocks of the one before
 WAIT_S, LOOK_S = 20.0, 0.01
 QUIET_LOOKS = 60
 
@@ -60,7 +61,7 @@ class StandIn:
                 "max_batch_size": 1 if one_at_a_time else 8,
                 "kv_cache_config": {
                     "tokens_per_block": TOKENS_PER_BLOCK,
-                    "max_tokens": DEVICE_BLOCKS * TOKENS_PER_BLOCK,
+                    "max_tokens": (ROW_BLOCKS if one_at_a_time else DEVICE_BLOCKS) * TOKENS_PER_BLOCK,
                 },
                 "kv_connector_config": config,
             }
