@@ -70,20 +70,22 @@ def _statement(text: str, begin: int) -> str:
     return text[begin:]
 
 
-def _function(module: ModuleType, name: str, statement: str) -> Any:
-    """Looks like a bound function: no signature, but a docstring that begins with one."""
+def _function(module: ModuleType, name: str, statement: str) -> "Unread":
     arguments = [f"{found[1]}{' = ...' if found[2] else ''}" for found in _ARGUMENT.finditer(statement)]
+    return Unread(name, module.__name__, f"{name}({', '.join(arguments) or '*args'})")
 
-    class Bound:
-        __module__ = module.__name__
-        __name__ = __qualname__ = name
-        __doc__ = f"{name}({', '.join(arguments) or '*args'})"
 
-        @property
-        def __signature__(self) -> Any:
-            raise ValueError(f"no signature found for builtin {name}")
+class Unread:
+    """Something of an extension module: it has no signature to inspect, and a docstring at best, as bound functions."""
 
-        def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-            raise RuntimeError(f"{name} was read from a source and cannot be called")
+    def __init__(self, name: str, module: str, doc: str | None = None) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = module
+        self.__doc__ = doc
 
-    return Bound()
+    @property
+    def __signature__(self) -> Any:
+        raise ValueError(f"no signature found for {self.__name__}")
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError(f"{self.__name__} was read from a source and cannot be called")

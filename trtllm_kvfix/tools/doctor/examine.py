@@ -52,11 +52,7 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
         upstream = Upstream(may_import=True)
         statuses = registry.probe(settings, upstream).fixes
     report["variant"] = upstream.variant()
-    report["fixes"] = [
-        status.as_dict()
-        | {"hazard": fix.hazard, "upstream": list(fix.upstream), "outlook": outlook(status, report["hook"])}
-        for fix, status in zip(registry.fixes, statuses, strict=True)
-    ]
+    report["fixes"] = described(registry.fixes, statuses, report["hook"])
     report["buffers"] = buffers(package.__file__, registry.fixes, statuses, report["hook"])
     report["problems"] += problems(statuses, report["hook"], forced=settings.force)
     return report
@@ -73,11 +69,7 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
         "variant": tree.variant(),
         "hook": "source",
         "self_tests": {fix.id: trial(fix) or "holds" for fix in registry.fixes},
-        "fixes": [
-            status.as_dict()
-            | {"hazard": fix.hazard, "upstream": list(fix.upstream), "outlook": outlook(status, "source")}
-            for fix, status in zip(registry.fixes, statuses, strict=True)
-        ],
+        "fixes": described(registry.fixes, statuses, "source"),
         "buffers": buffers(str(tree.package / "__init__.py"), registry.fixes, statuses, "run"),
         "unreadable": tree.unreadable,
         "problems": [
@@ -95,6 +87,13 @@ def hook_state(settings: Settings) -> str:
     if str(BOOTSTRAP) in environment().get(PATH, "").split(os.pathsep):
         return "run"
     return "persistent" if hook_file().exists() else "none"
+
+
+def described(fixes: Sequence[Fix], statuses: Sequence[FixStatus], hook: str) -> list[dict[str, Any]]:
+    return [
+        status.as_dict() | {"hazard": fix.hazard, "upstream": list(fix.upstream), "outlook": outlook(status, hook)}
+        for fix, status in zip(fixes, statuses, strict=True)
+    ]
 
 
 def outlook(status: FixStatus, hook: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay.upstream import BINDINGS, PACKAGE, V2_UTILS, Upstream
-from trtllm_kvfix.tools.doctor.bound_source import BoundSources
+from trtllm_kvfix.tools.doctor.bound_source import BoundSources, Unread
 
 
 class SourceTree(Upstream):
@@ -100,24 +100,10 @@ class SourceTree(Upstream):
             if found is None:
                 source = self.module(base)
                 # A name that comes from compiled code is there, and that is all that can be told.
-                absent = Unread(f"{base}.{alias.name}") if base.startswith(f"{PACKAGE}.bindings") else None
+                absent = Unread(alias.name, base) if base.startswith(f"{PACKAGE}.bindings") else None
                 found = getattr(source, alias.name, absent) if source is not None else absent
             if found is not None:
                 setattr(module, alias.asname or alias.name, found)
-
-
-class Unread:
-    """Something of an extension module that no stub and no source describes."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
-    @property
-    def __signature__(self) -> Any:
-        raise ValueError(f"no signature found for {self.__name__}")
-
-    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise RuntimeError(f"{self.__name__} was read from a source and cannot be called")
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
