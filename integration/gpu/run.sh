@@ -6,15 +6,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 results=${1:?usage: run.sh RESULTS_DIR [--quick]}
-site=$(mktemp -d)
-python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" . \
-  --config-settings=cmake.define.KVFIX_KERNELS=ON
-export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-# The stand-in's bound classes.
-export KVFIX_BOUND="$site/bound"
-cmake -S tests/bound -B "$KVFIX_BOUND" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo --log-level=WARNING \
-  -DPython_EXECUTABLE="$(command -v python3)"
-cmake --build "$KVFIX_BOUND"
+. integration/gpu/install.sh
 # Staging's own work without a driver, by vector width and number of workers: `make bench-cpp` makes it, where Google
 # Benchmark is installed, and it runs anywhere.
 if [ -x build/bench/bin/kvfix_bench ]; then

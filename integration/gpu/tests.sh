@@ -7,15 +7,7 @@ cd "$(dirname "$0")/../.."
 results=${1:?usage: tests.sh RESULTS_DIR [pytest arguments]}
 shift
 [ $# -gt 0 ] || set -- integration/gpu
-site=$(mktemp -d)
-python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" . \
-  --config-settings=cmake.define.KVFIX_KERNELS=ON
-export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-# The stand-in's bound classes.
-export KVFIX_BOUND="$site/bound"
-cmake -S tests/bound -B "$KVFIX_BOUND" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo --log-level=WARNING \
-  -DPython_EXECUTABLE="$(command -v python3)"
-cmake --build "$KVFIX_BOUND"
+. integration/gpu/install.sh
 status=0
 sh integration/gpu/device/run.sh || status=1
 # The checkout must not shadow what was installed.

@@ -1,0 +1,10 @@
+# Sourced by run.sh and tests.sh, from the root of the checkout: builds into a folder of its own, named by $site.
+site=$(mktemp -d)
+python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" . \
+  --config-settings=cmake.define.KVFIX_KERNELS=ON
+export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+# The stand-in's bound classes.
+export KVFIX_BOUND="$site/bound"
+cmake -S tests/bound -B "$KVFIX_BOUND" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo --log-level=WARNING \
+  -DPython_EXECUTABLE="$(command -v python3)"
+cmake --build "$KVFIX_BOUND"
