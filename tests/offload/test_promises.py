@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from trtllm_kvfix.offload.upstream import EXECUTOR, lets_go_of_all
+from trtllm_kvfix.offload.upstream import lets_go_of_all
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR
 
 from .conftest import Bench, MakeBench, serve_alone
 from .upstream_double import Request, RequestData, SchedulerOutput
@@ -145,8 +146,8 @@ def test_an_executor_that_lets_go_of_one_request_is_told_of_one(make_bench: Make
     [
         ({}, True),
         ({"tensorrt_llm": None}, False),
-        ({"tensorrt_llm": None, EXECUTOR: SimpleNamespace(PyExecutor=object)}, False),
-        ({"tensorrt_llm": None, EXECUTOR: SimpleNamespace(PyExecutor=NewExecutor)}, True),
+        ({"tensorrt_llm": None, PY_EXECUTOR: SimpleNamespace(PyExecutor=object)}, False),
+        ({"tensorrt_llm": None, PY_EXECUTOR: SimpleNamespace(PyExecutor=NewExecutor)}, True),
     ],
 )
 def test_which_executors_let_go_of_all(

@@ -42,13 +42,7 @@ STORED = Kind(10, "blocks stored", ("blocks",))
 LOADED = Kind(11, "blocks loaded", ("blocks",))
 TRANSFER_FAILED = Kind(12, "transfer failed", ("blocks",))  # text: the direction
 
-KINDS = {
-    kind.number: kind
-    for kind in (
-        FAULT, STOOD_DOWN, STARTED, LOOP_FAILED, BATCH_CUT, REORDERED, SHIPPED, FENCE_WAITED, HELD_BACK, STORED, LOADED,
-        TRANSFER_FAILED,
-    )
-}  # fmt: skip
+KINDS = {value.number: value for value in list(globals().values()) if isinstance(value, Kind)}
 
 
 class Recorder:

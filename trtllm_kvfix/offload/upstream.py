@@ -6,15 +6,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, PY_EXECUTOR, Upstream
 
-PLACES = (
-    "tensorrt_llm._torch.pyexecutor.connectors.kv_cache_connector",
-    "tensorrt_llm._torch.pyexecutor.kv_cache_connector",
-)
-
-
-EXECUTOR = "tensorrt_llm._torch.pyexecutor.py_executor"
 # Variants of docs/support.md.
 ENDS_WHILE_SAVING = ("A", "B", "B2")
 
@@ -46,7 +39,7 @@ def connector_module() -> ModuleType | None:
     """Only where TensorRT-LLM has been imported already: it is upstream that loads connectors."""
     if "tensorrt_llm" not in sys.modules:
         return None
-    for place in PLACES:
+    for place in CONNECTOR_PLACES:
         try:
             return import_module(place)
         except ModuleNotFoundError as error:
@@ -77,5 +70,5 @@ def lets_go_of_all() -> bool:
     and what the others had saved stays pinned until the server ends."""
     if "tensorrt_llm" not in sys.modules:
         return True
-    executor = getattr(sys.modules.get(EXECUTOR), "PyExecutor", None)
+    executor = getattr(sys.modules.get(PY_EXECUTOR), "PyExecutor", None)
     return hasattr(executor, "_end_transfer_and_maybe_terminate")

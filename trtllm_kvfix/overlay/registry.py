@@ -247,11 +247,11 @@ class Registry:
                     answer=answers.get(fix.id),
                     applied=fix.id in seams,
                     seams=seams.get(fix.id, {}),
-                    faults=fuse.of(fix.id).faults,
-                    first_error=fuse.of(fix.id).first_error,
-                    stood_down=fuse.of(fix.id).blown,
+                    faults=tried.faults,
+                    first_error=tried.first_error,
+                    stood_down=tried.blown,
                 )
-                for fix in self.fixes
+                for fix, tried in ((fix, fuse.of(fix.id)) for fix in self.fixes)
             )
         )
 
