@@ -24,6 +24,7 @@ V2_PLACES = (f"{_EXECUTOR}.kv_cache.kv_cache_manager_v2", f"{_EXECUTOR}.kv_cache
 ATTENTION_PLACES = (f"{PACKAGE}._torch.attention.backends.trtllm", f"{PACKAGE}._torch.attention_backend.trtllm")
 CONNECTOR_PLACES = (f"{_EXECUTOR}.connectors.kv_cache_connector", f"{_EXECUTOR}.kv_cache_connector")
 BINDINGS = f"{PACKAGE}.bindings.internal.batch_manager"
+BOUND_MANAGERS = ("BaseKVCacheManager", "KVCacheManager")
 V2_UTILS = f"{BINDINGS}.kv_cache_manager_v2_utils"
 PY_EXECUTOR = f"{_EXECUTOR}.py_executor"
 LLM_REQUEST = f"{_EXECUTOR}.llm_request"
@@ -115,6 +116,10 @@ class Upstream:
                 return None
             found = getattr(found, name, None)
         return found
+
+    def binds(self, method: str) -> bool:
+        """Whether the bound KV-cache manager has it, on whichever of its classes."""
+        return any(self.has(BINDINGS, f"{owner}.{method}") for owner in BOUND_MANAGERS)
 
     def has(self, module: str | ModuleType | None, dotted: str) -> bool:
         return self.attribute(module, dotted) is not None

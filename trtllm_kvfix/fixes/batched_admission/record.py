@@ -21,18 +21,17 @@ if TYPE_CHECKING:
 ID = "batched-admission"
 PREPARE = "ResourceManager.prepare_resources"
 ENTERS = "KVCacheManager._kv_connector_should_add_sequence"
-BOUND = ("KVCacheManager", "BaseKVCacheManager")
 TELLING = ("count_reusable_blocks", "find_new_context_block")
 
 
 def probe(up: Upstream) -> Answer:
     if not up.has(RESOURCE_MANAGER, "KVCacheManager.prepare_resources"):
         return absent("there is no V1 KV-cache manager that prepares a batch")
-    if _bound(up, "add_sequence_batch"):
+    if up.binds("add_sequence_batch"):
         return fixed("the bound manager claims for a whole batch before it allocates (T#13029)")
-    if not _bound(up, "add_sequence"):
+    if not up.binds("add_sequence"):
         return unknown("the bound manager has neither add_sequence nor add_sequence_batch")
-    if not any(_bound(up, name) for name in TELLING):
+    if not any(up.binds(name) for name in TELLING):
         return absent("nothing tells what a prompt would reuse, so no order is known to be better than upstream's")
     strange = _strange(up)
     if strange:
@@ -46,17 +45,13 @@ def _strange(up: Upstream) -> str:
         return f"{PREPARE} does not take a batch"
     if not takes(up, up.attribute(RESOURCE_MANAGER, ENTERS), SELF, SELF):
         return f"{ENTERS} does not take a request"
-    count = up.attribute(BINDINGS, f"{BOUND[0]}.count_reusable_blocks")
+    count = up.attribute(BINDINGS, "KVCacheManager.count_reusable_blocks")
     if count is not None and not takes(up, count, SELF, SELF, SELF, SELF):
         return "count_reusable_blocks does not take tokens, a request and a switch"
-    find = up.attribute(BINDINGS, f"{BOUND[0]}.find_new_context_block")
+    find = up.attribute(BINDINGS, "KVCacheManager.find_new_context_block")
     if find is not None and not takes(up, find, SELF, SELF, SELF):
         return "find_new_context_block does not take tokens and a request"
     return ""
-
-
-def _bound(up: Upstream, name: str) -> bool:
-    return any(up.has(BINDINGS, f"{owner}.{name}") for owner in BOUND)
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface

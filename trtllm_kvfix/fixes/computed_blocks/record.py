@@ -10,13 +10,12 @@ from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.trial import require
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam, State
-from trtllm_kvfix.overlay.upstream import BINDINGS, LLM_REQUEST, RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.overlay.upstream import BINDINGS, BOUND_MANAGERS, LLM_REQUEST, RESOURCE_MANAGER, Upstream
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
 
 ID = "computed-blocks"
-BOUND = ("BaseKVCacheManager", "KVCacheManager")
 # How many positional arguments upstream's callers pass.
 CALLED = {"store_context_blocks": 1, "remove_sequence": 3, "store_blocks_for_reuse": 3, "unpin_blocks_by_id": 1}
 READ = ("context_remaining_length", "context_current_position", "is_dummy_request", "is_generation_complete_state")
@@ -25,11 +24,11 @@ READ = ("context_remaining_length", "context_current_position", "is_dummy_reques
 def probe(up: Upstream) -> Answer:
     if up.bindings is None or not up.has(RESOURCE_MANAGER, "KVCacheManager.update_resources"):
         return absent("there is no V1 KV-cache manager over a bound one")
-    if any(up.has(BINDINGS, f"{owner}.add_sequence_batch") for owner in BOUND):
+    if up.binds("add_sequence_batch"):
         return fixed(
             "sequences are added in batches (T#13029), which came after blocks were stored by position (T#12673)"
         )
-    if not any(up.has(BINDINGS, f"{owner}.add_sequence") for owner in BOUND):
+    if not up.binds("add_sequence"):
         return unknown("the bound manager has neither add_sequence nor add_sequence_batch")
     strange = _strange(up)
     if strange:
@@ -72,7 +71,7 @@ def holds_for(up: Upstream, impl: Any) -> bool:
 
 def _methods(up: Upstream) -> Iterator[tuple[str, str]]:
     """(class, method) of those that the bound classes themselves hold."""
-    for owner in BOUND:
+    for owner in BOUND_MANAGERS:
         held = vars(up.attribute(BINDINGS, owner) or object)
         for name in CALLED:
             if name in held:

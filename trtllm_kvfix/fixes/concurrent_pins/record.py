@@ -9,14 +9,13 @@ from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
 from trtllm_kvfix.fixes.trial import require
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
-from trtllm_kvfix.overlay.upstream import BINDINGS, Upstream
+from trtllm_kvfix.overlay.upstream import BINDINGS, BOUND_MANAGERS, Upstream
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
 
 # Bound for the threads that lend blocks to other processes; the executor does without them.
 CALLED_BY_OTHERS = ("find_and_pin_blocks_by_hash", "pin_blocks_by_id", "force_offload_and_pin_blocks_by_hash")
-BOUND = ("BaseKVCacheManager", "KVCacheManager")
 # The C++ scheduler gets the bound manager as an argument and reads its queues.
 ALGORITHMS = "tensorrt_llm.bindings.internal.algorithms"
 SCHEDULER = "CapacityScheduler.__call__"
@@ -35,7 +34,7 @@ def probe(up: Upstream) -> Answer:
         return absent("there is no bound KV-cache manager")
     names = {name for _, name in _methods(up)}
     if not names:
-        return unknown(f"none of {', '.join(BOUND)} in {BINDINGS} has a method")
+        return unknown(f"none of {', '.join(BOUND_MANAGERS)} in {BINDINGS} has a method")
     called = [name for name in CALLED_BY_OTHERS if name in names]
     if not called:
         return absent("nothing is bound for other threads to call; the executor's thread is alone with the manager")
@@ -58,7 +57,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
 
 def _methods(up: Upstream) -> Iterator[tuple[str, str]]:
     """(class, method) of what the bound classes themselves hold; properties read plain fields and stay."""
-    for owner in BOUND:
+    for owner in BOUND_MANAGERS:
         for name, value in vars(up.attribute(BINDINGS, owner) or object).items():
             if not name.startswith("_") and callable(value) and not isinstance(value, type):
                 yield owner, name
