@@ -79,7 +79,7 @@ STAGED_V2 = (
 
 FENCE_CALLS = (
     *(f"{FENCE}.InputFence.{name}" for name in ("record", "_due", "_marks")),
-    *(f"{FENCE}.{name}" for name in ("Mark", "Mark.record", "Mark.wait", "_wait_for", "current_place")),
+    *(f"{FENCE}.{name}" for name in ("Mark", "Mark.record", "Mark.wait", "wait_for", "current_place")),
     *(f"native.Device.{name}" for name in ("create_event", "record", "done", "wait")),
     "metrics.counters.fence_waits",
 )

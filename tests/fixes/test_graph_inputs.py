@@ -197,7 +197,8 @@ def test_where_our_device_fails_altogether_torch_waits_for_the_whole_gpu(
     waited: list[str] = []
     torch = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: waited.append("gpu")))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr("trtllm_kvfix.fixes.graph_inputs.reads.current_place", broken)
+    for ours in ("graph_inputs.reads", "finish"):
+        monkeypatch.setattr(f"trtllm_kvfix.fixes.{ours}.current_place", broken)
     tables = loop.tables()
     loop.replay(tables)
     loop.write(tables, 1)

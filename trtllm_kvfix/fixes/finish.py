@@ -1,13 +1,25 @@
-"""The synchronous path: wait until the device has done what was enqueued, with whatever still works."""
+"""Waits of fixes: for their marks, counted, and where their own code has failed, for all that was enqueued."""
 
 import logging
 import sys
+from collections.abc import Iterable
 
-from trtllm_kvfix.staging import current_place
+from trtllm_kvfix.metrics import flight
+from trtllm_kvfix.metrics.counters import Counter
+from trtllm_kvfix.staging import Mark, current_place
 
 log = logging.getLogger("trtllm_kvfix")
 
 _said: set[str] = set()
+
+
+def wait_for(marks: Iterable[Mark], times: Counter, seconds: Counter) -> None:
+    """A wait that the device had passed already is none."""
+    waited_s = sum(mark.wait() for mark in marks)
+    if waited_s > 0:
+        times.add()
+        seconds.add(waited_s)
+        flight.note(flight.FENCE_WAITED, int(waited_s * 1e6))
 
 
 def finish(stream: int | None = None) -> None:

@@ -2,6 +2,6 @@
 
 from trtllm_kvfix.staging.mark import Mark
 from trtllm_kvfix.staging.offset_stager import OffsetStager
-from trtllm_kvfix.staging.place import Place, current_place, on_stream, synchronize_gpu
+from trtllm_kvfix.staging.place import Place, current_place, on_stream
 
-__all__ = ["Mark", "OffsetStager", "Place", "current_place", "on_stream", "synchronize_gpu"]
+__all__ = ["Mark", "OffsetStager", "Place", "current_place", "on_stream"]

@@ -17,9 +17,12 @@ class Mark:
     def record(self) -> None:
         self._device.record(self._event, self.stream)
 
+    def done(self) -> bool:
+        return self._device.done(self._event)
+
     def wait(self) -> float:
         """Seconds; 0 where the device had passed already."""
-        if self._device.done(self._event):
+        if self.done():
             return 0.0
         begin = time.perf_counter()
         self._device.wait(self._event)

@@ -43,13 +43,6 @@ def current_place() -> Place:
     return Place(_device(index), stream_of_torch()(index))
 
 
-def synchronize_gpu() -> None:
-    """Waits for all that torch's current device has been given, and needs nothing of ours, which may be what failed."""
-    import torch  # noqa: PLC0415  only where tensors are
-
-    torch.cuda.synchronize()
-
-
 @cache
 def stream_of_torch() -> Callable[[int], int]:
     """Asks torch for the number of a device's current stream, by its shortcut where it has one.

@@ -1,8 +1,9 @@
 """What has been enqueued that reads one set of host tables, and the wait until it has run."""
 
-from trtllm_kvfix.metrics import counters, flight
+from trtllm_kvfix.fixes.finish import finish, wait_for
+from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.staging import Mark, current_place, synchronize_gpu
+from trtllm_kvfix.staging import Mark, current_place
 
 
 class Reads:
@@ -37,28 +38,11 @@ class Reads:
         """The tables may be written when this returns."""
         if self._is_tracked and not self._fuse.blown:
             try:
-                waited_s = sum(mark.wait() for mark in self._marks.values())
+                wait_for(self._marks.values(), counters.replay_waits, counters.replay_wait_seconds)
             except Exception as error:
                 self._fuse.fault(error)
             else:
                 self._fuse.in_a_row = 0
-                _count(waited_s)
                 return
-        self._drain()
-
-    def _drain(self) -> None:
-        """Wait for all that this thread's stream has, or where our device fails, too, for all that the GPU has."""
-        try:
-            place = current_place()
-            place.device.synchronize(place.stream)
-        except Exception as error:
-            self._fuse.fault(error)
-            synchronize_gpu()
+        finish()
         self._is_tracked = True
-
-
-def _count(waited_s: float) -> None:
-    if waited_s > 0:
-        counters.replay_waits.add()
-        counters.replay_wait_seconds.add(waited_s)
-        flight.note(flight.FENCE_WAITED, int(waited_s * 1e6))

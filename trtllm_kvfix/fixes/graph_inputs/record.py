@@ -1,6 +1,5 @@
 """Host tables that a CUDA graph reads at replay are written behind the replay (H9)."""
 
-import inspect
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ import numpy as np
 
 from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.graph_inputs.mechanism import ID, ReplayFence
+from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.trial import Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import GRAPH_RUNNER, LORA_PARAMS, Upstream
@@ -41,10 +41,8 @@ def probe(up: Upstream) -> Answer:
         function = up.attribute(module, path)
         if function is None:
             return unknown(f"there is no {path}")
-        try:
-            inspect.signature(function).bind(None, *[None] * places, **dict.fromkeys(names))
-        except (TypeError, ValueError) as error:
-            return unknown(f"{path} is not called as it was: {error}")
+        if not takes(up, function, SELF, *[SELF] * places, **dict.fromkeys(names, SELF)):
+            return unknown(f"{path} is not called as it was")
     return needed("host tables that a CUDA graph reads are rewritten while its replay may be pending")
 
 

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from trtllm_kvfix.fixes.finish import finish
-from trtllm_kvfix.metrics import counters, flight
+from trtllm_kvfix.fixes.finish import finish, wait_for
+from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging import Mark, current_place
 
@@ -49,7 +49,7 @@ class InputFence:
             due += self._due(engine)
             if not due:
                 return
-            _wait_for(due)
+            wait_for(due, counters.fence_waits, counters.fence_wait_seconds)
         except Exception as error:
             self._tried.fault(error)
             streams: set[int | None] = {mark.stream for mark in due}
@@ -96,11 +96,3 @@ class InputFence:
         if not hasattr(mine, "marks"):
             mine.marks, mine.pending = {}, {}
         return mine.marks, mine.pending
-
-
-def _wait_for(marks: list[Mark]) -> None:
-    waited_s = sum(mark.wait() for mark in marks)
-    if waited_s > 0:
-        counters.fence_waits.add()
-        counters.fence_wait_seconds.add(waited_s)
-        flight.note(flight.FENCE_WAITED, int(waited_s * 1e6))

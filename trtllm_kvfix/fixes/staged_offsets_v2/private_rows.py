@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trtllm_kvfix import native
-from trtllm_kvfix.staging import current_place
+from trtllm_kvfix.staging import Mark, current_place
 
 
 class Lot(NamedTuple):
@@ -18,7 +17,7 @@ class PrivateRows:
     """A lot is kept until the kernel has run: torch's host allocator knows of its own copies, of no kernel's reads."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[native.Device, int, Lot]] = deque()  # with the event behind the kernel
+        self._kept: deque[tuple[Mark, Lot]] = deque()  # with the mark behind the kernel
 
     def of(self, table: Any, copy_index: Any) -> Lot:
         index = copy_index.numpy()
@@ -31,13 +30,11 @@ class PrivateRows:
 
     def keep(self, lot: Lot, stream: int) -> None:
         """Its kernel has been launched on the stream."""
-        device = current_place().device
-        event = device.create_event()
-        device.record(event, stream)
-        self._kept.append((device, event, lot))
-        while self._kept and self._kept[0][0].done(self._kept[0][1]):
-            done_device, done_event, _ = self._kept.popleft()
-            done_device.destroy_event(done_event)
+        mark = Mark(current_place().device, stream)
+        mark.record()
+        self._kept.append((mark, lot))
+        while self._kept and self._kept[0][0].done():
+            self._kept.popleft()
 
 
 def fresh_pinned(tensor: Any) -> Any:
