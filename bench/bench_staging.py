@@ -30,6 +30,8 @@ POOLS = (1, 4)
 USUAL, SCATTERED = (0.03, False), (0.03, True)
 CHANGED = (USUAL, (0.01, False), (1.0, False))
 ENTRIES_MAX = 256 * 2048  # of one pool's rows: larger tables only repeat the story
+# Tables above 16 MiB, which `auto` keeps on the device: a plane of 16, 32, 64 and 128 MiB.
+LARGE = ((1, 1024, 4096, *USUAL), (1, 1024, 8192, *USUAL), (1, 2048, 8192, *USUAL), (4, 2048, 4096, *USUAL))
 QUICK = ((1, 8, 64, *USUAL), (1, 256, 1024, *USUAL), (1, 256, 1024, *SCATTERED), (4, 256, 1024, *USUAL))
 # What is compared where the share of changes is not the usual one: the others cost the same whatever has changed.
 BY_CHANGES = ("racy_v1", "snapshot_event_v2", "ours_v1_device_table", "ours_v2_device_table")
@@ -171,7 +173,9 @@ def print_targets(measured: list[tuple["Case", list[Row]]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=25, help="at most")
-    parser.add_argument("--quick", action="store_true", help="four cases, some seconds")
+    few = parser.add_mutually_exclusive_group()
+    few.add_argument("--quick", action="store_true", help="four cases, some seconds")
+    few.add_argument("--large", action="store_true", help="four cases of tables above 16 MiB")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
     if torch is None or not torch.cuda.is_available():
@@ -183,7 +187,7 @@ def main() -> int:
     torch.set_num_threads(1)
     print(device.name, "torch", torch.__version__, "cpus", os.cpu_count(), "numpy", np.__version__)
     measured = []
-    for shape in QUICK if options.quick else all_cases():
+    for shape in QUICK if options.quick else LARGE if options.large else all_cases():
         case = Case(*shape)
         rows = rows_of(device, case, options.rounds)
         report("staging.csv", rows, options.results)
