@@ -27,31 +27,24 @@ except ImportError:  # main() says so
 SEQUENCES = (8, 64, 256, 1024, 2048)
 BLOCKS = (64, 256, 1024, 4096, 8192)
 POOLS = (1, 4)
-USUAL, SCATTERED = (0.03, False), (0.03, True)
-CHANGED = (USUAL, (0.01, False), (1.0, False))
 ENTRIES_MAX = 256 * 2048  # of one pool's rows: larger tables only repeat the story
-# Tables above 16 MiB, which `auto` keeps on the device: a plane of 16, 32, 64 and 128 MiB.
-LARGE = ((1, 1024, 4096, *USUAL), (1, 1024, 8192, *USUAL), (1, 2048, 8192, *USUAL), (4, 2048, 4096, *USUAL))
-QUICK = ((1, 8, 64, *USUAL), (1, 256, 1024, *USUAL), (1, 256, 1024, *SCATTERED), (4, 256, 1024, *USUAL))
-# What is compared where the share of changes is not the usual one: the others cost the same whatever has changed.
-BY_CHANGES = ("racy_v1", "snapshot_event_v2", "ours_v1_device_table", "ours_v2_device_table")
+LARGE = ((1, 1024, 4096), (1, 1024, 8192), (1, 2048, 8192), (4, 2048, 4096))  # a plane of 16, 32, 64 and 128 MiB
+QUICK = ((1, 8, 64), (1, 256, 1024), (4, 256, 1024))
 WARM_UP_ROUNDS, ROUNDS_MIN = 2, 5  # the first calls allocate and load
 SECONDS_MAX = 0.3  # of one variant in one case, after ROUNDS_MIN: the whole grid takes about four minutes
 WALK_BYTES = 8 << 20
 
-Shape = tuple[int, int, int, float, bool]
+Shape = tuple[int, int, int]
 
 
 def all_cases() -> list[Shape]:
-    grid: list[Shape] = [
-        (pools, sequences, blocks, *changed)
+    return [
+        (pools, sequences, blocks)
         for pools in POOLS
         for sequences in SEQUENCES
         for blocks in BLOCKS
-        for changed in CHANGED
         if sequences * blocks <= ENTRIES_MAX
     ]
-    return [*grid, (1, 256, 1024, *SCATTERED)]
 
 
 def call_us(ship: Callable[[], None]) -> float:
@@ -103,20 +96,11 @@ def rows_of(device: native.Device, case: "Case", rounds_max: int) -> list[Row]:
     base: dict[str, Summary] = {}
     for make in VARIANTS:
         variant = make(device, case)
-        if (case.changed, case.scattered) in (USUAL, SCATTERED) or variant.name in BY_CHANGES:
-            for metric, summary in zip(("cpu_us", "gpu_us"), measure(device, case, variant, rounds_max), strict=True):
-                base.setdefault(metric, summary)  # the first variant is the racy V1 original
-                ratio = summary.median / base[metric].median
-                rows.append(
-                    Row(
-                        case.name,
-                        case.blocks,
-                        variant.name,
-                        metric,
-                        summary,
-                        Summary(ratio, ratio, ratio, summary.rounds),
-                    )
-                )
+        for metric, summary in zip(("cpu_us", "gpu_us"), measure(device, case, variant, rounds_max), strict=True):
+            base.setdefault(metric, summary)  # the first variant is the racy V1 original
+            ratio = summary.median / base[metric].median
+            compared = Summary(ratio, ratio, ratio, summary.rounds)
+            rows.append(Row(case.name, case.blocks, variant.name, metric, summary, compared))
         variant.close()
     return rows
 
@@ -126,48 +110,42 @@ class Sized(NamedTuple):
 
     table_bytes: int  # of one plane of v2, of both of v1
     snapshot_us: float
-    other_us: float
+    early_us: float
 
 
 def crossover(cases: list[Sized]) -> int:
-    """From which table size on to prefer the other way: where the wrong choices together cost least."""
+    """From which table size on to prefer an early copy: where the wrong choices together cost least."""
 
     def excess(threshold: int) -> float:
-        chosen = [one.other_us if one.table_bytes >= threshold else one.snapshot_us for one in cases]
-        return sum(math.log(us / min(one.snapshot_us, one.other_us)) for us, one in zip(chosen, cases, strict=True))
+        chosen = [one.early_us if one.table_bytes >= threshold else one.snapshot_us for one in cases]
+        return sum(math.log(us / min(one.snapshot_us, one.early_us)) for us, one in zip(chosen, cases, strict=True))
 
     never = max(one.table_bytes for one in cases) + 1
     return min(sorted({*(one.table_bytes for one in cases), never}), key=excess)
 
 
 def print_crossovers(measured: list[tuple["Case", list[Row]]]) -> None:
-    """Values for k...BytesMin in cpp/staging/offset_stager.cc, by layout and metric, at 3 % changed."""
-    usual = [(case, rows) for case, rows in measured if (case.changed, case.scattered) == USUAL]
-    for mode in ("device_table", "early_copy"):
-        for layout, planes in (("v1", 2), ("v2", 1)):
-            for metric in ("cpu_us", "gpu_us"):
-                cases = []
-                for case, rows in usual:
-                    by_name = {row.manager: row.summary.median for row in rows if row.metric == metric}
-                    size = case.pools * case.sequences * case.blocks * planes * 4
-                    cases.append(Sized(size, *(by_name[f"ours_{layout}_{way}"] for way in ("snapshot", mode))))
-                wins = sum(one.other_us < one.snapshot_us for one in cases)
-                print(
-                    f"crossover {layout} {metric}: {mode} from {crossover(cases)} bytes on; "
-                    f"it wins {wins} of {len(cases)}"
-                )
+    """Values for k...BytesMin in cpp/staging/offset_stager.cc, by layout and metric."""
+    for layout, planes in (("v1", 2), ("v2", 1)):
+        for metric in ("cpu_us", "gpu_us"):
+            cases = []
+            for case, rows in measured:
+                by_name = {row.manager: row.summary.median for row in rows if row.metric == metric}
+                size = case.pools * case.sequences * case.blocks * planes * 4
+                cases.append(Sized(size, *(by_name[f"ours_{layout}_{way}"] for way in ("snapshot", "early_copy"))))
+            wins = sum(one.early_us < one.snapshot_us for one in cases)
+            print(f"{layout} {metric}: early_copy from {crossover(cases)} bytes on; it wins {wins} of {len(cases)}")
 
 
 def print_targets(measured: list[tuple["Case", list[Row]]]) -> None:
     """Where the automatic choice takes more CPU than the racy V1 original, and how it compares with the V2 fix."""
     for case, rows in measured:
         cpu = {row.manager: row.summary.median for row in rows if row.metric == "cpu_us"}
-        if "ours_v1_auto" in cpu:
-            print(
-                f"{case.name}: v1 {cpu['ours_v1_auto'] / cpu['racy_v1']:.2f} of racy v1,"
-                f" v2 {cpu['ours_v2_auto'] / cpu['racy_v1']:.2f} of racy v1,"
-                f" {cpu['snapshot_event_v2'] / cpu['ours_v2_auto']:.2f} times less than snapshot and event"
-            )
+        print(
+            f"{case.name}: v1 {cpu['ours_v1_auto'] / cpu['racy_v1']:.2f} of racy v1,"
+            f" v2 {cpu['ours_v2_auto'] / cpu['racy_v1']:.2f} of racy v1,"
+            f" {cpu['snapshot_event_v2'] / cpu['ours_v2_auto']:.2f} times less than snapshot and event"
+        )
 
 
 def main() -> int:
@@ -175,15 +153,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=25, help="at most")
     few = parser.add_mutually_exclusive_group()
     few.add_argument("--quick", action="store_true", help="four cases, some seconds")
-    few.add_argument("--large", action="store_true", help="four cases of tables above 16 MiB")
+    few.add_argument("--large", action="store_true", help="four cases, tables of 16 to 256 MiB")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
     if torch is None or not torch.cuda.is_available():
         print(f"skipped: needs {'torch' if torch is None else 'a GPU that torch can use'}")
         return 0
     device = native.open_device("cuda")
-    # An executor's process has the cores of its rank, and its CPU work is on one thread: so is everyone's here, but for
-    # the workers that help ours with large tables where there are cores to spare. Rows named `_alone` are without them.
+    # An executor's process has the cores of its rank, and its CPU work is on one thread: so is everyone's here.
     torch.set_num_threads(1)
     print(device.name, "torch", torch.__version__, "cpus", os.cpu_count(), "numpy", np.__version__)
     measured = []

@@ -97,6 +97,8 @@ def test_bad_environment_is_refused_by_name(environ: dict[str, str], message: st
         ("kvfix: {zzzzzzzzzzzzzzzzzzzzzzzzzz: 3}", "known are kvfix.agreement_timeout_s, "),
         ("kvfix: {replay: {blocks_host: 1.5}}", "kvfix.replay.blocks_host is 1.5: "),
         ("kvfix: {replay: 3}", "unknown setting kvfix.replay in "),
+        ("kvfix: {tuning: {staging_mode: device_table}}", "kvfix.tuning.staging_mode is 'device_table': "),
+        ("kvfix: {tuning: {staging_mode: device_table}}", "it is gone, because an early copy is faster"),
         ("kv_fix: {}", "has no mapping `kvfix:` at its top level"),
         ("- 1", "has no mapping `kvfix:` at its top level"),
         ("a: [", "cannot be read: "),

@@ -625,9 +625,6 @@ class StagerStats:
     def staged_bytes(self) -> int: ...
 
     @property
-    def entries_changed(self) -> int: ...
-
-    @property
     def late_copies(self) -> int: ...
 
     @property

@@ -26,9 +26,16 @@ def _choice(value: Any) -> Any:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
+def _staging_mode(value: Any) -> Any:
+    if value == "device_table":
+        raise ValueError("it is gone, because an early copy is faster for tables of every size; write auto")
+    return value
+
+
 # One validator instead of a union's two: the error then names the setting and not a branch of its type.
 Size: TypeAlias = Annotated[int | str, PlainValidator(_size)]
 Choice: TypeAlias = Annotated[Literal["auto", "on", "off"], BeforeValidator(_choice)]
+StagingMode: TypeAlias = Annotated[Literal["auto", "snapshot", "early_copy"], BeforeValidator(_staging_mode)]
 
 
 class ReplaySettings(Section):
@@ -71,7 +78,7 @@ class FixSettings(Section):
     """What a fix may be told besides on and off; each one gets it when its replacements are made."""
 
     staging_slots: int = Field(default=3, ge=2, le=64)  # of each ring: shipments that may be pending at once
-    staging_mode: Literal["auto", "snapshot", "device_table", "early_copy"] = "auto"
+    staging_mode: StagingMode = "auto"
 
 
 class Settings(Section):

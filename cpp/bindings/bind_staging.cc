@@ -31,10 +31,8 @@ OffsetLayout layout_from(const std::string& name) {
     return name == "v1" ? OffsetLayout::v1 : OffsetLayout::v2;
 }
 
-constexpr std::pair<const char*, StagerMode> kModes[] = {{"auto", StagerMode::automatic},
-                                                         {"snapshot", StagerMode::snapshot},
-                                                         {"device_table", StagerMode::device_table},
-                                                         {"early_copy", StagerMode::early_copy}};
+constexpr std::pair<const char*, StagerMode> kModes[] = {
+    {"auto", StagerMode::automatic}, {"snapshot", StagerMode::snapshot}, {"early_copy", StagerMode::early_copy}};
 
 StagerMode mode_from(const std::string& name) {
     for (const auto& [known, mode] : kModes) {
@@ -42,7 +40,7 @@ StagerMode mode_from(const std::string& name) {
             return mode;
         }
     }
-    throw std::invalid_argument("mode is '" + name + "'; it is 'auto', 'snapshot', 'device_table' or 'early_copy'");
+    throw std::invalid_argument("mode is '" + name + "'; it is 'auto', 'snapshot' or 'early_copy'");
 }
 
 const char* mode_name(StagerMode mode) {
@@ -141,7 +139,6 @@ void bind_staging(nb::module_& m) {
             "mode", [](const StagerStats& s) { return mode_name(s.mode); }, nb::sig("def mode(self) -> str"))
         .def_ro("ships", &StagerStats::ships)
         .def_ro("staged_bytes", &StagerStats::staged_bytes)
-        .def_ro("entries_changed", &StagerStats::entries_changed)
         .def_ro("late_copies", &StagerStats::late_copies)
         .def_ro("ring_waits", &StagerStats::ring_waits)
         .def_prop_ro("wait_us", [](const StagerStats& s) { return static_cast<double>(s.wait_ns) / 1e3; });

@@ -65,14 +65,12 @@ void check_one(const char* kernel, const CopyBlocks& call) {
                            ": pieces of " + std::to_string(kCopyPieceBytes) + " bytes are counted in 31 bits");
     }
 }
-void check_one(const char*, const ApplyEntries&) {}
 void check_one(const char*, const FillWords&) {}
 
 }  // namespace
 
 const char* kernel_name(const KernelCall& call) {
-    static constexpr std::array names{"ExpandRows",       "GatherHostRows", "ApplyEntries",
-                                      "GatherDeviceRows", "CopyBlocks",     "FillWords"};
+    static constexpr std::array names{"ExpandRows", "GatherHostRows", "GatherDeviceRows", "CopyBlocks", "FillWords"};
     static_assert(names.size() == std::variant_size_v<KernelCall>);
     return names[call.index()];
 }

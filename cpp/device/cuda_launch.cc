@@ -59,9 +59,6 @@ struct ShapeOf {
     LaunchShape operator()(const RowCall& call) const {
         return for_rows(std::uint64_t{call.pools} * call.rows, call.width);
     }
-    LaunchShape operator()(const ApplyEntries& call) const {
-        return for_threads(divide_up(call.count, 2), kBlocksPerMultiprocessor * gpu.multiprocessors);
-    }
     LaunchShape operator()(const FillWords& call) const {
         return for_threads(divide_up(call.count, kWordsPerThread), kBlocksPerMultiprocessor * gpu.multiprocessors);
     }

@@ -55,16 +55,6 @@ void run_one(GatherHostRows call, const SimMemory::Access& access) {
     run_reference(call);
 }
 
-void run_one(ApplyEntries call, const SimMemory::Access& access) {
-    const auto entries = read_indices(call.entries, call.count, "table entries", access);
-    call.entries = entries.data();
-    for (const TableEntry& entry : entries) {
-        access.require(address_of(call.table) + std::uint64_t{entry.index} * sizeof(std::int32_t), sizeof(std::int32_t),
-                       "table entry");
-    }
-    run_reference(call);
-}
-
 void run_one(GatherDeviceRows call, const SimMemory::Access& access) {
     const auto row_index = read_indices(call.row_index, call.rows, "row index", access);
     call.row_index = row_index.data();

@@ -42,19 +42,6 @@ struct GatherHostRows {
     PageScale scale;
 };
 
-// One changed entry of a device table: an index into it, and the value.
-struct TableEntry {
-    std::uint32_t index;
-    std::int32_t value;
-};
-
-// table[entries[i].index] = entries[i].value. An index stands at most once in a call: the order of writes is not defined.
-struct ApplyEntries {
-    std::int32_t* table;
-    const TableEntry* entries;  // in device memory, or pinned and held until the kernel has run
-    std::uint32_t count;
-};
-
 // dst rows from rows of a table in device memory. planes = 2: both planes are copied as they are ("v1"). planes = 1: K plane, scaled ("v2").
 struct GatherDeviceRows {
     OffsetDestination dst;

@@ -154,19 +154,6 @@ __global__ void GatherDeviceRows(const __grid_constant__ kvfix::GatherDeviceRows
     });
 }
 
-// Two entries to a load, as they may come over the link. Which of two entries for one index wins is not defined.
-__global__ void ApplyEntries(const __grid_constant__ kvfix::ApplyEntries call) {
-    const std::uint64_t pairs = aligned(call.entries) ? call.count / 2 : 0;
-    for (std::uint64_t i = place_in_grid(); i < pairs; i += threads_in_grid()) {
-        const int4 pair = pieces(call.entries)[i];
-        call.table[static_cast<std::uint32_t>(pair.x)] = pair.y;
-        call.table[static_cast<std::uint32_t>(pair.z)] = pair.w;
-    }
-    for (std::uint64_t i = pairs * 2 + place_in_grid(); i < call.count; i += threads_in_grid()) {
-        call.table[call.entries[i].index] = call.entries[i].value;
-    }
-}
-
 __global__ void __launch_bounds__(kCopyThreadsMax) CopyBlocks(const __grid_constant__ kvfix::CopyBlocks call) {
 #if __CUDA_ARCH__ >= 900
     if (bulk_copy::dynamic_shared_bytes() >= kvfix::kCopySharedBytes) {

@@ -54,13 +54,6 @@ void run_reference(const GatherHostRows& call) {
     }
 }
 
-void run_reference(const ApplyEntries& call) {
-    for (std::uint32_t i = 0; i < call.count; ++i) {
-        const std::uint32_t index = load_relaxed(&call.entries[i].index);
-        store_relaxed(call.table + index, load_relaxed(&call.entries[i].value));
-    }
-}
-
 void run_reference(const GatherDeviceRows& call) {
     // The table's planes may be wider or narrower than the destination's.
     const std::uint32_t table_blocks = call.table_row_stride / call.planes;

@@ -8,7 +8,6 @@ namespace kvfix {
 
 void run_reference(const ExpandRows& call);
 void run_reference(const GatherHostRows& call);
-void run_reference(const ApplyEntries& call);
 void run_reference(const GatherDeviceRows& call);
 void run_reference(const CopyBlocks& call);
 void run_reference(const FillWords& call);

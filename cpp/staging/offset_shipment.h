@@ -4,13 +4,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 
 #include "device/device.h"
 #include "kernels/calls.h"
-#include "staging/worker_team.h"
 
 namespace kvfix {
 
@@ -49,8 +47,7 @@ struct StagerConfig {
     std::uint32_t rows_max = 0;
     std::uint32_t blocks_max = 0;
     std::uint32_t slots = 3;
-    PageScale scale{};                           // of v2
-    std::shared_ptr<WorkerTeam> team = nullptr;  // helps with what is large; null: the caller works alone
+    PageScale scale{};                                                  // of v2
     std::optional<std::chrono::nanoseconds> late_after = std::nullopt;  // of an early copy; by default its size tells
 
     std::size_t elements_max() const { return std::size_t{num_pools} * rows_max * planes_of(layout) * blocks_max; }

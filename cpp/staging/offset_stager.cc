@@ -4,19 +4,16 @@
 #include <stdexcept>
 
 #include "core/types.h"
-#include "staging/shared_lines.h"
 
 namespace kvfix {
 namespace {
 
-// Tables from this size on are kept on the device: where bench_staging.py, which prints it, sees the CPU time of the two ways
-// cross (rows ours_*_snapshot and ours_*_device_table of bench/results/staging.csv).
-constexpr std::size_t kDeviceTableBytesMin = 1048576;  // 1 MiB
 // Where a copy engine works beside the CPU: shipments from these sizes on are worth an early copy (rows ours_*_early_copy and
-// ours_v1_auto_lent), of tables up to what the buffers on the device are worth, one for each slot.
+// ours_v1_auto_lent of bench/results/staging.csv). It wins at every larger size, but it takes a buffer on the device for each slot:
+// of larger tables than this, memory of the KV cache is worth more than the time.
 constexpr std::size_t kLentBytesMin = 65536;           // 64 KiB, with nobody waiting for the copy
 constexpr std::size_t kEarlyCopyBytesMin = 262144;     // 256 KiB
-constexpr std::size_t kEarlyTableBytesMax = 16777216;  // 16 MiB
+constexpr std::size_t kEarlyTableBytesMax = 67108864;  // 64 MiB
 
 // `why` makes the text, and only when it is needed: a ship checks every row.
 template <class Why>
@@ -39,19 +36,10 @@ StagerConfig checked(const StagerConfig& config) {
     return config;
 }
 
-// Held by the stager that is in use alone, so that closing it lets the workers go.
-StagerConfig with_team(StagerConfig config) {
-    if (config.team == nullptr && config.elements_max() * sizeof(std::int32_t) >= kTeamBytesMin) {
-        config.team = WorkerTeam::shared();
-    }
-    return config;
-}
-
 StagerMode resolve(const Device& device, const StagerConfig& config, StagerMode mode) {
-    if (mode == StagerMode::device_table || mode == StagerMode::early_copy) {
+    if (mode == StagerMode::early_copy) {
         require(device.has_kernels(), [&] {
-            return std::string(mode == StagerMode::early_copy ? "mode early_copy" : "mode device_table") +
-                   " needs kernels, and " + device.name() +
+            return "mode early_copy needs kernels, and " + device.name() +
                    " has none: the package was built without a CUDA compiler, or for other GPUs";
         });
     }
@@ -59,13 +47,8 @@ StagerMode resolve(const Device& device, const StagerConfig& config, StagerMode 
         return mode;
     }
     const std::size_t bytes = config.elements_max() * sizeof(std::int32_t);
-    if (!device.has_kernels()) {
-        return StagerMode::snapshot;
-    }
-    if (!device.simulated() && bytes >= kLentBytesMin && bytes <= kEarlyTableBytesMax) {
-        return StagerMode::early_copy;
-    }
-    return bytes >= kDeviceTableBytesMin ? StagerMode::device_table : StagerMode::snapshot;
+    const bool pays = bytes >= kLentBytesMin && bytes <= kEarlyTableBytesMax;
+    return pays && device.has_kernels() && !device.simulated() ? StagerMode::early_copy : StagerMode::snapshot;
 }
 
 std::size_t bytes_of(const Shipment& shipment, OffsetLayout layout) {
@@ -79,16 +62,11 @@ OffsetStager::OffsetStager(std::shared_ptr<Device> device, const StagerConfig& c
     if (mode == StagerMode::automatic) {
         early_from_ = {.lent = kLentBytesMin, .awaited = kEarlyCopyBytesMin};
     }
-    if (mode_ == StagerMode::device_table) {
-        device_table_ = std::make_unique<DeviceTableStager>(std::move(device), with_team(config));
-        ring_counters_.push_back(device_table_->ring_counters());
-        return;
-    }
     if (mode_ == StagerMode::early_copy) {
         early_ = std::make_unique<EarlyCopyStager>(device, config);
         ring_counters_.push_back(early_->ring_counters());
     }
-    snapshot_ = std::make_unique<SnapshotStager>(std::move(device), with_team(config));
+    snapshot_ = std::make_unique<SnapshotStager>(std::move(device), config);
     ring_counters_.push_back(snapshot_->ring_counters());
 }
 
@@ -96,14 +74,13 @@ OffsetStager::~OffsetStager() {
     if (home_.left()) {  // the device's memory is the parent's, and so is whoever would end what is pending
         static_cast<void>(early_.release());
         static_cast<void>(snapshot_.release());
-        static_cast<void>(device_table_.release());
     }
 }
 
 void OffsetStager::check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const {
     const HostTable& table = shipment.table;
     const auto text = [](auto number) { return std::to_string(number); };
-    require(snapshot_ != nullptr || device_table_ != nullptr, [] { return "ship() after close()"; });
+    require(snapshot_ != nullptr, [] { return "ship() after close()"; });
     require(table.pools == config_.num_pools, [&] {
         return "the table has " + text(table.pools) + " pools, the stager was made for " + text(config_.num_pools);
     });
@@ -136,13 +113,7 @@ void OffsetStager::ship(const Shipment& shipment, std::uint32_t dst_rows) {
     if (early_ != nullptr && ship_early(shipment)) {
         return;
     }
-    if (snapshot_ != nullptr) {
-        staged_bytes_ += snapshot_->ship(shipment);
-        return;
-    }
-    const auto shipped = device_table_->ship(shipment);
-    staged_bytes_ += shipped.bytes;
-    entries_changed_ += shipped.entries;
+    staged_bytes_ += snapshot_->ship(shipment);
 }
 
 bool OffsetStager::ship_early(const Shipment& shipment) {
@@ -174,7 +145,6 @@ StagerStats OffsetStager::stats() const {
     return {.mode = mode_,
             .ships = ships_,
             .staged_bytes = staged_bytes_,
-            .entries_changed = entries_changed_,
             .late_copies = late_copies_,
             .ring_waits = ring.waits,
             .wait_ns = ring.wait_ns};
@@ -186,15 +156,11 @@ void OffsetStager::close() {
     // Taken out first: closed is closed, even if something pending has failed.
     const auto early = std::move(early_);
     const auto snapshot = std::move(snapshot_);
-    const auto device_table = std::move(device_table_);
     if (early != nullptr) {
         early->drain();
     }
     if (snapshot != nullptr) {
         snapshot->drain();
-    }
-    if (device_table != nullptr) {
-        device_table->drain();
     }
 }
 

@@ -10,21 +10,19 @@
 #include <vector>
 
 #include "core/home_process.h"
-#include "staging/device_table_stager.h"
 #include "staging/early_copy_stager.h"
 #include "staging/offset_shipment.h"
 #include "staging/snapshot_stager.h"
 
 namespace kvfix {
 
-enum class StagerMode : std::uint8_t { automatic, snapshot, device_table, early_copy };
+enum class StagerMode : std::uint8_t { automatic, snapshot, early_copy };
 
 struct StagerStats {
     StagerMode mode = StagerMode::snapshot;  // the one in use
     std::uint64_t ships = 0;
     std::uint64_t staged_bytes = 0;
-    std::uint64_t entries_changed = 0;  // of device_table
-    std::uint64_t late_copies = 0;      // of early_copy: the shipment went as a snapshot, or settle() waited
+    std::uint64_t late_copies = 0;  // of early_copy: the shipment went as a snapshot, or settle() waited
     std::uint64_t ring_waits = 0;
     std::uint64_t wait_ns = 0;
 };
@@ -58,17 +56,15 @@ class OffsetStager {
     };
 
     const HomeProcess home_;
-    const StagerConfig config_;  // as given: `team` may be null
-    const StagerMode mode_;      // the one in use
+    const StagerConfig config_;
+    const StagerMode mode_;  // the one in use
     EarlyFrom early_from_;
-    std::mutex mutex_;  // guards the stagers, of which there is one until close(), and an early one beside snapshots
-    std::unique_ptr<EarlyCopyStager> early_;
-    std::unique_ptr<SnapshotStager> snapshot_;
-    std::unique_ptr<DeviceTableStager> device_table_;
+    std::mutex mutex_;                                                // guards the stagers
+    std::unique_ptr<EarlyCopyStager> early_;                          // in mode early_copy, until close()
+    std::unique_ptr<SnapshotStager> snapshot_;                        // until close()
     std::vector<std::shared_ptr<const RingCounters>> ring_counters_;  // never replaced
     std::atomic<std::uint64_t> ships_ = 0;
     std::atomic<std::uint64_t> staged_bytes_ = 0;
-    std::atomic<std::uint64_t> entries_changed_ = 0;
     std::atomic<std::uint64_t> late_copies_ = 0;
 };
 

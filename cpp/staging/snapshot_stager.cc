@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "staging/shared_lines.h"
-
 namespace kvfix {
 namespace {
 
@@ -39,21 +37,19 @@ std::uint64_t SnapshotStager::ship(const Shipment& shipment) {
 // Row by row of the batch, pool after pool: what has to be out of the live table before ship() returns.
 template <class CopyRow>
 void SnapshotStager::gather_rows(const Shipment& shipment, const CopyRow& copy_row) {
-    const auto rows = static_cast<std::uint32_t>(shipment.rows.size());
-    const std::size_t row_bytes = std::size_t{shipment.width} * (expands_on_device_ ? 1 : 2) * sizeof(std::int32_t);
-    share_lines(config_.team.get(), shipment.table.pools * rows, row_bytes,
-                [&](std::uint32_t begin, std::uint32_t end) noexcept {
-                    for (std::uint32_t line = begin; line < end; ++line) {
-                        copy_row(line, line / rows, shipment.rows[line % rows]);
-                    }
-                });
+    std::uint32_t line = 0;
+    for (std::uint32_t pool = 0; pool < shipment.table.pools; ++pool) {
+        for (const std::uint32_t row : shipment.rows) {
+            copy_row(line++, pool, row);
+        }
+    }
 }
 
 void SnapshotStager::ship_final_planes(const Shipment& shipment, StagingSlot& slot) {
     const std::uint32_t width = shipment.width;
     const std::size_t row_bytes = std::size_t{width} * sizeof(std::int32_t);
     auto* const slot_words = static_cast<std::int32_t*>(slot.data());
-    gather_rows(shipment, [&](std::uint32_t line, std::uint32_t pool, std::uint32_t row) noexcept {
+    gather_rows(shipment, [&](std::uint32_t line, std::uint32_t pool, std::uint32_t row) {
         std::int32_t* const out = slot_words + std::size_t{line} * 2 * width;
         if (config_.layout == OffsetLayout::v2) {
             expand_row(shipment.table.row(pool, row, 0), width, config_.scale.scale[pool], config_.scale.v_offset[pool],
@@ -80,7 +76,7 @@ void SnapshotStager::ship_final_planes(const Shipment& shipment, StagingSlot& sl
 void SnapshotStager::ship_pages(const Shipment& shipment, StagingSlot& slot) {
     const std::size_t row_bytes = std::size_t{shipment.width} * sizeof(std::int32_t);
     auto* const slot_words = static_cast<std::int32_t*>(slot.data());
-    gather_rows(shipment, [&](std::uint32_t line, std::uint32_t pool, std::uint32_t row) noexcept {
+    gather_rows(shipment, [&](std::uint32_t line, std::uint32_t pool, std::uint32_t row) {
         std::memcpy(slot_words + std::size_t{line} * shipment.width, shipment.table.row(pool, row, 0), row_bytes);
     });
     device_->launch(ExpandRows{.dst = shipment.dst,

@@ -7,12 +7,6 @@ set -eu
 cd "$(dirname "$0")/../.."
 results=${1:?usage: run.sh RESULTS_DIR [--quick]}
 . integration/gpu/install.sh
-# Staging's own work without a driver, by vector width and number of workers: `make bench-cpp` makes it, where Google
-# Benchmark is installed, and it runs anywhere.
-if [ -x build/bench/bin/kvfix_bench ]; then
-  build/bench/bin/kvfix_bench --benchmark_filter='staging_compare|ship/' --benchmark_out_format=json \
-    --benchmark_out="$results/staging_cpp.json"
-fi
 # The checkout must not shadow what was installed.
 cp -r integration bench tests "$site"/
 cd "$site"

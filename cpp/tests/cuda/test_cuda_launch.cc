@@ -40,7 +40,6 @@ TEST(CudaLaunch, NoWorkIsNotStarted) {
     EXPECT_TRUE(shape_of(rows(0, 4, 4)).empty());
     EXPECT_TRUE(shape_of(rows(2, 0, 4)).empty());
     EXPECT_TRUE(shape_of(rows(2, 4, 0)).empty());
-    EXPECT_TRUE(shape_of(ApplyEntries{}).empty());
     EXPECT_TRUE(shape_of(words(0)).empty());
     EXPECT_TRUE(shape_of(blocks(0, 4096)).empty());
     EXPECT_TRUE(shape_of(blocks(7, 0)).empty());

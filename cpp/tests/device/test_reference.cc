@@ -62,13 +62,6 @@ TEST(Reference, GatherHostRowsFromATableOfAnotherWidth) {
     EXPECT_EQ(target, (Ints{8, 10, 9, 11}));
 }
 
-TEST(Reference, ApplyEntriesWritesOnlyWhatIsListed) {
-    Ints table{10, 11, 12, 13};
-    const std::array entries{TableEntry{3, -1}, TableEntry{0, 7}, TableEntry{9, 1}};
-    run_reference(ApplyEntries{table.data(), entries.data(), 2});
-    EXPECT_EQ(table, (Ints{7, 11, 12, -1}));
-}
-
 TEST(Reference, GatherDeviceRowsCopiesBothPlanesAsTheyAre) {
     // One pool of two rows of (K0 K1 | V0 V1).
     const Ints table{1, 2, 3, 4, 5, kBadPage, 7, 8};

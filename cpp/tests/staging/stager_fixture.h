@@ -48,7 +48,6 @@ class StagerTest : public StagingTest {
                                     .blocks_max = size.blocks,
                                     .slots = slots,
                                     .scale = scale,
-                                    .team = team,
                                     .late_after = late_after},
                        of.mode);
     }
@@ -99,7 +98,6 @@ class StagerTest : public StagingTest {
     Size size;
     OffsetLayout layout = OffsetLayout::v1;
     Words table;
-    std::shared_ptr<WorkerTeam> team;  // of the next stager; null: what it takes by itself
     std::optional<std::chrono::nanoseconds> late_after = std::chrono::minutes(1);  // of the next stager: never
     std::optional<OffsetStager> stager;
 };

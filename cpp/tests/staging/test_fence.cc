@@ -70,7 +70,7 @@ TEST_F(FenceTest, TheWatchSeesAnEventThatIsShared) {
 TEST_F(FenceTest, NoEventServesTwoUsesInFlight) {
     constexpr std::uint32_t kRows = 4;
     constexpr std::uint32_t kBlocks = 20;
-    std::vector<std::int32_t> table(std::size_t{kRows} * 2 * kBlocks);
+    const Words table = pinned(std::size_t{kRows} * 2 * kBlocks);  // where early copies read
     const Words target = device_words(table.size());
     const Words more = pinned(table.size());
     const std::vector<std::uint32_t> rows{0, 1, 2, 3};
@@ -80,18 +80,18 @@ TEST_F(FenceTest, NoEventServesTwoUsesInFlight) {
                       .width = kBlocks,
                       .stream = stream};
     OffsetStager snapshot(device, {.rows_max = kRows, .blocks_max = kBlocks}, StagerMode::snapshot);
-    OffsetStager device_table(device, {.rows_max = kRows, .blocks_max = kBlocks}, StagerMode::device_table);
+    OffsetStager early(device, {.rows_max = kRows, .blocks_max = kBlocks}, StagerMode::early_copy);
     CopyEngine engine(device, 3);
     const CopySpan span = span_of(target, more);
     for (std::int32_t i = 0; i < 60; ++i) {
         std::ranges::fill(table, i);
         shipment.stream = i % 3 == 0 ? other : stream;
         snapshot.ship(shipment, kRows);
-        device_table.ship(shipment, kRows);
+        early.ship(shipment, kRows);
         engine.submit({&span, 1}, {}, i % 2 == 0 ? other : stream);
     }
     snapshot.close();
-    device_table.close();
+    early.close();
     EXPECT_EQ(probe.events_shared(), 0U);
 }
 

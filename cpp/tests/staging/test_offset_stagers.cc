@@ -115,15 +115,11 @@ INSTANTIATE_TEST_SUITE_P(Stagers, EveryStager,
                          ::testing::Values(Case{OffsetLayout::v1, StagerMode::snapshot},
                                            Case{OffsetLayout::v2, StagerMode::snapshot},
                                            Case{OffsetLayout::v2, StagerMode::snapshot, false},
-                                           Case{OffsetLayout::v1, StagerMode::device_table},
-                                           Case{OffsetLayout::v2, StagerMode::device_table},
                                            Case{OffsetLayout::v1, StagerMode::early_copy},
                                            Case{OffsetLayout::v2, StagerMode::early_copy}),
                          [](const auto& named) {
                              return std::string(named.param.layout == OffsetLayout::v1 ? "V1" : "V2") +
-                                    (named.param.mode == StagerMode::snapshot       ? "Snapshot"
-                                     : named.param.mode == StagerMode::device_table ? "DeviceTable"
-                                                                                    : "EarlyCopy") +
+                                    (named.param.mode == StagerMode::snapshot ? "Snapshot" : "EarlyCopy") +
                                     (named.param.kernels ? "" : "WithoutKernels");
                          });
 
@@ -136,16 +132,11 @@ TEST_F(StagerTest, WithoutKernelsPagesWrapAroundLikeTheGpus) {
     EXPECT_EQ(values(to.words), (std::vector<std::int32_t>{-2, -1}));
 }
 
-TEST_F(StagerTest, TheModeIsChosenBySizeAndByWhatTheDeviceCanDo) {
-    const auto mode_of = [&](Size with) {
-        make({OffsetLayout::v1, StagerMode::automatic}, with);
-        return stager->stats().mode;
-    };
-    EXPECT_EQ(mode_of({1, 4, 16}), StagerMode::snapshot);
-    EXPECT_EQ(mode_of({1, 64, 2048}), StagerMode::device_table);
+TEST_F(StagerTest, AnEarlyCopyWantsKernelsAndASimulatedDeviceIsNotWorthIt) {
+    make({OffsetLayout::v1, StagerMode::automatic}, {1, 64, 2048});
+    EXPECT_EQ(stager->stats().mode, StagerMode::snapshot);
     probe.leave_kernels_out();
-    EXPECT_EQ(mode_of({1, 64, 2048}), StagerMode::snapshot);
-    EXPECT_THROW(make({OffsetLayout::v1, StagerMode::device_table}, {}), std::invalid_argument);
+    EXPECT_THROW(make({OffsetLayout::v1, StagerMode::early_copy}, {}), std::invalid_argument);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ WORD_BYTES = 4
 ROWS = 8  # sequences in a batch
 PAGES = 1 << 20
 BAD_PAGE = -1
-MODES = ("snapshot", "device_table", "early_copy")  # of the stager
+MODES = ("snapshot", "early_copy")  # of the stager
 
 Table: TypeAlias = NDArray[np.int32]
 Rows: TypeAlias = Sequence[int]
