@@ -32,6 +32,7 @@ inline constexpr Result kErrorIllegalAddress = 700;
 inline constexpr Result kErrorHostMemoryAlreadyRegistered = 712;
 inline constexpr Result kErrorHostMemoryNotRegistered = 713;
 inline constexpr Result kErrorSystemDriverMismatch = 803;
+inline constexpr Result kErrorCaptureUnsupported = 900;
 
 // Versions are 1000 * major + 10 * minor. An entry point is asked for by the version that gave it its present arguments.
 inline constexpr int kVersion12_0 = 12000;
@@ -48,6 +49,7 @@ inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1;
 inline constexpr unsigned kRegisterDeviceMap = 2;
 inline constexpr int kCaptureThreadLocal = 1;       // other threads may call whatever they like meanwhile
+inline constexpr int kCaptureRelaxed = 2;           // of a thread: it may, whoever captures how
 inline constexpr unsigned kWaitUntilAtLeast = 0;    // CU_STREAM_WAIT_VALUE_GEQ
 inline constexpr std::uintptr_t kLegacyStream = 1;  // the other name of handle 0
 

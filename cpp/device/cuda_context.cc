@@ -9,9 +9,11 @@ CurrentContext::CurrentContext(const Driver& driver, Context context) : driver_(
     if (before_ != context_) {
         driver_.set_current(context_);
     }
+    static_cast<void>(driver_.exchange_capture_mode.result(&capture_mode_));  // refuses modes that do not exist
 }
 
 CurrentContext::~CurrentContext() {
+    static_cast<void>(driver_.exchange_capture_mode.result(&capture_mode_));
     if (before_ != context_) {
         static_cast<void>(driver_.set_current.result(before_));  // fails only where the process is ending
     }

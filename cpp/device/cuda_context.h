@@ -6,6 +6,9 @@
 namespace kvfix::cuda {
 
 // Current on this thread while it lives; then the thread has again what it had before.
+//
+// Meanwhile the thread also takes no part in the captures of others. Without that, a query of an event, or a wait, fails while any
+// thread captures a CUDA graph as torch does by default, and the capture fails with it.
 class CurrentContext {
   public:
     CurrentContext(const Driver& driver, Context context);
@@ -17,6 +20,7 @@ class CurrentContext {
     const Driver& driver_;
     Context context_;
     Context before_ = nullptr;
+    int capture_mode_ = kCaptureRelaxed;  // the thread's own, while it has ours
 };
 
 class PrimaryContext {

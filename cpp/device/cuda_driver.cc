@@ -135,7 +135,8 @@ Driver::Driver(const char* library) {
     require(stream_create, stream_destroy, stream_synchronize, stream_wait_event, stream_wait_value);
     require(event_create, event_destroy, event_record, event_query, event_synchronize);
     require(allocate, free, host_register, host_unregister, host_device_pointer);
-    require(begin_capture, end_capture, graph_destroy, graph_instantiate, graph_launch, graph_exec_destroy);
+    require(exchange_capture_mode, begin_capture, end_capture, graph_destroy, graph_instantiate, graph_launch,
+            graph_exec_destroy);
     require(copy, copy_2d, module_load, module_unload, module_function, function_set, launch);
     copy_batch.set(loader.find(copy_batch.name(), kVersion13_0));
     if (!copy_batch.present()) {

@@ -112,6 +112,7 @@ class Driver {
          Stream>
         copy_batch_12{"cuMemcpyBatchAsync", errors};
 
+    Call<int*> exchange_capture_mode{"cuThreadExchangeStreamCaptureMode", errors};
     Call<Stream, int> begin_capture{"cuStreamBeginCapture", errors};
     Call<Stream, Graph*> end_capture{"cuStreamEndCapture", errors};
     Call<Graph> graph_destroy{"cuGraphDestroy", errors};

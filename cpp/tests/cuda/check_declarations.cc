@@ -48,6 +48,7 @@ KVFIX_SAME(host_unregister, PFN_cuMemHostUnregister_v4000);
 KVFIX_SAME(host_device_pointer, PFN_cuMemHostGetDevicePointer_v3020);
 KVFIX_SAME(copy, PFN_cuMemcpyAsync_v4000);
 KVFIX_SAME(copy_2d, PFN_cuMemcpy2DAsync_v3020);
+KVFIX_SAME(exchange_capture_mode, PFN_cuThreadExchangeStreamCaptureMode_v10010);
 KVFIX_SAME(begin_capture, PFN_cuStreamBeginCapture_v10010);
 KVFIX_SAME(end_capture, PFN_cuStreamEndCapture_v10000);
 KVFIX_SAME(graph_destroy, PFN_cuGraphDestroy_v10000);

@@ -45,10 +45,20 @@ FakeGraph& of(GraphExec graph) { return *reinterpret_cast<FakeGraph*>(graph); }
 
 void* host(Address address) { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)); }
 
+// What a capture of the default kind forbids to other threads, as long as these have not left it.
+bool may_disturb_captures(const std::string& name) {
+    return name == "cuEventQuery" || name == "cuEventSynchronize" || name == "cuStreamSynchronize" ||
+           name == "cuMemAlloc" || name == "cuMemFree" || name == "cuMemHostRegister" || name == "cuMemHostUnregister";
+}
+
 // Every function begins here: the call is noted, and a test may have an answer for it.
 Result answer(const char* name) {
     const std::lock_guard lock(mutex);
     current.calls.emplace_back(name);
+    if (current.captured_elsewhere && own_capture_mode() != cuda::kCaptureRelaxed && may_disturb_captures(name)) {
+        current.capture_spoilt = true;
+        return cuda::kErrorCaptureUnsupported;
+    }
     const auto found = current.answers.find(name);
     return found == current.answers.end() ? kSuccess : found->second;
 }
@@ -106,6 +116,10 @@ Result get_current(Context* context) {
 }
 Result set_current(Context context) {
     return answered("cuCtxSetCurrent", [&] { current_context() = context; });
+}
+
+Result exchange_capture_mode(int* mode) {
+    return answered("cuThreadExchangeStreamCaptureMode", [&] { std::swap(own_capture_mode(), *mode); });
 }
 
 Result stream_create(Stream* stream, unsigned) {
@@ -284,6 +298,7 @@ void* find(const std::string& name, int version) {
         {"cuMemHostGetDevicePointer", as_symbol(host_device_pointer)},
         {"cuMemcpyAsync", as_symbol(copy)},
         {"cuMemcpy2DAsync", as_symbol(copy_2d)},
+        {"cuThreadExchangeStreamCaptureMode", as_symbol(exchange_capture_mode)},
         {"cuStreamBeginCapture", as_symbol(begin_capture)},
         {"cuStreamEndCapture", as_symbol(end_capture)},
         {"cuGraphDestroy", as_symbol(graph_destroy)},
@@ -316,6 +331,12 @@ void reset() {
     events.clear();
     graphs.clear();
     current_context() = nullptr;
+    own_capture_mode() = 0;
+}
+
+int& own_capture_mode() {
+    thread_local int mode = 0;  // global
+    return mode;
 }
 
 cuda::Context primary_context() { return reinterpret_cast<cuda::Context>(0xC0); }

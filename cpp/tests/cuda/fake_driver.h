@@ -50,7 +50,9 @@ struct State {
     unsigned shared_bytes = 0;         // of the last launch
     cuda::Stream capturing = nullptr;  // the stream whose copies are noted instead of run
     int capture_mode = -1;
-    std::size_t graphs = 0;  // that exist: what was captured, and what is launched
+    bool captured_elsewhere = false;  // another thread captures, and forbids all what may disturb it
+    bool capture_spoilt = false;      // somebody did it all the same
+    std::size_t graphs = 0;           // that exist: what was captured, and what is launched
 
     bool called(const std::string& name) const;
 };
@@ -59,7 +61,8 @@ struct State {
 KVFIX_FAKE_API State& state();
 KVFIX_FAKE_API void reset();
 KVFIX_FAKE_API cuda::Context primary_context();
-// The context of the calling thread.
+// Of the calling thread: its part in the captures of others, and its context.
+KVFIX_FAKE_API int& own_capture_mode();
 KVFIX_FAKE_API cuda::Context& current_context();
 
 }  // namespace kvfix::fake
