@@ -1,17 +1,18 @@
 """What the overlay costs an iteration, against upstream's racy original in the same run, on the stand-in.
 
 offsets_cpu_us: the call that fills the table and ships block offsets, on an idle stream; between two calls every
-request grows by a token. prepare_cpu_us: preparing a batch of generations, with the turns, the order and the budget
-around it. fence_record_cpu_us, fence_wait_cpu_us: what the input-copy fence adds where inputs are prepared, and to the
-scheduling of an iteration whose inputs have been read by then. Original and overlay take turns at going first. Ratios
-are to the original. Arrived offsets are compared with the manager's own answer after each case.
+request grows by a token. rows_back_cpu_us: the first access to V2's rows after a copy that they were lent to has read
+them. prepare_cpu_us: preparing a batch of generations, with the turns, the order and the budget around it.
+fence_record_cpu_us, fence_wait_cpu_us: what the input-copy fence adds where inputs are prepared, and to the scheduling
+of an iteration whose inputs have been read by then. Original and overlay take turns at going first. Ratios are to the
+original. Arrived offsets are compared with the manager's own answer after each case.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
 from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedOffsetsV1
+from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, WayBack
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
 from trtllm_kvfix.fixes.vote import TAG_ADMISSION, TAG_BUDGET, Voting
@@ -133,28 +135,64 @@ def compared(case: Case, metric: str, arms: dict[str, Call], rounds: int, betwee
 
 
 def offsets(case: Case, rounds: int) -> Iterator[Row]:
-    """The class's or module's attribute is replaced as the fix does it, and put back."""
-    owner: Any = type(case.manager)
-    name = "copy_batch_block_offsets"
+    """The attributes of classes and modules are replaced as the fix does it, and put back."""
+    kind: Any = type(case.manager)
     if case.v2:
-        owner, name = sys.modules[owner.__module__], "copy_batch_block_offsets_to_device"
-    original = getattr(owner, name)
-    staged = StagedOffsetsV2().launch(original) if case.v2 else StagedOffsetsV1().copy_batch_block_offsets(original)
+        staged = StagedOffsetsV2()
+        made = {
+            (sys.modules[kind.__module__], "copy_batch_block_offsets_to_device"): staged.launch,
+            (kind, "copy_batch_block_offsets"): staged.copy,
+        }
+    else:
+        made = {(kind, "copy_batch_block_offsets"): StagedOffsetsV1().copy_batch_block_offsets}
+    originals = {seam: getattr(*seam) for seam in made}
+    replaced = {seam: make(originals[seam]) for seam, make in made.items()}
 
-    def with_attribute(value: Any) -> Call:
-        def call() -> None:
+    def put(values: dict[Any, Any]) -> None:
+        for (owner, name), value in values.items():
             setattr(owner, name, value)
+
+    def with_attributes(values: dict[Any, Any]) -> Call:
+        def switch_and_ship() -> None:
+            put(values)
             case.ship()
 
-        return call
+        return switch_and_ship
 
-    arms = {"racy_original": with_attribute(original), "overlay": with_attribute(staged)}
-    yield from compared(case, "offsets_cpu_us", arms, rounds, case.grow)
-    with case.server.tensors.on(case.stream):
-        arms["overlay"]()
-        case.settle()
-        case.check()
-    setattr(owner, name, original)
+    arms = {"racy_original": with_attributes(originals), "overlay": with_attributes(replaced)}
+    with rows_may_be_lent(kind) if case.v2 else nullcontext():
+        yield from compared(case, "offsets_cpu_us", arms, rounds, case.grow)
+        if case.v2:
+            yield rows_back(case, arms["overlay"], rounds)
+        with case.server.tensors.on(case.stream):
+            arms["overlay"]()
+            case.settle()
+            case.check()
+    put(originals)
+
+
+@contextmanager
+def rows_may_be_lent(kind: Any) -> Iterator[None]:
+    for name in PUT_AWAY:
+        setattr(kind, name, WayBack(name))
+    try:
+        yield
+    finally:
+        for name in PUT_AWAY:
+            delattr(kind, name)
+
+
+def rows_back(case: Case, ship: Call, rounds: int) -> Row:
+    """The first access to the caches after a shipment that the device has done."""
+    taken_us = []
+    with case.server.tensors.on(case.stream), quiet_garbage_collector():
+        for _ in range(rounds):
+            ship()
+            case.settle()
+            begin = time.perf_counter_ns()
+            case.manager.kv_cache_map  # noqa: B018
+            taken_us.append((time.perf_counter_ns() - begin) / 1e3)
+    return Row(case.name, case.blocks, "overlay", "rows_back_cpu_us", Summary.of(taken_us))
 
 
 def preparing(case: Case, rounds: int) -> Iterator[Row]:

@@ -30,7 +30,7 @@ def from_the_live_table(destination: Any, index: Any, source: Any) -> None:
     device.copy(memory.address + pool * memory.shape[1] * row_bytes, source.data_ptr(), rows.stop * row_bytes, stream)
 
 
-def by_the_kernel(_stagers: Any, _original: Any) -> Callable[..., Any]:
+def by_the_kernel(*_: Any) -> Callable[..., Any]:
     """A V2 launch that leaves rows and copy index to upstream's kernel, which reads them when it runs."""
 
     def launch(table: Any, output: Any, index: Any, scales: Any, offsets: Any, stream: int) -> None:

@@ -45,6 +45,8 @@ class Replacement:
     # Gets the attribute as the class or module has it, None where it is absent, and returns what takes its place.
     # Static and class methods arrive and are put back as plain functions; the wrapping is kept by the seam.
     make: Callable[[Any], Any]
+    # Called before the attribute is put back: what instances had been left in is undone.
+    leave: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class Installed:
     after: Any
     original: Any  # what the owner answered with before any fix of ours, None where it had nothing
     fingerprint: str  # of `original`
+    leave: Callable[[], None]
 
     def is_current(self) -> bool:
         """Upstream still has the owner that was changed: a module that is loaded again makes new classes."""
@@ -53,6 +54,7 @@ class Installed:
 
     def restore(self) -> bool:
         """Put back what was there, unless somebody has replaced our replacement: then leave theirs and say False."""
+        self.leave()
         if vars(self.owner).get(self.name, MISSING) is not self.after:
             return False
         if self.before is MISSING:
@@ -78,7 +80,7 @@ def install(replacement: Replacement, fix_id: str) -> Installed:
         setattr(owner, name, after)
     except (AttributeError, TypeError) as error:
         raise SeamError(f"fix {fix_id} cannot replace {seam}: {error}; the class may be compiled") from error
-    return Installed(seam, fix_id, owner, name, before, after, original, fingerprint(original))
+    return Installed(seam, fix_id, owner, name, before, after, original, fingerprint(original), replacement.leave)
 
 
 def fingerprint(original: Any) -> str:

@@ -76,6 +76,8 @@ class OffsetStager:
             index_scales=None if index_scales is None else [int(scale) for scale in index_scales],
             kv_offset=None if kv_offset is None else [int(offset) for offset in kv_offset],
         )
+        # Whether a table that is lent may still be read when `ship` returns.
+        self.lends = self._native.stats().mode == "early_copy"
 
     def ship(
         self,

@@ -1,7 +1,8 @@
 """V2 block offsets: the kernel reads only what is ours, never the live table or the shared copy index (H2).
 
 What the cache writes into a row later, in the same iteration or because the row has a new owner, does not reach a call
-that has been made. The rows of the batch are read out of the live table by the CPU, at the call.
+that has been made. The rows of the batch are read out of the live table at the call; or, where a copy engine reads
+them, before anybody gets at them again (lending.py).
 
 Where our own code fails, upstream's kernel is launched as it was asked for, and the call returns when it has run. That
 is also what a fix that stands down does.
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_kvfix.fixes.finish import finish
+from trtllm_kvfix.fixes.staged_offsets_v2.lending import TABLE, Lending
 from trtllm_kvfix.fixes.staged_offsets_v2.private_rows import Lot, PrivateRows, fresh_pinned
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay import fuse
@@ -22,7 +24,6 @@ from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1, v2
 ID = "staged-offsets-v2"
 BAD_PAGE = -1
 PER_LAYER = "_copy_batch_block_offsets_per_layer"
-TABLE = "host_kv_cache_block_offsets"
 # Written in place at every call of the per-layer path, and read by asynchronous copies.
 SCRATCH = ("_host_scratch_begs_staging", "_host_scratch_ends_staging", "_host_scratch_slots_staging")
 
@@ -31,7 +32,21 @@ SCRATCH = ("_host_scratch_begs_staging", "_host_scratch_ends_staging", "_host_sc
 Staged = tuple[tuple[Any, ...], Lot | None] | None
 
 
-def staged_launch(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
+def lending_copy(lending: Lending, original: Callable[..., Any]) -> Callable[..., Any]:
+    """`copy_batch_block_offsets` of the manager: what the launch inside it ships may be read after it has returned."""
+
+    def copy_batch_block_offsets(self: Any, *args: Any, **kwargs: Any) -> Any:
+        lender = lending.during(self)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if lender is not None:
+                lending.leave(lender)
+
+    return copy_batch_block_offsets
+
+
+def staged_launch(stagers: Stagers, lending: Lending, original: Callable[..., Any]) -> Callable[..., Any]:
     """`copy_batch_block_offsets_to_device` with six arguments: scale and V offset differ by pool."""
     private = PrivateRows()
 
@@ -42,7 +57,10 @@ def staged_launch(stagers: Stagers, original: Callable[..., Any]) -> Callable[..
         if stager is None:
             lot = private.of(input, copy_index)
             return (lot.rows, output, lot.order, index_scales, kv_offset, stream), lot
-        stager.ship(memory_of(output), input, copy_index, stream=int(stream))
+        lender = lending.lender_of(input) if stager.lends else None
+        if lender is not None:
+            lender.lend_to(stager)
+        stager.ship(memory_of(output), input, copy_index, stream=int(stream), lent=lender is not None)
         flight.note(flight.SHIPPED, copy_index.shape[0], input.shape[0])
         return None
 
@@ -177,6 +195,8 @@ class StagedOffsetsV2:
 
     def __init__(self, *, mode: str = "auto", slots: int = 3) -> None:
         stagers = Stagers(mode=mode, slots=slots)
-        self.launch = partial(staged_launch, stagers)
+        self.lending = Lending(fuse.of(ID))
+        self.copy = partial(lending_copy, self.lending)
+        self.launch = partial(staged_launch, stagers, self.lending)
         self.launch_unscaled = partial(staged_launch_unscaled, stagers)
         self.per_layer = private_per_layer

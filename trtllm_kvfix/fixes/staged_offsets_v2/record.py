@@ -7,7 +7,8 @@ import numpy as np
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import PER_LAYER, TABLE, StagedOffsetsV2, not_covered
+from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, TABLE, way_back
+from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import PER_LAYER, StagedOffsetsV2, not_covered
 from trtllm_kvfix.fixes.trial import SHAPE, Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
@@ -58,6 +59,13 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     unscaled = up.parameters(up.attribute(module, LAUNCH)) == UNSCALED
     # The name in the manager's own module: upstream has bound it there, and others have their own.
     made = [Replacement(Seam(module.__name__, LAUNCH), staged.launch_unscaled if unscaled else staged.launch)]
+    if not unscaled:
+        made.append(Replacement(Seam(module.__name__, COPY), staged.copy))
+        made += [
+            Replacement(Seam(module.__name__, f"KVCacheManagerV2.{name}"), way_back(name), staged.lending.take_all_back)
+            for name in PUT_AWAY
+            if not up.has(module, f"KVCacheManagerV2.{name}")
+        ]
     if up.has(module, f"KVCacheManagerV2.{PER_LAYER}"):
         made.append(Replacement(Seam(module.__name__, f"KVCacheManagerV2.{PER_LAYER}"), staged.per_layer))
     return made

@@ -1,0 +1,219 @@
+"""Rows that a copy reads on its own are not written before it has read them, whoever writes them.
+
+When the copy reads is the copy engine's business. So the promise itself is looked at: from the shipment until they are
+settled, the rows stay as they were. What is taken for a copy here reads its rows twice, at once and at the very last
+moment, and notes whether they are the same.
+"""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.executor.test_block_offsets_v2 import V2, Bench
+from tests.fixes.applied import only, standing_in
+from tests.standin.serving import Server
+from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.fixes.staged_offsets_v2 import lending
+from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.overlay.registry import Registry
+from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.sections import FixSettings
+from trtllm_kvfix.staging import OffsetStager
+
+ID = "staged-offsets-v2"
+VARIANTS = ["B2", "C", "D", "F"]
+DRAFT: dict[str, Any] = {**V2, "speculative_config": {}}
+
+pytestmark = pytest.mark.usefixtures("variant")
+
+
+class Copies:
+    """Early copies that may come as late as `settle` allows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lent = 0
+        self.overwritten = 0
+        self.fails = False
+        self._read: dict[int, list[tuple[Any, Any]]] = {}
+        ship, settle = OffsetStager.ship, OffsetStager.settle
+
+        def shipped(stager: OffsetStager, dst: Any, table: Any, rows: Any, **more: Any) -> None:
+            ship(stager, dst, table, rows, **more)
+            if more.get("lent"):
+                self.lent += 1
+                live = table.numpy()
+                self._read.setdefault(id(stager), []).append((live, live.copy()))
+
+        def settled(stager: OffsetStager) -> None:
+            if self.fails:
+                raise RuntimeError("planted")
+            for live, read in self._read.pop(id(stager), []):
+                self.overwritten += not np.array_equal(live, read)
+            settle(stager)
+
+        monkeypatch.setattr(OffsetStager, "ship", shipped)
+        monkeypatch.setattr(OffsetStager, "settle", settled)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
+    return Copies(monkeypatch)
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry(ALL)
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest, registry: Registry) -> Iterator[None]:
+    with standing_in(request.param):
+        settings = only(ID, tuning=FixSettings(staging_mode="early_copy"))
+        assert registry.apply(settings, Upstream(), at_last=True).applied == (ID,)
+        yield
+        assert registry.revert() == []
+
+
+def serve(llm_args: dict[str, Any]) -> Server:
+    server = Server(llm_args)
+    server.serve(server.workload(24))
+    server.close()
+    return server
+
+
+@pytest.mark.parametrize("llm_args", [V2, DRAFT], ids=["alone", "with a draft"])
+def test_nobody_writes_what_is_lent(llm_args: dict[str, Any], copies: Copies) -> None:
+    server = serve(llm_args)
+    gc.collect()
+    assert copies.lent > 10
+    assert copies.overwritten == 0
+    assert server.witness.corrupt("block offsets") == []
+
+
+def test_without_putting_them_away_the_rows_are_written(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending.Lender, "put_away", lambda _: None)
+    serve(V2)
+    assert copies.overwritten > copies.lent / 2
+
+
+def shipped(requests: int = 2) -> Bench:
+    bench = Bench(V2)
+    for request_id in range(requests):
+        bench.add(request_id, 9 + request_id)
+    for _ in range(2):  # the stager takes over from private rows
+        with bench.tensors.on(bench.stream):
+            ids = list(range(requests))
+            bench.manager.copy_batch_block_offsets(bench.destinations[0], ids, 1, requests, requests)
+    return bench
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        (lending, "_is_as_known"),
+        (lending.Lender, "take_back"),
+        (lending.Lending, "lender_of"),
+        (lending.Lender, "lends"),
+        (lending.Lender, "lend_to"),
+        (lending.Lender, "put_away"),
+        (OffsetStager, "settle"),
+    ],
+    ids=lambda place: f"{place[0].__name__}.{place[1]}",
+)
+def test_a_fault_while_lending_ends_nothing(
+    place: tuple[Any, str], copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(*place)
+    calls = 0
+
+    def once(*args: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("planted")
+        return original(*args, **more)
+
+    monkeypatch.setattr(*place, once)
+    server = serve(V2)
+    assert fuse.of(ID).faults == 1
+    assert copies.overwritten == 0
+    assert server.witness.corrupt("block offsets") == []
+
+
+@pytest.mark.parametrize("name", lending.PUT_AWAY)
+def test_asking_for_any_of_them_settles_and_brings_all_back(name: str) -> None:
+    manager = shipped().manager
+    assert not set(lending.PUT_AWAY) & set(vars(manager))
+    assert getattr(manager, name) is vars(manager)[name]
+    assert set(lending.PUT_AWAY) <= set(vars(manager))
+
+
+def test_what_upstream_has_set_meanwhile_stays() -> None:
+    manager = shipped().manager
+    manager.kv_cache_map = mine = {}  # type: ignore[var-annotated]
+    assert manager.impl is not None
+    assert manager.kv_cache_map is mine
+
+
+def test_a_settle_that_fails_is_a_fault_and_the_rows_come_back(copies: Copies) -> None:
+    manager = shipped().manager
+    copies.fails = True
+    assert manager.kv_cache_map
+    assert fuse.of(ID).faults == 1
+    copies.fails = False
+
+
+def test_reverting_gives_everything_back(registry: Registry) -> None:
+    manager = shipped().manager
+    assert registry.revert() == []
+    assert set(lending.PUT_AWAY) <= set(vars(manager))
+    assert not any(hasattr(type(manager), name) for name in lending.PUT_AWAY)
+
+
+def test_a_name_that_is_nowhere_is_an_attribute_error() -> None:
+    kind = import_module(Upstream().v2_module.__name__).KVCacheManagerV2  # type: ignore[union-attr]
+    bare = object.__new__(kind)
+    with pytest.raises(AttributeError, match="has no attribute 'impl'"):
+        bare.impl  # noqa: B018
+
+
+def test_a_manager_with_ways_of_its_own_lends_nothing(copies: Copies) -> None:
+    bench = Bench(V2)
+    manager: Any = bench.manager
+    kind = type(manager)
+    manager.__class__ = type(kind.__name__, (kind,), {"impl": None})  # an attribute that hides the way back
+    bench.add(0, 9)
+    for _ in range(3):
+        bench.ship(0, [0])
+    assert copies.lent == 0
+
+
+def test_a_manager_that_goes_settles_first() -> None:
+    lender = lending.Lending(fuse.of(ID))
+
+    class Manager:
+        pass
+
+    class Stager:
+        settled = 0
+
+        def settle(self) -> None:
+            Stager.settled += 1
+
+    manager = Manager()
+    for name in lending.PUT_AWAY:
+        setattr(Manager, name, lending.WayBack(name))
+        vars(manager)[name] = object()
+    mine = lender.during(manager)
+    assert mine is not None
+    mine.lend_to(Stager())  # type: ignore[arg-type]
+    lender.leave(mine)
+    gone = weakref.ref(mine)
+    del manager, mine
+    gc.collect()
+    assert gone() is None and Stager.settled == 1

@@ -1,0 +1,157 @@
+"""A copy that nobody waits for reads the rows of a manager, and what leads to the rows is put away until it has.
+
+Each request's cache writes its own row, at many steps of an iteration. But every writer has asked the manager for its
+table, for the caches that it keeps, or for the runtime that makes them. So these three attributes leave the manager,
+and a descriptor of its class, which an attribute of the instance hides, answers in their place: it waits for the copy,
+puts all three back and hands out what was asked for. While nothing is lent, it costs nothing.
+
+Fields of a `Lender` are guarded by its lock; the GIL is not held while its thread waits for the copy.
+"""
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from trtllm_kvfix.fixes.finish import finish
+from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.staging import OffsetStager
+
+TABLE = "host_kv_cache_block_offsets"
+PUT_AWAY = (TABLE, "kv_cache_map", "impl")
+LENDER = "_kvfix_lender"  # on the manager; goes with it
+
+
+class Lender:
+    """What one manager has lent."""
+
+    def __init__(self, manager: Any, failed: Callable[[Exception], None]) -> None:
+        self._manager = weakref.ref(manager)
+        self._failed = failed
+        self._lock = threading.RLock()
+        self._borrower: OffsetStager | None = None
+        self._kept: dict[str, Any] = {}
+
+    def lends(self, table: Any) -> bool:
+        manager = self._manager()
+        return manager is not None and vars(manager).get(TABLE) is table
+
+    def lend_to(self, stager: OffsetStager) -> None:
+        self._borrower = stager
+
+    def put_away(self) -> None:
+        manager = self._manager()
+        with self._lock:
+            if self._borrower is not None and manager is not None:
+                mine = vars(manager)
+                self._kept = {name: mine.pop(name) for name in PUT_AWAY}
+
+    def take_back(self) -> None:
+        with self._lock:
+            borrower, self._borrower = self._borrower, None
+            if borrower is not None:
+                self._wait_for(borrower)
+            manager, kept, self._kept = self._manager(), self._kept, {}
+            for name, value in kept.items():
+                vars(manager).setdefault(name, value)  # upstream may have set another meanwhile
+
+    def __del__(self) -> None:
+        """The manager is gone, and the table goes next."""
+        with suppress(Exception):  # nobody is left to tell
+            if self._borrower is not None:
+                self._borrower.settle()
+
+    def _wait_for(self, borrower: OffsetStager) -> None:
+        try:
+            borrower.settle()
+        except Exception as error:
+            self._failed(error)
+            finish()  # what reads the rows is followed by a kernel on the stream that the call was made on
+
+
+class Lending:
+    """Finds the lender of a call. A manager that keeps its attributes in a way of its own has none, and after a fault
+    nobody has: then each call waits for its copy."""
+
+    def __init__(self, tried: Fuse) -> None:
+        self._tried = tried
+        self._over = False
+        self._lenders: weakref.WeakSet[Lender] = weakref.WeakSet()
+        self._in_call = threading.local()
+
+    def during(self, manager: Any) -> "Lender | None":
+        """The manager's lender, with nothing lent; for the launches of this thread until `leave`. It raises nothing."""
+        try:
+            lender = None if self._over else self._lender(manager)
+            if lender is not None:
+                lender.take_back()
+        except Exception as error:
+            self._failed(error)
+            lender = None
+        self._in_call.lender = lender
+        return lender
+
+    def _lender(self, manager: Any) -> "Lender | None":
+        mine = vars(manager)
+        known: Lender | None = mine.get(LENDER)
+        if known is None and _is_as_known(manager):
+            known = mine[LENDER] = Lender(manager, self._failed)
+            self._lenders.add(known)
+        return known
+
+    def _failed(self, error: Exception) -> None:
+        self._over = True
+        self._tried.fault(error)
+
+    def leave(self, lender: Lender) -> None:
+        """The manager's method has returned. It raises nothing."""
+        self._in_call.lender = None
+        try:
+            lender.put_away()
+        except Exception as error:
+            self._failed(error)
+            lender.take_back()
+
+    def lender_of(self, table: Any) -> "Lender | None":
+        """Of the call that this thread is in, if it launches out of its manager's own table."""
+        lender: Lender | None = getattr(self._in_call, "lender", None)
+        return lender if lender is not None and lender.lends(table) else None
+
+    def take_all_back(self) -> None:
+        for lender in list(self._lenders):
+            lender.take_back()
+
+
+def _is_as_known(manager: Any) -> bool:
+    """Its attributes are its own, and where they are put away, everybody comes to us."""
+    kind = type(manager)
+    return all(
+        name in vars(manager) and isinstance(inspect.getattr_static(kind, name, None), WayBack) for name in PUT_AWAY
+    )
+
+
+class WayBack:
+    """Stands on the class for an attribute that has been put away. Not a data descriptor: an instance that has the
+    attribute never comes here."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, manager: Any, kind: type | None = None) -> Any:
+        if manager is None:
+            return self
+        lender = vars(manager).get(LENDER)
+        if lender is not None:
+            lender.take_back()
+        try:
+            return vars(manager)[self.name]
+        except KeyError:
+            raise AttributeError(
+                f"{type(manager).__name__!r} object has no attribute {self.name!r}", name=self.name, obj=manager
+            ) from None
+
+
+def way_back(name: str) -> Callable[[Any], Any]:
+    return lambda _absent: WayBack(name)
