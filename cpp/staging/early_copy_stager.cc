@@ -8,7 +8,6 @@ namespace kvfix {
 namespace {
 
 using std::chrono::nanoseconds;
-using std::chrono::steady_clock;
 
 // Shipments that take the other way after a copy was late: somebody moves blocks over the same engine, for longer than one of ours.
 constexpr std::uint32_t kDetour = 64;
@@ -63,7 +62,7 @@ std::uint64_t EarlyCopyStager::ship(const Shipment& shipment) {
         }
         copy(shipment, range, buffer);
         buffer.copied.raise(copies_);
-        if (!shipment.lent && !arrives(buffer.copied, bytes)) {
+        if (!shipment.lent && !arrives(buffer.copied, limit_of(bytes))) {
             count_late();
             return 0;
         }
@@ -72,7 +71,7 @@ std::uint64_t EarlyCopyStager::ship(const Shipment& shipment) {
         return 0;
     }
     if (shipment.lent) {
-        lent_ = &buffer.copied;
+        lent_ = {.copied = &buffer.copied, .late_from = limit_of(bytes)};
         device_->make_wait(shipment.stream, buffer.copied.event());
     }
     gather(shipment, range, buffer, std::move(slot));
@@ -80,15 +79,11 @@ std::uint64_t EarlyCopyStager::ship(const Shipment& shipment) {
 }
 
 void EarlyCopyStager::settle() {
-    if (lent_ == nullptr) {
-        return;
+    const Lent lent = std::exchange(lent_, {});
+    if (lent.copied != nullptr && !arrives(*lent.copied, lent.late_from)) {
+        count_late();
+        lent.copied->wait();
     }
-    Fence& copied = *std::exchange(lent_, nullptr);
-    if (copied.passed()) {
-        return;
-    }
-    count_late();
-    copied.wait();
 }
 
 void EarlyCopyStager::drain() {
@@ -137,10 +132,13 @@ void EarlyCopyStager::copy(const Shipment& shipment, Range range, const Buffer& 
     }
 }
 
-bool EarlyCopyStager::arrives(Fence& copied, std::size_t bytes) {
-    const auto until = steady_clock::now() + config_.late_after.value_or(usual_limit(bytes));
+EarlyCopyStager::Clock::time_point EarlyCopyStager::limit_of(std::size_t bytes) const {
+    return Clock::now() + config_.late_after.value_or(usual_limit(bytes));
+}
+
+bool EarlyCopyStager::arrives(Fence& copied, Clock::time_point until) {
     while (!copied.passed()) {
-        if (steady_clock::now() >= until) {
+        if (Clock::now() >= until) {
             return false;
         }
         std::this_thread::yield();

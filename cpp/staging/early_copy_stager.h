@@ -9,6 +9,7 @@
 // Who promises to leave the table alone until settle() need not wait at all: its stream does.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -47,7 +48,9 @@ class EarlyCopyStager {
     bool fits(const HostTable& table);
     bool is_pinned(const HostTable& table) const;
     void copy(const Shipment& shipment, Range range, const Buffer& buffer);
-    bool arrives(Fence& copied, std::size_t bytes);
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point limit_of(std::size_t bytes) const;
+    static bool arrives(Fence& copied, Clock::time_point until);
     void gather(const Shipment& shipment, Range range, const Buffer& buffer, StagingSlot slot);
     void count_late();
 
@@ -56,11 +59,15 @@ class EarlyCopyStager {
     StreamHandle copies_;         // the stager's own
     std::deque<Buffer> buffers_;  // one to each slot of the ring, which says when the caller's stream has used it
     StagingRing ring_;            // row numbers
-    Fence* lent_ = nullptr;       // of the last copy that nobody waited for
-    HostTable judged_{};          // the last table that was looked at,
-    bool judged_fit_ = false;     // and whether it can be copied from
-    std::uint32_t detour_ = 0;    // shipments that go another way before the next try
-    bool broken_ = false;         // the stream of the copies has failed
+    struct Lent {
+        Fence* copied = nullptr;
+        Clock::time_point late_from;
+    };
+    Lent lent_;                 // the last copy that nobody waited for
+    HostTable judged_{};        // the last table that was looked at,
+    bool judged_fit_ = false;   // and whether it can be copied from
+    std::uint32_t detour_ = 0;  // shipments that go another way before the next try
+    bool broken_ = false;       // the stream of the copies has failed
     std::uint64_t late_ = 0;
 };
 

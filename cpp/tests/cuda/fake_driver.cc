@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <list>
+
+#include "fake_handles.h"
 
 namespace kvfix::fake {
 namespace {
@@ -23,27 +24,7 @@ using cuda::Stream;
 
 std::mutex mutex;
 State current;
-std::uintptr_t next_handle = 0x1000;
-
-// Behind the waits that its stream had when it was recorded.
-struct FakeEvent {
-    std::vector<StreamWait> waits;
-};
-
-// Kept until the next test, as a broken driver never gives some of them back.
-std::list<FakeEvent> events;
-
-FakeEvent& of(Event event) { return *reinterpret_cast<FakeEvent*>(event); }
-
-// What was captured, and what is made of it. Kept as the events are.
-using FakeGraph = std::vector<Copied>;
-FakeGraph captured;
-std::list<FakeGraph> graphs;
-
-FakeGraph& of(Graph graph) { return *reinterpret_cast<FakeGraph*>(graph); }
-FakeGraph& of(GraphExec graph) { return *reinterpret_cast<FakeGraph*>(graph); }
-
-void* host(Address address) { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)); }
+Handles handles;
 
 // What a capture of the default kind forbids to other threads, as long as these have not left it.
 bool may_disturb_captures(const std::string& name) {
@@ -72,11 +53,6 @@ Result answered(const char* name, const Work& work) {
         work();
     }
     return result;
-}
-
-template <typename Handle>
-void new_handle(Handle* handle) {
-    *handle = reinterpret_cast<Handle>(next_handle += 16);
 }
 
 Result get_error_name(Result result, const char** name) {
@@ -123,7 +99,7 @@ Result exchange_capture_mode(int* mode) {
 }
 
 Result stream_create(Stream* stream, unsigned) {
-    return answered("cuStreamCreate", [&] { new_handle(stream); });
+    return answered("cuStreamCreate", [&] { handles.make(stream); });
 }
 Result stream_destroy(Stream) { return answer("cuStreamDestroy"); }
 Result stream_synchronize(Stream) { return answer("cuStreamSynchronize"); }
@@ -135,7 +111,7 @@ Result stream_wait_value(Stream stream, Address address, std::uint32_t value, un
 }
 
 Result event_create(Event* event, unsigned) {
-    return answered("cuEventCreate", [&] { *event = reinterpret_cast<Event>(&events.emplace_back()); });
+    return answered("cuEventCreate", [&] { *event = reinterpret_cast<Event>(&handles.events.emplace_back()); });
 }
 Result event_destroy(Event) { return answer("cuEventDestroy"); }
 Result event_record(Event event, Stream stream) {
@@ -176,7 +152,7 @@ Result host_device_pointer(Address* address, void* memory, unsigned) {
 Result copy(Address dst, Address src, std::size_t bytes, Stream stream) {
     return answered("cuMemcpyAsync", [&] {
         if (current.capturing != nullptr && stream == current.capturing) {
-            captured.push_back({dst, src, bytes});
+            handles.captured.push_back({dst, src, bytes});
         } else {
             std::memcpy(host(dst), host(src), bytes);
         }
@@ -212,11 +188,11 @@ Result copy_batch_12(Address* dst, Address* src, std::size_t* bytes, std::size_t
 }
 
 Result module_load(Module* module, const void*) {
-    return answered("cuModuleLoadData", [&] { new_handle(module); });
+    return answered("cuModuleLoadData", [&] { handles.make(module); });
 }
 Result begin_capture(Stream stream, int mode) {
     return answered("cuStreamBeginCapture", [&] {
-        captured.clear();
+        handles.captured.clear();
         current.capturing = stream;
         current.capture_mode = mode;
     });
@@ -225,7 +201,7 @@ Result end_capture(Stream, Graph* graph) {
     return answered("cuStreamEndCapture", [&] {
         current.capturing = nullptr;
         ++current.graphs;
-        *graph = reinterpret_cast<Graph>(&graphs.emplace_back(captured));
+        *graph = reinterpret_cast<Graph>(&handles.graphs.emplace_back(handles.captured));
     });
 }
 Result graph_destroy(Graph) {
@@ -234,7 +210,7 @@ Result graph_destroy(Graph) {
 Result graph_instantiate(GraphExec* made, Graph graph, unsigned long long) {
     return answered("cuGraphInstantiateWithFlags", [&] {
         ++current.graphs;
-        *made = reinterpret_cast<GraphExec>(&graphs.emplace_back(of(graph)));
+        *made = reinterpret_cast<GraphExec>(&handles.graphs.emplace_back(of(graph)));
     });
 }
 Result graph_launch(GraphExec graph, Stream) {
@@ -250,7 +226,7 @@ Result graph_exec_destroy(GraphExec) {
 
 Result module_unload(Module) { return answer("cuModuleUnload"); }
 Result module_function(Function* function, Module, const char*) {
-    return answered("cuModuleGetFunction", [&] { new_handle(function); });
+    return answered("cuModuleGetFunction", [&] { handles.make(function); });
 }
 Result function_set(Function, int attribute, int value) {
     return answered("cuFuncSetAttribute", [&] {
@@ -328,8 +304,8 @@ State& state() { return current; }
 
 void reset() {
     current = State();
-    events.clear();
-    graphs.clear();
+    handles.events.clear();
+    handles.graphs.clear();
     current_context() = nullptr;
     own_capture_mode() = 0;
 }

@@ -1,4 +1,6 @@
 // Early copies: who may touch the table when, and what happens to a shipment whose copy is late or fails.
+#include <thread>
+
 #include "tests/staging/stager_fixture.h"
 
 namespace kvfix {
@@ -98,7 +100,23 @@ TEST_F(EarlyCopy, ALentTableIsReadUntilItIsSettled) {
     expect_arrived(to);
 }
 
+TEST_F(EarlyCopy, OneThatIsSettledInItsTimeIsNotLate) {
+    make_early();
+    for (std::uint64_t shipped = 1; shipped <= 3; ++shipped) {
+        const GateHandle busy = probe.close_gate(copies);
+        ship_lent(three);
+        std::thread settling([&] { stager->settle(); });
+        probe.open_gate(busy);
+        settling.join();
+        EXPECT_EQ(stager->stats().late_copies, 0U);
+        EXPECT_EQ(stager->stats().staged_bytes, shipped * bytes_of(5)) << "it went another way";
+    }
+    probe.synchronize(stream);
+    expect_arrived(to);
+}
+
 TEST_F(EarlyCopy, SettlingWaitsForTheCopyAndForNothingElse) {
+    late_after = kAtOnce;
     make_early();
     const GateHandle held = probe.close_gate(stream);
     hold_until_wait(copies);
@@ -114,6 +132,7 @@ TEST_F(EarlyCopy, SettlingWaitsForTheCopyAndForNothingElse) {
 }
 
 TEST_F(EarlyCopy, ClosingWaitsForWhatIsLent) {
+    late_after = kAtOnce;
     make_early();
     hold_until_wait(copies);
     ship_lent(three);
