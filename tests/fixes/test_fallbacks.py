@@ -12,7 +12,7 @@ import pytest
 from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Injected, Place, corruptions, failing
 from tests.fixes.staging_places import V1, V2, WITH_V2
-from tests.fixes.test_staged_destination import Scene, by_pool
+from tests.fixes.test_staged_offsets_v1 import Scene, by_pool
 from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 from trtllm_kvfix import native

@@ -23,7 +23,7 @@ EVERY = [pytest.param(fix_id, place, id=f"{fix_id}-{place}") for fix_id, places 
 
 # These fixes have loops of their own in which their places fail.
 ELSEWHERE = {
-    "batched-admission": "test_admission.test_a_fault_of_ours_leaves_upstreams_batch",
+    "batched-admission": "test_batched_admission.test_a_fault_of_ours_leaves_upstreams_batch",
     "token-budget": "test_resource_manager.test_a_fault_of_ours_leaves_upstreams_batch",
     "computed-blocks": "test_computed_blocks.test_a_server_outlives_a_fault_in_what_is_observed",
     "graph-inputs": "test_graph_inputs.test_after_repeated_faults_it_stands_down_to_the_wait_for_the_stream",
