@@ -5,18 +5,18 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from tests.standin.fixture import upstream
+from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, Upstream
 from trtllm_kvfix.sections import FixChoices, Settings
 
 CREATOR = "tensorrt_llm._torch.pyexecutor.py_executor_creator"
-IDS = tuple(field.alias for field in FixChoices.model_fields.values() if field.alias is not None)
 
 
 def only(*ids: str, **more: object) -> Settings:
     """Settings under which no other fix is applied."""
-    chosen = {name: "on" if name in ids else "off" for name in IDS}
+    chosen = {name: "on" if name in ids else "off" for name in FIX_IDS}
     return Settings(fixes=FixChoices.model_validate(chosen), **more)  # type: ignore[arg-type]
 
 

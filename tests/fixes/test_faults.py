@@ -10,9 +10,10 @@ from importlib import import_module
 import pytest
 
 from tests.fixes import staging_places
-from tests.fixes.applied import IDS, applied, standing_in
+from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Place, attributes_of, failing
 from tests.standin.fixture import upstream
+from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes.nixl_listener.record import ADAPTERS
 from trtllm_kvfix.metrics import counters
 
@@ -31,7 +32,7 @@ ELSEWHERE = {
 
 
 def test_every_fix_is_made_to_fail() -> None:
-    assert set(PLACES) | set(ELSEWHERE) == set(IDS) and all(PLACES.values())
+    assert set(PLACES) | set(ELSEWHERE) == set(FIX_IDS) and all(PLACES.values())
     for path in ELSEWHERE.values():
         module, _, function = path.partition(".")
         assert callable(getattr(import_module(f"tests.fixes.{module}"), function))

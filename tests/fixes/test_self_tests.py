@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.fixes.applied import IDS
+from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.token_budget.fitting import Plan
 from trtllm_kvfix.overlay.fix import Fix
 from trtllm_kvfix.staging import current_place
 
 
-def test_there_is_a_record_for_every_setting() -> None:
-    assert tuple(fix.id for fix in ALL) == IDS
+def test_each_record_has_the_id_of_its_room() -> None:
+    assert tuple(fix.id for fix in ALL) == FIX_IDS
 
 
 @pytest.mark.parametrize("fix", ALL, ids=lambda fix: fix.id)
