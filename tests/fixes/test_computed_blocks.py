@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.fixes.applied import applied, standing_in
+from tests.fixes.proofs import Broken, as_it_was
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes.computed_blocks.observation import Observation
 from trtllm_kvfix.overlay import fuse
@@ -174,3 +175,8 @@ def test_a_server_outlives_a_fault_in_what_is_observed(
     with standing_in(variant), applied([FIX]):
         assert corrupt_after_a_cancellation(4) == []
         assert fuse.of(FIX).faults >= 1
+
+
+# ---- for the tests of all fixes (proofs.py) ----
+
+BROKEN = Broken("fixes.computed_blocks.mechanism.ComputedBlocks.storing", as_it_was)

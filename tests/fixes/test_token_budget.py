@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixes.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, SplitBatch, context, generation
+from tests.fixes.proofs import Broken
 from trtllm_kvfix.fixes.batches import context_tokens, generation_tokens
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, Plan, plan
 from trtllm_kvfix.fixes.token_budget.fitting import batch_tokens as tokens_of
@@ -225,3 +226,13 @@ def test_a_plan_that_fails_half_way_changes_nothing() -> None:
     with pytest.raises(RuntimeError):
         Made(batch, what)
     assert [request.context_chunk_size for request in batch.context_requests] == [20, 20, 20]
+
+
+# ---- for the tests of all fixes (proofs.py) ----
+
+
+def unfitted(*_: Any, **__: Any) -> Plan:
+    return Plan((), (), 41, 41)
+
+
+BROKEN = Broken("fixes.token_budget.record.plan", unfitted)
