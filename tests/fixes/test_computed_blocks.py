@@ -1,14 +1,15 @@
 """Builds before #12673 offer what no forward step has computed (hazard H8). With the fix nobody reads it."""
 
 from importlib import import_module
+from itertools import count
 from typing import Any
 
 import pytest
 
 from tests.fixes.applied import applied, standing_in
+from tests.fixes.faults import Place
 from tests.fixes.proofs import Broken, as_it_was
 from tests.standin.serving import Server
-from trtllm_kvfix.fixes.computed_blocks.observation import Observation
 from trtllm_kvfix.overlay import fuse
 
 FIX = "computed-blocks"
@@ -158,25 +159,23 @@ def fresh_fuse() -> Any:
     fuse.reset(FIX)
 
 
-@pytest.mark.parametrize("times", [1, 10**9], ids=["once", "always"])
-@pytest.mark.parametrize("variant", ["A", "B", "B2"])
-def test_a_server_outlives_a_fault_in_what_is_observed(
-    variant: str, times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left, real = [times], Observation.observe
-
-    def observe(self: Observation, *args: Any) -> None:
-        left[0] -= 1
-        if left[0] >= 0:
-            raise OSError("injected")
-        real(self, *args)
-
-    monkeypatch.setattr(Observation, "observe", observe)
-    with standing_in(variant), applied([FIX]):
-        assert corrupt_after_a_cancellation(4) == []
-        assert fuse.of(FIX).faults >= 1
-
-
 # ---- for the tests of all fixes (proofs.py) ----
 
-BROKEN = Broken("fixes.computed_blocks.mechanism.ComputedBlocks.storing", as_it_was)
+ROOM = "fixes.computed_blocks"
+BROKEN = Broken(f"{ROOM}.mechanism.ComputedBlocks.storing", as_it_was)
+SEEDS = count(10)
+
+
+def cancel_and_ask_again(_: Place) -> None:
+    assert corrupt_after_a_cancellation(next(SEEDS)) == []
+
+
+PLACES = tuple(
+    place
+    for variant in ("A", "B", "B2")
+    for place in (
+        Place(f"{ROOM}.mechanism._held_back", variant, cancel_and_ask_again),
+        # Once for each prompt that is computed to its end, with calls in between that succeed.
+        Place(f"{ROOM}.observation.Observation.observe", variant, cancel_and_ask_again, stands_down=False),
+    )
+)

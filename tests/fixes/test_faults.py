@@ -17,27 +17,7 @@ from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes.nixl_listener.record import ADAPTERS
 from trtllm_kvfix.metrics import counters
 
-# These fixes have loops of their own in which their places fail.
-ELSEWHERE = {
-    "batched-admission": "test_batched_admission.test_a_fault_of_ours_leaves_upstreams_batch",
-    "token-budget": "test_resource_manager.test_a_fault_of_ours_leaves_upstreams_batch",
-    "computed-blocks": "test_computed_blocks.test_a_server_outlives_a_fault_in_what_is_observed",
-    "graph-inputs": "test_graph_inputs.test_after_repeated_faults_it_stands_down_to_the_wait_for_the_stream",
-}
-
-EVERY = [
-    pytest.param(fix_id, place, id=f"{fix_id}-{place}")
-    for fix_id in FIX_IDS
-    if fix_id not in ELSEWHERE
-    for place in places_of(fix_id)
-]
-
-
-def test_every_fix_is_made_to_fail() -> None:
-    assert all(places_of(fix_id) for fix_id in FIX_IDS if fix_id not in ELSEWHERE)
-    for path in ELSEWHERE.values():
-        module, _, function = path.partition(".")
-        assert callable(getattr(import_module(f"tests.fixes.{module}"), function))
+EVERY = [pytest.param(fix_id, place, id=f"{fix_id}-{place}") for fix_id in FIX_IDS for place in places_of(fix_id)]
 
 
 @contextmanager
