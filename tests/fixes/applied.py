@@ -21,9 +21,9 @@ def only(*ids: str, **more: object) -> Settings:
 
 
 @contextmanager
-def standing_in(variant: str) -> Iterator[None]:
+def standing_in(variant: str, *, nixl: bool = False) -> Iterator[None]:
     """The stand-in with everything imported that an executor needs."""
-    with upstream(variant):
+    with upstream(variant, nixl=nixl):
         import_module(CREATOR)
         for place in CONNECTOR_PLACES:  # upstream's loop imports it, wherever it is
             with suppress(ModuleNotFoundError):
