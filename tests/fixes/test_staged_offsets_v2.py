@@ -84,7 +84,7 @@ def test_scratch_ranges_are_those_of_the_call(variant: str) -> None:
 # ---- for the tests of all fixes (proofs.py) ----
 
 
-def by_the_kernel(_stagers: Any, _original: Any) -> Callable[..., Any]:
+def by_the_kernel(*_: Any) -> Callable[..., Any]:
     """A V2 launch that leaves rows and copy index to upstream's kernel, which reads them when it runs."""
 
     def launch(table: Any, output: Any, index: Any, scales: Any, offsets: Any, stream: int) -> None:
