@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.settings import ReplaySettings, Settings, as_variables, load, names
+from trtllm_kvfix.fix_ids import FIX_IDS
+from trtllm_kvfix.settings import FixChoices, ReplaySettings, Settings, as_variables, load, names
 
 # A value other than the default, as text and as what it means, where a number will not do.
 SAMPLES: dict[str, tuple[str, object]] = {
@@ -59,7 +61,7 @@ def test_every_setting_can_be_unset_or_set_by_its_variable() -> None:
     for name in names():
         variable = "TRTLLM_KVFIX_" + "_".join(name).upper().replace("-", "_")
         text, value = SAMPLES.get(name[0], SAMPLES.get(name[-1], ("11", 11)))
-        found: Any = load(environ={variable: text}).model_dump(by_alias=True)
+        found: Any = load(environ={variable: text}).model_dump()
         for part in name:
             found = found[part]
         assert found == value, variable
@@ -137,3 +139,13 @@ def test_unknown_fix_is_refused_with_the_nearest_one() -> None:
         load(section={"fixes": {"staged-offset-v1": "off"}}, environ={})
     with pytest.raises(SettingsError, match=r"kvfix.fixes.token-budget is 'maybe': Input should be 'auto', 'on' or"):
         load(section={"fixes": {"token-budget": "maybe"}}, environ={})
+    with pytest.raises(ValidationError, match="there is no fix staged-offset-v1; known are staged-offsets-v1, "):
+        FixChoices.model_validate({"staged-offset-v1": "off"})
+
+
+def test_a_fix_that_is_not_named_is_on_auto() -> None:
+    choices = FixChoices.model_validate({"token-budget": "off"})
+    assert {fix_id: choices.of(fix_id) for fix_id in FIX_IDS} == dict.fromkeys(FIX_IDS, "auto") | {
+        "token-budget": "off"
+    }
+    assert FixChoices.model_validate({}) == FixChoices()

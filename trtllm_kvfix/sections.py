@@ -1,9 +1,11 @@
 """The settings themselves, one model for each section of `kvfix:`. Where their values come from is in settings.py."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, RootModel, field_validator
 
+from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import parse_size
 
@@ -34,7 +36,8 @@ def _staging_mode(value: Any) -> Any:
 
 # One validator instead of a union's two: the error then names the setting and not a branch of its type.
 Size: TypeAlias = Annotated[int | str, PlainValidator(_size)]
-Choice: TypeAlias = Annotated[Literal["auto", "on", "off"], BeforeValidator(_choice)]
+Word: TypeAlias = Literal["auto", "on", "off"]
+Choice: TypeAlias = Annotated[Word, BeforeValidator(_choice)]
 StagingMode: TypeAlias = Annotated[Literal["auto", "snapshot", "early_copy"], BeforeValidator(_staging_mode)]
 
 
@@ -56,22 +59,22 @@ class ReplaySettings(Section):
     dtype_bytes: int = Field(default=2, ge=1)
 
 
-class FixChoices(Section):
+class FixChoices(RootModel[Mapping[str, Choice]]):
     """Each fix by its id. `auto`: where its probe says needed. `on`: and one that cannot tell stops the start."""
 
-    staged_offsets_v1: Choice = Field(default="auto", alias="staged-offsets-v1")
-    staged_offsets_v2: Choice = Field(default="auto", alias="staged-offsets-v2")
-    computed_blocks: Choice = Field(default="auto", alias="computed-blocks")
-    batched_admission: Choice = Field(default="auto", alias="batched-admission")
-    token_budget: Choice = Field(default="auto", alias="token-budget")
-    concurrent_pins: Choice = Field(default="auto", alias="concurrent-pins")
-    input_copy_fence: Choice = Field(default="auto", alias="input-copy-fence")
-    graph_inputs: Choice = Field(default="auto", alias="graph-inputs")
-    nixl_listener: Choice = Field(default="auto", alias="nixl-listener")
+    model_config = ConfigDict(frozen=True, strict=True)
+    root: Mapping[str, Choice] = dict.fromkeys(FIX_IDS, "auto")
 
-    def of(self, fix_id: str) -> Literal["auto", "on", "off"]:
-        choice: Literal["auto", "on", "off"] = getattr(self, fix_id.replace("-", "_"))
-        return choice
+    @field_validator("root")
+    @classmethod
+    def _of_every_fix(cls, given: Mapping[str, Word]) -> Mapping[str, Word]:
+        for fix_id in given:
+            if fix_id not in FIX_IDS:
+                raise ValueError(f"there is no fix {fix_id}; known are {', '.join(FIX_IDS)}")
+        return {fix_id: given.get(fix_id, "auto") for fix_id in FIX_IDS}
+
+    def of(self, fix_id: str) -> Word:
+        return self.root[fix_id]
 
 
 class FixSettings(Section):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.sections import FixChoices, FixSettings, ReplaySettings, Settings
@@ -69,7 +69,7 @@ def load(
 
 def as_variables(settings: Settings) -> dict[str, str]:
     """What differs from the defaults, as the variables that `load` reads: how settings travel to worker processes."""
-    chosen, default = settings.model_dump(by_alias=True), Settings().model_dump(by_alias=True)
+    chosen, default = settings.model_dump(), Settings().model_dump()
     return {
         variable_of(name): yaml.safe_dump(_at(chosen, name), default_flow_style=True).partition("\n")[0]
         for name in names()
@@ -91,14 +91,9 @@ def unset(names: Iterable[str]) -> None:
         os.environ.pop(name, None)
 
 
-def names(model: type[BaseModel] = Settings, prefix: Name = ()) -> Iterator[Name]:
+def names() -> list[Name]:
     """Every setting there is, by the path to it."""
-    for field_name, field in model.model_fields.items():
-        nested = field.annotation
-        if isinstance(nested, type) and issubclass(nested, BaseModel):
-            yield from names(nested, (*prefix, field_name))
-        else:
-            yield (*prefix, field.alias or field_name)
+    return [tuple(dotted.split(".")[1:]) for dotted, _ in _flattened(Settings().model_dump(), SECTION)]
 
 
 def variable_of(name: Name) -> str:

@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
 from tests.executor.test_graph_inputs import LORA, for_graphs  # noqa: E402  not there where the module is skipped
 from tests.standin.fixture import upstream  # noqa: E402
 from tests.standin.serving import Server  # noqa: E402
+from trtllm_kvfix.fix_ids import FIX_IDS  # noqa: E402
 from trtllm_kvfix.fixes import ALL  # noqa: E402
 from trtllm_kvfix.overlay.registry import Registry  # noqa: E402
 from trtllm_kvfix.overlay.upstream import Upstream  # noqa: E402
@@ -59,8 +60,7 @@ def standing_in(variant: str) -> Iterator[None]:
 @contextmanager
 def applied(fix_id: str | None) -> Iterator[None]:
     """That fix alone; None: all that are needed."""
-    names = [field.alias for field in FixChoices.model_fields.values() if field.alias is not None]
-    chosen = FixChoices.model_validate({name: "on" if name == fix_id else "off" for name in names})
+    chosen = FixChoices.model_validate({name: "on" if name == fix_id else "off" for name in FIX_IDS})
     registry = Registry(ALL)
     registry.apply(Settings() if fix_id is None else Settings(fixes=chosen), Upstream(), at_last=True)
     try:

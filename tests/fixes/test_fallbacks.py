@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.executor.test_block_offsets_v2 import V2 as WITH_V2
 from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Injected, Place, corruptions, failing
-from tests.fixes.staging_places import V1, V2, WITH_V2
-from tests.fixes.test_staged_destination import Scene, by_pool
+from tests.fixes.test_staged_offsets_v1 import Scene, by_pool
 from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 from trtllm_kvfix import native
@@ -27,6 +27,8 @@ from trtllm_kvfix.fixes.trial import SHAPE, Bench
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging import on_stream
+
+V1, V2 = "fixes.staged_offsets_v1", "fixes.staged_offsets_v2"
 
 
 def as_it_came(self: Any, source: Any, non_blocking: bool = False) -> Any:

@@ -1,6 +1,6 @@
 """A fix whose own code fails ends nothing: the server goes on, its answers are right, and the fault is seen.
 
-A fix without places fails here. List them as `Place`s beside its traffic and add them to PLACES.
+A fix without places fails here. Its own test module lists them (proofs.py).
 """
 
 from collections.abc import Iterator
@@ -9,32 +9,15 @@ from importlib import import_module
 
 import pytest
 
-from tests.fixes import staging_places
-from tests.fixes.applied import IDS, applied, standing_in
+from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Place, attributes_of, failing
+from tests.fixes.proofs import places_of
 from tests.standin.fixture import upstream
+from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes.nixl_listener.record import ADAPTERS
 from trtllm_kvfix.metrics import counters
 
-PLACES: dict[str, tuple[Place, ...]] = {**staging_places.PLACES}
-
-EVERY = [pytest.param(fix_id, place, id=f"{fix_id}-{place}") for fix_id, places in PLACES.items() for place in places]
-
-
-# These fixes have loops of their own in which their places fail.
-ELSEWHERE = {
-    "batched-admission": "test_admission.test_a_fault_of_ours_leaves_upstreams_batch",
-    "token-budget": "test_resource_manager.test_a_fault_of_ours_leaves_upstreams_batch",
-    "computed-blocks": "test_computed_blocks.test_a_server_outlives_a_fault_in_what_is_observed",
-    "graph-inputs": "test_graph_inputs.test_after_repeated_faults_it_stands_down_to_the_wait_for_the_stream",
-}
-
-
-def test_every_fix_is_made_to_fail() -> None:
-    assert set(PLACES) | set(ELSEWHERE) == set(IDS) and all(PLACES.values())
-    for path in ELSEWHERE.values():
-        module, _, function = path.partition(".")
-        assert callable(getattr(import_module(f"tests.fixes.{module}"), function))
+EVERY = [pytest.param(fix_id, place, id=f"{fix_id}-{place}") for fix_id in FIX_IDS for place in places_of(fix_id)]
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import pytest
 
 from tests.executor.test_graph_inputs import HANDS_TABLES_TO_GRAPHS, LORA, serve
 from tests.fixes.applied import applied, standing_in
+from tests.fixes.faults import Place
+from tests.fixes.proofs import Broken
 from tests.fixes.replay_loop import Loop
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes.graph_inputs.mechanism import ID
@@ -268,3 +270,25 @@ def test_reads_go_with_their_tables(loop: Loop) -> None:
     assert len(loop.fence._reads) == 1
     del tables
     assert len(loop.fence._reads) == 0
+
+
+# ---- for the tests of all fixes (proofs.py) ----
+
+ROOM = "fixes.graph_inputs"
+BROKEN = Broken(f"{ROOM}.reads.Reads.wait", lambda *_: None)
+
+
+def replay_graphs(_: Place) -> None:
+    server = Server(LORA)
+    assert serve(server) > 0
+    assert [*server.witness.corrupt("lora slots"), *server.witness.corrupt("lora weights")] == []
+
+
+PLACES = tuple(
+    Place(f"{ROOM}.{name}", variant, replay_graphs)
+    for variant in HANDS_TABLES_TO_GRAPHS
+    for name in (
+        "mechanism._params_in",
+        *(f"reads.{each}" for each in ("current_place", "Mark", "Mark.record", "Mark.wait", "wait_for")),
+    )
+)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from tests.fixes.applied import applied
+from tests.fixes.faults import Place
+from tests.fixes.proofs import Broken, as_it_was
 from tests.standin.fixture import upstream
 from trtllm_kvfix.fixes.nixl_listener.record import ADAPTERS, FIX
 from trtllm_kvfix.overlay.fix import State
@@ -62,3 +64,20 @@ def test_its_agents_do_without_a_listener_and_others_keep_theirs() -> None:
         with pytest.raises(RuntimeError, match="listener socket"):
             listens("fourth")
         nixl.forget_listeners()
+
+
+# ---- for the tests of all fixes (proofs.py) ----
+
+BROKEN = Broken("fixes.nixl_listener.record.without_listener", as_it_was)
+
+
+def configure(place: Place) -> None:
+    """As the adapter does. Where we fail, upstream has its arguments as they came."""
+    nixl = import_module("nixl")
+    scope = {"__name__": ADAPTERS[0], "nixl_agent_config": nixl.nixl_agent_config}
+    made = [eval("nixl_agent_config(True, True, backends=['UCX'])", scope) for _ in range(4)]
+    assert all(config.backends == ["UCX"] for config in made)
+    assert made[0].enable_listen_thread, f"{place} was never come by"
+
+
+PLACES = (Place("fixes.nixl_listener.mechanism._switched_off", "C", configure, nixl=True),)

@@ -1,7 +1,9 @@
 """What each probe answers for each variant, and that it knows nothing about what it has not seen before."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -14,20 +16,6 @@ from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.sections import Settings
 
-N, F, A, U = State.NEEDED, State.FIXED_UPSTREAM, State.NOT_APPLICABLE, State.UNKNOWN
-#                        A  B  B2 C  D  F
-EXPECTED = {
-    "staged-offsets-v1": (N, N, N, N, F, F),
-    "staged-offsets-v2": (A, N, N, N, N, N),
-    "computed-blocks":   (N, N, N, F, F, F),
-    "batched-admission": (A, N, N, F, F, F),
-    "token-budget":      (A, A, N, N, N, N),
-    "concurrent-pins":   (A, A, A, N, A, A),
-    "input-copy-fence":  (N, N, N, N, F, F),
-    "graph-inputs":      (A, A, A, A, N, N),
-    "nixl-listener":     (A, A, A, A, A, A),  # without NIXL; with it see test_nixl_listener
-}  # fmt: skip
-
 EXECUTOR = "tensorrt_llm._torch.pyexecutor"
 BINDINGS = "tensorrt_llm.bindings.internal.batch_manager"
 
@@ -36,21 +24,28 @@ def fix_of(fix_id: str) -> Fix:
     return next(fix for fix in ALL if fix.id == fix_id)
 
 
+@contextmanager
+def all_imported(variant: str) -> Iterator[None]:
+    """Everything that a fix looks at, with NIXL installed."""
+    with standing_in(variant, nixl=True):
+        for name in {name for fix in ALL for name in fix.triggers}:
+            with suppress(ModuleNotFoundError):
+                import_module(name)
+        yield
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_each_probe_knows_each_variant(variant: str) -> None:
-    with standing_in(variant):
+def test_each_probe_finds_what_its_record_expects(variant: str) -> None:
+    with all_imported(variant):
         answers = {fix.id: fix.probe(Upstream()) for fix in ALL}
-    column = VARIANTS.index(variant)
-    assert {name: answer.state for name, answer in answers.items()} == {
-        name: states[column] for name, states in EXPECTED.items()
-    }
+    assert {name: answer.state for name, answer in answers.items()} == {fix.id: fix.expected[variant] for fix in ALL}
     assert all(answer.reason for answer in answers.values())
 
 
 @pytest.mark.parametrize("fix", ALL, ids=lambda fix: fix.id)
 def test_without_tensorrt_llm_nothing_is_applicable(fix: Fix) -> None:
     assert "tensorrt_llm" not in sys.modules
-    assert fix.probe(Upstream()).state is A
+    assert fix.probe(Upstream()).state is State.NOT_APPLICABLE
 
 
 Mangle = Callable[[pytest.MonkeyPatch], None]
@@ -126,7 +121,7 @@ def test_what_a_probe_has_not_seen_is_unknown_and_not_applied(
     with standing_in(variant):
         mangle(monkeypatch)
         answer = fix_of(fix_id).probe(Upstream())
-        assert answer.state is U, answer
+        assert answer.state is State.UNKNOWN, answer
         registry = Registry(ALL)
         try:
             report = registry.apply(Settings(), Upstream(), at_last=True)
@@ -161,7 +156,7 @@ def test_what_cannot_be_called_as_upstream_calls_it_is_unknown(
         monkeypatch.setattr(*owner_of(module, path), changed)
         answer = fix_of(fix_id).probe(Upstream())
         monkeypatch.undo()
-    assert answer.state is U and "cannot be called" in answer.reason
+    assert answer.state is State.UNKNOWN and "cannot be called" in answer.reason
 
 
 def test_nothing_is_applied_to_a_build_whose_seams_nobody_knows() -> None:
@@ -195,11 +190,10 @@ def test_a_probe_that_raises_knows_nothing() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_replacement_comes_off_again(variant: str) -> None:
-    with standing_in(variant):
+    with all_imported(variant):
         registry = Registry(ALL)
         report = registry.apply(Settings(), Upstream(), at_last=True)
-        needed = {name for name, states in EXPECTED.items() if states[VARIANTS.index(variant)] is N}
-        assert set(report.applied) == needed
+        assert set(report.applied) == {fix.id for fix in ALL if fix.expected[variant] is State.NEEDED}
         assert registry.lost() == []
         assert registry.revert() == []
         for module in [module for name, module in sys.modules.items() if name.startswith("tensorrt_llm")]:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.fixes.applied import IDS, standing_in
+from tests.fixes.applied import standing_in
 from tests.standin.serving import Server
+from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.trial import SHAPE, Bench
 from trtllm_kvfix.metrics import counters
@@ -121,7 +122,7 @@ def test_stagers_are_made_as_the_settings_say(fix_id: str, v2: bool, monkeypatch
             super().__init__(**how)
 
     monkeypatch.setattr(stagers, "OffsetStager", Noted)
-    chosen = {name: "on" if name == fix_id else "off" for name in IDS}
+    chosen = {name: "on" if name == fix_id else "off" for name in FIX_IDS}
     tuning = FixSettings(staging_mode="snapshot", staging_slots=5)
     with standing_in("C"):
         registry = Registry(ALL)

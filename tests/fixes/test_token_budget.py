@@ -8,6 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixes.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, SplitBatch, context, generation
+from tests.fixes.faults import Place
+from tests.fixes.proofs import Broken
+from tests.standin.admissions import SHARED_LEAF, family, leave_a_leaf
+from tests.standin.serving import Server
 from trtllm_kvfix.fixes.batches import context_tokens, generation_tokens
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, Plan, plan
 from trtllm_kvfix.fixes.token_budget.fitting import batch_tokens as tokens_of
@@ -225,3 +229,45 @@ def test_a_plan_that_fails_half_way_changes_nothing() -> None:
     with pytest.raises(RuntimeError):
         Made(batch, what)
     assert [request.context_chunk_size for request in batch.context_requests] == [20, 20, 20]
+
+
+# ---- for the tests of all fixes (proofs.py) ----
+
+
+def unfitted(*_: Any, **__: Any) -> Plan:
+    return Plan((), (), 41, 41)
+
+
+ROOM = "fixes.token_budget"
+BROKEN = Broken(f"{ROOM}.record.plan", unfitted)
+ROUNDS = 3
+
+
+def reuse_what_was_promised(_: Place) -> None:
+    """Two prompts are too long for a batch until their reuse is claimed, so there is a plan, and nothing to do."""
+    server = Server({"max_num_tokens": 48})
+    server.run([server.request(0, family(0, 40))])
+    for number in range(1, ROUNDS + 1):
+        pair = [server.request(10 * number + each, family(0, 40) + family(10 * number + each, 4)) for each in (0, 1)]
+        responses = server.run(pair)
+        assert [len(response.tokens) for response in responses] == [request.max_new_tokens for request in pair]
+        assert all(request.prepopulated_prompt_len > 0 for request in pair)
+    server.close()
+
+
+def put_off(_: Place) -> None:
+    """The batch was cut before the fault, so the loop lives."""
+    server = Server(SHARED_LEAF)
+    requests = leave_a_leaf(server)
+    responses = server.serve(requests)
+    assert [len(response.tokens) for response in responses] == [request.max_new_tokens for request in requests]
+
+
+PLACES = (
+    *(Place(f"{ROOM}.mechanism.{name}", variant, reuse_what_was_promised)
+      for variant in ("C", "D", "F") for name in ("Preparation", "enters", "batch_tokens", "Preparation.plan", "plan")),
+    *(Place(f"{ROOM}.mechanism.{name}", variant, reuse_what_was_promised, at_once=True)  # asked once
+      for variant in ("C", "D", "F") for name in ("limits_of", "mapping_of")),
+    *(Place(f"{ROOM}.mechanism.{name}", variant, put_off, stands_down=False)
+      for variant in ("C", "D", "F") for name in ("tell", "_give_back")),
+)  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from tests.fixes.budget_loop import Loop, Mapping
 from tests.fixes.doubles import PlainBatch, SplitBatch, context
 from tests.fixes.ranks import Between, RankComm, on_ranks
-from tests.fixes.test_admission import Admitting, Counting, Manager
+from tests.fixes.test_batched_admission import Admitting, Counting, Manager
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.fixes.vote import TAG_ADMISSION, TAG_BUDGET, Voting
 from trtllm_kvfix.overlay.agreement import Communicator

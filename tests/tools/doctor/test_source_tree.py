@@ -2,12 +2,13 @@
 
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from trtllm_kvfix import cli
+from trtllm_kvfix import cli, fixes
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay.upstream import BINDINGS, RESOURCE_MANAGER, V2_UTILS
 from trtllm_kvfix.tools.doctor.source_tree import SourceTree
@@ -125,6 +126,22 @@ def test_a_module_that_cannot_be_read_is_named(tree: Path) -> None:
     (named,) = [each for each in report["problems"] if "py_executor cannot be read" in each]
     assert "py_executor.py:1" in named
     assert [each["name"] for each in report["overlay"]["buffers"]] == ["host_kv_cache_block_offsets"]
+
+
+def test_a_fix_whose_self_test_fails_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorrt_llm").mkdir()
+    command = ["doctor", "--json", "--source", str(tmp_path)]
+    assert CliRunner().invoke(cli.main, command).exit_code == 0, "nothing in an empty package needs a fix"
+
+    def fail() -> None:
+        raise AssertionError("it does not hold")
+
+    monkeypatch.setattr(fixes, "ALL", (replace(fixes.ALL[0], self_test=fail),))
+    result = CliRunner().invoke(cli.main, command)
+    assert json.loads(result.output)["problems"] == [
+        f"fix {fixes.ALL[0].id} fails its self-test: AssertionError: it does not hold"
+    ]
+    assert result.exit_code == 1
 
 
 def test_a_folder_without_the_package_is_refused(tmp_path: Path) -> None:

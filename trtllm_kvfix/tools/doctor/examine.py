@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -20,10 +20,12 @@ from trtllm_kvfix.tools.doctor.buffers import candidates
 from trtllm_kvfix.tools.doctor.source_tree import SourceTree
 
 HOOKED = ("persistent", "run")
+HOLDS = "holds"
 
 
 def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
     """Plain values; `problems` are reasons for `doctor` to exit with 1. Imports TensorRT-LLM where there is one."""
+    trials = tried(registry.fixes)
     report: dict[str, Any] = {
         "installed": exists(PACKAGE),
         "version": distribution_version(PACKAGE),
@@ -31,11 +33,9 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
         "hook": hook_state(settings),
         "fixes": [],
         "buffers": [],
-        "problems": [],
+        "self_tests": trials,
+        "problems": unfit(trials),
     }
-    trials = {fix.id: trial(fix) for fix in registry.fixes}
-    report["self_tests"] = {fix_id: wrong or "holds" for fix_id, wrong in trials.items()}
-    report["problems"] += [f"fix {fix_id} fails its self-test: {wrong}" for fix_id, wrong in trials.items() if wrong]
     if not report["installed"]:
         report["problems"].append(
             f"TensorRT-LLM is not installed in this Python ({sys.executable}); usual cause: another environment runs "
@@ -63,16 +63,18 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
     for name in {name for fix in registry.fixes for name in fix.triggers}:
         tree.module(name)  # what cannot be read is said, also where no probe comes that far
     statuses = registry.probe(settings, tree).fixes
+    trials = tried(registry.fixes)
     return {
         "installed": True,
         "version": tree.version(),
         "variant": tree.variant(),
         "hook": "source",
-        "self_tests": {fix.id: trial(fix) or "holds" for fix in registry.fixes},
+        "self_tests": trials,
         "fixes": described(registry.fixes, statuses, "source"),
         "buffers": buffers(str(tree.package / "__init__.py"), registry.fixes, statuses, "run"),
         "unreadable": tree.unreadable,
         "problems": [
+            *unfit(trials),
             *problems(statuses, "run", forced=settings.force),
             *(f"fix {status.id} is needed: {status.reason}" for status in statuses if status.missing),
             *(f"{name} cannot be read: {why}" for name, why in tree.unreadable.items()),
@@ -127,13 +129,22 @@ def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) 
     return found
 
 
-def trial(fix: Fix) -> str | None:
-    """What keeps the mechanism of a fix from holding on this machine, if anything."""
+def tried(fixes: Sequence[Fix]) -> dict[str, str]:
+    """Of each fix, HOLDS, or what keeps its mechanism from holding on this machine."""
+    return {fix.id: _trial(fix) for fix in fixes}
+
+
+def unfit(trials: Mapping[str, str]) -> list[str]:
+    """Reasons to exit with 1 that do not depend on TensorRT-LLM."""
+    return [f"fix {fix_id} fails its self-test: {found}" for fix_id, found in trials.items() if found != HOLDS]
+
+
+def _trial(fix: Fix) -> str:
     try:
         fix.self_test()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return None
+    return HOLDS
 
 
 def buffers(

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fixes.faults import Place, serve
+from tests.fixes.proofs import Broken
 from tests.standin.fixture import upstream
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import StagedDestination
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.staging import current_place
 from trtllm_kvfix.staging.stagers import Stagers
 
 POOLS, ROWS, BLOCKS = 2, 4, 8
@@ -147,3 +150,46 @@ def test_a_call_that_failed_leaves_nothing_for_the_next() -> None:
 def test_the_rest_is_the_tensors_own(scene: Scene) -> None:
     assert scene.destination.shape == scene.tensor.shape
     assert scene.destination.data_ptr() == scene.tensor.data_ptr()
+
+
+# ---- for the tests of all fixes (proofs.py) ----
+
+
+def from_the_live_table(destination: Any, index: Any, source: Any) -> None:
+    """The V1 destination as upstream's own: the device reads the table when it gets there."""
+    pool, rows = index
+    memory = destination.tensor.memory
+    row_bytes = memory.nbytes // memory.shape[0] // memory.shape[1]
+    device, stream = current_place()
+    device.copy(memory.address + pool * memory.shape[1] * row_bytes, source.data_ptr(), rows.stop * row_bytes, stream)
+
+
+ROOM = "fixes.staged_offsets_v1"
+BROKEN = Broken(f"{ROOM}.destination.StagedDestination.receive", from_the_live_table)
+
+MAKING = ("native.NativeStager", "native.OffsetRoute", "staging.offset_stager.Destination.of")
+SHIPPING = ("staging.offset_stager.OffsetStager.ship", "native.OffsetRoute.ship")
+
+CALLS = (
+    f"{ROOM}.mechanism._destination",
+    *(f"{ROOM}.destination.{name}" for name in ("StagedDestination.begin", "StagedDestination.receive")),
+    f"{ROOM}.destination.StagedDestination._ship",
+    *(f"{ROOM}.destination.{name}" for name in ("memory_of", "is_too_wide", "_is_plain")),
+    "staging.stagers.Stagers.of",
+    "staging.stagers.current_place",
+    "staging.stagers.OffsetStager",
+    *MAKING,
+    *SHIPPING,
+)
+LENT = (
+    f"{ROOM}.destination.StagedDestination.settle",
+    "staging.offset_stager.OffsetStager.settle",
+    "native.NativeStager.settle",
+)
+
+PLACES = (
+    *(Place(name, "A", serve) for name in CALLS),
+    *(Place(name, variant, serve) for variant in ("B", "C") for name in (*CALLS, *LENT)),
+    *(Place(f"{ROOM}.destination.{name}", "C", serve, attributes=(("staging.stagers.POOLS_MAX", 0),))
+      for name in ("StagedDestination._recognised", "StagedDestination._ship_parts")),
+)  # fmt: skip

@@ -4,6 +4,8 @@ import threading
 
 import pytest
 
+from tests.fixes.faults import Place, serve_with_every_buffer_right
+from tests.fixes.proofs import Broken
 from trtllm_kvfix import native
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
 from trtllm_kvfix.metrics import counters
@@ -144,3 +146,18 @@ def test_another_thread_waits_for_nothing_of_this_one(loop: Loop, device: native
     assert loop.scheduled.is_set()
     device.open_gate(gate)
     loop.schedule()
+
+
+# ---- for the tests of all fixes (proofs.py) ----
+
+MECHANISM = "fixes.input_copy_fence.mechanism"
+BROKEN = Broken(f"{MECHANISM}.InputFence.wait", lambda *_: None)
+
+CALLS = (
+    *(f"{MECHANISM}.InputFence.{name}" for name in ("record", "_due", "_marks")),
+    *(f"{MECHANISM}.{name}" for name in ("Mark", "Mark.record", "Mark.wait", "wait_for", "current_place")),
+    *(f"native.Device.{name}" for name in ("create_event", "record", "done", "wait")),
+    "metrics.counters.fence_waits",
+)
+
+PLACES = tuple(Place(name, variant, serve_with_every_buffer_right) for variant in ("A", "B", "C") for name in CALLS)

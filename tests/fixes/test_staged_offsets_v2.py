@@ -1,13 +1,16 @@
 """V2 calls on a held stream: a second call, and a row that gets a new owner, do not reach a call that was made."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.executor.test_block_offsets_v2 import PER_LAYER, V2, Bench
 from tests.fixes.applied import applied, standing_in
-from trtllm_kvfix.staging import stagers
+from tests.fixes.faults import Place, serve
+from tests.fixes.proofs import Broken
+from tests.fixes.test_staged_offsets_v1 import MAKING, SHIPPING
+from trtllm_kvfix.staging import current_place, stagers
 
 BUILDS = [("B", V2), ("B2", V2), ("C", V2), ("D", V2), ("F", V2), ("D", PER_LAYER), ("F", PER_LAYER)]
 
@@ -76,3 +79,49 @@ def test_scratch_ranges_are_those_of_the_call(variant: str) -> None:
         assert staging[0] is manager._host_scratch_begs_staging
         assert staging[1] is manager.host_kv_cache_block_offsets
         bench.server.close()
+
+
+# ---- for the tests of all fixes (proofs.py) ----
+
+
+def by_the_kernel(*_: Any) -> Callable[..., Any]:
+    """A V2 launch that leaves rows and copy index to upstream's kernel, which reads them when it runs."""
+
+    def launch(table: Any, output: Any, index: Any, scales: Any, offsets: Any, stream: int) -> None:
+        width, factors = output.memory.shape[3], (scales.tolist(), offsets.tolist())
+        current_place().device.gather_host_rows(
+            output.memory, table.memory, index.memory, len(index.numpy()), width, *factors, stream
+        )
+
+    return launch
+
+
+ROOM = "fixes.staged_offsets_v2"
+BROKEN = Broken(f"{ROOM}.mechanism.staged_launch", by_the_kernel)
+
+DRAFTING: dict[str, Any] = {"speculative_config": {}}
+TOO_WIDE = (("staging.stagers.POOLS_MAX", 1),)
+
+CALLS = (
+    *(f"{ROOM}.mechanism.{name}" for name in ("is_on_device", "is_too_wide", "memory_of")),
+    "staging.stagers.current_place",
+    "staging.stagers.OffsetStager",
+    *MAKING,
+    *SHIPPING,
+)
+WIDE = (
+    *(f"{ROOM}.private_rows.PrivateRows.{name}" for name in ("of", "keep")),
+    f"{ROOM}.private_rows.current_place",
+    *(f"native.Device.{name}" for name in ("create_event", "record", "done")),
+)
+
+PLACES = (
+    *(Place(name, variant, serve, V2) for variant in ("B", "C") for name in CALLS),
+    *(Place(name, variant, serve, V2 | DRAFTING, draft=True) for variant in ("D", "F") for name in CALLS),
+    Place("staging.stagers.Stagers.of", "B", serve, V2),
+    Place("staging.stagers.Stagers.of_lasting", "C", serve, V2),
+    Place(f"{ROOM}.mechanism.v2", "C", serve, V2),
+    *(Place(name, variant, serve, V2, attributes=TOO_WIDE) for variant in ("B", "C") for name in WIDE),
+    *(Place(f"{ROOM}.mechanism.{name}", "D", serve, PER_LAYER | DRAFTING, draft=True)
+      for name in ("_private", "fresh_pinned")),
+)  # fmt: skip

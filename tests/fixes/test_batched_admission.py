@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 
 from tests.fixes.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, SplitBatch, UniqueToken, context
+from tests.fixes.faults import Place
+from tests.fixes.proofs import Broken
+from tests.standin.admissions import EVAPORATION, fill_for_evaporation
+from tests.standin.serving import Server
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.fixes.vote import TAG_ADMISSION, Voting
 from trtllm_kvfix.metrics import counters
@@ -215,3 +219,27 @@ def test_a_fault_of_ours_leaves_upstreams_batch(
         assert [request.request_id for request in batch.context_requests] == [1, 2]
     assert fuse.faults >= 1
     assert fuse.blown == (times > 1 and before_admission)
+
+
+# ---- for the tests of all fixes (proofs.py) ----
+
+ROOM = "fixes.batched_admission.mechanism"
+BROKEN = Broken(f"{ROOM}.line_up", lambda *_: None)
+
+
+def admit_what_evaporates(place: Place) -> None:
+    """A batch has room for both prompts whole, so either order serves them; the better one finds twice as much."""
+    server = Server({**EVAPORATION, "max_num_tokens": 128})
+    requests = fill_for_evaporation(server)
+    responses = server.serve(requests)
+    assert [len(response.tokens) for response in responses] == [request.max_new_tokens for request in requests]
+    assert sum(request.prepopulated_prompt_len for request in requests) in (20, 40), place
+
+
+PLACES = (
+    *(Place(f"{ROOM}.{name}", "B", admit_what_evaporates)
+      for name in ("Contexts", "main_v1_manager", "cached_tokens", "_least_first")),
+    # Only where the order changes, once here; what is measured comes after the advice, which succeeds.
+    *(Place(f"{ROOM}.{name}", "B", admit_what_evaporates, stands_down=False)
+      for name in ("line_up", "replace_contexts", "measure")),
+)  # fmt: skip
