@@ -49,7 +49,7 @@ void WindowPool::mix_into(Digest& digest) const {
     }
     for (const EvictionQueue* queue : {&primary_queue_, &host_redundant_queue_, &host_only_queue_}) {
         // A parked block and one that is about to be parked are the same state: only the order counts.
-        queue->for_each_in_entry_order([&](BlockIndex block) { digest.mix(block); });
+        queue->for_each([&](BlockIndex block, Priority) { digest.mix(block); });
     }
 }
 

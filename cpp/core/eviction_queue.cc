@@ -1,43 +1,24 @@
 #include "core/eviction_queue.h"
 
+#include <algorithm>
+
 namespace kvfix {
 
-EvictionQueue::EvictionQueue(std::uint32_t blocks)
-    : blocks_(blocks), links_(std::size_t{blocks} + std::size_t{2} * kLists) {
+EvictionQueue::EvictionQueue(std::uint32_t blocks) : blocks_(blocks), links_(std::size_t{blocks} + kPriorities) {
     for (std::size_t i = 0; i < links_.size(); ++i) {
         const auto self = static_cast<BlockIndex>(i);
-        links_[i] = Link{self, self, 0, kNoList};
+        links_[i] = Link{self, self, 0, kNowhere, 0};
     }
-}
-
-void EvictionQueue::link_before(BlockIndex block, BlockIndex successor, std::uint32_t list) {
-    const BlockIndex before = links_[successor].prev;
-    links_[block].prev = before;
-    links_[block].next = successor;
-    links_[block].list = static_cast<std::uint8_t>(list);
-    links_[before].next = block;
-    links_[successor].prev = block;
-    const std::uint32_t priority = list & (kParked - 1U);
-    occupied(list)[priority / 64] |= std::uint64_t{1} << (priority % 64);
-}
-
-void EvictionQueue::unlink(BlockIndex block) {
-    const std::uint32_t list = links_[block].list;
-    const BlockIndex before = links_[block].prev;
-    const BlockIndex after = links_[block].next;
-    links_[before].next = after;
-    links_[after].prev = before;
-    if (before == after) {
-        const std::uint32_t priority = list & (kParked - 1U);
-        occupied(list)[priority / 64] &= ~(std::uint64_t{1} << (priority % 64));
-    }
-    links_[block].list = kNoList;
 }
 
 void EvictionQueue::push(BlockIndex block, Priority priority) {
     check(!contains(block), "a block enters an eviction queue twice");
-    links_[block].entered = ++entries_ & kEnteredMask;
-    link_before(block, sentinel(priority), priority);
+    const std::uint32_t end = end_of(priority);
+    const BlockIndex before = links_[end].prev;
+    links_[block] = Link{before, end, ++entries_ & kEnteredMask, kListed, priority & 0x7fU};
+    links_[before].next = block;
+    links_[end].prev = block;
+    listed_[priority / 64] |= std::uint64_t{1} << (priority % 64);
     ++size_;
 }
 
@@ -47,31 +28,50 @@ void EvictionQueue::remove(BlockIndex block) {
     --size_;
 }
 
-void EvictionQueue::park(BlockIndex block) {
-    const std::uint32_t list = links_[block].list + kParked;
-    unlink(block);
-    // From the newest end: blocks come up in order, so this rarely takes a step.
-    const std::uint32_t end = sentinel(list);
-    BlockIndex successor = end;
-    while (links_[successor].prev != end && links_[links_[successor].prev].entered > links_[block].entered) {
-        successor = links_[successor].prev;
+void EvictionQueue::unpark(BlockIndex block) {
+    if (links_[block].place == kParked) {
+        unlink(block);
+        enter_heap(block, kReturned);
     }
-    link_before(block, successor, list);
 }
 
-void EvictionQueue::unpark(BlockIndex block) {
-    const std::uint32_t list = links_[block].list;
-    if (list == kNoList || list < kParked) {
-        return;
+BlockIndex EvictionQueue::first_ready() const {
+    const bool none_listed = (listed_[0] | listed_[1]) == 0;
+    const BlockIndex first = none_listed ? kNone : links_[end_of(lowest_listed())].next;
+    if (!returned_.empty() && (first == kNone || returned_.top().key < key(first))) {
+        return returned_.top().block;
     }
-    unlink(block);
-    // From the oldest end: only blocks that were parked and are older still stand before it.
-    const std::uint32_t end = sentinel(list - kParked);
-    BlockIndex successor = links_[end].next;
-    while (successor != end && links_[successor].entered < links_[block].entered) {
-        successor = links_[successor].next;
+    return first;
+}
+
+void EvictionQueue::unlink(BlockIndex block) {
+    Link& link = links_[block];
+    if (link.place == kListed) {
+        links_[link.prev].next = link.next;
+        links_[link.next].prev = link.prev;
+        if (link.prev == link.next) {  // the list's end alone is left
+            listed_[link.priority / 64] &= ~(std::uint64_t{1} << (link.priority % 64));
+        }
+    } else {
+        heap(static_cast<Place>(link.place)).remove(link.prev, [this](BlockIndex moved, std::uint32_t position) {
+            links_[moved].prev = position;
+        });
     }
-    link_before(block, successor, list - kParked);
+    link.place = kNowhere;
+}
+
+void EvictionQueue::enter_heap(BlockIndex block, Place place) {
+    links_[block].place = place & 3U;
+    links_[block].next = kNone;
+    heap(place).push({key(block), block},
+                     [this](BlockIndex moved, std::uint32_t position) { links_[moved].prev = position; });
+}
+
+std::vector<EvictionHeap::Entry> EvictionQueue::heaped_in_order() const {
+    std::vector<EvictionHeap::Entry> out(parked_.entries().begin(), parked_.entries().end());
+    out.insert(out.end(), returned_.entries().begin(), returned_.entries().end());
+    std::ranges::sort(out, {}, &EvictionHeap::Entry::key);
+    return out;
 }
 
 }  // namespace kvfix
