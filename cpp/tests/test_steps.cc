@@ -10,9 +10,13 @@
 #include <vector>
 
 #include "core/eviction_queue.h"
+#include "core/reuse_tree.h"
+#include "tests/support.h"
 
 namespace kvfix {
 namespace {
+
+using testing::config;
 
 template <class Call>
 std::uint64_t steps_of(Call&& call) {
@@ -58,6 +62,43 @@ TEST(Steps, ParentsComeBackInAnyOrderWithoutPassingEachOther) {
     std::ranges::shuffle(order, std::mt19937_64(1));
     EXPECT_LE(steps_of_return(order), kMost);
 }
+
+// ------------------------------------------------------------------------------------------------ children of one parent
+
+// Stores children whose contents ascend in the order given, and looks the last one up.
+std::uint64_t steps_of_lookup(std::uint64_t seed, const std::vector<BlockIndex>& order) {
+    BlockStore store(static_cast<std::uint32_t>(order.size()), 0, 1);
+    ReuseTree tree(store, 64, seed);
+    const ParentRef root = tree.open_root("", 0);
+    std::vector<TokenId> content(order.size());
+    for (std::size_t place = 0; place < order.size(); ++place) {
+        content[order[place]] = static_cast<TokenId>(place);
+    }
+    for (const TokenId token : content) {
+        const BlockIndex block = store.acquire();
+        store.tokens(block)[0] = token;
+        store[block].num_tokens = 1;
+        store[block].slot[kPrimary] = store.take_slot(kPrimary);
+        store[block].hash = tree.child_hash(0, tree.content(block));
+        tree.add(block, root);
+    }
+    const TokenId last = content[order.back()];
+    return steps_of([&] { EXPECT_EQ(tree.best_prefix(root, {{&last, 1}, {}}).block, order.back()); });
+}
+
+TEST(Steps, ChildrenChosenToMakeAListOfTheirIndexDoSoForOneSeedAlone) {
+    constexpr std::uint32_t kChildren = 2048;
+    BlockStore store(1, 0, 1);
+    const ReuseTree aimed_at(store, 64, 1);
+    std::vector<BlockIndex> order = ascending(kChildren);
+    std::ranges::sort(order, std::ranges::greater{}, [&](BlockIndex block) { return aimed_at.rank(block); });
+    EXPECT_GE(steps_of_lookup(1, order), kChildren) << "the attack is none";
+    for (const std::uint64_t seed : {2ULL, 3ULL, 1ULL << 32, ~0ULL}) {
+        EXPECT_LE(steps_of_lookup(seed, order), 8U * std::bit_width(kChildren)) << "seed " << seed;
+    }
+}
+
+TEST(Steps, ASeedThatNobodyChoseIsDrawn) { EXPECT_NE(config(1).seed, config(1).seed); }
 
 }  // namespace
 }  // namespace kvfix
