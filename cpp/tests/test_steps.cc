@@ -17,6 +17,11 @@ namespace kvfix {
 namespace {
 
 using testing::config;
+using testing::joined;
+using testing::kTokensPerBlock;
+using testing::Manager;
+using testing::request;
+using testing::tokens;
 
 template <class Call>
 std::uint64_t steps_of(Call&& call) {
@@ -99,6 +104,44 @@ TEST(Steps, ChildrenChosenToMakeAListOfTheirIndexDoSoForOneSeedAlone) {
 }
 
 TEST(Steps, ASeedThatNobodyChoseIsDrawn) { EXPECT_NE(config(1).seed, config(1).seed); }
+
+// ------------------------------------------------------------------------------------------------ one call
+
+TEST(Steps, TheRangeOfATokenIsFoundBySearchingHalves) {
+    constexpr std::uint32_t kRanges = 4096;
+    Retention retention;
+    for (std::uint32_t range = 0; range < kRanges; ++range) {
+        retention.ranges.push_back({2 * range, 2 * range + 1, static_cast<Priority>(range % 100), std::nullopt});
+    }
+    std::vector<const RetentionRange*> found;
+    const std::uint64_t steps = steps_of([&] {
+        for (std::uint32_t token = 0; token < 2 * kRanges; ++token) {
+            found.push_back(retention.at(token));
+        }
+    });
+    EXPECT_LE(steps, 2ULL * kRanges * std::bit_width(kRanges));
+    for (std::uint32_t token = 0; token < 2 * kRanges; ++token) {
+        ASSERT_EQ(found[token], token % 2 == 0 ? &retention.ranges[token / 2] : nullptr) << token;
+    }
+}
+
+// While some transfer is outstanding, and for ever after one has failed, storing asks which bytes have come.
+TEST(Steps, WhetherAPromptsBytesHaveComeIsAskedOnceOfEachBlock) {
+    constexpr std::uint32_t kBlocks = 500;
+    Manager manager(config(kBlocks + 3, 2));
+    manager.cache(1, tokens(4, 9'000'000));
+    manager.flush_primary(2);
+    manager.add_sequence(request(3, joined(tokens(4, 9'000'000), {1})));  // its onboard stays outstanding
+    ASSERT_EQ(manager.primary().in_flight, 1U);
+    manager.add_sequence(request(4, tokens(kBlocks * kTokensPerBlock, 1000)));
+    const std::uint64_t steps = steps_of([&] {
+        for (std::uint32_t block = 1; block <= kBlocks; ++block) {
+            manager.store_context_blocks(4, block * kTokensPerBlock);
+        }
+    });
+    EXPECT_LE(steps, kBlocks * 16U);  // the descents of the reuse tree count too: one child each
+    EXPECT_GE(steps, kBlocks);
+}
 
 }  // namespace
 }  // namespace kvfix
