@@ -1,10 +1,24 @@
 #include "core/eviction_queue.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace kvfix {
+namespace {
 
-EvictionQueue::EvictionQueue(std::uint32_t blocks) : blocks_(blocks), links_(std::size_t{blocks} + kPriorities) {
+// The lowest of a set of priorities that is not empty.
+std::uint32_t lowest(const std::array<std::uint64_t, 2>& set) {
+    return set[0] != 0 ? static_cast<std::uint32_t>(std::countr_zero(set[0]))
+                       : 64U + static_cast<std::uint32_t>(std::countr_zero(set[1]));
+}
+
+}  // namespace
+
+EvictionQueue::EvictionQueue(std::uint32_t blocks)
+    : blocks_(blocks),
+      ready_{.ends = blocks, .listed = {}, .late = {}},
+      parked_{.ends = blocks + kPriorities, .listed = {}, .late = {}},
+      links_(std::size_t{blocks} + std::size_t{2} * kPriorities) {
     for (std::size_t i = 0; i < links_.size(); ++i) {
         const auto self = static_cast<BlockIndex>(i);
         links_[i] = Link{self, self, 0, kNowhere, 0};
@@ -13,64 +27,86 @@ EvictionQueue::EvictionQueue(std::uint32_t blocks) : blocks_(blocks), links_(std
 
 void EvictionQueue::push(BlockIndex block, Priority priority) {
     check(!contains(block), "a block enters an eviction queue twice");
-    const std::uint32_t end = end_of(priority);
-    const BlockIndex before = links_[end].prev;
-    links_[block] = Link{before, end, ++entries_ & kEnteredMask, kListed, priority & 0x7fU};
-    links_[before].next = block;
-    links_[end].prev = block;
-    listed_[priority / 64] |= std::uint64_t{1} << (priority % 64);
+    links_[block].entered = ++entries_ & kEnteredMask;
+    links_[block].priority = priority & 0x7fU;
+    enter(block, kReady);
     ++size_;
 }
 
 void EvictionQueue::remove(BlockIndex block) {
     check(contains(block), "a block leaves an eviction queue that it is not in");
-    unlink(block);
+    leave(block);
     --size_;
 }
 
 void EvictionQueue::unpark(BlockIndex block) {
     if (links_[block].place == kParked) {
-        unlink(block);
-        enter_heap(block, kReturned);
+        leave(block);
+        enter(block, kReady);
     }
 }
 
-BlockIndex EvictionQueue::first_ready() const {
-    const bool none_listed = (listed_[0] | listed_[1]) == 0;
-    const BlockIndex first = none_listed ? kNone : links_[end_of(lowest_listed())].next;
-    if (!returned_.empty() && (first == kNone || returned_.top().key < key(first))) {
-        return returned_.top().block;
-    }
-    return first;
-}
-
-void EvictionQueue::unlink(BlockIndex block) {
+void EvictionQueue::enter(BlockIndex block, Place place) {
+    Lane& to = lane(place);
     Link& link = links_[block];
-    if (link.place == kListed) {
-        links_[link.prev].next = link.next;
-        links_[link.next].prev = link.prev;
-        if (link.prev == link.next) {  // the list's end alone is left
-            listed_[link.priority / 64] &= ~(std::uint64_t{1} << (link.priority % 64));
-        }
-    } else {
-        heap(static_cast<Place>(link.place)).remove(link.prev, [this](BlockIndex moved, std::uint32_t position) {
-            links_[moved].prev = position;
-        });
+    link.place = place & 3U;
+    const std::uint32_t priority = link.priority;
+    const std::uint32_t end = to.ends + priority;
+    const BlockIndex last = links_[end].prev;
+    if (last != end && links_[last].entered > link.entered) {
+        link.next = kNone;
+        to.late.push({key(block), block},
+                     [this](BlockIndex at, std::uint32_t position) { links_[at].prev = position; });
+        return;
     }
+    link.prev = last;
+    link.next = end;
+    links_[last].next = block;
+    links_[end].prev = block;
+    to.listed[priority / 64] |= std::uint64_t{1} << (priority % 64);
+}
+
+void EvictionQueue::leave(BlockIndex block) {
+    Link& link = links_[block];
+    Lane& from = lane(static_cast<Place>(link.place));
     link.place = kNowhere;
+    if (link.next == kNone) {
+        from.late.remove(link.prev, [this](BlockIndex at, std::uint32_t position) { links_[at].prev = position; });
+        return;
+    }
+    links_[link.prev].next = link.next;
+    links_[link.next].prev = link.prev;
+    if (link.prev == link.next) {  // the list's end alone is left
+        from.listed[link.priority / 64] &= ~(std::uint64_t{1} << (link.priority % 64));
+    }
 }
 
-void EvictionQueue::enter_heap(BlockIndex block, Place place) {
-    links_[block].place = place & 3U;
-    links_[block].next = kNone;
-    heap(place).push({key(block), block},
-                     [this](BlockIndex moved, std::uint32_t position) { links_[moved].prev = position; });
+BlockIndex EvictionQueue::first(const Lane& from) const {
+    const bool none_listed = (from.listed[0] | from.listed[1]) == 0;
+    const BlockIndex listed = none_listed ? kNone : links_[from.ends + lowest(from.listed)].next;
+    if (!from.late.empty() && (listed == kNone || from.late.top().key < key(listed))) {
+        return from.late.top().block;
+    }
+    return listed;
 }
 
-std::vector<EvictionHeap::Entry> EvictionQueue::heaped_in_order() const {
-    std::vector<EvictionHeap::Entry> out(parked_.entries().begin(), parked_.entries().end());
-    out.insert(out.end(), returned_.entries().begin(), returned_.entries().end());
-    std::ranges::sort(out, {}, &EvictionHeap::Entry::key);
+std::vector<BlockIndex> EvictionQueue::in_order() const {
+    std::vector<BlockIndex> out;
+    out.reserve(size_);
+    for (std::size_t end = blocks_; end < links_.size(); ++end) {
+        for (BlockIndex at = links_[end].next; at != end; at = links_[at].next) {
+            out.push_back(at);
+        }
+    }
+    for (const Lane* each : {&ready_, &parked_}) {
+        for (const EvictionHeap::Entry& entry : each->late.entries()) {
+            out.push_back(entry.block);
+        }
+    }
+    const auto by_key = [this](BlockIndex block) { return key(block); };
+    if (!std::ranges::is_sorted(out, {}, by_key)) {
+        std::ranges::sort(out, {}, by_key);
+    }
     return out;
 }
 

@@ -2,12 +2,11 @@
 // only when nothing else is left. A parent that comes up is parked beside the queue until its last child has gone, so it is
 // not looked at again.
 //
-// Blocks enter lists, one for each priority, in constant time. Those that are parked and those that come back from there
-// stand in heaps: in whatever order children go, none of them costs more than the logarithm of their number.
+// What comes in order stands in lists, one for each priority, and costs constant time. What does not, such as a parent that
+// comes back, stands in a heap: in whatever order children go, nothing costs more than the logarithm of their number.
 #pragma once
 
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -48,7 +47,7 @@ class EvictionQueue {
     static constexpr unsigned kEnteredBits = 55;  // a thousand years of a million entries a second
     static constexpr std::uint64_t kEnteredMask = (std::uint64_t{1} << kEnteredBits) - 1;
 
-    enum Place : std::uint8_t { kNowhere, kListed, kReturned, kParked };
+    enum Place : std::uint8_t { kNowhere, kReady, kParked };
 
     struct Link {
         BlockIndex prev;                       // in a heap: the position there
@@ -58,58 +57,46 @@ class EvictionQueue {
         std::uint64_t priority : 7;
     };
 
-    // The lists' ends lie behind the blocks.
-    std::uint32_t end_of(std::uint32_t priority) const { return blocks_ + priority; }
-    std::uint32_t lowest_listed() const {
-        return listed_[0] != 0 ? static_cast<std::uint32_t>(std::countr_zero(listed_[0]))
-                               : 64U + static_cast<std::uint32_t>(std::countr_zero(listed_[1]));
-    }
+    struct Lane {
+        std::uint32_t ends;                     // the links that end its lists, one for each priority
+        std::array<std::uint64_t, 2> listed{};  // priorities with a block in their list
+        EvictionHeap late;                      // blocks that came after younger ones
+    };
+
     // Ascends in the order in which blocks go.
     std::uint64_t key(BlockIndex block) const {
         return std::uint64_t{links_[block].priority} << kEnteredBits | links_[block].entered;
     }
-    BlockIndex first_ready() const;
-    std::vector<EvictionHeap::Entry> heaped_in_order() const;
-    void unlink(BlockIndex block);
-    void enter_heap(BlockIndex block, Place place);
-    EvictionHeap& heap(Place place) { return place == kParked ? parked_ : returned_; }
+    Lane& lane(Place place) { return place == kParked ? parked_ : ready_; }
+    void enter(BlockIndex block, Place place);
+    void leave(BlockIndex block);
+    BlockIndex first(const Lane& lane) const;
+    std::vector<BlockIndex> in_order() const;
 
     std::uint32_t blocks_;
     std::uint32_t size_ = 0;
     std::uint64_t entries_ = 0;
-    std::array<std::uint64_t, 2> listed_{};  // priorities with a block in their list
-    std::vector<Link> links_;
-    EvictionHeap parked_;
-    EvictionHeap returned_;
+    Lane ready_;
+    Lane parked_;
+    std::vector<Link> links_;  // of the blocks, and behind them the lists' ends
 };
 
 template <class IsParent>
 BlockIndex EvictionQueue::victim(IsParent&& is_parent) {
-    for (BlockIndex first = first_ready(); first != kNone; first = first_ready()) {
-        if (!is_parent(first)) {
-            return first;
+    for (BlockIndex next = first(ready_); next != kNone; next = first(ready_)) {
+        if (!is_parent(next)) {
+            return next;
         }
-        unlink(first);
-        enter_heap(first, kParked);
+        leave(next);
+        enter(next, kParked);
     }
-    return parked_.empty() ? kNone : parked_.top().block;
+    return first(parked_);
 }
 
 template <class Visit>
 void EvictionQueue::for_each(Visit&& visit) const {
-    const std::vector<EvictionHeap::Entry> heaped = heaped_in_order();
-    auto next = heaped.begin();
-    for (std::uint32_t priority = 0; priority < kPriorities; ++priority) {
-        const auto visit_heaped_before = [&](std::uint64_t end) {
-            for (; next != heaped.end() && next->key < end; ++next) {
-                visit(next->block, static_cast<Priority>(priority));
-            }
-        };
-        for (BlockIndex at = links_[end_of(priority)].next; at != end_of(priority); at = links_[at].next) {
-            visit_heaped_before(key(at));
-            visit(at, static_cast<Priority>(priority));
-        }
-        visit_heaped_before(std::uint64_t{priority + 1} << kEnteredBits);
+    for (const BlockIndex block : in_order()) {
+        visit(block, static_cast<Priority>(links_[block].priority));
     }
 }
 
