@@ -41,8 +41,10 @@ class DeviceError(RuntimeError):
 class BlockManagerConfig:
     """What a manager is made of. Refused at once when it makes no sense."""
 
-    def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, max_beam_width: int = 1, block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 64) -> None:
-        """hash_bits under 64 forces hash collisions: an instrument for tests."""
+    def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, max_beam_width: int = 1, block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 64, seed: int | None = None) -> None:
+        """
+        hash_bits under 64 forces hash collisions: an instrument for tests. seed orders the indexes inside, so that nobody who chooses prompts can make them slow; no result depends on it. None: drawn from the system's entropy.
+        """
 
     @property
     def tokens_per_block(self) -> int: ...
@@ -76,6 +78,9 @@ class BlockManagerConfig:
 
     @property
     def hash_bits(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
 
 class Retention:
     """

@@ -83,6 +83,17 @@ BlockCounts counts(const BlockManagerConfig& config, std::uint32_t WindowConfig:
     return by_window;
 }
 
+std::uint64_t seed_from(nb::handle given) {
+    std::uint64_t seed = 0;
+    if (given.is_none()) {
+        return drawn_seed();
+    }
+    if (!nb::try_cast(given, seed)) {
+        throw std::invalid_argument("seed is " + shown(given) + ": 0 to 2**64 - 1, or None to draw one");
+    }
+    return seed;
+}
+
 }  // namespace
 
 void bind_config(nb::module_& m) {
@@ -94,7 +105,7 @@ void bind_config(nb::module_& m) {
             [](BlockManagerConfig* self, std::int64_t tokens_per_block, const BlockCounts& blocks_primary,
                const BlockCounts& blocks_host, const std::optional<std::vector<std::int64_t>>& sizes,
                std::int64_t max_beam_width, bool block_reuse, bool partial_reuse, bool copy_on_partial_reuse,
-               std::int64_t offload_priority_min, std::int64_t events_max, std::int64_t hash_bits) {
+               std::int64_t offload_priority_min, std::int64_t events_max, std::int64_t hash_bits, nb::handle seed) {
                 BlockManagerConfig config{
                     .tokens_per_block = narrowed<std::uint32_t>(tokens_per_block, {"tokens_per_block"}),
                     .windows = make_windows(sizes, blocks_primary, blocks_host),
@@ -104,19 +115,23 @@ void bind_config(nb::module_& m) {
                     .copy_on_partial_reuse = copy_on_partial_reuse,
                     .offload_priority_min = narrowed<Priority>(offload_priority_min, {"offload_priority_min"}),
                     .events_max = narrowed<std::uint32_t>(events_max, {"events_max"}),
-                    .hash_bits = narrowed<std::uint32_t>(hash_bits, {"hash_bits"})};
+                    .hash_bits = narrowed<std::uint32_t>(hash_bits, {"hash_bits"}),
+                    .seed = seed_from(seed)};
                 check_config(config);
                 new (self) BlockManagerConfig(std::move(config));
             },
             nb::kw_only(), "tokens_per_block"_a, "blocks_primary"_a, "blocks_host"_a = 0, "window_sizes"_a = nb::none(),
             "max_beam_width"_a = 1, "block_reuse"_a = true, "partial_reuse"_a = true, "copy_on_partial_reuse"_a = true,
-            "offload_priority_min"_a = 30, "events_max"_a = 0, "hash_bits"_a = 64,
+            "offload_priority_min"_a = 30, "events_max"_a = 0, "hash_bits"_a = 64, "seed"_a = nb::none(),
             nb::sig("def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], "
                     "blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, "
                     "max_beam_width: int = 1, "
                     "block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, "
-                    "offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 64) -> None"),
-            "hash_bits under 64 forces hash collisions: an instrument for tests.")
+                    "offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 64, "
+                    "seed: int | None = None) -> None"),
+            "hash_bits under 64 forces hash collisions: an instrument for tests. seed orders the indexes inside, so "
+            "that nobody "
+            "who chooses prompts can make them slow; no result depends on it. None: drawn from the system's entropy.")
         .def_ro("tokens_per_block", &BlockManagerConfig::tokens_per_block)
         .def_prop_ro("blocks_primary",
                      [](const BlockManagerConfig& c) { return counts(c, &WindowConfig::blocks_primary); })
@@ -128,7 +143,8 @@ void bind_config(nb::module_& m) {
         .def_ro("copy_on_partial_reuse", &BlockManagerConfig::copy_on_partial_reuse)
         .def_ro("offload_priority_min", &BlockManagerConfig::offload_priority_min)
         .def_ro("events_max", &BlockManagerConfig::events_max)
-        .def_ro("hash_bits", &BlockManagerConfig::hash_bits);
+        .def_ro("hash_bits", &BlockManagerConfig::hash_bits)
+        .def_ro("seed", &BlockManagerConfig::seed);
 }
 
 }  // namespace kvfix::bindings

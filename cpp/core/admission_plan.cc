@@ -27,6 +27,7 @@ void AdmissionPlan::make(Pools pools, const BlockManagerConfig& config, std::spa
     requests_.clear();
     matches_.clear();
     path_.clear();
+    takers_.clear();
     for (const RequestPtr& request : requests) {
         match_request(pools, *request);
     }
@@ -175,20 +176,14 @@ void AdmissionPlan::settle_partial(Pools pools, RequestPlan& plan) {
     for (std::size_t window = 0; window < pools.size(); ++window) {
         WindowMatch& match = matches_[plan.match_begin + window];
         std::uint32_t& mark = pools[window]->store.mark(match.source);
-        if (match.way == PartialWay::copy && mark == serial_) {
-            find_taker(match, plan.match_begin + window, pools.size());
+        const std::uint64_t source = std::uint64_t{window} << 32 | match.source;
+        if (match.way == PartialWay::take_over) {
+            takers_.emplace(source, plan.match_begin + static_cast<std::uint32_t>(window));
+        } else if (mark == serial_) {
+            const auto taker = takers_.find(source);
+            match.taken_by = taker == takers_.end() ? kNone : taker->second;
         }
         mark = serial_;
-    }
-}
-
-void AdmissionPlan::find_taker(WindowMatch& match, std::size_t index, std::size_t windows) const {
-    for (std::size_t before = index; before >= windows; before -= windows) {
-        const std::size_t earlier = before - windows;  // the same window of the request before
-        if (matches_[earlier].way == PartialWay::take_over && matches_[earlier].source == match.source) {
-            match.taken_by = static_cast<std::uint32_t>(earlier);
-            return;
-        }
     }
 }
 

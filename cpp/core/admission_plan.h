@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "core/config.h"
@@ -82,7 +83,6 @@ class AdmissionPlan {
     std::uint32_t longest_partial(const WindowPool& pool, const Request& request, ParentRef root, WindowMatch& match);
     void mark_claims(Pools pools, const RequestPlan& plan);
     void settle_partial(Pools pools, RequestPlan& plan);
-    void find_taker(WindowMatch& match, std::size_t index, std::size_t windows) const;
     PartialWay way_of(const WindowPool& pool, const RequestPlan& plan, BlockIndex source) const;
     void set_reuse(Pools pools, RequestPlan& plan, std::uint32_t reuse);
     std::uint64_t slots_lost_to_claims(WindowPool& pool, std::size_t window, std::size_t count, std::uint64_t& needed);
@@ -92,6 +92,8 @@ class AdmissionPlan {
     std::vector<RequestPlan> requests_;
     std::vector<WindowMatch> matches_;
     std::vector<BlockIndex> path_;
+    // The match that takes a source over, by window and source.
+    std::unordered_map<std::uint64_t, std::uint32_t> takers_;
 };
 
 }  // namespace kvfix

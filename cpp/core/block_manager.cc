@@ -122,6 +122,9 @@ void BlockManager::copy_batch_block_offsets(const OffsetTable& output, std::span
 TransferBatch BlockManager::take_transfers() {
     const ManagerGuard guard(mutex_);
     TransferBatch out{.ticket = ledger_.take(), .items = {}};
+    if (out.ticket == TransferLedger::kNothing) {
+        return out;
+    }
     const std::vector<Transfer>& items = ledger_.items(out.ticket);
     out.items.reserve(items.size());
     for (const Transfer& item : items) {

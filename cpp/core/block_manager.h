@@ -170,7 +170,7 @@ class BlockManager {
 
     // storing.cc
     void store_blocks(Sequence& sequence, std::size_t window, std::uint32_t tokens);
-    std::uint32_t first_unsure(const Sequence& sequence) const;
+    std::uint32_t first_unsure(Sequence& sequence) const;
     std::uint32_t write_content(const Sequence& sequence, std::size_t window, std::uint32_t end);
     bool store_next(Sequence& sequence, std::size_t window);
     BlockIndex find_equal(const Sequence& sequence, std::size_t window);

@@ -1,5 +1,6 @@
 #include "core/config.h"
 
+#include <random>
 #include <stdexcept>
 #include <string>
 
@@ -31,6 +32,11 @@ void check_window(const WindowConfig& window, std::uint32_t tokens_per_block, st
 }
 
 }  // namespace
+
+std::uint64_t drawn_seed() {
+    std::random_device entropy;
+    return std::uint64_t{entropy()} << 32 | entropy();
+}
 
 void check_config(const BlockManagerConfig& config) {
     require(config.tokens_per_block > 0, "tokens_per_block", 0, "at least 1");

@@ -14,6 +14,9 @@ struct WindowConfig {
     std::uint32_t blocks_host = 0;
 };
 
+// From the system's entropy.
+std::uint64_t drawn_seed();
+
 struct BlockManagerConfig {
     std::uint32_t tokens_per_block = 0;
     std::vector<WindowConfig> windows;  // ascending; exactly one without a size, or all with one
@@ -24,6 +27,7 @@ struct BlockManagerConfig {
     Priority offload_priority_min = 30;
     std::uint32_t events_max = 0;
     std::uint32_t hash_bits = 64;  // fewer force collisions: a test instrument
+    std::uint64_t seed = drawn_seed();
 };
 
 // Throws std::invalid_argument that names the field, the value and the limit.

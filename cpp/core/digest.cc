@@ -1,8 +1,63 @@
 #include "core/digest.h"
 
+#include <array>
+#include <bit>
+
+#include "core/block_hash.h"
 #include "core/block_manager.h"
 
 namespace kvfix {
+namespace {
+
+// Of structures of 64-bit numbers alone.
+template <class Numbers>
+void mix_numbers(Digest& digest, const Numbers& numbers) {
+    for (const std::uint64_t number : std::bit_cast<std::array<std::uint64_t, sizeof numbers / 8>>(numbers)) {
+        digest.mix(number);
+    }
+}
+
+void mix_retention(Digest& digest, const Retention& retention) {
+    const auto mix_kept = [&](Priority priority, std::optional<std::uint32_t> duration_ms) {
+        digest.mix(priority);
+        digest.mix(duration_ms ? std::uint64_t{*duration_ms} : ~std::uint64_t{0});
+    };
+    for (const RetentionRange& range : retention.ranges) {
+        digest.mix(std::uint64_t{range.token_begin} << 32 | range.token_end.value_or(kNone));
+        mix_kept(range.priority, range.duration_ms);
+    }
+    digest.mix(retention.ranges.size());
+    mix_kept(retention.decode_priority, retention.decode_duration_ms);
+}
+
+void mix_sequence(Digest& digest, const Sequence& sequence) {
+    const Request& request = *sequence.request;
+    digest.mix(request.id);
+    digest.mix(std::uint64_t{request.num_tokens()} << 32 | request.beam_width);
+    digest.mix(hash_block(request.root_hash, request.tokens, request.block_extras(0, request.num_tokens())));
+    mix_retention(digest, request.retention.value_or(Retention{}));
+    digest.mix(std::uint64_t{sequence.length} << 32 | sequence.computed);
+    digest.mix(hash_block(sequence.known(), sequence.grown_tokens, {}));
+    digest.mix(sequence.doubtful_from);
+    mix_numbers(digest, sequence.stats);
+    for (const HeldBlocks& held : sequence.windows) {
+        digest.mix(std::uint64_t{held.left} << 32 | held.size());
+        held.for_each([&](BlockIndex block) { digest.mix(block); });
+    }
+}
+
+void mix_events(Digest& digest, const EventLog& events) {
+    digest.mix(events.dropped());
+    for (const BlockEvent& event : events.pending()) {
+        digest.mix(event.event_id);
+        digest.mix(event.block_hash);
+        digest.mix(event.parent_hash.value_or(0));
+        digest.mix(static_cast<std::uint64_t>(event.kind) << 32 | static_cast<std::uint64_t>(event.tier) << 16 |
+                   event.priority);
+    }
+}
+
+}  // namespace
 
 WindowStats WindowPool::stats() const {
     WindowStats out{.window_size = config.window_size, .primary = {}, .host = {}};
@@ -23,7 +78,8 @@ void WindowPool::mix_into(Digest& digest) const {
         const Block& record = store[block];
         digest.mix(record.in_tree ? (std::uint64_t{record.parent} << 32 | record.num_tokens) : kNone);
         if (record.in_tree) {
-            digest.mix(record.hash);
+            const std::uint64_t above = is_root(record.parent) ? tree.hash_of(record.parent) : 0;
+            digest.mix(hash_block(above, store.content(block), store.extras(block)));
         }
         digest.mix(std::uint64_t{record.slot[kPrimary]} << 32 | record.slot[kHost]);
         digest.mix(std::uint64_t{record.pins[kPrimary]} << 32 | record.pins[kHost]);
@@ -49,7 +105,7 @@ void WindowPool::mix_into(Digest& digest) const {
     }
     for (const EvictionQueue* queue : {&primary_queue_, &host_redundant_queue_, &host_only_queue_}) {
         // A parked block and one that is about to be parked are the same state: only the order counts.
-        queue->for_each_in_entry_order([&](BlockIndex block) { digest.mix(block); });
+        queue->for_each([&](BlockIndex block, Priority) { digest.mix(block); });
     }
 }
 
@@ -60,17 +116,7 @@ std::uint64_t BlockManager::digest() const {
         pool->mix_into(digest);
     }
     for (const Sequence* sequence : sequences_.ordered()) {
-        digest.mix(sequence->id());
-        digest.mix(std::uint64_t{sequence->length} << 32 | sequence->computed);
-        digest.mix(sequence->known());
-        digest.mix(sequence->doubtful_from);
-        for (const TokenId token : sequence->grown_tokens) {
-            digest.mix(static_cast<std::uint64_t>(token));
-        }
-        for (const HeldBlocks& held : sequence->windows) {
-            digest.mix(std::uint64_t{held.left} << 32 | held.size());
-            held.for_each([&](BlockIndex block) { digest.mix(block); });
-        }
+        mix_sequence(digest, *sequence);
     }
     const auto mix_items = [&](const std::vector<Transfer>& items) {
         digest.mix(items.size());
@@ -86,8 +132,12 @@ std::uint64_t BlockManager::digest() const {
         digest.mix(ticket);
         mix_items(items);
     }
+    digest.mix(ledger_.next_ticket());
     digest.mix(static_cast<std::uint64_t>(now_ms_));
-    digest.mix(events_.pending().size());
+    for (const CacheCounters* counters : {&closed_, &iteration_, &current_}) {
+        mix_numbers(digest, *counters);
+    }
+    mix_events(digest, events_);
     return digest.value();
 }
 

@@ -1,77 +1,113 @@
 #include "core/eviction_queue.h"
 
+#include <algorithm>
+#include <bit>
+
 namespace kvfix {
+namespace {
+
+// The lowest of a set of priorities that is not empty.
+std::uint32_t lowest(const std::array<std::uint64_t, 2>& set) {
+    return set[0] != 0 ? static_cast<std::uint32_t>(std::countr_zero(set[0]))
+                       : 64U + static_cast<std::uint32_t>(std::countr_zero(set[1]));
+}
+
+}  // namespace
 
 EvictionQueue::EvictionQueue(std::uint32_t blocks)
-    : blocks_(blocks), links_(std::size_t{blocks} + std::size_t{2} * kLists) {
+    : blocks_(blocks),
+      ready_{.ends = blocks, .listed = {}, .late = {}},
+      parked_{.ends = blocks + kPriorities, .listed = {}, .late = {}},
+      links_(std::size_t{blocks} + std::size_t{2} * kPriorities) {
     for (std::size_t i = 0; i < links_.size(); ++i) {
         const auto self = static_cast<BlockIndex>(i);
-        links_[i] = Link{self, self, 0, kNoList};
+        links_[i] = Link{self, self, 0, kNowhere, 0};
     }
-}
-
-void EvictionQueue::link_before(BlockIndex block, BlockIndex successor, std::uint32_t list) {
-    const BlockIndex before = links_[successor].prev;
-    links_[block].prev = before;
-    links_[block].next = successor;
-    links_[block].list = static_cast<std::uint8_t>(list);
-    links_[before].next = block;
-    links_[successor].prev = block;
-    const std::uint32_t priority = list & (kParked - 1U);
-    occupied(list)[priority / 64] |= std::uint64_t{1} << (priority % 64);
-}
-
-void EvictionQueue::unlink(BlockIndex block) {
-    const std::uint32_t list = links_[block].list;
-    const BlockIndex before = links_[block].prev;
-    const BlockIndex after = links_[block].next;
-    links_[before].next = after;
-    links_[after].prev = before;
-    if (before == after) {
-        const std::uint32_t priority = list & (kParked - 1U);
-        occupied(list)[priority / 64] &= ~(std::uint64_t{1} << (priority % 64));
-    }
-    links_[block].list = kNoList;
 }
 
 void EvictionQueue::push(BlockIndex block, Priority priority) {
     check(!contains(block), "a block enters an eviction queue twice");
     links_[block].entered = ++entries_ & kEnteredMask;
-    link_before(block, sentinel(priority), priority);
+    links_[block].priority = priority & 0x7fU;
+    enter(block, kReady);
     ++size_;
 }
 
 void EvictionQueue::remove(BlockIndex block) {
     check(contains(block), "a block leaves an eviction queue that it is not in");
-    unlink(block);
+    leave(block);
     --size_;
 }
 
-void EvictionQueue::park(BlockIndex block) {
-    const std::uint32_t list = links_[block].list + kParked;
-    unlink(block);
-    // From the newest end: blocks come up in order, so this rarely takes a step.
-    const std::uint32_t end = sentinel(list);
-    BlockIndex successor = end;
-    while (links_[successor].prev != end && links_[links_[successor].prev].entered > links_[block].entered) {
-        successor = links_[successor].prev;
+void EvictionQueue::unpark(BlockIndex block) {
+    if (links_[block].place == kParked) {
+        leave(block);
+        enter(block, kReady);
     }
-    link_before(block, successor, list);
 }
 
-void EvictionQueue::unpark(BlockIndex block) {
-    const std::uint32_t list = links_[block].list;
-    if (list == kNoList || list < kParked) {
+void EvictionQueue::enter(BlockIndex block, Place place) {
+    Lane& to = lane(place);
+    Link& link = links_[block];
+    link.place = place & 3U;
+    const std::uint32_t priority = link.priority;
+    const std::uint32_t end = to.ends + priority;
+    const BlockIndex last = links_[end].prev;
+    if (last != end && links_[last].entered > link.entered) {
+        link.next = kNone;
+        to.late.push({key(block), block},
+                     [this](BlockIndex at, std::uint32_t position) { links_[at].prev = position; });
         return;
     }
-    unlink(block);
-    // From the oldest end: only blocks that were parked and are older still stand before it.
-    const std::uint32_t end = sentinel(list - kParked);
-    BlockIndex successor = links_[end].next;
-    while (successor != end && links_[successor].entered < links_[block].entered) {
-        successor = links_[successor].next;
+    link.prev = last;
+    link.next = end;
+    links_[last].next = block;
+    links_[end].prev = block;
+    to.listed[priority / 64] |= std::uint64_t{1} << (priority % 64);
+}
+
+void EvictionQueue::leave(BlockIndex block) {
+    Link& link = links_[block];
+    Lane& from = lane(static_cast<Place>(link.place));
+    link.place = kNowhere;
+    if (link.next == kNone) {
+        from.late.remove(link.prev, [this](BlockIndex at, std::uint32_t position) { links_[at].prev = position; });
+        return;
     }
-    link_before(block, successor, list - kParked);
+    links_[link.prev].next = link.next;
+    links_[link.next].prev = link.prev;
+    if (link.prev == link.next) {  // the list's end alone is left
+        from.listed[link.priority / 64] &= ~(std::uint64_t{1} << (link.priority % 64));
+    }
+}
+
+BlockIndex EvictionQueue::first(const Lane& from) const {
+    const bool none_listed = (from.listed[0] | from.listed[1]) == 0;
+    const BlockIndex listed = none_listed ? kNone : links_[from.ends + lowest(from.listed)].next;
+    if (!from.late.empty() && (listed == kNone || from.late.top().key < key(listed))) {
+        return from.late.top().block;
+    }
+    return listed;
+}
+
+std::vector<BlockIndex> EvictionQueue::in_order() const {
+    std::vector<BlockIndex> out;
+    out.reserve(size_);
+    for (std::size_t end = blocks_; end < links_.size(); ++end) {
+        for (BlockIndex at = links_[end].next; at != end; at = links_[at].next) {
+            out.push_back(at);
+        }
+    }
+    for (const Lane* each : {&ready_, &parked_}) {
+        for (const EvictionHeap::Entry& entry : each->late.entries()) {
+            out.push_back(entry.block);
+        }
+    }
+    const auto by_key = [this](BlockIndex block) { return key(block); };
+    if (!std::ranges::is_sorted(out, {}, by_key)) {
+        std::ranges::sort(out, {}, by_key);
+    }
+    return out;
 }
 
 }  // namespace kvfix

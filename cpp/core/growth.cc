@@ -181,6 +181,7 @@ void BlockManager::rewind_kv_cache(RequestId id, std::uint32_t count) {
     const std::size_t blocks = ceil_div(length, config_.tokens_per_block);
     for (std::size_t window = 0; window < pools_.size(); ++window) {
         HeldBlocks& held = sequence.windows[window];
+        held.sure = std::min(held.sure, static_cast<std::uint32_t>(blocks));
         for (std::uint32_t beam = 0; beam < sequence.beam_width(); ++beam) {
             std::vector<BlockIndex>& list = held.tails.empty() ? held.shared : held.tails[beam];
             const std::size_t keep = blocks - (held.tails.empty() ? 0 : held.shared.size());

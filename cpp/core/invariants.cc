@@ -67,7 +67,7 @@ void WindowPool::check_queues() const {
     const auto collect = [this](const EvictionQueue& queue) {
         Counts in(store.size());
         std::uint32_t size = 0;
-        queue.for_each([&](BlockIndex block, bool, Priority priority) {
+        queue.for_each([&](BlockIndex block, Priority priority) {
             check(in[block]++ == 0, "a block stands in a queue twice");
             check(priority == store[block].priority, "a block queues under a priority that is not its own");
             ++size;

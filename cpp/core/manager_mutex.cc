@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <mutex>
 #include <vector>
 
 namespace kvfix {
@@ -20,6 +21,13 @@ struct LocksOfAllManagers {
         }
         alive_mutex().unlock();
     }
+    // The threads that wait for a manager exist in the parent alone: the child would wait for their turns for ever.
+    static void let_go_in_child() {
+        for (ManagerMutex* each : alive()) {
+            each->mutex_.forget_waiters();
+        }
+        let_go();
+    }
 
     // Never destroyed: a thread may end its manager after the process's static objects have gone.
     static std::mutex& alive_mutex() {
@@ -35,7 +43,7 @@ struct LocksOfAllManagers {
 namespace {
 
 [[maybe_unused]] const int kRegistered =
-    pthread_atfork(&LocksOfAllManagers::hold, &LocksOfAllManagers::let_go, &LocksOfAllManagers::let_go);
+    pthread_atfork(&LocksOfAllManagers::hold, &LocksOfAllManagers::let_go, &LocksOfAllManagers::let_go_in_child);
 
 }  // namespace
 

@@ -6,8 +6,8 @@
 
 #include <mutex>
 
+#include "core/fair_mutex.h"
 #include "core/home_process.h"
-#include "core/pause_point.h"
 
 namespace kvfix {
 
@@ -34,20 +34,12 @@ class ManagerMutex {
 
 #if defined(KVFIX_NO_LOCK)
     void take() {}
-#elif defined(KVFIX_PAUSE_POINTS)
-    // Says when a caller finds the lock taken: so a test knows a thread that waits from one that has not come yet.
-    void take() {
-        if (!mutex_.try_lock()) {
-            KVFIX_PAUSE("lock.contended");
-            mutex_.lock();
-        }
-    }
 #else
     void take() { mutex_.lock(); }
 #endif
 
     const HomeProcess home_;
-    std::mutex mutex_;
+    FairMutex mutex_;
 };
 
 using ManagerGuard = std::lock_guard<ManagerMutex>;

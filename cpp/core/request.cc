@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <string_view>
 
 #include "core/block_hash.h"
+#include "core/steps.h"
 
 namespace kvfix {
 namespace {
@@ -79,12 +81,15 @@ void refuse_negative(const std::string& whose, std::span<const TokenId> tokens, 
 }
 
 const RetentionRange* Retention::at(std::uint32_t token) const {
-    for (const RetentionRange& range : ranges) {
-        if (token >= range.token_begin && (!range.token_end || token < *range.token_end)) {
-            return &range;
-        }
+    const auto behind = std::ranges::partition_point(ranges, [token](const RetentionRange& range) {
+        KVFIX_STEP();
+        return range.token_begin <= token;
+    });
+    if (behind == ranges.begin()) {
+        return nullptr;
     }
-    return nullptr;
+    const RetentionRange& range = *std::prev(behind);
+    return !range.token_end || token < *range.token_end ? &range : nullptr;
 }
 
 void check_retention(const Retention& retention) {

@@ -6,6 +6,7 @@
 
 #include "core/block_hash.h"
 #include "core/check.h"
+#include "core/steps.h"
 
 namespace kvfix {
 namespace {
@@ -30,20 +31,19 @@ bool equal(const BlockContent& a, const BlockContent& b) {
     return std::ranges::equal(a.tokens, b.tokens) && a.extras == b.extras;
 }
 
-// Heap order of the treap: fixed per block, spread evenly, the same in every process.
-std::uint32_t heap_rank(BlockIndex block) {
-    std::uint32_t x = block * 0x9e3779b1U;
-    x ^= x >> 15;
-    x *= 0x85ebca77U;
-    return x ^ (x >> 13);
-}
-
 }  // namespace
 
-ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits)
+ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, std::uint64_t seed)
     : store_(store),
       hash_mask_(hash_bits == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << hash_bits) - 1),
+      seed_(seed),
       index_(store.size()) {}
+
+std::uint32_t ReuseTree::rank(BlockIndex block) const {
+    std::uint64_t x = (block ^ seed_) * 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
+    return static_cast<std::uint32_t>(x >> 32);
+}
 
 ParentRef ReuseTree::find_root(const std::string& identity) const {
     const auto found = root_by_identity_.find(identity);
@@ -94,6 +94,7 @@ BlockIndex ReuseTree::find_unambiguous(std::uint64_t hash) const {
 ReuseTree::Prefix ReuseTree::best_prefix(ParentRef parent, const BlockContent& query) const {
     std::uint32_t longest = 0;
     for (BlockIndex at = children_of(parent); at != kNone;) {
+        KVFIX_STEP();
         const BlockContent here = content(at);
         if (here.extras == query.extras) {
             longest = std::max(longest, common_tokens(here.tokens, query.tokens));
@@ -106,6 +107,7 @@ ReuseTree::Prefix ReuseTree::best_prefix(ParentRef parent, const BlockContent& q
     const BlockContent prefix{query.tokens.first(longest), query.extras};
     BlockIndex smallest = kNone;
     for (BlockIndex at = children_of(parent); at != kNone;) {
+        KVFIX_STEP();
         const bool before = compare(content(at), prefix) < 0;
         smallest = before ? smallest : at;
         at = before ? store_[at].child_right : store_[at].child_left;
@@ -152,7 +154,8 @@ ParentRef ReuseTree::remove(BlockIndex block) {
 void ReuseTree::insert_child(BlockIndex& top, BlockIndex block) {
     BlockIndex* at = &top;
     const BlockContent key = content(block);
-    while (*at != kNone && heap_rank(*at) >= heap_rank(block)) {
+    while (*at != kNone && rank(*at) >= rank(block)) {
+        KVFIX_STEP();
         at = compare(content(*at), key) < 0 ? &store_[*at].child_right : &store_[*at].child_left;
     }
     Block& record = store_[block];
@@ -182,6 +185,7 @@ void ReuseTree::erase_child(BlockIndex& top, BlockIndex block) {
     if (*at != block) {
         const BlockContent key = content(block);
         while (*at != block) {
+            KVFIX_STEP();
             check(*at != kNone, "a child is missing from its parent's index");
             at = compare(content(*at), key) < 0 ? &store_[*at].child_right : &store_[*at].child_left;
         }
@@ -194,7 +198,7 @@ BlockIndex ReuseTree::merge(BlockIndex below, BlockIndex above) {
     BlockIndex top = kNone;
     BlockIndex* at = &top;
     while (below != kNone && above != kNone) {
-        if (heap_rank(below) >= heap_rank(above)) {
+        if (rank(below) >= rank(above)) {
             *at = below;
             at = &store_[below].child_right;
             below = *at;

@@ -30,7 +30,8 @@ struct BlockContent {
 
 class ReuseTree {
   public:
-    ReuseTree(BlockStore& store, std::uint32_t hash_bits);
+    // `seed` places children in their indexes. Who does not know it cannot make lists of them.
+    ReuseTree(BlockStore& store, std::uint32_t hash_bits, std::uint64_t seed);
 
     // kNone when nothing of this identity is in the tree.
     ParentRef find_root(const std::string& identity) const;
@@ -62,6 +63,9 @@ class ReuseTree {
     void collect_all(std::vector<BlockIndex>& out) const;
     void collect_direct_children(BlockIndex block, std::vector<BlockIndex>& out) const;
 
+    // Heap order of the treaps: fixed per block, spread evenly, the same wherever the seed is.
+    std::uint32_t rank(BlockIndex block) const;
+
     // Verifies one tree block's entry in the hash index, and the roots; counts the roots' children in `seen`.
     void check_indexed(BlockIndex block) const;
     void check_roots(std::vector<std::uint32_t>& seen) const;
@@ -87,6 +91,7 @@ class ReuseTree {
 
     BlockStore& store_;
     std::uint64_t hash_mask_;
+    std::uint64_t seed_;
     HashIndex index_;
     std::vector<Root> roots_;
     std::vector<std::uint32_t> free_roots_;

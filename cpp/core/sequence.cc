@@ -16,7 +16,7 @@ void clear(Sequence& sequence) {
     for (HeldBlocks& held : sequence.windows) {
         held.shared.clear();
         held.tails.clear();
-        held.left = 0;
+        held.left = held.sure = 0;
     }
     std::ranges::fill(sequence.cursors, StoreCursor{});
     sequence.stats = {};

@@ -21,6 +21,8 @@ struct HeldBlocks {
     std::vector<BlockIndex> shared;              // kNone where a block has left the window
     std::vector<std::vector<BlockIndex>> tails;  // [beam], only with several beams
     std::uint32_t left = 0;                      // leading blocks that have left the window
+    // Leading blocks known to have their bytes. That stays so while they are held: their slots stay theirs.
+    std::uint32_t sure = 0;
 
     std::size_t size() const { return shared.size() + (tails.empty() ? 0 : tails.front().size()); }
     BlockIndex at(std::uint32_t beam, std::size_t position) const {

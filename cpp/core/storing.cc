@@ -1,9 +1,11 @@
 // How a sequence's blocks become findable, and how it ends.
 #include <algorithm>
+#include <ranges>
 #include <stdexcept>
 #include <string>
 
 #include "core/block_manager.h"
+#include "core/steps.h"
 
 namespace kvfix {
 
@@ -46,22 +48,26 @@ void BlockManager::store_blocks(Sequence& sequence, std::size_t window, std::uin
 }
 
 // The first position whose bytes have not arrived, or may not have, in some window; nothing computed from there on is stored.
-std::uint32_t BlockManager::first_unsure(const Sequence& sequence) const {
+std::uint32_t BlockManager::first_unsure(Sequence& sequence) const {
     std::uint32_t first = sequence.doubtful_from;
     for (std::size_t window = 0; window < pools_.size(); ++window) {
         const WindowPool& pool = *pools_[window];
-        const HeldBlocks& held = sequence.windows[window];
+        HeldBlocks& held = sequence.windows[window];
         if (!pool.bytes_outstanding()) {
             continue;
         }
-        const auto unsure = [&](std::uint32_t position, std::uint32_t beam) {
-            const Block& record = pool.store[held.at(beam, position)];
-            return record.undelivered || record.in_flight(kPrimary);
+        const auto sure = [&](std::uint32_t beam) {
+            KVFIX_STEP();
+            const Block& record = pool.store[held.at(beam, held.sure)];
+            return !record.undelivered && !record.in_flight(kPrimary);
         };
-        for (std::uint32_t position = held.left; position < held.size() && position < first; ++position) {
-            for (std::uint32_t beam = 0; beam < sequence.beam_width() && position < first; ++beam) {
-                first = unsure(position, beam) ? position : first;
-            }
+        const auto beams = std::views::iota(0U, sequence.beam_width());
+        held.sure = std::max(held.sure, held.left);
+        while (held.sure < std::min<std::size_t>(held.size(), first) && std::ranges::all_of(beams, sure)) {
+            ++held.sure;
+        }
+        if (held.sure < held.size()) {
+            first = std::min(first, held.sure);
         }
     }
     return first;

@@ -25,9 +25,16 @@ struct Transfer {
 
 class TransferLedger {
   public:
+    // The ticket of no transfers: it need not end, and may end as often as one likes.
+    static constexpr Ticket kNothing = 0;
+
     void queue(const Transfer& transfer) { queued_.push_back(transfer); }
 
+    // kNothing where nothing is queued: of a caller who only looks, nothing is kept.
     Ticket take() {
+        if (queued_.empty()) {
+            return kNothing;
+        }
         const Ticket ticket = next_ticket_++;
         taken_.emplace(ticket, std::move(queued_));
         queued_.clear();
@@ -37,6 +44,9 @@ class TransferLedger {
 
     // Ends a ticket and hands out its transfers.
     std::vector<Transfer> end(Ticket ticket) {
+        if (ticket == kNothing) {
+            return {};
+        }
         const auto found = taken_.find(ticket);
         if (found == taken_.end()) {
             throw std::invalid_argument("ticket " + std::to_string(ticket) +
@@ -49,6 +59,7 @@ class TransferLedger {
 
     const std::vector<Transfer>& queued() const { return queued_; }
     const std::map<Ticket, std::vector<Transfer>>& taken() const { return taken_; }
+    Ticket next_ticket() const { return next_ticket_; }
 
   private:
     std::vector<Transfer> queued_;

@@ -8,7 +8,7 @@ namespace kvfix {
 WindowPool::WindowPool(std::uint32_t index, PoolServices services, std::uint64_t id_base)
     : store(services.config.windows[index].blocks_primary, services.config.windows[index].blocks_host,
             services.config.tokens_per_block),
-      tree(store, services.config.hash_bits),
+      tree(store, services.config.hash_bits, services.config.seed),
       config(services.config.windows[index]),
       block_id_base(id_base),
       window(index),

@@ -17,7 +17,7 @@ constexpr std::uint32_t kTokensPerBlock = 4;
 
 class ReuseTreeTest : public testing::Test {
   protected:
-    explicit ReuseTreeTest(std::uint32_t hash_bits = 64) : store(256, 0, kTokensPerBlock), tree(store, hash_bits) {}
+    explicit ReuseTreeTest(std::uint32_t hash_bits = 64) : store(256, 0, kTokensPerBlock), tree(store, hash_bits, 1) {}
 
     BlockIndex add(ParentRef parent, const Tokens& tokens, const std::string& extras = "") {
         const BlockIndex block = store.acquire();

@@ -198,15 +198,31 @@ TEST_F(Transfers, AFailureAfterItsOwnersHaveGoneFreesTheSlots) {
 // ---------------------------------------------------------------------------------------------------------- tickets
 
 TEST_F(Transfers, ATicketEndsOnce) {
+    manager.cache(1, kX);
+    evict_everything(2);
     const Ticket completed = manager.take_transfers().ticket;
+    manager.forget(2);
+    manager.cache(3, kY);
+    evict_everything(4);
     const Ticket failed = manager.take_transfers().ticket;
-    EXPECT_NE(completed, failed) << "an empty batch has a ticket of its own";
+    ASSERT_NE(completed, failed);
     manager.complete(completed);
     manager.fail(failed);
     for (const Ticket ticket : {completed, failed, Ticket{12345}}) {
         EXPECT_THROW(manager.complete(ticket), std::invalid_argument);
         EXPECT_THROW(manager.fail(ticket), std::invalid_argument);
     }
+}
+
+TEST_F(Transfers, ABatchWithoutTransfersNeedsNoEndAndMayHaveMany) {
+    for (int attempt = 0; attempt < 3; ++attempt) {
+        const TransferBatch batch = manager.take_transfers();
+        ASSERT_TRUE(batch.items.empty());
+        EXPECT_EQ(batch.ticket, TransferLedger::kNothing) << "a ticket of its own would be kept until it ends";
+        manager.complete(batch.ticket);
+        EXPECT_TRUE(manager.fail(batch.ticket).empty());
+    }
+    manager.check_invariants();
 }
 
 TEST_F(Transfers, TicketsMayEndInAnyOrder) {

@@ -76,6 +76,9 @@ def test_errors_are_typed_and_say_what_they_know() -> None:
         {"offload_priority_min": 101},
         {"hash_bits": 0},
         {"hash_bits": 65},
+        {"seed": -1},
+        {"seed": 2**64},
+        {"seed": "one"},
     ],
     ids=str,
 )

@@ -1,9 +1,12 @@
 """The same calls give the same state on every rank: no clock, no address and no hash order has a say."""
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
+
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATIONS = 100_000
@@ -26,3 +29,26 @@ def test_two_processes_that_do_the_same_end_in_the_same_state() -> None:
 
 def test_two_that_do_not_do_the_same_differ() -> None:
     assert digests(1, 20_000) != digests(2, 20_000)
+
+
+def test_no_result_depends_on_the_seed() -> None:
+    rng = random.Random(1)
+    prompts = [[rng.randrange(3) for _ in range(rng.randrange(1, 40))] for _ in range(200)]
+    digests = set()
+    for seed in (0, 1, 2**64 - 1):
+        config = BlockManagerConfig(tokens_per_block=4, blocks_primary=60, seed=seed)
+        assert config.seed == seed
+        m = BlockManager(config)
+        for request_id, prompt in enumerate(prompts):
+            m.add_sequence(SequenceRequest(request_id, prompt))
+            m.complete(m.take_transfers().ticket)
+            m.store_context_blocks(request_id, len(prompt))
+            m.remove_sequence(request_id)
+        m.check_invariants()
+        digests.add(m.digest())
+    assert len(digests) == 1
+
+
+def test_a_seed_that_nobody_gives_is_drawn() -> None:
+    drawn = {BlockManagerConfig(tokens_per_block=4, blocks_primary=4).seed for _ in range(4)}
+    assert len(drawn) == 4

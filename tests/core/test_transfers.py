@@ -152,9 +152,10 @@ def test_what_was_computed_from_a_lost_copy_is_never_served() -> None:
 
 def test_tickets_end_once_and_in_any_order() -> None:
     m = manager(primary=2, host=2)
-    leave_behind(m, 1, prompt(1, BLOCK))
+    leave_behind(m, 1, prompt(1, 2 * BLOCK))
+    m.add_sequence(SequenceRequest(2, prompt(2, BLOCK)))
     first = m.take_transfers().ticket
-    m.add_sequence(SequenceRequest(2, prompt(2, 2 * BLOCK)))
+    m.add_sequence(SequenceRequest(3, prompt(3, BLOCK)))
     second = m.take_transfers().ticket
     m.complete(second)
     m.complete(first)
@@ -163,6 +164,15 @@ def test_tickets_end_once_and_in_any_order() -> None:
             m.complete(ended)
         with pytest.raises(ValueError, match=str(ended)):
             m.fail(ended)
+
+
+def test_a_batch_without_transfers_needs_no_end_and_may_have_many() -> None:
+    m = manager(primary=2, host=2)
+    for _ in range(3):
+        batch = m.take_transfers()
+        assert (batch.ticket, batch.items) == (0, []), "a ticket of its own would be kept until it ends"
+        m.complete(batch.ticket)
+        assert m.fail(batch.ticket) == []
 
 
 def test_transfers_come_in_the_order_in_which_they_must_run() -> None:

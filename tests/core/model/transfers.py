@@ -2,8 +2,12 @@
 
 from .state import Block, State, Transfer
 
+NOTHING = 0  # the ticket of no transfers
+
 
 def take(state: State) -> tuple[int, list[Transfer]]:
+    if not state.queued:
+        return NOTHING, []
     ticket = state.tick()
     items, state.queued = state.queued, []
     state.tickets[ticket] = items
@@ -34,6 +38,8 @@ def fail(state: State, ticket: int) -> list[int]:
 
 
 def end(state: State, ticket: int) -> list[Transfer]:
+    if ticket == NOTHING:
+        return []
     if ticket not in state.tickets:
         raise ValueError(f"ticket {ticket} is unknown or has ended")
     return state.tickets.pop(ticket)

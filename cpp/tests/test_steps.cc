@@ -1,0 +1,147 @@
+// What a caller can drive up stays cheap however the calls are chosen. Counted are steps (core/steps.h), not time.
+#include "core/steps.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "core/eviction_queue.h"
+#include "core/reuse_tree.h"
+#include "tests/support.h"
+
+namespace kvfix {
+namespace {
+
+using testing::config;
+using testing::joined;
+using testing::kTokensPerBlock;
+using testing::Manager;
+using testing::request;
+using testing::tokens;
+
+template <class Call>
+std::uint64_t steps_of(Call&& call) {
+    const std::uint64_t before = steps_taken;
+    call();
+    return steps_taken - before;
+}
+
+std::vector<BlockIndex> ascending(std::uint32_t count) {
+    std::vector<BlockIndex> blocks(count);
+    std::iota(blocks.begin(), blocks.end(), 0U);
+    return blocks;
+}
+
+// ------------------------------------------------------------------------------------------------ eviction
+
+// All are parked, come back in this order, and go.
+std::uint64_t steps_of_return(const std::vector<BlockIndex>& order) {
+    const auto blocks = static_cast<std::uint32_t>(order.size());
+    EvictionQueue queue(blocks);
+    for (BlockIndex block = 0; block < blocks; ++block) {
+        queue.push(block, kPriorityDefault);
+    }
+    return steps_of([&] {
+        EXPECT_EQ(queue.victim([](BlockIndex) { return true; }), 0U);
+        for (const BlockIndex block : order) {
+            queue.unpark(block);
+        }
+        for (BlockIndex block = 0; block < blocks; ++block) {
+            ASSERT_EQ(queue.victim([](BlockIndex) { return false; }), block);
+            queue.remove(block);
+        }
+    });
+}
+
+TEST(Steps, ParentsComeBackInAnyOrderWithoutPassingEachOther) {
+    constexpr std::uint32_t kBlocks = 4096;
+    constexpr std::uint64_t kMost = 4ULL * kBlocks * std::bit_width(kBlocks);  // into and out of two heaps
+    std::vector<BlockIndex> order = ascending(kBlocks);
+    EXPECT_LE(steps_of_return(order), kMost);
+    std::ranges::reverse(order);
+    EXPECT_LE(steps_of_return(order), kMost);
+    std::ranges::shuffle(order, std::mt19937_64(1));
+    EXPECT_LE(steps_of_return(order), kMost);
+}
+
+// ------------------------------------------------------------------------------------------------ children of one parent
+
+// Stores children whose contents ascend in the order given, and looks the last one up.
+std::uint64_t steps_of_lookup(std::uint64_t seed, const std::vector<BlockIndex>& order) {
+    BlockStore store(static_cast<std::uint32_t>(order.size()), 0, 1);
+    ReuseTree tree(store, 64, seed);
+    const ParentRef root = tree.open_root("", 0);
+    std::vector<TokenId> content(order.size());
+    for (std::size_t place = 0; place < order.size(); ++place) {
+        content[order[place]] = static_cast<TokenId>(place);
+    }
+    for (const TokenId token : content) {
+        const BlockIndex block = store.acquire();
+        store.tokens(block)[0] = token;
+        store[block].num_tokens = 1;
+        store[block].slot[kPrimary] = store.take_slot(kPrimary);
+        store[block].hash = tree.child_hash(0, tree.content(block));
+        tree.add(block, root);
+    }
+    const TokenId last = content[order.back()];
+    return steps_of([&] { EXPECT_EQ(tree.best_prefix(root, {{&last, 1}, {}}).block, order.back()); });
+}
+
+TEST(Steps, ChildrenChosenToMakeAListOfTheirIndexDoSoForOneSeedAlone) {
+    constexpr std::uint32_t kChildren = 2048;
+    BlockStore store(1, 0, 1);
+    const ReuseTree aimed_at(store, 64, 1);
+    std::vector<BlockIndex> order = ascending(kChildren);
+    std::ranges::sort(order, std::ranges::greater{}, [&](BlockIndex block) { return aimed_at.rank(block); });
+    EXPECT_GE(steps_of_lookup(1, order), kChildren) << "the attack is none";
+    for (const std::uint64_t seed : {2ULL, 3ULL, 1ULL << 32, ~0ULL}) {
+        EXPECT_LE(steps_of_lookup(seed, order), 8U * std::bit_width(kChildren)) << "seed " << seed;
+    }
+}
+
+TEST(Steps, ASeedThatNobodyChoseIsDrawn) { EXPECT_NE(config(1).seed, config(1).seed); }
+
+// ------------------------------------------------------------------------------------------------ one call
+
+TEST(Steps, TheRangeOfATokenIsFoundBySearchingHalves) {
+    constexpr std::uint32_t kRanges = 4096;
+    Retention retention;
+    for (std::uint32_t range = 0; range < kRanges; ++range) {
+        retention.ranges.push_back({2 * range, 2 * range + 1, static_cast<Priority>(range % 100), std::nullopt});
+    }
+    std::vector<const RetentionRange*> found;
+    const std::uint64_t steps = steps_of([&] {
+        for (std::uint32_t token = 0; token < 2 * kRanges; ++token) {
+            found.push_back(retention.at(token));
+        }
+    });
+    EXPECT_LE(steps, 2ULL * kRanges * std::bit_width(kRanges));
+    for (std::uint32_t token = 0; token < 2 * kRanges; ++token) {
+        ASSERT_EQ(found[token], token % 2 == 0 ? &retention.ranges[token / 2] : nullptr) << token;
+    }
+}
+
+// While some transfer is outstanding, and for ever after one has failed, storing asks which bytes have come.
+TEST(Steps, WhetherAPromptsBytesHaveComeIsAskedOnceOfEachBlock) {
+    constexpr std::uint32_t kBlocks = 500;
+    Manager manager(config(kBlocks + 3, 2));
+    manager.cache(1, tokens(4, 9'000'000));
+    manager.flush_primary(2);
+    manager.add_sequence(request(3, joined(tokens(4, 9'000'000), {1})));  // its onboard stays outstanding
+    ASSERT_EQ(manager.primary().in_flight, 1U);
+    manager.add_sequence(request(4, tokens(kBlocks * kTokensPerBlock, 1000)));
+    const std::uint64_t steps = steps_of([&] {
+        for (std::uint32_t block = 1; block <= kBlocks; ++block) {
+            manager.store_context_blocks(4, block * kTokensPerBlock);
+        }
+    });
+    EXPECT_LE(steps, kBlocks * 16U);  // the descents of the reuse tree count too: one child each
+    EXPECT_GE(steps, kBlocks);
+}
+
+}  // namespace
+}  // namespace kvfix
