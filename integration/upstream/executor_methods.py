@@ -74,7 +74,7 @@ class Executor:
         self.result_wait_queues: dict[int, Any] = {}
         self.response_cv = threading.Condition()
         self.shutdown_event = threading.Event()
-        self.inflight_req_ids: set[int] = set()
+        self.inflight_req_ids = self.ids_class()
         self._prefetched_request_ids: set[int] = set()
         self._disagg_timed_out_ctx_cancelled_ids: set[int] = set()
         self._disagg_timed_out_gen_cancelled_ids: set[int] = set()

@@ -2,8 +2,9 @@
 
 import multiprocessing
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from integration.upstream import connectors
 from integration.upstream.overlaying import overlay
+from integration.upstream.pipeline import run_ranks
 from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, Scenario
 from integration.upstream.server import Outcome, Server, upstream
 from integration.upstream.v2 import StepServer
@@ -53,8 +55,8 @@ def unrun(era: str, scenario: Scenario, arm: str) -> Result:
     return Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=hazard)
 
 
-def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
-    """One arm, in this process."""
+def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., Any] | None = None) -> Result:
+    """One arm, in this process. make: what serves, where the kind of the scenario alone does not tell."""
     result = unrun(era, scenario, arm)
     with upstream(root, era) as (tree, device, logger), overlay(arm != "off", choices(scenario, arm)) as status:
         try:
@@ -64,7 +66,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
                 connector = connectors.recording(tree, calls)
             elif scenario.connector == "ours":
                 connector = connectors.ours(tree, scenario.shape)
-            server = SERVERS[scenario.kind](tree, device, scenario.shape, connector)
+            server = (make or SERVERS[scenario.kind])(tree, device, scenario.shape, connector)
         except Exception as error:
             result.remark = f"cannot be set up: {type(error).__name__}: {error}"
             result.tree = {"traceback": traceback.format_exc()}
@@ -109,7 +111,8 @@ def _described(tree: Any, outcome: Outcome) -> dict[str, Any]:
 
 def _child(send: Any, root: Path, era: str, scenario: Scenario, arm: str) -> None:
     try:
-        send.send(asdict(run(root, era, scenario, arm)))
+        whole = partial(run_ranks, run) if scenario.kind == "pp" else run
+        send.send(asdict(whole(root, era, scenario, arm)))
     except BaseException as error:
         last = traceback.format_exc().strip().splitlines()[-3:]
         send.send({"died": f"{type(error).__name__}: {error}", "traceback": last})

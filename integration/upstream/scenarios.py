@@ -40,7 +40,7 @@ class Scenario:
     reused_min: int = 0  # prompt tokens that must not be computed
     eras: tuple[str, ...] = V1_ERAS
     mended: tuple[str, ...] = ()  # eras that do without the fix: there, upstream alone is right
-    kind: str = "serve"  # "v2-steps" and "v2-offsets": the V2 manager, without a loop
+    kind: str = "serve"  # "pp": two ranks; "v2-steps" and "v2-offsets": the V2 manager, without a loop
 
     def complaints(self, outcome: Outcome) -> list[str]:
         wanted = {each.id for each in self.arrivals} - {each for ids in self.cancels.values() for each in ids}
@@ -185,4 +185,10 @@ def _life() -> list[Scenario]:
     ]
 
 
-SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life())
+def _pipelines() -> list[Scenario]:
+    from integration.upstream.pipeline_scenarios import pipelines  # noqa: PLC0415  they are made of what is here
+
+    return pipelines()
+
+
+SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life() + _pipelines())

@@ -62,6 +62,7 @@ class Outcome:
 
 class Server:
     iterations_max = 200
+    engine_class = Engine
 
     def __init__(self, tree: Tree, device: LateDevice, shape: Shape, connector: Any = None) -> None:
         self.tree, self.device, self.shape = tree, device, shape
@@ -69,10 +70,16 @@ class Server:
         self.resources = import_module(f"{EXECUTOR}.resource_manager")
         self.batch_manager = import_module("tensorrt_llm.bindings.internal.batch_manager")
         self.connector = connector
+        self.dist = self._dist()
         self.stream = cuda.Stream()
         self.manager = self._manager()
-        self.engine = Engine(self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked)
+        self.engine = self.engine_class(
+            self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked
+        )
         self.executor = self._executor()
+
+    def _dist(self) -> Any:
+        return provided.one_rank()
 
     def _manager(self) -> Any:
         shape = self.shape
@@ -89,7 +96,7 @@ class Server:
             "tokens_per_block": shape.tokens_per_block,
             "max_seq_len": shape.max_seq_len,
             "max_batch_size": shape.max_batch_size,
-            "mapping": provided.Mapping(),
+            "mapping": self.dist.mapping,
             "dtype": self.batch_manager.DataType.HALF,
             "max_num_tokens": shape.budget,
             "model_config": SimpleNamespace(),
@@ -110,7 +117,7 @@ class Server:
             "max_num_tokens": self.shape.budget,
             "max_seq_len": None,
             "kv_cache_manager": self.manager,
-            "mapping": provided.Mapping(),
+            "mapping": self.dist.mapping,
             "kv_cache_params": parts.KVCacheParams(use_cache=True),
         }
         kind = attention.TrtllmAttentionMetadata
@@ -121,14 +128,14 @@ class Server:
         types = self.resources.ResourceManagerType
         managers = self.resources.ResourceManager({types.KV_CACHE_MANAGER: self.manager})
         states = self.batch_manager.LlmRequestState
-        sampler = Sampler(self.engine, provided_state(), parts.SamplerEvent, states)
+        sampler = self._sampler(states)
         sampler.finish_reason = self.batch_manager.FinishReason.LENGTH
         given = {
             "resource_manager": managers,
             "scheduler": Scheduler(self.shape, states),
             "model_engine": self.engine,
             "sampler": sampler,
-            "dist": provided.one_rank(),
+            "dist": self.dist,
             "max_num_sequences": self.shape.max_batch_size,
             "disable_overlap_scheduler": not self.shape.overlap,
             "max_batch_size": self.shape.max_batch_size,
@@ -140,11 +147,18 @@ class Server:
         }
         if "__init__" in self.tree.lacking["PyExecutor"]:
             given |= {"states": states, "batch_class": module.ScheduledRequests}
+            given |= {"sent_schedule_class": module.SerializableSchedulerOutput, "ids_class": module.ReqIdsSet}
             executor = module.PyExecutor(**given)
         else:
             executor = module.PyExecutor(**accepted(module.PyExecutor.__init__, given))
         executor.canceled_req_ids = []
         return executor
+
+    def _sampler(self, states: Any) -> Sampler:
+        return Sampler(self.engine, provided_state(), parts.SamplerEvent, states)
+
+    def _queue(self, arrivals: list[Arrival], cancels: dict[int, list[int]]) -> Queue:
+        return Queue(self, arrivals, cancels)
 
     def request(self, arrival: Arrival) -> Any:
         sampling = self.batch_manager.SamplingConfig(self.shape.beams)
@@ -162,7 +176,7 @@ class Server:
     def serve(self, arrivals: list[Arrival], cancels: dict[int, list[int]] | None = None) -> Outcome:
         """Run the executor's own loop in this thread until everybody is answered, or it dies."""
         outcome = Outcome()
-        self.executor.executor_request_queue = Queue(self, arrivals, cancels or {})
+        self.executor.executor_request_queue = self._queue(arrivals, cancels or {})
         doubles.called.clear()
         try:
             self.executor.event_loop()
