@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from integration.upstream import connectors
+from integration.upstream.drafting import DraftServer
 from integration.upstream.overlaying import overlay
 from integration.upstream.pipeline import run_ranks
 from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, Scenario
@@ -21,7 +22,7 @@ from integration.upstream.v2_offsets import OffsetsServer
 from trtllm_kvfix import fixes
 
 FIXES = tuple(fix.id for fix in fixes.ALL)
-SERVERS = {"serve": Server, "v2-steps": StepServer, "v2-offsets": OffsetsServer}
+SERVERS = {"serve": Server, "draft": DraftServer, "v2-steps": StepServer, "v2-offsets": OffsetsServer}
 TIMEOUT_S = 60
 ARMS = ("off", "only", "all")
 
@@ -75,6 +76,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., 
         outcome = server.serve(list(scenario.arrivals), scenario.cancels)
         outcome.warnings = [text for _, text in logger.said]
         _note_fixes(outcome, status())
+        outcome.remarks += asked_again(calls.made) if scenario.asked_once else []
         result.calls, result.connector_calls = outcome.calls, calls.made
         result.tree = _described(tree, outcome) | {"methods_of_ours": tree.lacking}
     complaints = scenario.complaints(outcome)
@@ -91,6 +93,15 @@ def _note_fixes(outcome: Outcome, status: dict[str, Any]) -> None:
         outcome.fixes[fix] = entry["word"]
         if entry["faults"]:
             outcome.faults[fix] = entry["first_error"]
+
+
+def asked_again(calls: list[tuple[str, str]]) -> list[str]:
+    """Requests about which a connector was asked, or of whose blocks it was told, more than once."""
+    found = []
+    for method in ("get_num_new_matched_tokens", "update_state_after_alloc"):
+        about = [words.split(",")[0] for name, words in calls if name == method]
+        found += [f"{method} is called {about.count(each)} times about {each}" for each in sorted(set(about))]
+    return [each for each in found if " 1 times " not in each]
 
 
 def _described(tree: Any, outcome: Outcome) -> dict[str, Any]:

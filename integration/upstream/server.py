@@ -58,6 +58,7 @@ class Outcome:
     settled: list[str] = field(default_factory=list)
     doubles_called: list[str] = field(default_factory=list)
     released: bool = True  # every block is free again
+    remarks: list[str] = field(default_factory=list)  # of a kind of server, what else is wrong
 
 
 class Server:
@@ -82,6 +83,9 @@ class Server:
         return provided.one_rank()
 
     def _manager(self) -> Any:
+        return self._v1_manager()
+
+    def _v1_manager(self, **more: Any) -> Any:
         shape = self.shape
         config = provided.KvCacheConfig(
             enable_block_reuse=shape.reuse,
@@ -106,7 +110,7 @@ class Server:
         }
         if "__init__" in self.tree.lacking["KVCacheManager"]:
             given |= {"bound": self.batch_manager.KVCacheManager, "blocks_per_window": counts, "chunked": shape.chunked}
-        return with_counts(kind, counts)(config, self.batch_manager.CacheType.SELF, **given)
+        return with_counts(kind, counts)(config, self.batch_manager.CacheType.SELF, **given, **more)
 
     def _metadata(self) -> Any:
         attention = import_module("tensorrt_llm._torch.attention_backend.trtllm")
@@ -123,10 +127,14 @@ class Server:
         kind = attention.TrtllmAttentionMetadata
         return kind(**accepted(kind.__init__, given))
 
+    def _managers(self, types: Any) -> dict[Any, Any]:
+        """In the order in which upstream's ResourceManager goes through them."""
+        return {types.KV_CACHE_MANAGER: self.manager}
+
     def _executor(self) -> Any:
         module = import_module(f"{EXECUTOR}.py_executor")
         types = self.resources.ResourceManagerType
-        managers = self.resources.ResourceManager({types.KV_CACHE_MANAGER: self.manager})
+        managers = self.resources.ResourceManager(self._managers(types))
         states = self.batch_manager.LlmRequestState
         sampler = self._sampler(states)
         sampler.finish_reason = self.batch_manager.FinishReason.LENGTH
@@ -234,6 +242,8 @@ def upstream(root: Path, era: str) -> Iterator[tuple[Tree, LateDevice, provided.
     logger = provided.Logger()
     with cuda.simulated() as device, environment(root, provided.modules(era, logger)) as tree:
         bound = provided.bound_module()
+        # From C on, upstream stores what has been computed. The books of a later era store all, unless they are told.
+        bound.set_computed_only(era not in ("A", "S", "B2"))
         bound.set_tensor_factory(tensor_factory)
         bound.set_launcher(device.launch)
         try:
