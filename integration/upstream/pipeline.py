@@ -64,7 +64,7 @@ class RankSampler(Sampler):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.finished: list[int] = []
+        self.dropped: list[int] = []  # requests whose token came when the loop no longer counted them among the sampled
 
     def sample_async(self, scheduled: Any, outputs: dict[str, Any], prefix: Any = None) -> Any:
         state = super().sample_async(scheduled, {"batch": outputs["batch"].batch}, prefix)
@@ -79,14 +79,16 @@ class RankSampler(Sampler):
         batch = state.requests if state.scheduled_requests is None else state.scheduled_requests.all_requests()
         requests = {each.py_request_id: each for each in batch}
         for request_id, token in state.host:
-            request = requests[request_id]
+            request = requests.get(request_id)
+            if request is None:
+                self.dropped.append(request_id)
+                continue
             if request.state == self._states.GENERATION_COMPLETE:
                 continue
             request.add_new_token(token, 0)
             request.py_decoding_iter += 1
             if request.get_num_tokens(0) - request.py_prompt_len >= request.py_max_new_tokens:
                 request.finish_by(self.finish_reason, 0)
-                self.finished.append(request_id)
 
 
 class FirstQueue(Queue):
@@ -151,6 +153,7 @@ class RankServer(Server):
         executor = super()._executor()
         if "__init__" in self.tree.lacking["PyExecutor"]:
             _complete(executor)
+        executor.gather_all_responses = True  # each rank keeps what it would answer; upstream has this switch
         return executor
 
     def _queue(self, arrivals: list[Arrival], cancels: dict[int, list[int]]) -> Queue:
@@ -161,8 +164,7 @@ class RankServer(Server):
 
     def _look(self, outcome: Outcome) -> None:
         super()._look(outcome)
-        if not self.rank.is_first:  # it answers nobody
-            outcome.answered = list(self.executor.sampler.finished)
+        outcome.remarks += [f"a token of request {each} is dropped" for each in self.executor.sampler.dropped]
 
 
 def _complete(executor: Any) -> None:

@@ -3,7 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
-from integration.upstream.scenarios import ALL, APART, PLAIN, SERVED, STAGING, Scenario
+from integration.upstream.arrivals import Arrival
+from integration.upstream.scenarios import (
+    ALL,
+    APART,
+    BUDGET,
+    PLAIN,
+    SERVED,
+    STAGING,
+    Scenario,
+    believes,
+    prompt,
+)
 
 PIPELINE: dict[str, Any] = {"kind": "pp"}
 
@@ -16,9 +27,31 @@ def pipelines() -> list[Scenario]:
         "windows": replace(PLAIN, windows=(64, 16), layers=4),
         "chunks": replace(PLAIN, chunked=True, budget=8),
     }
+    two = (Arrival(1, prompt(0, 12), 3), Arrival(2, prompt(100, 12), 3))
+    same = (Arrival(1, prompt(0, 40), 2), Arrival(2, prompt(0, 40), 2, at=1))
+    over: dict[str, Any] = {
+        "prepare": believes({2: 8}),
+        "fails": (1, 2),
+        "dies_of": "NoneType",
+    }
+    narrow = replace(PLAIN, budget=16)
     return [
-        Scenario(f"pp-{name}", STAGING, True, shape, APART, mended=("D",), **PIPELINE)
-        for name, shape in variants.items()
-    ] + [
+        *(
+            Scenario(f"pp-{name}", STAGING, True, shape, APART, mended=("D",), **PIPELINE)
+            for name, shape in variants.items()
+        ),
         Scenario("pp-served", ALL, True, PLAIN, SERVED, mended=("D",), **PIPELINE),
+        # The second comes while the first is in the middle of the prompt that they share.
+        Scenario(
+            "pp-chunks-shared",
+            ALL,
+            True,
+            replace(PLAIN, chunked=True, budget=16, chunk_max=8),
+            same,
+            mended=("D",),
+            **PIPELINE,
+        ),
+        # A batch that one rank has decided stays as it is, and ends the loop as it does without us.
+        Scenario("pp-budget", BUDGET, False, narrow, two, **over, eras=("D",), **PIPELINE),
+        Scenario("pp-budget-leaking", BUDGET, False, narrow, two, **over, eras=("C",), leaks=True, **PIPELINE),
     ]

@@ -1,6 +1,7 @@
 """The line between the two ranks of a pipeline, which lie in two processes: it keeps the order of messages by tag."""
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,9 @@ class Wire:
 
     def isend_object(self, value: Any, dest: int, tag: Any) -> Sent:
         del dest
-        try:
+        # A send goes on though nobody takes it.
+        with suppress(BrokenPipeError):
             self._line.send((_name(tag), value))
-        except BrokenPipeError as error:
-            raise PeerEnded("the other rank ended before it took a message") from error
         return Sent()
 
     def recv_object(self, src: int, tag: Any) -> Any:
