@@ -56,8 +56,7 @@ def failing(where: str, at: int) -> Callable[[Server], None]:
             calls += 1
             if calls == at:
                 if where == "update_requests":  # the batch has run; its tokens are lost
-                    args[0].sampler_event.synchronize()
-                    server.engine.ran(args[0].batch)
+                    server.executor.sampler.finish(args[0])
                 raise RuntimeError(f"{where} fails")
             return original(*args, **named)
 
@@ -111,6 +110,7 @@ def failures() -> list[Scenario]:
             Scenario(f"fail-forward{suffix}", **plain, prepare=failing("forward", 3)),
             Scenario(f"fail-sample{suffix}", **plain, prepare=failing("sample_async", 3)),
             Scenario(f"fail-connector{suffix}", **recorded, prepare=failing("update_requests", 3)),
+            Scenario(f"fail-update-pp{suffix}", **overlapped, prepare=failing("update_requests", 3), kind="pp"),
             Scenario(f"fail-update-overlap{suffix}", **overlapped, prepare=failing("update_requests", 3)),
             Scenario(
                 f"fail-forward-overlap{suffix}", **overlapped, prepare=failing("forward", 3), dies_of="Sampling failed"

@@ -72,10 +72,13 @@ class RankSampler(Sampler):
         state.host = [(each.py_request_id, FIRST_GENERATED + each.get_num_tokens(0)) for each in state.sampled]
         return state
 
-    def update_requests(self, state: Any, _resources: Any = None) -> None:
+    def finish(self, state: Any) -> None:
         state.sampler_event.synchronize()
         engine: Any = self.engine
         engine.ran(engine.launched.popleft())
+
+    def update_requests(self, state: Any, _resources: Any = None) -> None:
+        self.finish(state)
         batch = state.requests if state.scheduled_requests is None else state.scheduled_requests.all_requests()
         requests = {each.py_request_id: each for each in batch}
         for request_id, token in state.host:
