@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from integration.upstream.arrivals import Arrival, Queue
+from integration.upstream.contents import Step
 from integration.upstream.engine import FIRST_GENERATED, Batch, Engine, Sampler
 from integration.upstream.parts import RequestQueueItem
 from integration.upstream.server import Outcome, Server
@@ -43,12 +44,20 @@ class RankEngine(Engine):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self.launched: deque[Batch] = deque()
+        self.early: list[int] = []  # requests that went on before the token that they go on from had come
 
     def forward(self, scheduled: Any, _resources: Any, *_: Any, **__: Any) -> dict[str, Any]:
         outputs = super().forward(scheduled, _resources)
         self.launched.append(outputs["batch"])
         carried = Carried(outputs["batch"])
         return {"logits": carried, "batch": carried}
+
+    def _generation_step(self, request: Any) -> Step:
+        """No token stays on the device for the next step here, as it does in the overlap loop."""
+        step = super()._generation_step(request)
+        if request.get_num_tokens(0) < step.end:
+            self.early.append(request.py_request_id)
+        return step
 
 
 class State:
@@ -167,6 +176,8 @@ class RankServer(Server):
 
     def _look(self, outcome: Outcome) -> None:
         super()._look(outcome)
+        engine: Any = self.engine
+        outcome.remarks += [f"request {each} goes on before its last token has come" for each in engine.early]
         outcome.remarks += [f"a token of request {each} is dropped" for each in self.executor.sampler.dropped]
 
 
