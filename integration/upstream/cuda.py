@@ -10,6 +10,7 @@ import torch
 
 from integration.upstream import late
 from integration.upstream.late import LateDevice, LateTorch
+from integration.upstream.parts import nothing
 from trtllm_kvfix.staging import on_stream
 
 
@@ -113,6 +114,8 @@ def simulated() -> Iterator[LateDevice]:
     with ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        for name in ("range", "range_push", "range_pop"):
+            stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, nothing))
         stack.enter_context(on_stream(device.device, _default[-1].cuda_stream))
         stack.enter_context(LateTorch())
         try:

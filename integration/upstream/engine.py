@@ -187,9 +187,13 @@ class Sampler:
         state.sampled = [*last, *scheduled.generation_requests]
         return state
 
-    def update_requests(self, state: Any, _resources: Any = None) -> None:
+    def finish(self, state: Any) -> None:
+        """The host waits for the batch."""
         state.sampler_event.synchronize()
         self.engine.ran(state.batch)
+
+    def update_requests(self, state: Any, _resources: Any = None) -> None:
+        self.finish(state)
         for request in state.sampled:
             if request.state == self._states.GENERATION_COMPLETE:
                 continue

@@ -74,11 +74,11 @@ class Executor:
         self.result_wait_queues: dict[int, Any] = {}
         self.response_cv = threading.Condition()
         self.shutdown_event = threading.Event()
-        self.inflight_req_ids: set[int] = set()
+        self.inflight_req_ids = self.ids_class()
         self._prefetched_request_ids: set[int] = set()
         self._disagg_timed_out_ctx_cancelled_ids: set[int] = set()
         self._disagg_timed_out_gen_cancelled_ids: set[int] = set()
-        self.kv_cache_manager = next(iter(self.resource_manager.resource_managers.values()))
+        self.kv_cache_manager = list(self.resource_manager.resource_managers.values())[-1]
         self.device_id = self.stream_interval = 1
         self.stream_interval = 1
         self.max_num_tokens = self.model_engine.budget

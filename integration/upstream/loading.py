@@ -9,6 +9,7 @@ from integration.upstream.executor_methods import Executor
 from integration.upstream.fallbacks import complete
 from integration.upstream.finder import PACKAGE, SEAMS, Tree
 from integration.upstream.manager_methods import Manager
+from integration.upstream.pipeline_methods import SENDS_RESULTS, PipelineExecutor, PyResult
 
 EXECUTOR = f"{PACKAGE}._torch.pyexecutor"
 V2_BINDINGS = f"{PACKAGE}.bindings.internal.batch_manager.kv_cache_manager_v2_utils"
@@ -28,6 +29,9 @@ def load(tree: Tree) -> None:
     if tree.is_excerpts:
         _complete(tree, "resource_manager", "KVCacheManager", Manager)
         _complete(tree, "py_executor", "PyExecutor", Executor)
+        _complete(tree, "py_executor", "PyExecutor", PipelineExecutor)
+        if hasattr(getattr(sys.modules.get(f"{EXECUTOR}.py_executor"), "PyExecutor", None), SENDS_RESULTS):
+            _complete(tree, "llm_request", "PyResult", PyResult)
     for seam in SEAMS:
         if f"{PACKAGE}.{seam}" not in tree.real:
             sys.modules.pop(f"{PACKAGE}.{seam}", None)
@@ -38,7 +42,9 @@ def _complete(tree: Tree, module_name: str, class_name: str, fallback: type) -> 
     if module is None or f"{EXECUTOR}.{module_name}" not in tree.real:
         return
     instead = ("__init__",) if _wants_unread_bindings(module, class_name) else ()
-    tree.lacking[class_name] = complete(module, class_name, fallback, instead=instead)
+    tree.lacking[class_name] = tree.lacking.get(class_name, []) + complete(
+        module, class_name, fallback, instead=instead
+    )
 
 
 def _wants_unread_bindings(module: ModuleType, class_name: str) -> bool:
@@ -48,14 +54,16 @@ def _wants_unread_bindings(module: ModuleType, class_name: str) -> bool:
 
 
 def _place_batches(tree: Tree) -> None:
-    """Where the tree has the module that defines batches, the package exports its class, as upstream's does."""
+    """Where the tree has the module that defines batches, the package exports its classes, as upstream's does."""
     name = f"{EXECUTOR}.scheduler.scheduler"
     if not (tree.root / (name.replace(".", "/") + ".py")).exists():
         return
-    found = import_module(name).ScheduledRequests
+    own = import_module(name)
+    found = own.ScheduledRequests
     if not hasattr(found, "encoder_requests"):  # the executor's excerpt is newer than that of the batch
-        found.encoder_requests = []
-        tree.lacking["ScheduledRequests"] = ["encoder_requests"]
+        found.encoder_requests, found.num_encoder_requests = [], 0
+        tree.lacking["ScheduledRequests"] = ["encoder_requests", "num_encoder_requests"]
     for module in (f"{EXECUTOR}.scheduler", f"{EXECUTOR}.py_executor"):
         if module in sys.modules:
             vars(sys.modules[module])["ScheduledRequests"] = found
+            vars(sys.modules[module])["SerializableSchedulerOutput"] = own.SerializableSchedulerOutput

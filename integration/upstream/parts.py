@@ -50,6 +50,35 @@ class ScheduledRequests:
 
 
 @dataclass
+class SerializableSchedulerOutput:
+    """Who is in a batch, by id: requests themselves cannot be sent to another rank."""
+
+    contexts: list[int]
+    generations: list[int]
+    paused: list[int]
+    arriving: list[int]
+    fitting: int
+
+    @classmethod
+    def from_scheduler_result(cls, batch: Any, arriving: list[Any], fitting: int) -> "SerializableSchedulerOutput":
+        return cls(
+            [each.request_id for each in batch.context_requests],
+            [each.request_id for each in batch.generation_requests],
+            [each.request_id for each in batch.paused_requests],
+            [each.request_id for each in arriving],
+            fitting,
+        )
+
+    def to_scheduler_result(self, active: list[Any]) -> tuple[Any, list[Any], int]:
+        by_id = {each.request_id: each for each in active}
+        batch = ScheduledRequests()
+        batch.context_requests = [by_id[each] for each in self.contexts]
+        batch.generation_requests = [by_id[each] for each in self.generations]
+        batch.paused_requests = [by_id[each] for each in self.paused]
+        return batch, [by_id[each] for each in self.arriving], self.fitting
+
+
+@dataclass
 class SamplerEvent:
     cuda_event: Any
     worker_futures: Any = None

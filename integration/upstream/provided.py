@@ -24,6 +24,7 @@ from integration.upstream.parts import (
     SampleState,
     SampleStateTensors,
     ScheduledRequests,
+    SerializableSchedulerOutput,
     get_from_waiting_queue,
     merge_requests,
     nothing,
@@ -53,6 +54,22 @@ def bound_module() -> Any:
 
 def passes_through(*_: Any, **__: Any) -> Callable[[Any], Any]:
     return lambda function: function
+
+
+class Range:
+    """Marks nothing: a decorator, and a context."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        pass
 
 
 class Logger:
@@ -160,7 +177,7 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
 
     executor = "_torch.pyexecutor"
     utils = {
-        "nvtx_range": passes_through,
+        "nvtx_range": Range,
         "nvtx_range_debug": passes_through,
         "customized_gc_thresholds": nothing,
         "is_trace_enabled": lambda _: False,
@@ -169,6 +186,8 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
         "mpi_world_size": lambda: 1,
         "mpi_broadcast": lambda value, **_: value,
         "mpi_allgather": lambda value: [value],
+        # Ranks of a scenario have the same number of blocks.
+        "mpi_comm": lambda: SimpleNamespace(allreduce=lambda value, **_: value),
         "prefer_pinned": lambda: True,
         "maybe_pin_memory": lambda tensor: tensor.pin_memory(),
         "get_size_in_bytes": lambda count, _: count * 2,
@@ -186,7 +205,11 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
         module("_torch.attention_backend.interface", **attention),
         module("_torch.hostfunc", hostfunc=passes_through),
         module("_torch.utils", get_model_extra_attrs=dict, with_model_extra_attrs=passes_through),
-        module(f"{executor}.scheduler", ScheduledRequests=ScheduledRequests),
+        module(
+            f"{executor}.scheduler",
+            ScheduledRequests=ScheduledRequests,
+            SerializableSchedulerOutput=SerializableSchedulerOutput,
+        ),
         module(f"{executor}.sampler", **sampler),
         module(f"{executor}.hang_detector", HangDetector=HangDetector),
         module(f"{executor}.executor_request_queue", RequestQueueItem=RequestQueueItem),

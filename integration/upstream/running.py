@@ -2,8 +2,9 @@
 
 import multiprocessing
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import torch
 
 from integration.upstream import connectors
+from integration.upstream.drafting import DraftServer
 from integration.upstream.overlaying import overlay
+from integration.upstream.pipeline import run_ranks
 from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, Scenario
 from integration.upstream.server import Outcome, Server, upstream
 from integration.upstream.v2 import StepServer
@@ -19,7 +22,7 @@ from integration.upstream.v2_offsets import OffsetsServer
 from trtllm_kvfix import fixes
 
 FIXES = tuple(fix.id for fix in fixes.ALL)
-SERVERS = {"serve": Server, "v2-steps": StepServer, "v2-offsets": OffsetsServer}
+SERVERS = {"serve": Server, "draft": DraftServer, "v2-steps": StepServer, "v2-offsets": OffsetsServer}
 TIMEOUT_S = 60
 ARMS = ("off", "only", "all")
 
@@ -53,8 +56,8 @@ def unrun(era: str, scenario: Scenario, arm: str) -> Result:
     return Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=hazard)
 
 
-def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
-    """One arm, in this process."""
+def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., Any] | None = None) -> Result:
+    """One arm, in this process. make: what serves, where the kind of the scenario alone does not tell."""
     result = unrun(era, scenario, arm)
     with upstream(root, era) as (tree, device, logger), overlay(arm != "off", choices(scenario, arm)) as status:
         try:
@@ -64,7 +67,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
                 connector = connectors.recording(tree, calls)
             elif scenario.connector == "ours":
                 connector = connectors.ours(tree, scenario.shape)
-            server = SERVERS[scenario.kind](tree, device, scenario.shape, connector)
+            server = (make or SERVERS[scenario.kind])(tree, device, scenario.shape, connector)
         except Exception as error:
             result.remark = f"cannot be set up: {type(error).__name__}: {error}"
             result.tree = {"traceback": traceback.format_exc()}
@@ -73,6 +76,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
         outcome = server.serve(list(scenario.arrivals), scenario.cancels)
         outcome.warnings = [text for _, text in logger.said]
         _note_fixes(outcome, status())
+        outcome.remarks += asked_again(calls.made) if scenario.asked_once else []
         result.calls, result.connector_calls = outcome.calls, calls.made
         result.tree = _described(tree, outcome) | {"methods_of_ours": tree.lacking}
     complaints = scenario.complaints(outcome)
@@ -89,6 +93,15 @@ def _note_fixes(outcome: Outcome, status: dict[str, Any]) -> None:
         outcome.fixes[fix] = entry["word"]
         if entry["faults"]:
             outcome.faults[fix] = entry["first_error"]
+
+
+def asked_again(calls: list[tuple[str, str]]) -> list[str]:
+    """Requests about which a connector was asked, or of whose blocks it was told, more than once."""
+    found = []
+    for method in ("get_num_new_matched_tokens", "update_state_after_alloc"):
+        about = [words.split(",")[0] for name, words in calls if name == method]
+        found += [f"{method} is called {about.count(each)} times about {each}" for each in sorted(set(about))]
+    return [each for each in found if " 1 times " not in each]
 
 
 def _described(tree: Any, outcome: Outcome) -> dict[str, Any]:
@@ -109,7 +122,8 @@ def _described(tree: Any, outcome: Outcome) -> dict[str, Any]:
 
 def _child(send: Any, root: Path, era: str, scenario: Scenario, arm: str) -> None:
     try:
-        send.send(asdict(run(root, era, scenario, arm)))
+        whole = partial(run_ranks, run) if scenario.kind == "pp" else run
+        send.send(asdict(whole(root, era, scenario, arm)))
     except BaseException as error:
         last = traceback.format_exc().strip().splitlines()[-3:]
         send.send({"died": f"{type(error).__name__}: {error}", "traceback": last})

@@ -16,6 +16,7 @@ BUDGET = "token-budget"
 ADMISSION = "batched-admission"
 STAGING = "staged-offsets-v1"
 STAGING_V2 = "staged-offsets-v2"
+SERVING = ("serve", "pp", "draft")  # kinds of scenarios with a loop
 
 
 def prompt(first: int, count: int) -> list[int]:
@@ -40,27 +41,36 @@ class Scenario:
     reused_min: int = 0  # prompt tokens that must not be computed
     eras: tuple[str, ...] = V1_ERAS
     mended: tuple[str, ...] = ()  # eras that do without the fix: there, upstream alone is right
-    kind: str = "serve"  # "v2-steps" and "v2-offsets": the V2 manager, without a loop
+    fails: tuple[int, ...] = ()  # requests that are answered with an error, as upstream does
+    dies_of: str = ""  # what ends the loop, with us as without
+    leaks: bool = False  # upstream never gives back the blocks of who failed
+    asked_once: bool = False  # a connector is asked once about each request
+    kind: str = "serve"  # "pp": two ranks; "v2-steps" and "v2-offsets": the V2 manager, without a loop
 
     def complaints(self, outcome: Outcome) -> list[str]:
         wanted = {each.id for each in self.arrivals} - {each for ids in self.cancels.values() for each in ids}
         found = []
-        if outcome.died:
+        if outcome.died and not (self.dies_of and self.dies_of in outcome.died):
             found.append(f"died: {outcome.died}")
-        if outcome.failed:
-            found.append(f"failed: {outcome.failed}")
+        if self.dies_of and not outcome.died and self.kind != "pp":  # of two ranks, one may end and the other starve
+            found.append(f"the loop goes on, where upstream's ends with {self.dies_of!r}")
+        if set(outcome.failed) != set(self.fails):
+            found.append(f"failed: {outcome.failed}, where {self.fails or 'nobody'} should")
         if outcome.wrong_rows:
             found.append(f"wrong offsets ({len(outcome.wrong_rows)}): {outcome.wrong_rows[0]}")
         if outcome.corrupt:
             found.append(f"corrupt ({len(outcome.corrupt)}): {outcome.corrupt[0]}")
         if not outcome.died and not wanted <= {*outcome.answered, *outcome.failed}:
             found.append(f"unanswered: {sorted(wanted - {*outcome.answered, *outcome.failed})}")
-        if self.kind == "serve" and not outcome.died and not outcome.failed and not outcome.released:
-            found.append("blocks are not released")
+        is_over = set(self.fails) == set(outcome.failed) and not outcome.died
+        if self.kind in SERVING and is_over and outcome.released == self.leaks:
+            found.append(
+                "blocks are not released" if not self.leaks else "blocks are released, which upstream's are not"
+            )
         reused = sum(len(each.prompt) for each in self.arrivals) - outcome.computed
-        if self.kind == "serve" and not outcome.died and reused < self.reused_min:
+        if self.kind in SERVING and not outcome.died and 0 < self.reused_min > reused:
             found.append(f"reused {reused} tokens, {self.reused_min} were to be had")
-        return found + [f"fault in {fix}: {error}" for fix, error in outcome.faults.items()]
+        return found + outcome.remarks + [f"fault in {fix}: {error}" for fix, error in outcome.faults.items()]
 
 
 SERVED = (Arrival(1, prompt(0, 10), 5), Arrival(2, prompt(100, 11), 6, at=1), Arrival(3, prompt(0, 10), 3, at=3))
@@ -78,8 +88,8 @@ def believes(tokens: dict[int, int]) -> Callable[[Server], None]:
     return prepare
 
 
-def pauses(request_id: int, at_schedule: int) -> Callable[[Server], None]:
-    """The scheduler preempts a request that is generating."""
+def pauses(request_id: int, at_schedule: int, state: str = "GENERATION_IN_PROGRESS") -> Callable[[Server], None]:
+    """The scheduler preempts a request that is in this state."""
 
     def prepare(server: Server) -> None:
         count = 0
@@ -87,9 +97,9 @@ def pauses(request_id: int, at_schedule: int) -> Callable[[Server], None]:
         def pause(ready: list[Any]) -> list[Any]:
             nonlocal count
             count += 1
-            states = server.batch_manager.LlmRequestState
+            wanted = getattr(server.batch_manager.LlmRequestState, state)
             chosen = [each for each in ready if each.py_request_id == request_id]
-            return [each for each in chosen if count == at_schedule and each.state == states.GENERATION_IN_PROGRESS]
+            return [each for each in chosen if count == at_schedule and each.state == wanted]
 
         server.executor.scheduler.pause = pause
 
@@ -185,4 +195,12 @@ def _life() -> list[Scenario]:
     ]
 
 
-SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life())
+def _others() -> list[Scenario]:
+    # They are made of what is here.
+    from integration.upstream.ending_scenarios import drafts, endings, failures  # noqa: PLC0415
+    from integration.upstream.pipeline_scenarios import pipelines  # noqa: PLC0415
+
+    return pipelines() + endings() + failures() + drafts()
+
+
+SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life() + _others())

@@ -58,10 +58,12 @@ class Outcome:
     settled: list[str] = field(default_factory=list)
     doubles_called: list[str] = field(default_factory=list)
     released: bool = True  # every block is free again
+    remarks: list[str] = field(default_factory=list)  # of a kind of server, what else is wrong
 
 
 class Server:
     iterations_max = 200
+    engine_class = Engine
 
     def __init__(self, tree: Tree, device: LateDevice, shape: Shape, connector: Any = None) -> None:
         self.tree, self.device, self.shape = tree, device, shape
@@ -69,12 +71,21 @@ class Server:
         self.resources = import_module(f"{EXECUTOR}.resource_manager")
         self.batch_manager = import_module("tensorrt_llm.bindings.internal.batch_manager")
         self.connector = connector
+        self.dist = self._dist()
         self.stream = cuda.Stream()
         self.manager = self._manager()
-        self.engine = Engine(self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked)
+        self.engine = self.engine_class(
+            self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked
+        )
         self.executor = self._executor()
 
+    def _dist(self) -> Any:
+        return provided.one_rank()
+
     def _manager(self) -> Any:
+        return self._v1_manager()
+
+    def _v1_manager(self, **more: Any) -> Any:
         shape = self.shape
         config = provided.KvCacheConfig(
             enable_block_reuse=shape.reuse,
@@ -89,7 +100,7 @@ class Server:
             "tokens_per_block": shape.tokens_per_block,
             "max_seq_len": shape.max_seq_len,
             "max_batch_size": shape.max_batch_size,
-            "mapping": provided.Mapping(),
+            "mapping": self.dist.mapping,
             "dtype": self.batch_manager.DataType.HALF,
             "max_num_tokens": shape.budget,
             "model_config": SimpleNamespace(),
@@ -99,7 +110,7 @@ class Server:
         }
         if "__init__" in self.tree.lacking["KVCacheManager"]:
             given |= {"bound": self.batch_manager.KVCacheManager, "blocks_per_window": counts, "chunked": shape.chunked}
-        return with_counts(kind, counts)(config, self.batch_manager.CacheType.SELF, **given)
+        return with_counts(kind, counts)(config, self.batch_manager.CacheType.SELF, **given, **more)
 
     def _metadata(self) -> Any:
         attention = import_module("tensorrt_llm._torch.attention_backend.trtllm")
@@ -110,25 +121,29 @@ class Server:
             "max_num_tokens": self.shape.budget,
             "max_seq_len": None,
             "kv_cache_manager": self.manager,
-            "mapping": provided.Mapping(),
+            "mapping": self.dist.mapping,
             "kv_cache_params": parts.KVCacheParams(use_cache=True),
         }
         kind = attention.TrtllmAttentionMetadata
         return kind(**accepted(kind.__init__, given))
 
+    def _managers(self, types: Any) -> dict[Any, Any]:
+        """In the order in which upstream's ResourceManager goes through them."""
+        return {types.KV_CACHE_MANAGER: self.manager}
+
     def _executor(self) -> Any:
         module = import_module(f"{EXECUTOR}.py_executor")
         types = self.resources.ResourceManagerType
-        managers = self.resources.ResourceManager({types.KV_CACHE_MANAGER: self.manager})
+        managers = self.resources.ResourceManager(self._managers(types))
         states = self.batch_manager.LlmRequestState
-        sampler = Sampler(self.engine, provided_state(), parts.SamplerEvent, states)
+        sampler = self._sampler(states)
         sampler.finish_reason = self.batch_manager.FinishReason.LENGTH
         given = {
             "resource_manager": managers,
             "scheduler": Scheduler(self.shape, states),
             "model_engine": self.engine,
             "sampler": sampler,
-            "dist": provided.one_rank(),
+            "dist": self.dist,
             "max_num_sequences": self.shape.max_batch_size,
             "disable_overlap_scheduler": not self.shape.overlap,
             "max_batch_size": self.shape.max_batch_size,
@@ -140,11 +155,18 @@ class Server:
         }
         if "__init__" in self.tree.lacking["PyExecutor"]:
             given |= {"states": states, "batch_class": module.ScheduledRequests}
+            given |= {"sent_schedule_class": module.SerializableSchedulerOutput, "ids_class": module.ReqIdsSet}
             executor = module.PyExecutor(**given)
         else:
             executor = module.PyExecutor(**accepted(module.PyExecutor.__init__, given))
         executor.canceled_req_ids = []
         return executor
+
+    def _sampler(self, states: Any) -> Sampler:
+        return Sampler(self.engine, provided_state(), parts.SamplerEvent, states)
+
+    def _queue(self, arrivals: list[Arrival], cancels: dict[int, list[int]]) -> Queue:
+        return Queue(self, arrivals, cancels)
 
     def request(self, arrival: Arrival) -> Any:
         sampling = self.batch_manager.SamplingConfig(self.shape.beams)
@@ -162,7 +184,7 @@ class Server:
     def serve(self, arrivals: list[Arrival], cancels: dict[int, list[int]] | None = None) -> Outcome:
         """Run the executor's own loop in this thread until everybody is answered, or it dies."""
         outcome = Outcome()
-        self.executor.executor_request_queue = Queue(self, arrivals, cancels or {})
+        self.executor.executor_request_queue = self._queue(arrivals, cancels or {})
         doubles.called.clear()
         try:
             self.executor.event_loop()
@@ -220,6 +242,8 @@ def upstream(root: Path, era: str) -> Iterator[tuple[Tree, LateDevice, provided.
     logger = provided.Logger()
     with cuda.simulated() as device, environment(root, provided.modules(era, logger)) as tree:
         bound = provided.bound_module()
+        # From C on, upstream stores what has been computed. The books of a later era store all, unless they are told.
+        bound.set_computed_only(era not in ("A", "S", "B2"))
         bound.set_tensor_factory(tensor_factory)
         bound.set_launcher(device.launch)
         try:
