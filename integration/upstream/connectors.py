@@ -65,6 +65,10 @@ def recording(tree: Tree, calls: Calls) -> Any:
             calls.note("request_finished", request, list(cache_block_ids))
             return False
 
+        def request_finished_by_layer_group(self, request: Any, cache_block_ids_by_layer_group: Any) -> bool:
+            calls.note("request_finished_by_layer_group", request, [list(e) for e in cache_block_ids_by_layer_group])
+            return False
+
     class Worker(worker_base):  # type: ignore[misc]
         def __init__(self) -> None:
             pass
