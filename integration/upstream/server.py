@@ -19,6 +19,8 @@ from integration.upstream.late import LateDevice
 from integration.upstream.loading import EXECUTOR, load
 from integration.upstream.scheduling import Scheduler
 
+COMPUTED_ONLY_ERAS = ("C", "D")  # a release stores up to the request's position, and no further (T#12673)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -52,6 +54,7 @@ class Outcome:
     batches: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    moves: int = 0  # blocks that were copied
     computed: int = 0  # prompt tokens that went through the model
     fixes: dict[str, str] = field(default_factory=dict)  # word by id
     faults: dict[str, str] = field(default_factory=dict)  # first error by id
@@ -62,6 +65,7 @@ class Outcome:
 
 class Server:
     iterations_max = 200
+    engine_class: type[Engine] = Engine
 
     def __init__(self, tree: Tree, device: LateDevice, shape: Shape, connector: Any = None) -> None:
         self.tree, self.device, self.shape = tree, device, shape
@@ -71,7 +75,9 @@ class Server:
         self.connector = connector
         self.stream = cuda.Stream()
         self.manager = self._manager()
-        self.engine = Engine(self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked)
+        self.engine = self.engine_class(
+            self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked
+        )
         self.executor = self._executor()
 
     def _manager(self) -> Any:
@@ -181,7 +187,7 @@ class Server:
     def _look(self, outcome: Outcome) -> None:
         findings, contents = self.engine.findings, self.engine.contents
         outcome.wrong_rows, outcome.corrupt = findings.wrong_rows, contents.corrupt
-        outcome.batches = findings.batches
+        outcome.batches, outcome.moves = findings.batches, findings.moves
         outcome.computed = sum(end - begin for batch in findings.batches for _, begin, end in batch["contexts"])
         outcome.calls = list(self.manager.impl.witness_calls())
         outcome.settled = list(self.device.settled)
@@ -222,6 +228,8 @@ def upstream(root: Path, era: str) -> Iterator[tuple[Tree, LateDevice, provided.
         bound = provided.bound_module()
         bound.set_tensor_factory(tensor_factory)
         bound.set_launcher(device.launch)
+        if era in COMPUTED_ONLY_ERAS:
+            getattr(bound, era).set_computed_only(True)
         try:
             load(tree)
             yield tree, device, logger
