@@ -201,4 +201,10 @@ def _v2_loops() -> list[Scenario]:
     return loops()
 
 
-SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life() + _v2_loops())
+def _loads() -> list[Scenario]:
+    from integration.upstream.load_scenarios import loading  # noqa: PLC0415  they are made of what is here
+
+    return loading()
+
+
+SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life() + _v2_loops() + _loads())
