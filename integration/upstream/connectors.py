@@ -76,6 +76,9 @@ def recording(tree: Tree, calls: Calls) -> Any:
         def register_kv_caches(self, kv_cache_tensor: Any) -> None:  # noqa: ARG002
             calls.note("register_kv_caches")
 
+        def register_kv_cache_layout(self, layout: Any) -> None:
+            calls.note("register_kv_cache_layout", len(layout.groups))
+
         def bind_connector_meta(self, metadata: Any) -> None:  # noqa: ARG002
             calls.note("bind_connector_meta")
 

@@ -152,9 +152,6 @@ class Manager:
             raise ValueError("pages of several layer groups cannot share one list")
         return list(self.kv_cache_map[request.py_request_id].get_aggregated_page_indices(0))
 
-    def get_unique_primary_pool(self) -> Any:
-        return None
-
     def store_blocks_for_reuse(self, *_: Any) -> None:
         return None
 

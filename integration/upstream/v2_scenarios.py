@@ -55,7 +55,9 @@ def _connected() -> list[Scenario]:
         _of("v2-loop-recorder-groups", ALL, replace(GROUPS, overlap=False), LONG, **recorded),
         _of("v2-loop-recorder-awaited", ALL, PLAIN, SERVED, kind="v2-awaited", **recorded),
         _of("v2-loop-ours", ALL, PLAIN_LOOP, SERVED, connector="ours"),
-        _of("v2-loop-ours-groups", ALL, replace(GROUPS, overlap=False), LONG, connector="ours"),
+        # Ours refuses groups that slide.
+        _of("v2-loop-ours-groups", ALL, replace(PLAIN_LOOP, windows=(64, 72)), LONG, connector="ours"),
+        _of("v2-loop-ours-awaited", ALL, PLAIN, LONG, kind="v2-awaited", connector="ours"),
     ]
 
 

@@ -7,12 +7,15 @@ from unittest import mock
 
 import torch
 
+from integration.upstream import v2_memory
 from integration.upstream.arrivals import Arrival
 from integration.upstream.engine import Batch, Engine
 from integration.upstream.fallbacks import complete
 from integration.upstream.loading import V2_BINDINGS
 from integration.upstream.server import Server
 from integration.upstream.v2_methods import EXECUTOR, MANAGER, NAMES, SCHEDULER, Manager, Steps, request_class
+
+REGISTER = "_maybe_init_kv_connector_manager"
 
 
 class V2Engine(Engine):
@@ -55,12 +58,14 @@ class V2Server(Server):
         return module.KVCacheManagerV2(self.shape, self.connector, self.stream, mapper)
 
     def _executor(self) -> Any:
-        executor = super()._executor()
+        kind = import_module(f"{EXECUTOR}.py_executor").PyExecutor
+        with mock.patch.object(kind, REGISTER, v2_memory.register):
+            executor = super()._executor()
         executor._is_kv_manager_v2 = True
         steps = [name for name in vars(Steps) if not name.startswith("__")]
         for name in steps:
             setattr(executor, name, getattr(Steps, name).__get__(executor))
-        self.tree.lacking["PyExecutor, as the newest does it"] = steps
+        self.tree.lacking["PyExecutor, as the newest does it"] = [REGISTER, *steps]
         executor.batch_class.recompute_paused_requests = ()
         executor.scheduler = self._scheduler()
         return executor
