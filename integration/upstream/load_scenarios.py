@@ -32,7 +32,7 @@ def loading() -> list[Scenario]:
 def _loads(name: str, connector: str, where: dict[str, Any]) -> list[Scenario]:
     given = where | {"connector": connector}
     overlap: dict[str, Any] = {"hazard": True, "mended": ("D",)}
-    early: dict[str, Any] = {"hazard": True, "mended": ("N",), "unmended": ("D",), "calls_differ": True}
+    early: dict[str, Any] = {"hazard": True, "mended": ("N",), "calls_differ": True}
     return [
         _of(f"{name}-sync", TWO, offers=SYNC, reused_min=12, **given),
         _of(f"{name}-sync-overlap", TWO, offers=SYNC, shape=PLAIN, **overlap, **given),

@@ -35,7 +35,6 @@ class Result:
     result: str  # right, wrong, not-applied, not-run
     remark: str = ""
     hazard: bool = False
-    is_open: bool = False  # no fix reaches it in this era
     calls: list[tuple[str, str]] = field(default_factory=list)
     connector_calls: list[tuple[str, str]] = field(default_factory=list)
     tree: dict[str, Any] = field(default_factory=dict)
@@ -53,8 +52,7 @@ def choices(scenario: Scenario, arm: str) -> dict[str, str]:
 
 def unrun(era: str, scenario: Scenario, arm: str) -> Result:
     hazard = scenario.hazard and era not in scenario.mended
-    is_open = era in scenario.unmended
-    return Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=hazard, is_open=is_open)
+    return Result(era, scenario.name, scenario.fix, arm, "not-run", hazard=hazard)
 
 
 def run(root: Path, era: str, scenario: Scenario, arm: str) -> Result:

@@ -44,7 +44,6 @@ class Scenario:
     fails: tuple[int, ...] = ()  # requests that end in an error of their own
     eras: tuple[str, ...] = V1_ERAS
     mended: tuple[str, ...] = ()  # eras that do without the fix: there, upstream alone is right
-    unmended: tuple[str, ...] = ()  # eras in which no fix reaches it: the same is wrong with us as without
     calls_differ: bool = False  # with the fix, other tokens are found in the cache, so a connector is asked for others
     kind: str = "serve"  # "v2", "v2-awaited": the V2 manager; "v2-steps", "v2-offsets": the same, without a loop
     offers: dict[int, Offer] = field(default_factory=dict)  # what a loading connector has of each prompt

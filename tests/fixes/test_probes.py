@@ -19,7 +19,7 @@ N, F, A, U = State.NEEDED, State.FIXED_UPSTREAM, State.NOT_APPLICABLE, State.UNK
 EXPECTED = {
     "staged-offsets-v1": (N, N, N, N, F, F),
     "staged-offsets-v2": (A, N, N, N, N, N),
-    "computed-blocks":   (N, N, N, F, F, F),
+    "computed-blocks":   (N, N, N, N, N, N),
     "batched-admission": (A, N, N, F, F, F),
     "token-budget":      (A, A, N, N, N, N),
     "concurrent-pins":   (A, A, A, N, A, A),
@@ -98,6 +98,7 @@ MANGLED = [
     ("staged-offsets-v2", "B", replaced(RESOURCES, "copy_batch_block_offsets_to_device")),
     ("staged-offsets-v2", "D", replaced(V2, "KVCacheManagerV2.copy_batch_block_offsets")),
     ("computed-blocks", "B", without(BINDINGS, "KVCacheManager.store_context_blocks")),
+    ("computed-blocks", "D", replaced(BINDINGS, "BaseKVCacheManager.remove_sequence")),
     ("computed-blocks", "A", replaced(BINDINGS, "BaseKVCacheManager.remove_sequence")),
     ("batched-admission", "B", replaced(RESOURCES, "ResourceManager.prepare_resources")),
     ("batched-admission", "B", without(BINDINGS, "KVCacheManager.add_sequence")),
