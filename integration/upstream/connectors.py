@@ -65,12 +65,19 @@ def recording(tree: Tree, calls: Calls) -> Any:
             calls.note("request_finished", request, list(cache_block_ids))
             return False
 
+        def request_finished_by_layer_group(self, request: Any, cache_block_ids_by_layer_group: Any) -> bool:
+            calls.note("request_finished_by_layer_group", request, [list(e) for e in cache_block_ids_by_layer_group])
+            return False
+
     class Worker(worker_base):  # type: ignore[misc]
         def __init__(self) -> None:
             pass
 
         def register_kv_caches(self, kv_cache_tensor: Any) -> None:  # noqa: ARG002
             calls.note("register_kv_caches")
+
+        def register_kv_cache_layout(self, layout: Any) -> None:
+            calls.note("register_kv_cache_layout", len(layout.groups))
 
         def bind_connector_meta(self, metadata: Any) -> None:  # noqa: ARG002
             calls.note("bind_connector_meta")

@@ -53,6 +53,14 @@ class Contents:
                     self.corrupt.append(f"request {step.request_id}: token {position} of window {window} reads {what}")
                     break
 
+    def fill(self, window: int, slots: list[int], tokens: list[int], begin: int, end: int) -> None:
+        """A connector writes what it has loaded. Where the cache has no block, there is nothing to write."""
+        names = prefix_names(tokens)
+        for position in range(begin, end):
+            place = self._place(window, slots, position)
+            if place[1] >= 0:
+                self.values[place] = names[position]
+
     def _place(self, window: int, slots: list[int], position: int) -> Place:
         block, offset = divmod(position, self.tokens_per_block)
         return (window, slots[block] if block < len(slots) else -1, offset)

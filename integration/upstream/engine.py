@@ -4,6 +4,7 @@
 would. When the host waits for the batch, that read has run, and what it found is compared with the bound books.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ class Batch:
     expected: dict[tuple[int, int], list[int]]  # (pool, row) -> offsets that the books said at the launch
     transfers: list[tuple[str, int, int, int]] = field(default_factory=list)
     rows: dict[int, int] = field(default_factory=dict)  # request -> first row
+    loads: list[Callable[[], None]] = field(default_factory=list)
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Findings:
     batches: list[dict[str, Any]] = field(default_factory=list)
     wrong_rows: list[str] = field(default_factory=list)
     over_budget: list[int] = field(default_factory=list)
+    moves: int = 0
 
 
 class Engine:
@@ -48,7 +51,7 @@ class Engine:
         self.beam_width = beam_width
         self.contents = Contents(manager.tokens_per_block)
         self.findings = Findings()
-        self.loaded: dict[int, int] = {}
+        self.arriving: list[Callable[[], None]] = []  # what a connector writes on the stream before the next batch
         self.is_warmup = False
         self.iter_counter = 0
         self.enable_attention_dp = False
@@ -129,7 +132,8 @@ class Engine:
         size = source.numel() * 4
         place = current_place()
         place.device.copy(snapshot.data_ptr(), source.data_ptr(), size, place.stream)
-        batch = Batch(steps, snapshot, {}, announced(self.manager.impl))
+        batch = Batch(steps, snapshot, {}, announced(self.manager.impl), loads=self.arriving)
+        self.arriving = []
         row = 0
         for request in (*contexts, *generations):
             beams = 1 if request in contexts else self.beam_width
@@ -159,8 +163,11 @@ class Engine:
             seen = found[pool, row, 0, : len(expected)].tolist()
             if seen != expected:
                 self.findings.wrong_rows.append(f"pool {pool}, row {row}: the device read {seen}, not {expected}")
+        self.findings.moves += len(batch.transfers)
         for transfer in batch.transfers:
             self.contents.transfer(*transfer)
+        for load in batch.loads:
+            load()
         for step in batch.steps:
             row = batch.rows[step.request_id]
             for pool, window, per_slot in self.pools():

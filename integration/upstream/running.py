@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from integration.upstream import connectors
+from integration.upstream import connectors, loads
 from integration.upstream.drafting import DraftServer
 from integration.upstream.overlaying import overlay
 from integration.upstream.pipeline import run_ranks
@@ -19,10 +19,12 @@ from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, Scenario
 from integration.upstream.server import Outcome, Server, upstream
 from integration.upstream.v2 import StepServer
 from integration.upstream.v2_offsets import OffsetsServer
+from integration.upstream.v2_server import AwaitedV2Server, V2Server
 from trtllm_kvfix import fixes
 
 FIXES = tuple(fix.id for fix in fixes.ALL)
-SERVERS = {"serve": Server, "draft": DraftServer, "v2-steps": StepServer, "v2-offsets": OffsetsServer}
+SERVERS: dict[str, type[Server]] = {"serve": Server, "draft": DraftServer, "v2-steps": StepServer}
+SERVERS |= {"v2-offsets": OffsetsServer, "v2": V2Server, "v2-awaited": AwaitedV2Server}
 TIMEOUT_S = 60
 ARMS = ("off", "only", "all")
 
@@ -62,11 +64,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., 
     with upstream(root, era) as (tree, device, logger), overlay(arm != "off", choices(scenario, arm)) as status:
         try:
             calls = connectors.Calls()
-            connector = None
-            if scenario.connector == "recorder":
-                connector = connectors.recording(tree, calls)
-            elif scenario.connector == "ours":
-                connector = connectors.ours(tree, scenario.shape)
+            connector = _connector(tree, scenario, calls)
             server = (make or SERVERS[scenario.kind])(tree, device, scenario.shape, connector)
         except Exception as error:
             result.remark = f"cannot be set up: {type(error).__name__}: {error}"
@@ -86,6 +84,20 @@ def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., 
     if arm != "off" and word != "applied":
         result.remark = f"{scenario.fix} is {word}. {result.remark}".strip()
     return result
+
+
+def _connector(tree: Any, scenario: Scenario, calls: connectors.Calls) -> Any:
+    match scenario.connector:
+        case "recorder":
+            return connectors.recording(tree, calls)
+        case "loading":
+            return loads.loading(tree, calls, scenario.offers)
+        case "reserving":
+            return loads.reserving(tree, calls, scenario.offers)
+        case "ours":
+            return connectors.ours(tree, scenario.shape)
+        case _:
+            return None
 
 
 def _note_fixes(outcome: Outcome, status: dict[str, Any]) -> None:
@@ -171,8 +183,8 @@ def run_all(root: Path, era: str, names: Iterable[str] = ()) -> Iterator[Result]
 def _compare_calls(scenario: Scenario, found: dict[str, Result]) -> None:
     """Where no batch is cut, a connector is told the same things in the same order with us as without us."""
     off, on = found["off"], found["all"]
-    is_cut = scenario.fix == BUDGET and scenario.hazard
-    if scenario.connector != "recorder" or is_cut or off.result == "not-run" or on.result != "right":
+    is_cut = scenario.calls_differ or (scenario.fix == BUDGET and scenario.hazard)
+    if scenario.connector in ("", "ours") or is_cut or off.result == "not-run" or on.result != "right":
         return
     if off.connector_calls != on.connector_calls:
         pairs = zip_longest(off.connector_calls, on.connector_calls)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from integration.upstream.arrivals import Arrival
+from integration.upstream.loads import Offer
 from integration.upstream.server import Outcome, Server, Shape
 
 ALL = "all"
@@ -16,13 +17,13 @@ BUDGET = "token-budget"
 ADMISSION = "batched-admission"
 STAGING = "staged-offsets-v1"
 STAGING_V2 = "staged-offsets-v2"
-SERVING = ("serve", "pp", "draft")  # kinds of scenarios with a loop
 
 
 def prompt(first: int, count: int) -> list[int]:
     return list(range(first, first + count))
 
 
+LOOPS = ("serve", "pp", "draft", "v2", "v2-awaited")  # kinds of scenarios with a loop
 V1_ERAS = ("A", "S", "B2", "C", "D")
 ESTIMATING_ERAS = ("C", "D")  # whose schedulers charge a prompt less what they believe to be cached
 CONNECTOR_ERAS = ("A", "S", "B2", "D")  # C's excerpts hold a manager and a connector of different ages
@@ -37,15 +38,19 @@ class Scenario:
     arrivals: tuple[Arrival, ...]
     cancels: dict[int, list[int]] = field(default_factory=dict)
     prepare: Callable[[Server], None] = lambda _: None
-    connector: str = ""  # "recorder" or "ours"
+    connector: str = ""  # "recorder", "loading", "reserving" or "ours"
     reused_min: int = 0  # prompt tokens that must not be computed
+    moves_min: int = 0  # blocks that must be copied: within the device, to the host tier and back
     eras: tuple[str, ...] = V1_ERAS
     mended: tuple[str, ...] = ()  # eras that do without the fix: there, upstream alone is right
     fails: tuple[int, ...] = ()  # requests that are answered with an error, as upstream does
     dies_of: str = ""  # what ends the loop, with us as without
     leaks: bool = False  # upstream never gives back the blocks of who failed
     asked_once: bool = False  # a connector is asked once about each request
-    kind: str = "serve"  # "pp": two ranks; "v2-steps" and "v2-offsets": the V2 manager, without a loop
+    calls_differ: bool = False  # with the fix, other tokens are found in the cache, so a connector is asked for others
+    # "pp": two ranks; "v2", "v2-awaited": the V2 manager; "v2-steps", "v2-offsets": the same, without a loop
+    kind: str = "serve"
+    offers: dict[int, Offer] = field(default_factory=dict)  # what a loading connector has of each prompt
 
     def complaints(self, outcome: Outcome) -> list[str]:
         wanted = {each.id for each in self.arrivals} - {each for ids in self.cancels.values() for each in ids}
@@ -63,13 +68,15 @@ class Scenario:
         if not outcome.died and not wanted <= {*outcome.answered, *outcome.failed}:
             found.append(f"unanswered: {sorted(wanted - {*outcome.answered, *outcome.failed})}")
         is_over = set(self.fails) == set(outcome.failed) and not outcome.died
-        if self.kind in SERVING and is_over and outcome.released == self.leaks:
+        if self.kind in LOOPS and is_over and outcome.released == self.leaks:
             found.append(
                 "blocks are not released" if not self.leaks else "blocks are released, which upstream's are not"
             )
         reused = sum(len(each.prompt) for each in self.arrivals) - outcome.computed
-        if self.kind in SERVING and not outcome.died and 0 < self.reused_min > reused:
+        if self.kind in LOOPS and not outcome.died and 0 < self.reused_min > reused:
             found.append(f"reused {reused} tokens, {self.reused_min} were to be had")
+        if not outcome.died and outcome.moves < self.moves_min:
+            found.append(f"{outcome.moves} blocks were copied, {self.moves_min} should have been")
         return found + outcome.remarks + [f"fault in {fix}: {error}" for fix, error in outcome.faults.items()]
 
 
@@ -198,9 +205,11 @@ def _life() -> list[Scenario]:
 def _others() -> list[Scenario]:
     # They are made of what is here.
     from integration.upstream.ending_scenarios import drafts, endings, failures  # noqa: PLC0415
+    from integration.upstream.load_scenarios import loading  # noqa: PLC0415
     from integration.upstream.pipeline_scenarios import pipelines  # noqa: PLC0415
+    from integration.upstream.v2_scenarios import loops  # noqa: PLC0415
 
-    return pipelines() + endings() + failures() + drafts()
+    return pipelines() + endings() + failures() + drafts() + loops() + loading()
 
 
 SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life() + _others())

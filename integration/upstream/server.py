@@ -19,6 +19,8 @@ from integration.upstream.late import LateDevice
 from integration.upstream.loading import EXECUTOR, load
 from integration.upstream.scheduling import Scheduler
 
+COMPUTED_ONLY_ERAS = ("C", "D")  # a release stores up to the request's position, and no further (T#12673)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -52,6 +54,7 @@ class Outcome:
     batches: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    moves: int = 0  # blocks that were copied
     computed: int = 0  # prompt tokens that went through the model
     fixes: dict[str, str] = field(default_factory=dict)  # word by id
     faults: dict[str, str] = field(default_factory=dict)  # first error by id
@@ -63,7 +66,7 @@ class Outcome:
 
 class Server:
     iterations_max = 200
-    engine_class = Engine
+    engine_class: type[Engine] = Engine
 
     def __init__(self, tree: Tree, device: LateDevice, shape: Shape, connector: Any = None) -> None:
         self.tree, self.device, self.shape = tree, device, shape
@@ -203,7 +206,7 @@ class Server:
     def _look(self, outcome: Outcome) -> None:
         findings, contents = self.engine.findings, self.engine.contents
         outcome.wrong_rows, outcome.corrupt = findings.wrong_rows, contents.corrupt
-        outcome.batches = findings.batches
+        outcome.batches, outcome.moves = findings.batches, findings.moves
         outcome.computed = sum(end - begin for batch in findings.batches for _, begin, end in batch["contexts"])
         outcome.calls = list(self.manager.impl.witness_calls())
         outcome.settled = list(self.device.settled)
@@ -242,8 +245,7 @@ def upstream(root: Path, era: str) -> Iterator[tuple[Tree, LateDevice, provided.
     logger = provided.Logger()
     with cuda.simulated() as device, environment(root, provided.modules(era, logger)) as tree:
         bound = provided.bound_module()
-        # From C on, upstream stores what has been computed. The books of a later era store all, unless they are told.
-        bound.set_computed_only(era not in ("A", "S", "B2"))
+        bound.set_computed_only(era in COMPUTED_ONLY_ERAS)
         bound.set_tensor_factory(tensor_factory)
         bound.set_launcher(device.launch)
         try:

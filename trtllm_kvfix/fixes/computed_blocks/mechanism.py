@@ -18,6 +18,8 @@ from trtllm_kvfix.fixes.computed_blocks.observation import Observation
 from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.overlay.fuse import Fuse
 
+Says = Callable[[Any], bool]  # something about a request
+
 
 @dataclass(eq=False)
 class Hold:
@@ -52,8 +54,16 @@ class ComputedBlocks:
     def releasing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For `remove_sequence(request_id, llm_request, pin_on_release)`."""
 
+        return self._releasing(original, has_more_to_compute)
+
+    def releasing_loads(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, where upstream offers blocks up to the request's position. That is ahead of what lies there as long
+        as a connector loads, and then nothing of the prompt has been computed yet."""
+        return self._releasing(original, has_computed_nothing)
+
+    def _releasing(self, original: Callable[..., Any], too_early: Says) -> Callable[..., Any]:
         def remove_sequence(manager: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._ends_early(args):
+            if not self._ends_early(args, too_early):
                 return original(manager, *args, **kwargs)
             request = args[1]
 
@@ -75,7 +85,7 @@ class ComputedBlocks:
         """
 
         def store_blocks_for_reuse(manager: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._ends_early(args) or not self._is_over_and_pinned(args):
+            if not self._ends_early(args, has_more_to_compute) or not self._is_over_and_pinned(args):
                 return original(manager, *args, **kwargs)
             hold = Hold(manager, args[0])
             self._holds[id(manager), args[0]] = hold
@@ -111,12 +121,11 @@ class ComputedBlocks:
         self._fuse.in_a_row = 0
         return early
 
-    def _ends_early(self, args: tuple[Any, ...]) -> bool:
-        """A part of its prompt has not been computed, nor will be. What a connector still loads counts as a part: of
-        a prompt it never brings the last token."""
+    def _ends_early(self, args: tuple[Any, ...], too_early: Says) -> bool:
+        """A part of its prompt has not been computed, nor will be."""
         try:
             request = args[1]
-            early = self._fuse.blown or request.context_remaining_length > 0
+            early = self._fuse.blown or too_early(request)
             early = early and not request.is_dummy_request
             if early:
                 _held_back(request)
@@ -143,6 +152,16 @@ class ComputedBlocks:
             return release()
         finally:
             request.is_dummy_request = False
+
+
+def has_more_to_compute(request: Any) -> bool:
+    """What a connector still loads counts: of a prompt it never brings the last token."""
+    return bool(request.context_remaining_length > 0)
+
+
+def has_computed_nothing(request: Any) -> bool:
+    """It stands where reuse and a load have put it. What was reused is in the tree already."""
+    return bool(request.is_first_context_chunk and has_more_to_compute(request))
 
 
 def _held_back(request: Any) -> None:

@@ -1,16 +1,22 @@
 """Blocks are offered for reuse when they have been computed, and not before (H8)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
+from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.computed_blocks.mechanism import ComputedBlocks
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.trial import require
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam, State
-from trtllm_kvfix.overlay.upstream import BINDINGS, BOUND_MANAGERS, LLM_REQUEST, RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.overlay.upstream import (
+    BINDINGS,
+    BOUND_MANAGERS,
+    LLM_REQUEST,
+    RESOURCE_MANAGER,
+    Upstream,
+)
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -19,37 +25,50 @@ ID = "computed-blocks"
 # How many positional arguments upstream's callers pass.
 CALLED = {"store_context_blocks": 1, "remove_sequence": 3, "store_blocks_for_reuse": 3, "unpin_blocks_by_id": 1}
 READ = ("context_remaining_length", "context_current_position", "is_dummy_request", "is_generation_complete_state")
+# Where blocks are stored by position, a connector's load is all that a position may be ahead of.
+CALLED_BY_POSITION = {"remove_sequence": 3}
+READ_BY_POSITION = ("context_remaining_length", "is_first_context_chunk", "is_dummy_request")
 
 
 def probe(up: Upstream) -> Answer:
     if up.bindings is None or not up.has(RESOURCE_MANAGER, "KVCacheManager.update_resources"):
         return absent("there is no V1 KV-cache manager over a bound one")
-    if up.binds("add_sequence_batch"):
-        return fixed(
-            "sequences are added in batches (T#13029), which came after blocks were stored by position (T#12673)"
-        )
+    if stores_by_position(up):
+        strange = _strange(up, CALLED_BY_POSITION, READ_BY_POSITION)
+        return unknown(strange) if strange else needed("a load that a connector has not finished counts as computed")
     if not up.binds("add_sequence"):
         return unknown("the bound manager has neither add_sequence nor add_sequence_batch")
-    strange = _strange(up)
+    strange = _strange(up, CALLED, READ)
     if strange:
         return unknown(strange)
     return needed("prompts are offered for reuse before they are computed; no name tells that T#12673 is in")
 
 
-def _strange(up: Upstream) -> str:
+def stores_by_position(up: Upstream) -> bool:
+    """Sequences are added in batches (T#13029), which came after blocks were stored by position (T#12673)."""
+    return up.binds("add_sequence_batch")
+
+
+def _strange(up: Upstream, called: Mapping[str, int], read: Sequence[str]) -> str:
     """What does not look as the fix expects it, or nothing."""
-    for name, count in CALLED.items():
+    for name, count in called.items():
         owners = [owner for owner, method in _methods(up) if method == name]
         if not owners:
             return f"nothing in {BINDINGS} has its own {name}"
         if not takes(up, up.attribute(BINDINGS, f"{owners[0]}.{name}"), SELF, *[SELF] * count):
             return f"{name} does not take the {count} arguments that upstream's callers pass"
-    missing = [name for name in READ if not up.has(LLM_REQUEST, f"LlmRequest.{name}")]
+    missing = [name for name in read if not up.has(LLM_REQUEST, f"LlmRequest.{name}")]
     return f"requests have no {', '.join(missing)}" if missing else ""
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
     blocks = ComputedBlocks(fuse.of(ID))
+    if stores_by_position(up):
+        return [
+            Replacement(Seam(BINDINGS, f"{owner}.{name}"), blocks.releasing_loads)
+            for owner, name in _methods(up)
+            if name in CALLED_BY_POSITION
+        ]
     made: dict[str, Callable[[Any], Any]] = {
         "store_context_blocks": blocks.storing,
         "remove_sequence": blocks.releasing,
@@ -61,7 +80,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
 
 def holds_for(up: Upstream, impl: Any) -> bool:
     """Whether a request of this manager may be cut short: only what was computed will be offered for reuse."""
-    if probe(up).state is not State.NEEDED:
+    if stores_by_position(up) or probe(up).state is not State.NEEDED:
         return True
     method = getattr(type(impl), "remove_sequence", None)
     while method is not None and getattr(method, "__kvfix_fix__", None) != ID:
@@ -124,5 +143,5 @@ FIX = Fix(
     probe=probe,
     replacements=replacements,
     self_test=self_test,
-    expected=in_variants(needed="A B B2", fixed="C D F"),
+    expected=in_variants(needed="A B B2 C D F"),
 )

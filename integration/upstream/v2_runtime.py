@@ -1,0 +1,264 @@
+"""The runtime under the V2 manager: pages of each layer group, prefixes that prompts share, and the rows of its table.
+
+Ours, and as strict as upstream's: history never shrinks and capacity covers it, only an active cache grows or commits,
+a suspended one has let go of its row and its pages may leave the device, one that is closed writes BAD_PAGE into its
+row. There are no beams, no scratch pages, no recurrent states, and a partial block is never shared.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from integration.upstream.v2_pages import Block, LifeCycle, OutOfPages, Page, Pool, Range
+
+BAD_PAGE = -1
+ALLOWED, VIRTUAL_STOP, USER_STOP = "allowed", "another cache has committed the block", "stopped by the user"
+
+
+@dataclass
+class Runtime:
+    """As much of the runtime's manager as upstream's manager asks for. One layer in each group."""
+
+    tokens_per_block: int
+    cycles: list[LifeCycle]
+    pools: list[Pool]
+    tree: dict[tuple[Any, tuple[int, ...]], Block] = field(default_factory=dict)
+    caches: dict[int, "Cache"] = field(default_factory=dict)  # by request; the manager's own
+
+    @property
+    def layer_grouping(self) -> list[list[int]]:
+        return [[group] for group in range(len(self.pools))]
+
+    def create_kv_cache(self, scope: Any, tokens: Sequence[int] | None, id: int | None = None, **_: Any) -> "Cache":
+        del id
+        return Cache(self, scope, tokens)
+
+    def probe_reuse(self, scope: Any, tokens: Sequence[int]) -> int:
+        return len(self.match(scope, tokens)) * self.tokens_per_block
+
+    def mark_stats_excluded(self, request_id: int) -> None:
+        pass
+
+    clear_stats_excluded = mark_stats_excluded
+
+    def match(self, scope: Any, tokens: Sequence[int]) -> list[Block]:
+        """The longest prefix whose blocks are all there, as far as the groups still read them."""
+        size = self.tokens_per_block
+        found = []
+        for end in range(size, len(tokens) + 1, size):
+            block = self.tree.get((scope, tuple(tokens[:end])))
+            if block is None:
+                break
+            found.append(block)
+        while found and not self._is_usable(found):
+            found.pop()
+        return found
+
+    def _is_usable(self, blocks: list[Block]) -> bool:
+        stale = self.stale(len(blocks) * self.tokens_per_block)
+        return all(
+            page is not None or gone.beg <= ordinal < gone.end
+            for ordinal, block in enumerate(blocks)
+            for page, gone in zip(block.pages, stale, strict=True)
+        )
+
+    def stale(self, history: int) -> list[Range]:
+        return [cycle.get_stale_range(history, self.tokens_per_block) for cycle in self.cycles]
+
+    # What a scenario asks of the books.
+
+    def witness_take_transfers(self) -> list[tuple[str, int, int, int, tuple[int, ...]]]:
+        found: list[Any] = [(*move, ()) for pool in self.pools for move in pool.moves]
+        for pool in self.pools:
+            pool.moves.clear()
+        return found
+
+    def witness_slots(self, request_id: int, window: int) -> list[list[int]]:
+        """By beam, of which there is one."""
+        group = next(group for group, pool in enumerate(self.pools) if pool.window == window)
+        return [list(self.caches[request_id].get_aggregated_page_indices(group))]
+
+    def witness_calls(self) -> list[tuple[str, str]]:
+        return []
+
+    def witness_free(self, window: int) -> int:
+        pool = next(pool for pool in self.pools if pool.window == window)
+        return len(pool.free) + sum(not page.holders for page in pool.idle)
+
+
+class Cache:
+    """One request's pages. Suspended until it is resumed for the first time."""
+
+    enable_swa_scratch_reuse = False
+
+    def __init__(self, runtime: Runtime, scope: Any, tokens: Sequence[int] | None) -> None:
+        self.runtime, self._scope = runtime, scope
+        self.is_active, self._is_closed = False, False
+        self._committing = ALLOWED
+        matched = runtime.match(scope, tokens or ())
+        self.capacity = self.history_length = len(matched) * runtime.tokens_per_block
+        self._committed = list(tokens or ())[: self.capacity]
+        self._blocks_committed = len(matched)
+        stale = runtime.stale(self.history_length)
+        self._pages: list[list[Page | None]] = [
+            [None if gone.beg <= at < gone.end else page for page, gone in zip(block.pages, stale, strict=True)]
+            for at, block in enumerate(matched)
+        ]
+        self._rows: dict[int, Any] = {}  # by group: memory of the manager's table, which is written as things happen
+        for _, _, page in self._all():
+            page.holders += 1
+
+    def set_base_page_index_buf(self, beam: int, group: int, buffer: Any) -> None:
+        assert beam == 0, "there are no beams"
+        if buffer is None:
+            self._rows.pop(group, None)  # the row keeps what it had
+            return
+        assert buffer.format == "i" and len(buffer) >= len(self._pages), "the row is too short"
+        self._rows[group] = buffer
+        for ordinal in range(len(buffer)):
+            buffer[ordinal] = BAD_PAGE
+        if self.is_active:
+            self._publish()
+
+    def get_aggregated_page_indices(self, group: int, *, valid_only: bool = False) -> Iterator[int]:
+        for pages in self._pages:
+            page = pages[group]
+            if page is not None:
+                yield page.slot
+            elif not valid_only:
+                yield BAD_PAGE
+
+    @property
+    def num_committed_tokens(self) -> int:
+        return len(self._committed)
+
+    def resume(self, _stream: int) -> bool:
+        assert not self.is_active and not self._is_closed, "only a suspended cache is resumed"
+        locked = []
+        try:
+            for _, group, page in self._all():
+                self.runtime.pools[group].lock(page)
+                locked.append((group, page))
+        except OutOfPages:
+            for group, page in locked:
+                self.runtime.pools[group].unlock(page)
+            return False
+        self.is_active = True
+        self._publish()
+        return True
+
+    def suspend(self) -> None:
+        assert self.is_active, "only an active cache is suspended"
+        self._rows.clear()  # first, so that the rows keep what they had
+        self.is_active = False
+        for _, group, page in self._all():
+            self.runtime.pools[group].unlock(page)
+
+    def resize(self, capacity: int | None, history_length: int | None = None) -> bool:
+        assert self.is_active, "only an active cache is resized"
+        capacity = self.capacity if capacity is None else capacity
+        history = self.history_length if history_length is None else history_length
+        assert history >= self.history_length, f"history cannot shrink from {self.history_length} to {history}"
+        assert capacity >= history, f"a capacity of {capacity} tokens does not cover a history of {history}"
+        blocks = -(-capacity // self.runtime.tokens_per_block)
+        stale = self.runtime.stale(history)
+        try:
+            grown = self._grown(blocks, stale)
+        except OutOfPages:
+            return False
+        for ordinal, group, _ in list(self._all()):
+            if ordinal >= blocks or stale[group].beg <= ordinal < stale[group].end:
+                self._drop(ordinal, group)
+        del self._pages[blocks:]
+        self._pages += grown
+        self.capacity, self.history_length = capacity, history
+        self._publish()
+        return True
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        if not len(tokens):
+            return
+        assert self.is_active, "only an active cache commits"
+        if self._committing == USER_STOP:
+            raise RuntimeError("tokens cannot be committed after stop_committing")
+        self._committed += list(tokens)
+        assert len(self._committed) <= self.capacity, "tokens are committed for which there is no page"
+        if self._committing == VIRTUAL_STOP:
+            return
+        size = self.runtime.tokens_per_block
+        for ordinal in range(self._blocks_committed, len(self._committed) // size):
+            self._commit_block(ordinal, tuple(self._committed[: (ordinal + 1) * size]))
+            if self._committing != ALLOWED:
+                break
+        if self.history_length < len(self._committed):
+            assert self.resize(None, len(self._committed))
+
+    def stop_committing(self) -> None:
+        assert not self._is_closed, "a closed cache has stopped committing"
+        self._committing = USER_STOP
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self.stop_committing()
+        for ordinal, group, _ in list(self._all()):
+            self._drop(ordinal, group)
+        self._rows.clear()
+        self.is_active, self._is_closed = False, True
+
+    def discard_pending_stats(self) -> None:
+        pass
+
+    drop_cached_token_attribution = drop_partial_block_cached_token_attribution = discard_pending_stats
+
+    def _all(self) -> Iterator[tuple[int, int, Page]]:
+        for ordinal, pages in enumerate(self._pages):
+            for group, page in enumerate(pages):
+                if page is not None:
+                    yield ordinal, group, page
+
+    def _grown(self, blocks: int, stale: list[Range]) -> list[list[Page | None]]:
+        """Pages for the blocks that are new; all or none."""
+        made: list[list[Page | None]] = []
+        try:
+            for ordinal in range(len(self._pages), blocks):
+                made.append([None] * len(stale))
+                for group, gone in enumerate(stale):
+                    if not gone.beg <= ordinal < gone.end:
+                        made[-1][group] = Page(self.runtime.pools[group].take(), locks=1, holders=1)
+        except OutOfPages:
+            for pages in made:
+                for group, page in enumerate(pages):
+                    if page is not None:
+                        self.runtime.pools[group].free.append(page.slot)
+            raise
+        return made
+
+    def _drop(self, ordinal: int, group: int) -> None:
+        page = self._pages[ordinal][group]
+        assert page is not None
+        self._pages[ordinal][group] = None
+        page.holders -= 1
+        page.locks -= self.is_active
+        if group in self._rows:
+            self._rows[group][ordinal] = BAD_PAGE
+        self.runtime.pools[group].settle(page)
+
+    def _commit_block(self, ordinal: int, tokens: tuple[int, ...]) -> None:
+        """What another cache has brought stays; what has been evicted is brought again."""
+        pages = self._pages[ordinal]
+        block = self.runtime.tree.setdefault((self._scope, tokens), Block([None] * len(pages)))
+        if any(theirs is not None for theirs in block.pages):
+            self._committing = VIRTUAL_STOP
+            return
+        self._blocks_committed = ordinal + 1
+        block.pages = list(pages)
+        for page in pages:
+            if page is not None:
+                page.block = block
+
+    def _publish(self) -> None:
+        for group, row in self._rows.items():
+            for ordinal, pages in enumerate(self._pages):
+                page = pages[group]
+                row[ordinal] = BAD_PAGE if page is None else page.slot

@@ -1,0 +1,92 @@
+"""The newest V2 manager and its scheduler under an executor's loop, whose own excerpts are a little older: inferred."""
+
+import sys
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import torch
+
+from integration.upstream import v2_memory
+from integration.upstream.arrivals import Arrival
+from integration.upstream.engine import Batch, Engine
+from integration.upstream.fallbacks import complete
+from integration.upstream.loading import V2_BINDINGS
+from integration.upstream.server import Server
+from integration.upstream.v2_methods import EXECUTOR, MANAGER, NAMES, SCHEDULER, Manager, Steps, request_class
+
+REGISTER = "_maybe_init_kv_connector_manager"
+
+
+class V2Engine(Engine):
+    """It tells nothing of its input copies, as AutoDeploy's does not, so no loop waits for them."""
+
+    def _launched(self, *args: Any) -> Batch:
+        batch = super()._launched(*args)
+        for row, offsets in batch.expected.items():
+            batch.expected[row] = [max(0, offset) for offset in offsets]  # the kernel's answer to BAD_PAGE
+        return batch
+
+
+class AwaitedEngine(V2Engine):
+    """The executor can wait until the input copies of the last step have been made, as with upstream's own engine."""
+
+    _input_copy: Any = None
+
+    def _prepare(self, *args: Any) -> None:
+        super()._prepare(*args)
+        self._input_copy = torch.cuda.Event()
+        self._input_copy.record()
+
+    def wait_for_input_copy(self) -> None:
+        if self._input_copy is not None:
+            self._input_copy.synchronize()
+
+
+class V2Server(Server):
+    engine_class: type[Engine] = V2Engine
+
+    def _manager(self) -> Any:
+        for name, names in NAMES.items():
+            vars(import_module(name)).update(names)
+        module = import_module(MANAGER)
+        self.tree.lacking["KVCacheManagerV2"] = complete(module, "KVCacheManagerV2", Manager)
+        if self.connector is not None:
+            self.connector.configure_prefix_reservations(enabled=True)
+            self.connector.reject_flat_only_scheduler(len(self.shape.windows))
+        mapper = sys.modules[V2_BINDINGS].IndexMapper
+        return module.KVCacheManagerV2(self.shape, self.connector, self.stream, mapper)
+
+    def _executor(self) -> Any:
+        kind = import_module(f"{EXECUTOR}.py_executor").PyExecutor
+        with mock.patch.object(kind, REGISTER, v2_memory.register):
+            executor = super()._executor()
+        executor._is_kv_manager_v2 = True
+        steps = [name for name in vars(Steps) if not name.startswith("__")]
+        for name in steps:
+            setattr(executor, name, getattr(Steps, name).__get__(executor))
+        self.tree.lacking["PyExecutor, as the newest does it"] = [REGISTER, *steps]
+        executor.batch_class.recompute_paused_requests = ()
+        executor.scheduler = self._scheduler()
+        return executor
+
+    def _scheduler(self) -> Any:
+        module = import_module(SCHEDULER)
+        # It looks for the manager in the place where that lay when the excerpt was written.
+        with mock.patch.dict(sys.modules, {f"{EXECUTOR}.kv_cache_manager_v2": import_module(MANAGER)}):
+            return module.KVCacheV2Scheduler(
+                max_batch_size=self.shape.max_batch_size,
+                max_num_tokens=self.shape.budget,
+                kv_cache_manager=self.manager,
+                scheduler_policy=module.CapacitySchedulerPolicy.MAX_UTILIZATION,
+                ctx_chunk_config=(None, self.shape.tokens_per_block) if self.shape.chunked else None,
+            )
+
+    def request(self, arrival: Arrival) -> Any:
+        plain = self.llm_request.LlmRequest
+        with mock.patch.object(self.llm_request, "LlmRequest", request_class(plain)):
+            return super().request(arrival)
+
+
+class AwaitedV2Server(V2Server):
+    engine_class = AwaitedEngine
