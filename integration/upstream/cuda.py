@@ -8,8 +8,10 @@ from unittest import mock
 
 import torch
 
-from integration.upstream import late
-from integration.upstream.late import LateDevice, LateTorch
+from integration.upstream import graphs, late
+from integration.upstream.late import LateDevice
+from integration.upstream.late_torch import LateTorch
+from integration.upstream.waits import awaited
 from trtllm_kvfix.staging import on_stream
 
 
@@ -105,7 +107,9 @@ def simulated() -> Iterator[LateDevice]:
         "device_count": lambda: 1,
         "set_device": lambda *_: None,
         "synchronize": lambda *_: device.settle(),
-        "is_current_stream_capturing": lambda: False,
+        "CUDAGraph": graphs.Graph,
+        "graph": graphs.capture,
+        "is_current_stream_capturing": graphs.is_capturing,
         "mem_get_info": lambda *_: (1 << 34, 1 << 35),
         "empty_cache": lambda: None,
     }
@@ -113,6 +117,7 @@ def simulated() -> Iterator[LateDevice]:
     with ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(awaited(device))
         stack.enter_context(on_stream(device.device, _default[-1].cuda_stream))
         stack.enter_context(LateTorch())
         try:
