@@ -34,6 +34,7 @@ SEAMS = (
     "_torch.pyexecutor.kv_cache.kv_cache_manager_v2",
     "_torch.pyexecutor.kv_cache_manager_v2",
     "_torch.pyexecutor.model_engine",
+    "_torch.pyexecutor.cuda_graph_runner",
     "_torch.attention_backend.trtllm",
     "_torch.attention.backends.trtllm",
 )

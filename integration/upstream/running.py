@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from integration.upstream import connectors
+from integration.upstream.input_server import InputServer
 from integration.upstream.overlaying import overlay
 from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, Scenario
 from integration.upstream.server import Outcome, Server, upstream
@@ -19,7 +20,7 @@ from integration.upstream.v2_offsets import OffsetsServer
 from trtllm_kvfix import fixes
 
 FIXES = tuple(fix.id for fix in fixes.ALL)
-SERVERS = {"serve": Server, "v2-steps": StepServer, "v2-offsets": OffsetsServer}
+SERVERS = {"serve": Server, "v2-steps": StepServer, "v2-offsets": OffsetsServer, "inputs": InputServer}
 TIMEOUT_S = 60
 ARMS = ("off", "only", "all")
 

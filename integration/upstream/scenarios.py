@@ -51,6 +51,8 @@ class Scenario:
             found.append(f"failed: {outcome.failed}")
         if outcome.wrong_rows:
             found.append(f"wrong offsets ({len(outcome.wrong_rows)}): {outcome.wrong_rows[0]}")
+        if outcome.wrong_inputs:
+            found.append(f"wrong inputs ({len(outcome.wrong_inputs)}): {outcome.wrong_inputs[0]}")
         if outcome.corrupt:
             found.append(f"corrupt ({len(outcome.corrupt)}): {outcome.corrupt[0]}")
         if not outcome.died and not wanted <= {*outcome.answered, *outcome.failed}:
@@ -185,4 +187,10 @@ def _life() -> list[Scenario]:
     ]
 
 
-SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life())
+def _all() -> tuple[Scenario, ...]:
+    from integration.upstream import input_scenarios  # noqa: PLC0415  they are made of what stands here
+
+    return tuple(_offsets() + _admission() + _budget() + _life() + input_scenarios.scenarios())
+
+
+SCENARIOS = _all()

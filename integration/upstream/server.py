@@ -48,6 +48,7 @@ class Outcome:
     failed: dict[int, str] = field(default_factory=dict)
     died: str = ""
     wrong_rows: list[str] = field(default_factory=list)
+    wrong_inputs: list[str] = field(default_factory=list)
     corrupt: list[str] = field(default_factory=list)
     batches: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -71,7 +72,7 @@ class Server:
         self.connector = connector
         self.stream = cuda.Stream()
         self.manager = self._manager()
-        self.engine = Engine(self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked)
+        self.engine = self._engine()
         self.executor = self._executor()
 
     def _manager(self) -> Any:
@@ -116,17 +117,34 @@ class Server:
         kind = attention.TrtllmAttentionMetadata
         return kind(**accepted(kind.__init__, given))
 
+    def _engine(self) -> Engine:
+        shape = self.shape
+        return Engine(self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked)
+
+    def _model_engine(self) -> Any:
+        """What the executor calls."""
+        return self.engine
+
+    def _managers(self, types: Any) -> dict[Any, Any]:
+        return {types.KV_CACHE_MANAGER: self.manager}
+
+    def _scheduler(self, states: Any) -> Scheduler:
+        return Scheduler(self.shape, states)
+
+    def _sampler(self, states: Any) -> Sampler:
+        return Sampler(self.engine, provided_state(), parts.SamplerEvent, states)
+
     def _executor(self) -> Any:
         module = import_module(f"{EXECUTOR}.py_executor")
         types = self.resources.ResourceManagerType
-        managers = self.resources.ResourceManager({types.KV_CACHE_MANAGER: self.manager})
+        managers = self.resources.ResourceManager(self._managers(types))
         states = self.batch_manager.LlmRequestState
-        sampler = Sampler(self.engine, provided_state(), parts.SamplerEvent, states)
+        sampler = self._sampler(states)
         sampler.finish_reason = self.batch_manager.FinishReason.LENGTH
         given = {
             "resource_manager": managers,
-            "scheduler": Scheduler(self.shape, states),
-            "model_engine": self.engine,
+            "scheduler": self._scheduler(states),
+            "model_engine": self._model_engine(),
             "sampler": sampler,
             "dist": provided.one_rank(),
             "max_num_sequences": self.shape.max_batch_size,

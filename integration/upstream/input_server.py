@@ -1,0 +1,151 @@
+"""A server whose batches go through upstream's own input preparation."""
+
+import copy
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from integration.upstream import graphs, parts
+from integration.upstream.engine import Engine
+from integration.upstream.inputs import InputSampler, Slots, engine_class
+from integration.upstream.judging import Judge
+from integration.upstream.loading import EXECUTOR
+from integration.upstream.provided import Mapping
+from integration.upstream.scheduling import Scheduler
+from integration.upstream.server import Outcome, Server, Shape, provided_state
+
+
+@dataclass(frozen=True)
+class InputShape(Shape):
+    draft_len: int = 0  # drafts that the engine computes for each generation
+    drafts: int | None = None  # that requests say they have; None: as many
+    context_drafts: int = 0  # the same, of requests whose prompt is being computed
+    graphs: tuple[int, ...] = ()  # sizes of batches for which CUDA graphs are captured
+    warm_up: int = 0  # tokens of the dummies that run before the first request
+
+
+class DraftScheduler(Scheduler):
+    """The budget is kept for what requests say; or for nothing, so that the batch is the engine's to judge."""
+
+    def generation_cost(self, request: Any) -> int:
+        return 1 if self.shape.draft_len != (self.shape.drafts or 0) else super().generation_cost(request)
+
+
+class InputServer(Server):
+    shape: InputShape
+
+    def _engine(self) -> Engine:
+        shape = self.shape
+        given: dict[str, Any] = {"chunked": shape.chunked, "draft_len": shape.draft_len}
+        self.judge = Judge(self.manager, self._metadata(), shape.budget, shape.beams, **given)
+        return self.judge
+
+    def _metadata(self) -> Any:
+        made = super()._metadata()
+        made.__class__ = metadata_class(type(made))
+        return made
+
+    def _model_engine(self) -> Any:
+        module = import_module(f"{EXECUTOR}.model_engine")
+        runner = import_module(f"{EXECUTOR}.cuda_graph_runner")
+        types = self.resources.ResourceManagerType
+        # No excerpt holds the engine's imports.
+        vars(module).update(get_draft_token_length=self.llm_request.get_draft_token_length, ResourceManagerType=types)
+        key = types.KV_CACHE_MANAGER
+        engine = engine_class(module.PyTorchModelEngine)(self.judge, self.judge.attn_metadata, self.shape, key)
+        engine.cuda_graph_runner = runner.CUDAGraphRunner(self._graph_config(engine, key))
+        return engine
+
+    def _graph_config(self, engine: Any, key: Any) -> Any:
+        shape = self.shape
+        return SimpleNamespace(
+            use_cuda_graph=bool(shape.graphs),
+            cuda_graph_padding_enabled=True,
+            cuda_graph_batch_sizes=list(shape.graphs),
+            max_cuda_graph_batch_size=max(shape.graphs, default=0),
+            max_beam_width=shape.beams,
+            max_num_tokens=shape.budget,
+            spec_config=engine.spec_config,
+            cuda_graph_mem_pool=None,
+            use_mrope=False,
+            original_max_draft_len=shape.draft_len,
+            original_max_total_draft_tokens=shape.draft_len,
+            is_draft_model=False,
+            enable_attention_dp=False,
+            batch_size=shape.max_batch_size,
+            mapping=Mapping(),
+            dist=None,
+            kv_cache_manager_key=key,
+            sparse_attention_config=None,
+        )
+
+    def _managers(self, types: Any) -> dict[Any, Any]:
+        return {types.SEQ_SLOT_MANAGER: Slots(self.shape.max_batch_size), **super()._managers(types)}
+
+    def _scheduler(self, states: Any) -> Scheduler:
+        return DraftScheduler(self.shape, states)
+
+    def _sampler(self, states: Any) -> InputSampler:
+        state = provided_state()
+        given: dict[str, Any] = {
+            "shape": self.shape,
+            "plain": parts.SampleStateTensors,
+            "drafted": parts.SampleStateTensorsMTP,
+        }
+        return InputSampler(self.engine, state, parts.SamplerEvent, states, **given)
+
+    def request(self, arrival: Any) -> Any:
+        made = super().request(arrival)
+        drafts = self.shape.draft_len if self.shape.drafts is None else self.shape.drafts
+        made.py_draft_tokens = [0] * drafts
+        return made
+
+    def serve(self, arrivals: Any, cancels: Any = None) -> Outcome:
+        if self.shape.warm_up:
+            self._warm_up()
+        return super().serve(arrivals, cancels)
+
+    def _warm_up(self) -> None:
+        """As the engine's warm-up does: dummies compute a prompt, then one generates, then they are released."""
+        raise NotImplementedError
+
+    def _look(self, outcome: Outcome) -> None:
+        dummy = self.executor.model_engine.cuda_graph_runner.padding_dummy_request
+        if dummy is not None:
+            self.manager.free_resources(dummy)  # upstream keeps it as long as the server runs
+        super()._look(outcome)
+        outcome.wrong_inputs = self.judge.wrong_inputs
+        if self.shape.graphs and not outcome.died and (dummy is None or not graphs.replayed):
+            outcome.wrong_inputs.append("no batch was padded, or no graph was replayed")
+
+
+def metadata_class(kind: Any) -> Any:
+    """What the base class of attention metadata derives from the lengths of sequences."""
+
+    class Metadata(kind):  # type: ignore[misc]
+        @property
+        def seq_lens(self) -> Any:
+            return self._seq_lens
+
+        @seq_lens.setter
+        def seq_lens(self, value: Any) -> None:
+            self._seq_lens = value
+
+        seq_lens_kv = seq_lens
+
+        @property
+        def num_seqs(self) -> int:
+            return len(self._seq_lens)
+
+        def create_cuda_graph_metadata(self, rows: int, _: bool = False, drafts: int = 0, buffers: Any = None) -> Any:
+            made = copy.copy(self)
+            made.is_cuda_graph, made.cuda_graph_buffers = True, buffers
+            made.max_num_requests = made.max_num_sequences = rows
+            made._seq_lens = torch.ones(rows, dtype=torch.int) * (1 + drafts)
+            made.__post_init__()
+            return made
+
+    return Metadata
