@@ -11,16 +11,26 @@ from typing import Any
 import torch
 
 from integration.upstream import connectors
+from integration.upstream.graph_tables import TablesServer
 from integration.upstream.input_server import InputServer
 from integration.upstream.overlaying import overlay
 from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, Scenario
 from integration.upstream.server import Outcome, Server, upstream
 from integration.upstream.v2 import StepServer
+from integration.upstream.v2_copies import OwnLaunch, StepCopies
 from integration.upstream.v2_offsets import OffsetsServer
 from trtllm_kvfix import fixes
 
 FIXES = tuple(fix.id for fix in fixes.ALL)
-SERVERS = {"serve": Server, "v2-steps": StepServer, "v2-offsets": OffsetsServer, "inputs": InputServer}
+SERVERS = {
+    "serve": Server,
+    "v2-steps": StepServer,
+    "v2-offsets": OffsetsServer,
+    "v2-own-launch": OwnLaunch,
+    "v2-step-copies": StepCopies,
+    "inputs": InputServer,
+    "lora-tables": TablesServer,
+}
 TIMEOUT_S = 60
 ARMS = ("off", "only", "all")
 
