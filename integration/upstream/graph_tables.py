@@ -53,7 +53,7 @@ class TablesServer(Server):
         key = module.LoraLayerKey(layer_idx=LAYER, module_ids=(MODULE,))
         self.params = module(max_batch_size=BATCH, max_lora_size=SLOTS, max_rank=64, layer_info={key: layer})
         runner = import_module(f"{EXECUTOR}.cuda_graph_runner")
-        runner.KeyType = GraphKey
+        vars(runner)["KeyType"] = GraphKey
         self.runner = object.__new__(runner.CUDAGraphRunner)
         vars(self.runner).update(
             config=SimpleNamespace(use_mrope=False),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from integration.upstream import graphs, parts
+from integration.upstream import cuda, graphs, parts
 from integration.upstream.engine import Engine
 from integration.upstream.inputs import InputSampler, Slots, engine_class
 from integration.upstream.judging import Judge
@@ -17,14 +17,20 @@ from integration.upstream.provided import Mapping
 from integration.upstream.scheduling import Scheduler
 from integration.upstream.server import Outcome, Server, Shape, provided_state
 
+FIRST_DUMMY = 1 << 40
+
 
 @dataclass(frozen=True)
 class InputShape(Shape):
     draft_len: int = 0  # drafts that the engine computes for each generation
     drafts: int | None = None  # that requests say they have; None: as many
-    context_drafts: int = 0  # the same, of requests whose prompt is being computed
+    batches_max: int = 0  # so many batches are enough; 0: any number
     graphs: tuple[int, ...] = ()  # sizes of batches for which CUDA graphs are captured
     warm_up: int = 0  # tokens of the dummies that run before the first request
+
+    @property
+    def speculates(self) -> bool:
+        return bool(self.draft_len or self.drafts)
 
 
 class DraftScheduler(Scheduler):
@@ -39,7 +45,7 @@ class InputServer(Server):
 
     def _engine(self) -> Engine:
         shape = self.shape
-        given: dict[str, Any] = {"chunked": shape.chunked, "draft_len": shape.draft_len}
+        given: dict[str, Any] = {"chunked": shape.chunked, "draft_len": shape.draft_len, "speculates": shape.speculates}
         self.judge = Judge(self.manager, self._metadata(), shape.budget, shape.beams, **given)
         return self.judge
 
@@ -109,8 +115,26 @@ class InputServer(Server):
         return super().serve(arrivals, cancels)
 
     def _warm_up(self) -> None:
-        """As the engine's warm-up does: dummies compute a prompt, then one generates, then they are released."""
-        raise NotImplementedError
+        """As the engine's own: dummies compute a prompt, others are generating, and then their blocks come back."""
+        engine, managers = self.executor.model_engine, self.executor.resource_manager
+        engine.is_warmup = True
+        with cuda.stream(self.stream):
+            for ids, is_generating in (((FIRST_DUMMY, FIRST_DUMMY + 1), False), ((FIRST_DUMMY + 2,), True)):
+                drafts = {"max_num_draft_tokens": self.shape.draft_len} if is_generating else {}
+                tokens = [self.shape.warm_up] * len(ids)
+                batch = parts.ScheduledRequests()
+                dummies = self.manager.add_dummy_requests(list(ids), tokens, is_generating, **drafts)
+                if is_generating:
+                    batch.generation_requests = dummies
+                else:
+                    batch.context_requests = dummies
+                for slot, dummy in enumerate(dummies):
+                    dummy.py_seq_slot = slot
+                engine.forward(batch, managers)
+                for dummy in dummies:
+                    self.manager.free_resources(dummy)
+        self.device.settle()
+        engine.is_warmup = False
 
     def _look(self, outcome: Outcome) -> None:
         dummy = self.executor.model_engine.cuda_graph_runner.padding_dummy_request
@@ -120,6 +144,9 @@ class InputServer(Server):
         outcome.wrong_inputs = self.judge.wrong_inputs
         if self.shape.graphs and not outcome.died and (dummy is None or not graphs.replayed):
             outcome.wrong_inputs.append("no batch was padded, or no graph was replayed")
+        count, enough = len(outcome.batches), self.shape.batches_max
+        if enough and count > enough:
+            outcome.wrong_inputs.append(f"{count} batches, where {enough} are enough")
 
 
 def metadata_class(kind: Any) -> Any:
@@ -139,6 +166,9 @@ def metadata_class(kind: Any) -> Any:
         @property
         def num_seqs(self) -> int:
             return len(self._seq_lens)
+
+        def update_spec_dec_param(self, **_: Any) -> None:
+            pass
 
         def create_cuda_graph_metadata(self, rows: int, _: bool = False, drafts: int = 0, buffers: Any = None) -> Any:
             made = copy.copy(self)

@@ -78,8 +78,8 @@ def engine_class(tree_class: Any) -> Any:
             self.judge, self.attn_metadata, self.kv_cache_manager_key = judge, metadata, key
             self.__dict__ |= {name: value for name, value in vars(judge).items() if name not in self.__dict__}
             self.mapping, self.dist, self.model = Mapping(), None, Model()
-            self.is_spec_decode = self.enable_spec_decode = shape.draft_len > 0
-            self.spec_metadata = self.spec_config = SpecMetadata() if shape.draft_len else None
+            self.is_spec_decode = self.enable_spec_decode = shape.speculates
+            self.spec_metadata = self.spec_config = SpecMetadata() if shape.speculates else None
             self.runtime_draft_len = self.original_max_draft_len = shape.draft_len
             self.original_max_total_draft_tokens = shape.draft_len
             self._disable_overlap_scheduler = not shape.overlap
@@ -102,11 +102,15 @@ def engine_class(tree_class: Any) -> Any:
                 setattr(self, name, torch.zeros(size, dtype=torch.int, device="cuda"))
 
         def forward(self, scheduled: Any, resources: Any, *given: Any, **named: Any) -> dict[str, Any]:
+            if self.is_warmup:
+                return dict(super().forward(scheduled, resources, *given, **named))
             steps = self.judge.steps(scheduled)
             replays = len(graphs.replayed)
             outputs = super().forward(scheduled, resources, *given, **named)
             in_graph = len(graphs.replayed) > replays
-            batch = self.judge.launched(scheduled, steps, outputs["read"], in_graph=in_graph)
+            padding = outputs["rows"] - len(steps) if in_graph else 0
+            dummies = [self.cuda_graph_runner.padding_dummy_request] * padding
+            batch = self.judge.launched(scheduled, steps, outputs["read"], dummies=dummies, in_graph=in_graph)
             return {"logits": None, "batch": batch}
 
         def get_max_num_sequences(self) -> int:
@@ -137,7 +141,7 @@ class InputSampler(Sampler):
 
     def __init__(self, *given: Any, shape: Any, plain: Any, drafted: Any) -> None:
         super().__init__(*given)
-        self._drafts = shape.draft_len
+        self._drafts, self._speculates = shape.draft_len, shape.speculates
         rows = shape.max_batch_size
         self._tokens = torch.zeros(1 + self._drafts, rows, shape.beams, dtype=torch.int, device="cuda")
         self._lens = torch.ones(rows, dtype=torch.int, device="cuda")
@@ -153,7 +157,7 @@ class InputSampler(Sampler):
             token = torch.tensor([FIRST_GENERATED + real[request.py_request_id].end], dtype=torch.int, pin_memory=True)
             self._tokens[0, request.py_seq_slot].copy_(token, non_blocking=True)
         state.device = self._plain(new_tokens=self._tokens)
-        if self._drafts:
+        if self._speculates:
             state.device = self._drafted(
                 new_tokens=self._tokens, new_tokens_lens=self._lens, next_draft_tokens=self._next
             )

@@ -36,7 +36,8 @@ class Model:
             "kv_lens": attn_metadata.kv_lens_cuda,
             "offsets": attn_metadata.kv_cache_block_offsets,
         }
-        return {"logits": None, "read": {name: _read(source) for name, source in sources.items()}}
+        read = {name: _read(source) for name, source in sources.items()}
+        return {"logits": None, "read": read, "rows": attn_metadata.num_seqs}
 
 
 def _read(source: Any) -> Any:
@@ -48,9 +49,9 @@ def _read(source: Any) -> Any:
 class Judge(Engine):
     """Knows what each batch should have read, and looks at it when the host has waited for the batch."""
 
-    def __init__(self, *given: Any, draft_len: int = 0, **named: Any) -> None:
+    def __init__(self, *given: Any, draft_len: int, speculates: bool, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.draft_len = draft_len
+        self.draft_len, self.speculates = draft_len, speculates
         self.wrong_inputs: list[str] = []
 
     def steps(self, scheduled: Any) -> list[Step]:
@@ -62,12 +63,14 @@ class Judge(Engine):
         self.findings.batches.append({"contexts": told, "tokens": charged})
         return steps
 
-    def launched(self, scheduled: Any, steps: list[Step], read: dict[str, Any], *, in_graph: bool) -> InputBatch:
+    def launched(
+        self, scheduled: Any, steps: list[Step], read: dict[str, Any], *, dummies: list[Any], in_graph: bool
+    ) -> InputBatch:
         # A graph reads into the same memory at each replay.
         found = {name: _read(each) for name, each in read.items()} if in_graph else read
         requests = [*scheduled.context_requests, *(each for each in scheduled.generation_requests if not each.is_dummy)]
         batch = InputBatch(steps, found["offsets"], {}, announced(self.manager.impl), inputs=found)
-        for row, request in enumerate(requests):
+        for row, request in enumerate([*requests, *dummies]):
             batch.rows[request.py_request_id] = row
             for pool, window, per_slot in self.pools():
                 slots = self.manager.impl.witness_slots(request.py_request_id, window)[0]
@@ -83,10 +86,10 @@ class Judge(Engine):
             meant["prompt_lens"][row] = step.end - step.begin if is_context else request.py_prompt_len
             for position in range(step.begin, step.end):
                 meant["input_ids"][at + position - step.begin] = step.tokens[position]
-                if is_context or not self.draft_len:
+                if is_context or not self.speculates:
                     meant["position_ids"][at + position - step.begin] = position
-            if is_context or not self.draft_len:
-                # With drafts, the device corrects positions and lengths by what was accepted: upstream's
+            if is_context or not self.speculates:
+                # With speculation, the device corrects positions and lengths by what was accepted: upstream's
                 # `_preprocess_inputs`, which no excerpt holds.
                 meant["kv_lens"][row] = step.end
             at += step.end - step.begin if is_context else 1 + self.draft_len
