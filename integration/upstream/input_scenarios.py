@@ -21,6 +21,7 @@ PLAIN = InputShape(overlap=False)
 
 def scenarios() -> list[Scenario]:
     served: dict[str, Any] = {"kind": "inputs", "eras": ERAS}
+    later: dict[str, Any] = {"kind": "inputs", "eras": (*ERAS, "D")}
     # A batch of two whose first request generates, when the second comes.
     drafted = replace(OVERLAP, draft_len=3, budget=16)
     unsaid: dict[str, Any] = {"kind": "inputs", "eras": ("C",)}
@@ -38,8 +39,8 @@ def scenarios() -> list[Scenario]:
         Scenario("drafts-in-contexts", ALL, True, replace(drafted, budget=17, batches_max=5), DRAFTED, **unsaid),
         Scenario("dummies", ALL, False, replace(PLAIN, warm_up=9), ONES, **served),
         Scenario("dummies-overlap", ALL, True, replace(OVERLAP, warm_up=9, graphs=(1, 2, 4)), ONES, **served),
-        Scenario("inputs-overlap", FENCE, True, OVERLAP, APART, **served),
-        Scenario("inputs-plain-loop", FENCE, False, PLAIN, APART, **served),
+        Scenario("inputs-overlap", FENCE, True, OVERLAP, APART, mended=("D",), **later),
+        Scenario("inputs-plain-loop", FENCE, False, PLAIN, APART, **later),
         Scenario("inputs-graphs", FENCE, True, replace(OVERLAP, graphs=(1, 2, 4)), APART, **served),
         Scenario("inputs-graphs-plain-loop", ALL, False, replace(PLAIN, graphs=(1, 2, 4)), APART, **served),
     ]

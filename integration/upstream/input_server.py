@@ -1,8 +1,10 @@
 """A server whose batches go through upstream's own input preparation."""
 
 import copy
+import importlib.util
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,8 @@ import torch
 
 from integration.upstream import cuda, graphs, parts
 from integration.upstream.engine import Engine
-from integration.upstream.inputs import InputSampler, Slots, engine_class
+from integration.upstream.finder import FromTree, Tree
+from integration.upstream.inputs import InputSampler, NoGraphs, Slots, engine_class
 from integration.upstream.judging import Judge
 from integration.upstream.loading import EXECUTOR
 from integration.upstream.provided import Mapping
@@ -18,6 +21,7 @@ from integration.upstream.scheduling import Scheduler
 from integration.upstream.server import Outcome, Server, Shape, provided_state
 
 FIRST_DUMMY = 1 << 40
+FROM_S = ("_prepare_tp_inputs", "_forward_step")
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,20 @@ class InputServer(Server):
 
     def _model_engine(self) -> Any:
         module = import_module(f"{EXECUTOR}.model_engine")
-        runner = import_module(f"{EXECUTOR}.cuda_graph_runner")
+        runner = import_module(f"{EXECUTOR}.cuda_graph_runner").CUDAGraphRunner
+        own, older, modules = module.PyTorchModelEngine, None, [module]
+        if not hasattr(own, "_prepare_tp_inputs"):
+            modules.append(older_module(self.tree))
+            older = modules[-1].PyTorchModelEngine
+            self.tree.lacking["PyTorchModelEngine"] = [f"{name} of S" for name in FROM_S]
         types = self.resources.ResourceManagerType
-        # No excerpt holds the engine's imports.
-        vars(module).update(get_draft_token_length=self.llm_request.get_draft_token_length, ResourceManagerType=types)
+        for each in modules:  # no excerpt holds the engine's imports
+            names = {"get_draft_token_length": self.llm_request.get_draft_token_length, "ResourceManagerType": types}
+            vars(each).update(names)
         key = types.KV_CACHE_MANAGER
-        engine = engine_class(module.PyTorchModelEngine)(self.judge, self.judge.attn_metadata, self.shape, key)
-        engine.cuda_graph_runner = runner.CUDAGraphRunner(self._graph_config(engine, key))
+        engine = engine_class(own, older)(self.judge, self.judge.attn_metadata, self.shape, key)
+        is_whole = hasattr(runner, "pad_batch")
+        engine.cuda_graph_runner = runner(self._graph_config(engine, key)) if is_whole else NoGraphs()
         return engine
 
     def _graph_config(self, engine: Any, key: Any) -> Any:
@@ -147,6 +158,16 @@ class InputServer(Server):
         count, enough = len(outcome.batches), self.shape.batches_max
         if enough and count > enough:
             outcome.wrong_inputs.append(f"{count} batches, where {enough} are enough")
+
+
+def older_module(tree: Tree) -> Any:
+    """The engine of S's excerpts, in a tree whose engine's excerpt does not hold the preparation of inputs."""
+    name = f"{EXECUTOR}.older_model_engine"
+    path = tree.root.parent / "S" / f"{EXECUTOR}.model_engine".replace(".", "/")
+    loader = FromTree(name, f"{path}.py", tree)
+    module = importlib.util.module_from_spec(ModuleSpec(name, loader))
+    loader.exec_module(module)
+    return module
 
 
 def metadata_class(kind: Any) -> Any:

@@ -4,6 +4,8 @@
 that its constructor would make, the model, and the methods of `Fallback`, which no excerpt holds.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +50,44 @@ class Fallback:
     def warmup(self, _: Any) -> None:
         pass
 
+    # Of later engines.
+
+    moe_load_balancer = breakable_cuda_graph_runner = _prepare_inputs_event = None
+    _is_encode_only = _model_uses_ple_recurrent_state = _trtllm_gen_jit_warmup = False
+
+    def _get_draft_kv_cache_manager(self, _: Any) -> None:
+        return None
+
+    def _is_encoder_decoder_model(self) -> bool:
+        return False
+
+    def _use_lora_cuda_graph(self, _: Any) -> bool:
+        return False
+
+
+class NoGraphs:
+    """A runner of CUDA graphs that is off, where the excerpt holds little more than capture and replay."""
+
+    enabled = is_warmup_only = False
+    padding_dummy_request = None
+
+    @contextmanager
+    def pad_batch(self, batch: Any, *_: Any) -> Iterator[Any]:
+        yield batch
+
+    def maybe_get_cuda_graph(self, *_: Any, **__: Any) -> tuple[None, None, None]:
+        return None, None, None
+
+    def get_graph_pool(self) -> None:
+        return None
+
+
+class Grafted:
+    """Between a later `forward` and an earlier `_prepare_tp_inputs`, which takes the first nine arguments."""
+
+    def _prepare_inputs(self: Any, *given: Any, **_: Any) -> Any:
+        return self._prepare_tp_inputs(*given[:9])
+
 
 class SpecMetadata:
     """Speculation by one model. What its layers would be told is written here, and nobody reads it."""
@@ -70,10 +110,12 @@ class SpecMetadata:
         return SpecMetadata()
 
 
-def engine_class(tree_class: Any) -> Any:
-    """The tree's engine; what it lacks comes behind it."""
+def engine_class(tree_class: Any, older_class: Any = None) -> Any:
+    """The tree's engine; what it lacks comes behind it, from an older engine where one is named, else from us."""
+    bases = (tree_class, Fallback) if older_class is None else (tree_class, Grafted, older_class, Fallback)
+    behind = type(tree_class.__name__, bases, {})
 
-    class ModelEngine(tree_class, Fallback):  # type: ignore[misc]
+    class ModelEngine(behind):  # type: ignore[misc, valid-type]
         def __init__(self, judge: Judge, metadata: Any, shape: Any, key: Any) -> None:
             self.judge, self.attn_metadata, self.kv_cache_manager_key = judge, metadata, key
             self.__dict__ |= {name: value for name, value in vars(judge).items() if name not in self.__dict__}
