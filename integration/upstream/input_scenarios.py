@@ -41,6 +41,9 @@ def scenarios() -> list[Scenario]:
         Scenario("dummies-overlap", ALL, True, replace(OVERLAP, warm_up=9, graphs=(1, 2, 4)), ONES, **served),
         Scenario("inputs-overlap", FENCE, True, OVERLAP, APART, mended=("D",), **later),
         Scenario("inputs-plain-loop", FENCE, False, PLAIN, APART, **later),
+        # Tokens, drafts and lengths of the last step are gathered on the device.
+        Scenario("inputs-drafts", FENCE, True, replace(OVERLAP, draft_len=3), APART, **served),
+        Scenario("inputs-drafts-plain-loop", FENCE, False, replace(PLAIN, draft_len=3), APART, **served),
         Scenario("inputs-graphs", FENCE, True, replace(OVERLAP, graphs=(1, 2, 4)), APART, **served),
         Scenario("inputs-graphs-plain-loop", ALL, False, replace(PLAIN, graphs=(1, 2, 4)), APART, **served),
     ]

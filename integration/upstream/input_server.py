@@ -13,7 +13,7 @@ import torch
 from integration.upstream import cuda, graphs, parts
 from integration.upstream.engine import Engine
 from integration.upstream.finder import FromTree, Tree
-from integration.upstream.inputs import InputSampler, NoGraphs, Slots, engine_class
+from integration.upstream.inputs import Fallback, InputSampler, NoGraphs, Slots, engine_class
 from integration.upstream.judging import Judge
 from integration.upstream.loading import EXECUTOR
 from integration.upstream.provided import Mapping
@@ -65,13 +65,14 @@ class InputServer(Server):
         if not hasattr(own, "_prepare_tp_inputs"):
             modules.append(older_module(self.tree))
             older = modules[-1].PyTorchModelEngine
-            self.tree.lacking["PyTorchModelEngine"] = [f"{name} of S" for name in FROM_S]
         types = self.resources.ResourceManagerType
         for each in modules:  # no excerpt holds the engine's imports
             names = {"get_draft_token_length": self.llm_request.get_draft_token_length, "ResourceManagerType": types}
             vars(each).update(names)
         key = types.KV_CACHE_MANAGER
         engine = engine_class(own, older)(self.judge, self.judge.attn_metadata, self.shape, key)
+        grafted = [f"{name} (S's)" for name in FROM_S] if older else []
+        self.tree.lacking["PyTorchModelEngine"] = ["__init__", *grafted, *provided(own, older)]
         is_whole = hasattr(runner, "pad_batch")
         engine.cuda_graph_runner = runner(self._graph_config(engine, key)) if is_whole else NoGraphs()
         return engine
@@ -158,6 +159,12 @@ class InputServer(Server):
         count, enough = len(outcome.batches), self.shape.batches_max
         if enough and count > enough:
             outcome.wrong_inputs.append(f"{count} batches, where {enough} are enough")
+
+
+def provided(*kinds: Any) -> list[str]:
+    """The methods of ours that an engine runs with, since neither class has them."""
+    names = [name for name, value in vars(Fallback).items() if callable(value)]
+    return [name for name in names if not any(hasattr(kind, name) for kind in kinds)]
 
 
 def older_module(tree: Tree) -> Any:
