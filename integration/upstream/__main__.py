@@ -63,7 +63,10 @@ def summarise(results: list[Result]) -> None:
         say(f"{era}: {real} modules of the tree run as they are, {doubled} are doubled")
         say(f"    seams that the tree lacks: {', '.join(seen.get('missing_seams', [])) or 'none'}")
         say(f"    modules of the tree that ours replace: {', '.join(seen.get('shadowed', [])) or 'none'}")
-        for kind, names in seen.get("methods_of_ours", {}).items():
+        ours: dict[str, list[str]] = {}
+        for each in mine:
+            ours |= each.tree.get("methods_of_ours", {})
+        for kind, names in ours.items():
             if names:
                 say(f"    methods of {kind} that the tree lacks, ours instead: {', '.join(names)}")
         called = sorted({name for each in mine for name in each.tree.get("doubles_called", [])})

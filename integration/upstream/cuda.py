@@ -8,9 +8,11 @@ from unittest import mock
 
 import torch
 
-from integration.upstream import late
-from integration.upstream.late import LateDevice, LateTorch
+from integration.upstream import graphs, late
+from integration.upstream.late import LateDevice
+from integration.upstream.late_torch import LateTorch
 from integration.upstream.parts import nothing
+from integration.upstream.waits import awaited
 from trtllm_kvfix.staging import on_stream
 
 
@@ -106,7 +108,9 @@ def simulated() -> Iterator[LateDevice]:
         "device_count": lambda: 1,
         "set_device": lambda *_: None,
         "synchronize": lambda *_: device.settle(),
-        "is_current_stream_capturing": lambda: False,
+        "CUDAGraph": graphs.Graph,
+        "graph": graphs.capture,
+        "is_current_stream_capturing": graphs.is_capturing,
         "mem_get_info": lambda *_: (1 << 34, 1 << 35),
         "empty_cache": lambda: None,
     }
@@ -116,6 +120,7 @@ def simulated() -> Iterator[LateDevice]:
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         for name in ("range", "range_push", "range_pop"):
             stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, nothing))
+        stack.enter_context(awaited(device))
         stack.enter_context(on_stream(device.device, _default[-1].cuda_stream))
         stack.enter_context(LateTorch())
         try:

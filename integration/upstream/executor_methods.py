@@ -120,12 +120,12 @@ class Executor:
     def _check_benchmark_disagg_gate(self, _batch: Any, can_forward: bool) -> tuple[bool, bool]:
         return can_forward, False
 
-    def _forward_step(self: Any, batch: Any, *_: Any) -> Any:
+    def _forward_step(self: Any, batch: Any, new_tensors_device: Any = None, *_: Any) -> Any:
         try:
             mine, other = self.execution_stream, torch.cuda.current_stream()
             mine.wait_stream(other)
             with torch.cuda.stream(mine):
-                outputs = self.model_engine.forward(batch, self.resource_manager)
+                outputs = self.model_engine.forward(batch, self.resource_manager, new_tensors_device)
             other.wait_stream(mine)
             self._kv_connector_wait_for_save()
         except Exception as error:

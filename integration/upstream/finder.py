@@ -34,6 +34,7 @@ SEAMS = (
     "_torch.pyexecutor.kv_cache.kv_cache_manager_v2",
     "_torch.pyexecutor.kv_cache_manager_v2",
     "_torch.pyexecutor.model_engine",
+    "_torch.pyexecutor.cuda_graph_runner",
     "_torch.attention_backend.trtllm",
     "_torch.attention.backends.trtllm",
 )
@@ -65,7 +66,7 @@ class Tree(MetaPathFinder):
             return ModuleSpec(name, _Ready(self.provided[name]), is_package=True)
         file = self._file(name)
         if top == PACKAGE and file.exists():
-            return importlib.util.spec_from_file_location(name, file, loader=_FromTree(name, str(file), self))
+            return importlib.util.spec_from_file_location(name, file, loader=FromTree(name, str(file), self))
         if _asked_by_overlay() and not file.with_suffix("").is_dir():
             return None
         self.doubled.setdefault(name, "not in the tree" if not file.with_suffix("").is_dir() else "a package")
@@ -103,7 +104,7 @@ class _Ready(Loader):
         pass
 
 
-class _FromTree(SourceFileLoader):
+class FromTree(SourceFileLoader):
     """Runs a file of the tree. One that is no seam and fails is doubled."""
 
     def __init__(self, name: str, path: str, tree: Tree) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from trtllm_kvfix import native
 from trtllm_kvfix.staging import current_place
 
+native_wait = native.Device.wait  # without letting anything run that is held
 _NATIVE_DTYPES = {torch.int32: "int32", torch.uint8: "uint8"}
 
 
@@ -28,6 +28,7 @@ class LateDevice:
         self._gates: dict[int, list[tuple[int, int]]] = {}  # by stream: (serial number, gate), oldest first
         self._serial = 0
         self._launched: list[tuple[int, Callable[[], None]]] = []  # kernels, by the gate behind which they lie
+        self._before: dict[int, int] = {}  # by the gate of a kernel in stream order: the event in front of it
         self.settled: list[str] = []  # operations for which there is no late way; they waited for the stream
 
     def new_stream(self) -> int:
@@ -50,19 +51,28 @@ class LateDevice:
         del stream
         self._launched.append((self._serial, kernel))
 
+    def run(self, stream: int, kernel: Callable[[], None]) -> None:
+        """A kernel in stream order: what was enqueued before has run by then, and what follows waits for it."""
+        event = self.device.create_event()
+        self.device.record(event, stream)
+        self._serial += 1
+        self._before[self._serial] = event
+        self._launched.append((self._serial, kernel))
+        self._gates[stream].append((self._serial, self.device.close_gate(stream)))
+
     def release(self, up_to: int | None = None) -> None:
-        due = [kernel for serial, kernel in self._launched if up_to is None or serial <= up_to]
-        self._launched = [each for each in self._launched if up_to is not None and each[0] > up_to]
-        for kernel in due:
-            kernel()
-        for stream, gates in self._gates.items():
-            keep = []
-            for serial, gate in gates:
-                if up_to is None or serial <= up_to:
-                    self.device.open_gate(gate)
-                else:
-                    keep.append((serial, gate))
-            self._gates[stream] = keep
+        """In the order in which it was enqueued, everything up to this mark."""
+        serials = {serial for gates in self._gates.values() for serial, _ in gates}
+        for due in sorted(each for each in serials if up_to is None or each <= up_to):
+            if due in self._before:
+                native_wait(self.device, self._before.pop(due))
+            kernels = [kernel for serial, kernel in self._launched if serial <= due]
+            self._launched = [each for each in self._launched if each[0] > due]
+            for kernel in kernels:
+                kernel()
+            for gates in self._gates.values():
+                while gates and gates[0][0] <= due:
+                    self.device.open_gate(gates.pop(0)[1])
 
     def settle(self, stream: int | None = None) -> None:
         """Wait for a stream: what it holds, and what others hold that it may wait for, runs first."""
@@ -115,6 +125,8 @@ class DeviceTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
         return self.cpu().item()
 
     def __getitem__(self, index: Any) -> Any:
+        if any(isinstance(each, torch.Tensor) for each in (index if isinstance(index, tuple) else (index,))):
+            return _later(torch.Tensor.__getitem__, (self, index), {})
         return plain(self)[index].as_subclass(DeviceTensor)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -124,6 +136,9 @@ class DeviceTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", str(function))
         if name not in _VIEWS:
+            made = _later(function, args, kwargs or {})
+            if made is not NotImplemented:
+                return made
             # No late way: the stream runs first. Upstream would not wait here, so this is kinder, and it is listed.
             if name not in late().settled:
                 late().settled.append(name)
@@ -139,6 +154,13 @@ class PinnedTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
     def is_pinned(self, device: Any = None) -> bool:
         del device
         return True
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What is computed of it is pageable; only views are pinned."""
+        found = super().__torch_function__(function, types, args, kwargs or {})
+        is_view = isinstance(found, PinnedTensor) and plain(found).untyped_storage().data_ptr() in _kept
+        return plain(found) if isinstance(found, PinnedTensor) and not is_view else found
 
 
 # What looks at a tensor without reading its memory.
@@ -169,6 +191,12 @@ _VIEWS = {
     "__len__",
     "__hash__",
 }
+
+
+def _later(function: Any, args: Any, kwargs: Any) -> Any:
+    from integration.upstream.later import later  # noqa: PLC0415  it stands on this module
+
+    return later(function, args, kwargs)
 
 
 def plain(tensor: Any) -> Any:
@@ -221,7 +249,7 @@ def enqueue_copy(dst: Any, source: Any, non_blocking: bool) -> None:
     place = current_place()
     for to, of, size in _spans(plain(dst), plain(src)):
         place.device.copy(to, of, size, place.stream)
-    if not non_blocking and isinstance(source, PinnedTensor | DeviceTensor):
+    if not non_blocking and isinstance(source, PinnedTensor):
         late().settle(place.stream)
 
 
@@ -236,50 +264,3 @@ def _spans(dst: Any, src: Any) -> Iterator[tuple[int, int, int]]:
         return
     for i in range(dst.shape[0]):
         yield from _spans(dst[i], src[i])
-
-
-class LateTorch(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-    """Gives tensors on 'cuda' and pinned ones to the simulated device, whoever makes them."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        kwargs = dict(kwargs or {})
-        name = getattr(function, "__name__", "")
-        if name == "pin_memory":
-            return _moved(function, args, kwargs, pinned)
-        wanted = kwargs.pop("pin_memory", False)
-        place = kwargs.get("device")
-        like = name.endswith("_like") and isinstance(args[0], DeviceTensor | PinnedTensor)
-        on_cuda = (place is not None and "cuda" in str(place)) or (like and place is None and _is_device(args[0]))
-        if wanted or on_cuda or like:
-            kwargs["device"] = "cpu"
-            plain_args = tuple(plain(each) if isinstance(each, DeviceTensor | PinnedTensor) else each for each in args)
-            made = function(*plain_args, **kwargs)
-            return _adopted(made, on_device if on_cuda else pinned) if wanted or on_cuda else made
-        if name in ("cuda", "to") and args and isinstance(args[0], torch.Tensor):
-            return self._sent(function, args, kwargs)
-        return function(*args, **kwargs)
-
-    def _sent(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        to_cuda = function.__name__ == "cuda" or any("cuda" in str(each) for each in (*args[1:], kwargs.get("device")))
-        if not to_cuda:
-            return function(*args, **kwargs)
-        sent = on_device(tuple(args[0].shape), args[0].dtype)
-        enqueue_copy(sent, args[0], bool(kwargs.get("non_blocking", False)))
-        return sent
-
-
-def _is_device(tensor: Any) -> bool:
-    return isinstance(tensor, DeviceTensor)
-
-
-def _adopted(made: Any, make: Callable[..., Any]) -> Any:
-    tensor = make(tuple(made.shape), made.dtype)
-    if made.numel():
-        plain(tensor).copy_(plain(made))
-    return tensor
-
-
-def _moved(function: Any, args: Any, kwargs: dict[str, Any], make: Callable[..., Any]) -> Any:
-    del function, kwargs
-    return args[0] if isinstance(args[0], PinnedTensor) else _adopted(args[0], make)

@@ -13,13 +13,17 @@ from integration.upstream.pipeline_methods import SENDS_RESULTS, PipelineExecuto
 
 EXECUTOR = f"{PACKAGE}._torch.pyexecutor"
 V2_BINDINGS = f"{PACKAGE}.bindings.internal.batch_manager.kv_cache_manager_v2_utils"
+LORA_PARAMS = f"{PACKAGE}._torch.peft.lora.cuda_graph_lora_params"
+STEP_COPIES = f"{PACKAGE}._torch.cute_dsl_kernels.spec_step_copies.op"
+MINIMAX = f"{PACKAGE}._torch.attention_backend.sparse.minimax_m3.cache_manager"
+# No seams of every server; a process that uses them has them imported before it serves.
+ALSO = (LORA_PARAMS, STEP_COPIES, MINIMAX)
 
 
 def load(tree: Tree) -> None:
     """Every seam that the tree has. Doubles of seams go: to the overlay a module is there or it is not."""
     import_module(V2_BINDINGS)  # no excerpt of the newest V2 manager holds its imports
-    for seam in SEAMS:
-        name = f"{PACKAGE}.{seam}"
+    for name in (*(f"{PACKAGE}.{seam}" for seam in SEAMS), *ALSO):
         if (tree.root / (name.replace(".", "/") + ".py")).exists():
             try:
                 import_module(name)

@@ -94,6 +94,39 @@ class SampleStateTensors:
 
 
 @dataclass(kw_only=True)
+class SampleStateTensorsMTP(SampleStateTensors):
+    """What one-model speculation leaves on the device."""
+
+    new_tokens_lens: Any = None
+    next_draft_tokens: Any = None
+
+
+class SamplingParams:
+    """Of a dummy: how many beams it has is all that the bound configuration is made of."""
+
+    def __init__(self, n: int = 1, **_: Any) -> None:
+        self.n = n
+
+    def _get_sampling_config(self) -> int:
+        return self.n
+
+
+class MultimodalParams:
+    """Of a request without images."""
+
+    multimodal_data = None
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def has_content(self) -> bool:
+        return False
+
+    def strip_for_generation(self) -> None:
+        pass
+
+
+@dataclass(kw_only=True)
 class SampleState:
     scheduled_requests: Any
     device: Any = None

@@ -18,11 +18,14 @@ from integration.upstream.parts import (
     AttentionMetadata,
     HangDetector,
     KVCacheParams,
+    MultimodalParams,
     RequestBroadcaster,
     RequestQueueItem,
     SamplerEvent,
     SampleState,
     SampleStateTensors,
+    SampleStateTensorsMTP,
+    SamplingParams,
     ScheduledRequests,
     SerializableSchedulerOutput,
     get_from_waiting_queue,
@@ -70,6 +73,10 @@ class Range:
 
     def __exit__(self, *_: Any) -> None:
         pass
+
+
+def as_it_is(value: Any) -> Any:
+    return value
 
 
 class Logger:
@@ -194,6 +201,11 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
         "binding_to_str_dtype": lambda _: "float16",
     }
     attention = {"AttentionMetadata": AttentionMetadata, "KVCacheParams": KVCacheParams}
+    torch_utils = {
+        "get_model_extra_attrs": dict,
+        "with_model_extra_attrs": passes_through,
+        "make_weak_ref": as_it_is,
+    }
     sampler = {each.__name__: each for each in (SampleState, SampleStateTensors, SamplerEvent)}
     found = [
         module("_utils", **utils),
@@ -204,7 +216,7 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
         module("_torch.speculative", get_num_extra_kv_tokens=lambda _: 0),
         module("_torch.attention_backend.interface", **attention),
         module("_torch.hostfunc", hostfunc=passes_through),
-        module("_torch.utils", get_model_extra_attrs=dict, with_model_extra_attrs=passes_through),
+        module("_torch.utils", **torch_utils),
         module(
             f"{executor}.scheduler",
             ScheduledRequests=ScheduledRequests,
@@ -219,6 +231,9 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
             get_from_waiting_queue=get_from_waiting_queue,
             merge_requests=merge_requests,
         ),
+        module("sampling_params", SamplingParams=SamplingParams),
+        module("inputs.multimodal", MultimodalParams=MultimodalParams),
+        module("_torch.speculative.mtp", SampleStateTensorsMTP=SampleStateTensorsMTP),
         module("serve.responses_utils", get_steady_clock_now_in_seconds=lambda: 0.0),
     ]
     return dict(found) | binding_modules(era)

@@ -13,18 +13,31 @@ import torch
 
 from integration.upstream import connectors, loads
 from integration.upstream.drafting import DraftServer
+from integration.upstream.graph_tables import TablesServer
+from integration.upstream.input_server import InputServer
 from integration.upstream.overlaying import overlay
 from integration.upstream.pipeline import run_ranks
 from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, Scenario
 from integration.upstream.server import Outcome, Server, upstream
 from integration.upstream.v2 import StepServer
+from integration.upstream.v2_copies import OwnLaunch, StepCopies
 from integration.upstream.v2_offsets import OffsetsServer
 from integration.upstream.v2_server import AwaitedV2Server, V2Server
 from trtllm_kvfix import fixes
 
 FIXES = tuple(fix.id for fix in fixes.ALL)
-SERVERS: dict[str, type[Server]] = {"serve": Server, "draft": DraftServer, "v2-steps": StepServer}
-SERVERS |= {"v2-offsets": OffsetsServer, "v2": V2Server, "v2-awaited": AwaitedV2Server}
+SERVERS: dict[str, Any] = {
+    "serve": Server,
+    "draft": DraftServer,
+    "inputs": InputServer,
+    "lora-tables": TablesServer,
+    "v2": V2Server,
+    "v2-awaited": AwaitedV2Server,
+    "v2-steps": StepServer,
+    "v2-offsets": OffsetsServer,
+    "v2-own-launch": OwnLaunch,
+    "v2-step-copies": StepCopies,
+}
 TIMEOUT_S = 60
 ARMS = ("off", "only", "all")
 

@@ -63,6 +63,8 @@ class Scenario:
             found.append(f"failed: {outcome.failed}, where {self.fails or 'nobody'} should")
         if outcome.wrong_rows:
             found.append(f"wrong offsets ({len(outcome.wrong_rows)}): {outcome.wrong_rows[0]}")
+        if outcome.wrong_inputs:
+            found.append(f"wrong inputs ({len(outcome.wrong_inputs)}): {outcome.wrong_inputs[0]}")
         if outcome.corrupt:
             found.append(f"corrupt ({len(outcome.corrupt)}): {outcome.corrupt[0]}")
         if not outcome.died and not wanted <= {*outcome.answered, *outcome.failed}:
@@ -204,12 +206,13 @@ def _life() -> list[Scenario]:
 
 def _others() -> list[Scenario]:
     # They are made of what is here.
+    from integration.upstream import input_scenarios  # noqa: PLC0415
     from integration.upstream.ending_scenarios import drafts, endings, failures  # noqa: PLC0415
     from integration.upstream.load_scenarios import loading  # noqa: PLC0415
     from integration.upstream.pipeline_scenarios import pipelines  # noqa: PLC0415
     from integration.upstream.v2_scenarios import loops  # noqa: PLC0415
 
-    return pipelines() + endings() + failures() + drafts() + loops() + loading()
+    return pipelines() + endings() + failures() + drafts() + loops() + loading() + input_scenarios.scenarios()
 
 
 SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life() + _others())

@@ -23,12 +23,15 @@ class Scheduler:
         self.estimate: Callable[[Any], int] = lambda _: 0
         self.pause: Callable[[list[Any]], list[Any]] = lambda _: []
 
+    def generation_cost(self, request: Any) -> int:
+        return int(self.shape.beams * (1 + len(request.py_draft_tokens or [])))
+
     def schedule_request(self, active: list[Any], inflight: Any) -> Output:
         ready = [each for each in active if each.request_id not in inflight]
         paused = self.pause(ready)
         ready = [each for each in ready if each not in paused]
         generations = [each for each in ready if each.state == self.states.GENERATION_IN_PROGRESS]
-        left = self.shape.budget - self.shape.beams * sum(1 + len(each.py_draft_tokens or []) for each in generations)
+        left = self.shape.budget - sum(self.generation_cost(each) for each in generations)
         contexts: list[Any] = []
         for request in ready:
             is_full = len(contexts) + len(generations) == self.shape.max_batch_size

@@ -32,7 +32,8 @@ def cut(text: str, *, starts_file: bool, ends_file: bool, open_class: str | None
     found: list[Slice] = []
     first = _first_top(text, starts_file=starts_file)
     if open_class is not None and not starts_file:
-        found += _members(text[: first if first is not None else len(text)], open_class, whole=first is not None)
+        whole = first is not None or ends_file
+        found += _members(text[: first if first is not None else len(text)], open_class, whole=whole)
     if first is None:
         return found, open_class
     last = open_class

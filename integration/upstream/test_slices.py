@@ -72,6 +72,12 @@ def test_a_part_that_begins_inside_a_class_belongs_to_it() -> None:
     assert named(found) == ["First.two", "First.two.setter", "last"] and open_class is None
 
 
+def test_the_last_method_of_a_file_is_whole() -> None:
+    part = SOURCE[SOURCE.index("    @property") : SOURCE.index("def last")].rstrip() + "\n"
+    found, _ = cut(part, starts_file=False, ends_file=True, open_class="First")
+    assert named(found)[-1] == "First.two.setter"
+
+
 def test_windows_that_overlap_are_joined(tmp_path: Path) -> None:
     (tmp_path / "000000.txt").write_text(SOURCE[:100], encoding="utf-8")
     (tmp_path / "000060.txt").write_text(SOURCE[60:200], encoding="utf-8")

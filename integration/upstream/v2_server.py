@@ -67,10 +67,10 @@ class V2Server(Server):
             setattr(executor, name, getattr(Steps, name).__get__(executor))
         self.tree.lacking["PyExecutor, as the newest does it"] = [REGISTER, *steps]
         executor.batch_class.recompute_paused_requests = ()
-        executor.scheduler = self._scheduler()
         return executor
 
-    def _scheduler(self) -> Any:
+    def _scheduler(self, states: Any) -> Any:
+        del states
         module = import_module(SCHEDULER)
         # It looks for the manager in the place where that lay when the excerpt was written.
         with mock.patch.dict(sys.modules, {f"{EXECUTOR}.kv_cache_manager_v2": import_module(MANAGER)}):
