@@ -7,8 +7,9 @@ from typing import Any
 
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.offload import partial_copies, recompute
+from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute
 from trtllm_kvfix.offload.host_tier import HostTierMaker
+from trtllm_kvfix.offload.kept_blocks import KeptBlocks
 from trtllm_kvfix.offload.layer_groups import layout_of, require_full_attention
 from trtllm_kvfix.offload.link import link_of, unlink
 from trtllm_kvfix.offload.plan import Step
@@ -67,6 +68,10 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
     def request_reset(self, request: Any) -> None:
         self.side.request_reset(request)
 
+    def request_over(self, request: Any) -> None:
+        """Ours, for every request that upstream ends: those that are cancelled or fail get no `request_finished`."""
+        self.side.request_reset(request)
+
     def cancel_load(self, request: Any, start: int, end: int) -> None:
         """What is cancelled behind a part that stays has no room, or is loaded and then computed over."""
         del end
@@ -92,6 +97,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
             saved_max=None if lets_go_of_all() else 1,
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
+        self.kept = KeptBlocks(self.side.requests_in_transfer, self.side.wait_for_request)
         module = connector_module()
         if module is not None:
             take_part(module.__name__)
@@ -147,7 +153,8 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
 
 def take_part(connector_module: str) -> None:
     """Where upstream has no callback; once, however often this is called."""
-    parts.install(NAME, [recompute.replacement(connector_module), partial_copies.replacement()])
+    hooks = [recompute.replacement(connector_module), kept_blocks.replacement(), partial_copies.replacement()]
+    parts.install(NAME, hooks)
 
 
 def handle_of(stream: Any) -> int:

@@ -33,6 +33,7 @@ def asking_the_worker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         finished = original(self)
         for request_id in list(recompute):
             put_back(loading.get(request_id), request_id, recompute.pop(request_id))
+        self.worker.kept.let_go(self)
         return finished
 
     return get_finished

@@ -1,7 +1,7 @@
 """The worker side of one rank: gives transfers out behind the stream that computes, and agrees with the other ranks on
 which of them are over."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
@@ -104,6 +104,17 @@ class OffloadWorker:
                     self._reports.setdefault(ended.job, []).append(ended)
             self._agree()
         return self._take_saved(), self._take_loaded()
+
+    def requests_in_transfer(self) -> Collection[int]:
+        """Whose transfers not all ranks have ended."""
+        return self._owner.values()
+
+    def wait_for_request(self, request_id: int) -> None:
+        """For its transfers, on every rank."""
+        transfers = self._transfers
+        if transfers is not None:
+            jobs = [job for job, owner in self._owner.items() if owner == request_id]
+            together(self._ranks, lambda: transfers.wait_for(jobs))
 
     def close(self) -> bool:
         """False: the device kept something, and with it the memory."""
