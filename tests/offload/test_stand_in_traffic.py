@@ -16,7 +16,6 @@ from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Mark
 from trtllm_kvfix.offload.transfers import Transfers
-from trtllm_kvfix.offload.upstream import ENDS_WHILE_SAVING
 
 from .chats import Chats
 from .faults import FAULTS, heal, transfers_missed
@@ -56,11 +55,7 @@ def blocks_taken(server: OffloadServer) -> int:
     return int(impl.get_kv_cache_stats().alloc_new_blocks)
 
 
-# The others end a request while it is saved, and read wrong values now and then: docs/offload.md, Limits.
-SAVES_ARE_AWAITED = [variant for variant in VARIANTS if variant not in ENDS_WHILE_SAVING]
-
-
-@pytest.mark.parametrize("variant", SAVES_ARE_AWAITED)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_no_block_ever_holds_a_foreign_or_half_written_value(variant: str) -> None:
     loaded = counters.offload_loaded_blocks.value
     with offloading(variant, HOST_BLOCKS, DEVICE_BLOCKS) as server:

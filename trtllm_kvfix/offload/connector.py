@@ -7,8 +7,9 @@ from typing import Any
 
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.offload import recompute
+from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute
 from trtllm_kvfix.offload.host_tier import HostTierMaker
+from trtllm_kvfix.offload.kept_blocks import KeptBlocks
 from trtllm_kvfix.offload.layer_groups import layout_of, require_full_attention
 from trtllm_kvfix.offload.link import link_of, unlink
 from trtllm_kvfix.offload.plan import Step
@@ -24,10 +25,12 @@ from trtllm_kvfix.offload.upstream import (
     warn_where_saves_outlive_requests,
 )
 from trtllm_kvfix.offload.worker import OffloadWorker
+from trtllm_kvfix.overlay import parts
 from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.staging.place import current_place
 
 SchedulerBase, WorkerBase = bases()
+NAME = "offload-connector"
 
 
 class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
@@ -65,6 +68,10 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
     def request_reset(self, request: Any) -> None:
         self.side.request_reset(request)
 
+    def request_over(self, request: Any) -> None:
+        """Ours, for every request that upstream ends: those that are cancelled or fail get no `request_finished`."""
+        self.side.request_reset(request)
+
     def cancel_load(self, request: Any, start: int, end: int) -> None:
         """What is cancelled behind a part that stays has no room, or is loaded and then computed over."""
         del end
@@ -84,14 +91,16 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         warn_where_saves_outlive_requests()
         settings, ranks = settings_module.load(), ranks_here()
         self._args = llm_args
+        self._copies: Any = None  # the stream behind upstream's own copies into blocks
         self.side = OffloadWorker(
             settings.offload, link_of(llm_args), ranks, HostTierMaker(settings.offload),
             saved_max=None if lets_go_of_all() else 1,
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
+        self.kept = KeptBlocks(self.side.requests_in_transfer, self.side.wait_for_request)
         module = connector_module()
         if module is not None:
-            recompute.take_part(module.__name__)
+            take_part(module.__name__)
         atexit.register(self.shutdown)
 
     @property
@@ -111,8 +120,11 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         super().bind_connector_meta(metadata)
         self.side.bind(metadata)
 
+    def note_cache_manager(self, kv_cache_manager: Any) -> None:
+        self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
+
     def start_load_kv(self, stream: Any) -> None:
-        self.side.start(handle_of(stream))
+        self.side.start(handle_of(stream), before_loads=lambda: self._follow_copies(stream))
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
         """A request that loads is not scheduled until its load is over."""
@@ -128,11 +140,21 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
     ) -> tuple[list[int], list[int]]:
         return self.side.finished(finished_gen_req_ids, started_loading_req_ids)
 
+    def _follow_copies(self, stream: Any) -> None:
+        if self._copies is not None:
+            stream.wait_stream(self._copies)
+
     def shutdown(self) -> bool:
         """Within kvfix.offload.shutdown_timeout_s; whether everything was given back."""
         atexit.unregister(self.shutdown)
         unlink(self._args)
         return self.side.close()
+
+
+def take_part(connector_module: str) -> None:
+    """Where upstream has no callback; once, however often this is called."""
+    hooks = [recompute.replacement(connector_module), kept_blocks.replacement(), partial_copies.replacement()]
+    parts.install(NAME, hooks)
 
 
 def handle_of(stream: Any) -> int:

@@ -9,10 +9,8 @@ from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.overlay import parts
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 
-NAME = "offload-recompute"
 METHOD = "KvCacheConnectorManager.get_finished"
 PLACES = ("new_async_requests", "pending_async_requests", "local_finished_async_requests")
 
@@ -21,9 +19,9 @@ class LoadFailed(KvfixError):
     """A load failed, and this version of upstream offers no way to compute its tokens instead."""
 
 
-def take_part(connector_module: str) -> None:
-    """Have upstream's connector manager ask its worker; once, however often this is called."""
-    parts.install(NAME, [Replacement(Seam(connector_module, METHOD), asking_the_worker)])
+def replacement(connector_module: str) -> Replacement:
+    """Have upstream's connector manager ask its worker."""
+    return Replacement(Seam(connector_module, METHOD), asking_the_worker)
 
 
 def asking_the_worker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -35,6 +33,7 @@ def asking_the_worker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         finished = original(self)
         for request_id in list(recompute):
             put_back(loading.get(request_id), request_id, recompute.pop(request_id))
+        self.worker.kept.let_go(self)
         return finished
 
     return get_finished

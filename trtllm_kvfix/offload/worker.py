@@ -1,7 +1,7 @@
 """The worker side of one rank: gives transfers out behind the stream that computes, and agrees with the other ranks on
 which of them are over."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
@@ -39,6 +39,7 @@ class OffloadWorker:
         self._layout: Layout | None = None
         self._transfers: Transfers | None = None
         self._stream: int | None = None
+        self._before_loads: Callable[[], None] = lambda: None
         self._steps: list[Step] = []  # told, not begun
         self._owner: dict[int, int] = {}  # jobs that not all ranks have ended -> their requests
         self._loads: dict[int, LoadJob] = {}  # those of them that load, by request
@@ -80,9 +81,12 @@ class OffloadWorker:
             self._loads[load.request_id] = load
             self._told.add(load.request_id)
 
-    def start(self, stream: int) -> None:
-        """Everything that `stream` has been given so far comes before the transfers of the steps that were told."""
-        self._stream = stream
+    def start(self, stream: int, before_loads: Callable[[], None] = lambda: None) -> None:
+        """Everything that `stream` has been given so far comes before the transfers of the steps that were told.
+
+        `before_loads` has the stream wait for what must be over before blocks are loaded; called in this thread.
+        """
+        self._stream, self._before_loads = stream, before_loads
         self._begin()
 
     def finished(
@@ -100,6 +104,17 @@ class OffloadWorker:
                     self._reports.setdefault(ended.job, []).append(ended)
             self._agree()
         return self._take_saved(), self._take_loaded()
+
+    def requests_in_transfer(self) -> Collection[int]:
+        """Whose transfers not all ranks have ended."""
+        return self._owner.values()
+
+    def wait_for_request(self, request_id: int) -> None:
+        """For its transfers, on every rank."""
+        transfers = self._transfers
+        if transfers is not None:
+            jobs = [job for job, owner in self._owner.items() if owner == request_id]
+            together(self._ranks, lambda: transfers.wait_for(jobs))
 
     def close(self) -> bool:
         """False: the device kept something, and with it the memory."""
@@ -129,6 +144,8 @@ class OffloadWorker:
         fences = [job for step in steps for job in step.fences]
         if fences:  # rare; who waited in vain must not leave the others alone in the forward pass
             together(self._ranks, lambda: transfers.wait_for(fences))
+        if any(step.loads for step in steps):
+            self._before_loads()
         transfers.begin(steps, self._stream)
 
     def _agree(self) -> None:
