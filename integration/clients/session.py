@@ -10,6 +10,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -102,21 +103,29 @@ def plant() -> None:
     executor._kv_connector_wait_for_save = waits_twice
 
 
+def started(asked: argparse.Namespace, folder: Path) -> AbstractContextManager[Any]:
+    client = CLIENTS[asked.client]
+    if asked.tree is None:
+        one_at_a_time = "overtaken" in asked.scenes
+        return running(client, asked.variant, folder, overlay=asked.overlay, one_at_a_time=one_at_a_time)
+    from integration.clients import on_upstream  # noqa: PLC0415  it needs torch, which ours does without
+
+    return on_upstream.running(client, asked.tree, asked.variant, folder, overlay=asked.overlay)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("client", choices=CLIENTS)
     parser.add_argument("variant")
     parser.add_argument("scenes", nargs="+", choices=SCENES)
     parser.add_argument("--overlay", action="store_true")
+    parser.add_argument("--tree", type=Path, help="run on upstream's source instead of the stand-in")
     parser.add_argument("--plant", action="store_true", help="change a call on purpose")
     parser.add_argument("--late", action="store_true", help="hold a client's saves until the request has ended")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
-        one_at_a_time = "overtaken" in asked.scenes
-        with running(
-            CLIENTS[asked.client], asked.variant, Path(folder), overlay=asked.overlay, one_at_a_time=one_at_a_time
-        ) as executor:
+        with started(asked, Path(folder)) as executor:
             executor.late_saves = asked.late
             if asked.plant:
                 plant()
