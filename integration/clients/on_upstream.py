@@ -201,7 +201,9 @@ class OnUpstream(Executor):
         return tokens
 
     def forget(self) -> None:
+        """The values go, too: who gets the same blocks next would find there what a load ought to bring."""
         self.server.manager.impl.reset_reuse_state()
+        self.model.pool.zero_()
 
     def corrupt(self) -> list[int]:
         wrong = self.model.findings.wrong_rows
