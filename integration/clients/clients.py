@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class Client:
     entries: Callable[[Any, int], int]  # what the scheduler side holds of a request
     wants_torch: bool = True
     asks_for_gpu: bool = False  # reads the number of the GPU from the pool
-    saves_untold: bool = False  # from threads of its own, when it has long said that nothing is being saved
+    offers: Callable[[Any, list[int]], int] | None = None  # where it saves when it has long said that it does not
 
     def config(self, *, presets: bool) -> dict[str, str]:
         if presets and self.preset is not None:
@@ -33,6 +34,17 @@ class Client:
             "connector_scheduler_class": self.scheduler_class,
             "connector_worker_class": self.worker_class,
         }
+
+
+def kvbm_offers(scheduler: Any, tokens: list[int]) -> int:
+    """What KVBM would offer somebody with these tokens now. Asked behind the back of what takes down the calls, for a
+    request that never runs: nothing else says when a save is over."""
+    request: Any = import_module("kvbm.trtllm_integration.rust").KvbmRequest
+    name = "nobody"
+    scheduler._connector.create_slot(request(request_id=name, lora_name=None, salt_hash=None), tokens)
+    offered, _ = scheduler._connector.get_num_new_matched_tokens(name, len(tokens), 0)
+    scheduler._connector.request_finished(name, [])
+    return int(offered)
 
 
 KVBM = Client(
@@ -48,7 +60,7 @@ KVBM = Client(
     },
     entries=lambda scheduler, request_id: int(scheduler._connector.has_slot(str(request_id))),
     asks_for_gpu=True,
-    saves_untold=True,
+    offers=kvbm_offers,
 )
 LMCACHE = Client(
     name="lmcache",

@@ -2,6 +2,7 @@
 // is done when the call returns, and so is every event. Whoever records one waits for the stream first (torch_double.py).
 // It has what the client calls, and no more: a call that is missing ends the process with its name.
 // Needs a C compiler. Preloaded, so that NIXL registers this memory, too: without a GPU its UCX refuses it.
+#include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,11 +49,21 @@ int cuMemAllocFromPoolAsync(void **made, size_t bytes, void *pool, void *stream)
 DROPS(cuMemFreeAsync, void *stream)
 int cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t bytes, void *stream) { memcpy(to, from, bytes); return 0; }
 
-static _Atomic unsigned long copied_out;
-unsigned long double_copied_out(void) { return copied_out; }
+// A test may hold what goes to the host, so that it comes as late as the test wants.
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
+static int held;
+void double_hold_saves(int hold) {
+  pthread_mutex_lock(&mutex);
+  held = hold;
+  pthread_cond_broadcast(&let_go);
+  pthread_mutex_unlock(&mutex);
+}
 int cuMemcpyDtoHAsync_v2(void *to, const void *from, size_t bytes, void *stream) {
+  pthread_mutex_lock(&mutex);
+  while (held) pthread_cond_wait(&let_go, &mutex);
+  pthread_mutex_unlock(&mutex);
   memcpy(to, from, bytes);
-  ++copied_out;
   return 0;
 }
 

@@ -17,8 +17,14 @@ def lend() -> None:
     try:
         module: Any = import_module(connector)
     except ModuleNotFoundError:
-        module = import_module(OLD)
-        sys.modules |= {FOLDER: ModuleType(FOLDER), connector: module}
+        move(import_module(OLD))
+    else:
+        module.RequestData.priorities = None
+
+
+def move(module: Any) -> None:
+    """The module of earlier eras under its later name, with the report's later field."""
+    sys.modules |= {FOLDER: ModuleType(FOLDER), f"{FOLDER}.kv_cache_connector": module}
     module.RequestData.priorities = None
 
 

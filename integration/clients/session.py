@@ -10,12 +10,15 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import trtllm_kvfix
 from integration.clients.clients import CLIENTS, write_model
-from integration.clients.stand_in import Executor, StandIn, running
+from integration.clients.executor import Executor
+from integration.clients.stand_in import StandIn, running
 
 PROMPT_TOKENS = 14  # three blocks and a half
 WHOLE_TOKENS = 16
@@ -61,7 +64,7 @@ def overtaken(executor: StandIn) -> None:
 SCENES: dict[str, Callable[[Any], None]] = {each.__name__: each for each in (turns, salted, adapted, whole, overtaken)}
 
 
-def play(executor: StandIn, name: str) -> dict[str, Any]:
+def play(executor: Executor, name: str) -> dict[str, Any]:
     """What the scene brought, apart from the scenes before it."""
     calls, corrupt, error = len(executor.calls), len(executor.corrupt()), None
     try:
@@ -77,14 +80,37 @@ def play(executor: StandIn, name: str) -> dict[str, Any]:
     }
 
 
-def report(executor: StandIn, names: list[str]) -> dict[str, Any]:
+def report(executor: Executor, names: list[str]) -> dict[str, Any]:
     scenes = {name: play(executor, name) for name in names}
     if not any(scene["error"] for scene in scenes.values()):
-        executor.ask(99, [1, 2, 3], 2)  # who lets go with the next step does it now
+        executor.ask(99, [1, 2, 3], 3)  # who lets go with the next step does it now
         executor.forget()
     registered = next(call for call in executor.calls if call[0] == "register")
     fixes = {name: fix["word"] for name, fix in trtllm_kvfix.status()["fixes"].items()}
-    return {"scenes": scenes, "held": executor.held(), "pool": registered[1], "fixes": fixes}
+    seen = {"scenes": scenes, "held": executor.held(), "pool": registered[1], "fixes": fixes}
+    return seen | {"offered_early": executor.offered_early}
+
+
+def plant() -> None:
+    """As a careless fix might: the connector's worker is asked twice after each step whether it has saved."""
+    executor: Any = import_module("tensorrt_llm._torch.pyexecutor.py_executor").PyExecutor
+    wait = executor._kv_connector_wait_for_save
+
+    def waits_twice(self: Any) -> None:
+        wait(self)
+        wait(self)
+
+    executor._kv_connector_wait_for_save = waits_twice
+
+
+def started(asked: argparse.Namespace, folder: Path) -> AbstractContextManager[Any]:
+    client = CLIENTS[asked.client]
+    if asked.tree is None:
+        one_at_a_time = "overtaken" in asked.scenes
+        return running(client, asked.variant, folder, overlay=asked.overlay, one_at_a_time=one_at_a_time)
+    from integration.clients import on_upstream  # noqa: PLC0415  it needs torch, which ours does without
+
+    return on_upstream.running(client, asked.tree, asked.variant, folder, overlay=asked.overlay)
 
 
 def main() -> None:
@@ -93,13 +119,16 @@ def main() -> None:
     parser.add_argument("variant")
     parser.add_argument("scenes", nargs="+", choices=SCENES)
     parser.add_argument("--overlay", action="store_true")
+    parser.add_argument("--tree", type=Path, help="run on upstream's source instead of the stand-in")
+    parser.add_argument("--plant", action="store_true", help="change a call on purpose")
+    parser.add_argument("--late", action="store_true", help="hold a client's saves until the request has ended")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
-        one_at_a_time = "overtaken" in asked.scenes
-        with running(
-            CLIENTS[asked.client], asked.variant, Path(folder), overlay=asked.overlay, one_at_a_time=one_at_a_time
-        ) as executor:
+        with started(asked, Path(folder)) as executor:
+            executor.late_saves = asked.late
+            if asked.plant:
+                plant()
             sys.stdout.write(json.dumps(report(executor, asked.scenes)) + "\n")
             sys.stdout.flush()
     os._exit(0)  # clients leave threads behind that never end

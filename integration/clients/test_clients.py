@@ -1,4 +1,5 @@
-"""KVBM 1.6.1, LMCache 0.5.6 and ours below the stand-in, with the overlay off and on: the same calls, the same bytes.
+"""KVBM 1.6.1, LMCache 0.5.6 and ours below the stand-in and below upstream's own source, with the overlay off and on:
+the same calls, the same bytes.
 
 Needs both wheels, NIXL for KVBM, torch (for CPUs is enough) and a C compiler; `make test-clients` fetches what pip can
 fetch. No GPU: the driver and torch.cuda are doubles, over memory that is really copied.
@@ -24,10 +25,24 @@ pytestmark = pytest.mark.skipif(
     not (WHEELS / "kvbm").is_dir(), reason="needs build/clients: make test-clients fetches it"
 )
 
-VARIANTS = ("B", "C", "D", "F")
+STAND_IN = ("B", "C", "D", "F")
+ON_UPSTREAM = ("S", "B2", "D")  # N has no loop here, and two layer groups, which theirs cannot serve
 SCENES = ("turns", "salted", "adapted", "whole")
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 Report = dict[str, Any]
+
+
+def trees() -> dict[str, Path]:
+    """Of upstream's source, by the name of the variant here: a checkout, or the assembled excerpts of each era."""
+    if checkout := os.environ.get("UPSTREAM"):
+        return {f"upstream-{os.environ.get('UPSTREAM_ERA', 'D')}": Path(checkout).resolve()}
+    cache = os.environ.get("KVFIX_UPSTREAM")
+    found = {f"upstream-{era}": Path(cache) / "trees" / era for era in ON_UPSTREAM} if cache else {}
+    return {name: tree for name, tree in found.items() if tree.is_dir()}
+
+
+TREES = trees()
+VARIANTS = (*STAND_IN, *TREES)
 
 
 @pytest.fixture(scope="session")
@@ -35,12 +50,16 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("driver") / "libcuda.so"
     source = Path(__file__).with_name("driver.c")
     compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so", "-o", library, source], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so", "-o", library, source], check=True
+    )
     return library
 
 
 @cache
-def seen(client: str, variant: str, overlay: bool, scenes: tuple[str, ...], driver: Path) -> Report:
+def seen(
+    client: str, variant: str, overlay: bool, scenes: tuple[str, ...], driver: Path, options: tuple[str, ...] = ()
+) -> Report:
     """Each pair of runs serves several tests."""
     ports = free_ports(3)
     environ = os.environ | CLIENTS[client].variables
@@ -51,7 +70,9 @@ def seen(client: str, variant: str, overlay: bool, scenes: tuple[str, ...], driv
         "DYN_KVBM_LEADER_ZMQ_PUB_PORT": str(ports),
         "DYN_KVBM_LEADER_ZMQ_ACK_PORT": str(ports + 1),
     }
-    asked = [client, variant, *scenes, *(["--overlay"] if overlay else [])]
+    asked = [client, variant.removeprefix("upstream-"), *scenes, *(["--overlay"] if overlay else []), *options]
+    if variant in TREES:
+        asked += ["--tree", str(TREES[variant])]
     done = subprocess.run(
         [sys.executable, "-m", "integration.clients.session", *asked],
         capture_output=True,
@@ -71,6 +92,13 @@ def matched(report: Report) -> dict[str, int]:
     return {name: list(scene["matched"].values())[-1] for name, scene in report["scenes"].items()}
 
 
+def changed(off: Report, on: Report) -> list[str]:
+    """Scenes whose calls or corrupt reads differ. Each waits for the saves of a request before the next one comes, so
+    no call depends on how fast a client's own threads are."""
+    of_both = ((name, off["scenes"][name], scene) for name, scene in on["scenes"].items())
+    return [name for name, was, now in of_both if any(was[what] != now[what] for what in ("calls", "corrupt"))]
+
+
 # What each offers where the first request of a scene has left 14 tokens and 4 more, of `whole` 16 and 4. LMCache keeps
 # blocks of the prompt alone. Neither it nor KVBM asks who a request is for.
 OFFERED = {
@@ -86,14 +114,18 @@ class TestClient:
     def test_the_overlay_changes_no_call(self, client: str, variant: str, driver: Path) -> None:
         off, on = (seen(client, variant, overlay, SCENES, driver) for overlay in (False, True))
         assert "applied" in on["fixes"].values() and off["fixes"] == {}
-        for name in SCENES:
-            assert off["scenes"][name]["calls"] == on["scenes"][name]["calls"], name
+        assert changed(off, on) == []
+
+    def test_a_changed_call_is_noticed(self, client: str, variant: str, driver: Path) -> None:
+        off = seen(client, variant, False, SCENES, driver)
+        assert changed(off, seen(client, variant, True, SCENES[:1], driver, ("--plant",))) == ["turns"]
 
     @pytest.mark.parametrize("overlay", [False, True])
     def test_it_offers_what_it_keeps(self, client: str, variant: str, driver: Path, overlay: bool) -> None:
         report = seen(client, variant, overlay, SCENES, driver)
         assert matched(report) == OFFERED[client]
-        assert report["pool"] == [DEVICE_BLOCKS, LAYERS, 2, TOKENS_PER_BLOCK]
+        numbers = 2 * TOKENS_PER_BLOCK if variant in TREES else TOKENS_PER_BLOCK  # of two bytes, of four
+        assert report["pool"] == [DEVICE_BLOCKS, LAYERS, 2, numbers]
 
     @pytest.mark.parametrize("overlay", [False, True])
     def test_what_it_brings_back_is_what_was_computed(
@@ -120,6 +152,19 @@ class TestClient:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_no_call_depends_on_how_fast_kvbm_saves(variant: str, driver: Path) -> None:
+    """Nothing is saved when a request has ended, all is saved when the next one comes."""
+    late = seen("kvbm", variant, True, SCENES, driver, ("--late",))
+    assert set(late["offered_early"][:1]) == {0}, "a request had saves before they were let go: nothing was held"
+    assert changed(seen("kvbm", variant, False, SCENES, driver), late) == []
+
+
+@pytest.mark.skipif(bool(TREES), reason="a tree of upstream is there")
+def test_no_tree_of_upstream_is_there() -> None:
+    pytest.skip("set KVFIX_UPSTREAM to assembled trees, or UPSTREAM to a checkout of TensorRT-LLM")
+
+
+@pytest.mark.parametrize("variant", STAND_IN)
 def test_a_load_of_lmcache_overtakes_the_step_in_flight_and_ours_waits(variant: str, driver: Path) -> None:
     """Its stream for loads never waits for the step. Of KVBM nothing is shown here: the double waits in its place."""
     theirs = seen("lmcache", variant, True, ("overtaken",), driver)["scenes"]["overtaken"]

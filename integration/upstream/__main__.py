@@ -33,7 +33,16 @@ def main(arguments: list[str]) -> int:
         given.json.write_text(json.dumps([asdict(each) for each in results], indent=1, default=str), encoding="utf-8")
     if given.csv:
         append(given.csv, results)
-    return 1 if any(each.arm != "off" and each.result == "wrong" for each in results) else 0
+    return verdict(results)
+
+
+def verdict(results: list[Result]) -> int:
+    """Not 0 where an arm with the overlay is wrong, nor where none has run: then nothing has been shown."""
+    found = [each.result for each in results if each.arm != "off"]
+    if not {"right", "wrong"} & set(found):
+        say("no scenario ran with the overlay, so this shows nothing")
+        return 1
+    return int("wrong" in found)
 
 
 def line_of(result: Result) -> str:

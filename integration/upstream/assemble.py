@@ -21,6 +21,7 @@ from integration.upstream.slices import Slice, cut, of_module
 
 VARIABLE = "KVFIX_UPSTREAM"
 EXCERPTS = "EXCERPTS"  # marks a tree that is not whole
+DIFFERS = 3  # the exit code of a comparison that found something; an error ends with 1
 MANIFEST = Path(__file__).resolve().parent / "manifest.toml"
 
 
@@ -130,7 +131,12 @@ def _toml(value: Any) -> str:
 
 def verify(checkout: Path, era: str) -> Iterator[str]:
     """Compare a checkout with the manifest by qualified name; yields what differs or is missing."""
-    for file in tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["file"]:
+    if not (checkout / "tensorrt_llm").is_dir():
+        raise SystemExit(f"{checkout} holds no tensorrt_llm: name the root of a checkout")
+    files = tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["file"]
+    if not any(era in file["eras"] for file in files):
+        raise SystemExit(f"{MANIFEST.name} holds nothing of era {era!r}; it has {_eras(files)}")
+    for file in files:
         if era not in file["eras"]:
             continue
         path = checkout / file["path"]
@@ -143,6 +149,10 @@ def verify(checkout: Path, era: str) -> Iterator[str]:
                 yield f"{file['path']}: {name}: {state}"
 
 
+def _eras(files: list[dict[str, Any]]) -> str:
+    return ", ".join(sorted({era for file in files for era in file["eras"]}))
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m integration.upstream.assemble")
     parser.add_argument("--manifest", action="store_true", help="rewrite manifest.toml from the excerpts")
@@ -152,7 +162,7 @@ def main(arguments: list[str]) -> int:
     if given.verify:
         complaints = list(verify(given.verify, given.era))
         sys.stdout.writelines(f"{line}\n" for line in complaints)
-        return 1 if complaints else 0
+        return DIFFERS if complaints else 0
     folder = cache()
     for era, files in sorted(build(folder, folder / "trees").items()):
         sys.stdout.write(f"{era}: {len(files)} files\n")

@@ -15,10 +15,15 @@ def complete(module: ModuleType, class_name: str, fallback: type, *, instead: tu
 
     instead: names that the tree has and that cannot work here, since they want bindings nobody has read.
     """
-    own = getattr(module, class_name)
     stated = _stated(module, class_name)
     names = {name for name in vars(fallback) if name != "lenient" and (not name.startswith("__") or name == "__init__")}
-    lacking = sorted((names - stated) | set(instead))
+    return replace(module, class_name, fallback, (*(names - stated), *instead))
+
+
+def replace(module: ModuleType, class_name: str, fallback: type, names: tuple[str, ...]) -> list[str]:
+    """Ours in place of these."""
+    own = getattr(module, class_name)
+    lacking = sorted(set(names))
     for name in lacking:
         setattr(own, name, vars(fallback)[name])
     if "__init__" in lacking:

@@ -49,7 +49,8 @@ class Tree(MetaPathFinder):
         self.is_excerpts = (root / EXCERPTS).exists()
         self.real: list[str] = []
         self.shadowed: set[str] = set()  # modules of the tree in whose place one of ours runs
-        self.lacking: dict[str, list[str]] = {}  # by class: methods of ours where no excerpt has one
+        # By class: methods of ours, where no excerpt has one, or where upstream's wants bindings that nobody has read.
+        self.lacking: dict[str, list[str]] = {"KVCacheManager": [], "PyExecutor": []}
         self.doubled: dict[str, str] = {}  # module -> why
         self.supplied: dict[str, list[str]] = {}  # module -> names that no excerpt of it imports
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 
 from integration.upstream.executor_methods import Executor
-from integration.upstream.fallbacks import complete
+from integration.upstream.fallbacks import complete, replace
 from integration.upstream.finder import PACKAGE, SEAMS, Tree
 from integration.upstream.manager_methods import Manager
 from integration.upstream.pipeline_methods import SENDS_RESULTS, PipelineExecutor, PyResult
@@ -29,6 +29,8 @@ def load(tree: Tree) -> None:
                 import_module(name)
             except Exception as error:
                 tree.doubled[name] = f"{type(error).__name__}: {error}"
+    if not tree.is_excerpts:
+        _replace_constructors(tree)
     _place_batches(tree)
     if tree.is_excerpts:
         _complete(tree, "resource_manager", "KVCacheManager", Manager)
@@ -49,6 +51,13 @@ def _complete(tree: Tree, module_name: str, class_name: str, fallback: type) -> 
     tree.lacking[class_name] = tree.lacking.get(class_name, []) + complete(
         module, class_name, fallback, instead=instead
     )
+
+
+def _replace_constructors(tree: Tree) -> None:
+    """A checkout lacks nothing, but its constructor may want bindings that nobody has read."""
+    module = sys.modules.get(f"{EXECUTOR}.resource_manager")
+    if module is not None and _wants_unread_bindings(module, "KVCacheManager"):
+        tree.lacking["KVCacheManager"] = replace(module, "KVCacheManager", Manager, ("__init__",))
 
 
 def _wants_unread_bindings(module: ModuleType, class_name: str) -> bool:

@@ -16,6 +16,7 @@ class Server:
     """Build it inside `upstream(...)`: the modules are those of the variant that is imported there."""
 
     llm_args: dict[str, Any] = field(default_factory=dict)
+    response_s_max: float = RESPONSE_S_MAX
 
     def __post_init__(self) -> None:
         self.tensors = import_module("tensorrt_llm._standin.tensors").tensors()
@@ -50,13 +51,13 @@ class Server:
     def run(self, requests: list[Any]) -> list[Any]:
         """Until all of them are answered. They reach the loop together."""
         ids = self.executor.enqueue_requests(requests)
-        for _ in range(int(RESPONSE_S_MAX / LOOK_S)):
+        for _ in range(int(self.response_s_max / LOOK_S)):
             responses = self.executor.await_responses(ids, LOOK_S)
             if responses is not None:
                 return list(responses)
             if not self.executor.worker_thread.is_alive():
                 raise self.executor.event_loop_error
-        raise TimeoutError(f"no answer within {RESPONSE_S_MAX} s, and the loop lives")
+        raise TimeoutError(f"no answer within {self.response_s_max} s, and the loop lives")
 
     def close(self) -> None:
         """Raises what ended the loop, if anything did."""
