@@ -22,7 +22,7 @@ NOTHING_PRIVATE = "128 of 192 tokens, KVCacheManager.copy_batch, and/or"
 @pytest.mark.parametrize(
     ("text", "shared"),
     [
-        ("cannot open /home/somebody/models/a now", "cannot open …/a now"),
+        ("cannot open /data/somebody/models/a now", "cannot open …/a now"),
         ("File '/opt/trt/lib/libfoo.so': no", "File '…/libfoo.so': no"),
         (f"connect to {socket.gethostname()}:50051", "connect to HOST:50051"),
         (f"user {getpass.getuser()} may not", "user USER may not"),
