@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.overlay.upstream_double import ROOT
-from tests.overlay.variant_table import metrics_table, probed, table
+from tests.overlay.variant_table import metrics_table, probed, releases_table, table
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix import cli
 from trtllm_kvfix.fixes import ALL
@@ -25,6 +25,10 @@ def test_table_of_fixes_is_what_the_probes_find() -> None:
 
 def test_table_of_metrics_has_every_counter() -> None:
     assert metrics_table() in PAGE, "run: python -m tests.overlay.variant_table"
+
+
+def test_table_of_releases_is_what_doctor_says() -> None:
+    assert releases_table() in PAGE, "run: python -m tests.overlay.variant_table"
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "mangled"])

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trtllm_kvfix.overlay import import_hook
+from trtllm_kvfix.overlay import import_hook, releases
 from trtllm_kvfix.overlay.attest import distribution_version
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.overlay.hook_file import hook_file
@@ -27,6 +27,7 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
     report: dict[str, Any] = {
         "installed": exists(PACKAGE),
         "version": distribution_version(PACKAGE),
+        "release": release(distribution_version(PACKAGE)),
         "variant": None,
         "hook": hook_state(settings),
         "fixes": [],
@@ -66,6 +67,7 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
     return {
         "installed": True,
         "version": tree.version(),
+        "release": release(tree.version()),
         "variant": tree.variant(),
         "hook": "source",
         "self_tests": {fix.id: trial(fix) or "holds" for fix in registry.fixes},
@@ -78,6 +80,12 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
             *(f"{name} cannot be read: {why}" for name, why in tree.unreadable.items()),
         ],
     }
+
+
+def release(version: str | None) -> dict[str, Any] | None:
+    """What its number says. What it contains may be more, and counts."""
+    found = releases.of(version)
+    return None if found is None else {"variants": list(found.variants), "why": found.why}
 
 
 def hook_state(settings: Settings) -> str:
