@@ -72,6 +72,7 @@ class FixSettings(Section):
 
     staging_slots: int = Field(default=3, ge=2, le=64)  # of each ring: shipments that may be pending at once
     staging_mode: Literal["auto", "snapshot", "device_table", "early_copy"] = "auto"
+    read_back_every: int = Field(default=0, ge=0)  # one shipment in so many is read back and compared; 0: none
 
 
 class Settings(Section):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.staging.read_back import Shipment
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1
 
 WORD_BYTES = 4
@@ -97,6 +98,9 @@ class StagedDestination:
     def _ship(self, rows: int, width: int | None = None) -> None:
         self._stager.ship(self._memory, self._array, rows, width=width, lent=self._lends)  # type: ignore[union-attr]
         flight.note(flight.SHIPPED, rows, self._pools)
+        read_back = self.stagers.read_back
+        if read_back is not None and read_back.due():
+            read_back.look(lambda: Shipment(self._memory, self._array[:, :rows, :, :width].copy()))
 
     def _ship_parts(self, parts: list[_Part]) -> None:
         """Pools that were copied one by one go out together; if they differ, or are too many, each by itself."""

@@ -55,7 +55,9 @@ def _judged(source: str | None, who: str) -> Answer:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
-    staged = StagedOffsetsV1(mode=settings.staging_mode, slots=settings.staging_slots)
+    staged = StagedOffsetsV1(
+        mode=settings.staging_mode, slots=settings.staging_slots, read_back_every=settings.read_back_every
+    )
     if up.has(RESOURCE_MANAGER, MANAGER_COPY):
         return [Replacement(Seam(RESOURCE_MANAGER, MANAGER_COPY), staged.copy_batch_block_offsets)]
     attention = up.attention_module

@@ -54,7 +54,9 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     module = up.v2_module
     if module is None:
         raise LookupError("no module of the V2 manager is imported")
-    staged = StagedOffsetsV2(mode=settings.staging_mode, slots=settings.staging_slots)
+    staged = StagedOffsetsV2(
+        mode=settings.staging_mode, slots=settings.staging_slots, read_back_every=settings.read_back_every
+    )
     unscaled = up.parameters(up.attribute(module, LAUNCH)) == UNSCALED
     # The name in the manager's own module: upstream has bound it there, and others have their own.
     made = [Replacement(Seam(module.__name__, LAUNCH), staged.launch_unscaled if unscaled else staged.launch)]
