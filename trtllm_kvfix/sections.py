@@ -28,7 +28,8 @@ def _choice(value: Any) -> Any:
 
 # One validator instead of a union's two: the error then names the setting and not a branch of its type.
 Size: TypeAlias = Annotated[int | str, PlainValidator(_size)]
-Choice: TypeAlias = Annotated[Literal["auto", "on", "off"], BeforeValidator(_choice)]
+Word: TypeAlias = Literal["auto", "on", "off", "observe"]
+Choice: TypeAlias = Annotated[Word, BeforeValidator(_choice)]
 
 
 class ReplaySettings(Section):
@@ -50,7 +51,8 @@ class ReplaySettings(Section):
 
 
 class FixChoices(Section):
-    """Each fix by its id. `auto`: where its probe says needed. `on`: and one that cannot tell stops the start."""
+    """Each fix by its id. `auto`: where its probe says needed. `on`: and one that cannot tell stops the start.
+    `observe`: where needed, it looks on, counts and changes nothing."""
 
     staged_offsets_v1: Choice = Field(default="auto", alias="staged-offsets-v1")
     staged_offsets_v2: Choice = Field(default="auto", alias="staged-offsets-v2")
@@ -62,8 +64,8 @@ class FixChoices(Section):
     graph_inputs: Choice = Field(default="auto", alias="graph-inputs")
     nixl_listener: Choice = Field(default="auto", alias="nixl-listener")
 
-    def of(self, fix_id: str) -> Literal["auto", "on", "off"]:
-        choice: Literal["auto", "on", "off"] = getattr(self, fix_id.replace("-", "_"))
+    def of(self, fix_id: str) -> Word:
+        choice: Word = getattr(self, fix_id.replace("-", "_"))
         return choice
 
 

@@ -59,6 +59,7 @@ class CounterByFix(Counter):
 
 
 fix_faults = CounterByFix("fix_faults", "Failures in a fix's own code, after each of which its safe fallback was taken")
+observed = CounterByFix("observed", "Times that a fix on `observe` would have acted")
 staged_bytes = Counter("staged_bytes", "Bytes of block offsets that were staged instead of copied from a live table")
 staged_shipments = Counter("staged_shipments", "Times that block offsets were shipped to the device")
 ring_waits = Counter("ring_waits", "Shipments that waited for a slot because every slot was pending")

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,10 @@ from trtllm_kvfix.staging.place import current_place
 
 log = logging.getLogger("trtllm_kvfix")
 
+Made = TypeVar("Made")
 Table = npt.NDArray[np.int32]
-PENDING_MAX = 2
+PENDING_MAX = 4  # a step ships once for each model, the draft's included
+OBSERVED_EVERY = 100  # of a fix on `observe`, where no rate is set
 WORD_BYTES = 4
 BAD_PAGE = -1  # attention does not look there, and kernels differ in what they write
 
@@ -64,6 +66,14 @@ class ReadBack:
         self._judge(blocking=False)
         return len(self._pending) < PENDING_MAX
 
+    def guarded(self, made: Callable[[], Made]) -> Made | None:
+        """What a look at the next shipment needs; None where this one is not looked at, or it cannot be had."""
+        try:
+            return made() if self.due() else None
+        except Exception as error:
+            self._give_up(error)
+            return None
+
     def look(self, made: Callable[[], Shipment | None]) -> None:
         """At what has just been shipped; None where that cannot be told."""
         try:
@@ -71,8 +81,11 @@ class ReadBack:
             if shipment is not None:
                 self._enqueue(shipment)
         except Exception as error:
-            self._every = 0
-            log.warning("block offsets are no longer read back: %s: %s", type(error).__name__, error)
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._every = 0
+        log.warning("block offsets are no longer read back: %s: %s", type(error).__name__, error)
 
     def count(self) -> None:
         self._judge(blocking=True)

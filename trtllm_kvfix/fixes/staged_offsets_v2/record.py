@@ -1,17 +1,20 @@
 """V2 block offsets: kernel and copies read private snapshots of rows, copy index and scratch ranges (H2)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import PER_LAYER, TABLE, StagedOffsetsV2, not_covered
+from trtllm_kvfix.fixes.staged_offsets_v2.meaning import looked_at, scaled, unscaled
+from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import ID, PER_LAYER, TABLE, StagedOffsetsV2, not_covered
 from trtllm_kvfix.fixes.trial import SHAPE, Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream
+from trtllm_kvfix.staging.read_back import OBSERVED_EVERY, ReadBack
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -65,6 +68,16 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return made
 
 
+def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
+    """Upstream's kernel as it is. Its other path, layer by layer, is not looked at."""
+    module = up.v2_module
+    if module is None:
+        raise LookupError("no module of the V2 manager is imported")
+    meaning = unscaled if up.parameters(up.attribute(module, LAUNCH)) == UNSCALED else scaled
+    read_back = ReadBack(ID, settings.read_back_every or OBSERVED_EVERY)
+    return [Replacement(Seam(module.__name__, LAUNCH), partial(looked_at, read_back, meaning))]
+
+
 def followers(up: Upstream) -> Sequence[Replacement]:
     """Managers of some models, and the binding's own module, hold the launch under names of their own: all of them get
     the same function, and whoever imports it later gets it from there. Where a kernel of another kind reads the live
@@ -104,13 +117,14 @@ def self_test() -> None:
 
 
 FIX = Fix(
-    id="staged-offsets-v2",
+    id=ID,
     hazard="H2",
     title=f"Block offsets of the V2 manager: each call has rows and copy index of its own, {TABLE} is read at the call",
     upstream=("T#15607", "T#16088", "T#14128"),
     triggers=(RESOURCE_MANAGER, *V2_PLACES),
     probe=probe,
     replacements=replacements,
+    observers=observers,
     self_test=self_test,
     expected=in_variants(needed="B B2 C D F", absent="A"),
     late=(STEP_COPIES,),

@@ -110,6 +110,8 @@ def outlook(status: FixStatus, hook: str) -> str:
         return status.word
     if status.choice == "off":
         return "needed, switched off"
+    if status.choice == "observe":
+        return "needed, only observed"
     if hook == "source":
         return "needed, `run` applies it"
     return "needed, will be applied" if hook in HOOKED else "needed, no hook brings it"
@@ -167,7 +169,7 @@ def _guards(status: FixStatus, hook: str) -> bool:
         return False
     if status.answer.state is State.FIXED_UPSTREAM:
         return True
-    return status.answer.state is State.NEEDED and status.choice != "off" and hook in HOOKED
+    return status.answer.state is State.NEEDED and status.choice not in ("off", "observe") and hook in HOOKED
 
 
 @contextmanager
