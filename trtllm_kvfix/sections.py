@@ -8,6 +8,7 @@ from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import parse_size
 
 PORT_MAX = 65535
+Word: TypeAlias = Literal["auto", "on", "off", "observe"]  # what may be said of a fix
 
 
 class Section(BaseModel):
@@ -28,7 +29,6 @@ def _choice(value: Any) -> Any:
 
 # One validator instead of a union's two: the error then names the setting and not a branch of its type.
 Size: TypeAlias = Annotated[int | str, PlainValidator(_size)]
-Word: TypeAlias = Literal["auto", "on", "off", "observe"]
 Choice: TypeAlias = Annotated[Word, BeforeValidator(_choice)]
 
 
@@ -72,9 +72,9 @@ class FixChoices(Section):
 class FixSettings(Section):
     """What a fix may be told besides on and off; each one gets it when its replacements are made."""
 
+    read_back_every: int = Field(default=0, ge=0)  # one shipment in so many is read back and compared; 0: none
     staging_slots: int = Field(default=3, ge=2, le=64)  # of each ring: shipments that may be pending at once
     staging_mode: Literal["auto", "snapshot", "device_table", "early_copy"] = "auto"
-    read_back_every: int = Field(default=0, ge=0)  # one shipment in so many is read back and compared; 0: none
 
 
 class Settings(Section):

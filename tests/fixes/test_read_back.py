@@ -84,7 +84,9 @@ def test_a_v1_shipment_that_reads_late_is_counted(variant: str, monkeypatch: pyt
 def test_a_v2_launch_that_reads_late_is_counted(
     variant: str, launch: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def as_upstream(_: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def as_upstream(*arguments: Any) -> Callable[..., Any]:
+        original = arguments[-1]
+
         def copy_batch_block_offsets_to_device(*args: Any) -> Any:
             return original(*args)
 

@@ -24,12 +24,14 @@ def looked_at(read_back: ReadBack, meaning: Meaning, launch: Callable[..., Any])
     return copy_batch_block_offsets_to_device
 
 
-def scaled(input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: int) -> Shipment | None:
+def meant_scaled(
+    input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: int
+) -> Shipment | None:
     """With six arguments: scale and V offset differ by pool."""
     return _rows(input, output, copy_index, stream, np.array(index_scales.tolist()), np.array(kv_offset.tolist()))
 
 
-def unscaled(input: Any, output: Any, copy_index: Any, copy_v_idx: bool, stream: int) -> Shipment | None:
+def meant_unscaled(input: Any, output: Any, copy_index: Any, copy_v_idx: bool, stream: int) -> Shipment | None:
     """With five: V is K, or the page behind it."""
     return _rows(input, output, copy_index, stream, np.array([1]), np.array([0 if copy_v_idx else 1]))
 

@@ -8,19 +8,19 @@ is also what a fix that stands down does.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from trtllm_kvfix.fixes.finish import finish
-from trtllm_kvfix.fixes.staged_offsets_v2.meaning import Meaning, looked_at, scaled, unscaled
 from trtllm_kvfix.fixes.staged_offsets_v2.private_rows import Lot, PrivateRows, fresh_pinned
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay import fuse
-from trtllm_kvfix.staging.read_back import BAD_PAGE, ReadBack
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1, v2
 
 ID = "staged-offsets-v2"
+BAD_PAGE = -1
 PER_LAYER = "_copy_batch_block_offsets_per_layer"
 TABLE = "host_kv_cache_block_offsets"
 # Written in place at every call of the per-layer path, and read by asynchronous copies.
@@ -175,16 +175,8 @@ def not_covered(original: Callable[..., Any]) -> Callable[..., Any]:
 class StagedOffsetsV2:
     """The replacements, sharing their stagers."""
 
-    def __init__(self, *, mode: str = "auto", slots: int = 3, read_back_every: int = 0) -> None:
-        self._stagers = Stagers(mode=mode, slots=slots)
-        self._read_back = ReadBack(ID, read_back_every) if read_back_every else None
+    def __init__(self, *, mode: str = "auto", slots: int = 3) -> None:
+        stagers = Stagers(mode=mode, slots=slots)
+        self.launch = partial(staged_launch, stagers)
+        self.launch_unscaled = partial(staged_launch_unscaled, stagers)
         self.per_layer = private_per_layer
-
-    def launch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        return self._looked_at(scaled, staged_launch(self._stagers, original))
-
-    def launch_unscaled(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        return self._looked_at(unscaled, staged_launch_unscaled(self._stagers, original))
-
-    def _looked_at(self, meaning: Meaning, launch: Callable[..., Any]) -> Callable[..., Any]:
-        return launch if self._read_back is None else looked_at(self._read_back, meaning, launch)

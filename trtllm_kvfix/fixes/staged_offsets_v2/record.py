@@ -1,6 +1,6 @@
 """V2 block offsets: kernel and copies read private snapshots of rows, copy index and scratch ranges (H2)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.staged_offsets_v2.meaning import looked_at, scaled, unscaled
+from trtllm_kvfix.fixes.staged_offsets_v2.meaning import looked_at, meant_scaled, meant_unscaled
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import ID, PER_LAYER, TABLE, StagedOffsetsV2, not_covered
 from trtllm_kvfix.fixes.trial import SHAPE, Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
@@ -57,12 +57,14 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     module = up.v2_module
     if module is None:
         raise LookupError("no module of the V2 manager is imported")
-    staged = StagedOffsetsV2(
-        mode=settings.staging_mode, slots=settings.staging_slots, read_back_every=settings.read_back_every
-    )
+    staged = StagedOffsetsV2(mode=settings.staging_mode, slots=settings.staging_slots)
     unscaled = up.parameters(up.attribute(module, LAUNCH)) == UNSCALED
     # The name in the manager's own module: upstream has bound it there, and others have their own.
     made = [Replacement(Seam(module.__name__, LAUNCH), staged.launch_unscaled if unscaled else staged.launch)]
+    if settings.read_back_every:
+        seam, launch = made[0].seam, made[0].make
+        look = _looking(up, settings.read_back_every)
+        made[0] = Replacement(seam, lambda original: look(launch(original)))
     if up.has(module, f"KVCacheManagerV2.{PER_LAYER}"):
         made.append(Replacement(Seam(module.__name__, f"KVCacheManagerV2.{PER_LAYER}"), staged.per_layer))
     return made
@@ -73,9 +75,12 @@ def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
     module = up.v2_module
     if module is None:
         raise LookupError("no module of the V2 manager is imported")
-    meaning = unscaled if up.parameters(up.attribute(module, LAUNCH)) == UNSCALED else scaled
-    read_back = ReadBack(ID, settings.read_back_every or OBSERVED_EVERY)
-    return [Replacement(Seam(module.__name__, LAUNCH), partial(looked_at, read_back, meaning))]
+    return [Replacement(Seam(module.__name__, LAUNCH), _looking(up, settings.read_back_every or OBSERVED_EVERY))]
+
+
+def _looking(up: Upstream, every: int) -> Callable[[Any], Any]:
+    meaning = meant_unscaled if up.parameters(up.attribute(up.v2_module, LAUNCH)) == UNSCALED else meant_scaled
+    return partial(looked_at, ReadBack(ID, every), meaning)
 
 
 def followers(up: Upstream) -> Sequence[Replacement]:
