@@ -100,6 +100,10 @@ class Requests:
         made.context_chunk_size = len(prompt) if chunk is None else chunk
         return made
 
+    def free_blocks(self) -> int:
+        """Cached ones among them: they may be given to anybody."""
+        return int(self.cache.impl.get_kv_cache_stats().free_num_blocks)
+
     def admit(self, requests: list[Any]) -> Any:
         batch = self._batch()
         if hasattr(batch, "reset_context_requests"):

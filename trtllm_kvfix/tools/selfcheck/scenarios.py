@@ -103,7 +103,7 @@ def _requests(ground: Ground, up: Upstream, *, blocks: int) -> build.Requests:
 def _shares_a_prompt(ground: Ground, up: Upstream) -> str | None:
     """A second request comes while the first is in the middle of the prompt that they share."""
     requests = _requests(ground, up, blocks=32)
-    free = requests.cache.get_num_free_blocks()
+    free = requests.free_blocks()
     prompt, computed = range(100, 100 + 7 * T + 1), 2 * T
     first = requests.make(1, prompt, chunk=computed)
     requests.step([first])
@@ -122,7 +122,7 @@ def _shares_a_prompt(ground: Ground, up: Upstream) -> str | None:
 def _reuses_in_a_batch(ground: Ground, up: Upstream) -> str | None:
     """Of two requests that come together, the first needs the room in which the second's prefix lies."""
     requests = _requests(ground, up, blocks=14)
-    free = requests.cache.get_num_free_blocks()
+    free = requests.free_blocks()
     kept = range(1000, 1000 + 6 * T)
     for request_id, prompt in ((1, kept), (2, range(3000, 3000 + 4 * T))):
         request = requests.make(request_id, prompt)
@@ -140,7 +140,7 @@ def _reuses_in_a_batch(ground: Ground, up: Upstream) -> str | None:
 
 
 def _released(requests: build.Requests, free: int) -> str | None:
-    left = free - requests.cache.get_num_free_blocks()
+    left = free - requests.free_blocks()
     return f"{left} blocks were not released" if left else None
 
 
