@@ -137,7 +137,9 @@ def test_settings_travel_in_variables_and_only_what_differs() -> None:
 def test_unknown_fix_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(SettingsError, match=r"did you mean kvfix.fixes.staged-offsets-v1\?"):
         load(section={"fixes": {"staged-offset-v1": "off"}}, environ={})
-    with pytest.raises(SettingsError, match=r"kvfix.fixes.token-budget is 'maybe': Input should be 'auto', 'on' or"):
+    with pytest.raises(
+        SettingsError, match=r"kvfix.fixes.token-budget is 'maybe': Input should be 'auto', 'on', 'off' or 'observe'"
+    ):
         load(section={"fixes": {"token-budget": "maybe"}}, environ={})
     with pytest.raises(ValidationError, match="there is no fix staged-offset-v1; known are staged-offsets-v1, "):
         FixChoices.model_validate({"staged-offset-v1": "off"})

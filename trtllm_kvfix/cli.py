@@ -18,6 +18,7 @@ COMMANDS = {
     "enable": "trtllm_kvfix.overlay.hook_file:enable",
     "replay": "trtllm_kvfix.tools.replay.command:replay",
     "run": "trtllm_kvfix.overlay.launch:run",
+    "selfcheck": "trtllm_kvfix.tools.selfcheck.command:selfcheck",
     "status": "trtllm_kvfix.tools.status:status",
     "verify": "trtllm_kvfix.tools.verify.command:verify",
 }

@@ -10,6 +10,7 @@ from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import parse_size
 
 PORT_MAX = 65535
+Word: TypeAlias = Literal["auto", "on", "off", "observe"]  # what may be said of a fix
 
 
 class Section(BaseModel):
@@ -36,7 +37,6 @@ def _staging_mode(value: Any) -> Any:
 
 # One validator instead of a union's two: the error then names the setting and not a branch of its type.
 Size: TypeAlias = Annotated[int | str, PlainValidator(_size)]
-Word: TypeAlias = Literal["auto", "on", "off"]
 Choice: TypeAlias = Annotated[Word, BeforeValidator(_choice)]
 StagingMode: TypeAlias = Annotated[Literal["auto", "snapshot", "early_copy"], BeforeValidator(_staging_mode)]
 
@@ -60,7 +60,8 @@ class ReplaySettings(Section):
 
 
 class FixChoices(RootModel[Mapping[str, Choice]]):
-    """Each fix by its id. `auto`: where its probe says needed. `on`: and one that cannot tell stops the start."""
+    """Each fix by its id. `auto`: where its probe says needed. `on`: and one that cannot tell stops the start.
+    `observe`: where needed, it looks on, counts and changes nothing."""
 
     model_config = ConfigDict(frozen=True, strict=True)
     root: Mapping[str, Choice] = dict.fromkeys(FIX_IDS, "auto")
@@ -80,6 +81,7 @@ class FixChoices(RootModel[Mapping[str, Choice]]):
 class FixSettings(Section):
     """What a fix may be told besides on and off; each one gets it when its replacements are made."""
 
+    read_back_every: int = Field(default=0, ge=0)  # one shipment in so many is read back and compared; 0: none
     staging_slots: int = Field(default=3, ge=2, le=64)  # of each ring: shipments that may be pending at once
     staging_mode: StagingMode = "auto"
 

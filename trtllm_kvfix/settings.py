@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.sections import FixChoices, FixSettings, ReplaySettings, Settings
+from trtllm_kvfix.sections import FixChoices, FixSettings, ReplaySettings, Settings, Word
 
 __all__ = [
     "ENV_ENABLED",
@@ -27,6 +27,7 @@ __all__ = [
     "FixSettings",
     "ReplaySettings",
     "Settings",
+    "Word",
     "as_variables",
     "environment",
     "export",

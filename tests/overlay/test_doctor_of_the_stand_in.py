@@ -72,3 +72,18 @@ def test_a_build_that_nobody_knows_is_a_problem_until_it_is_accepted(tmp_path: P
     assert doctor(tmp_path, "mangled", *launcher, **off)[1] == 0
     forced = dict.fromkeys(off, "on") | {"TRTLLM_KVFIX_FORCE": "true"}
     assert doctor(tmp_path, "mangled", *launcher, **forced)[1] == 0
+
+
+def test_a_fix_that_only_looks_on_is_no_guard(tmp_path: Path) -> None:
+    report, exit_code = doctor(tmp_path, "B", *COMMAND, "run", "--fix", f"{V1}=observe", "--")
+    (outlook,) = [each["outlook"] for each in report["overlay"]["fixes"] if each["id"] == V1]
+    assert outlook == "needed, only observed" and exit_code == 0
+    assert guards(report)[ATTENTION, TABLE] == FENCE
+
+
+def test_a_fix_that_cannot_look_on_is_refused_by_name(tmp_path: Path) -> None:
+    environ = environment(tmp_path, STANDIN_VARIANT="C") | {"PYTHONPATH": os.pathsep.join(map(str, (STANDIN, ROOT)))}
+    command = [*COMMAND, "run", "--fix", "concurrent-pins=observe", "--", sys.executable, "-c", "import tensorrt_llm"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
+    assert done.returncode != 0
+    assert "kvfix.fixes.concurrent-pins is observe, which this fix cannot: who is inside the manager" in done.stderr

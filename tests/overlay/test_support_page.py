@@ -7,13 +7,15 @@ import pytest
 import yaml
 
 from tests.overlay.upstream_double import ROOT
-from tests.overlay.variant_table import metrics_table, probed, table
+from tests.overlay.variant_table import metrics_table, probed, releases_table, table
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix import cli
 from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.launch import run
 from trtllm_kvfix.settings import load, names, variable_of
+from trtllm_kvfix.tools.selfcheck.scenarios import SCENARIOS
 
 PAGE = (ROOT / "docs" / "support.md").read_text()
 
@@ -25,6 +27,10 @@ def test_table_of_fixes_is_what_the_probes_find() -> None:
 
 def test_table_of_metrics_has_every_counter() -> None:
     assert metrics_table() in PAGE, "run: python -m tests.overlay.variant_table"
+
+
+def test_table_of_releases_is_what_doctor_says() -> None:
+    assert releases_table() in PAGE, "run: python -m tests.overlay.variant_table"
 
 
 def test_every_fix_has_its_fallback_on_the_page() -> None:
@@ -83,3 +89,21 @@ def test_configuration_on_the_page_is_valid() -> None:
 def test_commands_of_the_page_exist() -> None:
     commands = set(re.findall(r"trtllm-kvfix (\w+)", PAGE)) - {"s"}
     assert commands <= set(cli.COMMANDS)
+
+
+ROLLOUT = (ROOT / "docs" / "rollout.md").read_text()
+
+
+def test_the_page_of_a_rollout_observes_what_can_be_observed() -> None:
+    block = next(each for each in re.findall(r"```yaml\n(.*?)```", ROLLOUT, re.DOTALL) if "observe" in each)
+    settings = load(environ={}, section=yaml.safe_load(block)["kvfix"])
+    for fix in ALL:
+        assert settings.fixes.of(fix.id) == ("off" if fix.observers is None else "observe")
+
+
+def test_the_page_of_a_rollout_names_scenarios_and_metrics_that_exist() -> None:
+    for scenario in SCENARIOS:
+        assert f"`{scenario.name}`" in ROLLOUT and f"`{scenario.fix_id}`" in ROLLOUT
+    known = {each.name for each in counters.ALL}
+    assert set(re.findall(r"`(\w+)_total`", ROLLOUT)) <= known
+    assert {f"{name}_seconds" for name in re.findall(r"`(\w+_wait)`", ROLLOUT)} <= known

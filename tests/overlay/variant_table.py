@@ -1,4 +1,5 @@
-"""The tables of docs/support.md that come from code: what each fix finds in each variant, and the metrics.
+"""The tables of docs/support.md that come from code: what each fix finds in each variant, the metrics,
+and which release is which variant.
 
     python -m tests.overlay.variant_table
 
@@ -15,6 +16,7 @@ from tests.overlay.upstream_double import ROOT
 from tests.standin.fixture import STANDIN, VARIANTS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay import releases
 
 PROBE = """
 import json
@@ -61,5 +63,10 @@ def metrics_table() -> str:
     )
 
 
+def releases_table() -> str:
+    rows = (f"| {each.title} | {each.shown} | {each.why} |" for each in releases.KNOWN)
+    return "\n".join(["| release | variant | inferred from |", "| --- | --- | --- |", *rows])
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{table()}\n\n{metrics_table()}\n")
+    sys.stdout.write(f"{table()}\n\n{metrics_table()}\n\n{releases_table()}\n")

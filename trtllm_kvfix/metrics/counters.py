@@ -59,11 +59,14 @@ class CounterByFix(Counter):
 
 
 fix_faults = CounterByFix("fix_faults", "Failures in a fix's own code, after each of which its safe fallback was taken")
+observed = CounterByFix("observed", "Times that a fix on `observe` would have acted")
 staged_bytes = Counter("staged_bytes", "Bytes of block offsets that were staged instead of copied from a live table")
 staged_shipments = Counter("staged_shipments", "Times that block offsets were shipped to the device")
 ring_waits = Counter("ring_waits", "Shipments that waited for a slot because every slot was pending")
 ring_wait_seconds = Counter("ring_wait_seconds", "Seconds that shipments waited for a slot")
 late_copies = Counter("late_copies", "Early copies that others kept waiting for the GPU's copy engine")
+table_read_backs = CounterByFix("table_read_backs", "Shipments of block offsets that were read back from the device")
+table_mismatches = CounterByFix("table_mismatches", "Of these, shipments that had not arrived as they were meant")
 fence_waits = Counter("fence_waits", "Times that scheduling waited for the input copies of the last step")
 fence_wait_seconds = Counter("fence_wait_seconds", "Seconds that scheduling waited for input copies")
 replay_waits = Counter("replay_waits", "Times that LoRA tables were not written before a CUDA graph had read them")

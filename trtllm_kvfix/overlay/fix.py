@@ -74,6 +74,9 @@ class Fix:
     replacements: "Callable[[Upstream, FixSettings], Sequence[Replacement]]"
     # Raises AssertionError when the mechanism does not hold on this machine; simulated device, no upstream needed.
     self_test: Callable[[], None]
+    # What looks on for the choice `observe`, counts, and changes nothing; None where `blind` says why nothing can.
+    observers: "Callable[[Upstream, FixSettings], Sequence[Replacement]] | None" = None
+    blind: str = ""
     # What the probe should say in each variant of docs/support.md; tests compare it with what it says.
     expected: Mapping[str, State]
     guards: tuple[Guard, ...] = ()

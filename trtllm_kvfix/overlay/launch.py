@@ -142,7 +142,9 @@ def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
 @click.option(
     "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="YAML file with a section `kvfix:`."
 )
-@click.option("--fix", "fixes", multiple=True, metavar="ID=auto|on|off", help="What to do with one fix; repeatable.")
+@click.option(
+    "--fix", "fixes", multiple=True, metavar="ID=auto|on|observe|off", help="What to do with a fix; repeatable."
+)
 @click.option("--force", is_flag=True, help="Let `on` apply a fix whose probe cannot tell whether it fits.")
 @click.option("--dry-run", is_flag=True, help="Say what would be set and started, and start nothing.")
 @click.option("--metrics-port", type=int, help="Serve Prometheus metrics; rank r listens on this plus r.")

@@ -4,13 +4,13 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.overlay import fuse, seam
 from trtllm_kvfix.overlay.fix import Answer, Fix, State
 from trtllm_kvfix.overlay.upstream import Upstream, exists
-from trtllm_kvfix.settings import Settings
+from trtllm_kvfix.settings import Settings, Word
 
 log = logging.getLogger("trtllm_kvfix")
 
@@ -23,7 +23,7 @@ class ApplyError(KvfixError):
 class FixStatus:
     id: str
     title: str
-    choice: Literal["auto", "on", "off"]
+    choice: Word
     answer: Answer | None  # None: not all of its triggers have been imported
     applied: bool
     seams: dict[str, str]  # each replaced attribute and the hash of what was there
@@ -33,10 +33,11 @@ class FixStatus:
 
     @property
     def word(self) -> str:
-        """applied, stood-down, off, waiting, fixed-upstream, not-applicable, unknown; `needed` where nothing was tried
-        yet. A fix that stands down takes its safe fallback at every call."""
+        """applied, observing, stood-down, off, waiting, fixed-upstream, not-applicable, unknown; `needed` where nothing
+        was tried yet. A fix that stands down takes its safe fallback at every call."""
         if self.applied:
-            return "stood-down" if self.stood_down else "applied"
+            going = "observing" if self.choice == "observe" else "applied"
+            return "stood-down" if self.stood_down else going
         if self.answer is None:
             return "off" if self.choice == "off" else "waiting"
         if self.choice == "off" and self.answer.state in (State.NEEDED, State.UNKNOWN):
@@ -108,6 +109,7 @@ class Registry:
         at_last: do not wait for triggers that exist and have not been imported; this start does without them.
         """
         upstream = upstream or Upstream()
+        self._refuse_blind(settings)
         with self._lock:
             if settings != self._settings:
                 self.revert()
@@ -121,7 +123,7 @@ class Registry:
                 raise
             applied = {installed.fix_id for installed in self._installed}
             for fix in self.fixes:
-                if fix.id in applied:
+                if fix.id in applied and settings.fixes.of(fix.id) != "observe":
                     self._follow(fix, upstream)
             return self.report()
 
@@ -155,7 +157,9 @@ class Registry:
                 log.warning("%s was loaded again; fix %s is put on again", module, fix_id)
 
     def probe(self, settings: Settings, upstream: Upstream) -> Report:
-        """What `apply` would find, changing nothing; for `doctor`, which looks at a build at rest."""
+        """What `apply` would find, changing nothing; for `doctor`, which looks at a build at rest. It refuses the same
+        settings."""
+        self._refuse_blind(settings)
         with self._lock:
             answers = {fix.id: _probed(fix, upstream) for fix in self.fixes}
             return self._report(settings, answers)
@@ -183,14 +187,22 @@ class Registry:
                 return
         elif answer.state is not State.NEEDED or choice == "off":
             return
+        make = fix.replacements if choice != "observe" or fix.observers is None else fix.observers
         try:
-            for replacement in fix.replacements(upstream, self._settings.tuning):
+            for replacement in make(upstream, self._settings.tuning):
                 self._installed.append(seam.install(replacement, fix.id))
         except Exception as error:
             raise ApplyError(
                 f"fix {fix.id} is needed and could not be applied, so none is: {type(error).__name__}: {error}; "
                 f"kvfix.fixes.{fix.id}: off starts without it"
             ) from error
+
+    def _refuse_blind(self, settings: Settings) -> None:
+        for fix in self.fixes:
+            if settings.fixes.of(fix.id) == "observe" and fix.observers is None:
+                raise SettingsError(
+                    f"kvfix.fixes.{fix.id} is observe, which this fix cannot: {fix.blind}; auto, on and off are left"
+                )
 
     def _follow(self, fix: Fix, upstream: Upstream) -> None:
         """This may be in the middle of serving: what cannot be replaced is named, and ends nothing."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from trtllm_kvfix import native
 from trtllm_kvfix.metrics import counters, counting
 from trtllm_kvfix.staging import OffsetStager, current_place
+from trtllm_kvfix.staging.read_back import ReadBack
 
 # Kernels take that many scales (kPoolsMax in cpp/kernels/calls.h); a table of more pools goes another way.
 POOLS_MAX = 64
@@ -35,7 +36,8 @@ class _Entry(NamedTuple):
 class Stagers:
     """Tables are told apart by identity: tensors compare element by element. A stager goes with its table."""
 
-    def __init__(self, *, mode: str = "auto", slots: int = 3) -> None:
+    def __init__(self, *, mode: str = "auto", slots: int = 3, read_back: ReadBack | None = None) -> None:
+        self.read_back = read_back  # for whoever ships with them
         self._mode = mode
         self._slots = slots
         self._entries: dict[Key, _Entry] = {}

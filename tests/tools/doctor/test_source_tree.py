@@ -122,7 +122,8 @@ def test_a_module_that_cannot_be_read_is_named(tree: Path) -> None:
     result = CliRunner().invoke(cli.main, ["doctor", "--json", "--source", str(tree)])
     report = json.loads(result.output)
     assert result.exit_code == 1
-    assert report["overlay"]["version"] == "1.2.1"
+    assert report["overlay"]["version"] == "1.2.1" and report["overlay"]["release"]["variants"] == ["B"]
+    assert "(by its number B)" in CliRunner().invoke(cli.main, ["doctor", "--source", str(tree)]).output
     (named,) = [each for each in report["problems"] if "py_executor cannot be read" in each]
     assert "py_executor.py:1" in named
     assert [each["name"] for each in report["overlay"]["buffers"]] == ["host_kv_cache_block_offsets"]

@@ -80,16 +80,7 @@ class Admission:
         manager = main_v1_manager(resource_manager)
         if manager is None or not self._voting.may_change(mapping_of(manager)):
             return None
-        scheduled = list(batch.context_requests)
-        entering = [request for request in scheduled if enters(manager, request)]
-        expected: dict[int, int] = {}
-        for request in entering:
-            cached = cached_tokens(manager.impl, request)
-            if cached is None:
-                return None
-            # The last token is always computed: something has to be sampled.
-            expected[request.py_request_id] = min(cached, request.prompt_len - 1)
-        return Advice(scheduled, expected, _least_first(scheduled, expected))
+        return advice_for(manager, batch)
 
     def _look_back(self, advice: Advice, batch: Any) -> None:
         """The batch gets the scheduler's order back, which rows go by; then what was found is counted."""
@@ -101,6 +92,20 @@ class Admission:
         except Exception as error:
             self._fuse.fault(error)
             Contexts(batch).put_back_in_order(advice.scheduled)
+
+
+def advice_for(manager: Any, batch: Any) -> Advice | None:
+    """None where this build or manager cannot tell what a prompt would reuse."""
+    scheduled = list(batch.context_requests)
+    entering = [request for request in scheduled if enters(manager, request)]
+    expected: dict[int, int] = {}
+    for request in entering:
+        cached = cached_tokens(manager.impl, request)
+        if cached is None:
+            return None
+        # The last token is always computed: something has to be sampled.
+        expected[request.py_request_id] = min(cached, request.prompt_len - 1)
+    return Advice(scheduled, expected, _least_first(scheduled, expected))
 
 
 def measure(requests: Any, expected: dict[int, int]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
+from trtllm_kvfix.fixes.batched_admission.observed import ObservedAdmission
 from trtllm_kvfix.fixes.batches import MAIN
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.trial import require
@@ -57,6 +58,10 @@ def _strange(up: Upstream) -> str:
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
     admission = Admission(fuse.of(ID), Voting(fuse.of(ID), TAG_ADMISSION))
     return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), admission.ordered)]
+
+
+def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), ObservedAdmission(fuse.of(ID)).looking_on)]
 
 
 @dataclass(eq=False)
@@ -118,6 +123,7 @@ FIX = Fix(
     triggers=(BINDINGS, RESOURCE_MANAGER),
     probe=probe,
     replacements=replacements,
+    observers=observers,
     self_test=self_test,
     expected=in_variants(absent="A", needed="B B2", fixed="C D F"),
 )

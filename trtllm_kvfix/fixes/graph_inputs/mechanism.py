@@ -21,7 +21,8 @@ HANDED_OUT = "_moe_slot_cache"  # where upstream keeps what `get_moe_slot_inputs
 class ReplayFence:
     """Tables are told apart by the object that owns them, so that engines do not wait for each other."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Reads] = Reads) -> None:
+        self._kind = kind
         self._reads: WeakKeyDictionary[Any, Reads] = WeakKeyDictionary()
 
     def handing_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,7 +35,7 @@ class ReplayFence:
         def get_moe_slot_inputs(params: Any, *args: Any, **kwargs: Any) -> Any:
             tables = original(params, *args, **kwargs)
             if tables is not None:
-                self._reads.setdefault(params, Reads(fuses.of(ID)))
+                self._reads.setdefault(params, self._kind(fuses.of(ID)))
             return tables
 
         return get_moe_slot_inputs
@@ -76,7 +77,7 @@ class ReplayFence:
         """None where no graph was handed the tables. What was handed out before this fence came is found as well."""
         reads = self._reads.get(params)
         if reads is None and getattr(params, HANDED_OUT, None):
-            reads = self._reads.setdefault(params, Reads(fuses.of(ID)))
+            reads = self._reads.setdefault(params, self._kind(fuses.of(ID)))
             reads.lose_track()
         return reads
 

@@ -46,3 +46,18 @@ class Reads:
                 return
         finish()
         self._is_tracked = True
+
+
+class ObservedReads(Reads):
+    """Waits for nothing, and counts the writes that came while a graph had yet to read the tables."""
+
+    def wait(self) -> None:
+        if self._fuse.blown:
+            return
+        try:
+            if not all(mark.done() for mark in self._marks.values()):
+                counters.observed.add(1, self._fuse.fix_id)
+        except Exception as error:
+            self._fuse.fault(error)
+        else:
+            self._fuse.in_a_row = 0

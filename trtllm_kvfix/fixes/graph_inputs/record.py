@@ -8,6 +8,7 @@ import numpy as np
 
 from trtllm_kvfix.fixes.answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.graph_inputs.mechanism import ID, ReplayFence
+from trtllm_kvfix.fixes.graph_inputs.reads import ObservedReads
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.trial import Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
@@ -47,7 +48,14 @@ def probe(up: Upstream) -> Answer:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    fence = ReplayFence()
+    return _around(ReplayFence())
+
+
+def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    return _around(ReplayFence(ObservedReads))
+
+
+def _around(fence: ReplayFence) -> Sequence[Replacement]:
     return [
         Replacement(Seam(LORA_PARAMS, HAND_OUT), fence.handing_out),
         Replacement(Seam(LORA_PARAMS, ASSIGN), fence.writing),
@@ -104,6 +112,7 @@ FIX = Fix(
     triggers=(LORA_PARAMS, GRAPH_RUNNER),
     probe=probe,
     replacements=replacements,
+    observers=observers,
     self_test=self_test,
     expected=in_variants(needed="D F", absent="A B B2 C"),
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
+from trtllm_kvfix.fixes.input_copy_fence.observed import ObservedFence
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.trial import Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
@@ -44,7 +45,14 @@ def probe(up: Upstream) -> Answer:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    fence = InputFence()
+    return _around(up, InputFence())
+
+
+def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    return _around(up, ObservedFence())
+
+
+def _around(up: Upstream, fence: InputFence) -> Sequence[Replacement]:
     steps = [SCHEDULE, *(path for path in ALSO_WRITING if up.has(PY_EXECUTOR, path))]
     return [
         Replacement(Seam(MODEL_ENGINE, PREPARE_INPUTS), fence.recording),
@@ -85,6 +93,7 @@ FIX = Fix(
     triggers=(MODEL_ENGINE, PY_EXECUTOR),
     probe=probe,
     replacements=replacements,
+    observers=observers,
     self_test=self_test,
     expected=in_variants(needed="A B B2 C", fixed="D F"),
     guards=(

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.staging.read_back import Shipment
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1
 
 WORD_BYTES = 4
 WHOLE = slice(None)
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """The first rows of one pool, and of each the first blocks."""
 
     pool: int
@@ -43,7 +44,7 @@ class StagedDestination:
         self._pool_bytes = rows * planes * blocks * WORD_BYTES
         self._address = table.data_ptr()
         self._stager = None if is_too_wide(table) else stagers.of(table, v1)
-        self.parts: list[_Part] = []  # what has been copied and not been shipped
+        self.parts: list[Part] = []  # what has been copied and not been shipped
 
     def __getitem__(self, index: Any) -> "_Selection":
         return _Selection(self, index)
@@ -97,8 +98,11 @@ class StagedDestination:
     def _ship(self, rows: int, width: int | None = None) -> None:
         self._stager.ship(self._memory, self._array, rows, width=width, lent=self._lends)  # type: ignore[union-attr]
         flight.note(flight.SHIPPED, rows, self._pools)
+        read_back = self.stagers.read_back
+        if read_back is not None and read_back.due():
+            read_back.look(lambda: Shipment(self._memory, self._array[:, :rows, :, :width].copy()))
 
-    def _ship_parts(self, parts: list[_Part]) -> None:
+    def _ship_parts(self, parts: list[Part]) -> None:
         """Pools that were copied one by one go out together; if they differ, or are too many, each by itself."""
         _, rows, width = parts[0]
         in_order = len(parts) == self._pools and all(part == (i, rows, width) for i, part in enumerate(parts))
@@ -108,19 +112,8 @@ class StagedDestination:
         for part in parts:
             self.tensor[part.place].copy_(self.table[part.place].clone(), non_blocking=True)
 
-    def _recognised(self, index: Any, offset: int) -> list[_Part]:
-        """The parts that go to their own places, where `index` is [pool, :rows] or [pool, :rows, :, :width]."""
-        if not isinstance(index, tuple) or len(index) not in (2, 3, 4):
-            return []
-        pool, rows, *rest = index
-        planes, blocks = (*rest, WHOLE, WHOLE)[:2]
-        if not (_is_head(rows) and _is_head(blocks) and planes == WHOLE) or rows.stop is None:
-            return []
-        if isinstance(pool, int):
-            return [_Part(pool, rows.stop, blocks.stop)] if offset == pool * self._pool_bytes else []
-        if pool != WHOLE or offset != 0:
-            return []
-        return [_Part(each, rows.stop, blocks.stop) for each in range(self._pools)]
+    def _recognised(self, index: Any, offset: int) -> list[Part]:
+        return recognised(index, offset, self._pools, self._pool_bytes)
 
 
 class BlockingDestination:
@@ -166,6 +159,21 @@ class _Selection:
         if left is not None:
             destination.tensor[self._index].copy_(left, non_blocking=non_blocking and not destination.failed)
         return self
+
+
+def recognised(index: Any, offset: int, pools: int, pool_bytes: int) -> list[Part]:
+    """The parts of a table that go to their own places, where `index` is [pool, :rows] or [pool, :rows, :, :width]."""
+    if not isinstance(index, tuple) or len(index) not in (2, 3, 4):
+        return []
+    pool, rows, *rest = index
+    planes, blocks = (*rest, WHOLE, WHOLE)[:2]
+    if not (_is_head(rows) and _is_head(blocks) and planes == WHOLE) or rows.stop is None:
+        return []
+    if isinstance(pool, int):
+        return [Part(pool, rows.stop, blocks.stop)] if offset == pool * pool_bytes else []
+    if pool != WHOLE or offset != 0:
+        return []
+    return [Part(each, rows.stop, blocks.stop) for each in range(pools)]
 
 
 def _is_head(index: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from trtllm_kvfix.fixes.finish import finish
 from trtllm_kvfix.fixes.staged_offsets_v1.destination import BlockingDestination, StagedDestination
 from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.staging.read_back import ReadBack
 from trtllm_kvfix.staging.stagers import Stagers
 
 ID = "staged-offsets-v1"
@@ -118,7 +119,8 @@ def _take_back(owner: Any) -> None:
 class StagedOffsetsV1:
     """The replacements, sharing their stagers."""
 
-    def __init__(self, *, mode: str = "auto", slots: int = 3) -> None:
-        stagers = Stagers(mode=mode, slots=slots)
+    def __init__(self, *, mode: str = "auto", slots: int = 3, read_back_every: int = 0) -> None:
+        read_back = ReadBack(ID, read_back_every) if read_back_every else None
+        stagers = Stagers(mode=mode, slots=slots, read_back=read_back)
         self.copy_batch_block_offsets = partial(staged_copy, stagers)
         self.prepare = partial(staged_prepare, stagers)

@@ -1,19 +1,23 @@
 """V1 block offsets are staged: by the manager where it owns the table, by attention metadata where that does (H1)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
-from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedOffsetsV1
+from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import ID, StagedOffsetsV1
+from trtllm_kvfix.fixes.staged_offsets_v1.observed import ObservedOffsetsV1
 from trtllm_kvfix.fixes.trial import BLOCKS, POOLS, Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import ATTENTION_PLACES, RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.staging.read_back import OBSERVED_EVERY, ReadBack
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
+
+Make = Callable[[Any], Any]
 
 MANAGER_COPY = "KVCacheManager.copy_batch_block_offsets"
 METADATA_PREPARE = "TrtllmAttentionMetadata.prepare"
@@ -55,13 +59,25 @@ def _judged(source: str | None, who: str) -> Answer:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
-    staged = StagedOffsetsV1(mode=settings.staging_mode, slots=settings.staging_slots)
+    staged = StagedOffsetsV1(
+        mode=settings.staging_mode, slots=settings.staging_slots, read_back_every=settings.read_back_every
+    )
+    return _in_place(up, staged.copy_batch_block_offsets, staged.prepare)
+
+
+def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
+    observed = ObservedOffsetsV1(ReadBack(ID, settings.read_back_every or OBSERVED_EVERY))
+    return _in_place(up, observed.copy_batch_block_offsets, observed.prepare)
+
+
+def _in_place(up: Upstream, copy: Make, prepare: Make) -> Sequence[Replacement]:
+    """Of the manager's method where it has one, else of attention metadata's."""
     if up.has(RESOURCE_MANAGER, MANAGER_COPY):
-        return [Replacement(Seam(RESOURCE_MANAGER, MANAGER_COPY), staged.copy_batch_block_offsets)]
+        return [Replacement(Seam(RESOURCE_MANAGER, MANAGER_COPY), copy)]
     attention = up.attention_module
     if attention is None:
         raise LookupError("no attention module is imported")
-    return [Replacement(Seam(attention.__name__, METADATA_PREPARE), staged.prepare)]
+    return [Replacement(Seam(attention.__name__, METADATA_PREPARE), prepare)]
 
 
 def self_test() -> None:
@@ -86,13 +102,14 @@ def self_test() -> None:
 
 
 FIX = Fix(
-    id="staged-offsets-v1",
+    id=ID,
     hazard="H1",
     title="Block offsets of the V1 manager are shipped from a snapshot, not from the live table",
     upstream=("T#15546",),
     triggers=(RESOURCE_MANAGER, *ATTENTION_PLACES),
     probe=probe,
     replacements=replacements,
+    observers=observers,
     self_test=self_test,
     expected=in_variants(needed="A B B2 C", fixed="D F"),
     guards=(Guard(r"^host_kv_cache_block_offsets$", r"resource_manager|trtllm"),),

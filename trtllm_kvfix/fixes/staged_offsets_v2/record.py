@@ -1,6 +1,7 @@
 """V2 block offsets: kernel and copies read private snapshots of rows, copy index and scratch ranges (H2)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,11 +9,13 @@ import numpy as np
 from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, TABLE, way_back
-from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import PER_LAYER, StagedOffsetsV2, not_covered
+from trtllm_kvfix.fixes.staged_offsets_v2.meaning import looked_at, meant_scaled, meant_unscaled
+from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import ID, PER_LAYER, StagedOffsetsV2, not_covered
 from trtllm_kvfix.fixes.trial import SHAPE, Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.seam import holders
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, STEP_COPIES, V2_PLACES, Upstream
+from trtllm_kvfix.staging.read_back import OBSERVED_EVERY, ReadBack
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -59,6 +62,10 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     unscaled = up.parameters(up.attribute(module, LAUNCH)) == UNSCALED
     # The name in the manager's own module: upstream has bound it there, and others have their own.
     made = [Replacement(Seam(module.__name__, LAUNCH), staged.launch_unscaled if unscaled else staged.launch)]
+    if settings.read_back_every:
+        seam, launch = made[0].seam, made[0].make
+        look = _looking(up, settings.read_back_every)
+        made[0] = Replacement(seam, lambda original: look(launch(original)))
     if not unscaled:
         made.append(Replacement(Seam(module.__name__, COPY), staged.copy))
         made += [
@@ -69,6 +76,19 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     if up.has(module, f"KVCacheManagerV2.{PER_LAYER}"):
         made.append(Replacement(Seam(module.__name__, f"KVCacheManagerV2.{PER_LAYER}"), staged.per_layer))
     return made
+
+
+def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
+    """Upstream's kernel as it is. Its other path, layer by layer, is not looked at."""
+    module = up.v2_module
+    if module is None:
+        raise LookupError("no module of the V2 manager is imported")
+    return [Replacement(Seam(module.__name__, LAUNCH), _looking(up, settings.read_back_every or OBSERVED_EVERY))]
+
+
+def _looking(up: Upstream, every: int) -> Callable[[Any], Any]:
+    meaning = meant_unscaled if up.parameters(up.attribute(up.v2_module, LAUNCH)) == UNSCALED else meant_scaled
+    return partial(looked_at, ReadBack(ID, every), meaning)
 
 
 def followers(up: Upstream) -> Sequence[Replacement]:
@@ -110,13 +130,14 @@ def self_test() -> None:
 
 
 FIX = Fix(
-    id="staged-offsets-v2",
+    id=ID,
     hazard="H2",
     title=f"Block offsets of the V2 manager: each call has rows and copy index of its own, {TABLE} is read at the call",
     upstream=("T#15607", "T#16088", "T#14128"),
     triggers=(RESOURCE_MANAGER, *V2_PLACES),
     probe=probe,
     replacements=replacements,
+    observers=observers,
     self_test=self_test,
     expected=in_variants(needed="B B2 C D F", absent="A"),
     late=(STEP_COPIES,),

@@ -10,6 +10,7 @@ from trtllm_kvfix.fixes.computed_blocks.record import holds_for
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, plan
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
+from trtllm_kvfix.fixes.token_budget.observed import ObservedBudget
 from trtllm_kvfix.fixes.trial import require
 from trtllm_kvfix.fixes.vote import TAG_BUDGET, Voting
 from trtllm_kvfix.overlay import fuse
@@ -69,6 +70,14 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
     return made
 
 
+def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
+    keeper = ObservedBudget(fuse.of(ID))
+    return [
+        Replacement(Seam(PY_EXECUTOR, SCHEDULE), keeper.learning),
+        Replacement(Seam(RESOURCE_MANAGER, PREPARE), keeper.fitting),
+    ]
+
+
 @dataclass(frozen=True)
 class _Sampling:
     beam_width: int = 1
@@ -112,6 +121,7 @@ FIX = Fix(
     triggers=(RESOURCE_MANAGER, PY_EXECUTOR, LLM_REQUEST, *CONNECTOR_PLACES),
     probe=probe,
     replacements=replacements,
+    observers=observers,
     self_test=self_test,
     expected=in_variants(absent="A B", needed="B2 C D F"),
 )

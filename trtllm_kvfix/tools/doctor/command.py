@@ -108,8 +108,10 @@ def show_overlay(console: "Console", overlay: Mapping[str, Any]) -> None:
     if not overlay["installed"]:
         return
     version = overlay["version"] or "of unknown version"
+    release = overlay["release"]
+    number = "" if release is None else f" (by its number {' or '.join(release['variants'])})"
     how = "read, not imported" if overlay["hook"] == "source" else f"hook: {overlay['hook']}"
-    console.print(f"TensorRT-LLM {version}, variant {overlay['variant']}; {how}")
+    console.print(f"TensorRT-LLM {version}, variant {overlay['variant']}{number}; {how}")
     fixes = Table(box=None)
     for column in ("fix", "setting", "state", "reason", "self-test"):
         fixes.add_column(column, overflow="fold")

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trtllm_kvfix.overlay import import_hook
+from trtllm_kvfix.overlay import import_hook, releases
 from trtllm_kvfix.overlay.attest import distribution_version
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.overlay.hook_file import hook_file
@@ -29,6 +29,7 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
     report: dict[str, Any] = {
         "installed": exists(PACKAGE),
         "version": distribution_version(PACKAGE),
+        "release": release(distribution_version(PACKAGE)),
         "variant": None,
         "hook": hook_state(settings),
         "fixes": [],
@@ -67,6 +68,7 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
     return {
         "installed": True,
         "version": tree.version(),
+        "release": release(tree.version()),
         "variant": tree.variant(),
         "hook": "source",
         "self_tests": trials,
@@ -80,6 +82,12 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
             *(f"{name} cannot be read: {why}" for name, why in tree.unreadable.items()),
         ],
     }
+
+
+def release(version: str | None) -> dict[str, Any] | None:
+    """What its number says. What it contains may be more, and counts."""
+    found = releases.of(version)
+    return None if found is None else {"variants": list(found.variants), "why": found.why}
 
 
 def hook_state(settings: Settings) -> str:
@@ -104,6 +112,8 @@ def outlook(status: FixStatus, hook: str) -> str:
         return status.word
     if status.choice == "off":
         return "needed, switched off"
+    if status.choice == "observe":
+        return "needed, only observed"
     if hook == "source":
         return "needed, `run` applies it"
     return "needed, will be applied" if hook in HOOKED else "needed, no hook brings it"
@@ -170,7 +180,7 @@ def _guards(status: FixStatus, hook: str) -> bool:
         return False
     if status.answer.state is State.FIXED_UPSTREAM:
         return True
-    return status.answer.state is State.NEEDED and status.choice != "off" and hook in HOOKED
+    return status.answer.state is State.NEEDED and status.choice not in ("off", "observe") and hook in HOOKED
 
 
 @contextmanager

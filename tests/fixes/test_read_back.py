@@ -1,0 +1,110 @@
+"""Shipments are read back in the stand-in's loop: staged ones arrived as meant, and those that read late did not."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.fixes.applied import only, standing_in
+from tests.standin.serving import Server
+from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.fixes.staged_offsets_v2 import mechanism
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.overlay.registry import Registry
+from trtllm_kvfix.overlay.upstream import Upstream
+from trtllm_kvfix.sections import FixSettings
+from trtllm_kvfix.staging import OffsetStager, current_place
+from trtllm_kvfix.staging.destination import Destination
+
+REQUESTS = 24
+V1, V2 = "staged-offsets-v1", "staged-offsets-v2"
+V2_ARGS: dict[str, Any] = {"kv_cache_config": {"use_kv_cache_manager_v2": True}}
+ARGS: dict[str, dict[str, Any]] = {V1: {}, V2: V2_ARGS}
+# The draft's, where upstream waits for the target's copies.
+DRAFT = {"D": True, "F": True}
+ARMS = [("A", V1), ("B", V1), ("B2", V1), ("C", V1), ("B", V2), ("C", V2), ("D", V2), ("F", V2)]
+
+
+@contextmanager
+def looked_at(fix_id: str, every: int = 1) -> Iterator[Registry]:
+    registry = Registry(ALL)
+    settings = only(fix_id, tuning=FixSettings(read_back_every=every))
+    assert registry.apply(settings, Upstream(), at_last=True).applied == (fix_id,)
+    try:
+        yield registry
+    finally:
+        assert registry.revert() == []
+
+
+def seen(fix_id: str, variant: str) -> tuple[int, int, int]:
+    """(steps, shipments that were read back, those of them that had not arrived as meant) of a stalled server."""
+    draft = DRAFT.get(variant, False)
+    before = counts(fix_id)
+    server = Server(ARGS[fix_id] | ({"speculative_config": {}} if draft else {}))
+    with server.stall(draft=draft) as stall:
+        server.serve(server.workload(REQUESTS))
+    assert stall.held > 0
+    counters.read()
+    read_back, wrong = (after - earlier for after, earlier in zip(counts(fix_id), before, strict=True))
+    return server.witness.steps, read_back, wrong
+
+
+def counts(fix_id: str) -> tuple[int, int]:
+    pair = (counters.table_read_backs, counters.table_mismatches)
+    return tuple(int(each.by_fix().get(fix_id, 0)) for each in pair)  # type: ignore[return-value]  # a pair
+
+
+def racy_ship(_: OffsetStager, dst: Any, table: Any, rows: int, **__: Any) -> None:
+    """As upstream ships: the copy reads the live table when the stream gets there."""
+    device, stream = current_place()
+    target, (_, table_rows, _, blocks) = Destination.of(dst, device), table.shape
+    for pool in range(table.shape[0]):
+        source = table.__array_interface__["data"][0] + pool * table_rows * 2 * blocks * 4
+        device.copy(target.address + pool * target.pool_stride * 4, source, rows * 2 * blocks * 4, stream)
+
+
+@pytest.mark.parametrize(("variant", "fix_id"), ARMS)
+def test_what_was_staged_arrived_as_meant(variant: str, fix_id: str) -> None:
+    with standing_in(variant), looked_at(fix_id) as registry:
+        steps, read_back, wrong = seen(fix_id, variant)
+        assert read_back >= steps and wrong == 0
+        assert registry.report().of(fix_id).faults == 0
+
+
+@pytest.mark.parametrize("variant", ["A", "B", "C"])
+def test_a_v1_shipment_that_reads_late_is_counted(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OffsetStager, "ship", racy_ship)
+    with standing_in(variant), looked_at(V1):
+        steps, read_back, wrong = seen(V1, variant)
+        assert read_back == steps and wrong > steps / 2
+
+
+@pytest.mark.parametrize(("variant", "launch"), [("B", "staged_launch_unscaled"), ("C", "staged_launch")])
+def test_a_v2_launch_that_reads_late_is_counted(
+    variant: str, launch: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def as_upstream(*arguments: Any) -> Callable[..., Any]:
+        original = arguments[-1]
+
+        def copy_batch_block_offsets_to_device(*args: Any) -> Any:
+            return original(*args)
+
+        return copy_batch_block_offsets_to_device
+
+    monkeypatch.setattr(mechanism, launch, as_upstream)
+    with standing_in(variant), looked_at(V2):
+        steps, read_back, wrong = seen(V2, variant)
+        assert read_back == steps and wrong > steps / 2
+    assert caplog.text.count("did not arrive as it was meant") == 1
+
+
+def test_one_in_so_many_is_read_back() -> None:
+    with standing_in("B"), looked_at(V1, every=5):
+        steps, read_back, _ = seen(V1, "B")
+        assert read_back == steps // 5
+
+
+def test_by_default_none_is() -> None:
+    with standing_in("B"), looked_at(V1, every=0):
+        assert seen(V1, "B")[1] == 0

@@ -1,0 +1,47 @@
+"""A child that dies or hangs costs the step that it was in. These children keep to the protocol and do nothing else."""
+
+import sys
+
+from trtllm_kvfix.tools.selfcheck import parent
+from trtllm_kvfix.tools.selfcheck.steps import Outcome
+
+CHILD = """
+import json, os, signal, sys, threading
+descriptor, *names = sys.argv[1:]
+report = os.fdopen(int(descriptor), "w", buffering=1)
+for name in names:
+    print("upstream greets")
+    report.write(json.dumps({"begun": name}) + "\\n")
+    if name == "segfaults":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "exits":
+        os._exit(3)
+    if name == "hangs":
+        threading.Event().wait()
+    report.write(json.dumps({"ended": name, "outcome": {"result": "right", "said": "", "seen": None}}) + "\\n")
+"""
+COMMAND = (sys.executable, "-c", CHILD)
+RIGHT = Outcome("right")
+
+
+def test_a_child_that_dies_costs_one_step() -> None:
+    told: list[int] = []
+    outcomes = parent.run(["a", "segfaults", "b", "exits", "c"], limit_s=60, child=COMMAND, ended=told.append)
+    assert outcomes == {
+        "a": RIGHT,
+        "segfaults": Outcome("died", "the process was ended by SIGSEGV"),
+        "b": RIGHT,
+        "exits": Outcome("died", "the process exited with 3"),
+        "c": RIGHT,
+    }
+    assert told == [1, 3, 5]
+
+
+def test_a_child_that_hangs_is_ended() -> None:
+    outcomes = parent.run(["hangs", "a"], limit_s=1, child=COMMAND)
+    assert outcomes == {"hangs": Outcome("died", "it did not end within 1 s"), "a": RIGHT}
+
+
+def test_a_child_that_does_not_start_is_the_outcome_of_every_step() -> None:
+    outcomes = parent.run(["a", "b"], limit_s=60, child=(sys.executable, "-c", "raise SystemExit(5)"))
+    assert set(outcomes.values()) == {Outcome("died", "the process exited with 5")}

@@ -1,0 +1,74 @@
+"""The report may be shared, and the command writes it."""
+
+import getpass
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.overlay.upstream_double import ROOT, environment
+from tests.standin.fixture import STANDIN
+from trtllm_kvfix import cli
+from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.tools.selfcheck.report import anonymous
+
+NOTHING_PRIVATE = "128 of 192 tokens, KVCacheManager.copy_batch, and/or"
+
+
+@pytest.mark.parametrize(
+    ("text", "shared"),
+    [
+        ("cannot open /data/somebody/models/a now", "cannot open …/a now"),
+        ("File '/opt/trt/lib/libfoo.so': no", "File '…/libfoo.so': no"),
+        (f"connect to {socket.gethostname()}:50051", "connect to HOST:50051"),
+        (f"user {getpass.getuser()} may not", "user USER may not"),
+        (
+            "128 of 192 tokens, KVCacheManager.copy_batch, and/or",
+            "128 of 192 tokens, KVCacheManager.copy_batch, and/or",
+        ),
+    ],
+)
+def test_paths_and_names_are_left_out(text: str, shared: str) -> None:
+    assert anonymous(text) == shared
+
+
+def test_without_a_gpu_the_command_says_what_it_could_not_show(tmp_path: Path) -> None:
+    environ = environment(tmp_path, STANDIN_VARIANT="B") | {"PYTHONPATH": f"{STANDIN}:{ROOT}"}
+    command = [sys.executable, "-m", "trtllm_kvfix", "selfcheck", "--out", "seen.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
+    assert done.returncode == 1, done.stderr
+    written = (tmp_path / "seen.json").read_text()
+    found = json.loads(written)
+    assert [each["id"] for each in found["fixes"]] == [fix.id for fix in ALL]
+    assert {each["self_test"] for each in found["fixes"]} == {"right"}
+    assert {each["why"] for each in found["scenarios"]} == {"off: torch is not installed"}
+    assert len(found["problems"]) == len(found["scenarios"])
+    for name in (str(tmp_path), str(ROOT), socket.gethostname()):
+        assert name not in written
+    assert "offsets-v1" in done.stdout and "seen.json" in done.stdout
+
+
+def test_fixes_of_the_process_do_not_reach_the_control_arm(tmp_path: Path) -> None:
+    """Below `run` the child's Python has the hook."""
+    environ = environment(tmp_path, STANDIN_VARIANT="B") | {"PYTHONPATH": f"{STANDIN}:{ROOT}"}
+    script = (
+        "import json, os, sys\n"
+        "from tests.tools.selfcheck.child import StandInGround, main\n"
+        "reading, writing = os.pipe()\n"
+        "main([str(writing), 'import', 'offsets-v1:off'], StandInGround)\n"
+        "lines = os.fdopen(reading).read().splitlines()\n"
+        "sys.stdout.write(json.loads(lines[-1])['outcome']['result'])\n"
+    )
+    launcher = [sys.executable, "-m", "trtllm_kvfix", "run", "--", sys.executable, "-c", script]
+    done = subprocess.run(launcher, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
+    assert done.stdout == "wrong", done.stderr
+
+
+def test_without_tensorrt_llm_there_is_nothing_to_check(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.main, ["selfcheck", "--out", str(tmp_path / "seen.json")])
+    assert result.exit_code == 1 and "run selfcheck with the Python of the server" in result.output
+    assert not (tmp_path / "seen.json").exists()

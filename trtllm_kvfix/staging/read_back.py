@@ -1,0 +1,141 @@
+"""One shipment of block offsets in so many is read back from the device and compared with what was meant.
+
+The way back is a copy on the same stream, behind the shipment, into memory of ours, and an event behind it. Nobody
+waits for that event: whoever ships next, or reads the counters, looks whether it has passed. Where that takes longer
+than the next sample, samples are left out. A failure here ends the reading back and nothing else.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from trtllm_kvfix import native
+from trtllm_kvfix.metrics import counters, counting
+from trtllm_kvfix.staging.destination import Destination
+from trtllm_kvfix.staging.mark import Mark
+from trtllm_kvfix.staging.place import current_place
+
+log = logging.getLogger("trtllm_kvfix")
+
+Made = TypeVar("Made")
+Table = npt.NDArray[np.int32]
+PENDING_MAX = 4  # a step ships once for each model, the draft's included
+OBSERVED_EVERY = 100  # of a fix on `observe`, where no rate is set
+WORD_BYTES = 4
+BAD_PAGE = -1  # attention does not look there, and kernels differ in what they write
+
+
+class Shipment(NamedTuple):
+    """To the first rows of `dst`, on the stream; None: this thread's current one."""
+
+    dst: Any
+    meant: Table  # (pools, rows, 2, blocks); compared later, so nobody else may write it
+    stream: int | None = None
+
+
+class _Look(NamedTuple):
+    behind: Mark
+    memory: native.PinnedArray
+    meant: Table
+    destination: Any  # lives as long as the copy out of it is pending
+
+
+class ReadBack:
+    """Of one fix. Shipments come from one thread at a time, as upstream's do; anybody may count."""
+
+    def __init__(self, fix_id: str, every: int) -> None:
+        self._fix_id = fix_id
+        self._every = self._left = every
+        self._lock = threading.Lock()  # guards what follows
+        self._pending: deque[_Look] = deque()
+        self._idle: dict[tuple[int, ...], list[native.PinnedArray]] = {}
+        self._said = False
+        counting.refresh(self)
+
+    def due(self) -> bool:
+        """Counts a shipment: whether this one is to be looked at."""
+        self._left -= 1
+        if self._left > 0 or self._every == 0:
+            return False
+        self._left = self._every
+        self._judge(blocking=False)
+        return len(self._pending) < PENDING_MAX
+
+    def guarded(self, made: Callable[[], Made]) -> Made | None:
+        """What a look at the next shipment needs; None where this one is not looked at, or it cannot be had."""
+        try:
+            return made() if self.due() else None
+        except Exception as error:
+            self._give_up(error)
+            return None
+
+    def look(self, made: Callable[[], Shipment | None]) -> None:
+        """At what has just been shipped; None where that cannot be told."""
+        try:
+            shipment = made()
+            if shipment is not None:
+                self._enqueue(shipment)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._every = 0
+        log.warning("block offsets are no longer read back: %s: %s", type(error).__name__, error)
+
+    def count(self) -> None:
+        self._judge(blocking=True)
+
+    def _enqueue(self, shipment: Shipment) -> None:
+        dst, meant, stream = shipment
+        device, current = current_place()
+        stream = current if stream is None else stream
+        target = Destination.of(dst, device)
+        pools, rows = meant.shape[:2]
+        memory = self._memory(device, (pools, target.rows, 2, target.blocks))
+        row_bytes = 2 * target.blocks * WORD_BYTES
+        for pool in range(pools):
+            to = memory.address + pool * target.rows * row_bytes
+            device.copy(to, target.address + pool * target.pool_stride * WORD_BYTES, rows * row_bytes, stream)
+        behind = Mark(device, stream)
+        behind.record()
+        with self._lock:
+            self._pending.append(_Look(behind, memory, meant, dst))
+
+    def _memory(self, device: native.Device, shape: tuple[int, ...]) -> native.PinnedArray:
+        with self._lock:
+            idle = self._idle.setdefault(shape, [])
+            return idle.pop() if idle else device.pinned(shape, "int32")
+
+    def _judge(self, *, blocking: bool) -> None:
+        """Those whose copies have arrived. The loop's thread does not wait while another counts."""
+        if not self._lock.acquire(blocking=blocking):
+            return
+        try:
+            while self._pending and self._pending[0].behind.done():
+                look = self._pending.popleft()
+                self._compare(look)
+                self._idle[tuple(look.memory.shape)].append(look.memory)
+        finally:
+            self._lock.release()
+
+    def _compare(self, look: _Look) -> None:
+        _, rows, _, blocks = look.meant.shape
+        arrived = look.memory.array[:, :rows, :, :blocks]
+        wrong = (arrived != look.meant) & (look.meant != BAD_PAGE)
+        counters.table_read_backs.add(1, self._fix_id)
+        if not wrong.any():
+            return
+        counters.table_mismatches.add(1, self._fix_id)
+        if not self._said:
+            self._said = True
+            place = tuple(int(index) for index in np.argwhere(wrong)[0])
+            log.error(
+                "%s: a shipment of block offsets did not arrive as it was meant: %d of %d words differ, the first at "
+                "(pool, row, plane, block) %s is %d instead of %d. This is said once; table_mismatches_total counts",
+                *(self._fix_id, int(wrong.sum()), wrong.size, place, arrived[place], look.meant[place]),
+            )

@@ -1,0 +1,84 @@
+"""`trtllm-kvfix selfcheck`: what the fixes do to the TensorRT-LLM that is installed here."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.overlay.upstream import PACKAGE, exists
+from trtllm_kvfix.tools.selfcheck import parent, report, steps
+
+STEP_S_MAX = 300.0
+
+
+class NothingToCheck(KvfixError):
+    """There is no TensorRT-LLM in this Python."""
+
+
+@click.command()
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("trtllm-kvfix-selfcheck.json"),
+    show_default=True,
+    help="Where the report goes.",
+)
+@click.option(
+    "--step-timeout",
+    "limit_s",
+    type=click.FloatRange(min=1),
+    default=STEP_S_MAX,
+    show_default=True,
+    help="Seconds that a step may take. The first includes the import of TensorRT-LLM.",
+)
+def selfcheck(out: Path, limit_s: float) -> None:
+    """Try every fix on the classes of the installed TensorRT-LLM, without a model, and write a report to share.
+
+    Imports TensorRT-LLM in processes of its own, asks the probes, puts each fix on and takes it off, runs its
+    self-test, and plays small scenarios with managers of TensorRT-LLM's own on the GPU: without the fixes, with the one
+    that each is about, and with all. The report has no paths and no names of machines or users.
+
+    Exits with 1 when something is wrong or could not be shown.
+    """
+    if not exists(PACKAGE):
+        raise NothingToCheck(
+            f"TensorRT-LLM is not installed in this Python ({sys.executable}); run selfcheck with the Python of the "
+            "server: `/path/to/python -m trtllm_kvfix selfcheck`"
+        )
+    from trtllm_kvfix.tools.progress import progress_bar  # noqa: PLC0415  rich, where it is shown
+
+    names = steps.names()
+    with progress_bar("selfcheck", len(names)) as ended:
+        outcomes = parent.run(names, limit_s=limit_s, ended=ended)
+    found = report.compose(outcomes)
+    out.write_text(json.dumps(found, indent=2) + "\n")
+    show(found, out)
+    sys.exit(1 if found["problems"] else 0)
+
+
+def show(found: Mapping[str, Any], out: Path) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    console = Console()
+    upstream = found["tensorrt_llm"]
+    console.print(f"TensorRT-LLM {upstream['version'] or 'of unknown version'}, variant {upstream['variant']}")
+    fixes = Table(box=None)
+    for column in ("fix", "state", "self-test", "put on and off"):
+        fixes.add_column(column, overflow="fold")
+    for fix in found["fixes"]:
+        fixes.add_row(fix["id"], fix["state"], fix["self_test"], fix["replaced"])
+    console.print(fixes)
+    scenarios = Table(box=None)
+    for column in ("scenario", "fix", "verdict", "why"):
+        scenarios.add_column(column, overflow="fold")
+    for each in found["scenarios"]:
+        scenarios.add_row(each["name"], each["fix"], each["verdict"], each["why"])
+    console.print(scenarios)
+    for problem in found["problems"]:
+        console.print(f"problem: {problem}", style="bold", markup=False, soft_wrap=True)
+    console.print(f"The report is in {out}", markup=False, soft_wrap=True)

@@ -1,0 +1,143 @@
+"""The steps of a self-check, each of which says what it saw in plain values.
+
+A step has a name such as "offsets-v1:only". In the arm `off` upstream runs alone, in `only` with the one fix that the
+scenario is about, in `all` with every fix that is needed, as a server has them.
+"""
+
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.overlay.attest import distribution_version
+from trtllm_kvfix.overlay.fix import Fix, State
+from trtllm_kvfix.overlay.registry import Registry
+from trtllm_kvfix.overlay.upstream import PACKAGE, Upstream
+from trtllm_kvfix.settings import FixChoices, Settings
+from trtllm_kvfix.tools.selfcheck import build
+from trtllm_kvfix.tools.selfcheck.ground import Ground, Unavailable
+from trtllm_kvfix.tools.selfcheck.scenarios import SCENARIOS, Scenario
+
+# "skipped": there is nothing to look at in this build. "unavailable": it could not be looked at.
+Result = Literal["right", "wrong", "skipped", "unavailable", "died"]
+IMPORT = "import"
+ARMS = ("off", "only", "all")
+
+
+class Outcome(NamedTuple):
+    result: Result
+    said: str = ""
+    seen: dict[str, Any] | None = None
+
+
+def names() -> list[str]:
+    """In the order in which they are taken."""
+    return [
+        IMPORT,
+        *(f"self-test:{fix.id}" for fix in ALL),
+        *(f"replace:{fix.id}" for fix in ALL),
+        "replace:all",
+        *(f"{scenario.name}:{arm}" for scenario in SCENARIOS for arm in ARMS),
+    ]
+
+
+def take(name: str, ground: Callable[[], Ground]) -> Outcome:
+    """Whatever a step raises is its outcome."""
+    kind, _, which = name.partition(":")
+    try:
+        if kind == IMPORT:
+            return _import()
+        if kind == "self-test":
+            _fix(which).self_test()
+            return Outcome("right")
+        if kind == "replace":
+            return _replace(which)
+        return _play(next(each for each in SCENARIOS if each.name == kind), which, ground)
+    except Unavailable as error:
+        return Outcome("unavailable", str(error))
+    except Exception as error:
+        return Outcome("wrong", f"{type(error).__name__}: {error}")
+
+
+def _import() -> Outcome:
+    up = build.imported()
+    answers = {status.id: status.answer for status in Registry(ALL).probe(Settings(), up).fixes}
+    seen = {
+        "version": distribution_version(PACKAGE),
+        "variant": up.variant(),
+        "torch": distribution_version("torch"),
+        "python": platform.python_version(),
+        "probes": {
+            fix_id: {"state": answer.state.value, "reason": answer.reason}
+            for fix_id, answer in answers.items()
+            if answer is not None
+        },
+    }
+    unknown = [fix_id for fix_id, answer in answers.items() if answer is None or answer.state is State.UNKNOWN]
+    return Outcome("wrong" if unknown else "right", f"unknown: {', '.join(unknown)}" if unknown else "", seen)
+
+
+def _replace(which: str) -> Outcome:
+    """Put on, looked at and taken off: everything is as it was."""
+    up = build.imported()
+    settings = Settings() if which == "all" else _only(which)
+    if which != "all" and state_of(which, up) is not State.NEEDED:
+        return Outcome("skipped", state_of(which, up).value)
+    with _applied(settings, up) as registry:
+        report = registry.report()
+        seams = sorted({seam for status in report.fixes for seam in status.seams})
+        before_revert = [_held(up, seam) for seam in seams]
+        seen = {"applied": list(report.applied), "seams": seams, "aliases": registry.aliases()}
+        lost = registry.lost()
+    if lost:
+        return Outcome("wrong", f"not ours although they were replaced: {', '.join(lost)}", seen)
+    kept = [seam for seam, held in zip(seams, before_revert, strict=True) if _held(up, seam) is held]
+    if kept:
+        return Outcome("wrong", f"not given back: {', '.join(kept)}", seen)
+    return Outcome("right", "", seen)
+
+
+def _play(scenario: Scenario, arm: str, ground: Callable[[], Ground]) -> Outcome:
+    up = build.imported()
+    state = state_of(scenario.fix_id, up)
+    if arm == "only" and state is not State.NEEDED:
+        return Outcome("skipped", state.value)
+    if arm == "off":
+        return _said(scenario.run(ground(), up))
+    with _applied(Settings() if arm == "all" else _only(scenario.fix_id), up) as registry:
+        wrong = scenario.run(ground(), up)
+        faults = [f"{each.id}: {each.first_error}" for each in registry.report().fixes if each.faults]
+    return _said(wrong or (f"faults of fixes: {'; '.join(faults)}" if faults else None))
+
+
+def _said(wrong: str | None) -> Outcome:
+    return Outcome("right") if wrong is None else Outcome("wrong", wrong)
+
+
+@contextmanager
+def _applied(settings: Settings, up: Upstream) -> Iterator[Registry]:
+    registry = Registry(ALL)
+    registry.apply(settings, up, at_last=True)
+    try:
+        yield registry
+    finally:
+        registry.revert()
+
+
+def _only(fix_id: str) -> Settings:
+    chosen = {fix.id: "auto" if fix.id == fix_id else "off" for fix in ALL}
+    return Settings(fixes=FixChoices.model_validate(chosen))
+
+
+def _fix(fix_id: str) -> Fix:
+    return next(fix for fix in ALL if fix.id == fix_id)
+
+
+def state_of(fix_id: str, up: Upstream) -> State:
+    return _fix(fix_id).probe(up).state
+
+
+def _held(up: Upstream, seam: str) -> Any:
+    module, _, path = seam.partition(":")
+    return up.attribute(module, path)
