@@ -47,6 +47,8 @@ class Queue:
             self.server.device.settle()  # idle: the device goes on by itself
         items = [item(id=each.id, request=self.server.request(each)) for each in due]
         items += [item(id=each, is_canceled_request=True) for each in self.cancels.get(self.iteration, [])]
+        if idle and items:
+            self.server.device.hold()  # for the first step, as for any other
         if idle and not items and not self._is_saving():
             items.append(item(id=-1, is_shutdown_request=True))
         if not idle or items:

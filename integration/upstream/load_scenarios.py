@@ -25,6 +25,7 @@ def loading() -> list[Scenario]:
         *_loads("load", "loading", v1),
         *_loads("v2-load", "loading", v2),
         *_loads("v2-reserve", "reserving", v2),
+        *(_grouped(name, v2 | {"connector": kind}) for name, kind in (("load", "loading"), ("reserve", "reserving"))),
         *_budgets(),
     ]
 
@@ -32,7 +33,7 @@ def loading() -> list[Scenario]:
 def _loads(name: str, connector: str, where: dict[str, Any]) -> list[Scenario]:
     given = where | {"connector": connector}
     overlap: dict[str, Any] = {"hazard": True, "mended": ("D",)}
-    early: dict[str, Any] = {"hazard": True, "mended": ("N",), "calls_differ": True}
+    early: dict[str, Any] = {} if where.get("kind") == "v2" else {"hazard": True, "calls_differ": True}
     return [
         _of(f"{name}-sync", TWO, offers=SYNC, reused_min=12, **given),
         _of(f"{name}-sync-overlap", TWO, offers=SYNC, shape=PLAIN, **overlap, **given),
@@ -41,6 +42,13 @@ def _loads(name: str, connector: str, where: dict[str, Any]) -> list[Scenario]:
         # Upstream offers the blocks of the cancelled one for reuse, and nothing has been written there. V2 keeps them.
         _of(f"{name}-cancelled", THREE, offers={2: Offer(12, polls=9)}, cancels={3: [2]}, **given, **early),
     ]
+
+
+def _grouped(name: str, given: dict[str, Any]) -> Scenario:
+    """The load ends where one layer group no longer reads its beginning."""
+    groups = replace(PLAIN_LOOP, windows=(64, 16))
+    long = (Arrival(1, prompt(0, 24), 5), Arrival(2, prompt(100, 30), 6, at=1))
+    return _of(f"v2-{name}-groups", long, shape=groups, offers={2: Offer(24, polls=3)}, reused_min=24, **given)
 
 
 def _budgets() -> list[Scenario]:
