@@ -48,7 +48,6 @@ class Outcome:
     failed: dict[int, str] = field(default_factory=dict)
     died: str = ""
     wrong_rows: list[str] = field(default_factory=list)
-    wrong_inputs: list[str] = field(default_factory=list)
     corrupt: list[str] = field(default_factory=list)
     batches: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -59,10 +58,12 @@ class Outcome:
     settled: list[str] = field(default_factory=list)
     doubles_called: list[str] = field(default_factory=list)
     released: bool = True  # every block is free again
+    remarks: list[str] = field(default_factory=list)  # of a kind of server, what else is wrong
 
 
 class Server:
     iterations_max = 200
+    engine_class = Engine
 
     def __init__(self, tree: Tree, device: LateDevice, shape: Shape, connector: Any = None) -> None:
         self.tree, self.device, self.shape = tree, device, shape
@@ -72,7 +73,9 @@ class Server:
         self.connector = connector
         self.stream = cuda.Stream()
         self.manager = self._manager()
-        self.engine = self._engine()
+        self.engine = self.engine_class(
+            self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked
+        )
         self.executor = self._executor()
 
     def _manager(self) -> Any:
@@ -117,22 +120,9 @@ class Server:
         kind = attention.TrtllmAttentionMetadata
         return kind(**accepted(kind.__init__, given))
 
-    def _engine(self) -> Engine:
-        shape = self.shape
-        return Engine(self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked)
-
-    def _model_engine(self) -> Any:
-        """What the executor calls."""
-        return self.engine
-
     def _managers(self, types: Any) -> dict[Any, Any]:
+        """In the order in which upstream's ResourceManager goes through them."""
         return {types.KV_CACHE_MANAGER: self.manager}
-
-    def _scheduler(self, states: Any) -> Scheduler:
-        return Scheduler(self.shape, states)
-
-    def _sampler(self, states: Any) -> Sampler:
-        return Sampler(self.engine, provided_state(), parts.SamplerEvent, states)
 
     def _executor(self) -> Any:
         module = import_module(f"{EXECUTOR}.py_executor")
@@ -163,6 +153,16 @@ class Server:
             executor = module.PyExecutor(**accepted(module.PyExecutor.__init__, given))
         executor.canceled_req_ids = []
         return executor
+
+    def _sampler(self, states: Any) -> Sampler:
+        return Sampler(self.engine, provided_state(), parts.SamplerEvent, states)
+
+    def _scheduler(self, states: Any) -> Scheduler:
+        return Scheduler(self.shape, states)
+
+    def _model_engine(self) -> Any:
+        """What the executor calls."""
+        return self.engine
 
     def request(self, arrival: Arrival) -> Any:
         sampling = self.batch_manager.SamplingConfig(self.shape.beams)
