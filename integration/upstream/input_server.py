@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from integration.upstream import cuda, graphs, parts
-from integration.upstream.engine import Engine
 from integration.upstream.finder import FromTree, Tree
 from integration.upstream.inputs import Fallback, InputSampler, NoGraphs, Slots, engine_class
 from integration.upstream.judging import Judge
@@ -38,20 +37,17 @@ class InputShape(Shape):
 
 
 class DraftScheduler(Scheduler):
-    """The budget is kept for what requests say; or for nothing, so that the batch is the engine's to judge."""
+    """It charges nothing for drafts: what a batch comes to is for the overlay and for the engine to judge."""
 
     def generation_cost(self, request: Any) -> int:
-        return 1 if self.shape.draft_len != (self.shape.drafts or 0) else super().generation_cost(request)
+        del request
+        return int(self.shape.beams)
 
 
 class InputServer(Server):
     shape: InputShape
-
-    def _engine(self) -> Engine:
-        shape = self.shape
-        given: dict[str, Any] = {"chunked": shape.chunked, "draft_len": shape.draft_len, "speculates": shape.speculates}
-        self.judge = Judge(self.manager, self._metadata(), shape.budget, shape.beams, **given)
-        return self.judge
+    engine: Judge
+    engine_class = Judge
 
     def _metadata(self) -> Any:
         made = super()._metadata()
@@ -69,8 +65,9 @@ class InputServer(Server):
         for each in modules:  # no excerpt holds the engine's imports
             names = {"get_draft_token_length": self.llm_request.get_draft_token_length, "ResourceManagerType": types}
             vars(each).update(names)
+        self.engine.draft_len, self.engine.speculates = self.shape.draft_len, self.shape.speculates
         key = types.KV_CACHE_MANAGER
-        engine = engine_class(own, older)(self.judge, self.judge.attn_metadata, self.shape, key)
+        engine = engine_class(own, older)(self.engine, self.engine.attn_metadata, self.shape, key)
         grafted = [f"{name} (S's)" for name in FROM_S] if older else []
         self.tree.lacking["PyTorchModelEngine"] = ["__init__", *grafted, *provided(own, older)]
         is_whole = hasattr(runner, "pad_batch")
@@ -153,12 +150,13 @@ class InputServer(Server):
         if dummy is not None:
             self.manager.free_resources(dummy)  # upstream keeps it as long as the server runs
         super()._look(outcome)
-        outcome.wrong_inputs = self.judge.wrong_inputs
+        wrong = self.engine.wrong_inputs
+        outcome.remarks += [f"wrong inputs ({len(wrong)}): {wrong[0]}"] if wrong else []
         if self.shape.graphs and not outcome.died and (dummy is None or not graphs.replayed):
-            outcome.wrong_inputs.append("no batch was padded, or no graph was replayed")
+            outcome.remarks.append("no batch was padded, or no graph was replayed")
         count, enough = len(outcome.batches), self.shape.batches_max
         if enough and count > enough:
-            outcome.wrong_inputs.append(f"{count} batches, where {enough} are enough")
+            outcome.remarks.append(f"{count} batches, where {enough} are enough")
 
 
 def provided(*kinds: Any) -> list[str]:

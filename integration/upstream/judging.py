@@ -49,9 +49,11 @@ def _read(source: Any) -> Any:
 class Judge(Engine):
     """Knows what each batch should have read, and looks at it when the host has waited for the batch."""
 
-    def __init__(self, *given: Any, draft_len: int, speculates: bool, **named: Any) -> None:
+    draft_len = 0
+    speculates = False
+
+    def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.draft_len, self.speculates = draft_len, speculates
         self.wrong_inputs: list[str] = []
 
     def steps(self, scheduled: Any) -> list[Step]:

@@ -63,8 +63,6 @@ class Scenario:
             found.append(f"failed: {outcome.failed}, where {self.fails or 'nobody'} should")
         if outcome.wrong_rows:
             found.append(f"wrong offsets ({len(outcome.wrong_rows)}): {outcome.wrong_rows[0]}")
-        if outcome.wrong_inputs:
-            found.append(f"wrong inputs ({len(outcome.wrong_inputs)}): {outcome.wrong_inputs[0]}")
         if outcome.corrupt:
             found.append(f"corrupt ({len(outcome.corrupt)}): {outcome.corrupt[0]}")
         if not outcome.died and not wanted <= {*outcome.answered, *outcome.failed}:

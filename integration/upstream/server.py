@@ -50,7 +50,6 @@ class Outcome:
     failed: dict[int, str] = field(default_factory=dict)
     died: str = ""
     wrong_rows: list[str] = field(default_factory=list)
-    wrong_inputs: list[str] = field(default_factory=list)
     corrupt: list[str] = field(default_factory=list)
     batches: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -78,7 +77,9 @@ class Server:
         self.dist = self._dist()
         self.stream = cuda.Stream()
         self.manager = self._manager()
-        self.engine = self._engine()
+        self.engine = self.engine_class(
+            self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked
+        )
         self.executor = self._executor()
 
     def _dist(self) -> Any:
@@ -129,23 +130,9 @@ class Server:
         kind = attention.TrtllmAttentionMetadata
         return kind(**accepted(kind.__init__, given))
 
-    def _engine(self) -> Any:
-        shape = self.shape
-        return self.engine_class(self.manager, self._metadata(), shape.budget, shape.beams, chunked=shape.chunked)
-
-    def _model_engine(self) -> Any:
-        """What the executor calls."""
-        return self.engine
-
     def _managers(self, types: Any) -> dict[Any, Any]:
         """In the order in which upstream's ResourceManager goes through them."""
         return {types.KV_CACHE_MANAGER: self.manager}
-
-    def _scheduler(self, states: Any) -> Any:
-        return Scheduler(self.shape, states)
-
-    def _sampler(self, states: Any) -> Sampler:
-        return Sampler(self.engine, provided_state(), parts.SamplerEvent, states)
 
     def _executor(self) -> Any:
         module = import_module(f"{EXECUTOR}.py_executor")
@@ -177,6 +164,16 @@ class Server:
             executor = module.PyExecutor(**accepted(module.PyExecutor.__init__, given))
         executor.canceled_req_ids = []
         return executor
+
+    def _sampler(self, states: Any) -> Sampler:
+        return Sampler(self.engine, provided_state(), parts.SamplerEvent, states)
+
+    def _scheduler(self, states: Any) -> Any:
+        return Scheduler(self.shape, states)
+
+    def _model_engine(self) -> Any:
+        """What the executor calls."""
+        return self.engine
 
     def _queue(self, arrivals: list[Arrival], cancels: dict[int, list[int]]) -> Queue:
         return Queue(self, arrivals, cancels)
