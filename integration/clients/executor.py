@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ def hold_saves(hold: bool) -> None:
     ctypes.CDLL(None).double_hold_saves(int(hold))
 
 
-class Executor:
+class Executor(ABC):
     manager: Any  # upstream's, of the connector
 
     def __init__(self, client: Client, calls: Calls) -> None:
@@ -27,21 +28,21 @@ class Executor:
 
     # What an executor has to do.
 
+    @abstractmethod
     def serve(self, request_id: int, prompt: list[int], new: int, salt: int | None, adapter: int | None) -> list[int]:
         """The new tokens, when no step is in flight and no blocks are kept for a save."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self) -> None:
         """What the device keeps for reuse is gone."""
-        raise NotImplementedError
 
+    @abstractmethod
     def corrupt(self) -> list[int]:
         """Requests whose attention has read something else than what was computed for their tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def device_blocks(self) -> int:
         """That somebody still has."""
-        raise NotImplementedError
 
     # What all of them do.
 
