@@ -22,6 +22,7 @@ Admission BlockManager::add_sequence(const RequestPtr& request) {
 PrefixReuse BlockManager::analyze_prefix_reuse(const RequestPtr& request) {
     const ManagerGuard guard(mutex_);
     plan_.make(pools_, config_, {&request, 1});
+    plan_.try_fit(pools_, 1);  // a request that does not fit at all may be told what it would find
     const RequestPlan& plan = plan_.requests().front();
     PrefixReuse reuse{.tokens = plan.reuse};
     for (std::size_t window = 0; window < pools_.size(); ++window) {
@@ -60,8 +61,12 @@ BatchAdmission BlockManager::admit_batch(std::span<const RequestPtr> requests,
                                          std::optional<std::uint64_t> tokens_new_max) {
     check_requests(requests);
     plan_.make(pools_, config_, requests);
-    const std::size_t count = plan_.admit(tokens_new_max);
-    plan_.check_capacity(pools_, count);
+    std::size_t count = plan_.fit(pools_, tokens_new_max);
+    if (count == 0 &&
+        requests.size() > 1) {  // beside others the first may lose what it was promised: alone it does not
+        plan_.make(pools_, config_, requests.first(1));
+        count = plan_.fit(pools_, tokens_new_max);
+    }
 
     BatchAdmission out;
     out.admitted.resize(count);

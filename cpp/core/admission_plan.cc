@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "core/errors.h"
 #include "core/pause_point.h"
 
 namespace kvfix {
@@ -27,13 +26,16 @@ void AdmissionPlan::make(Pools pools, const BlockManagerConfig& config, std::spa
     requests_.clear();
     matches_.clear();
     path_.clear();
-    takers_.clear();
     for (const RequestPtr& request : requests) {
         match_request(pools, *request);
     }
     const auto partial = [&](const RequestPlan& plan) { return plan.reuse % config.tokens_per_block != 0; };
     if (std::ranges::any_of(requests_, partial)) {
         begin_marking(pools);
+        takers_.resize(pools.size());
+        for (std::size_t window = 0; window < pools.size(); ++window) {
+            takers_[window].resize(pools[window]->store.size(), kNone);
+        }
         for (const RequestPlan& plan : requests_) {
             mark_claims(pools, plan);
         }
@@ -176,15 +178,21 @@ void AdmissionPlan::settle_partial(Pools pools, RequestPlan& plan) {
     for (std::size_t window = 0; window < pools.size(); ++window) {
         WindowMatch& match = matches_[plan.match_begin + window];
         std::uint32_t& mark = pools[window]->store.mark(match.source);
-        const std::uint64_t source = std::uint64_t{window} << 32 | match.source;
         if (match.way == PartialWay::take_over) {
-            takers_.emplace(source, plan.match_begin + static_cast<std::uint32_t>(window));
+            takers_[window][match.source] = plan.match_begin + static_cast<std::uint32_t>(window);
         } else if (mark == serial_) {
-            const auto taker = takers_.find(source);
-            match.taken_by = taker == takers_.end() ? kNone : taker->second;
+            match.taken_by = taker_of(match.source, window);
         }
         mark = serial_;
     }
+}
+
+// Entries of earlier plans stay: one counts if this plan's match says the same.
+std::uint32_t AdmissionPlan::taker_of(BlockIndex source, std::size_t window) const {
+    const std::uint32_t taker = takers_[window][source];
+    const bool holds = taker < matches_.size() && taker % takers_.size() == window &&
+                       matches_[taker].source == source && matches_[taker].way == PartialWay::take_over;
+    return holds ? taker : kNone;
 }
 
 PartialWay AdmissionPlan::way_of(const WindowPool& pool, const RequestPlan& plan, BlockIndex source) const {
@@ -194,75 +202,6 @@ PartialWay AdmissionPlan::way_of(const WindowPool& pool, const RequestPlan& plan
         return PartialWay::take_over;
     }
     return config_->copy_on_partial_reuse ? PartialWay::copy : PartialWay::none;
-}
-
-// ------------------------------------------------------------------------------------------------ budget and capacity
-
-std::size_t AdmissionPlan::admit(std::optional<std::uint64_t> tokens_new_max) const {
-    std::uint64_t tokens_left = tokens_new_max.value_or(~std::uint64_t{0});
-    std::size_t count = 0;
-    while (count < requests_.size() && requests_[count].tokens_new() <= tokens_left) {
-        tokens_left -= requests_[count++].tokens_new();
-    }
-    return count;
-}
-
-std::uint64_t AdmissionPlan::blocks_new(const RequestPlan& plan, const WindowMatch& match,
-                                        std::uint32_t tokens_per_block) {
-    const std::uint32_t full_prompt = plan.request->num_tokens() / tokens_per_block;
-    const bool incomplete = plan.request->num_tokens() % tokens_per_block != 0;
-    const std::uint64_t blocks = std::uint64_t{full_prompt - plan.full} + (incomplete ? plan.request->beam_width : 0);
-    return blocks - (match.way == PartialWay::none ? 0 : plan.partial_copies(tokens_per_block));
-}
-
-void AdmissionPlan::check_capacity(Pools pools, std::size_t count) {
-    for (std::size_t window = 0; window < pools.size(); ++window) {
-        WindowPool& pool = *pools[window];
-        // Each claim or source costs one slot at most, evictable before or needed now: most batches need no closer look.
-        std::uint64_t most = 0;
-        for (const RequestPlan& plan : std::span(requests_).first(count)) {
-            most +=
-                std::uint64_t{plan.request->num_tokens() / config_->tokens_per_block} + plan.request->beam_width + 1;
-        }
-        if (most <= pool.allocatable()) {
-            continue;
-        }
-        begin_marking(pools);
-        std::uint64_t needed = 0;
-        const std::uint64_t lost = slots_lost_to_claims(pool, window, count, needed);
-        const std::uint64_t free = pool.allocatable() - lost;
-        if (needed > free) {
-            throw OutOfBlocks(needed, free, pool.config.window_size);
-        }
-    }
-}
-
-// Evictable slots that the batch's own claims and sources take away; adds what the batch must allocate to `needed`.
-std::uint64_t AdmissionPlan::slots_lost_to_claims(WindowPool& pool, std::size_t window, std::size_t count,
-                                                  std::uint64_t& needed) {
-    std::uint64_t lost = 0;
-    const auto take = [&](BlockIndex block, bool onboards) {
-        if (pool.store.mark(block) == serial_) {
-            return;
-        }
-        pool.store.mark(block) = serial_;
-        lost += pool.evictable(block) ? 1 : 0;
-        needed += onboards && pool.store[block].host_only() ? 1 : 0;
-    };
-    for (const RequestPlan& plan : std::span(requests_).first(count)) {
-        for (const BlockIndex block : held_claims(plan, window)) {
-            take(block, true);
-        }
-        needed += blocks_new(plan, match(plan, window), config_->tokens_per_block);
-    }
-    for (const RequestPlan& plan : std::span(requests_).first(count)) {
-        const WindowMatch& matched = match(plan, window);
-        if (matched.way != PartialWay::none) {
-            take(matched.source, false);
-            needed += matched.way == PartialWay::copy ? plan.partial_copies(config_->tokens_per_block) : 0;
-        }
-    }
-    return lost;
 }
 
 }  // namespace kvfix

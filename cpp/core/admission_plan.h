@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "core/config.h"
@@ -49,10 +48,11 @@ class AdmissionPlan {
     // Reads the pools; writes nothing but the blocks' scratch marks.
     void make(Pools pools, const BlockManagerConfig& config, std::span<const RequestPtr> requests);
 
-    // Requests admitted in order under the budget.
-    std::size_t admit(std::optional<std::uint64_t> tokens_new_max) const;
-    // Throws OutOfBlocks unless the first `count` requests can be served in every window.
-    void check_capacity(Pools pools, std::size_t count);
+    // Requests admitted in order under the budget, after copies that have no room were given up. Throws OutOfBlocks where
+    // they cannot be served without any.
+    std::size_t fit(Pools pools, std::optional<std::uint64_t> tokens_new_max);
+    // The same for the first `count` requests, without a budget. False instead of OutOfBlocks.
+    bool try_fit(Pools pools, std::size_t count);
 
     std::span<const RequestPlan> requests() const { return requests_; }
     const WindowMatch& match(const RequestPlan& plan, std::size_t window) const {
@@ -83,17 +83,27 @@ class AdmissionPlan {
     std::uint32_t longest_partial(const WindowPool& pool, const Request& request, ParentRef root, WindowMatch& match);
     void mark_claims(Pools pools, const RequestPlan& plan);
     void settle_partial(Pools pools, RequestPlan& plan);
+    std::uint32_t taker_of(BlockIndex source, std::size_t window) const;
     PartialWay way_of(const WindowPool& pool, const RequestPlan& plan, BlockIndex source) const;
     void set_reuse(Pools pools, RequestPlan& plan, std::uint32_t reuse);
-    std::uint64_t slots_lost_to_claims(WindowPool& pool, std::size_t window, std::size_t count, std::uint64_t& needed);
+    std::size_t within_budget(std::optional<std::uint64_t> tokens_new_max) const;
+    bool may_be_short(Pools pools, std::size_t count) const;
+    struct Room {
+        std::uint64_t needed = 0;
+        std::uint64_t free = 0;
+    };
+    Room room_without_copies(WindowPool& pool, std::size_t window, std::size_t count);
+    void keep_copies(Pools pools, RequestPlan& plan);
+    bool locks_evictable(const WindowPool& pool, const WindowMatch& match) const;
+    void give_up_partial(Pools pools, RequestPlan& plan);
 
     const BlockManagerConfig* config_ = nullptr;
     std::uint32_t serial_ = 0;  // marks of this plan; marks of older plans are smaller
     std::vector<RequestPlan> requests_;
     std::vector<WindowMatch> matches_;
     std::vector<BlockIndex> path_;
-    // The match that takes a source over, by window and source.
-    std::unordered_map<std::uint64_t, std::uint32_t> takers_;
+    std::vector<Room> rooms_;                         // per window, of the last try_fit() that looked closely
+    std::vector<std::vector<std::uint32_t>> takers_;  // [window][block]: the match that takes it over
 };
 
 }  // namespace kvfix

@@ -79,7 +79,10 @@ class Pair:
         assert deferred == expected.deferred
         compare_admissions(expected.admitted, admitted)
         if self.model.config.copy_on_partial_reuse:
-            assert [a.tokens_reused for a in admitted] == promised[: len(admitted)]
+            for admission, promise in zip(admitted, promised, strict=False):
+                # Beside others a request may find no room for the source of a copy; alone it has what it was promised.
+                least = promise if len(requests) == 1 else promise - promise % self.model.config.tokens_per_block
+                assert admission.tokens_reused in (least, promise)
         assert tokens_new_max is None or sum(a.tokens_new for a in admitted) <= tokens_new_max
         return True
 

@@ -54,9 +54,6 @@ class Plan:
     def found(self, w: int) -> list[Block]:
         return self.claimed(w) + ([self.source(w)] if self.rest else [])
 
-    def touched(self, window: Window, w: int) -> list[Block]:
-        return self.held(window, w) + ([self.source(w)] if self.rest else [])
-
     def width(self, index: int) -> int:
         """Blocks that the sequence holds at this position: the prompt's incomplete last one exists once per beam."""
         shared = (index + 1) * self.block_size <= len(self.request.tokens)
@@ -110,15 +107,39 @@ def within_budget(plans: list[Plan], tokens_new_max: int | None) -> list[Plan]:
     return admitted
 
 
-def check_capacity(state: State, plans: list[Plan]) -> None:
+def fit(state: State, plans: list[Plan]) -> None:
+    """Gives up the partial reuse of whoever has no room for a source that is copied. Raises if that is not enough."""
+    spare: list[int] = []
+    kept: list[list[Block]] = []
     for w, window in enumerate(state.windows):
         needed = sum(slots_new(plan, w) for plan in plans)
         lifted = [b for plan in plans for b in plan.held(window, w)]
         needed += len({b.serial for b in lifted if b.slots["primary"] is None})
-        touched = [b for plan in plans for b in plan.touched(window, w)]
-        free = window.free("primary") + sum(b not in touched for b in window.cached())
+        taken_over = [plan.source(w) for plan in plans if plan.rest and plan.ways[w] == "takeover"]
+        kept.append(lifted + taken_over)
+        free = window.free("primary") + sum(b not in kept[w] for b in window.cached())
         if needed > free:
             raise OutOfBlocks(needed, free, window.shape.size)
+        spare.append(free - needed)
+    for plan in plans:
+        if plan.rest:
+            keep_copies(state, plan, spare, kept)
+
+
+def keep_copies(state: State, plan: Plan, spare: list[int], kept: list[list[Block]]) -> None:
+    costs = [
+        way == "copy" and plan.source(w) in window.cached() and plan.source(w) not in kept[w]
+        for w, (window, way) in enumerate(zip(state.windows, plan.ways, strict=True))
+    ]
+    if any(cost > spare[w] for w, cost in enumerate(costs)):
+        for w, way in enumerate(plan.ways):
+            if way == "takeover":
+                kept[w].remove(plan.source(w))
+        plan.reuse, plan.ways = plan.full * plan.block_size, []
+        return
+    for w, cost in enumerate(costs):
+        spare[w] -= cost
+        kept[w].append(plan.source(w))
 
 
 def slots_new(plan: Plan, w: int) -> int:

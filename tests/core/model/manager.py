@@ -1,13 +1,16 @@
 """The model's face: the methods of BlockManager, with blocks where the real one has ids."""
 
+from contextlib import suppress
+
 from . import conservation, growth, pins, storing, transfers
-from .admission import check_capacity, plan_batch, within_budget
+from .admission import Plan, fit, plan_batch, within_budget
 from .applying import apply_batch
 from .state import Block, Sequence, State, Transfer, Window
 from .values import (
     PRIORITY_DEFAULT,
     BatchAdmission,
     Config,
+    OutOfBlocks,
     PrefixReuse,
     Request,
     RequestStats,
@@ -45,9 +48,13 @@ class ModelManager:
                 raise ValueError(f"request {request.request_id} is in the batch twice, or live")
             if request.beam_width > self.config.max_beam_width:
                 raise ValueError(f"request {request.request_id}: beam_width {request.beam_width}")
-        plans = within_budget(plan_batch(self.state, requests), tokens_new_max)
-        check_capacity(self.state, plans)
+        plans = self.fitting(requests, tokens_new_max) or self.fitting(requests[:1], tokens_new_max)
         return BatchAdmission(apply_batch(self.state, plans), ids[len(plans) :])
+
+    def fitting(self, requests: list[Request], tokens_new_max: int | None) -> list[Plan]:
+        plans = within_budget(plan_batch(self.state, requests), tokens_new_max)
+        fit(self.state, plans)
+        return within_budget(plans, tokens_new_max)
 
     def add_tokens(
         self,
@@ -121,6 +128,8 @@ class ModelManager:
 
     def analyze_prefix_reuse(self, request: Request) -> PrefixReuse:
         plan = plan_batch(self.state, [request])[0]
+        with suppress(OutOfBlocks):  # one that does not fit at all may be told what it would find
+            fit(self.state, [plan])
         blocks = [block for w in range(len(self.state.windows)) for block in plan.found(w)]
         in_primary = sum(block.slots["primary"] is not None for block in blocks)
         return PrefixReuse(plan.reuse, in_primary, len(blocks) - in_primary)
