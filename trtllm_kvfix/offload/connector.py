@@ -22,7 +22,7 @@ from trtllm_kvfix.offload.upstream import (
     bases,
     connector_module,
     lets_go_of_all,
-    warn_where_saves_outlive_requests,
+    warn_where_nothing_orders_copies,
 )
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import parts
@@ -88,7 +88,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
         require_supported(llm_args)
-        warn_where_saves_outlive_requests()
+        warn_where_nothing_orders_copies(llm_args.kv_cache_config)
         settings, ranks = settings_module.load(), ranks_here()
         self._args = llm_args
         self._copies: Any = None  # the stream behind upstream's own copies into blocks

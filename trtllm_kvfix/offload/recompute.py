@@ -50,4 +50,7 @@ def put_back(request: Any, request_id: int, position: int) -> None:
             "upstream's connector manager keeps its requests where this version of trtllm-kvfix does not find them"
         )
     request.context_current_position = position
+    if hasattr(request, "context_remaining_length"):
+        # Where prompts are not chunked, upstream sets this once: what was left behind the load.
+        request.context_chunk_size = request.context_remaining_length
     counters.offload_recomputed_requests.add()

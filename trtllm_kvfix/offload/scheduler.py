@@ -138,13 +138,13 @@ class OffloadScheduler:
             return False
         self.tally.finished(self._index)
         if live.load is not None and live.load.job is not None:
-            live.covered = live.allocated  # what is being loaded is here
-        else:
-            self._release_load(live)
-            live.take(tokens_of(request), blocks)
-            live.computed = tokens_computed(request, live)
-            if self._plan_store(live) and not live.jobs:
-                return False
+            # 1.1 tells of requests that are cancelled while they load. What we save it stores for reuse, loaded or not.
+            return False
+        self._release_load(live)
+        live.take(tokens_of(request), blocks)
+        live.computed = tokens_computed(request, live)
+        if self._plan_store(live) and not live.jobs:
+            return False
         self._finishing[live.request_id] = live
         return True
 

@@ -8,9 +8,6 @@ from typing import Any
 
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, PY_EXECUTOR, Upstream
 
-# Variants of docs/support.md.
-ENDS_WHILE_SAVING = ("A", "B", "B2")
-
 log = logging.getLogger("trtllm_kvfix.offload")
 
 
@@ -56,12 +53,15 @@ def bases() -> tuple[type[Any], type[Any]]:
     return module.KvCacheConnectorScheduler, module.KvCacheConnectorWorker
 
 
-def warn_where_saves_outlive_requests() -> None:
-    """Early builds end a request whose blocks are still being saved, and hold only those that the reuse tree has."""
-    if "tensorrt_llm" in sys.modules and Upstream().variant() in ENDS_WHILE_SAVING:
+def warn_where_nothing_orders_copies(kv_cache_config: Any) -> None:
+    """1.1 copies the beginnings of blocks on a stream that no other waits for, not even that of the forward."""
+    if "tensorrt_llm" not in sys.modules or Upstream().variant() != "A":
+        return
+    partial = getattr(kv_cache_config, "enable_partial_reuse", True)
+    if partial and getattr(kv_cache_config, "copy_on_partial_reuse", True):
         log.warning(
-            "this TensorRT-LLM ends a request while its blocks are still being saved, so the host tier may keep "
-            "another request's values and serve them later (docs/offload.md, Limits): use a later release"
+            "this TensorRT-LLM copies blocks that are reused in part while others read and load them: set "
+            "kv_cache_config.copy_on_partial_reuse to false (docs/offload.md, Limits)"
         )
 
 
