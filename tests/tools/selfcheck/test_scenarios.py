@@ -40,8 +40,8 @@ def test_every_fix_holds_on_every_build(monkeypatch: pytest.MonkeyPatch, variant
         if states[each["fix"]] is not State.NEEDED:
             assert each["verdict"] == ("skipped" if states[each["fix"]] is State.NOT_APPLICABLE else "holds")
             continue
-        # B2 stores what has been computed, and nothing that Python sees tells.
-        alone = "right" if (variant, each["name"]) == ("B2", "chunks-shared") else "wrong"
+        # From B2 on, only what has been computed is stored, and nothing that Python sees tells.
+        alone = "right" if each["name"] == "chunks-shared" and variant not in ("A", "B") else "wrong"
         assert each["verdict"] == "holds"
         assert each["arms"]["off"]["result"] == alone
         assert each["arms"]["only"]["result"] == each["arms"]["all"]["result"] == "right"
