@@ -31,20 +31,24 @@ OffsetLayout layout_from(const std::string& name) {
     return name == "v1" ? OffsetLayout::v1 : OffsetLayout::v2;
 }
 
-constexpr std::pair<const char*, StagerMode> kModes[] = {
-    {"auto", StagerMode::automatic}, {"snapshot", StagerMode::snapshot}, {"early_copy", StagerMode::early_copy}};
+const char* mode_name(StagerMode mode) {
+    switch (mode) {
+        case StagerMode::snapshot:
+            return "snapshot";
+        case StagerMode::early_copy:
+            return "early_copy";
+        default:
+            return "auto";
+    }
+}
 
 StagerMode mode_from(const std::string& name) {
-    for (const auto& [known, mode] : kModes) {
-        if (name == known) {
+    for (const StagerMode mode : {StagerMode::automatic, StagerMode::snapshot, StagerMode::early_copy}) {
+        if (name == mode_name(mode)) {
             return mode;
         }
     }
     throw std::invalid_argument("mode is '" + name + "'; it is 'auto', 'snapshot' or 'early_copy'");
-}
-
-const char* mode_name(StagerMode mode) {
-    return std::ranges::find(kModes, mode, &std::pair<const char*, StagerMode>::second)->first;
 }
 
 using PerPool = std::optional<std::vector<std::int32_t>>;

@@ -160,6 +160,28 @@ def test_what_upstream_has_set_meanwhile_stays() -> None:
     assert manager.kv_cache_map is mine
 
 
+def test_a_manager_that_has_lost_one_of_them_keeps_the_others(copies: Copies) -> None:
+    bench = Bench(V2)
+    bench.add(0, 9)
+    bench.ship(0, [0])
+    manager: Any = bench.manager
+    mapper = manager.index_mapper
+
+    class Losing:
+        """Upstream's own step in the middle of the call takes an attribute away."""
+
+        def __getattr__(self, name: str) -> Any:
+            vars(manager).pop("impl", None)
+            return getattr(mapper, name)
+
+    impl, manager.index_mapper = manager.impl, Losing()
+    with bench.tensors.on(bench.stream):
+        manager.copy_batch_block_offsets(bench.destinations[0], [0], 1, 1, 1)
+    assert copies.lent > 0 and copies.overwritten == 0
+    assert {lending.TABLE, "kv_cache_map"} <= set(vars(manager))
+    manager.impl = impl
+
+
 def test_a_settle_that_fails_is_a_fault_and_the_rows_come_back(copies: Copies) -> None:
     manager = shipped().manager
     copies.fails = True

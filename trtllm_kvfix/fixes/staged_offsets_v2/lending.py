@@ -45,8 +45,8 @@ class Lender:
         manager = self._manager()
         with self._lock:
             if self._borrower is not None and manager is not None:
-                mine = vars(manager)
-                self._kept = {name: mine.pop(name) for name in PUT_AWAY}
+                for name in PUT_AWAY:  # one by one: should one be missing, the others are still known
+                    self._kept[name] = vars(manager).pop(name)
 
     def take_back(self) -> None:
         with self._lock:
