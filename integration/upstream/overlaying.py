@@ -10,13 +10,14 @@ import trtllm_kvfix
 
 
 @contextmanager
-def overlay(on: bool, fixes: dict[str, str]) -> Iterator[Callable[[], dict[str, Any]]]:
+def overlay(on: bool, fixes: dict[str, str], staging_mode: str = "auto") -> Iterator[Callable[[], dict[str, Any]]]:
     """Turn the overlay on as a program does, with these choices."""
     if not on:
         yield dict
         return
     with tempfile.TemporaryDirectory() as folder:
         before = dict(os.environ)
+        os.environ["TRTLLM_KVFIX_TUNING_STAGING_MODE"] = staging_mode
         trtllm_kvfix.enable(fixes=fixes, runtime_dir=folder)
         try:
             yield trtllm_kvfix.status

@@ -15,9 +15,10 @@ from integration.upstream import connectors, loads
 from integration.upstream.drafting import DraftServer
 from integration.upstream.graph_tables import TablesServer
 from integration.upstream.input_server import InputServer
+from integration.upstream.lent import watched
 from integration.upstream.overlaying import overlay
 from integration.upstream.pipeline import run_ranks
-from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, Scenario
+from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, STAGING, STAGING_V2, Scenario
 from integration.upstream.server import Outcome, Server, upstream
 from integration.upstream.v2 import StepServer
 from integration.upstream.v2_copies import OwnLaunch, StepCopies
@@ -39,7 +40,7 @@ SERVERS: dict[str, Any] = {
     "v2-step-copies": StepCopies,
 }
 TIMEOUT_S = 60
-ARMS = ("off", "only", "all")
+ARMS = ("off", "only", "all", "lent")
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Result:
     era: str
     scenario: str
     fix: str
-    arm: str  # off: upstream alone; only: this fix; all: every fix
+    arm: str  # off: upstream alone; only: this fix; all: every fix; lent: the same, with tables lent to copies
     result: str  # right, wrong, not-applied, not-run
     remark: str = ""
     hazard: bool = False
@@ -61,7 +62,7 @@ class Result:
 
 
 def choices(scenario: Scenario, arm: str) -> dict[str, str]:
-    if arm == "all" or scenario.fix == ALL:
+    if arm in ("all", "lent") or scenario.fix == ALL:
         return {}
     return {fix: "auto" if fix == scenario.fix else "off" for fix in FIXES}
 
@@ -74,7 +75,12 @@ def unrun(era: str, scenario: Scenario, arm: str) -> Result:
 def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., Any] | None = None) -> Result:
     """One arm, in this process. make: what serves, where the kind of the scenario alone does not tell."""
     result = unrun(era, scenario, arm)
-    with upstream(root, era) as (tree, device, logger), overlay(arm != "off", choices(scenario, arm)) as status:
+    mode = "early_copy" if arm == "lent" else "auto"
+    with (
+        upstream(root, era) as (tree, device, logger),
+        overlay(arm != "off", choices(scenario, arm), mode) as status,
+        watched() as loans,
+    ):
         try:
             calls = connectors.Calls()
             connector = _connector(tree, scenario, calls)
@@ -88,12 +94,15 @@ def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., 
         outcome.warnings = [text for _, text in logger.said]
         _note_fixes(outcome, status())
         outcome.remarks += asked_again(calls.made) if scenario.asked_once else []
+        outcome.remarks += loans.complaints()
         result.calls, result.connector_calls = outcome.calls, calls.made
         result.tree = _described(tree, outcome) | {"methods_of_ours": tree.lacking}
     complaints = scenario.complaints(outcome)
     word = outcome.fixes.get(scenario.fix, "applied") if arm != "off" else "off"
     result.result = "wrong" if complaints else "right"
     result.remark = "; ".join(complaints)[:600]
+    if arm == "lent" and not complaints:
+        result.remark = f"{loans.made} tables were lent"
     if arm != "off" and word != "applied":
         result.remark = f"{scenario.fix} is {word}. {result.remark}".strip()
     return result
@@ -188,9 +197,15 @@ def run_all(root: Path, era: str, names: Iterable[str] = ()) -> Iterator[Result]
     for scenario in SCENARIOS:
         if era not in scenario.eras or (names and scenario.name not in names):
             continue
-        found = {arm: apart(root, era, scenario, arm) for arm in ARMS if not (scenario.fix == ALL and arm == "only")}
+        found = {arm: apart(root, era, scenario, arm) for arm in ARMS if has(scenario, arm)}
         _compare_calls(scenario, found)
         yield from found.values()
+
+
+def has(scenario: Scenario, arm: str) -> bool:
+    if arm == "lent":
+        return scenario.fix in (STAGING, STAGING_V2) or scenario.kind == "v2"
+    return not (scenario.fix == ALL and arm == "only")
 
 
 def _compare_calls(scenario: Scenario, found: dict[str, Result]) -> None:

@@ -1,0 +1,53 @@
+"""What the overlay lends to an early copy stays as it is until it is settled, whoever writes it.
+
+When such a copy reads is the copy engine's business. So this reads the rows at the shipment and once more when they are
+settled, and notes where they differ.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from trtllm_kvfix.staging import OffsetStager
+
+
+@dataclass
+class Loans:
+    made: int = 0
+    overwritten: int = 0
+    _read: dict[int, list[tuple[Any, Any]]] = field(default_factory=dict)
+
+    def complaints(self) -> list[str]:
+        wrong = f"{self.overwritten} of {self.made} tables were written while they were lent"
+        return [wrong] if self.overwritten else []
+
+    def ship(self, stager: OffsetStager, table: Any) -> None:
+        self.made += 1
+        live = table if isinstance(table, np.ndarray) else table.numpy()
+        self._read.setdefault(id(stager), []).append((live, live.copy()))
+
+    def settle(self, stager: OffsetStager) -> None:
+        for live, read in self._read.pop(id(stager), []):
+            self.overwritten += not np.array_equal(live, read)
+
+
+@contextmanager
+def watched() -> Iterator[Loans]:
+    loans = Loans()
+    ship, settle = OffsetStager.ship, OffsetStager.settle
+
+    def shipped(stager: OffsetStager, dst: Any, table: Any, rows: Any, **more: Any) -> None:
+        ship(stager, dst, table, rows, **more)
+        if more.get("lent") and stager.lends:
+            loans.ship(stager, table)
+
+    def settled(stager: OffsetStager) -> None:
+        loans.settle(stager)
+        settle(stager)
+
+    with mock.patch.object(OffsetStager, "ship", shipped), mock.patch.object(OffsetStager, "settle", settled):
+        yield loans
