@@ -2,6 +2,7 @@
 
 import atexit
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from trtllm_kvfix.offload.upstream import (
 )
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import parts
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER
 from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.staging.place import current_place
 
@@ -152,7 +154,9 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
 
 
 def take_part(connector_module: str) -> None:
-    """Where upstream has no callback; once, however often this is called."""
+    """Where upstream has no callback; once, however often this is called. A build without these modules is refused."""
+    for module in (RESOURCE_MANAGER, PY_EXECUTOR):
+        import_module(module)  # an executor has done so before it loads a connector
     hooks = [recompute.replacement(connector_module), kept_blocks.replacement(), partial_copies.replacement()]
     parts.install(NAME, hooks)
 
