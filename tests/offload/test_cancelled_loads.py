@@ -23,14 +23,20 @@ def cancelled_while_it_loads(server: OffloadServer, monkeypatch: pytest.MonkeyPa
     server.run([server.request(FILLER, FILLS_THE_DEVICE, 1)])
     executor = server.executor
     with transfers_held(server, monkeypatch) as gate:
-        executor.enqueue_requests([server.request(CANCELLED, PROMPT, 1), server.request(RUNS_BESIDE, [1], 2)])
+        executor.enqueue_requests([server.request(CANCELLED, PROMPT, 1)])
+        while CANCELLED not in server.worker.side.requests_in_transfer():
+            assert executor.worker_thread.is_alive()
         executor.enqueue_cancel_request(CANCELLED)
+        executor.enqueue_requests([server.request(RUNS_BESIDE, [1], 2)])
         assert executor.await_responses([CANCELLED, RUNS_BESIDE], WAIT_S) is not None
         yield
         server.device.open_gate(gate)
     for running in list(server.worker.side._transfers._running.values()):
         assert running.lane.wait(running.number, WAIT_S)
-    server.run([server.request(10, [2], 1)])
+    for number in range(10, 30):  # until an iteration has learnt of it
+        server.run([server.request(number, [number], 1)])
+        if not server.worker.side.requests_in_transfer():
+            break
 
 
 def books(server: OffloadServer) -> tuple[Any, ...]:

@@ -80,7 +80,9 @@ TEST_F(FenceTest, NoEventServesTwoUsesInFlight) {
                       .width = kBlocks,
                       .stream = stream};
     OffsetStager snapshot(device, {.rows_max = kRows, .blocks_max = kBlocks}, StagerMode::snapshot);
-    OffsetStager early(device, {.rows_max = kRows, .blocks_max = kBlocks}, StagerMode::early_copy);
+    // Never late: a late copy reads on while the table is written.
+    OffsetStager early(device, {.rows_max = kRows, .blocks_max = kBlocks, .late_after = std::chrono::minutes(1)},
+                       StagerMode::early_copy);
     CopyEngine engine(device, 3);
     const CopySpan span = span_of(target, more);
     for (std::int32_t i = 0; i < 60; ++i) {
