@@ -1,6 +1,5 @@
 // How a sequence's blocks become findable, and how it ends.
 #include <algorithm>
-#include <ranges>
 #include <stdexcept>
 #include <string>
 
@@ -56,14 +55,18 @@ std::uint32_t BlockManager::first_unsure(Sequence& sequence) const {
         if (!pool.bytes_outstanding()) {
             continue;
         }
-        const auto sure = [&](std::uint32_t beam) {
-            KVFIX_STEP();
-            const Block& record = pool.store[held.at(beam, held.sure)];
-            return !record.undelivered && !record.in_flight(kPrimary);
+        const auto is_sure = [&](std::uint32_t position) {
+            for (std::uint32_t beam = 0; beam < sequence.beam_width(); ++beam) {
+                KVFIX_STEP();
+                const Block& record = pool.store[held.at(beam, position)];
+                if (record.undelivered || record.in_flight(kPrimary)) {
+                    return false;
+                }
+            }
+            return true;
         };
-        const auto beams = std::views::iota(0U, sequence.beam_width());
         held.sure = std::max(held.sure, held.left);
-        while (held.sure < std::min<std::size_t>(held.size(), first) && std::ranges::all_of(beams, sure)) {
+        while (held.sure < std::min<std::size_t>(held.size(), first) && is_sure(held.sure)) {
             ++held.sure;
         }
         if (held.sure < held.size()) {
