@@ -194,7 +194,8 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
         "mpi_broadcast": lambda value, **_: value,
         "mpi_allgather": lambda value: [value],
         # Ranks of a scenario have the same number of blocks.
-        "mpi_comm": lambda: SimpleNamespace(allreduce=lambda value, **_: value),
+        # The overlay asks for its size where mpi4py has been imported: each rank of a scenario is a group of its own.
+        "mpi_comm": lambda: SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1, allreduce=lambda value, **_: value),
         "prefer_pinned": lambda: True,
         "maybe_pin_memory": lambda tensor: tensor.pin_memory(),
         "get_size_in_bytes": lambda count, _: count * 2,
