@@ -15,7 +15,6 @@ from integration.upstream import connectors, loads
 from integration.upstream.drafting import DraftServer
 from integration.upstream.graph_tables import TablesServer
 from integration.upstream.input_server import InputServer
-from integration.upstream.lent import watched
 from integration.upstream.overlaying import overlay
 from integration.upstream.pipeline import run_ranks
 from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, STAGING, STAGING_V2, Scenario
@@ -24,6 +23,7 @@ from integration.upstream.v2 import StepServer
 from integration.upstream.v2_copies import OwnLaunch, StepCopies
 from integration.upstream.v2_offsets import OffsetsServer
 from integration.upstream.v2_server import AwaitedV2Server, V2Server
+from tests.fixes.loans import watched
 from trtllm_kvfix import fixes
 
 FIXES = tuple(fix.id for fix in fixes.ALL)

@@ -1,8 +1,7 @@
 """Rows that a copy reads on its own are not written before it has read them, whoever writes them.
 
 When the copy reads is the copy engine's business. So the promise itself is looked at: from the shipment until they are
-settled, the rows stay as they were. What is taken for a copy here reads its rows twice, at once and at the very last
-moment, and notes whether they are the same.
+settled, the rows stay as they were (loans.py).
 """
 
 import gc
@@ -11,11 +10,11 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.executor.test_block_offsets_v2 import V2, Bench
 from tests.fixes.applied import only, standing_in
+from tests.fixes.loans import Loans, watched
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.staged_offsets_v2 import lending
@@ -32,37 +31,10 @@ DRAFT: dict[str, Any] = {**V2, "speculative_config": {}}
 pytestmark = pytest.mark.usefixtures("variant")
 
 
-class Copies:
-    """Early copies that may come as late as `settle` allows."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lent = 0
-        self.overwritten = 0
-        self.fails = False
-        self._read: dict[int, list[tuple[Any, Any]]] = {}
-        ship, settle = OffsetStager.ship, OffsetStager.settle
-
-        def shipped(stager: OffsetStager, dst: Any, table: Any, rows: Any, **more: Any) -> None:
-            ship(stager, dst, table, rows, **more)
-            if more.get("lent"):
-                self.lent += 1
-                live = table.numpy()
-                self._read.setdefault(id(stager), []).append((live, live.copy()))
-
-        def settled(stager: OffsetStager) -> None:
-            if self.fails:
-                raise RuntimeError("planted")
-            for live, read in self._read.pop(id(stager), []):
-                self.overwritten += not np.array_equal(live, read)
-            settle(stager)
-
-        monkeypatch.setattr(OffsetStager, "ship", shipped)
-        monkeypatch.setattr(OffsetStager, "settle", settled)
-
-
 @pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
-    return Copies(monkeypatch)
+def copies() -> Iterator[Loans]:
+    with watched() as loans:
+        yield loans
 
 
 @pytest.fixture
@@ -87,18 +59,18 @@ def serve(llm_args: dict[str, Any]) -> Server:
 
 
 @pytest.mark.parametrize("llm_args", [V2, DRAFT], ids=["alone", "with a draft"])
-def test_nobody_writes_what_is_lent(llm_args: dict[str, Any], copies: Copies) -> None:
+def test_nobody_writes_what_is_lent(llm_args: dict[str, Any], copies: Loans) -> None:
     server = serve(llm_args)
     gc.collect()
-    assert copies.lent > 10
+    assert copies.made > 10
     assert copies.overwritten == 0
     assert server.witness.corrupt("block offsets") == []
 
 
-def test_without_putting_them_away_the_rows_are_written(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_putting_them_away_the_rows_are_written(copies: Loans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lending.Lender, "put_away", lambda _: None)
     serve(V2)
-    assert copies.overwritten > copies.lent / 2
+    assert copies.overwritten > copies.made / 2
 
 
 def shipped(requests: int = 2) -> Bench:
@@ -126,7 +98,7 @@ def shipped(requests: int = 2) -> Bench:
     ids=lambda place: f"{place[0].__name__}.{place[1]}",
 )
 def test_a_fault_while_lending_ends_nothing(
-    place: tuple[Any, str], copies: Copies, monkeypatch: pytest.MonkeyPatch
+    place: tuple[Any, str], copies: Loans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = getattr(*place)
     calls = 0
@@ -160,7 +132,7 @@ def test_what_upstream_has_set_meanwhile_stays() -> None:
     assert manager.kv_cache_map is mine
 
 
-def test_a_manager_that_has_lost_one_of_them_keeps_the_others(copies: Copies) -> None:
+def test_a_manager_that_has_lost_one_of_them_keeps_the_others(copies: Loans) -> None:
     bench = Bench(V2)
     bench.add(0, 9)
     bench.ship(0, [0])
@@ -177,17 +149,20 @@ def test_a_manager_that_has_lost_one_of_them_keeps_the_others(copies: Copies) ->
     impl, manager.index_mapper = manager.impl, Losing()
     with bench.tensors.on(bench.stream):
         manager.copy_batch_block_offsets(bench.destinations[0], [0], 1, 1, 1)
-    assert copies.lent > 0 and copies.overwritten == 0
+    assert copies.made > 0 and copies.overwritten == 0
     assert {lending.TABLE, "kv_cache_map"} <= set(vars(manager))
     manager.impl = impl
 
 
-def test_a_settle_that_fails_is_a_fault_and_the_rows_come_back(copies: Copies) -> None:
+def test_a_settle_that_fails_is_a_fault_and_the_rows_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(_: OffsetStager) -> None:
+        raise RuntimeError("planted")
+
     manager = shipped().manager
-    copies.fails = True
-    assert manager.kv_cache_map
+    with monkeypatch.context() as patch:
+        patch.setattr(OffsetStager, "settle", planted)
+        assert manager.kv_cache_map
     assert fuse.of(ID).faults == 1
-    copies.fails = False
 
 
 def test_reverting_gives_everything_back(registry: Registry) -> None:
@@ -204,7 +179,7 @@ def test_a_name_that_is_nowhere_is_an_attribute_error() -> None:
         bare.impl  # noqa: B018
 
 
-def test_a_manager_with_ways_of_its_own_lends_nothing(copies: Copies) -> None:
+def test_a_manager_with_ways_of_its_own_lends_nothing(copies: Loans) -> None:
     bench = Bench(V2)
     manager: Any = bench.manager
     kind = type(manager)
@@ -212,7 +187,7 @@ def test_a_manager_with_ways_of_its_own_lends_nothing(copies: Copies) -> None:
     bench.add(0, 9)
     for _ in range(3):
         bench.ship(0, [0])
-    assert copies.lent == 0
+    assert copies.made == 0
 
 
 def test_a_manager_that_goes_settles_first() -> None:

@@ -17,6 +17,8 @@ from trtllm_kvfix.staging import OffsetStager
 
 @dataclass
 class Loans:
+    """Early copies that may come as late as `settle` allows."""
+
     made: int = 0
     overwritten: int = 0
     _read: dict[int, list[tuple[Any, Any]]] = field(default_factory=dict)
