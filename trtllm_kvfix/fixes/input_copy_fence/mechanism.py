@@ -70,10 +70,14 @@ class InputFence:
                     return inputs
                 except Exception as error:
                     self._tried.fault(error)
-            finish()
+            self.fall_back()
             return inputs
 
         return _prepare_inputs
+
+    def fall_back(self) -> None:
+        """Inputs that have no mark have been read when this returns."""
+        finish()
 
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For the steps of the loop that may write any host buffer."""

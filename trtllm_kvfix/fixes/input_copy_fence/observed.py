@@ -1,6 +1,5 @@
 """The fence without its waits: counts the steps that were begun while inputs of the last forward step were pending."""
 
-from collections.abc import Callable
 from typing import Any
 
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import ID, InputFence
@@ -17,15 +16,5 @@ class ObservedFence(InputFence):
         else:
             self._tried.in_a_row = 0
 
-    def recording(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def _prepare_inputs(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            self.wait(engine)
-            inputs = original(engine, *args, **kwargs)
-            if not self._tried.blown:
-                try:
-                    self.record(engine)
-                except Exception as error:
-                    self._tried.fault(error)
-            return inputs
-
-        return _prepare_inputs
+    def fall_back(self) -> None:
+        """Who looks on waits for nothing."""
