@@ -156,13 +156,18 @@ class Engine:
             window_of[pool] = windows[layer % len(windows)]
         return [(pool, window_of[pool], layers[pool] * self.manager.kv_factor) for pool in sorted(layers)]
 
-    def ran(self, batch: Batch) -> None:
-        """The host has waited for the batch: look at what the device read, and let the contents follow it."""
+    def rows_read(self, batch: Batch) -> Any:
+        """By the device, compared with what the books said at the launch."""
         found = late.plain(batch.snapshot)
         for (pool, row), expected in batch.expected.items():
             seen = found[pool, row, 0, : len(expected)].tolist()
             if seen != expected:
                 self.findings.wrong_rows.append(f"pool {pool}, row {row}: the device read {seen}, not {expected}")
+        return found
+
+    def ran(self, batch: Batch) -> None:
+        """The host has waited for the batch: look at what the device read, and let the contents follow it."""
+        found = self.rows_read(batch)
         self.findings.moves += len(batch.transfers)
         for transfer in batch.transfers:
             self.contents.transfer(*transfer)
