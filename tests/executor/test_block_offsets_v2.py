@@ -75,6 +75,13 @@ class Bench:
         expected: np.ndarray[Any, Any] = self.manager.standin_truth(request_ids, [1] * len(request_ids))
         return expected
 
+    def two_calls_while_held(self) -> tuple[bool, bool]:
+        """Of the requests 0 to 3, two and two: whether each batch arrives as it was at its call."""
+        gate = self.tensors.close_gate(self.stream)
+        first, second = self.ship(0, [0, 1]), self.ship(1, [2, 3])
+        self.tensors.open_gate(gate)
+        return self.arrived(0, first), self.arrived(1, second)
+
     def arrived(self, which: int, expected: np.ndarray[Any, Any]) -> bool:
         host = self.tensors.pinned(*self.destinations[which].shape)
         with self.tensors.on(self.stream):
@@ -96,12 +103,7 @@ def test_a_second_call_overwrites_the_copy_index(bench: Bench) -> None:
     """Both batches stay alive, so nothing else can be to blame."""
     for request_id in range(4):
         bench.add(request_id, 9 + request_id)
-    gate = bench.tensors.close_gate(bench.stream)
-    first = bench.ship(0, [0, 1])
-    second = bench.ship(1, [2, 3])
-    bench.tensors.open_gate(gate)
-    assert not bench.arrived(0, first)
-    assert bench.arrived(1, second)
+    assert bench.two_calls_while_held() == (False, True)
 
 
 def test_a_freed_row_is_bound_to_another_request(bench: Bench) -> None:

@@ -35,10 +35,7 @@ def two_batches_on_a_held_stream(bench: Bench) -> bool:
         bench.add(request_id, 9 + request_id)
     right = []
     for _ in range(3):  # the stager takes over from private rows
-        gate = bench.tensors.close_gate(bench.stream)
-        first, second = bench.ship(0, [0, 1]), bench.ship(1, [2, 3])
-        bench.tensors.open_gate(gate)
-        right += [bench.arrived(0, first), bench.arrived(1, second)]
+        right += bench.two_calls_while_held()
     bench.server.close()
     return all(right)
 
