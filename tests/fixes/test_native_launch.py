@@ -33,7 +33,7 @@ def two_batches_on_a_held_stream(bench: Bench) -> bool:
     """Whether both arrive as they were at their calls."""
     for request_id in range(4):
         bench.add(request_id, 9 + request_id)
-    right = []
+    right: list[bool] = []
     for _ in range(3):  # the stager takes over from private rows
         right += bench.two_calls_while_held()
     bench.server.close()
