@@ -27,6 +27,7 @@ void bind_device(nanobind::module_& module);
 void bind_staging(nanobind::module_& module);
 void bind_offload(nanobind::module_& module);
 void bind_turn_lock(nanobind::module_& module);
+void bind_flight_ring(nanobind::module_& module);
 
 const char* tier_name(Tier tier);
 std::optional<Tier> tier_from(const std::optional<std::string>& name);
