@@ -27,6 +27,7 @@ from trtllm_kvfix import native  # noqa: E402
 from trtllm_kvfix.fixes.staged_offsets_v2 import lending  # noqa: E402
 from trtllm_kvfix.metrics import counters  # noqa: E402
 from trtllm_kvfix.staging import OffsetStager  # noqa: E402
+from trtllm_kvfix.staging.offset_stager import Route  # noqa: E402
 
 ITERATIONS = 10_000
 CONTROL_ITERATIONS = 500
@@ -79,24 +80,31 @@ def busy_copy_engine() -> Iterator[None]:
 def captured_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     """Every so often, a graph is captured from before a shipment to the end of the next wait for it."""
     captures = Captures()
-    ship, settle = OffsetStager.ship, OffsetStager.settle
+    route, settle = OffsetStager.route, OffsetStager.settle
     shipped = 0
 
     def due() -> bool:
         return shipped % SHIPMENTS_A_CAPTURE == 0
 
-    def shipping(stager: OffsetStager, *args: Any, **kwargs: Any) -> None:
-        nonlocal shipped
-        shipped += 1
-        with captures.around() if due() else nullcontext():
-            ship(stager, *args, **kwargs)
+    def routed(stager: OffsetStager, dst: Any, table: Any) -> Route:
+        made = route(stager, dst, table)
+        ship = made.ship
+
+        def shipping(rows: Any, stream: int, width: int | None = None, lent: bool = False) -> None:
+            nonlocal shipped
+            shipped += 1
+            with captures.around() if due() else nullcontext():
+                ship(rows, stream, width, lent)
+
+        made.ship = shipping
+        return made
 
     def settling(stager: OffsetStager) -> None:
         with captures.around() if due() else nullcontext():
             settle(stager)
 
     with monkeypatch.context() as patched:
-        patched.setattr(OffsetStager, "ship", shipping)
+        patched.setattr(OffsetStager, "route", routed)
         patched.setattr(OffsetStager, "settle", settling)
         yield captures
 

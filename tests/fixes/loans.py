@@ -4,6 +4,7 @@ When such a copy reads is the copy engine's business. So this reads the rows at 
 settled, and notes where they differ.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from unittest import mock
 import numpy as np
 
 from trtllm_kvfix.staging import OffsetStager
+from trtllm_kvfix.staging.offset_stager import Route
 
 
 @dataclass
@@ -40,16 +42,23 @@ class Loans:
 @contextmanager
 def watched() -> Iterator[Loans]:
     loans = Loans()
-    ship, settle = OffsetStager.ship, OffsetStager.settle
+    route, settle = OffsetStager.route, OffsetStager.settle
 
-    def shipped(stager: OffsetStager, dst: Any, table: Any, rows: Any, **more: Any) -> None:
-        ship(stager, dst, table, rows, **more)
-        if more.get("lent") and stager.lends:
-            loans.ship(stager, table)
+    def routed(stager: OffsetStager, dst: Any, table: Any) -> Route:
+        made, live = route(stager, dst, table), weakref.ref(table)
+        ship = made.ship
+
+        def shipped(rows: Any, stream: int, width: int | None = None, lent: bool = False) -> None:
+            ship(rows, stream, width, lent)
+            if lent and stager.lends:
+                loans.ship(stager, live())
+
+        made.ship = shipped
+        return made
 
     def settled(stager: OffsetStager) -> None:
         loans.settle(stager)
         settle(stager)
 
-    with mock.patch.object(OffsetStager, "ship", shipped), mock.patch.object(OffsetStager, "settle", settled):
+    with mock.patch.object(OffsetStager, "route", routed), mock.patch.object(OffsetStager, "settle", settled):
         yield loans

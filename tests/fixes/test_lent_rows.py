@@ -18,6 +18,7 @@ from tests.fixes.loans import Loans, watched
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.staged_offsets_v2 import lending
+from trtllm_kvfix.fixes.staged_offsets_v2.way import Way
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
@@ -89,7 +90,10 @@ def shipped(requests: int = 2) -> Bench:
     [
         (lending, "_is_as_known"),
         (lending.Lender, "take_back"),
-        (lending.Lending, "lender_of"),
+        (lending.Lending, "lender"),
+        (lending.Lender, "begin"),
+        (Way, "__init__"),
+        (Way, "leads"),
         (lending.Lender, "lends"),
         (lending.Lender, "lend_to"),
         (lending.Lender, "put_away"),

@@ -2,9 +2,9 @@
 
     flight.note(flight.TRIMMED, request_id, tokens_before, tokens_after)
 
-A note goes into a slot of a ring, natively, since some are made at every step of the engine. Once `keep_in` has said where, the ring is a
-file of 20 KB that the kernel writes out whatever becomes of the process, a kill included; `trtllm-kvfix status --dump`
-reads it. Any thread may note. A forked child has a ring of its own.
+A note goes into a slot of a ring, natively, since some are made at every step of the engine. Once `keep_in` has said
+where, the ring is a file of 20 KB that the kernel writes out whatever becomes of the process, a kill included;
+`trtllm-kvfix status --dump` reads it. Any thread may note. A forked child has a ring of its own.
 """
 
 import mmap

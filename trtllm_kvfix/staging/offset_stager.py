@@ -20,8 +20,8 @@ from trtllm_kvfix import native
 from trtllm_kvfix.staging.destination import Destination
 
 
-class _Route:
-    """Where the last ship went, and from where: usually the next one goes the same way.
+class Route:
+    """From one live table to one destination. Usually the next ship goes the way of the last one.
 
     It does not keep the table, whose owner may let it go at any time; `leads` finds out whether it is still there.
     """
@@ -39,12 +39,13 @@ class _Route:
     def leads(self, table: Any, dst: Any) -> bool:
         """From the same table to the same destination, both still at the same place."""
         same: Any = self._table()
+        return same is table and self._dst is dst and self.is_at_its_place(table)
+
+    def is_at_its_place(self, table: Any) -> bool:
+        """Of this very table, and the destination."""
         return (
-            same is table
-            and self._dst is dst
-            and (self._table_address == 0 or bool(table.data_ptr() == self._table_address))
-            and self._target.is_at_its_place()
-        )
+            self._table_address == 0 or bool(table.data_ptr() == self._table_address)
+        ) and self._target.is_at_its_place()
 
 
 class OffsetStager:
@@ -64,7 +65,7 @@ class OffsetStager:
         kv_offset: Sequence[int] | None = None,
     ) -> None:
         self.device = native.open_device(device) if isinstance(device, str) else device
-        self._route: _Route | None = None  # of the last ship
+        self._route: Route | None = None  # of the last ship
         self._native = native.NativeStager(
             self.device,
             layout=layout,
@@ -98,9 +99,13 @@ class OffsetStager:
         """
         route = self._route
         if route is None or not route.leads(table, dst):
-            route = self._route = _Route(self._native, self.device, dst, table)
+            route = self._route = self.route(dst, table)
         numbers = rows if type(rows) is int else _row_numbers(rows)
         route.ship(numbers, route.current_stream() if stream is None else stream, width, lent)
+
+    def route(self, dst: Any, table: Any) -> Route:
+        """For a caller that ships by it again and again, and looks itself whether it leads there."""
+        return Route(self._native, self.device, dst, table)
 
     def settle(self) -> None:
         """What was shipped as lent is the caller's again."""

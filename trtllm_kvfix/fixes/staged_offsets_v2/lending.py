@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from trtllm_kvfix.fixes.finish import finish
+from trtllm_kvfix.fixes.staged_offsets_v2.way import Way
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging import OffsetStager
 
@@ -33,10 +34,18 @@ class Lender:
         self._lock = threading.RLock()
         self._borrower: OffsetStager | None = None
         self._kept: dict[str, Any] = {}
+        self.way: Way | None = None  # of the last launch that lent
 
     def lends(self, table: Any) -> bool:
         manager = self._manager()
         return manager is not None and vars(manager).get(TABLE) is table
+
+    def begin(self, mine: dict[str, Any]) -> None:
+        """A call begins on the manager, whose attributes these are: nothing is lent."""
+        if self._borrower is not None or TABLE not in mine:  # another thread may be taking it back
+            self.take_back()
+        if self.way is not None and not self.way.is_from(mine.get(TABLE)):
+            self.way = None
 
     def lend_to(self, stager: OffsetStager) -> None:
         self._borrower = stager
@@ -53,9 +62,21 @@ class Lender:
             borrower, self._borrower = self._borrower, None
             if borrower is not None:
                 self._wait_for(borrower)
-            manager, kept, self._kept = self._manager(), self._kept, {}
-            for name, value in kept.items():
-                vars(manager).setdefault(name, value)  # upstream may have set another meanwhile
+            self._put_back()
+
+    def give_back(self) -> None:
+        """To somebody of upstream's: it raises nothing."""
+        try:
+            self.take_back()
+        except Exception as error:
+            self._failed(error)
+            finish()
+            self._put_back()
+
+    def _put_back(self) -> None:
+        manager, kept, self._kept = self._manager(), self._kept, {}
+        for name, value in kept.items():
+            vars(manager).setdefault(name, value)  # upstream may have set another meanwhile
 
     def __del__(self) -> None:
         """The manager is gone, and the table goes next."""
@@ -84,22 +105,22 @@ class Lending:
     def during(self, manager: Any) -> "Lender | None":
         """The manager's lender, with nothing lent; for the launches of this thread until `leave`. It raises nothing."""
         try:
-            lender = None if self._over else self._lender(manager)
+            mine = vars(manager)
+            lender: Lender | None = None if self._over else mine.get(LENDER) or self._made_for(manager)
             if lender is not None:
-                lender.take_back()
+                lender.begin(mine)
         except Exception as error:
             self._failed(error)
             lender = None
         self._in_call.lender = lender
         return lender
 
-    def _lender(self, manager: Any) -> "Lender | None":
-        mine = vars(manager)
-        known: Lender | None = mine.get(LENDER)
-        if known is None and _is_as_known(manager):
-            known = mine[LENDER] = Lender(manager, self._failed)
-            self._lenders.add(known)
-        return known
+    def _made_for(self, manager: Any) -> "Lender | None":
+        if not _is_as_known(manager):
+            return None
+        lender = vars(manager)[LENDER] = Lender(manager, self._failed)
+        self._lenders.add(lender)
+        return lender
 
     def _failed(self, error: Exception) -> None:
         self._over = True
@@ -114,10 +135,10 @@ class Lending:
             self._failed(error)
             lender.take_back()
 
-    def lender_of(self, table: Any) -> "Lender | None":
-        """Of the call that this thread is in, if it launches out of its manager's own table."""
+    def lender(self) -> "Lender | None":
+        """Of the call that this thread is in."""
         lender: Lender | None = getattr(self._in_call, "lender", None)
-        return lender if lender is not None and lender.lends(table) else None
+        return lender
 
     def take_all_back(self) -> None:
         for lender in list(self._lenders):
@@ -144,7 +165,7 @@ class WayBack:
             return self
         lender = vars(manager).get(LENDER)
         if lender is not None:
-            lender.take_back()
+            lender.give_back()
         try:
             return vars(manager)[self.name]
         except KeyError:

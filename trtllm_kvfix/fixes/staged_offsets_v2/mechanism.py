@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from trtllm_kvfix.fixes.finish import finish
-from trtllm_kvfix.fixes.staged_offsets_v2.lending import TABLE, Lending
+from trtllm_kvfix.fixes.staged_offsets_v2.lending import TABLE, Lender, Lending
 from trtllm_kvfix.fixes.staged_offsets_v2.private_rows import Lot, PrivateRows, fresh_pinned
+from trtllm_kvfix.fixes.staged_offsets_v2.way import Way
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1, v2
@@ -51,16 +52,36 @@ def staged_launch(stagers: Stagers, lending: Lending, original: Callable[..., An
     private = PrivateRows()
 
     def stage(input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: int) -> Staged:
+        lender = lending.lender()
+        way = None if lender is None else lender.way
+        if lender is None or way is None or not way.leads(input, output, index_scales, kv_offset):
+            return stage_anew(lender, input, output, copy_index, index_scales, kv_offset, stream)
+        rows = copy_index.numpy()
+        lender.lend_to(way.stager)
+        way.ship(rows, stream, None, True)
+        flight.note(flight.SHIPPED, len(rows), way.pools)
+        return None
+
+    def stage_anew(
+        lender: Lender | None,
+        input: Any,
+        output: Any,
+        copy_index: Any,
+        index_scales: Any,
+        kv_offset: Any,
+        stream: int,
+    ) -> Staged:
         if is_on_device(input):  # already a snapshot
             return (input, output, copy_index, index_scales, kv_offset, stream), None
         stager = None if is_too_wide(input) else stagers.of_lasting(v2, input, index_scales, kv_offset)
         if stager is None:
             lot = private.of(input, copy_index)
             return (lot.rows, output, lot.order, index_scales, kv_offset, stream), lot
-        lender = lending.lender_of(input) if stager.lends else None
-        if lender is not None:
+        lent = lender is not None and stager.lends and lender.lends(input)
+        if lender is not None and lent:
+            lender.way = Way(stager, input, output, index_scales, kv_offset)
             lender.lend_to(stager)
-        stager.ship(memory_of(output), input, copy_index, stream=int(stream), lent=lender is not None)
+        stager.ship(memory_of(output), input, copy_index, stream=int(stream), lent=lent)
         flight.note(flight.SHIPPED, copy_index.shape[0], input.shape[0])
         return None
 
