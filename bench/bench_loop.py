@@ -4,7 +4,7 @@ milliseconds a step.
 iteration_us: from one forward step to the next, while all requests generate. Most of a fix's work hides behind the
 device's; the fence's wait does not, since it also ends the overlap of host and device up to the input copies. The
 host's share of an iteration is the stand-in's, less than a real server's: `host_us` is the iteration without any
-computing. Every arm is a fresh server; arms take turns. Ratios are to the loop without fixes. Needs torch and a CUDA
+computing. Arms take turns within one run of one server. Ratios are to the loop without fixes. Needs torch and a CUDA
 GPU.
 """
 
@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,9 @@ from tests.standin.serving import Server
 VARIANT = "C"
 BATCHES = (8, 64, 256)
 STEPS_MS = (0, 2, 10)
-ROUNDS = 3
-ITERATIONS = 60
+SEGMENTS = 16  # of each arm
+SEGMENT = 10  # iterations with one arm
+LEFT_OUT = 3  # of each segment: the change itself, and what the step before has left
 LED_IN = 10  # prompts, and what is made by the first steps
 TOKENS_PER_BLOCK = 4
 PROMPT = 16
@@ -47,7 +48,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one batch, one round")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     options = parser.parse_args()
-    batches, rounds = (BATCHES[:1], 1) if options.quick else (BATCHES, ROUNDS)
+    batches, segments = (BATCHES[:1], 2) if options.quick else (BATCHES, SEGMENTS)
     cycles_per_ms = spin_rate()
     with upstream(VARIANT, "torch"):
         import_module("tensorrt_llm._torch.pyexecutor.py_executor_creator")
@@ -56,18 +57,15 @@ def main() -> int:
         def rows() -> Iterator[Row]:
             for batch in batches:
                 for step_ms in STEPS_MS:
-                    yield from compared(batch, step_ms, round(step_ms * cycles_per_ms), arms, rounds)
+                    yield from compared(batch, step_ms, round(step_ms * cycles_per_ms), arms, segments)
 
         report("loop.csv", rows(), options.results)
     return 0
 
 
-def compared(batch: int, step_ms: int, cycles: int, arms: Sequence[str], rounds: int) -> Iterator[Row]:
-    taken: dict[str, list[float]] = {arm: [] for arm in arms}
-    for number in range(rounds):
-        for arm in arms[:: 1 if number % 2 else -1]:
-            with applied(arm), quiet_garbage_collector():
-                taken[arm] += iterations(batch, cycles)
+def compared(batch: int, step_ms: int, cycles: int, arms: Sequence[str], segments: int) -> Iterator[Row]:
+    with quiet_garbage_collector():
+        taken = iterations(batch, cycles, arms, segments)
     base = float(np.median(taken[OFF]))
     name, metric = f"{VARIANT}-batch{batch}-step{step_ms}ms", "iteration_us" if cycles else "host_us"
     for arm, values in taken.items():
@@ -75,15 +73,21 @@ def compared(batch: int, step_ms: int, cycles: int, arms: Sequence[str], rounds:
         yield Row(name, TOKENS_PER_BLOCK, arm, metric, Summary.of(values), ratio)
 
 
-def iterations(batch: int, cycles: int) -> list[float]:
-    """Microseconds between forward steps."""
-    tokens = PROMPT + ITERATIONS + LED_IN + 2
+def iterations(batch: int, cycles: int, arms: Sequence[str], segments: int) -> dict[str, list[float]]:
+    """Microseconds between forward steps of one server, whose arm changes while it runs."""
+    steps = LED_IN + segments * len(arms) * SEGMENT
+    tokens = PROMPT + steps + TOKENS_PER_BLOCK
     cache = {"max_tokens": batch * (tokens + TOKENS_PER_BLOCK), "enable_block_reuse": False}
-    server = Server({"max_batch_size": batch, "max_seq_len": tokens + TOKENS_PER_BLOCK, "kv_cache_config": cache})
-    engine, begun = server.executor.model_engine, []
+    server = Server({"max_batch_size": batch, "max_seq_len": tokens, "kv_cache_config": cache}, response_s_max=120)
+    turns = Turns(arms)
+    begun: list[int] = []
+    engine = server.executor.model_engine
     forward = engine._forward_step
 
     def computing(*args: Any, **kwargs: Any) -> Any:
+        step = len(begun) - LED_IN
+        if step >= 0 and step % SEGMENT == 0:
+            turns.next()
         begun.append(time.perf_counter_ns())
         result = forward(*args, **kwargs)
         if cycles:
@@ -91,9 +95,36 @@ def iterations(batch: int, cycles: int) -> list[float]:
         return result
 
     engine._forward_step = computing
-    server.serve([server.request(i, [i] * PROMPT, ITERATIONS + LED_IN) for i in range(batch)])
-    spent_us = np.diff(begun) / 1e3
-    return [float(value) for value in spent_us[LED_IN : LED_IN + ITERATIONS - 1]]
+    try:
+        server.serve([server.request(i, [i] * PROMPT, steps) for i in range(batch)])
+    finally:
+        turns.close()
+    return turns.sort(np.diff(begun[LED_IN:]) / 1e3)
+
+
+class Turns:
+    """The arms in turn, each applied in the middle of the loop; every second round goes backwards."""
+
+    def __init__(self, arms: Sequence[str]) -> None:
+        self._order = [*arms, *reversed(arms)]
+        self._taken: list[str] = []
+        self._now = ExitStack()
+
+    def next(self) -> None:
+        self._now.close()
+        arm = self._order[len(self._taken) % len(self._order)]
+        self._taken.append(arm)
+        self._now.enter_context(applied(arm))
+
+    def close(self) -> None:
+        self._now.close()
+
+    def sort(self, spent_us: Any) -> dict[str, list[float]]:
+        taken: dict[str, list[float]] = {}
+        for index, arm in enumerate(self._taken):
+            mine = spent_us[index * SEGMENT + LEFT_OUT : (index + 1) * SEGMENT - 1]
+            taken.setdefault(arm, []).extend(float(value) for value in mine)
+        return taken
 
 
 def needed() -> tuple[str, ...]:
