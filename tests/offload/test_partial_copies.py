@@ -72,7 +72,7 @@ def settle(server: OffloadServer) -> None:
         assert executor.response_cv.wait_for(lambda: not executor.async_transfer_manager.requests_in_transfer(), WAIT_S)
 
 
-def copy_and_load(server: OffloadServer, held: CopiesHeld) -> set[int]:
+def copy_and_load(server: OffloadServer, held: CopiesHeld, *, loads: int = 1) -> set[int]:
     """Requests that read wrong values."""
     executor, pauses = server.executor, server.pauses
     requests = [server.request(11, BEGINS_ALIKE, 1), server.request(12, COMES_BACK, 1)]
@@ -88,7 +88,7 @@ def copy_and_load(server: OffloadServer, held: CopiesHeld) -> set[int]:
         assert executor.await_responses([11, 12], WAIT_S) is not None
         server.close()
     server.contents.judge()
-    assert held.loads == 1
+    assert held.loads == loads
     return set(server.contents.corrupt)
 
 

@@ -70,10 +70,6 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
     def request_reset(self, request: Any) -> None:
         self.side.request_reset(request)
 
-    def request_over(self, request: Any) -> None:
-        """Ours, for every request that upstream ends: those that are cancelled or fail get no `request_finished`."""
-        self.side.request_reset(request)
-
     def cancel_load(self, request: Any, start: int, end: int) -> None:
         """What is cancelled behind a part that stays has no room, or is loaded and then computed over."""
         del end
@@ -94,12 +90,13 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         settings, ranks = settings_module.load(), ranks_here()
         self._args = llm_args
         self._copies: Any = None  # the stream behind upstream's own copies into blocks
+        self.copies_unknown = False  # a fault of ours: loads that would come behind them do not begin
         self.side = OffloadWorker(
             settings.offload, link_of(llm_args), ranks, HostTierMaker(settings.offload),
             saved_max=None if lets_go_of_all() else 1,
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
-        self.kept = KeptBlocks(self.side.requests_in_transfer, self.side.wait_for_request)
+        self.kept = KeptBlocks(self.side)
         module = connector_module()
         if module is not None:
             take_part(module.__name__)
@@ -143,6 +140,8 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         return self.side.finished(finished_gen_req_ids, started_loading_req_ids)
 
     def _follow_copies(self, stream: Any) -> None:
+        if self.copies_unknown:
+            raise LookupError("the executor's cache manager is not known")
         if self._copies is not None:
             stream.wait_stream(self._copies)
 

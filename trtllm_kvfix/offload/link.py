@@ -15,7 +15,9 @@ class Link:
     def __init__(self) -> None:
         self.slots: int | None = None  # of the host pool, the same on every rank; set once it is known
         self.ended: deque[Ended] = deque()  # worker -> scheduler: jobs that all ranks have ended
-        self.plan_late: Callable[[], Late] = Late  # asks the scheduler side of this process, if it has one
+        # Asked of the scheduler side of this process, if it has one.
+        self.plan_late: Callable[[], Late] = Late
+        self.request_over: Callable[[int, bool], None] = lambda *_: None  # request, whether its blocks stay
 
     def take_ended(self) -> list[Ended]:
         return [self.ended.popleft() for _ in range(len(self.ended))]

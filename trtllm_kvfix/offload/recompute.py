@@ -32,7 +32,9 @@ def asking_the_worker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         loading = {request_id: one for place in PLACES for request_id, one in loading_in(self, place)}
         finished = original(self)
         for request_id in list(recompute):
-            put_back(loading.get(request_id), request_id, recompute.pop(request_id))
+            position = recompute.pop(request_id)
+            if request_id not in self.worker.kept:  # it is over
+                put_back(loading.get(request_id), request_id, position)
         self.worker.kept.let_go(self)
         return finished
 

@@ -1,6 +1,6 @@
 """The transfers of one rank: its host pool, and a lane for each direction. Jobs are known by their numbers."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -58,13 +58,16 @@ class Transfers:
         try:
             mark = self.mark(stream)
         except DeviceError as error:
-            jobs = [*(load.job for load in loads), *(store.job for store in stores)]
-            self._at_once.extend(Ended(job, f"not begun: {error}") for job in jobs)
+            self.refuse([*loads, *stores], str(error))
             return
         for load in loads:
             self._enqueue(load, "load", self._loads, mark)
         for store in stores:
             self._enqueue(store, "store", self._stores, mark)
+
+    def refuse(self, jobs: Iterable[StoreJob | LoadJob], why: str, *, no_room: bool = False) -> None:
+        """They end without having begun."""
+        self._at_once.extend(Ended(job.job, f"not begun: {why}", no_room=no_room) for job in jobs)
 
     def wait_for(self, jobs: Collection[int]) -> None:
         """Upstream has given blocks of running jobs to somebody else: nothing may write them before they are over."""
@@ -111,14 +114,14 @@ class Transfers:
             device = self._layout.device_addresses(job.blocks, len(job.slots))
             host = self._layout.host_addresses(job.slots, self._pool.address, self._pool.slots)
         except LayoutMismatch as error:
-            self._at_once.append(Ended(job.job, f"not begun: {error}"))
+            self.refuse([job], str(error))
             return
         dst, src = (host, device) if direction == "store" else (device, host)
         number = lane.enqueue(dst, src, self._layout.sizes(len(job.slots)), after=mark)
         if number is None:
             stats = lane.stats()
             why = stats.first_error if stats.broken else f"{stats.queued} transfers wait already"
-            self._at_once.append(Ended(job.job, f"not begun: {why}", no_room=not stats.broken))
+            self.refuse([job], why, no_room=not stats.broken)
             return
         self._running[direction, number] = _Running(job, lane, number)
 

@@ -6,9 +6,11 @@ from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
+from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Ended, LoadJob, Step
+from trtllm_kvfix.offload.partial_copies import PART as COPIES
+from trtllm_kvfix.offload.plan import OVER, Ended, LoadJob, Step, StoreJob
 from trtllm_kvfix.offload.ranks import Ranks, agreed, together
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
@@ -109,12 +111,25 @@ class OffloadWorker:
         """Whose transfers not all ranks have ended."""
         return self._owner.values()
 
-    def wait_for_request(self, request_id: int) -> None:
-        """For its transfers, on every rank."""
-        transfers = self._transfers
-        if transfers is not None:
-            jobs = [job for job, owner in self._owner.items() if owner == request_id]
-            together(self._ranks, lambda: transfers.wait_for(jobs))
+    def request_over(self, request_id: int) -> None:
+        """Upstream ends it. Its blocks stay, unless one of the following calls comes after this."""
+        self._link.request_over(request_id, True)
+
+    def end_transfers(self, request_id: int) -> None:
+        """On every rank, before upstream gives the blocks of a request away."""
+        together(self._ranks, lambda: self.end_transfers_here(request_id))
+
+    def end_transfers_here(self, request_id: int) -> None:
+        """What has begun is waited for; nothing else begins."""
+        self._link.request_over(request_id, False)
+        if self._transfers is None:
+            return
+        for at, step in enumerate(self._steps):
+            told: list[StoreJob | LoadJob] = [*step.stores, *step.loads]
+            mine = [job for job in told if job.request_id == request_id]
+            self._transfers.refuse(mine, OVER, no_room=True)
+            self._steps[at] = step.without(mine)
+        self._transfers.wait_for([job for job, owner in self._owner.items() if owner == request_id])
 
     def close(self) -> bool:
         """False: the device kept something, and with it the memory."""
@@ -145,8 +160,15 @@ class OffloadWorker:
         if fences:  # rare; who waited in vain must not leave the others alone in the forward pass
             together(self._ranks, lambda: transfers.wait_for(fences))
         if any(step.loads for step in steps):
-            self._before_loads()
+            with guarded(COPIES) as tried:
+                self._before_loads()
+            if tried.failed:
+                steps = [self._computing_instead(transfers, step) for step in steps]
         transfers.begin(steps, self._stream)
+
+    def _computing_instead(self, transfers: Transfers, step: Step) -> Step:
+        transfers.refuse(step.loads, "upstream's own copies into blocks could not be waited for")
+        return step.without(step.loads)
 
     def _agree(self) -> None:
         for job, reports in [item for item in self._reports.items() if len(item[1]) == self._ranks.size]:
