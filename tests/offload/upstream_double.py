@@ -38,6 +38,10 @@ class Request:
         return list(self.tokens)
 
     @property
+    def py_request_id(self) -> int:
+        return self.request_id
+
+    @property
     def generated(self) -> int:
         return len(self.tokens) - self.first_prompt_len
 
@@ -78,6 +82,10 @@ class ConnectorManager:
         self.by_group: Callable[[Sequence[int]], list[list[int]]] | None = None
         self._known: dict[int, tuple[int, int]] = {}  # request -> tokens and blocks reported so far
         self._external: dict[int, int] = {}
+
+    @property
+    def finished_async_loading_requests(self) -> dict[int, Request]:
+        return self.finished_loading
 
     def on_leader(self, answer: Any) -> Any:
         return self.ranks.gather(answer() if self.scheduler is not None else None)[0]
