@@ -25,6 +25,7 @@ from integration.upstream.v2_offsets import OffsetsServer
 from integration.upstream.v2_server import AwaitedV2Server, V2Server
 from tests.fixes.loans import watched
 from trtllm_kvfix import fixes
+from trtllm_kvfix.metrics import counters
 
 FIXES = tuple(fix.id for fix in fixes.ALL)
 SERVERS: dict[str, Any] = {
@@ -95,6 +96,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., 
         _note_fixes(outcome, status())
         outcome.remarks += asked_again(calls.made) if scenario.asked_once else []
         outcome.remarks += loans.complaints()
+        outcome.remarks += left_alone(scenario)
         result.calls, result.connector_calls = outcome.calls, calls.made
         result.tree = _described(tree, outcome) | {"methods_of_ours": tree.lacking}
     complaints = scenario.complaints(outcome)
@@ -127,6 +129,12 @@ def _note_fixes(outcome: Outcome, status: dict[str, Any]) -> None:
         outcome.fixes[fix] = entry["word"]
         if entry["faults"]:
             outcome.faults[fix] = entry["first_error"]
+
+
+def left_alone(scenario: Scenario) -> list[str]:
+    """Our connector must be able to read what the blocks of a request hold."""
+    skipped = counters.offload_requests_skipped.value if scenario.connector == "ours" else 0
+    return [f"the connector left {skipped:g} requests alone"] if skipped else []
 
 
 def asked_again(calls: list[tuple[str, str]]) -> list[str]:

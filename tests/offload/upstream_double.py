@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import SimpleNamespace
 from typing import Any
 
 from trtllm_kvfix.offload.ranks import OneRank, Ranks
@@ -28,6 +29,8 @@ class Request:
     context_current_position: int = 0
     sampled: list[int] = field(default_factory=list)  # that the device knows, besides the prompt
     cancelled: bool = False
+    py_multimodal_data: dict[str, Any] | None = None
+    sampling_config: Any = field(default_factory=lambda: SimpleNamespace(beam_width=1))
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)

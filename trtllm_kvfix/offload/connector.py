@@ -8,7 +8,7 @@ from typing import Any
 
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute
+from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, whole_requests
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
 from trtllm_kvfix.offload.layer_groups import layout_of, require_full_attention
@@ -25,6 +25,7 @@ from trtllm_kvfix.offload.upstream import (
     lets_go_of_all,
     warn_where_nothing_orders_copies,
 )
+from trtllm_kvfix.offload.whole_requests import Batch
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import parts
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER
@@ -44,9 +45,10 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
         file = Path(settings.control_file) if settings.control_file else None
         tokens_per_block = int(llm_args.kv_cache_config.tokens_per_block)
         self.side = OffloadScheduler(settings, tokens_per_block, link_of(llm_args), Switches(file))
+        self.batch = Batch()
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        return self.side.get_num_new_matched_tokens(request, num_computed_tokens)
+        return self.side.get_num_new_matched_tokens(self.batch.whole(request), num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[Any]) -> None:
         self.side.update_state_after_alloc(request, [flat(block_ids)])
@@ -156,8 +158,8 @@ def take_part(connector_module: str) -> None:
     """Where upstream has no callback; once, however often this is called. A build without these modules is refused."""
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
-    hooks = [recompute.replacement(connector_module), kept_blocks.replacement(), partial_copies.replacement()]
-    parts.install(NAME, hooks)
+    rooms = (kept_blocks, partial_copies, whole_requests)
+    parts.install(NAME, [recompute.replacement(connector_module), *(each.replacement() for each in rooms)])
 
 
 def handle_of(stream: Any) -> int:
