@@ -11,11 +11,17 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, whole_requests
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
-from trtllm_kvfix.offload.layer_groups import layout_of, require_full_attention
+from trtllm_kvfix.offload.layer_groups import (
+    ByGroup,
+    blocks_by_group,
+    flat,
+    layout_of,
+    require_full_attention,
+    require_no_sliding,
+)
 from trtllm_kvfix.offload.link import link_of, unlink
 from trtllm_kvfix.offload.plan import Step
 from trtllm_kvfix.offload.ranks import ranks_here
-from trtllm_kvfix.offload.requests import flat
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tier_report import TierReport
@@ -53,10 +59,8 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[Any]) -> None:
         self.side.update_state_after_alloc(request, [flat(block_ids)])
 
-    def update_state_after_alloc_by_layer_group(
-        self, request: Any, block_ids_by_layer_group: Sequence[Sequence[int]]
-    ) -> None:
-        self.side.update_state_after_alloc(request, [flat(ids) for ids in block_ids_by_layer_group])
+    def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: ByGroup) -> None:
+        self.side.update_state_after_alloc(request, blocks_by_group(block_ids_by_layer_group))
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         return self.side.build_connector_meta(scheduler_output)
@@ -64,10 +68,8 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
     def request_finished(self, request: Any, cache_block_ids: Sequence[Any]) -> bool:
         return self.side.request_finished(request, [flat(cache_block_ids)])
 
-    def request_finished_by_layer_group(
-        self, request: Any, cache_block_ids_by_layer_group: Sequence[Sequence[int]]
-    ) -> bool:
-        return self.side.request_finished(request, [flat(ids) for ids in cache_block_ids_by_layer_group])
+    def request_finished_by_layer_group(self, request: Any, cache_block_ids_by_layer_group: ByGroup) -> bool:
+        return self.side.request_finished(request, blocks_by_group(cache_block_ids_by_layer_group))
 
     def request_reset(self, request: Any) -> None:
         self.side.request_reset(request)
@@ -91,6 +93,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         warn_where_nothing_orders_copies(llm_args.kv_cache_config)
         settings, ranks = settings_module.load(), ranks_here()
         self._args = llm_args
+        self._cache_manager: Any = None
         self._copies: Any = None  # the stream behind upstream's own copies into blocks
         self.copies_unknown = False  # a fault of ours: loads that would come behind them do not begin
         self.side = OffloadWorker(
@@ -122,6 +125,10 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         self.side.bind(metadata)
 
     def note_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Told with each batch; the first ones are those of the warm-up."""
+        if kv_cache_manager is not self._cache_manager:
+            require_no_sliding(kv_cache_manager)
+            self._cache_manager = kv_cache_manager
         self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
 
     def start_load_kv(self, stream: Any) -> None:
