@@ -96,7 +96,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., 
         _note_fixes(outcome, status())
         outcome.remarks += asked_again(calls.made) if scenario.asked_once else []
         outcome.remarks += loans.complaints()
-        outcome.remarks += left_alone(scenario)
+        outcome.remarks += of_our_connector(scenario)
         result.calls, result.connector_calls = outcome.calls, calls.made
         result.tree = _described(tree, outcome) | {"methods_of_ours": tree.lacking}
     complaints = scenario.complaints(outcome)
@@ -131,10 +131,14 @@ def _note_fixes(outcome: Outcome, status: dict[str, Any]) -> None:
             outcome.faults[fix] = entry["first_error"]
 
 
-def left_alone(scenario: Scenario) -> list[str]:
-    """Our connector must be able to read what the blocks of a request hold."""
+def of_our_connector(scenario: Scenario) -> list[str]:
+    """It must be able to read what the blocks of a request hold, and to have it computed where a load fails."""
     skipped = counters.offload_requests_skipped.value if scenario.connector == "ours" else 0
-    return [f"the connector left {skipped:g} requests alone"] if skipped else []
+    found = [f"the connector left {skipped:g} requests alone"] if skipped else []
+    recomputed = counters.offload_recomputed_requests.value
+    if recomputed < scenario.recomputed_min:
+        found.append(f"{recomputed:g} requests computed what was not loaded, {scenario.recomputed_min} should have")
+    return found
 
 
 def asked_again(calls: list[tuple[str, str]]) -> list[str]:

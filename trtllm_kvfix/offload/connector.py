@@ -54,7 +54,10 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
         self.batch = Batch()
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        return self.side.get_num_new_matched_tokens(self.batch.whole(request), num_computed_tokens)
+        whole = self.batch.whole(request)
+        if getattr(whole, recompute.LOADS_NO_MORE, False):
+            return 0, False
+        return self.side.get_num_new_matched_tokens(whole, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[Any]) -> None:
         self.side.update_state_after_alloc(request, [flat(block_ids)])
@@ -93,7 +96,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         warn_where_nothing_orders_copies(llm_args.kv_cache_config)
         settings, ranks = settings_module.load(), ranks_here()
         self._args = llm_args
-        self._cache_manager: Any = None
+        self.cache_manager: Any = None
         self._copies: Any = None  # the stream behind upstream's own copies into blocks
         self.copies_unknown = False  # a fault of ours: loads that would come behind them do not begin
         self.side = OffloadWorker(
@@ -126,9 +129,9 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
 
     def note_cache_manager(self, kv_cache_manager: Any) -> None:
         """Told with each batch; the first ones are those of the warm-up."""
-        if kv_cache_manager is not self._cache_manager:
+        if kv_cache_manager is not self.cache_manager:
             require_no_sliding(kv_cache_manager)
-            self._cache_manager = kv_cache_manager
+            self.cache_manager = kv_cache_manager
         self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
 
     def start_load_kv(self, stream: Any) -> None:
