@@ -55,6 +55,7 @@ class OffloadSettings(BaseModel):
         "auto"  # auto: whichever is faster for these blocks, measured at the start
     )
     copy_sms: int = Field(default=2, ge=1)  # multiprocessors of the GPU that a copy by kernel may take
+    transfer_timeout_s: float = Field(default=120, gt=0)  # a transfer that takes longer stops the engine
     shutdown_timeout_s: float = Field(default=10, gt=0)
     log_every_requests: int = Field(default=100, ge=0)  # 0: no line
     control_file: str | None = None  # read while serving; see docs/offload.md

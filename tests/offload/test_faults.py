@@ -78,7 +78,7 @@ def test_what_is_kept_goes_once_the_fault_is_over(monkeypatch: pytest.MonkeyPatc
         assert server.manager.impl.get_kv_cache_stats().used_num_blocks == 0
 
 
-@pytest.mark.parametrize("place", ["note_cache_manager", "_follow_copies"])
+@pytest.mark.parametrize("place", ["note_cache_manager", "follow_copies"])
 def test_loads_do_not_begin_behind_copies_that_are_not_known(place: str) -> None:
     """The control is in test_partial_copies.py: loads that come behind no such copy."""
     with scene(loads_end_first=True) as (server, held):

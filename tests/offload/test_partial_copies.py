@@ -99,6 +99,6 @@ def test_a_load_waits_for_copies_from_the_blocks_that_it_takes() -> None:
 
 def test_a_load_that_overtakes_them_brings_foreign_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: loads that come behind the stream that they are given, and no other."""
-    monkeypatch.setattr(KvfixOffloadWorker, "_follow_copies", lambda *_: None)
+    monkeypatch.setattr(KvfixOffloadWorker, "follow_copies", lambda *_: None)
     with scene(loads_end_first=True) as (server, held):
         assert copy_and_load(server, held) == {11}

@@ -1,7 +1,8 @@
 """The two classes that upstream's configuration names. They translate upstream's calls and decide nothing."""
 
-import atexit
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,8 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         module = connector_module()
         if module is not None:
             take_part(module.__name__)
-        atexit.register(self.shutdown)
+        # Where upstream does not: when it lets go of this object, or the process ends.
+        self._end = weakref.finalize(self, give_back, self.side, id(llm_args))
 
     @property
     def requests_to_recompute(self) -> dict[int, int]:
@@ -135,7 +137,9 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
 
     def start_load_kv(self, stream: Any) -> None:
-        self.side.start(handle_of(stream), before_loads=lambda: self._follow_copies(stream))
+        # Nothing that the side keeps may hold this object, or it would never be given back.
+        follow = partial(type(self).follow_copies, self._copies, self.copies_unknown, stream)
+        self.side.start(handle_of(stream), before_loads=follow)
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
         """A request that loads is not scheduled until its load is over."""
@@ -151,17 +155,22 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
     ) -> tuple[list[int], list[int]]:
         return self.side.finished(finished_gen_req_ids, started_loading_req_ids)
 
-    def _follow_copies(self, stream: Any) -> None:
-        if self.copies_unknown:
+    @staticmethod
+    def follow_copies(copies: Any, is_unknown: bool, stream: Any) -> None:
+        if is_unknown:
             raise LookupError("the executor's cache manager is not known")
-        if self._copies is not None:
-            stream.wait_stream(self._copies)
+        if copies is not None:
+            stream.wait_stream(copies)
 
     def shutdown(self) -> bool:
-        """Within kvfix.offload.shutdown_timeout_s; whether everything was given back."""
-        atexit.unregister(self.shutdown)
-        unlink(self._args)
-        return self.side.close()
+        """Within kvfix.offload.shutdown_timeout_s; whether everything was given back. Late releases call it."""
+        self._end.detach()
+        return give_back(self.side, id(self._args))
+
+
+def give_back(side: OffloadWorker, args_id: int) -> bool:
+    unlink(args_id)
+    return side.close()
 
 
 def take_part(connector_module: str) -> None:

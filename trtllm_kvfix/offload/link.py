@@ -24,7 +24,7 @@ class Link:
 
 
 _links: dict[int, tuple[Any, Link]] = {}  # by identity of the arguments, which are kept so that it stays theirs
-_lock = threading.Lock()
+_lock = threading.RLock()  # a collection of garbage may come back here
 
 
 def link_of(llm_args: Any) -> Link:
@@ -33,6 +33,6 @@ def link_of(llm_args: Any) -> Link:
         return link
 
 
-def unlink(llm_args: Any) -> None:
+def unlink(args_id: int) -> None:
     with _lock:
-        _links.pop(id(llm_args), None)
+        _links.pop(args_id, None)

@@ -19,13 +19,14 @@ FENCE_S_MAX = 30.0  # a transfer that is not over by then never will be
 
 
 class StuckTransfer(KvfixError):
-    """The device does not end a transfer whose blocks upstream has given away."""
+    """The device does not end a transfer, so its blocks can be nobody's."""
 
 
 class _Running(NamedTuple):
     job: StoreJob | LoadJob
     lane: TransferLane
     number: int
+    since: float  # by the clock of `monotonic`
 
 
 class Transfers:
@@ -73,11 +74,7 @@ class Transfers:
         """Upstream has given blocks of running jobs to somebody else: nothing may write them before they are over."""
         for running in [one for one in self._running.values() if one.job.job in jobs]:
             counters.offload_early_reuse_waits.add()
-            if not running.lane.wait(running.number, FENCE_S_MAX):
-                raise StuckTransfer(
-                    f"transfer of {len(running.job.blocks)} blocks of request {running.job.request_id} is not over "
-                    f"after {FENCE_S_MAX:g} s, and other requests own its blocks; is the device hung?"
-                )
+            self._wait(running, FENCE_S_MAX, "and other requests own its blocks")
 
     def take_ended(self) -> list[Ended]:
         ended, self._at_once = self._at_once, []
@@ -90,6 +87,7 @@ class Transfers:
                 BYTES[direction].add(one.bytes)
                 SECONDS[direction].add(one.seconds)
                 ended.append(self._checked(job))
+        self._refuse_stuck()
         for error in [job.error for job in ended if job.error and not job.no_room]:
             self._report.failed(error)
         self._show()
@@ -105,6 +103,20 @@ class Transfers:
         self._pool.close()
         self._report.pinned(self._pool.bytes_pinned)
         return self._pool.bytes_pinned == 0
+
+    def _refuse_stuck(self) -> None:
+        """Its request would wait for ever, or its blocks stay taken. A process that has slept looks once more."""
+        limit_s = self._settings.transfer_timeout_s
+        late = monotonic() - limit_s
+        for running in [one for one in self._running.values() if one.since < late]:
+            self._wait(running, FENCE_S_MAX, f"which is more than kvfix.offload.transfer_timeout_s, {limit_s:g} s")
+
+    def _wait(self, running: _Running, seconds: float, why: str) -> None:
+        if not running.lane.wait(running.number, seconds):
+            raise StuckTransfer(
+                f"transfer of {len(running.job.blocks)} blocks of request {running.job.request_id} is not over after "
+                f"{monotonic() - running.since:.0f} s, {why}; is the device hung?"
+            )
 
     def _enqueue(self, job: StoreJob | LoadJob, direction: str, lane: TransferLane, mark: Mark) -> None:
         if not job.slots:  # upstream found no room for what it was promised
@@ -123,7 +135,7 @@ class Transfers:
             why = stats.first_error if stats.broken else f"{stats.queued} transfers wait already"
             self.refuse([job], why, no_room=not stats.broken)
             return
-        self._running[direction, number] = _Running(job, lane, number)
+        self._running[direction, number] = _Running(job, lane, number, monotonic())
 
     def _checked(self, job: StoreJob | LoadJob) -> Ended:
         if isinstance(job, StoreJob):

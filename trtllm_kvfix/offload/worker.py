@@ -2,6 +2,7 @@
 which of them are over."""
 
 from collections.abc import Callable, Collection, Iterable
+from time import monotonic
 from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
@@ -10,7 +11,7 @@ from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.partial_copies import PART as COPIES
-from trtllm_kvfix.offload.plan import OVER, Ended, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
 from trtllm_kvfix.offload.ranks import Ranks, agreed, together
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
@@ -49,6 +50,7 @@ class OffloadWorker:
         self._saving: set[int] = set()  # requests that have finished and keep their blocks
         self._closed: set[int] = set()  # those of them for which everything has been told
         self._loading: set[int] = set()  # requests that wait for a load
+        self._since: dict[int, float] = {}  # when those of them began to wait whose load has not been told
         self._told: set[int] = set()  # those of them whose load has been told
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
 
@@ -96,7 +98,9 @@ class OffloadWorker:
     ) -> tuple[list[int], list[int]]:
         """Requests whose blocks nothing uses any more, and those whose load is over, on all ranks."""
         self._saving.update(finished_request_ids)
-        self._loading.update(loading_request_ids)
+        for request_id in loading_request_ids:
+            self._loading.add(request_id)
+            self._since[request_id] = monotonic()
         if self._saving - self._closed or self._loading - self._told:
             self._take_late()
         self._begin()
@@ -145,9 +149,19 @@ class OffloadWorker:
         return [] if self._transfers is None else self._transfers.take_ended()
 
     def _take_late(self) -> None:
-        late = agreed(self._ranks, self._link.plan_late)[0]  # the scheduler side is on rank 0
+        late = agreed(self._ranks, self._late)[0]  # the scheduler side is on rank 0
         self.bind(late.step)
         self._closed.update(late.closed)
+
+    def _late(self) -> Late:
+        limit_s = self._settings.transfer_timeout_s
+        for request_id in self._loading - self._told:
+            if monotonic() - self._since[request_id] > limit_s:
+                raise KvfixError(
+                    f"request {request_id} has waited for a load for more than kvfix.offload.transfer_timeout_s, "
+                    f"{limit_s:g} s, and none was planned: upstream did not tell where its blocks lie"
+                )
+        return self._link.plan_late()
 
     def _begin(self) -> None:
         if not self._steps or self._stream is None:
@@ -196,5 +210,7 @@ class OffloadWorker:
         # A request whose load was never told waits: what its blocks hold is nobody's.
         loaded = (self._loading & self._told) - self._loads.keys()
         self._loading -= loaded
+        for request_id in loaded:
+            del self._since[request_id]
         self._told -= loaded
         return sorted(loaded)
