@@ -6,13 +6,15 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from trtllm_kvfix.sizes import parse_size
 
+BYTES = "bytes with a unit such as 55GiB"
+
 
 def _bytes(value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("write bytes with a unit such as 55GiB")
-    size = parse_size(value)
+        raise ValueError(f"write {BYTES}")
+    size = parse_size(value, BYTES)
     count = int(size.number * (size.unit_bytes or 1))
     if count < 1:
         raise ValueError("the host tier needs at least one block; leave the connector out for none")

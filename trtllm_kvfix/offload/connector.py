@@ -41,6 +41,7 @@ from trtllm_kvfix.staging.place import current_place
 
 SchedulerBase, WorkerBase = bases()
 NAME = "offload-connector"
+PACKAGE = "trtllm_kvfix.offload"
 
 
 class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
@@ -48,6 +49,7 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
+        require_our_classes(llm_args)
         settings = settings_module.load().offload
         file = Path(settings.control_file) if settings.control_file else None
         tokens_per_block = int(llm_args.kv_cache_config.tokens_per_block)
@@ -93,6 +95,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
+        require_our_classes(llm_args)
         require_supported(llm_args)
         warn_where_nothing_orders_copies(llm_args.kv_cache_config)
         settings, ranks = settings_module.load(), ranks_here()
@@ -189,6 +192,18 @@ def tokens_max_of(llm_args: Any) -> int | None:
     """Of a request, where the configuration says it."""
     tokens_max = getattr(llm_args, "max_seq_len", None)
     return None if tokens_max is None else int(tokens_max)
+
+
+def require_our_classes(llm_args: Any) -> None:
+    """Swapped, they fail much later, and say nothing of the configuration."""
+    config = getattr(llm_args, "kv_connector_config", None)
+    if getattr(config, "connector_module", None) not in (PACKAGE, __name__):
+        return
+    wanted = {"connector_scheduler_class": KvfixOffloadScheduler, "connector_worker_class": KvfixOffloadWorker}
+    for setting, kind in wanted.items():
+        given = getattr(config, setting, kind.__name__)
+        if given != kind.__name__:
+            raise SettingsError(f"kv_connector_config.{setting} is {given}; write {kind.__name__}")
 
 
 def require_supported(llm_args: Any) -> None:
