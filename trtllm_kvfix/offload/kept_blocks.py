@@ -31,7 +31,7 @@ class Kept:
     request: Any
     state: Any  # upstream takes a request whose load is over for one that waits, dead or not
     was_loading: bool
-    manager: Any  # None: its blocks have been given back
+    manager: Any
 
 
 class Transferring(Protocol):
@@ -62,15 +62,19 @@ class KeptBlocks:
         request_id = request.py_request_id
         self._transfers.request_over(request_id)
         if request_id in self._kept:
-            return self._kept[request_id].manager is not None
+            return True
         if not self._is_busy(connector, request_id):
             return False
         waits = hasattr(manager, "kv_cache_map")
         if waits:
             self._transfers.end_transfers(request_id)
+            # Late managers refuse to give blocks away while they take the request for one that loads.
+            for place in PLACES:
+                getattr(getattr(connector, place, None), "loading", {}).pop(request_id, None)
+            return False
         loads = request_id in ids(connector, "loading")
-        self._kept[request_id] = Kept(request, request.state, loads, None if waits else manager)
-        return not waits
+        self._kept[request_id] = Kept(request, request.state, loads, manager)
+        return True
 
     def waits_instead(self, request: Any) -> bool:
         """After a fault: whether no transfer of this rank uses the blocks of the request, nor ever will."""
@@ -87,9 +91,8 @@ class KeptBlocks:
         """Once what has ended is known on all ranks. A fault of ours leaves the rest for the next time."""
         for kept in self._ended(connector):
             del self._kept[kept.request.py_request_id]
-            if kept.manager is not None:
-                with nothing_stored(kept):
-                    kept.manager.free_resources(kept.request)
+            with nothing_stored(kept):
+                kept.manager.free_resources(kept.request)
 
     def _ended(self, connector: Any) -> list[Kept]:
         found: list[Kept] = []

@@ -120,8 +120,12 @@ class OffloadWorker:
         self._link.request_over(request_id, True)
 
     def end_transfers(self, request_id: int) -> None:
-        """On every rank, before upstream gives the blocks of a request away."""
+        """On every rank, before upstream gives the blocks of a request away. Nobody is told of its load any more."""
         together(self._ranks, lambda: self.end_transfers_here(request_id))
+        self._loads.pop(request_id, None)
+        self._since.pop(request_id, None)
+        self._loading.discard(request_id)
+        self._told.discard(request_id)
 
     def end_transfers_here(self, request_id: int) -> None:
         """What has begun is waited for; nothing else begins."""
@@ -211,6 +215,6 @@ class OffloadWorker:
         loaded = (self._loading & self._told) - self._loads.keys()
         self._loading -= loaded
         for request_id in loaded:
-            del self._since[request_id]
+            self._since.pop(request_id, None)
         self._told -= loaded
         return sorted(loaded)
