@@ -54,6 +54,17 @@ TEST_F(CudaGraphs, ACaptureOfAnotherThreadIsNotDisturbed) {
     EXPECT_EQ(fake::own_capture_mode(), 0) << "the thread's own mode is put back";
 }
 
+TEST_F(CudaGraphs, AQueryThatIsRefusedIsNoEnd) {
+    const EventHandle event = device_->create_event();
+    device_->record(event, stream_);
+    state().answers = {{"cuEventQuery", kErrorCaptureUnsupported}};
+    EXPECT_FALSE(device_->done(event));
+    state().answers = {{"cuEventQuery", kErrorIllegalAddress}};
+    EXPECT_TRUE(error_of([&] { device_->done(event); }).starts_with("cuEventQuery"));
+    state().answers.clear();
+    EXPECT_TRUE(device_->done(event));
+}
+
 TEST_F(CudaGraphs, NothingIsLeftOfACaptureThatFails) {
     for (const char* call :
          {"cuStreamBeginCapture", "cuMemcpyAsync", "cuStreamEndCapture", "cuGraphInstantiateWithFlags"}) {

@@ -35,6 +35,7 @@ class Request:
         self.prompt_len = self.known.prompt_len
         self.lora_task_id = self.known.identity.lora_id
         self.cache_salt_id = self.known.identity.salt
+        self.py_multimodal_data, self.sampling_config = None, SimpleNamespace(beam_width=1)
         self.tokens: list[int] = self.known.tokens.tolist()
         request = SequenceRequest(0, self.known.tokens, lora_id=self.lora_task_id, salt=self.cache_salt_id)
         self.hashes: NDArray[np.uint64] = np.array(block_hashes(request, TOKENS_PER_BLOCK), np.uint64)
