@@ -3,32 +3,12 @@
 Without the overlay upstream's own books run, and in S its overlap loop overwrites the offsets of a pending copy (H1).
 """
 
-import random
 from dataclasses import replace
 from typing import Any
 
-from integration.upstream.arrivals import Arrival
-from integration.upstream.scenarios import ALL, SERVED, Scenario, prompt
+from integration.upstream.native_crowds import ERAS, WIDE, crowd
+from integration.upstream.scenarios import ALL, SERVED, Scenario
 from integration.upstream.server import Shape
-
-ERAS = ("S", "D")
-WIDE = Shape(blocks=48, heads=(1, 2), layers=4, max_batch_size=6)
-
-
-def crowd(seed: int, count: int = 40, longest: int = 30) -> tuple[tuple[Arrival, ...], dict[int, list[int]]]:
-    """Prompts that share prefixes, some of them inside a block; some are cancelled."""
-    chance = random.Random(seed)
-    stems = [prompt(1000 * stem, longest) for stem in range(3)]
-    arrivals: list[Arrival] = []
-    cancels: dict[int, list[int]] = {}
-    for number in range(1, count + 1):
-        stem = chance.choice(stems)
-        own = prompt(10_000 * number, chance.randrange(1, 6))
-        at = chance.randrange(count)
-        arrivals.append(Arrival(number, stem[: chance.randrange(0, longest)] + own, chance.randrange(1, 8), at=at))
-        if chance.random() < 0.1:
-            cancels.setdefault(at + chance.randrange(1, 4), []).append(number)
-    return tuple(arrivals), cancels
 
 
 def _crowded(name: str, shape: Shape, seed: int, **more: Any) -> Scenario:
