@@ -6,7 +6,6 @@ Growth comes second, because it may evict what the batch is to reuse. Until then
 touched: upstream goes through the whole batch asking each whether it is at its first chunk.
 """
 
-from collections import Counter
 from typing import Any
 
 from trtllm_kvfix.managers.copies import Copies
@@ -21,10 +20,11 @@ class Books:
     def __init__(self, core: BlockManager, copies: Copies, tokens_per_block: int) -> None:
         self.core = core
         self.live: dict[int, Sequence] = {}
+        self._in_prompt: dict[int, Sequence] = {}  # of the live ones, whose positions still move
         self._copies = copies
         self._tokens_per_block = tokens_per_block
         self._arriving: dict[int, tuple[Any, Prompt]] = {}
-        self._growing: Counter[int] = Counter()
+        self._growing: dict[int, int] = {}
 
     # ---- what upstream asks for ----
 
@@ -44,10 +44,11 @@ class Books:
             self.settle()  # upstream expects the refusal of a dummy from this very call
 
     def grow(self, request_id: int) -> None:
-        if request_id not in self.live and request_id not in self._arriving:
+        sequence = self.live.get(request_id)
+        if sequence is None and request_id not in self._arriving:
             raise RuntimeError(f"request {request_id} has no sequence to grow")
-        self._growing[request_id] += 1
-        if request_id in self.live and self.live[request_id].request.is_dummy_request:
+        self._growing[request_id] = self._growing.get(request_id, 0) + 1
+        if sequence is not None and sequence.is_dummy:
             self.settle()
 
     def report(self, request: Any) -> None:
@@ -69,6 +70,7 @@ class Books:
         if self._arriving.pop(request_id, None) is not None:
             return
         sequence = self.live.pop(request_id, None)
+        self._in_prompt.pop(request_id, None)
         if sequence is None:
             return
         if request is None or sequence.is_private or request.is_dummy_request:
@@ -84,8 +86,10 @@ class Books:
     def begin_iteration(self) -> None:
         """Everything before is settled; chunks that were enqueued since are noted."""
         self.end_copies()
-        for sequence in self.live.values():
+        for request_id, sequence in list(self._in_prompt.items()):
             sequence.look()
+            if not sequence.is_in_prompt:
+                del self._in_prompt[request_id]
 
     def settle(self) -> None:
         if self._arriving:
@@ -109,12 +113,13 @@ class Books:
         for admission in batch.admitted:
             request, prompt = arriving[admission.request_id]
             reused = admission.tokens_reused
-            self.live[admission.request_id] = Sequence(request, prompt, reused)
+            sequence = Sequence(request, prompt, reused)
+            self.live[admission.request_id] = self._in_prompt[admission.request_id] = sequence
             forget_prompt(request)
             tell_reuse(request, reused, self._tokens_per_block)
 
     def _reserve(self) -> None:
-        growing, self._growing = self._growing, Counter()
+        growing, self._growing = self._growing, {}
         ids, counts = list(growing), list(growing.values())
         try:
             self.core.add_tokens(ids, counts)

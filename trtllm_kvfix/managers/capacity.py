@@ -42,8 +42,8 @@ class GuaranteedNoEvict:
         """(those that fit, those that wait for another server's cache: none, those to pause: none)."""
         self.kv_cache_manager.start_scheduling()
         questions = self.kv_cache_manager.questions
-        started, waiting = _by_progress(active_requests, questions)
-        free = questions.free_blocks() - sum(map(questions.to_completion, started))
+        started, reserved, waiting = questions.by_progress(active_requests)
+        free = questions.free_blocks() - reserved
         chosen = started[: self.max_num_requests]
         adapters = _Adapters(self.peft_cache_manager, started)
         wait_for = questions.being_computed() if self.kv_cache_manager.enable_block_reuse else set()
@@ -77,29 +77,16 @@ class GuaranteedNoEvict:
         return False
 
 
-def _by_progress(active_requests: Any, questions: Questions) -> tuple[list[Any], list[Any]]:
-    """Who holds blocks, and who waits for the first. Others, such as those that have ended, are not scheduled."""
-    started: list[Any] = []
-    waiting: list[Any] = []
-    for request in active_requests:
-        if request.is_generation_in_progress_state:
-            started.append(request)
-        elif request.is_context_init_state:
-            (started if questions.holds_blocks(request) else waiting).append(request)
-    return started, waiting
-
-
 class _Adapters:
     """Pages of LoRA adapters on the device: an adapter is there once, whoever uses it."""
 
     def __init__(self, manager: Any, started: list[Any]) -> None:
         self._manager = manager
-        self._here = {each.lora_task_id for each in started}
+        self._here: set[int] = set()
         self._pages_left = 0 if manager is None else manager.max_device_pages
-        counted: set[int] = set()
-        for each in started:
-            if manager is not None and each.lora_task_id is not None and each.lora_task_id not in counted:
-                counted.add(each.lora_task_id)
+        for each in started if manager is not None else ():
+            if each.lora_task_id is not None and each.lora_task_id not in self._here:
+                self._here.add(each.lora_task_id)
                 self._pages_left -= manager.determine_num_pages(each)
 
     def claim(self, request: Any) -> bool:

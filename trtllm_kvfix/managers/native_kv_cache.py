@@ -128,10 +128,11 @@ class NativeKvCache:
         for (request_id, length, beam_width), request in zip(request_infos, llm_requests, strict=True):
             self._books.add(request_id, length, beam_width, request)
 
-    @locked
     def add_token(self, request_id: int, detach_swa_front_blocks: bool = True) -> None:
+        """The one call that upstream makes for each request of each iteration, so without a wrapper around it."""
         del detach_swa_front_blocks  # there is no window to leave
-        self._books.grow(request_id)
+        with self._lock:
+            self._books.grow(request_id)
 
     @locked
     def refresh_blocks(self) -> None:

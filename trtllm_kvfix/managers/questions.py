@@ -4,10 +4,12 @@ Reuse is not subtracted: a block that a request would reuse is cached, hence cou
 from there.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
+from trtllm_kvfix.managers.sequence import Sequence
 
 
 class Prefix(NamedTuple):
@@ -28,14 +30,32 @@ class Questions:
         primary = self._books.core.get_kv_cache_stats().windows[0].primary
         return primary.free + primary.cached
 
-    def holds_blocks(self, request: Any) -> bool:
-        return request.request_id in self._books.live
+    def by_progress(self, active_requests: Iterable[Any]) -> tuple[list[Any], int, list[Any]]:
+        """(those that hold blocks, the blocks that these will still take, those that wait for their first)."""
+        live = self._books.live
+        started: list[Any] = []
+        waiting: list[Any] = []
+        reserved = 0
+        for request in active_requests:
+            sequence = live.get(request.request_id)
+            if sequence is None:
+                if request.is_context_init_state:
+                    waiting.append(request)
+            elif request.is_generation_in_progress_state or request.is_context_init_state:
+                started.append(request)
+                reserved += self._left(sequence)
+        return started, reserved, waiting
 
     def to_completion(self, request: Any) -> int:
         """Blocks that it will take until its last token, besides those that it holds."""
         sequence = self._books.live.get(request.request_id)
-        held = 0 if sequence is None else self._blocks(sequence.length)
-        return max(0, self._blocks(request.prompt_len + request.max_new_tokens) - held)
+        if sequence is not None:
+            return self._left(sequence)
+        return self._blocks(request.prompt_len + request.max_new_tokens)
+
+    def _left(self, sequence: Sequence) -> int:
+        unit = self._tokens_per_block
+        return max(0, -(-sequence.most // unit) + (-sequence.length // unit))
 
     def one_step(self, request: Any, *, two_steps: bool) -> int:
         if request.is_context_init_state and request.is_first_context_chunk:

@@ -20,13 +20,20 @@ class Sequence:
         self.prompt_length = prompt.length
         self.length = prompt.length  # positions reserved
         self.computed = reused  # leading positions whose values are in the cache, as far as reported
+        self.most = prompt.length + request.max_new_tokens  # positions that it may come to
         self.is_private = prompt.is_private
+        self.is_dummy: bool = request.is_dummy_request
         self._position = reused
         self._chunk_ends: deque[int] = deque()  # computed or being computed, not reported yet
 
+    @property
+    def is_in_prompt(self) -> bool:
+        """More chunks are to be enqueued."""
+        return self._position < self.prompt_length
+
     def look(self) -> None:
         """Note the end of a chunk that has been enqueued since the last look."""
-        if self._position == self.prompt_length:
+        if not self.is_in_prompt:
             return
         position = min(self.request.context_current_position, self.prompt_length)
         if position > self._position:
