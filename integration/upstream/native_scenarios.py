@@ -13,8 +13,25 @@ from integration.upstream.server import Shape
 
 def _crowded(name: str, shape: Shape, seed: int, **more: Any) -> Scenario:
     arrivals, cancels = crowd(seed)
-    more |= {"mended": ("D",), "eras": ERAS, "kind": "native"}
+    more = {"mended": ("D",), "eras": ERAS, "kind": "native"} | more
     return Scenario(name, ALL, shape.overlap, shape, arrivals, cancels, **more)
+
+
+def warmed_up(server: Any) -> None:
+    """Dummies of a warm-up, and one that pads graphs for as long as the server lives."""
+    manager = server.manager
+    before = manager.get_num_free_blocks()
+    for is_gen in (False, True):
+        dummies = manager.add_dummy_requests([901, 902], token_nums=[9, 5], is_gen=is_gen)
+        taken = before - manager.get_num_free_blocks()
+        if taken != 5:
+            raise AssertionError(f"two dummies of 9 and 5 tokens take {taken} blocks")
+        for each in dummies:
+            manager.free_resources(each)
+    if manager.get_num_free_blocks() != before:
+        raise AssertionError("dummies leave blocks behind")
+    (padding,) = manager.add_dummy_requests([903])
+    server.at_end = lambda: manager.free_resources(padding)
 
 
 def natives() -> list[Scenario]:
@@ -28,4 +45,8 @@ def natives() -> list[Scenario]:
         _crowded("native-crowd-plain-loop", replace(small, overlap=False), 4),
         _crowded("native-crowd-host", replace(small, host_blocks=24), 5, moves_min=10),
         _crowded("native-crowd-no-reuse", replace(small, reuse=False), 6),
+        _crowded("native-crowd-latent", replace(small, latent=True, heads=(1,)), 7),
+        _crowded(
+            "native-dummies", small, 8, prepare=warmed_up, eras=("S",)
+        ),  # D's questions are not among the excerpts
     ]

@@ -1,5 +1,6 @@
 """Upstream's V1 manager and loop over our block manager (`kvfix.manager: native`), in real memory."""
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -31,6 +32,12 @@ class FittingScheduler(Scheduler):
 class FittingServer(Server):
     """Upstream's own manager, with the capacity scheduler that the bound classes bring."""
 
+    at_end: Callable[[], None] = staticmethod(lambda: None)
+
+    def _look(self, outcome: Outcome) -> None:
+        self.at_end()
+        super()._look(outcome)
+
     def _scheduler(self, states: Any) -> Any:
         algorithms = import_module("tensorrt_llm.bindings.internal.algorithms")
         policy = self.batch_manager.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
@@ -58,6 +65,7 @@ class Windows:
 class NativeServer(Server):
     engine_class = MemoryEngine
     engine: MemoryEngine
+    at_end: Callable[[], None] = staticmethod(lambda: None)
 
     def _v1_manager(self, **more: Any) -> Any:
         kind, own = self.resources.KVCacheManager, self.tree.constructors.get("KVCacheManager")
@@ -93,6 +101,7 @@ class NativeServer(Server):
         return super().serve(arrivals, cancels)
 
     def _look(self, outcome: Outcome) -> None:
+        self.at_end()
         impl: NativeKvCache = self.manager.impl
         outcome.corrupt, outcome.batches = self.engine.contents.corrupt, self.engine.findings.batches
         outcome.computed = sum(end - begin for batch in outcome.batches for _, begin, end in batch["contexts"])

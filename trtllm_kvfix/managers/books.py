@@ -78,7 +78,7 @@ class Books:
         else:
             tokens, computed = sequence.known_at_end(request)
             self.core.remove_sequence(request_id, tokens=tokens, computed=computed)
-        if not self.live:
+        if all(each.is_dummy for each in self.live.values()):
             self.end_copies()  # no step will come to do it, and nobody could be admitted
 
     # ---- when it happens ----

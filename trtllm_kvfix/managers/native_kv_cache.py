@@ -190,13 +190,13 @@ class NativeKvCache:
     def get_token_count(self, request_id: int) -> int:
         return self._books.live[request_id].length
 
-    # ---- numbers ----
+    # ---- numbers: asking for them admits nobody, so that it does not matter who asks when ----
 
-    @answering
+    @locked
     def get_kv_cache_stats(self) -> statistics.CacheStats:
         return statistics.cache_stats(self.core.get_kv_cache_stats(), self.layout.window, self._memory.device_bytes)
 
-    @answering
+    @locked
     def get_iteration_stats(self) -> dict[int, statistics.IterationStats]:
         slot_bytes = sum(pool.slot_bytes for pool in self.layout.pools)
         return {self.layout.window: statistics.iteration_stats(self.core.get_kv_cache_stats(), slot_bytes)}
@@ -208,24 +208,24 @@ class NativeKvCache:
         self._books.settle()
         self._books.end_copies()
 
-    @answering
+    @locked
     def get_remaining_blocks_to_completion(self, req: Any, window_size: int, cached_summary: Any = None) -> int:
         del window_size, cached_summary
         return self._questions.to_completion(req)
 
-    @answering
+    @locked
     def get_remaining_blocks_to_completion_batch(self, requests: list[Any], window_size: int) -> list[int]:
         del window_size
         return [self._questions.to_completion(each) for each in requests]
 
-    @answering
+    @locked
     def get_needed_blocks_one_step(
         self, req: Any, two_steps_look_ahead: bool, window_size: int, cached_summary: Any = None
     ) -> int:
         del window_size, cached_summary
         return self._questions.one_step(req, two_steps=two_steps_look_ahead)
 
-    @answering
+    @locked
     def find_new_context_block(self, unique_tokens: Any, llm_request: Any) -> tuple[int, ...] | None:
         """The tokens up to and with the first block that is not cached: they can be compared, and counted."""
         del unique_tokens  # the request has them
@@ -233,7 +233,6 @@ class NativeKvCache:
         return None if block is None else tuple(llm_request.get_tokens(0)[: (block + 1) * self.tokens_per_block])
 
     @property
-    @answering
     def questions(self) -> Questions:
         """For the capacity scheduler of ours."""
         return self._questions

@@ -20,7 +20,7 @@ class Sequence:
         self.prompt_length = prompt.length
         self.length = prompt.length  # positions reserved
         self.computed = reused  # leading positions whose values are in the cache, as far as reported
-        self.most = prompt.length + request.max_new_tokens  # positions that it may come to
+        self.most: int = prompt.length + request.max_new_tokens  # positions that it may come to
         self.is_private = prompt.is_private
         self.is_dummy: bool = request.is_dummy_request
         self._position = reused
