@@ -18,6 +18,7 @@ from trtllm_kvfix.managers.copies import Copies
 from trtllm_kvfix.managers.keywords import layout_of
 from trtllm_kvfix.managers.memory import Memory, layer_table
 from trtllm_kvfix.managers.questions import Questions
+from trtllm_kvfix.managers.ranks import Comparison
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig
 from trtllm_kvfix.staging import current_place
 
@@ -89,6 +90,7 @@ class NativeKvCache:
         self._copies = Copies(self.core, device, self._memory, self.layout.stream)
         self._books = Books(self.core, self._copies, self.tokens_per_block)
         self._questions = Questions(self._books, self.tokens_per_block)
+        self._comparison = Comparison(self.core)
 
     @locked
     def release_pools(self) -> None:
@@ -118,6 +120,7 @@ class NativeKvCache:
     def sync_transfer_manager_with_buffer_manager(self) -> None:
         """The head of every `prepare_resources`: the fixed point at which copies end."""
         self._books.begin_iteration()
+        self._comparison.step()
 
     @locked
     def add_sequence(self, request_id: int, input_length: int, beam_width: int, llm_request: Any) -> None:
