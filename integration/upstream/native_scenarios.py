@@ -6,6 +6,7 @@ Without the overlay upstream's own books run, and in S its overlap loop overwrit
 from dataclasses import replace
 from typing import Any
 
+from integration.upstream.ending_scenarios import endings, failures
 from integration.upstream.native_crowds import ERAS, WIDE, crowd
 from integration.upstream.scenarios import ALL, SERVED, Scenario
 from integration.upstream.server import Shape
@@ -34,10 +35,21 @@ def warmed_up(server: Any) -> None:
     server.at_end = lambda: manager.free_resources(padding)
 
 
+def ended() -> list[Scenario]:
+    """Requests that are cancelled, preempted or failed, as over upstream's own books."""
+    return [
+        replace(each, name=f"native-{each.name}", eras=tuple(era for era in ERAS if era in each.eras), kind="native")
+        for each in endings() + failures()
+        # With a capacity scheduler nobody runs out of blocks.
+        if each.kind == "serve" and not each.connector and each.name != "fail-blocks"
+    ]
+
+
 def natives() -> list[Scenario]:
     small = replace(WIDE, blocks=18)
     chunks = replace(small, chunked=True, chunk_max=8, budget=16)
     return [
+        *ended(),
         Scenario("native-served", ALL, True, WIDE, SERVED, mended=("D",), eras=ERAS, kind="native"),
         _crowded("native-crowd", WIDE, 1, reused_min=60),
         _crowded("native-crowd-small", small, 2, moves_min=1),
@@ -46,7 +58,6 @@ def natives() -> list[Scenario]:
         _crowded("native-crowd-host", replace(small, host_blocks=24), 5, moves_min=10),
         _crowded("native-crowd-no-reuse", replace(small, reuse=False), 6),
         _crowded("native-crowd-latent", replace(small, latent=True, heads=(1,)), 7),
-        _crowded(
-            "native-dummies", small, 8, prepare=warmed_up, eras=("S",)
-        ),  # D's questions are not among the excerpts
+        # What they ask is not among D's excerpts.
+        _crowded("native-dummies", small, 8, prepare=warmed_up, eras=("S",)),
     ]
