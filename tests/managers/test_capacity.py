@@ -80,11 +80,16 @@ def test_adapters_take_pages_once() -> None:
 
 
 def test_copies_that_are_pending_do_not_keep_the_last_from_starting() -> None:
-    """Nobody runs, so no step would come to end them."""
-    with bench(blocks=4, host=4) as b:
+    """Nobody runs, so no step would come to end them. A padding dummy does not count."""
+    with bench(blocks=5, host=8) as b:
+        padding = b.request(9, [1])
+        padding.is_dummy_request = True
+        b.impl.add_sequence(9, 1, 1, padding)
         b.served(1, range(16))
-        full = b.request(2, range(100, 108))
-        b.prepare([full])  # evicts to the host tier
-        b.impl.remove_sequence(2, full, False)
+        b.served(2, range(100, 116))  # sends the first to the host tier
+        back = b.request(3, range(16))
+        b.prepare([back])
+        assert b.reused(back) == 15
+        b.impl.remove_sequence(3, back, False)
         assert b.impl.get_kv_cache_stats().free_num_blocks == 4
-        assert ids(scheduler(b).schedule_request([b.request(3, range(200, 208))])) == [3]
+        assert ids(scheduler(b).schedule_request([b.request(4, range(200, 208))])) == [4]

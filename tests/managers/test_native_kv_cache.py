@@ -48,14 +48,15 @@ def test_who_reuses_keeps_it_whatever_comes_before_in_the_batch(order: tuple[int
 
 def test_growth_comes_behind_admission() -> None:
     """It may evict what the batch is to reuse."""
-    with bench(blocks=6) as b:
+    with bench(blocks=8) as b:
         growing = b.request(1, range(500, 508))
         b.prepare([growing])
         b.computed(growing)
-        b.served(2, range(13))  # four blocks, three of them full
-        again = b.request(3, range(12))
+        b.served(2, range(12))
+        b.served(3, range(200, 212))
+        again = b.request(4, range(12))
         b.prepare([again], [growing])
-        assert b.reused(again) == 11
+        assert b.reused(again) == 11, "the other prompt, though used later, goes first"
 
 
 def test_chunks_are_stored_when_they_are_reported_not_when_positions_say() -> None:
@@ -120,6 +121,28 @@ def test_dummies_are_admitted_at_once_find_nothing_and_leave_nothing() -> None:
         assert b.cached([1] * 9) == 0
 
 
+def test_a_dummy_that_does_not_fit_is_refused_by_the_call_that_adds_it() -> None:
+    with bench(blocks=2) as b:
+        dummy = b.request(1, [1] * 12)
+        dummy.is_dummy_request = True
+        with pytest.raises(OutOfBlocks):
+            b.impl.add_sequence(1, 12, 1, dummy)
+        b.impl.remove_sequence(1, dummy, False)
+        b.prepare()
+
+
+def test_a_step_in_flight_does_not_make_the_last_token_known() -> None:
+    """In the overlap loop the next step has its position reserved when the request ends."""
+    with bench() as b:
+        request = b.request(1, range(10))
+        b.prepare([request])
+        b.computed(request, 10)
+        for _ in range(3):
+            b.prepare([], [request])
+        b.impl.remove_sequence(1, request, False)
+        assert b.cached(range(20)) == 10
+
+
 def test_lora_and_salt_are_roots_and_tokens_that_name_no_image_are_private() -> None:
     with bench() as b:
         b.served(1, range(10))
@@ -153,8 +176,8 @@ def test_memory_is_reported_and_given_back_to_the_byte() -> None:
         layer = b.impl.get_primary_pool_data(2)
         assert layer.shape == (16, 2, 64)
         b.impl.release_pools()
+        b.impl.release_pools()
         assert b.impl.get_kv_cache_stats().allocated_bytes == 0
-        b.impl.allocate_pools(False)
 
 
 def test_twice_the_same_request_is_refused_and_unknown_ones_are_let_go() -> None:

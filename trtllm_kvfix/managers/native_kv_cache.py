@@ -73,6 +73,7 @@ class NativeKvCache:
         self.max_blocks_per_seq = layout.blocks_per_sequence
         self.max_attention_window_vec = [layout.window]
         self._lock = threading.RLock()
+        self._has_pools = False
         self._table: Any = None
         self._rows_of_pools: list[Any] = []
 
@@ -91,11 +92,15 @@ class NativeKvCache:
         self._books = Books(self.core, self._copies, self.tokens_per_block)
         self._questions = Questions(self._books, self.tokens_per_block)
         self._comparison = Comparison(self.core)
+        self._has_pools = True
 
     @locked
     def release_pools(self) -> None:
-        self._copies.close()
-        self._memory.release()
+        """Upstream may ask twice."""
+        if self._has_pools:
+            self._has_pools = False
+            self._copies.close()
+            self._memory.release()
 
     def get_block_pool_pointers(self) -> Any:
         return self._memory.pointers()
