@@ -19,6 +19,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "control_file": ("switches", "switches"),
     "enabled": ("false", False),
     "force": ("true", True),
+    "manager": ("native", "native"),
     "fixes": ("off", "off"),
     "staging_mode": ("snapshot", "snapshot"),
     "runtime_dir": ("elsewhere", "elsewhere"),

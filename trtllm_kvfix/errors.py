@@ -10,6 +10,7 @@ __all__ = [
     "ExtensionMissing",
     "InvariantViolation",
     "KvfixError",
+    "NotServed",
     "OutOfBlocks",
     "SettingsError",
     "UnknownRequest",
@@ -26,6 +27,12 @@ class KvfixError(Exception):
 
 class SettingsError(KvfixError):
     """A setting has an unknown name or a value that cannot be used."""
+
+    exit_code = 2
+
+
+class NotServed(KvfixError, RuntimeError):
+    """`kvfix.manager: native` does not serve what this engine asks for. The text names it."""
 
     exit_code = 2
 

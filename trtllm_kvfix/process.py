@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.managers import engines, places
 from trtllm_kvfix.overlay import carry, flight_dump, launch, server_config, start_gate, workers
 from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load
 
-active = Activation(ALL, (server_config, start_gate, flight_dump, workers))
+active = Activation(ALL, (server_config, start_gate, flight_dump, workers, *places.ALL), engines.objection)
 
 
 def begin() -> None:
@@ -46,6 +47,7 @@ def status() -> dict[str, Any]:
         "enabled": True,
         "job": active.job,
         "started": active.started,
+        "manager": active.settings.manager,
         "fixes": {each.id: each.as_dict() for each in active.registry.report().fixes},
         "aliases": active.registry.aliases(),
     }

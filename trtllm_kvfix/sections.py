@@ -11,6 +11,9 @@ from trtllm_kvfix.sizes import parse_size
 
 PORT_MAX = 65535
 Word: TypeAlias = Literal["auto", "on", "off", "observe"]  # what may be said of a fix
+ManagerWord: TypeAlias = Literal["upstream", "native"]
+# Fixes of the bound manager's admission, storing and pins. Ours does these right by itself.
+NEEDLESS_WITH_NATIVE = ("computed-blocks", "batched-admission", "concurrent-pins")
 
 
 class Section(BaseModel):
@@ -91,6 +94,7 @@ class Settings(Section):
 
     enabled: bool = True  # the hook reads it when TensorRT-LLM is imported
     force: bool = False  # lets `on` apply a fix whose probe says unknown
+    manager: ManagerWord = "upstream"  # native: our block manager behind upstream's V1 class
     fixes: FixChoices = FixChoices()
     tuning: FixSettings = FixSettings()
     metrics_port: int | None = Field(default=None, ge=1, le=PORT_MAX)  # of rank 0; rank r listens on this + r
@@ -98,3 +102,8 @@ class Settings(Section):
     runtime_dir: str | None = None  # where attestations are written; by default one of this user's
     replay: ReplaySettings = ReplaySettings()
     offload: OffloadSettings = OffloadSettings()
+
+    def choice_of(self, fix_id: str) -> Word:
+        """What is to become of a fix, with everything else that was said."""
+        needless = self.manager == "native" and fix_id in NEEDLESS_WITH_NATIVE
+        return "off" if needless else self.fixes.of(fix_id)

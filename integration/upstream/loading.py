@@ -47,6 +47,7 @@ def _complete(tree: Tree, module_name: str, class_name: str, fallback: type) -> 
     module = sys.modules.get(f"{EXECUTOR}.{module_name}")
     if module is None or f"{EXECUTOR}.{module_name}" not in tree.real:
         return
+    tree.constructors[class_name] = vars(getattr(module, class_name)).get("__init__")
     instead = ("__init__",) if _wants_unread_bindings(module, class_name) else ()
     tree.lacking[class_name] = tree.lacking.get(class_name, []) + complete(
         module, class_name, fallback, instead=instead

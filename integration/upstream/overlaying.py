@@ -10,7 +10,9 @@ import trtllm_kvfix
 
 
 @contextmanager
-def overlay(on: bool, fixes: dict[str, str], staging_mode: str = "auto") -> Iterator[Callable[[], dict[str, Any]]]:
+def overlay(
+    on: bool, fixes: dict[str, str], staging_mode: str = "auto", manager: str = "upstream"
+) -> Iterator[Callable[[], dict[str, Any]]]:
     """Turn the overlay on as a program does, with these choices."""
     if not on:
         yield dict
@@ -18,7 +20,7 @@ def overlay(on: bool, fixes: dict[str, str], staging_mode: str = "auto") -> Iter
     with tempfile.TemporaryDirectory() as folder:
         before = dict(os.environ)
         os.environ["TRTLLM_KVFIX_TUNING_STAGING_MODE"] = staging_mode
-        trtllm_kvfix.enable(fixes=fixes, runtime_dir=folder)
+        trtllm_kvfix.enable(fixes=fixes, runtime_dir=folder, manager=manager)
         try:
             yield trtllm_kvfix.status
         finally:

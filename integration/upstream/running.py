@@ -15,6 +15,7 @@ from integration.upstream import connectors, loads
 from integration.upstream.drafting import DraftServer
 from integration.upstream.graph_tables import TablesServer
 from integration.upstream.input_server import InputServer
+from integration.upstream.native_server import make_server
 from integration.upstream.overlaying import overlay
 from integration.upstream.pipeline import run_ranks
 from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, STAGING, STAGING_V2, Scenario
@@ -33,6 +34,7 @@ SERVERS: dict[str, Any] = {
     "draft": DraftServer,
     "inputs": InputServer,
     "lora-tables": TablesServer,
+    "native": make_server,
     "v2": V2Server,
     "v2-awaited": AwaitedV2Server,
     "v2-steps": StepServer,
@@ -76,10 +78,11 @@ def unrun(era: str, scenario: Scenario, arm: str) -> Result:
 def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., Any] | None = None) -> Result:
     """One arm, in this process. make: what serves, where the kind of the scenario alone does not tell."""
     result = unrun(era, scenario, arm)
+    manager = "native" if scenario.kind == "native" else "upstream"
     mode = "early_copy" if arm == "lent" else "auto"
     with (
         upstream(root, era) as (tree, device, logger),
-        overlay(arm != "off", choices(scenario, arm), mode) as status,
+        overlay(arm != "off", choices(scenario, arm), mode, manager) as status,
         watched() as loans,
     ):
         try:

@@ -39,6 +39,7 @@ class Shape:
     chunked: bool = False
     chunk_max: int = 0  # tokens of one request in one batch; 0: as many as fit
     reuse: bool = True
+    latent: bool = False  # MLA: one side instead of K and V
     overlap: bool = True
 
 
@@ -113,7 +114,9 @@ class Server:
         }
         if "__init__" in self.tree.lacking["KVCacheManager"]:
             given |= {"bound": self.batch_manager.KVCacheManager, "blocks_per_window": counts, "chunked": shape.chunked}
-        return with_counts(kind, counts)(config, self.batch_manager.CacheType.SELF, **given, **more)
+        types = self.batch_manager.CacheType
+        cache_type = types.SELFKONLY if shape.latent else types.SELF
+        return with_counts(kind, counts)(config, cache_type, **given, **more)
 
     def _metadata(self) -> Any:
         attention = import_module("tensorrt_llm._torch.attention_backend.trtllm")

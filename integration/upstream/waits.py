@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from trtllm_kvfix import native
@@ -19,6 +19,8 @@ def awaited(late: "LateDevice") -> Iterator[None]:
     """
     record, wait, synchronize = native.Device.record, native.Device.wait, native.Device.synchronize
     marks: dict[int, int] = {}  # by event: everything before it lies behind gates up to this number
+    submit, wait_for = native.CopyEngine.submit, native.CopyEngine.wait
+    copies: dict[tuple[int, int], int] = {}  # the same, by engine and transfer
 
     def noting(device: native.Device, event: int, stream: int) -> None:
         if device is late.device:
@@ -35,9 +37,20 @@ def awaited(late: "LateDevice") -> Iterator[None]:
             late.release()
         synchronize(device, stream)
 
+    def submitting(engine: native.CopyEngine, *args: Any, **named: Any) -> int:
+        number = submit(engine, *args, **named)
+        copies[id(engine), number] = late.mark()
+        return number
+
+    def letting_copies(engine: native.CopyEngine, transfer: int) -> None:
+        late.release(copies.get((id(engine), transfer)))
+        wait_for(engine, transfer)
+
     with (
         mock.patch.object(native.Device, "record", noting),
         mock.patch.object(native.Device, "wait", letting),
         mock.patch.object(native.Device, "synchronize", letting_all),
+        mock.patch.object(native.CopyEngine, "submit", submitting),
+        mock.patch.object(native.CopyEngine, "wait", letting_copies),
     ):
         yield

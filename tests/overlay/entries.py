@@ -18,9 +18,8 @@ def report(fingerprint: str = "source:1") -> Report:
 
 
 def attestation(rank: int = 0, size: int = 1, *, fingerprint: str = "source:1", started: bool = True) -> Attestation:
-    return Attestation.of(
-        report(fingerprint), variant="D", job="job", rank=rank, world_size=size, started=started, aliases=[], parts={}
-    )
+    who = {"variant": "D", "job": "job", "rank": rank, "world_size": size, "started": started}
+    return Attestation.of(report(fingerprint), **who, aliases=[], manager="upstream", parts={})  # type: ignore[arg-type]
 
 
 def entry(rank: int = 0, size: int = 1, **changes: Any) -> dict[str, Any]:

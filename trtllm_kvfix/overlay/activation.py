@@ -7,9 +7,9 @@ there are is said by whoever makes an `Activation` (trtllm_kvfix/process.py), so
 import logging
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay import attest, carry, fuse, import_hook, parts
@@ -34,8 +34,15 @@ class Participant(Protocol):
 class Activation:
     """One for each process, since there is one TensorRT-LLM in a process."""
 
-    def __init__(self, fixes: Iterable[Fix], participants: Sequence[Participant]) -> None:
+    def __init__(
+        self,
+        fixes: Iterable[Fix],
+        participants: Sequence[Participant],
+        objection: Callable[[Settings, Any], str] = lambda _settings, _executor: "",
+    ) -> None:
+        """objection: looks at an engine that is about to start, and says why it must not, or nothing."""
         self.registry = Registry(fixes)
+        self.objection = objection
         self.settings = Settings()
         self.on = False
         self.job = ""  # the same in every process of one start
@@ -90,6 +97,7 @@ class Activation:
             world_size=world_size,
             started=self.started,
             aliases=self.registry.aliases() if self.started else [],  # it looks at all of upstream
+            manager=self.settings.manager,
             parts=parts.seams(),
             refusal=refusal,
         )

@@ -11,7 +11,7 @@ from trtllm_kvfix import __version__, runtime_files
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay.registry import Report
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".json"
 
 
@@ -32,6 +32,7 @@ class Attestation:
     fixes: dict[str, str]  # id: applied, off, waiting, fixed-upstream, not-applicable, unknown
     choices: dict[str, str]  # id: auto, on, off
     seams: dict[str, str]  # attribute: hash of what was there
+    manager: str  # upstream or native
     parts: dict[str, str]  # the same, of what mends nothing and lets us take part
     aliases: list[str]
     refusal: str  # why this rank must not start, or nothing
@@ -48,6 +49,7 @@ class Attestation:
         world_size: int,
         started: bool,
         aliases: list[str],
+        manager: str,
         parts: dict[str, str],
         refusal: str = "",
     ) -> "Attestation":
@@ -65,6 +67,7 @@ class Attestation:
             choices={status.id: status.choice for status in report.fixes},
             seams={name: value for status in report.fixes for name, value in status.seams.items()},
             aliases=aliases,
+            manager=manager,
             parts=parts,
             refusal=refusal,
             faults={status.id: status.faults for status in report.fixes if status.faults},
@@ -81,7 +84,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     in nothing that counts."""
     found = [
         f"{key} {ours[key]} / {theirs[key]}"
-        for key in ("format", "package", "tensorrt_llm", "variant")
+        for key in ("format", "package", "tensorrt_llm", "variant", "manager")
         if ours[key] != theirs[key]
     ]
     for kind, label in (("choices", "setting of"), ("fixes", "fix"), ("seams", "seam"), ("parts", "part")):

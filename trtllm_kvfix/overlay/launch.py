@@ -147,6 +147,7 @@ def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
 )
 @click.option("--force", is_flag=True, help="Let `on` apply a fix whose probe cannot tell whether it fits.")
 @click.option("--dry-run", is_flag=True, help="Say what would be set and started, and start nothing.")
+@click.option("--manager", type=click.Choice(["upstream", "native"]), help="Whose block manager serves; see the docs.")
 @click.option("--metrics-port", type=int, help="Serve Prometheus metrics; rank r listens on this plus r.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -156,13 +157,14 @@ def run(
     fixes: tuple[str, ...],
     force: bool,
     dry_run: bool,
+    manager: str | None,
     metrics_port: int | None,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND with the fixes: trtllm-serve, trtllm-bench, python, mpirun, trtllm-llmapi-launch."""
     environ = environment()
     config = config or (ctx.parent.params.get("config") if ctx.parent is not None else None)
-    settings = load(config, {**environ, **_from_options(fixes, force, metrics_port)})
+    settings = load(config, {**environ, **_from_options(fixes, force, manager, metrics_port)})
     if not settings.enabled:
         raise SettingsError(f"{ENV_ENABLED} or kvfix.enabled is false; `run` is for running with the fixes")
     new = variables(settings, environ, job=f"{os.uname().nodename}-{os.getpid()}")
@@ -192,7 +194,7 @@ def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
         ) from error
 
 
-def _from_options(fixes: Sequence[str], force: bool, metrics_port: int | None) -> dict[str, str]:
+def _from_options(fixes: Sequence[str], force: bool, manager: str | None, metrics_port: int | None) -> dict[str, str]:
     given = {}
     for text in fixes:
         fix_id, equals, choice = text.partition("=")
@@ -205,6 +207,8 @@ def _from_options(fixes: Sequence[str], force: bool, metrics_port: int | None) -
         given[variable_of(("fixes", fix_id))] = choice
     if force:
         given[variable_of(("force",))] = "true"
+    if manager is not None:
+        given[variable_of(("manager",))] = manager
     if metrics_port is not None:
         given[variable_of(("metrics_port",))] = str(metrics_port)
     return given

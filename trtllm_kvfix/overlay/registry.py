@@ -123,7 +123,7 @@ class Registry:
                 raise
             applied = {installed.fix_id for installed in self._installed}
             for fix in self.fixes:
-                if fix.id in applied and settings.fixes.of(fix.id) != "observe":
+                if fix.id in applied and settings.choice_of(fix.id) != "observe":
                     self._follow(fix, upstream)
             return self.report()
 
@@ -180,7 +180,7 @@ class Registry:
 
     def _decide(self, fix: Fix, upstream: Upstream) -> None:
         answer = self._answers[fix.id] = _probed(fix, upstream)
-        choice = self._settings.fixes.of(fix.id)
+        choice = self._settings.choice_of(fix.id)
         if answer.state is State.UNKNOWN and choice != "off":
             self._face_unknown(fix, answer, choice)
             if not (choice == "on" and self._settings.force):
@@ -199,7 +199,7 @@ class Registry:
 
     def _refuse_blind(self, settings: Settings) -> None:
         for fix in self.fixes:
-            if settings.fixes.of(fix.id) == "observe" and fix.observers is None:
+            if settings.choice_of(fix.id) == "observe" and fix.observers is None:
                 raise SettingsError(
                     f"kvfix.fixes.{fix.id} is observe, which this fix cannot: {fix.blind}; auto, on and off are left"
                 )
@@ -255,7 +255,7 @@ class Registry:
                 FixStatus(
                     id=fix.id,
                     title=fix.title,
-                    choice=settings.fixes.of(fix.id),
+                    choice=settings.choice_of(fix.id),
                     answer=answers.get(fix.id),
                     applied=fix.id in seams,
                     seams=seams.get(fix.id, {}),

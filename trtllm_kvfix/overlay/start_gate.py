@@ -37,20 +37,23 @@ def replacements(active: "Activation") -> list[Replacement]:
 
 
 def gated(active: "Activation", start: Callable[..., Any]) -> Callable[..., Any]:
+    is_constructor = start.__name__ == "__init__"  # what it will have cannot be looked at yet
+
     def start_when_agreed(self: Any, *args: Any, **kwargs: Any) -> Any:
         if active.on:
-            pass_gate(active)
+            pass_gate(active, None if is_constructor else self)
         return start(self, *args, **kwargs)
 
     return start_when_agreed
 
 
-def pass_gate(active: "Activation") -> None:
+def pass_gate(active: "Activation", executor: Any = None) -> None:
     """Attest, compare, serve metrics, say what is on. Raises where this rank must not start."""
     report = active.registry.apply(active.settings, at_last=True)  # again, should an import have swallowed a failure
     active.started = True
     _keep_flight_record(active)
-    mine = active.attestation(refusal=_served_metrics(active))
+    objection = "" if executor is None else active.objection(active.settings, executor)
+    mine = active.attestation(refusal=objection or _served_metrics(active))
     if mine.aliases:
         log.warning("still the originals, because they were taken before the fixes came: %s", ", ".join(mine.aliases))
     for name in [*active.registry.lost(), *parts.lost()]:

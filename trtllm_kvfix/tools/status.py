@@ -54,7 +54,7 @@ def flight_records(folder: Path) -> list[dict[str, Any]]:
 
 def table(entries: list[dict[str, Any]]) -> Table:
     shown = Table(box=None)
-    for column in ("job", "rank", "pid", "engine", "variant", "fixes", "aliases"):
+    for column in ("job", "rank", "pid", "engine", "variant", "manager", "fixes", "aliases"):
         shown.add_column(column, overflow="fold")
     for entry in entries:
         shown.add_row(
@@ -63,6 +63,7 @@ def table(entries: list[dict[str, Any]]) -> Table:
             str(entry["pid"]),
             "started" if entry["started"] else "-",
             entry["variant"],
+            entry["manager"],
             "\n".join(fix_line(entry, fix_id) for fix_id in entry["fixes"]),
             "\n".join(entry["aliases"]),
         )

@@ -1,0 +1,186 @@
+"""What `kvfix.manager: native` costs in an iteration, against upstream's same statements over bound books.
+
+Both sides run the statements of upstream's `prepare_resources`, `update_resources` and scheduling of 1.2, for requests
+that generate, and for a batch of prompts that arrives. The other side is kvfix_bound, the extension of the tests: it is
+declared as upstream's binding is, and its books are empty at the start. Rounds take turns, so a machine that slows down
+for a while slows both. `make bound` builds it.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from measure import REPOSITORY, RESULTS, Row, Summary, pin_to_one_core, report
+
+from trtllm_kvfix import native
+from trtllm_kvfix.managers.capacity import scheduler_for
+from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
+from trtllm_kvfix.staging import on_stream
+
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "build" / "bound")]
+TOKENS_PER_BLOCK = 32
+LENGTH_MAX = 4096
+PROMPT = 128
+ADMITTED = 64
+ROUNDS = 9
+ITERATIONS = 20
+SIZES = (8, 32, 128, 256, 512, 1024)
+
+
+class Side(NamedTuple):
+    name: str
+    impl: Any
+    schedule: Callable[[Sequence[Any]], Any]
+
+
+def keywords(era: Any, sequences: int, stream: int) -> dict[str, Any]:
+    return {
+        "num_kv_heads_per_layer": [1],
+        "tokens_per_block": TOKENS_PER_BLOCK,
+        "blocks_per_window": {LENGTH_MAX: (sequences * LENGTH_MAX // TOKENS_PER_BLOCK // 4, 0)},
+        "max_num_sequences": sequences,
+        "max_beam_width": 1,
+        "max_attention_window_vec": [LENGTH_MAX],
+        "temp_attention_window_inputs": None,
+        "dtype": era.DataType.HALF,
+        "sink_token_length": 0,
+        "stream": stream,
+        "max_sequence_length": LENGTH_MAX,
+        "enable_block_reuse": True,
+    }
+
+
+def sides(era: Any, sequences: int, stream: int) -> tuple[Side, Side]:
+    given = keywords(era, sequences, stream)
+    bound = era.KVCacheManager(**given, size_per_head_per_layer=[1])
+    bound.witness_record(False)
+    capacity = era.CapacityScheduler(
+        max_num_requests=sequences,
+        capacity_scheduler_policy=era.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT,
+        has_kv_cache_manager=True,
+    )
+    ours = NativeKvCache(**given, size_per_head=1)
+    policy = scheduler_for(sequences, ours)
+    assert policy is not None
+    for impl in (bound, ours):
+        impl.allocate_pools(False)
+    return (
+        Side("bound", bound, lambda active: capacity(active, bound, None)),
+        Side("native", ours, policy.schedule_request),
+    )
+
+
+def admit(impl: Any, requests: Sequence[Any]) -> None:
+    impl.sync_transfer_manager_with_buffer_manager()
+    for each in requests:
+        if each.is_first_context_chunk:
+            impl.add_sequence(each.request_id, each.prompt_len, 1, each)
+    impl.refresh_blocks()
+
+
+def iterate(side: Side, requests: Sequence[Any], table: Any) -> None:
+    for _ in range(ITERATIONS):
+        generate(side, requests, table)
+
+
+def generate(side: Side, requests: Sequence[Any], table: Any) -> None:
+    """One iteration in which everybody generates."""
+    impl = side.impl
+    side.schedule(requests)
+    impl.sync_transfer_manager_with_buffer_manager()
+    for each in requests:
+        impl.add_token(each.request_id)
+    impl.refresh_blocks()
+    ids = [each.request_id for each in requests]
+    impl.copy_batch_block_offsets(table, ids, 1, 0)
+
+
+def made(era: Any, count: int, first: int) -> list[Any]:
+    return [
+        era.LlmRequest(
+            request_id=first + number,
+            max_new_tokens=ROUNDS * ITERATIONS * 4,
+            input_tokens=[(first + number) * 131 + place for place in range(PROMPT)],
+            sampling_config=era.SamplingConfig(),
+            is_streaming=False,
+        )
+        for number in range(count)
+    ]
+
+
+def generating(era: Any, side: Side, count: int) -> list[Any]:
+    requests = made(era, count, 0)
+    admit(side.impl, requests)
+    for each in requests:
+        each.move_to_next_context_chunk()
+        each.state = era.LlmRequestState.GENERATION_IN_PROGRESS
+        side.impl.store_context_blocks(each)
+    return requests
+
+
+def microseconds(call: Callable[[], None]) -> float:
+    """Of this thread on its processor: other load on the machine does not count."""
+    begin = time.thread_time()
+    call()
+    return (time.thread_time() - begin) * 1e6
+
+
+def of_iterations(era: Any, count: int, stream: int) -> dict[str, list[float]]:
+    table = np.zeros((1, count, 2, LENGTH_MAX // TOKENS_PER_BLOCK), np.int32)
+    pair = [(side, generating(era, side, count)) for side in sides(era, count, stream)]
+    found: dict[str, list[float]] = {side.name: [] for side, _ in pair}
+    for number in range(ROUNDS + 1):
+        for side, requests in pair:
+            spent = microseconds(partial(iterate, side, requests, table))
+            if number:  # the first warms up
+                found[side.name].append(spent / ITERATIONS)
+    return found
+
+
+def of_admission(era: Any, stream: int) -> dict[str, list[float]]:
+    pair = sides(era, 4 * ADMITTED, stream)
+    found: dict[str, list[float]] = {side.name: [] for side in pair}
+    for number in range(ROUNDS + 1):
+        for side in pair:
+            requests = made(era, ADMITTED, number * ADMITTED)
+            spent = microseconds(partial(admit, side.impl, requests))
+            for each in requests:
+                side.impl.remove_sequence(each.request_id, each, False)
+            if number:
+                found[side.name].append(spent / ADMITTED)
+    return found
+
+
+def rows(workload: str, metric: str, found: dict[str, list[float]]) -> list[Row]:
+    ratios = Summary.of([ours / theirs for ours, theirs in zip(found["native"], found["bound"], strict=True)])
+    return [
+        Row(workload, TOKENS_PER_BLOCK, name, metric, Summary.of(values), ratios if name == "native" else None)
+        for name, values in found.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--quick", action="store_true", help="two sizes")
+    arguments = parser.parse_args()
+    kvfix_bound = import_module("kvfix_bound")  # built by `make bound`
+    pin_to_one_core()
+    device = native.open_device("cpu")
+    stream = device.create_stream()
+    found: list[Row] = []
+    with on_stream(device, stream):
+        for count in SIZES[:2] if arguments.quick else SIZES:
+            found += rows(f"gen-{count}", "iteration_us", of_iterations(kvfix_bound.S, count, stream))
+        found += rows(f"admit-{ADMITTED}", "admit_us_per_request", of_admission(kvfix_bound.S, stream))
+    report("manager.csv", found, arguments.results)
+
+
+if __name__ == "__main__":
+    main()

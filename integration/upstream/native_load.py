@@ -1,0 +1,107 @@
+"""`python -m integration.upstream.native_load --tree DIR`: random servers and requests, ours beside upstream's books.
+
+Ours must be right in every batch, never run out of blocks that its scheduler promised, and reuse what it told before.
+How many prompt tokens are computed is compared with upstream's manager under the same arrivals.
+"""
+
+import argparse
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from integration.upstream.native_crowds import ERAS, WIDE, crowd
+from integration.upstream.running import Result, apart
+from integration.upstream.scenarios import ALL, Scenario
+from integration.upstream.server import Server, Shape
+
+REQUESTS = 120
+ITERATIONS_MAX = 3000
+
+
+class Promises:
+    """The core, as the books call it: what a request reuses is what it was told a moment before."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def add_sequence_batch(self, requests: list[Any]) -> Any:
+        told = {each.request_id: self._core.analyze_prefix_reuse(each).tokens for each in requests}
+        batch = self._core.add_sequence_batch(requests)
+        unit = self._core.config.tokens_per_block
+        for each in batch.admitted:
+            promised = told[each.request_id]
+            # A batch that does not fit with the source of a copy does without that part of a block.
+            if each.tokens_reused not in (promised, promised // unit * unit):
+                raise AssertionError(
+                    f"request {each.request_id} reuses {each.tokens_reused} tokens, but was told {promised}"
+                )
+        return batch
+
+
+def prepare(server: Server) -> None:
+    server.iterations_max = ITERATIONS_MAX
+    if hasattr(server.manager.impl, "core"):
+        books = server.manager.impl._books
+        books.core = Promises(books.core)
+
+
+def drawn(seed: int) -> Scenario:
+    chance = random.Random(seed)
+    blocks = chance.choice([12, 14, 18, 24, 40, 160])
+    shape: Shape = replace(
+        WIDE,
+        blocks=blocks,
+        host_blocks=chance.choice([0, 0, blocks // 2, 2 * blocks]),
+        heads=chance.choice([(1,), (1, 2)]),
+        chunked=chance.random() < 0.6,
+        overlap=chance.random() < 0.7,
+    )
+    if shape.chunked:
+        shape = replace(shape, chunk_max=chance.choice([0, 8, 16]), budget=chance.choice([16, 32, 64]))
+    arrivals, cancels = crowd(seed, REQUESTS)
+    return Scenario(f"load-{seed}", ALL, False, shape, arrivals, cancels, prepare=prepare, kind="native")
+
+
+def computed(result: Result) -> int:
+    batches = result.tree.get("batches", [])
+    return sum(end - begin for batch in batches for _, begin, end in batch["contexts"])
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tree", type=Path, required=True, help="a folder with a tree for each era")
+    parser.add_argument("--era", choices=ERAS, default="S")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--first", type=int, default=1, help="the seed of the first run")
+    parser.add_argument("--alone", action="store_true", help="do not run upstream's own manager beside it")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    wrong = batches = ours = theirs = 0
+    for seed in range(given.first, given.first + given.runs):
+        scenario = drawn(seed)
+        result = apart(given.tree / given.era, given.era, scenario, "all")
+        batches += len(result.tree.get("batches", []))
+        ours += computed(result)
+        if not given.alone:
+            theirs += computed(apart(given.tree / given.era, given.era, scenario, "off"))
+        if result.result != "right":
+            wrong += 1
+            say(f"run {seed}: {result.result}: {result.remark[:400]}")
+    say(f"{given.runs} runs, {batches} batches, {wrong} wrong; {ours} prompt tokens computed, upstream's {theirs}")
+    return int(wrong > 0)
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

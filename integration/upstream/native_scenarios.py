@@ -1,0 +1,63 @@
+"""Upstream's loops over our block manager: the memory must hold what the tokens say, whatever ends when.
+
+Without the overlay upstream's own books run, and in S its overlap loop overwrites the offsets of a pending copy (H1).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from integration.upstream.ending_scenarios import endings, failures
+from integration.upstream.native_crowds import ERAS, WIDE, crowd
+from integration.upstream.scenarios import ALL, SERVED, Scenario
+from integration.upstream.server import Shape
+
+
+def _crowded(name: str, shape: Shape, seed: int, **more: Any) -> Scenario:
+    arrivals, cancels = crowd(seed)
+    more = {"mended": ("D",), "eras": ERAS, "kind": "native"} | more
+    return Scenario(name, ALL, shape.overlap, shape, arrivals, cancels, **more)
+
+
+def warmed_up(server: Any) -> None:
+    """Dummies of a warm-up, and one that pads graphs for as long as the server lives."""
+    manager = server.manager
+    before = manager.get_num_free_blocks()
+    for is_gen in (False, True):
+        dummies = manager.add_dummy_requests([901, 902], token_nums=[9, 5], is_gen=is_gen)
+        taken = before - manager.get_num_free_blocks()
+        if taken != 5:
+            raise AssertionError(f"two dummies of 9 and 5 tokens take {taken} blocks")
+        for each in dummies:
+            manager.free_resources(each)
+    if manager.get_num_free_blocks() != before:
+        raise AssertionError("dummies leave blocks behind")
+    (padding,) = manager.add_dummy_requests([903])
+    server.at_end = lambda: manager.free_resources(padding)
+
+
+def ended() -> list[Scenario]:
+    """Requests that are cancelled, preempted or failed, as over upstream's own books."""
+    return [
+        replace(each, name=f"native-{each.name}", eras=tuple(era for era in ERAS if era in each.eras), kind="native")
+        for each in endings() + failures()
+        # With a capacity scheduler nobody runs out of blocks.
+        if each.kind == "serve" and not each.connector and each.name != "fail-blocks"
+    ]
+
+
+def natives() -> list[Scenario]:
+    small = replace(WIDE, blocks=18)
+    chunks = replace(small, chunked=True, chunk_max=8, budget=16)
+    return [
+        *ended(),
+        Scenario("native-served", ALL, True, WIDE, SERVED, mended=("D",), eras=ERAS, kind="native"),
+        _crowded("native-crowd", WIDE, 1, reused_min=60),
+        _crowded("native-crowd-small", small, 2, moves_min=1),
+        _crowded("native-crowd-chunks", chunks, 3),
+        _crowded("native-crowd-plain-loop", replace(small, overlap=False), 4),
+        _crowded("native-crowd-host", replace(small, host_blocks=24), 5, moves_min=10),
+        _crowded("native-crowd-no-reuse", replace(small, reuse=False), 6),
+        _crowded("native-crowd-latent", replace(small, latent=True, heads=(1,)), 7),
+        # What they ask is not among D's excerpts.
+        _crowded("native-dummies", small, 8, prepare=warmed_up, eras=("S",)),
+    ]

@@ -1,0 +1,124 @@
+"""Upstream's V1 manager and loop over our block manager (`kvfix.manager: native`), in real memory."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from integration.upstream.arrivals import Arrival
+from integration.upstream.loading import EXECUTOR
+from integration.upstream.native_engine import MemoryEngine
+from integration.upstream.native_pins import Pinner
+from integration.upstream.scheduling import Scheduler
+from integration.upstream.server import Outcome, Server
+from trtllm_kvfix.managers.capacity import scheduler_for
+from trtllm_kvfix.managers.engines import objection
+from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
+from trtllm_kvfix.settings import Settings
+from trtllm_kvfix.staging import on_stream
+
+
+class FittingScheduler(Scheduler):
+    """Behind a capacity scheduler, as upstream's is: who may run is asked first, then how much of it."""
+
+    def __init__(self, shape: Any, states: Any, capacity: Any) -> None:
+        super().__init__(shape, states)
+        self.capacity = capacity
+
+    def schedule_request(self, active: list[Any], inflight: Any) -> Any:
+        fitting, _, _ = self.capacity(active)
+        return super().schedule_request(fitting, inflight)
+
+
+class FittingServer(Server):
+    """Upstream's own manager, with the capacity scheduler that the bound classes bring."""
+
+    at_end: Callable[[], None] = staticmethod(lambda: None)
+
+    def _look(self, outcome: Outcome) -> None:
+        self.at_end()
+        super()._look(outcome)
+
+    def _scheduler(self, states: Any) -> Any:
+        algorithms = import_module("tensorrt_llm.bindings.internal.algorithms")
+        policy = self.batch_manager.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
+        bound = algorithms.CapacityScheduler(
+            max_num_requests=self.shape.max_batch_size,
+            capacity_scheduler_policy=policy,
+            has_kv_cache_manager=True,
+            two_step_lookahead=False,
+            no_schedule_until_state=states.CONTEXT_INIT,
+            no_schedule_after_state=states.GENERATION_COMPLETE,
+        )
+        return FittingScheduler(self.shape, states, lambda active: bound(active, self.manager.impl, None))
+
+
+class Windows:
+    """What D's constructor calls and no excerpt holds, for one window of full attention."""
+
+    def _resolve_max_attention_window_vec(self, *, max_seq_len: int, **_: Any) -> list[int]:
+        return [max_seq_len]
+
+    def get_max_atten_window_upper_bound(self, *, blocks_in_primary_pool: int, tokens_per_block: int, **_: Any) -> int:
+        return blocks_in_primary_pool * tokens_per_block
+
+
+class NativeServer(Server):
+    engine_class = MemoryEngine
+    engine: MemoryEngine
+    at_end: Callable[[], None] = staticmethod(lambda: None)
+
+    def _v1_manager(self, **more: Any) -> Any:
+        kind, own = self.resources.KVCacheManager, self.tree.constructors.get("KVCacheManager")
+        if own is not None and kind.__init__ is not own:
+            # The rig's stands there because the bound class does not take what upstream's passes. Ours does.
+            kind.__init__ = own
+            lacking = [name for name in vars(Windows) if name[:2] != "__" and name not in vars(kind)]
+            for name in lacking:
+                setattr(kind, name, vars(Windows)[name])
+            given = [name for name in self.tree.lacking["KVCacheManager"] if name != "__init__"]
+            self.tree.lacking["KVCacheManager"] = given + lacking
+        return super()._v1_manager(**more)
+
+    def _executor(self) -> Any:
+        executor = super()._executor()
+        # Where upstream's constructor has run, the executor is what a start would look at.
+        refusal = objection(Settings(manager="native"), executor) if "__init__" not in self._ours_of_executor() else ""
+        if refusal:
+            raise RuntimeError(refusal)
+        return executor
+
+    def _ours_of_executor(self) -> list[str]:
+        return self.tree.lacking["PyExecutor"]
+
+    def _scheduler(self, states: Any) -> Any:
+        capacity = scheduler_for(self.shape.max_batch_size, self.manager.impl)
+        assert capacity is not None
+        return FittingScheduler(self.shape, states, capacity.schedule_request)
+
+    def serve(self, arrivals: list[Arrival], cancels: dict[int, list[int]] | None = None) -> Outcome:
+        self.pinner = Pinner(self.engine, [each.prompt for each in arrivals])
+        self.pinner.watch(self.manager.impl)
+        return super().serve(arrivals, cancels)
+
+    def _look(self, outcome: Outcome) -> None:
+        self.at_end()
+        impl: NativeKvCache = self.manager.impl
+        outcome.corrupt, outcome.batches = self.engine.contents.corrupt, self.engine.findings.batches
+        outcome.computed = sum(end - begin for batch in outcome.batches for _, begin, end in batch["contexts"])
+        outcome.settled = list(self.device.settled)
+        if not self.engine.values_read:
+            outcome.remarks.append("no value was read back, so this shows nothing")
+        if self.shape.reuse and not self.pinner.blocks_read:
+            outcome.remarks.append("no block was found and pinned, so this shows less than it should")
+        impl.core.check_invariants()
+        total = impl.core.get_kv_cache_stats().total
+        outcome.moves = total.blocks_copied + total.blocks_offloaded + total.blocks_onboarded
+        outcome.released = impl.get_kv_cache_stats().free_num_blocks == self.shape.blocks
+
+
+def make_server(tree: Any, device: Any, shape: Any, connector: Any) -> Server:
+    """The arm without the overlay is upstream's own manager."""
+    resources = import_module(f"{EXECUTOR}.resource_manager")
+    is_ours = type(resources.KVCacheManagerCpp).__name__ == "Substitute"
+    with on_stream(device.device, device.new_stream()):
+        return (NativeServer if is_ours else FittingServer)(tree, device, shape, connector)

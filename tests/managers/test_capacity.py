@@ -1,0 +1,95 @@
+"""Who may run next, where the manager is ours."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.managers.making import Bench, bench
+from trtllm_kvfix.errors import NotServed
+from trtllm_kvfix.managers.capacity import GuaranteedNoEvict, scheduler_for
+
+
+def scheduler(b: Bench, at_once: int = 8, adapters: Any = None) -> GuaranteedNoEvict:
+    made = scheduler_for(at_once, b.impl, adapters)
+    assert made is not None
+    return made
+
+
+def ids(found: tuple[list[Any], list[Any], list[Any]]) -> list[int]:
+    fitting, arriving, paused = found
+    assert (arriving, paused) == ([], [])
+    return [each.request_id for each in fitting]
+
+
+def test_a_bound_manager_keeps_its_scheduler_and_other_policies_are_refused() -> None:
+    assert scheduler_for(8, object()) is None
+    with bench() as b:
+        with pytest.raises(NotServed, match="MAX_UTILIZATION"):
+            scheduler_for(8, b.impl, None, SimpleNamespace(name="MAX_UTILIZATION"))
+        with pytest.raises(NotServed, match="two_step_lookahead"):
+            scheduler_for(8, b.impl, None, SimpleNamespace(name="GUARANTEED_NO_EVICT"), True)
+
+
+def test_nobody_starts_whose_last_token_might_not_fit() -> None:
+    """8 new tokens each: a prompt of 8 needs 4 blocks."""
+    with bench(blocks=9) as b:
+        first, second, third = (b.request(n, [100 * n + i for i in range(8)]) for n in (1, 2, 3))
+        assert ids(scheduler(b).schedule_request([first, second, third])) == [1, 2]
+        b.prepare([first, second])
+        assert ids(scheduler(b).schedule_request([first, second, third])) == [1, 2], "2 of them are still to come"
+        b.impl.remove_sequence(1, first, False)
+        assert ids(scheduler(b).schedule_request([second, third])) == [2, 3]
+
+
+def test_a_small_one_does_not_overtake_a_large_one_for_ever() -> None:
+    with bench(blocks=9) as b:
+        running, large, small = (b.request(n, [100 * n + i for i in range(size)]) for n, size in
+                                 ((1, 8), (2, 20), (3, 4)))  # fmt: skip
+        b.prepare([running])
+        assert ids(scheduler(b).schedule_request([running, large, small])) == [1]
+
+
+def test_what_another_computes_is_waited_for_until_it_is_stored() -> None:
+    with bench(blocks=40) as b:
+        first, same, other = b.request(1, range(16)), b.request(2, range(16)), b.request(3, range(50, 66))
+        policy = scheduler(b)
+        assert ids(policy.schedule_request([first, same, other])) == [1, 3]
+        b.prepare([first, other])
+        b.computed(first)
+        assert ids(policy.schedule_request([first, same])) == [1], "it has been computed, and not been reported"
+        b.impl.store_context_blocks(first)
+        assert ids(policy.schedule_request([first, same])) == [1, 2]
+        b.prepare([same])
+        assert b.reused(same) == 15
+
+
+def test_newer_schedulers_charge_what_will_surely_be_found() -> None:
+    with bench("D") as b:
+        b.served(1, range(10))
+        request = b.request(2, range(14))
+        scheduler(b).schedule_request([request])
+        assert request.estimated_reusable_tokens == 8
+
+
+def test_adapters_take_pages_once() -> None:
+    pages = SimpleNamespace(max_device_pages=2, determine_num_pages=lambda _: 1)
+    with bench(blocks=80) as b:
+        requests = [b.request(n, [100 * n, 1, 2], lora_task_id=task) for n, task in ((1, 7), (2, 7), (3, 8), (4, 9))]
+        assert ids(scheduler(b, adapters=pages).schedule_request(requests)) == [1, 2, 3]
+
+
+def test_copies_that_are_pending_do_not_keep_the_last_from_starting() -> None:
+    """Nobody runs, so no step would come to end them. A padding dummy does not count."""
+    with bench(blocks=5, host=8) as b:
+        padding = b.request(9, [1])
+        padding.is_dummy_request = True
+        b.impl.add_sequence(9, 1, 1, padding)
+        b.served(1, range(16))
+        b.served(2, range(100, 116))  # sends the first to the host tier
+        back = b.request(3, range(16))
+        b.prepare([back])
+        assert b.reused(back) == 15
+        b.impl.remove_sequence(3, back, False)
+        assert b.impl.get_kv_cache_stats().free_num_blocks == 4
+        assert ids(scheduler(b).schedule_request([b.request(4, range(200, 208))])) == [4]

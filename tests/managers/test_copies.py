@@ -1,0 +1,91 @@
+"""Copies between slots: in order, behind the stream that computes, and ended at fixed points only."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.managers.making import Bench, bench
+from trtllm_kvfix import native
+
+
+@pytest.fixture
+def tight() -> Iterator[Bench]:
+    """Four blocks hold a prompt; the next one sends them to the host tier."""
+    with bench(blocks=4, host=8) as b:
+        b.served(1, range(16))
+        yield b
+
+
+def test_a_block_goes_to_the_host_and_comes_back_with_its_bytes(tight: Bench) -> None:
+    layer = tight.impl.get_primary_pool_data(2)
+    kept = np.arange(layer.size, dtype=np.uint16).reshape(layer.shape).view(np.float16)
+    layer[:] = kept
+    again = [tight.request(2, range(16))]
+    tight.prepare(again)
+    before = tight.impl.get_cache_block_ids(2, 64)[0]
+    tight.impl.remove_sequence(2, again[0], False)
+    other = tight.request(3, range(100, 116))
+    tight.prepare([other])
+    tight.device.synchronize(tight.stream)
+    layer[:] = 0
+    tight.impl.remove_sequence(3, None, False)
+    back = tight.request(4, range(16))
+    tight.prepare([back])
+    assert tight.reused(back) == 15
+    tight.device.synchronize(tight.stream)
+    for was, now in zip(before, tight.impl.get_cache_block_ids(4, 64)[0], strict=True):
+        assert (layer[now].view(np.uint16) == kept[was].view(np.uint16)).all()
+    tight.impl.remove_sequence(4, None, False)
+
+
+def test_a_block_in_flight_is_found_by_nobody_until_the_next_head(tight: Bench) -> None:
+    gate = tight.device.close_gate(tight.stream)
+    other = tight.request(2, range(100, 104))
+    tight.prepare([other])
+    (first, *_) = native.block_hashes(native.SequenceRequest(9, list(range(16))), 4)[-1:]
+    assert tight.impl.core.find_and_pin_blocks_by_hash([first], tier="host") == [None]
+    tight.device.open_gate(gate)
+    tight.device.synchronize(tight.stream)
+    assert tight.impl.core.find_and_pin_blocks_by_hash([first], tier="host") == [None], "done, but not ended"
+    tight.impl.sync_transfer_manager_with_buffer_manager()
+    (pinned,) = tight.impl.core.find_and_pin_blocks_by_hash([first], tier="host")
+    assert pinned is not None
+    tight.impl.core.unpin_blocks_by_id([pinned.block_id], tier="host")
+
+
+def test_who_owns_what_did_not_arrive_cannot_go_on(tight: Bench) -> None:
+    other = tight.request(2, range(100, 116))
+    tight.prepare([other])
+    tight.impl.remove_sequence(2, other, False)
+    back = tight.request(3, range(16))
+    tight.impl.sync_transfer_manager_with_buffer_manager()
+    tight.impl.add_sequence(3, 16, 1, back)
+    gate = tight.device.close_gate(tight.stream)
+    native.fail_operation(tight.device, 1)
+    tight.impl.refresh_blocks()
+    tight.device.open_gate(gate)
+    with pytest.raises(RuntimeError, match=r"failed for requests \[3\]"):
+        tight.impl.sync_transfer_manager_with_buffer_manager()
+    tight.impl.remove_sequence(3, None, False)
+
+
+def test_copies_of_one_ticket_that_depend_on_each_other_keep_their_order() -> None:
+    """A slot is sent to the host and written anew by the next copy."""
+    with bench(blocks=4, host=8) as b:
+        b.served(1, range(15))
+        other = b.request(2, range(100, 116))
+        b.prepare([other])
+        b.computed(other)
+        b.impl.remove_sequence(2, other, False)
+        back = b.request(3, range(15))
+        b.impl.sync_transfer_manager_with_buffer_manager()
+        b.impl.core.add_sequence(native.SequenceRequest(3, list(range(15))))
+        items = b.impl.core.take_transfers()
+        waves = list(b.impl._memory.waves(items.items))
+        assert len(waves) > 1
+        for wave in waves:
+            assert not set(wave.dst) & set(wave.src)
+        b.impl.core.complete(items.ticket)
+        b.impl.core.remove_sequence(3)
+        del back

@@ -1,0 +1,71 @@
+"""Every keyword of upstream's constructor is looked at. What is not served is refused by name."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.bound import load
+from tests.managers.making import keywords
+from trtllm_kvfix.errors import NotServed
+from trtllm_kvfix.managers.keywords import layout_of
+
+S = load().S
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_beam_width": 2},
+        {"sink_token_length": 4},
+        {"temp_attention_window_inputs": object()},
+        {"blocks_per_window": {64: (8, 0), 16: (8, 0)}},
+        {"max_attention_window_vec": [64, 16]},
+        {"dtype": S.DataType.NVFP4},
+        {"dtype": S.DataType.INT8},
+        {"cache_type": S.CacheType.CROSS},
+        {"num_kv_heads_per_layer": [2, 0]},
+        {"num_kv_heads_per_layer": []},
+        {"size_per_head": 0},
+        {"event_manager": object()},
+        {"kv_connector_manager": object()},
+        {"enable_indexer_k_cache": True},
+        {"linear_attention_metadata": object()},
+        {"pool_configurations": [SimpleNamespace(size_per_head=16, dtype=S.DataType.HALF)]},
+        {"blocks_per_window": {64: (8, 8)}, "onboard_blocks": False},
+        {"a_keyword_of_tomorrow": None},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_is_not_served_is_refused_by_its_keyword(changes: dict[str, Any]) -> None:
+    layout_of(keywords(S))
+    with pytest.raises(NotServed, match=f"^{list(changes)[-1]}="):
+        layout_of(keywords(S, **changes))
+
+
+def test_a_window_below_the_longest_sequence_slides_where_nothing_else_says_so() -> None:
+    late = keywords(S, max_attention_window_vec=[32], blocks_per_window={32: (8, 0)})
+    assert layout_of(late).blocks_per_sequence == 16, "1.2 passes the length before it was cut to the pool"
+    del late["temp_attention_window_inputs"]
+    with pytest.raises(NotServed, match=r"^max_sequence_length=64: sliding"):
+        layout_of(late)
+
+
+def test_a_constructor_that_says_too_little_is_refused() -> None:
+    given = keywords(S)
+    del given["dtype"]
+    with pytest.raises(NotServed, match="does not say dtype"):
+        layout_of(given)
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [("HALF", 2), ("BF16", 2), ("FP8", 1)])
+@pytest.mark.parametrize(("cache_type", "sides"), [("SELF", 2), ("SELFKONLY", 1)])
+def test_pools_are_laid_out_by_heads(dtype: str, nbytes: int, cache_type: str, sides: int) -> None:
+    layout = layout_of(keywords(S, dtype=getattr(S.DataType, dtype), cache_type=getattr(S.CacheType, cache_type)))
+    few, many = layout.pools
+    assert (few.layers, many.layers) == ((1,), (0, 2))
+    assert few.side_bytes == 1 * 4 * 8 * nbytes
+    assert many.side_bytes == 2 * 4 * 8 * nbytes
+    assert many.slot_bytes == 2 * sides * many.side_bytes
+    assert many.offset_scale == 2 * sides
+    assert [layout.place_of(layer) for layer in range(3)] == [(1, 0), (0, 0), (1, 1)]

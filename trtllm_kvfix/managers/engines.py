@@ -1,0 +1,47 @@
+"""What of an engine the manager's constructor cannot see. Asked before it starts; the ranks stop together."""
+
+from typing import TYPE_CHECKING, Any
+
+from trtllm_kvfix.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SETTING = "kvfix.manager: native"
+
+
+def objection(settings: Settings, executor: Any) -> str:
+    """Why this engine must not start, or nothing."""
+    if settings.manager != "native":
+        return ""
+    return next((f"{SETTING}: {reason}" for reason in _reasons(executor)), "")
+
+
+def _reasons(executor: Any) -> "Iterator[str]":
+    manager = getattr(executor, "kv_cache_manager", None)
+    if manager is None:
+        managers = getattr(getattr(executor, "resource_manager", None), "resource_managers", {})
+        manager = next((each for name, each in managers.items() if name.name == "KV_CACHE_MANAGER"), None)
+    kind = type(getattr(manager, "impl", None))
+    if kind.__name__ != "NativeKvCache":
+        yield f"this engine's cache is {type(manager).__name__} over {kind.__name__}: only V1's is ours"
+    if getattr(executor, "kv_cache_transceiver", None) is not None:
+        yield "disaggregated serving is not served"
+    if getattr(executor, "kv_connector_manager", None) is not None:
+        yield "a connector is not served"
+    engine = getattr(executor, "model_engine", None)
+    if getattr(executor, "drafter", None) is not None or getattr(engine, "spec_config", None) is not None:
+        yield "speculative decoding is not served"
+    if getattr(executor, "draft_model_engine", None) is not None:
+        yield "a draft model is not served"
+    dist = getattr(executor, "dist", None)
+    if getattr(dist, "pp_size", 1) > 1 or getattr(dist, "cp_size", 1) > 1:
+        yield "pipelines and context parallelism are not served"
+    if getattr(executor, "enable_attention_dp", False):
+        yield "attention data parallelism is not served"
+    if getattr(getattr(engine, "llm_args", None), "sleep_config", None) is not None:
+        yield "sleeping is not served: our pools would stay awake"
+    scheduler = getattr(executor, "scheduler", None)
+    capacity = getattr(scheduler, "capacity_scheduler", None)
+    if type(capacity).__name__ == "BindCapacityScheduler":
+        yield "the bound capacity scheduler was made before ours could take its place"

@@ -1,0 +1,163 @@
+"""What upstream's V1 constructor asks for, keyword by keyword: read, or refused by name.
+
+A keyword that nobody here has heard of is refused too: it may change what the cache must hold.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trtllm_kvfix.errors import NotServed
+from trtllm_kvfix.managers.layout import ELEMENTS, Layout, pools_of
+
+OFFLOAD_PRIORITY_MIN = 30  # where upstream says none
+
+# Each says what is wrong with a keyword's value, or nothing.
+Check = Callable[[Any, Mapping[str, Any]], str]
+
+
+def named(value: Any) -> str:
+    """An enumeration of upstream's, by the name of the value."""
+    return str(getattr(value, "name", value)).rpartition(".")[2]
+
+
+def _anything(_value: Any, _given: Mapping[str, Any]) -> str:
+    return ""
+
+
+def _only(*allowed: Any) -> Check:
+    def check(value: Any, _given: Mapping[str, Any]) -> str:
+        return "" if value in allowed else f"only {' or '.join(map(repr, allowed))} is served"
+
+    return check
+
+
+def _nothing(what: str) -> Check:
+    def check(value: Any, _given: Mapping[str, Any]) -> str:
+        return "" if not value else f"{what} is not served"
+
+    return check
+
+
+def _heads(value: Any, _given: Mapping[str, Any]) -> str:
+    return "" if value and min(value) > 0 else "each layer needs heads; hybrid models are not served"
+
+
+def _head_size(value: Any, _given: Mapping[str, Any]) -> str:
+    sizes = set(value) if isinstance(value, list | tuple) else {value}
+    return "" if len(sizes) == 1 and min(sizes) > 0 else "one head size above 0 for all layers is served"
+
+
+def _one_window(value: Any, _given: Mapping[str, Any]) -> str:
+    return "" if len(set(value)) == 1 else "only one attention window is served"
+
+
+def _full_attention(value: Any, given: Mapping[str, Any]) -> str:
+    """Where upstream no longer passes a temporary window, a sliding one is shorter than the longest sequence."""
+    slides = "temp_attention_window_inputs" not in given and min(given["max_attention_window_vec"]) < value
+    return "sliding windows are not served" if slides else ""
+
+
+def _dtype(value: Any, _given: Mapping[str, Any]) -> str:
+    return "" if named(value) in ELEMENTS else f"only {', '.join(ELEMENTS)} are served"
+
+
+def _cache_type(value: Any, _given: Mapping[str, Any]) -> str:
+    return "" if named(value) in ("SELF", "SELFKONLY") else "cross attention is not served"
+
+
+def _same_pools(value: Any, given: Mapping[str, Any]) -> str:
+    """An entry that says again what holds for all pools is no other shape."""
+    size, dtype = _one(_head_sizes(given)), given["dtype"]
+    others = [each for each in value or () if (each.size_per_head, each.dtype) != (size, dtype)]
+    return "pools of different shapes are not served" if others else ""
+
+
+def _onboards(value: Any, given: Mapping[str, Any]) -> str:
+    has_host = any(host for _, host in given["blocks_per_window"].values())
+    return "a host tier that is never read is not served" if has_host and not value else ""
+
+
+CHECKS: Mapping[str, Check] = {
+    "num_kv_heads_per_layer": _heads,
+    "size_per_head": _head_size,
+    "size_per_head_per_layer": _head_size,
+    "tokens_per_block": _anything,
+    "blocks_per_window": _one_window,
+    "max_num_sequences": _anything,  # the table of offsets is upstream's
+    "max_beam_width": _only(1),
+    "max_attention_window_vec": _one_window,
+    "temp_attention_window_inputs": _nothing("a sliding window"),
+    "dtype": _dtype,
+    "sink_token_length": _only(0),
+    "stream": _anything,
+    "max_sequence_length": _full_attention,
+    "chunk_size": _anything,  # bounds what sliding windows hold
+    "enable_block_reuse": _anything,
+    "onboard_blocks": _onboards,
+    "cache_type": _cache_type,
+    "secondary_offload_min_priority": _anything,
+    "event_manager": _nothing("event_buffer_max_size"),
+    "enable_partial_reuse": _anything,
+    "copy_on_partial_reuse": _anything,
+    "kv_connector_manager": _nothing("a connector"),
+    "enable_indexer_k_cache": _nothing("sparse attention"),
+    "indexer_k_cache_quant_block_size": _anything,  # these count where there is an indexer
+    "indexer_k_cache_index_head_dim": _anything,
+    "indexer_k_cache_use_fp4": _anything,
+    "indexer_k_cache_layer_mask": _anything,
+    "linear_attention_metadata": _nothing("linear attention"),
+    "pool_configurations": _same_pools,
+    "swa_context_reuse": _anything,  # of sliding windows
+}
+NEEDED = (
+    "num_kv_heads_per_layer", "tokens_per_block", "blocks_per_window", "max_attention_window_vec",
+    "dtype", "stream", "max_sequence_length",
+)  # fmt: skip
+
+
+def layout_of(given: Mapping[str, Any]) -> Layout:
+    """Raises NotServed, which names the keyword."""
+    _check(given)
+    ((window, (primary, host)),) = given["blocks_per_window"].items()
+    tokens = int(given["tokens_per_block"])
+    longest = max(window, given["max_sequence_length"])
+    priority = given.get("secondary_offload_min_priority")
+    return Layout(
+        tokens_per_block=tokens,
+        window=window,
+        blocks_primary=primary,
+        blocks_host=host,
+        blocks_per_sequence=-(-longest // tokens),
+        pools=pools_of(
+            given["num_kv_heads_per_layer"],
+            _one(_head_sizes(given)),
+            tokens,
+            1 if named(given.get("cache_type", "SELF")) == "SELFKONLY" else 2,
+            ELEMENTS[named(given["dtype"])],
+        ),
+        stream=given["stream"],
+        reuse=given.get("enable_block_reuse", False),
+        partial_reuse=given.get("enable_partial_reuse", True),
+        copy_on_partial_reuse=given.get("copy_on_partial_reuse", True),
+        offload_priority_min=OFFLOAD_PRIORITY_MIN if priority is None else priority,
+    )
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    missing = [name for name in NEEDED if name not in given]
+    if missing or not {"size_per_head", "size_per_head_per_layer"} & set(given):
+        raise NotServed(f"the V1 constructor of this build does not say {', '.join(missing) or 'size_per_head'}")
+    for name, value in given.items():
+        if name not in CHECKS:
+            raise NotServed(f"{name}={value!r}: this build's constructor has a keyword that nobody has looked at")
+        objection = CHECKS[name](value, given)
+        if objection:
+            raise NotServed(f"{name}={value!r}: {objection}")
+
+
+def _head_sizes(given: Mapping[str, Any]) -> Any:
+    return given.get("size_per_head", given.get("size_per_head_per_layer"))
+
+
+def _one(sizes: Any) -> int:
+    return int(sizes[0] if isinstance(sizes, list | tuple) else sizes)

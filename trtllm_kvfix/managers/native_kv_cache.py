@@ -1,0 +1,253 @@
+"""What upstream's V1 `KVCacheManager` calls `.impl`, backed by our block manager.
+
+Every name here is one that upstream's Python calls, with upstream's arguments. Nothing is decided here: keywords.py
+reads what is asked, books.py keeps it, memory.py holds the bytes, copies.py moves them.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from trtllm_kvfix.errors import NotServed
+from trtllm_kvfix.managers import statistics, tensors
+from trtllm_kvfix.managers.books import Books
+from trtllm_kvfix.managers.copies import Copies
+from trtllm_kvfix.managers.keywords import layout_of
+from trtllm_kvfix.managers.memory import Memory, layer_table
+from trtllm_kvfix.managers.questions import Questions
+from trtllm_kvfix.managers.ranks import Comparison
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig
+from trtllm_kvfix.staging import current_place
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def locked(method: Method) -> Method:
+    """The core takes calls from any thread; what is noted between upstream's calls needs a lock of its own."""
+
+    @wraps(method)
+    def call(self: "NativeKvCache", *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast("Method", call)
+
+
+def answering(method: Method) -> Method:
+    """The same, for a call that needs an answer: whoever is noted is admitted first."""
+
+    @wraps(method)
+    def call(self: "NativeKvCache", *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            self._books.settle()
+            return method(self, *args, **kwargs)
+
+    return cast("Method", call)
+
+
+class NativeKvCache:
+    is_variable_window = False
+    cross_kv = False
+
+    def __init__(self, **given: Any) -> None:
+        """Raises NotServed, which names the keyword."""
+        layout = self.layout = layout_of(given)
+        self.core = BlockManager(
+            BlockManagerConfig(
+                tokens_per_block=layout.tokens_per_block,
+                blocks_primary=layout.blocks_primary,
+                blocks_host=layout.blocks_host,
+                block_reuse=layout.reuse,
+                partial_reuse=layout.partial_reuse,
+                copy_on_partial_reuse=layout.copy_on_partial_reuse,
+                offload_priority_min=layout.offload_priority_min,
+            )
+        )
+        self.tokens_per_block = layout.tokens_per_block
+        self.enable_block_reuse = layout.reuse
+        self.num_pools = len(layout.pools)
+        self.max_num_blocks = layout.blocks_primary
+        self.max_blocks_per_seq = layout.blocks_per_sequence
+        self.max_attention_window_vec = [layout.window]
+        self._lock = threading.RLock()
+        self._has_pools = False
+        self._table: Any = None
+        self._rows_of_pools: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"kvfix.manager: native does not serve {name}; docs/native-manager.md says what it does")
+
+    # ---- memory ----
+
+    @locked
+    def allocate_pools(self, use_uvm: bool) -> None:
+        if use_uvm:
+            raise NotServed("allocate_pools: unified memory is not served")
+        device = current_place().device
+        self._memory = Memory(device, self.layout)
+        self._copies = Copies(self.core, device, self._memory, self.layout.stream)
+        self._books = Books(self.core, self._copies, self.tokens_per_block)
+        self._questions = Questions(self._books, self.tokens_per_block)
+        self._comparison = Comparison(self.core)
+        self._has_pools = True
+
+    @locked
+    def release_pools(self) -> None:
+        """Upstream may ask twice."""
+        if self._has_pools:
+            self._has_pools = False
+            self._copies.close()
+            self._memory.release()
+
+    def get_block_pool_pointers(self) -> Any:
+        return self._memory.pointers()
+
+    def get_block_scale_pool_pointers(self) -> Any:
+        return tensors.on_cpu(np.zeros((0, 2), np.int64))
+
+    def get_layer_to_pool_mapping(self) -> Any:
+        return layer_table(self.layout)
+
+    def get_primary_pool_data(self, layer_idx: int) -> Any:
+        return self._memory.layer(layer_idx)
+
+    def get_unique_primary_pool(self) -> Any:
+        if self.num_pools != 1:
+            raise RuntimeError(f"there are {self.num_pools} pools")
+        return self._memory.pool(0)
+
+    # ---- the life of a request ----
+
+    @locked
+    def sync_transfer_manager_with_buffer_manager(self) -> None:
+        """The head of every `prepare_resources`: the fixed point at which copies end."""
+        self._books.begin_iteration()
+        self._comparison.step()
+
+    @locked
+    def add_sequence(self, request_id: int, input_length: int, beam_width: int, llm_request: Any) -> None:
+        self._books.add(request_id, input_length, beam_width, llm_request)
+
+    @locked
+    def add_sequence_batch(self, request_infos: list[tuple[int, int, int]], llm_requests: list[Any]) -> None:
+        for (request_id, length, beam_width), request in zip(request_infos, llm_requests, strict=True):
+            self._books.add(request_id, length, beam_width, request)
+
+    def add_token(self, request_id: int, detach_swa_front_blocks: bool = True) -> None:
+        """The one call that upstream makes for each request of each iteration, so without a wrapper around it."""
+        del detach_swa_front_blocks  # there is no window to leave
+        with self._lock:
+            self._books.grow(request_id)
+
+    @locked
+    def refresh_blocks(self) -> None:
+        self._books.settle()
+        self.core.refresh_blocks()
+
+    @locked
+    def store_context_blocks(self, llm_request: Any) -> None:
+        self._books.report(llm_request)
+
+    @locked
+    def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool) -> None:
+        if pin_on_release:
+            raise NotServed("remove_sequence: pinning what a request leaves is not served")
+        self._books.remove(request_id, llm_request)
+
+    @locked
+    def rewind_kv_cache(self, request_id: int, rewind_len: int) -> None:
+        self._books.rewind(request_id, rewind_len)
+
+    @answering
+    def reset_reuse_state(self) -> None:
+        self.core.reset_reuse_state()
+
+    # ---- where a sequence lies: slots, because upstream indexes the pools with them ----
+
+    @answering
+    def copy_batch_block_offsets(
+        self,
+        output: Any,
+        request_ids: list[int],
+        beam_width: int,
+        offset: int,
+        use_swa_cyclic_slots: bool = True,
+        use_swa_context_slots: bool = False,
+    ) -> None:
+        del use_swa_cyclic_slots, use_swa_context_slots
+        for rows, pool in zip(self._rows_of(output), self.layout.pools, strict=True):
+            self.core.copy_batch_block_offsets(
+                rows, request_ids, beam_width, offset, scale=pool.offset_scale, v_offset=pool.kv_factor - 1
+            )
+
+    @answering
+    def get_batch_cache_block_ids(self, request_ids: list[int], window_size: int) -> list[list[list[int]]]:
+        del window_size
+        slots = np.empty((1, max(1, len(request_ids)), 2, self.max_blocks_per_seq), np.int32)
+        self.core.copy_batch_block_offsets(slots, request_ids, 1, 0)
+        held = [-(-self._books.live[each].length // self.tokens_per_block) for each in request_ids]
+        return [[slots[0, row, 0, :blocks].tolist()] for row, blocks in enumerate(held)]
+
+    def get_cache_block_ids(self, request_id: int, window_size: int) -> list[list[int]]:
+        return self.get_batch_cache_block_ids([request_id], window_size)[0]
+
+    @answering
+    def get_token_count(self, request_id: int) -> int:
+        return self._books.live[request_id].length
+
+    # ---- numbers: asking for them admits nobody, so that it does not matter who asks when ----
+
+    @locked
+    def get_kv_cache_stats(self) -> statistics.CacheStats:
+        return statistics.cache_stats(self.core.get_kv_cache_stats(), self.layout.window, self._memory.device_bytes)
+
+    @locked
+    def get_iteration_stats(self) -> dict[int, statistics.IterationStats]:
+        slot_bytes = sum(pool.slot_bytes for pool in self.layout.pools)
+        return {self.layout.window: statistics.iteration_stats(self.core.get_kv_cache_stats(), slot_bytes)}
+
+    # ---- what capacity schedulers ask ----
+
+    @locked
+    def start_scheduling(self) -> None:
+        self._books.settle()
+        self._books.end_copies()
+
+    @locked
+    def get_remaining_blocks_to_completion(self, req: Any, window_size: int, cached_summary: Any = None) -> int:
+        del window_size, cached_summary
+        return self._questions.to_completion(req)
+
+    @locked
+    def get_remaining_blocks_to_completion_batch(self, requests: list[Any], window_size: int) -> list[int]:
+        del window_size
+        return [self._questions.to_completion(each) for each in requests]
+
+    @locked
+    def get_needed_blocks_one_step(
+        self, req: Any, two_steps_look_ahead: bool, window_size: int, cached_summary: Any = None
+    ) -> int:
+        del window_size, cached_summary
+        return self._questions.one_step(req, two_steps=two_steps_look_ahead)
+
+    @locked
+    def find_new_context_block(self, unique_tokens: Any, llm_request: Any) -> tuple[int, ...] | None:
+        """The tokens up to and with the first block that is not cached: they can be compared, and counted."""
+        del unique_tokens  # the request has them
+        block = self._questions.prefix_of(llm_request).first_new
+        return None if block is None else tuple(llm_request.get_tokens(0)[: (block + 1) * self.tokens_per_block])
+
+    @property
+    def questions(self) -> Questions:
+        """For the capacity scheduler of ours."""
+        return self._questions
+
+    def _rows_of(self, output: Any) -> list[Any]:
+        """The table's part of each pool, as the core writes it. Upstream has one table and passes it every time."""
+        if output is not self._table:
+            array = output.numpy() if hasattr(output, "numpy") else output
+            self._table, self._rows_of_pools = output, [array[i : i + 1] for i in range(self.num_pools)]
+        return self._rows_of_pools

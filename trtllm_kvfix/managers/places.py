@@ -1,0 +1,90 @@
+"""Where upstream makes the objects that ours take the place of: two module-level names that are called.
+
+Each name gets an object that answers for the class behind it, and makes ours where `kvfix.manager: native` holds when
+it is called. What ours does not serve is refused there by name: a start never falls back silently.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from trtllm_kvfix.errors import NotServed
+from trtllm_kvfix.overlay.fix import Replacement, Seam
+from trtllm_kvfix.overlay.upstream import CREATOR, RESOURCE_MANAGER, Upstream
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.overlay.activation import Activation
+
+SETTING = "kvfix.manager: native"
+
+
+class Substitute:
+    """In the place of a class of upstream's. `ours` makes ours, or says None where upstream's is wanted."""
+
+    def __init__(self, active: "Activation", ours: Callable[..., Any], theirs: Any) -> None:
+        self._active = active
+        self._ours = ours
+        self._theirs = theirs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        wanted = self._active.on and self._active.settings.manager == "native"
+        made = self._ours(*args, **kwargs) if wanted else None
+        return self._theirs(*args, **kwargs) if made is None else made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._theirs, name)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A participant of the overlay."""
+
+    TRIGGER: str
+    name: str
+    ours: Callable[..., Any]
+
+    def replacements(self, active: "Activation") -> list[Replacement]:
+        if active.settings.manager != "native":
+            return []
+        if not Upstream().has(self.TRIGGER, self.name):
+            raise NotServed(f"{SETTING}: {self.TRIGGER} has no {self.name}, which ours would take the place of")
+        return [Replacement(Seam(self.TRIGGER, self.name), partial(Substitute, active, self.ours))]
+
+
+def _cache(*args: Any, **kwargs: Any) -> Any:
+    objection = build_objection(Upstream())
+    if objection:
+        raise NotServed(f"{SETTING}: {objection}")
+    if args:
+        raise NotServed(f"{SETTING}: the constructor of this build takes positional arguments, which say nothing")
+    from trtllm_kvfix.managers.native_kv_cache import NativeKvCache  # noqa: PLC0415  needs the extension
+
+    return NativeKvCache(**kwargs)
+
+
+def _capacity_scheduler(*args: Any, **kwargs: Any) -> Any:
+    from trtllm_kvfix.managers.capacity import scheduler_for  # noqa: PLC0415  needs the extension
+
+    return scheduler_for(*args, **kwargs)
+
+
+def build_objection(upstream: Upstream) -> str:
+    """Whether this build is one of those on whose own Python ours has been run."""
+    if not upstream.binds("refresh_blocks"):
+        return "builds of 1.1 are not served: their attention ships the table of offsets itself"
+    if upstream.binds("count_reusable_blocks"):
+        return "builds of early spring 2026, whose scheduler asks count_reusable_blocks, have not been run with ours"
+    if upstream.binds("add_sequence_batch") and not upstream.has(
+        RESOURCE_MANAGER, "KVCacheManager._stage_block_offsets_for_copy"
+    ):
+        return "builds of spring 2026, which admit batches and do not stage offsets, have not been run with ours"
+    if upstream.variant() in ("F", "N"):
+        return f"builds of variant {upstream.variant()} have not been run with ours"
+    return ""
+
+
+ALL = (
+    Place(RESOURCE_MANAGER, "KVCacheManagerCpp", _cache),
+    Place(CREATOR, "BindCapacityScheduler", _capacity_scheduler),
+)

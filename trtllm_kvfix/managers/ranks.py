@@ -1,0 +1,80 @@
+"""Ranks that share a batch compare digests of their books while they run, and stop together where these differ.
+
+Each rank decides for itself from the same calls. If one of them ever decided otherwise, its part of an answer would
+come from other blocks than the others', without a word. Messages go from rank to rank with a tag of our own; a
+collective call would be answered by upstream's.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from itertools import count
+
+from trtllm_kvfix.native import BlockManager
+from trtllm_kvfix.overlay.agreement import POLL_S, Communicator, RanksDiffer, communicator
+
+log = logging.getLogger("trtllm_kvfix")
+
+TAG = 27530
+EVERY = 256  # iterations
+# Ranks of one batch meet in every layer of a step, so one that is this late has ended, and upstream will say so.
+PATIENCE_S = 30.0
+
+_serials = count()  # of managers: every rank makes the same ones in the same order
+Word = tuple[int, int, int]  # manager, iteration, digest
+
+
+class Comparison:
+    """Of one manager. Only the executor's thread uses it."""
+
+    def __init__(
+        self,
+        core: BlockManager,
+        *,
+        find: Callable[[], Communicator | None] = communicator,
+        serial: int | None = None,
+        every: int = EVERY,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._core = core
+        self._find = find
+        self._serial = next(_serials) if serial is None else serial
+        self._every = every
+        self._patience_s = patience_s
+        self._iteration = 0
+
+    def step(self) -> None:
+        """One iteration, that every rank comes by. Raises RanksDiffer on all ranks or on none."""
+        self._iteration += 1
+        if self._iteration % self._every:
+            return
+        comm = self._find()
+        if comm is not None:
+            self._compare(comm)
+
+    def _compare(self, comm: Communicator) -> None:
+        mine = (self._serial, self._iteration, self._core.digest())
+        others = [rank for rank in range(comm.Get_size()) if rank != comm.Get_rank()]
+        for rank in others:
+            comm.send(mine, dest=rank, tag=TAG)
+        deadline = time.monotonic() + self._patience_s
+        heard = {rank: self._word_of(comm, rank, deadline) for rank in others}
+        differing = [rank for rank, word in heard.items() if word not in (None, mine)]
+        if differing:
+            raise RanksDiffer(
+                f"the books of this rank's KV cache differ from those of ranks {differing} in iteration "
+                f"{self._iteration}; answers of this engine cannot be trusted. Usual causes: ranks that were scheduled "
+                "other batches, or a request whose tokens, LoRA or salt differ between ranks"
+            )
+
+    def _word_of(self, comm: Communicator, rank: int, deadline: float) -> Word | None:
+        """Its word on this iteration; None where it says nothing."""
+        while True:
+            while not comm.Iprobe(source=rank, tag=TAG):
+                if time.monotonic() > deadline:
+                    log.warning("rank %d did not compare its books within %g s", rank, self._patience_s)
+                    return None
+                time.sleep(POLL_S / 100)
+            word: Word = comm.recv(source=rank, tag=TAG)
+            if word[:2] >= (self._serial, self._iteration):  # an older one came too late for its own iteration
+                return word

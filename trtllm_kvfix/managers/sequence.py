@@ -1,0 +1,62 @@
+"""A live sequence, as upstream tells of it: what is reserved, and which chunks of its prompt have been computed."""
+
+from collections import deque
+from typing import Any
+
+from trtllm_kvfix.managers.prompts import Prompt
+
+
+class Sequence:
+    """In the overlap loop the position that a request shows runs ahead of what the host knows to be computed.
+
+    Later chunks of a prompt make no call when they are prepared. But between two moves of a position lies the head of
+    a `prepare_resources`, and each batch reports its chunks once, in order. So positions are noted as they move, and
+    the i-th report of a request ends its i-th chunk.
+    """
+
+    def __init__(self, request: Any, prompt: Prompt, reused: int) -> None:
+        self.request = request
+        self.prompt: Prompt | None = prompt  # until it is computed
+        self.prompt_length = prompt.length
+        self.length = prompt.length  # positions reserved
+        self.computed = reused  # leading positions whose values are in the cache, as far as reported
+        self.most: int = prompt.length + request.max_new_tokens  # positions that it may come to
+        self.is_private = prompt.is_private
+        self.is_dummy: bool = request.is_dummy_request
+        self._position = reused
+        self._chunk_ends: deque[int] = deque()  # computed or being computed, not reported yet
+
+    @property
+    def is_in_prompt(self) -> bool:
+        """More chunks are to be enqueued."""
+        return self._position < self.prompt_length
+
+    def look(self) -> None:
+        """Note the end of a chunk that has been enqueued since the last look."""
+        if not self.is_in_prompt:
+            return
+        position = min(self.request.context_current_position, self.prompt_length)
+        if position > self._position:
+            self._chunk_ends.append(position)
+            self._position = position
+
+    def reported(self) -> int:
+        """A batch with a chunk of this prompt has ended. Returns how much of the prompt is computed by now."""
+        self.look()
+        if self._chunk_ends:
+            self.computed = self._chunk_ends.popleft()
+        if self.computed == self.prompt_length:
+            self.prompt = None
+        return self.computed
+
+    def known_at_end(self, request: Any) -> tuple[list[int] | None, int]:
+        """The tokens to keep, None where the prompt says it all, and how many positions are computed.
+
+        A token was sampled from a step that had computed every position before it. The last one itself may not have
+        gone through the model.
+        """
+        tokens: int = request.get_num_tokens(0)
+        if tokens <= self.prompt_length:
+            return None, self.computed
+        done = min(tokens - 1, self.length)
+        return (request.get_tokens(0)[:done] if done > self.prompt_length else None), done
