@@ -34,7 +34,7 @@ from tests.standin.serving import Server
 VARIANT = "C"
 BATCHES = (8, 64, 256)
 STEPS_MS = (0, 2, 10)
-SEGMENTS = 16  # of each arm
+SEGMENTS = 8  # of each arm
 SEGMENT = 10  # iterations with one arm
 LEFT_OUT = 3  # of each segment: the change itself, and what the step before has left
 LED_IN = 10  # prompts, and what is made by the first steps

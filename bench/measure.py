@@ -90,6 +90,7 @@ def append(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) ->
             writer.writerow(columns)
         for row in rows:
             writer.writerow([*facts, *row])
+            file.flush()  # a run that is cut off keeps what it has
 
 
 def machine() -> str:
