@@ -55,6 +55,18 @@ std::string read_text(nb::handle text, const Field& field) {
     return {utf8, static_cast<std::size_t>(size)};
 }
 
+void init_request(SequenceRequest* self, RequestId id, nb::handle tokens, std::int64_t beam_width,
+                  std::optional<std::int64_t> lora_id, nb::handle salt, nb::handle extra_keys,
+                  const Retention* retention) {
+    auto request = std::make_shared<const Request>(
+        id, read_integers<TokenId>(tokens, {"tokens", id}), narrowed<std::uint32_t>(beam_width, {"beam_width", id}),
+        lora_id, read_salt(salt, {"salt", id}), read_extra_keys(extra_keys, {"extra_keys", id}),
+        retention != nullptr ? std::optional(*retention) : std::nullopt);
+    new (self) SequenceRequest{std::move(request)};
+}
+
+}  // namespace
+
 Salt read_salt(nb::handle salt, const Field& field) {
     if (salt.is_none()) {
         return std::monostate{};
@@ -88,18 +100,6 @@ std::vector<ExtraKey> read_extra_keys(nb::handle keys, const Field& field) {
     }
     return out;
 }
-
-void init_request(SequenceRequest* self, RequestId id, nb::handle tokens, std::int64_t beam_width,
-                  std::optional<std::int64_t> lora_id, nb::handle salt, nb::handle extra_keys,
-                  const Retention* retention) {
-    auto request = std::make_shared<const Request>(
-        id, read_integers<TokenId>(tokens, {"tokens", id}), narrowed<std::uint32_t>(beam_width, {"beam_width", id}),
-        lora_id, read_salt(salt, {"salt", id}), read_extra_keys(extra_keys, {"extra_keys", id}),
-        retention != nullptr ? std::optional(*retention) : std::nullopt);
-    new (self) SequenceRequest{std::move(request)};
-}
-
-}  // namespace
 
 void bind_request(nb::module_& m) {
     using namespace nb::literals;

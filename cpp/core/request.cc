@@ -19,6 +19,12 @@ void append_raw(std::string& out, T value) {
     out.append(raw, sizeof raw);
 }
 
+[[noreturn]] void bad(RequestId id, std::string_view field, const std::string& why) {
+    throw std::invalid_argument("request " + std::to_string(id) + ", " + std::string(field) + ": " + why);
+}
+
+}  // namespace
+
 // Each field starts with a letter of its own, so that no two different identities serialise alike.
 std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& salt) {
     std::string out;
@@ -38,30 +44,23 @@ std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& sal
     return out;
 }
 
-[[noreturn]] void bad(RequestId id, std::string_view field, const std::string& why) {
-    throw std::invalid_argument("request " + std::to_string(id) + ", " + std::string(field) + ": " + why);
-}
-
-void check_extra_keys(RequestId id, const std::vector<ExtraKey>& keys, std::size_t num_tokens) {
+void check_extra_keys(const std::string& whose, std::span<const ExtraKey> keys, std::size_t num_tokens) {
+    const auto bad_key = [&](const std::string& why) { throw std::invalid_argument(whose + ": " + why); };
     std::uint32_t end_before = 0;
     for (const ExtraKey& key : keys) {
         const std::string span = "[" + std::to_string(key.begin) + ", " + std::to_string(key.end) + ")";
         if (key.begin >= key.end || key.end > num_tokens) {
-            bad(id, "extra_keys",
-                "span " + span + " is empty or ends after the prompt's " + std::to_string(num_tokens) + " tokens");
+            bad_key("span " + span + " is empty or ends after the prompt's " + std::to_string(num_tokens) + " tokens");
         }
         if (key.begin < end_before) {
-            bad(id, "extra_keys",
-                "span " + span + " begins before " + std::to_string(end_before) + ", where the one before it ends");
+            bad_key("span " + span + " begins before " + std::to_string(end_before) + ", where the one before it ends");
         }
         if (key.digest.empty()) {
-            bad(id, "extra_keys", "span " + span + " has an empty digest");
+            bad_key("span " + span + " has an empty digest");
         }
         end_before = key.end;
     }
 }
-
-}  // namespace
 
 std::optional<std::size_t> find_negative(std::span<const TokenId> tokens) {
     TokenId bits = 0;
@@ -139,14 +138,15 @@ Request::Request(RequestId request_id, std::vector<TokenId> prompt, std::uint32_
     if (beam_width == 0) {
         bad(id, "beam_width", "0 is under the minimum of 1");
     }
-    check_extra_keys(id, extra_keys, tokens.size());
+    if (!extra_keys.empty()) {
+        check_extra_keys("request " + std::to_string(id) + ", extra_keys", extra_keys, tokens.size());
+    }
 }
 
-std::string Request::block_extras(std::uint32_t begin, std::uint32_t end) const {
+std::string block_extras(std::span<const ExtraKey> keys, std::uint32_t begin, std::uint32_t end) {
     std::string out;
-    const auto first =
-        std::partition_point(extra_keys.begin(), extra_keys.end(), [&](const ExtraKey& k) { return k.end <= begin; });
-    for (auto key = first; key != extra_keys.end() && key->begin < end; ++key) {
+    const auto first = std::ranges::partition_point(keys, [&](const ExtraKey& k) { return k.end <= begin; });
+    for (auto key = first; key != keys.end() && key->begin < end; ++key) {
         // Offsets from the block's first token: the same content at another place of its span is different content.
         append_raw(out, static_cast<std::int64_t>(key->begin) - begin);
         append_raw(out, static_cast<std::int64_t>(key->end) - begin);

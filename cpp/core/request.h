@@ -47,14 +47,22 @@ struct ExtraKey {
 
 using Salt = std::variant<std::monostate, std::string, std::vector<std::uint8_t>, std::int64_t>;
 
+// "" for neither. Prefixes with different identities never meet.
+std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& salt);
+// Throws std::invalid_argument unless the spans are ascending, disjoint, with digests, and within that many tokens.
+void check_extra_keys(const std::string& whose, std::span<const ExtraKey> keys, std::size_t num_tokens);
+// The extras of the block over tokens [begin, end), serialised; empty when no span overlaps it.
+std::string block_extras(std::span<const ExtraKey> keys, std::uint32_t begin, std::uint32_t end);
+
 class Request {
   public:
     Request(RequestId request_id, std::vector<TokenId> prompt, std::uint32_t beams, std::optional<std::int64_t> lora,
             const Salt& salt, std::vector<ExtraKey> keys, std::optional<Retention> keep);
 
     std::uint32_t num_tokens() const { return static_cast<std::uint32_t>(tokens.size()); }
-    // The extras of the block over tokens [begin, end), serialised; empty when no span overlaps it.
-    std::string block_extras(std::uint32_t begin, std::uint32_t end) const;
+    std::string block_extras(std::uint32_t begin, std::uint32_t end) const {
+        return kvfix::block_extras(extra_keys, begin, end);
+    }
 
     // The hashes of the prompt's full blocks, as a manager would compute them.
     std::vector<std::uint64_t> block_hashes(std::uint32_t tokens_per_block) const;
@@ -67,8 +75,7 @@ class Request {
     const std::optional<std::int64_t> lora_id;
     const std::vector<ExtraKey> extra_keys;  // ascending, disjoint
     const std::optional<Retention> retention;
-    // Serialised (lora_id, salt): "" for neither. Prefixes of requests with different identities never meet.
-    const std::string identity;
+    const std::string identity;  // serialised
     const std::uint64_t root_hash;
 };
 
