@@ -835,3 +835,91 @@ class TurnLock:
         """Once for each time it was acquired, by the same thread."""
 
     def stats(self) -> TurnLockStats: ...
+
+class TierClaim:
+    """Slots to be filled, for the blocks of a sequence from `first` on."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def slots(self) -> list[int]: ...
+
+class TierIndexStats:
+    """Blocks now, and those evicted since the index was made."""
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def free(self) -> int: ...
+
+    @property
+    def busy(self) -> int:
+        """Being filled, or pinned."""
+
+    @property
+    def evicted(self) -> int: ...
+
+    @property
+    def sequences(self) -> int:
+        """Open ones."""
+
+class TierIndex:
+    """
+    The books of a tier that somebody else fills and reads. Each call costs what is new.
+    """
+
+    def __init__(self, slots: int, tokens_per_block: int, *, hash_bits: int = 64) -> None:
+        """hash_bits: fewer force collisions, for tests."""
+
+    @property
+    def tokens_per_block(self) -> int: ...
+
+    def open(self, *, lora_id: int | None = None, salt: str | bytes | int | None = None, extra_keys: Iterable[tuple[int, int, bytes]] = ()) -> int:
+        """A sequence without tokens yet; its number."""
+
+    def extend(self, sequence: int, tokens: Any) -> None:
+        """
+        The tokens of its next whole blocks: an array or a list, as SequenceRequest takes them.
+        """
+
+    def close(self, sequence: int) -> None:
+        """What it has claimed may still be committed."""
+
+    def held(self, sequence: int) -> int:
+        """
+        How many of its leading blocks can be read. They are the newest from now on.
+        """
+
+    def claim(self, sequence: int, end: int, priorities: Any = ()) -> TierClaim | None:
+        """
+        Slots for what its first `end` blocks lack, as far as there is room. priorities: of the last blocks before `end`. None while another claim fills one of them.
+        """
+
+    def commit(self, slots: Any) -> None:
+        """The slots of one claim are filled: its blocks can be found."""
+
+    def abandon(self, slots: Any) -> None:
+        """The slots of one claim will not be filled."""
+
+    def pin(self, sequence: int, first: int, end: int) -> list[int]:
+        """
+        Slots of blocks first to end, as far as they can be read. They stay until they are unpinned.
+        """
+
+    def unpin(self, slots: Any) -> None: ...
+
+    def condemn(self, slots: Any) -> None:
+        """
+        Pinned slots that do not hold what was stored there: they and what follows them are not read again.
+        """
+
+    def drop(self) -> None:
+        """
+        Nothing that is here or on its way will be found again. Pinned slots stay until they are unpinned.
+        """
+
+    def stats(self) -> TierIndexStats: ...
+
+    def check_invariants(self) -> None: ...

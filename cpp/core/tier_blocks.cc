@@ -1,0 +1,269 @@
+#include "core/tier_blocks.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/block_hash.h"
+#include "core/check.h"
+
+namespace kvfix {
+
+using State = TierBlock::State;
+
+TierBlocks::TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits)
+    : tokens_per_block_(tokens_per_block),
+      hash_mask_(hash_bits == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << hash_bits) - 1),
+      blocks_(slots),
+      tokens_(std::size_t{slots} * tokens_per_block),
+      free_(slots),
+      index_(slots),
+      queue_(slots) {
+    std::iota(free_.rbegin(), free_.rend(), 0U);  // taken from the back: the lowest number goes first
+}
+
+// ------------------------------------------------------------------------------------------------ roots and look-ups
+
+ParentRef TierBlocks::open_root(const std::string& identity) {
+    const auto found = root_by_identity_.find(identity);
+    std::uint32_t root = found == root_by_identity_.end() ? kNone : found->second;
+    if (root == kNone) {
+        if (free_roots_.empty()) {
+            free_roots_.push_back(static_cast<std::uint32_t>(roots_.size()));
+            roots_.emplace_back();
+        }
+        root = free_roots_.back();
+        free_roots_.pop_back();
+        roots_[root] = Root{identity, hash_root(identity), 0};
+        root_by_identity_.emplace(identity, root);
+    }
+    ++roots_[root].users;
+    return root | kRootBit;
+}
+
+std::uint64_t TierBlocks::child_hash(std::uint64_t parent_hash, const BlockContent& wanted) const {
+    return hash_block(parent_hash, wanted.tokens, wanted.extras) & hash_mask_;
+}
+
+std::string_view TierBlocks::extras(SlotIndex block) const {
+    return blocks_[block].has_extras ? std::string_view(extras_.at(block)) : std::string_view();
+}
+
+BlockContent TierBlocks::content(SlotIndex block) const {
+    return {{tokens_.data() + std::size_t{block} * tokens_per_block_, tokens_per_block_}, extras(block)};
+}
+
+SlotIndex TierBlocks::find(ParentRef parent, std::uint64_t hash, const BlockContent& wanted) const {
+    return index_.find(hash, [&](SlotIndex block) {
+        const TierBlock& record = blocks_[block];
+        const BlockContent found = content(block);
+        return record.hash == hash && record.parent == parent && std::ranges::equal(found.tokens, wanted.tokens) &&
+               found.extras == wanted.extras;
+    });
+}
+
+void TierBlocks::hold(ParentRef parent) {
+    if (is_root(parent)) {
+        ++roots_[parent & ~kRootBit].users;
+    } else {
+        ++blocks_[parent].children;
+    }
+}
+
+void TierBlocks::let_go(ParentRef parent) {
+    if (!is_root(parent)) {
+        if (--blocks_[parent].children == 0) {
+            queue_.unpark(parent);
+        }
+        return;
+    }
+    Root& root = roots_[parent & ~kRootBit];
+    if (--root.users == 0) {
+        root_by_identity_.erase(root.identity);
+        root = Root{};
+        free_roots_.push_back(parent & ~kRootBit);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ the life of a block
+
+SlotIndex TierBlocks::fill(ParentRef parent, std::uint64_t hash, const BlockContent& wanted, Priority priority,
+                           TierSequenceId writer) {
+    hold(parent);  // first, or it could be the one that makes room
+    const SlotIndex block = take_slot();
+    if (block == kNone) {
+        let_go(parent);
+        return kNone;
+    }
+    TierBlock& record = blocks_[block];
+    record = TierBlock{.hash = hash,
+                       .writer = writer,
+                       .parent = parent,
+                       .generation = record.generation,
+                       .priority = priority,
+                       .state = State::filling,
+                       .has_extras = !wanted.extras.empty()};
+    std::ranges::copy(wanted.tokens, tokens_.begin() + std::ptrdiff_t{block} * tokens_per_block_);
+    if (record.has_extras) {
+        extras_[block] = wanted.extras;
+    }
+    index_.insert(hash, block);
+    ++busy_;
+    return block;
+}
+
+SlotIndex TierBlocks::take_slot() {
+    if (free_.empty()) {
+        const SlotIndex victim = queue_.victim([this](SlotIndex block) { return blocks_[block].children != 0; });
+        if (victim == kNone || blocks_[victim].children != 0) {
+            return kNone;  // what could go is followed by what is in use
+        }
+        queue_.remove(victim);
+        detach(victim);
+        release(victim);
+        ++evicted_;
+    }
+    const SlotIndex slot = free_.back();
+    free_.pop_back();
+    return slot;
+}
+
+void TierBlocks::arrive(SlotIndex block) {
+    const bool before = is_busy(blocks_[block]);
+    blocks_[block].state = State::held;
+    note_busy(block, before);
+    review(block);
+}
+
+void TierBlocks::abandon(SlotIndex block) {
+    check(blocks_[block].children == 0, "a block is abandoned under those that follow it");
+    if (blocks_[block].parent != kNone) {
+        detach(block);
+    }
+    --busy_;
+    release(block);
+}
+
+void TierBlocks::detach(SlotIndex block) {
+    TierBlock& record = blocks_[block];
+    index_.erase(record.hash, block);
+    let_go(record.parent);
+    record.parent = kNone;
+    ++record.generation;
+    bad_ -= record.bad ? 1U : 0U;
+    record.bad = false;
+}
+
+void TierBlocks::release(SlotIndex block) {
+    TierBlock& record = blocks_[block];
+    if (record.has_extras) {
+        extras_.erase(block);
+    }
+    record = TierBlock{.generation = record.generation};
+    free_.push_back(block);
+}
+
+// After any change of state, pins or parent: queued, free, or neither.
+void TierBlocks::review(SlotIndex block) {
+    const TierBlock& record = blocks_[block];
+    const bool unused = record.state == State::held && record.pins == 0;
+    if (const bool may_go = unused && record.parent != kNone; may_go != queue_.contains(block)) {
+        if (may_go) {
+            queue_.push(block, record.priority);
+        } else {
+            queue_.remove(block);
+        }
+    }
+    if (unused && record.parent == kNone) {
+        release(block);
+    }
+}
+
+void TierBlocks::note_busy(SlotIndex block, bool before) {
+    const bool now = is_busy(blocks_[block]);
+    busy_ += (now && !before ? 1U : 0U) - (before && !now ? 1U : 0U);
+}
+
+void TierBlocks::pin(SlotIndex block) {
+    const bool before = is_busy(blocks_[block]);
+    ++blocks_[block].pins;
+    note_busy(block, before);
+    review(block);
+}
+
+void TierBlocks::unpin(SlotIndex block) {
+    const bool before = is_busy(blocks_[block]);
+    --blocks_[block].pins;
+    note_busy(block, before);
+    review(block);
+}
+
+void TierBlocks::touch(SlotIndex block) {
+    if (queue_.contains(block)) {
+        queue_.remove(block);
+        queue_.push(block, blocks_[block].priority);
+    }
+}
+
+void TierBlocks::condemn(SlotIndex block) {
+    if (blocks_[block].parent != kNone && !blocks_[block].bad) {
+        blocks_[block].bad = true;
+        ++bad_;
+    }
+}
+
+void TierBlocks::drop_all() {
+    std::vector<SlotIndex> dropped;
+    for (SlotIndex block = 0; block < size(); ++block) {
+        if (blocks_[block].parent != kNone) {
+            dropped.push_back(block);
+        }
+    }
+    for (const SlotIndex block : dropped) {
+        detach(block);
+    }
+    for (const SlotIndex block : dropped) {
+        review(block);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ invariants
+
+void TierBlocks::check_invariants() const {
+    std::vector<std::uint32_t> followers(blocks_.size());
+    std::uint32_t free = 0;
+    std::uint32_t busy = 0;
+    std::uint32_t bad = 0;
+    std::uint32_t queued = 0;
+    for (SlotIndex block = 0; block < size(); ++block) {
+        const TierBlock& record = blocks_[block];
+        const bool is_findable = record.parent != kNone;
+        free += record.state == State::free ? 1U : 0U;
+        busy += is_busy(record) ? 1U : 0U;
+        bad += record.bad ? 1U : 0U;
+        queued += queue_.contains(block) ? 1U : 0U;
+        check(queue_.contains(block) == (record.state == State::held && is_findable && record.pins == 0),
+              "a block may go and is not queued, or is queued and may not go");
+        check(record.state == State::held || record.pins == 0, "a block that holds nothing is pinned");
+        check(record.has_extras == extras_.contains(block), "extras are kept of a block without them, or lost");
+        if (record.state == State::free) {
+            check(!is_findable, "a free slot can be found");
+        } else if (!is_findable) {
+            check(is_busy(record), "a block that nobody can find and nobody uses keeps its slot");
+        } else {
+            check(find(record.parent, record.hash, content(block)) == block, "a block cannot be found by its content");
+            if (!is_root(record.parent)) {
+                const TierBlock& parent = blocks_[record.parent];
+                check(parent.parent != kNone, "a block follows one that cannot be found");
+                check(parent.state == State::held || record.state == State::filling,
+                      "a block is held behind one that has not arrived");
+                ++followers[record.parent];
+            }
+        }
+    }
+    for (SlotIndex block = 0; block < size(); ++block) {
+        check(blocks_[block].children == followers[block], "a block miscounts those that follow it");
+    }
+    check(free == free_.size() && busy == busy_ && bad == bad_ && queued == queue_.size(), "the tier miscounts");
+}
+
+}  // namespace kvfix

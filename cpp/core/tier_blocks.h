@@ -1,0 +1,110 @@
+// The slots of a tier and the blocks in them, for TierIndex. A block has the number of its slot. Knows no sequences, and has no
+// lock: the index's is held around every call.
+//
+//   free -- fill --> filling -- arrive --> held -- pushed out, or dropped --> free
+//                       `------ abandon -------------------------------------^
+//
+// A block goes only after all that follow it, so whatever is here can be found from its root, and nobody need look for what
+// hangs below a block.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/eviction_queue.h"
+#include "core/hash_index.h"
+#include "core/reuse_tree.h"
+#include "core/types.h"
+
+namespace kvfix {
+
+using TierSequenceId = std::uint64_t;
+
+struct TierBlock {
+    enum class State : std::uint8_t { free, filling, held };
+
+    std::uint64_t hash = 0;
+    TierSequenceId writer = 0;  // that claimed it
+    ParentRef parent = kNone;   // kNone: it cannot be found, and is free once nobody uses it
+    std::uint32_t children = 0;
+    std::uint32_t pins = 0;
+    std::uint32_t generation = 0;  // counts departures; tells a stale number from a live one
+    Priority priority = kPriorityDefault;
+    State state = State::free;
+    bool bad = false;  // its bytes are not what was stored
+    bool has_extras = false;
+};
+
+class TierBlocks {
+  public:
+    TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits);
+
+    const TierBlock& operator[](SlotIndex block) const { return blocks_[block]; }
+    std::uint32_t size() const { return static_cast<std::uint32_t>(blocks_.size()); }
+    std::uint32_t free() const { return static_cast<std::uint32_t>(free_.size()); }
+    std::uint32_t busy() const { return busy_; }  // filling, or pinned
+    std::uint64_t evicted() const { return evicted_; }
+    bool any_bad() const { return bad_ != 0; }
+
+    // A root lives as long as somebody has opened it or a block hangs on it.
+    ParentRef open_root(const std::string& identity);
+    void close_root(ParentRef root) { let_go(root); }
+
+    std::uint64_t child_hash(std::uint64_t parent_hash, const BlockContent& content) const;
+    std::uint64_t root_hash(ParentRef root) const { return roots_[root & ~kRootBit].hash; }
+    // The block with this content behind `parent`, in whatever state, or kNone.
+    SlotIndex find(ParentRef parent, std::uint64_t hash, const BlockContent& content) const;
+
+    // A block that is filling, in a slot that was free or whose block nobody uses. kNone where there is none.
+    SlotIndex fill(ParentRef parent, std::uint64_t hash, const BlockContent& content, Priority priority,
+                   TierSequenceId writer);
+    void arrive(SlotIndex block);
+    void abandon(SlotIndex block);  // the last of a claim first
+
+    void pin(SlotIndex block);
+    void unpin(SlotIndex block);
+    void touch(SlotIndex block);  // the newest of those that could go
+    void condemn(SlotIndex block);
+    void drop_all();
+
+    void check_invariants() const;
+
+  private:
+    struct Root {
+        std::string identity;
+        std::uint64_t hash = 0;
+        std::uint32_t users = 0;  // open sequences, and blocks that hang on it
+    };
+
+    std::string_view extras(SlotIndex block) const;
+    BlockContent content(SlotIndex block) const;
+    void hold(ParentRef parent);
+    void let_go(ParentRef parent);
+    SlotIndex take_slot();
+    void detach(SlotIndex block);
+    void release(SlotIndex block);
+    void review(SlotIndex block);
+    void note_busy(SlotIndex block, bool before);
+    static bool is_busy(const TierBlock& block) { return block.state == TierBlock::State::filling || block.pins != 0; }
+
+    std::uint32_t tokens_per_block_;
+    std::uint64_t hash_mask_;
+    std::vector<TierBlock> blocks_;
+    std::vector<TokenId> tokens_;
+    std::unordered_map<SlotIndex, std::string> extras_;  // few blocks have any
+    std::vector<SlotIndex> free_;
+    HashIndex index_;
+    // Held, findable and not pinned. Those that others follow are parked, or will be once their turn comes.
+    EvictionQueue queue_;
+    std::vector<Root> roots_;
+    std::vector<std::uint32_t> free_roots_;
+    std::unordered_map<std::string, std::uint32_t> root_by_identity_;
+    std::uint32_t busy_ = 0;
+    std::uint32_t bad_ = 0;
+    std::uint64_t evicted_ = 0;
+};
+
+}  // namespace kvfix

@@ -1,0 +1,101 @@
+// The books of a tier that somebody else fills and reads: which blocks it has, where, and what must go for others. Sequences are
+// open while they grow, so each call costs what is new and not what is long. docs/block-manager.md, section 11.
+//
+// Every public method takes the index's one lock. A call that throws has changed nothing.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/manager_mutex.h"
+#include "core/request.h"
+#include "core/tier_blocks.h"
+#include "core/types.h"
+
+namespace kvfix {
+
+// Slots for the blocks from `first` on, to be filled.
+struct TierClaim {
+    std::uint32_t first = 0;
+    std::vector<SlotIndex> slots;
+};
+
+struct TierIndexStats {
+    std::uint32_t slots;
+    std::uint32_t free;
+    std::uint32_t busy;  // being filled, or pinned
+    std::uint64_t evicted;
+    std::uint64_t sequences;  // open
+};
+
+class TierIndex {
+  public:
+    TierIndex(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits = 64);
+
+    TierSequenceId open(const std::string& identity, std::vector<ExtraKey> extra_keys);
+    void extend(TierSequenceId id, std::span<const TokenId> tokens);  // whole blocks
+    void close(TierSequenceId id);
+
+    // How many of its leading blocks can be read. They are the newest from now on.
+    std::uint32_t held(TierSequenceId id);
+    // Slots for what its first `end` blocks lack: for the leading part of it, where there is no room for all. `priorities` are
+    // those of the last blocks before `end`. Nothing while somebody else fills one of them: ask again when that has ended.
+    //
+    // What this sequence has found or stored before and is gone was pushed out by others; to store it again would push them
+    // out in turn. So it is not, nor what follows it.
+    std::optional<TierClaim> claim(TierSequenceId id, std::uint32_t end, std::span<const Priority> priorities);
+    // `slots` of one claim, all of them.
+    void commit(std::span<const SlotIndex> slots);
+    void abandon(std::span<const SlotIndex> slots);
+
+    // Slots of blocks first to end, as far as they can be read. They stay until they are unpinned.
+    std::vector<SlotIndex> pin(TierSequenceId id, std::uint32_t first, std::uint32_t end);
+    void unpin(std::span<const SlotIndex> slots);
+    // These pinned slots do not hold what was stored there: nobody reads them again, or what follows them.
+    void condemn(std::span<const SlotIndex> slots);
+
+    // Nothing that is here or on its way will be found again.
+    void drop();
+
+    TierIndexStats stats() const;
+    std::uint32_t tokens_per_block() const { return tokens_per_block_; }
+    void check_invariants() const;
+
+  private:
+    struct Place {
+        SlotIndex block;
+        std::uint32_t generation;
+    };
+    struct Sequence {
+        ParentRef root = kNone;
+        std::vector<ExtraKey> extra_keys = {};
+        std::vector<TokenId> tokens = {};
+        std::vector<std::uint64_t> hashes = {};  // of its blocks
+        std::vector<Priority> priorities = {};   // of those that were told
+        std::vector<Place> path = {};            // its leading blocks that were found or claimed
+        std::uint32_t arrived = 0;               // those of them that are held
+        std::uint32_t settled = 0;               // the most that were ever found, or claimed and not abandoned
+        std::uint32_t claimed_from = 0;
+    };
+
+    // All below: the lock is held.
+    Sequence& at(TierSequenceId id);
+    std::string extras(const Sequence& sequence, std::size_t position) const;
+    std::span<const TokenId> tokens(const Sequence& sequence, std::size_t position) const;
+    static ParentRef parent_behind(const Sequence& sequence);
+    void follow(Sequence& sequence) const;
+    std::uint32_t readable(const Sequence& sequence) const;
+    void check_one_claim(std::span<const SlotIndex> slots) const;
+
+    const std::uint32_t tokens_per_block_;
+    mutable ManagerMutex mutex_{"this TierIndex"};  // guards all that follows
+    TierBlocks blocks_;
+    std::unordered_map<TierSequenceId, Sequence> sequences_;
+    TierSequenceId opened_ = 0;
+};
+
+}  // namespace kvfix
