@@ -855,7 +855,7 @@ class TierIndexStats:
     def free(self) -> int: ...
 
     @property
-    def busy(self) -> int:
+    def owned(self) -> int:
         """Being filled, or pinned."""
 
     @property
@@ -872,6 +872,9 @@ class TierIndex:
 
     def __init__(self, slots: int, tokens_per_block: int, *, hash_bits: int = 64) -> None:
         """hash_bits: fewer force collisions, for tests."""
+
+    @property
+    def slots(self) -> int: ...
 
     @property
     def tokens_per_block(self) -> int: ...
@@ -892,9 +895,9 @@ class TierIndex:
         How many of its leading blocks can be read. They are the newest from now on.
         """
 
-    def claim(self, sequence: int, end: int, priorities: Any = ()) -> TierClaim | None:
+    def claim(self, sequence: int, end: int, *, known: int = 0, priorities: Any = ()) -> TierClaim | None:
         """
-        Slots for what its first `end` blocks lack, as far as there is room. priorities: of the last blocks before `end`. None while another claim fills one of them.
+        Slots for what its first `end` blocks lack, as far as there is room. known: leading blocks that were here once, or are elsewhere: they take free slots alone. priorities: of the last blocks before `end`. None while another claim fills one of them.
         """
 
     def commit(self, slots: Any) -> None:

@@ -27,17 +27,19 @@ TierSequenceId open_sequence(TierIndex& self, std::optional<std::int64_t> lora_i
 }
 
 void extend(TierIndex& self, TierSequenceId sequence, nb::handle tokens) {
-    const auto values = read_integers<TokenId>(tokens, {"extend, tokens"});
-    without_gil([&] { self.extend(sequence, values); });
+    auto values = read_integers<TokenId>(tokens, {"extend, tokens"});
+    without_gil([&] { self.extend(sequence, std::move(values)); });
 }
 
-std::optional<TierClaim> claim(TierIndex& self, TierSequenceId sequence, std::int64_t end, nb::handle priorities) {
+std::optional<TierClaim> claim(TierIndex& self, TierSequenceId sequence, std::int64_t end, std::int64_t known,
+                               nb::handle priorities) {
     std::vector<Priority> given;
     for (const std::uint32_t one : read_integers<std::uint32_t>(priorities, {"claim, priorities"})) {
         given.push_back(narrowed<Priority>(one, {"claim, priorities"}));
     }
     const auto blocks = narrowed<std::uint32_t>(end, {"claim, end"});
-    return without_gil([&] { return self.claim(sequence, blocks, given); });
+    const auto leading = narrowed<std::uint32_t>(known, {"claim, known"});
+    return without_gil([&] { return self.claim(sequence, blocks, leading, given); });
 }
 
 std::vector<SlotIndex> pin(TierIndex& self, TierSequenceId sequence, std::int64_t first, std::int64_t end) {
@@ -62,13 +64,14 @@ void bind_tier_index(nb::module_& m) {
     nb::class_<TierIndexStats>(m, "TierIndexStats", "Blocks now, and those evicted since the index was made.")
         .def_ro("slots", &TierIndexStats::slots)
         .def_ro("free", &TierIndexStats::free)
-        .def_ro("busy", &TierIndexStats::busy, "Being filled, or pinned.")
+        .def_ro("owned", &TierIndexStats::owned, "Being filled, or pinned.")
         .def_ro("evicted", &TierIndexStats::evicted)
         .def_ro("sequences", &TierIndexStats::sequences, "Open ones.");
     nb::class_<TierIndex>(m, "TierIndex",
                           "The books of a tier that somebody else fills and reads. Each call costs what is new.")
         .def("__init__", &init_index, "slots"_a, "tokens_per_block"_a, nb::kw_only(), "hash_bits"_a = 64,
              "hash_bits: fewer force collisions, for tests.")
+        .def_prop_ro("slots", &TierIndex::slots)
         .def_prop_ro("tokens_per_block", &TierIndex::tokens_per_block)
         .def("open", &open_sequence, nb::kw_only(), "lora_id"_a = nb::none(), "salt"_a = nb::none(),
              "extra_keys"_a = nb::tuple(),
@@ -82,10 +85,12 @@ void bind_tier_index(nb::module_& m) {
              "What it has claimed may still be committed.")
         .def("held", &TierIndex::held, nb::call_guard<GilReleased>(), "sequence"_a,
              "How many of its leading blocks can be read. They are the newest from now on.")
-        .def("claim", &claim, "sequence"_a, "end"_a, "priorities"_a = nb::tuple(),
-             nb::sig("def claim(self, sequence: int, end: int, priorities: Any = ()) -> TierClaim | None"),
-             "Slots for what its first `end` blocks lack, as far as there is room. priorities: of the last blocks "
-             "before `end`. None while another claim fills one of them.")
+        .def("claim", &claim, "sequence"_a, "end"_a, nb::kw_only(), "known"_a = 0, "priorities"_a = nb::tuple(),
+             nb::sig("def claim(self, sequence: int, end: int, *, known: int = 0, priorities: Any = ()) -> TierClaim | "
+                     "None"),
+             "Slots for what its first `end` blocks lack, as far as there is room. known: leading blocks that were "
+             "here once, or are elsewhere: they take free slots alone. priorities: of the last blocks before `end`. "
+             "None while another claim fills one of them.")
         .def("commit", &with_slots<&TierIndex::commit>, "slots"_a, nb::sig("def commit(self, slots: Any) -> None"),
              "The slots of one claim are filled: its blocks can be found.")
         .def("abandon", &with_slots<&TierIndex::abandon>, "slots"_a, nb::sig("def abandon(self, slots: Any) -> None"),

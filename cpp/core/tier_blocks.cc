@@ -107,7 +107,7 @@ SlotIndex TierBlocks::fill(ParentRef parent, std::uint64_t hash, const BlockCont
         extras_[block] = wanted.extras;
     }
     index_.insert(hash, block);
-    ++busy_;
+    ++owned_;
     return block;
 }
 
@@ -128,9 +128,9 @@ SlotIndex TierBlocks::take_slot() {
 }
 
 void TierBlocks::arrive(SlotIndex block) {
-    const bool before = is_busy(blocks_[block]);
+    const bool before = is_owned(blocks_[block]);
     blocks_[block].state = State::held;
-    note_busy(block, before);
+    note_owned(block, before);
     review(block);
 }
 
@@ -139,7 +139,7 @@ void TierBlocks::abandon(SlotIndex block) {
     if (blocks_[block].parent != kNone) {
         detach(block);
     }
-    --busy_;
+    --owned_;
     release(block);
 }
 
@@ -178,22 +178,22 @@ void TierBlocks::review(SlotIndex block) {
     }
 }
 
-void TierBlocks::note_busy(SlotIndex block, bool before) {
-    const bool now = is_busy(blocks_[block]);
-    busy_ += (now && !before ? 1U : 0U) - (before && !now ? 1U : 0U);
+void TierBlocks::note_owned(SlotIndex block, bool before) {
+    const bool now = is_owned(blocks_[block]);
+    owned_ += (now && !before ? 1U : 0U) - (before && !now ? 1U : 0U);
 }
 
 void TierBlocks::pin(SlotIndex block) {
-    const bool before = is_busy(blocks_[block]);
+    const bool before = is_owned(blocks_[block]);
     ++blocks_[block].pins;
-    note_busy(block, before);
+    note_owned(block, before);
     review(block);
 }
 
 void TierBlocks::unpin(SlotIndex block) {
-    const bool before = is_busy(blocks_[block]);
+    const bool before = is_owned(blocks_[block]);
     --blocks_[block].pins;
-    note_busy(block, before);
+    note_owned(block, before);
     review(block);
 }
 
@@ -231,14 +231,14 @@ void TierBlocks::drop_all() {
 void TierBlocks::check_invariants() const {
     std::vector<std::uint32_t> followers(blocks_.size());
     std::uint32_t free = 0;
-    std::uint32_t busy = 0;
+    std::uint32_t owned = 0;
     std::uint32_t bad = 0;
     std::uint32_t queued = 0;
     for (SlotIndex block = 0; block < size(); ++block) {
         const TierBlock& record = blocks_[block];
         const bool is_findable = record.parent != kNone;
         free += record.state == State::free ? 1U : 0U;
-        busy += is_busy(record) ? 1U : 0U;
+        owned += is_owned(record) ? 1U : 0U;
         bad += record.bad ? 1U : 0U;
         queued += queue_.contains(block) ? 1U : 0U;
         check(queue_.contains(block) == (record.state == State::held && is_findable && record.pins == 0),
@@ -248,7 +248,7 @@ void TierBlocks::check_invariants() const {
         if (record.state == State::free) {
             check(!is_findable, "a free slot can be found");
         } else if (!is_findable) {
-            check(is_busy(record), "a block that nobody can find and nobody uses keeps its slot");
+            check(is_owned(record), "a block that nobody can find and nobody uses keeps its slot");
         } else {
             check(find(record.parent, record.hash, content(block)) == block, "a block cannot be found by its content");
             if (!is_root(record.parent)) {
@@ -263,7 +263,7 @@ void TierBlocks::check_invariants() const {
     for (SlotIndex block = 0; block < size(); ++block) {
         check(blocks_[block].children == followers[block], "a block miscounts those that follow it");
     }
-    check(free == free_.size() && busy == busy_ && bad == bad_ && queued == queue_.size(), "the tier miscounts");
+    check(free == free_.size() && owned == owned_ && bad == bad_ && queued == queue_.size(), "the tier miscounts");
 }
 
 }  // namespace kvfix

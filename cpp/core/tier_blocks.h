@@ -45,7 +45,7 @@ class TierBlocks {
     const TierBlock& operator[](SlotIndex block) const { return blocks_[block]; }
     std::uint32_t size() const { return static_cast<std::uint32_t>(blocks_.size()); }
     std::uint32_t free() const { return static_cast<std::uint32_t>(free_.size()); }
-    std::uint32_t busy() const { return busy_; }  // filling, or pinned
+    std::uint32_t owned() const { return owned_; }  // filling, or pinned
     std::uint64_t evicted() const { return evicted_; }
     bool any_bad() const { return bad_ != 0; }
 
@@ -87,8 +87,8 @@ class TierBlocks {
     void detach(SlotIndex block);
     void release(SlotIndex block);
     void review(SlotIndex block);
-    void note_busy(SlotIndex block, bool before);
-    static bool is_busy(const TierBlock& block) { return block.state == TierBlock::State::filling || block.pins != 0; }
+    void note_owned(SlotIndex block, bool before);
+    static bool is_owned(const TierBlock& block) { return block.state == TierBlock::State::filling || block.pins != 0; }
 
     std::uint32_t tokens_per_block_;
     std::uint64_t hash_mask_;
@@ -102,7 +102,7 @@ class TierBlocks {
     std::vector<Root> roots_;
     std::vector<std::uint32_t> free_roots_;
     std::unordered_map<std::string, std::uint32_t> root_by_identity_;
-    std::uint32_t busy_ = 0;
+    std::uint32_t owned_ = 0;
     std::uint32_t bad_ = 0;
     std::uint64_t evicted_ = 0;
 };

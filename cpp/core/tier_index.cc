@@ -15,6 +15,8 @@
 namespace kvfix {
 namespace {
 
+constexpr std::size_t kBlocksMax = kRootBit - 1;
+
 std::uint32_t at_least_one(std::uint32_t value, const char* field) {
     if (value == 0) {
         throw std::invalid_argument(std::string(field) + " is 0: at least 1");
@@ -60,19 +62,23 @@ TierSequenceId TierIndex::open(const std::string& identity, std::vector<ExtraKey
     return id;
 }
 
-void TierIndex::extend(TierSequenceId id, std::span<const TokenId> more) {
+void TierIndex::extend(TierSequenceId id, std::vector<TokenId> more) {
     const ManagerGuard guard(mutex_);
     Sequence& sequence = at(id);
-    if (more.size() % tokens_per_block_ != 0 || more.size() > kNone / 2 - sequence.tokens.size()) {
+    const std::size_t blocks = more.size() / tokens_per_block_;
+    if (more.size() % tokens_per_block_ != 0 || blocks > kBlocksMax - sequence.blocks.size()) {
         throw std::invalid_argument("sequence " + std::to_string(id) + ": " + std::to_string(more.size()) +
                                     " tokens more are no whole blocks of " + std::to_string(tokens_per_block_) +
-                                    ", or over the limit of " + std::to_string(kNone / 2) + " in all");
+                                    ", or over the limit of " + std::to_string(kBlocksMax) + " blocks in all");
     }
-    sequence.tokens.insert(sequence.tokens.end(), more.begin(), more.end());
-    for (std::size_t position = sequence.hashes.size(); position < sequence.tokens.size() / tokens_per_block_;
-         ++position) {
-        const std::uint64_t above = position == 0 ? blocks_.root_hash(sequence.root) : sequence.hashes.back();
-        sequence.hashes.push_back(blocks_.child_hash(above, {tokens(sequence, position), extras(sequence, position)}));
+    sequence.pieces.push_back(std::move(more));
+    const std::vector<TokenId>& piece = sequence.pieces.back();
+    for (std::size_t begin = 0; begin < piece.size(); begin += tokens_per_block_) {
+        const std::uint64_t above =
+            sequence.blocks.empty() ? blocks_.root_hash(sequence.root) : sequence.blocks.back().hash;
+        const std::string extra = extras(sequence, sequence.blocks.size());
+        const BlockContent content{std::span(piece).subspan(begin, tokens_per_block_), extra};
+        sequence.blocks.push_back({blocks_.child_hash(above, content), content.tokens.data()});
     }
 }
 
@@ -90,27 +96,25 @@ std::string TierIndex::extras(const Sequence& sequence, std::size_t position) co
     return block_extras(sequence.extra_keys, begin, begin + tokens_per_block_);
 }
 
-std::span<const TokenId> TierIndex::tokens(const Sequence& sequence, std::size_t position) const {
-    return std::span(sequence.tokens).subspan(position * tokens_per_block_, tokens_per_block_);
-}
-
 ParentRef TierIndex::parent_behind(const Sequence& sequence) {
     return sequence.path.empty() ? sequence.root : sequence.path.back().block;
 }
 
 // Brings the path up to date. Blocks go last first, so what has gone is at its end; every step back undoes one forward.
 void TierIndex::follow(Sequence& sequence) const {
-    std::vector<Place>& path = sequence.path;
+    std::deque<Place>& path = sequence.path;
     while (!path.empty() && blocks_[path.back().block].generation != path.back().generation) {
         KVFIX_STEP();
         path.pop_back();
     }
     sequence.arrived = std::min(sequence.arrived, static_cast<std::uint32_t>(path.size()));
-    while (path.size() < sequence.hashes.size()) {
+    while (path.size() < sequence.blocks.size()) {
         KVFIX_STEP();
         const std::size_t position = path.size();
-        const SlotIndex block = blocks_.find(parent_behind(sequence), sequence.hashes[position],
-                                             {tokens(sequence, position), extras(sequence, position)});
+        const KnownBlock& next = sequence.blocks[position];
+        const std::string more = extras(sequence, position);
+        const SlotIndex block =
+            blocks_.find(parent_behind(sequence), next.hash, {{next.tokens, tokens_per_block_}, more});
         if (block == kNone) {
             break;
         }
@@ -127,9 +131,10 @@ std::uint32_t TierIndex::readable(const Sequence& sequence) const {
     if (!blocks_.any_bad()) {
         return sequence.arrived;
     }
-    const auto arrived = std::span(sequence.path).first(sequence.arrived);
-    const auto bad = std::ranges::find_if(arrived, [this](const Place& place) { return blocks_[place.block].bad; });
-    return static_cast<std::uint32_t>(bad - arrived.begin());
+    const auto begin = sequence.path.begin();
+    return static_cast<std::uint32_t>(
+        std::find_if(begin, begin + sequence.arrived, [this](const Place& place) { return blocks_[place.block].bad; }) -
+        begin);
 }
 
 // ------------------------------------------------------------------------------------------------ reading
@@ -189,12 +194,13 @@ void TierIndex::condemn(std::span<const SlotIndex> slots) {
 
 // ------------------------------------------------------------------------------------------------ filling
 
-std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, std::span<const Priority> priorities) {
+std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, std::uint32_t known,
+                                          std::span<const Priority> priorities) {
     const ManagerGuard guard(mutex_);
     Sequence& sequence = at(id);
-    if (end > sequence.hashes.size() || priorities.size() > end) {
+    if (end > sequence.blocks.size() || priorities.size() > end) {
         throw std::invalid_argument("sequence " + std::to_string(id) + " has " +
-                                    std::to_string(sequence.hashes.size()) + " blocks; " + std::to_string(end) +
+                                    std::to_string(sequence.blocks.size()) + " blocks; " + std::to_string(end) +
                                     " are claimed, with " + std::to_string(priorities.size()) + " priorities");
     }
     if (const auto over = std::ranges::find_if(priorities, [](Priority one) { return one > kPriorityMax; });
@@ -210,14 +216,17 @@ std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, 
         return std::nullopt;
     }
     TierClaim out{.first = std::min(sequence.arrived, end), .slots = {}};
-    if (sequence.arrived < sequence.settled) {
+    sequence.settled = std::max(sequence.settled, std::min(known, end));
+    if (sequence.arrived < sequence.settled && sequence.settled - sequence.arrived > blocks_.free()) {
         return out;
     }
     for (std::uint32_t position = sequence.arrived; position < end; ++position) {
         const Priority priority =
             position < sequence.priorities.size() ? sequence.priorities[position] : kPriorityDefault;
-        const SlotIndex block = blocks_.fill(parent_behind(sequence), sequence.hashes[position],
-                                             {tokens(sequence, position), extras(sequence, position)}, priority, id);
+        const KnownBlock& next = sequence.blocks[position];
+        const std::string more = extras(sequence, position);
+        const SlotIndex block =
+            blocks_.fill(parent_behind(sequence), next.hash, {{next.tokens, tokens_per_block_}, more}, priority, id);
         if (block == kNone) {
             break;
         }
@@ -284,15 +293,14 @@ void TierIndex::drop() {
 
 TierIndexStats TierIndex::stats() const {
     const ManagerGuard guard(mutex_);
-    return {blocks_.size(), blocks_.free(), blocks_.busy(), blocks_.evicted(), sequences_.size()};
+    return {blocks_.size(), blocks_.free(), blocks_.owned(), blocks_.evicted(), sequences_.size()};
 }
 
 void TierIndex::check_invariants() const {
     const ManagerGuard guard(mutex_);
     blocks_.check_invariants();
     for (const auto& [id, sequence] : sequences_) {
-        check(sequence.hashes.size() * tokens_per_block_ == sequence.tokens.size(), "a sequence has parts of blocks");
-        check(sequence.arrived <= sequence.path.size() && sequence.path.size() <= sequence.hashes.size(),
+        check(sequence.arrived <= sequence.path.size() && sequence.path.size() <= sequence.blocks.size(),
               "a sequence has found more than it has");
     }
 }

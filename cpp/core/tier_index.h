@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <span>
 #include <string>
@@ -27,7 +28,7 @@ struct TierClaim {
 struct TierIndexStats {
     std::uint32_t slots;
     std::uint32_t free;
-    std::uint32_t busy;  // being filled, or pinned
+    std::uint32_t owned;  // being filled, or pinned
     std::uint64_t evicted;
     std::uint64_t sequences;  // open
 };
@@ -37,7 +38,7 @@ class TierIndex {
     TierIndex(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits = 64);
 
     TierSequenceId open(const std::string& identity, std::vector<ExtraKey> extra_keys);
-    void extend(TierSequenceId id, std::span<const TokenId> tokens);  // whole blocks
+    void extend(TierSequenceId id, std::vector<TokenId> tokens);  // whole blocks
     void close(TierSequenceId id);
 
     // How many of its leading blocks can be read. They are the newest from now on.
@@ -45,9 +46,11 @@ class TierIndex {
     // Slots for what its first `end` blocks lack: for the leading part of it, where there is no room for all. `priorities` are
     // those of the last blocks before `end`. Nothing while somebody else fills one of them: ask again when that has ended.
     //
-    // What this sequence has found or stored before and is gone was pushed out by others; to store it again would push them
-    // out in turn. So it is not, nor what follows it.
-    std::optional<TierClaim> claim(TierSequenceId id, std::uint32_t end, std::span<const Priority> priorities);
+    // The first `known` blocks, and those that this sequence has found or stored, were here once, or are elsewhere. Where
+    // they are not here any more, others have pushed them out, and would be pushed out in turn: so they take free slots alone,
+    // and where these are too few, neither they nor what follows them is stored.
+    std::optional<TierClaim> claim(TierSequenceId id, std::uint32_t end, std::uint32_t known,
+                                   std::span<const Priority> priorities);
     // `slots` of one claim, all of them.
     void commit(std::span<const SlotIndex> slots);
     void abandon(std::span<const SlotIndex> slots);
@@ -62,6 +65,7 @@ class TierIndex {
     void drop();
 
     TierIndexStats stats() const;
+    std::uint32_t slots() const { return blocks_.size(); }  // never changes
     std::uint32_t tokens_per_block() const { return tokens_per_block_; }
     void check_invariants() const;
 
@@ -70,22 +74,26 @@ class TierIndex {
         SlotIndex block;
         std::uint32_t generation;
     };
+    struct KnownBlock {
+        std::uint64_t hash;
+        const TokenId* tokens;  // of the whole block, in one of the sequence's pieces
+    };
+    // Deques, so that growth never moves what is there: a vector would stop the caller for as long as the sequence is.
     struct Sequence {
         ParentRef root = kNone;
         std::vector<ExtraKey> extra_keys = {};
-        std::vector<TokenId> tokens = {};
-        std::vector<std::uint64_t> hashes = {};  // of its blocks
-        std::vector<Priority> priorities = {};   // of those that were told
-        std::vector<Place> path = {};            // its leading blocks that were found or claimed
-        std::uint32_t arrived = 0;               // those of them that are held
-        std::uint32_t settled = 0;               // the most that were ever found, or claimed and not abandoned
+        std::deque<std::vector<TokenId>> pieces = {};  // as they came
+        std::deque<KnownBlock> blocks = {};
+        std::deque<Priority> priorities = {};  // of those that were told
+        std::deque<Place> path = {};           // its leading blocks that were found or claimed
+        std::uint32_t arrived = 0;             // those of them that are held
+        std::uint32_t settled = 0;             // the most that were ever known, found, or claimed and not abandoned
         std::uint32_t claimed_from = 0;
     };
 
     // All below: the lock is held.
     Sequence& at(TierSequenceId id);
     std::string extras(const Sequence& sequence, std::size_t position) const;
-    std::span<const TokenId> tokens(const Sequence& sequence, std::size_t position) const;
     static ParentRef parent_behind(const Sequence& sequence);
     void follow(Sequence& sequence) const;
     std::uint32_t readable(const Sequence& sequence) const;

@@ -28,7 +28,7 @@ TierSequenceId grown(TierIndex& index, std::uint32_t blocks, const std::string& 
     for (std::uint32_t at = 0; at < blocks; ++at) {
         index.extend(id, block(static_cast<TokenId>(at)));
     }
-    const auto claim = index.claim(id, blocks, {});
+    const auto claim = index.claim(id, blocks, 0, {});
     index.commit(claim->slots);
     return id;
 }
@@ -39,21 +39,21 @@ TEST(TierIndex, ABlockThatIsClaimedTwiceIsFilledOnce) {
     const TierSequenceId second = index.open("", {});
     index.extend(first, block(1));
     index.extend(second, block(1));
-    const auto claim = index.claim(first, 1, {});
-    EXPECT_EQ(index.claim(second, 1, {}), std::nullopt);
+    const auto claim = index.claim(first, 1, 0, {});
+    EXPECT_EQ(index.claim(second, 1, 0, {}), std::nullopt);
     EXPECT_EQ(index.held(second), 0U) << "it is on its way";
     index.commit(claim->slots);
     EXPECT_EQ(index.held(second), 1U);
-    EXPECT_TRUE(index.claim(second, 1, {})->slots.empty());
+    EXPECT_TRUE(index.claim(second, 1, 0, {})->slots.empty());
 }
 
 TEST(TierIndex, AnAbandonedClaimMayBeMadeAgain) {
     TierIndex index(8, kSize);
     const TierSequenceId id = grown(index, 2);
     index.extend(id, block(7));
-    const auto failed = index.claim(id, 3, {});
+    const auto failed = index.claim(id, 3, 0, {});
     index.abandon(failed->slots);
-    const auto again = index.claim(id, 3, {});
+    const auto again = index.claim(id, 3, 0, {});
     EXPECT_EQ(again->first, 2U);
     EXPECT_EQ(again->slots.size(), 1U);
 }
@@ -68,13 +68,13 @@ TEST(TierIndex, WhatWasDroppedOnItsWayIsNeverFound) {
     TierIndex index(8, kSize);
     const TierSequenceId id = index.open("", {});
     index.extend(id, block(1));
-    const auto claim = index.claim(id, 1, {});
+    const auto claim = index.claim(id, 1, 0, {});
     index.drop();
-    EXPECT_EQ(index.stats().busy, 1U) << "somebody still writes there";
+    EXPECT_EQ(index.stats().owned, 1U) << "somebody still writes there";
     index.commit(claim->slots);
     EXPECT_EQ(index.held(id), 0U);
     EXPECT_EQ(index.stats().free, 8U);
-    EXPECT_EQ(index.claim(id, 1, {})->slots.size(), 1U) << "it may be stored anew";
+    EXPECT_EQ(index.claim(id, 1, 0, {})->slots.size(), 1U) << "it may be stored anew";
 }
 
 TEST(TierIndex, ThreadsMayCallAtOnce) {
@@ -89,7 +89,7 @@ TEST(TierIndex, ThreadsMayCallAtOnce) {
                 }
                 const std::uint32_t held = index.held(id);
                 const auto pinned = index.pin(id, 0, held);
-                if (const auto claim = index.claim(id, 12, {}); claim && round % 5 == 0) {
+                if (const auto claim = index.claim(id, 12, 0, {}); claim && round % 5 == 0) {
                     index.abandon(claim->slots);
                 } else if (claim) {
                     index.commit(claim->slots);
@@ -103,7 +103,7 @@ TEST(TierIndex, ThreadsMayCallAtOnce) {
         each.join();
     }
     index.check_invariants();
-    EXPECT_EQ(index.stats().busy, 0U);
+    EXPECT_EQ(index.stats().owned, 0U);
     EXPECT_EQ(index.stats().sequences, 0U);
 }
 
@@ -131,7 +131,7 @@ std::uint64_t steps_of_one_more(std::uint32_t blocks) {
     index.held(id);
     const std::uint64_t before = steps_taken;
     index.extend(id, block(1));
-    index.commit(index.claim(id, blocks + 1, {})->slots);
+    index.commit(index.claim(id, blocks + 1, 0, {})->slots);
     EXPECT_EQ(index.held(id), blocks + 1);
     return steps_taken - before;
 }
@@ -150,7 +150,7 @@ TEST(TierIndex, WhatWasPushedOutIsSteppedBackOverOnce) {
     EXPECT_EQ(index.held(mine), 100U);
     const std::uint64_t before = steps_taken;
     EXPECT_EQ(index.held(mine), 100U);
-    EXPECT_EQ(index.claim(mine, 1000, {})->slots.size(), 0U);
+    EXPECT_EQ(index.claim(mine, 1000, 0, {})->slots.size(), 0U);
     EXPECT_LE(steps_taken - before, 4U);
 }
 #endif

@@ -92,11 +92,17 @@ class TierIndexMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------ filling
 
-    @rule(index=numbers, end=st.integers(0, 12), priorities=st.lists(draws.priorities | st.just(101), max_size=3))
-    def claim(self, index: int, end: int, priorities: list[int]) -> None:
+    @rule(
+        index=numbers,
+        end=st.integers(0, 12),
+        known=st.sampled_from([0, 0, 0, 1, 2, 5]),
+        priorities=st.lists(draws.priorities | st.just(101), max_size=3),
+    )
+    def claim(self, index: int, end: int, known: int, priorities: list[int]) -> None:
         model, core = self.pick(index)
         got = self.both(
-            lambda: self.model.claim(model, end, tuple(priorities)), lambda: self.core.claim(core, end, priorities)
+            lambda: self.model.claim(model, end, known, tuple(priorities)),
+            lambda: self.core.claim(core, end, known=known, priorities=priorities),
         )
         if got is None:
             return
@@ -174,9 +180,9 @@ class TierIndexMachine(RuleBasedStateMachine):
     def the_numbers_agree(self) -> None:
         if hasattr(self, "core"):
             stats, model = self.core.stats(), self.model
-            found = stats.slots, stats.free, stats.busy, stats.evicted, stats.sequences
+            found = stats.slots, stats.free, stats.owned, stats.evicted, stats.sequences
             free = model.slots - len(model.blocks)
-            assert found == (model.slots, free, model.busy, model.evicted, len(model.sequences))
+            assert found == (model.slots, free, model.owned, model.evicted, len(model.sequences))
             self.core.check_invariants()
 
 
@@ -211,6 +217,23 @@ def test_what_was_pushed_out_is_not_stored_again_by_the_same_sequence() -> None:
     assert claim.slots
 
 
+def test_what_is_elsewhere_takes_free_slots_alone() -> None:
+    index = TierIndex(4, 1)
+    filled(index, [1, 2])
+
+    def claimed(tokens: list[int], known: int) -> int:
+        number = index.open()
+        index.extend(number, tokens)
+        claim = index.claim(number, len(tokens), known=known)
+        assert claim is not None
+        index.commit(claim.slots)
+        return len(claim.slots)
+
+    assert claimed([5, 6, 7, 8], 3) == 0, "three are known, and two slots are free"
+    assert claimed([5, 6, 7, 8], 2) == 4, "what follows them makes room as usual"
+    assert claimed([3, 4], 1) == 0
+
+
 def test_a_block_behind_a_long_prefix_goes_before_what_it_follows() -> None:
     index = TierIndex(5, 1)
     long = filled(index, [1, 2, 3, 4])
@@ -223,7 +246,7 @@ def test_slots_of_a_numpy_array_are_taken() -> None:
     index = TierIndex(2, 1)
     number = index.open()
     index.extend(number, np.array([1, 2], np.int64))
-    claim = index.claim(number, 2, np.array([10, 20], np.int32))
+    claim = index.claim(number, 2, priorities=np.array([10, 20], np.int32))
     assert claim is not None
     index.commit(np.array(claim.slots, np.uint32))
     assert index.held(number) == 2

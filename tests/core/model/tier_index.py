@@ -62,7 +62,9 @@ class ModelTierIndex:
             here[-1].entered_at = next(self._clock)
         return len(self._readable(here))
 
-    def claim(self, number: int, end: int, priorities: tuple[int, ...]) -> tuple[int, list[TierBlock]] | None:
+    def claim(
+        self, number: int, end: int, known: int, priorities: tuple[int, ...]
+    ) -> tuple[int, list[TierBlock]] | None:
         sequence = self._at(number)
         if (
             end > len(sequence.tokens) // self.tokens_per_block
@@ -76,7 +78,8 @@ class ModelTierIndex:
             return None
         claimed: list[TierBlock] = []
         first = min(len(here), end)
-        if len(here) == sequence.settled:
+        sequence.settled = max(sequence.settled, min(known, end))
+        if sequence.settled - len(here) <= self.slots - len(self.blocks) or len(here) == sequence.settled:
             for at in range(len(here), end):
                 block = self._fill(number, at, [*here, *claimed])
                 if block is None:
@@ -125,7 +128,7 @@ class ModelTierIndex:
         self._forget_unused()
 
     @property
-    def busy(self) -> int:
+    def owned(self) -> int:
         return sum(not block.arrived or block.pins > 0 for block in self.blocks)
 
     # ------------------------------------------------------------------------------------------ how

@@ -115,7 +115,7 @@ class RealTier:
         assert index is not None
         index.check_invariants()
         assert index.stats().owned == 0
-        return Counted(self.counts[0], self.counts[1], index.blocks_dropped())
+        return Counted(self.counts[0], self.counts[1], index.stats().evicted)
 
     def run(self, workload: Workload, replay_shape: CacheShape) -> Outcome:
         self.replay = Replay(workload, replay_shape, tier=self)
