@@ -82,31 +82,31 @@ std::uint32_t AdmissionPlan::match_window(const WindowPool& pool, const Request&
     return match.path_length * config_->tokens_per_block + longest_partial(pool, request, root, match);
 }
 
-// Appends the matched full blocks to the path. Hashes run ahead in groups, so that the memory they lead to is on its way
+// Appends the matched full blocks to the path. Keys run ahead in groups, so that the memory they lead to is on its way
 // before it is compared.
 void AdmissionPlan::walk(const WindowPool& pool, const Request& request, ParentRef root) {
     constexpr std::uint32_t kAhead = 16;
     const std::uint32_t tokens_per_block = config_->tokens_per_block;
     const std::uint32_t blocks = request.num_tokens() / tokens_per_block;
-    std::array<std::uint64_t, kAhead> hashes{};
+    std::array<std::uint64_t, kAhead> keys{};
     std::string extras;
     ParentRef parent = root;
-    std::uint64_t hash = pool.tree.hash_of(root);
+    std::uint64_t key = pool.tree.key_of(root);
     for (std::uint32_t begin = 0; begin < blocks; begin += kAhead) {
         const std::uint32_t count = std::min(kAhead, blocks - begin);
         for (std::uint32_t i = 0; i < count; ++i) {
-            hash = pool.tree.child_hash(hash, prompt_block(request, begin + i, tokens_per_block, extras));
-            hashes[i] = hash;
-            pool.tree.prefetch(hash);
+            key = pool.tree.child_key(key, prompt_block(request, begin + i, tokens_per_block, extras));
+            keys[i] = key;
+            pool.tree.prefetch(key);
         }
         for (std::uint32_t i = 0; i < count; ++i) {
-            if (const BlockIndex hint = pool.tree.hint(hashes[i]); hint != kNone) {
+            if (const BlockIndex hint = pool.tree.hint(keys[i]); hint != kNone) {
                 pool.store.prefetch(hint);
             }
         }
         for (std::uint32_t i = 0; i < count; ++i) {
             const BlockContent content = prompt_block(request, begin + i, tokens_per_block, extras);
-            const BlockIndex block = pool.tree.find_child(parent, hashes[i], content);
+            const BlockIndex block = pool.tree.find_child(parent, keys[i], content);
             if (block == kNone || !pool.store[block].usable()) {
                 return;
             }

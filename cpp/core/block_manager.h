@@ -58,7 +58,7 @@ struct TransferBatch {
 };
 
 struct PinnedBlock {
-    std::uint64_t block_hash;
+    BlockHash block_hash;
     BlockId block_id;
     SlotIndex slot;
     Tier tier;
@@ -111,9 +111,11 @@ class BlockManager {
     std::vector<BlockId> pin_blocks(RequestId id);
     std::vector<PinnedSlot> pin_blocks_by_id(std::span<const BlockId> ids);
     void unpin_blocks_by_id(std::span<const BlockId> ids, std::optional<Tier> tier);
-    std::vector<std::optional<PinnedBlock>> find_and_pin_blocks_by_hash(std::span<const std::uint64_t> hashes,
+    // With a request the blocks are looked up by its content, and hashes that are not of its prompt, in their order, are refused.
+    std::vector<std::optional<PinnedBlock>> find_and_pin_blocks_by_hash(std::span<const BlockHash> hashes,
                                                                         std::optional<Tier> tier, bool stop_on_miss,
-                                                                        WindowSize window_size);
+                                                                        WindowSize window_size,
+                                                                        const RequestPtr& request = nullptr);
 
     std::vector<BlockIdTable> get_batch_cache_block_ids(std::span<const RequestId> ids, WindowSize window_size) const;
     void copy_batch_block_offsets(const OffsetTable& output, std::span<const RequestId> ids, std::uint32_t beam_width,
@@ -185,6 +187,9 @@ class BlockManager {
     // pins.cc
     void check_held_settled(const Sequence& sequence) const;
     std::vector<BlockId> pin_held(const Sequence& sequence);
+    std::vector<std::uint32_t> positions_of(std::span<const BlockHash> hashes, const Request& request) const;
+    std::vector<BlockIndex> find_on_path(const WindowPool& pool, const Request& request,
+                                         std::span<const std::uint32_t> positions) const;
 
     mutable ManagerMutex mutex_;  // guards everything below
     const BlockManagerConfig config_;

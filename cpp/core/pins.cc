@@ -1,5 +1,6 @@
 // Pins, from any thread: a pinned block keeps its slot and its bytes in the tier it was pinned in.
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -99,15 +100,31 @@ void BlockManager::unpin_blocks_by_id(std::span<const BlockId> ids, std::optiona
     }
 }
 
-std::vector<std::optional<PinnedBlock>> BlockManager::find_and_pin_blocks_by_hash(std::span<const std::uint64_t> hashes,
+std::vector<std::optional<PinnedBlock>> BlockManager::find_and_pin_blocks_by_hash(std::span<const BlockHash> hashes,
                                                                                   std::optional<Tier> tier,
                                                                                   bool stop_on_miss,
-                                                                                  WindowSize window_size) {
+                                                                                  WindowSize window_size,
+                                                                                  const RequestPtr& request) {
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
+        if (hashes[i].second == 0 && config_.hash_bits == kBlockHashBits) {
+            throw std::invalid_argument(
+                "hashes: number " + std::to_string(i) +
+                " has no second half: a block hash has 128 bits, and the 64 that some formats of events carry do not "
+                "name a block for certain");
+        }
+    }
+    const auto positions = request ? positions_of(hashes, *request) : std::vector<std::uint32_t>{};
     const ManagerGuard guard(mutex_);
     WindowPool& pool = *pools_[find_window(window_size)];
+    std::vector<BlockIndex> on_path;
+    if (request) {
+        on_path = find_on_path(pool, *request, positions);
+    } else {
+        pool.tree.keep_hashes();
+    }
     std::vector<std::optional<PinnedBlock>> out(hashes.size());
     for (std::size_t i = 0; i < hashes.size(); ++i) {
-        const BlockIndex block = pool.tree.find_unambiguous(hashes[i]);
+        const BlockIndex block = request ? on_path[i] : pool.tree.find_unambiguous(hashes[i]);
         const auto serves = [&](Tier candidate) {
             return (!tier || *tier == candidate) && pool.store[block].settled(static_cast<std::size_t>(candidate));
         };
@@ -120,6 +137,43 @@ std::vector<std::optional<PinnedBlock>> BlockManager::find_and_pin_blocks_by_has
         } else if (stop_on_miss) {
             break;
         }
+    }
+    return out;
+}
+
+// Which of the prompt's full blocks each hash is that of. Needs no lock.
+std::vector<std::uint32_t> BlockManager::positions_of(std::span<const BlockHash> hashes, const Request& request) const {
+    const auto own = block_hashes(request, BlockHasher(config_.seed, config_.hash_bits), config_.tokens_per_block);
+    std::vector<std::uint32_t> positions;
+    auto from = own.begin();
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
+        const auto at = std::find(from, own.end(), hashes[i]);
+        if (at == own.end()) {
+            throw std::invalid_argument(
+                "request " + std::to_string(request.id) + ", hashes: number " + std::to_string(i) +
+                " is that of none of its full blocks behind the one before (other tokens, salt, LoRA adapter or extra "
+                "keys, or a manager with another seed?)");
+        }
+        positions.push_back(static_cast<std::uint32_t>(at - own.begin()));
+        from = std::next(at);
+    }
+    return positions;
+}
+
+// The blocks of the prompt at these ascending positions, as far as the tree has its path; kNone behind.
+std::vector<BlockIndex> BlockManager::find_on_path(const WindowPool& pool, const Request& request,
+                                                   std::span<const std::uint32_t> positions) const {
+    std::vector<BlockIndex> out(positions.size(), kNone);
+    ParentRef parent = pool.tree.find_root(request.identity);
+    std::uint32_t position = 0;
+    for (std::size_t i = 0; i < positions.size() && parent != kNone; ++i) {
+        for (; position <= positions[i] && parent != kNone; ++position) {
+            const std::uint32_t begin = position * config_.tokens_per_block;
+            const std::string extras = request.block_extras(begin, begin + config_.tokens_per_block);
+            const BlockContent content{std::span(request.tokens).subspan(begin, config_.tokens_per_block), extras};
+            parent = pool.tree.find_child(parent, pool.tree.child_key(pool.tree.key_of(parent), content), content);
+        }
+        out[i] = parent;
     }
     return out;
 }

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/block_hash.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -55,9 +56,6 @@ class Request {
     std::uint32_t num_tokens() const { return static_cast<std::uint32_t>(tokens.size()); }
     // The extras of the block over tokens [begin, end), serialised; empty when no span overlaps it.
     std::string block_extras(std::uint32_t begin, std::uint32_t end) const;
-
-    // The hashes of the prompt's full blocks, as a manager would compute them.
-    std::vector<std::uint64_t> block_hashes(std::uint32_t tokens_per_block) const;
     // Of a new block whose first token is `token`.
     std::pair<Priority, std::optional<std::uint32_t>> block_retention(std::uint32_t token) const;
 
@@ -69,8 +67,10 @@ class Request {
     const std::optional<Retention> retention;
     // Serialised (lora_id, salt): "" for neither. Prefixes of requests with different identities never meet.
     const std::string identity;
-    const std::uint64_t root_hash;
 };
+
+// The hashes of the prompt's full blocks, as a manager with that hasher computes them.
+std::vector<BlockHash> block_hashes(const Request& request, const BlockHasher& hasher, std::uint32_t tokens_per_block);
 
 using RequestPtr = std::shared_ptr<const Request>;
 

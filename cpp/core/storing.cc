@@ -76,12 +76,13 @@ std::uint32_t BlockManager::first_unsure(Sequence& sequence) const {
     return first;
 }
 
-// Writes content and hashes of the private blocks from the cursor on, and calls up the index entries that they lead to. Stops at
+// Writes content and keys of the private blocks from the cursor on, and calls up the index entries that they lead to. Stops at
 // `end` or at the first block that is not held, and returns where.
 std::uint32_t BlockManager::write_content(const Sequence& sequence, std::size_t window, std::uint32_t end) {
     WindowPool& pool = *pools_[window];
     const StoreCursor& cursor = sequence.cursors[window];
-    std::uint64_t hash = cursor.position == 0 ? sequence.request->root_hash : pool.store[cursor.parent].hash;
+    std::uint64_t key =
+        cursor.position == 0 ? pool.tree.root_key(sequence.request->identity) : pool.store[cursor.parent].key;
     for (std::uint32_t position = cursor.position; position < end; ++position) {
         const BlockIndex own = sequence.windows[window].shared[position];
         if (own == kNone) {
@@ -93,10 +94,10 @@ std::uint32_t BlockManager::write_content(const Sequence& sequence, std::size_t 
             sequence.read_tokens(begin, pool.store.tokens(own));
             pool.store.set_extras(own, sequence.request->block_extras(begin, begin + config_.tokens_per_block));
             record.num_tokens = static_cast<std::uint16_t>(config_.tokens_per_block);
-            record.hash = pool.tree.child_hash(hash, pool.tree.content(own));
-            pool.tree.prefetch(record.hash);
+            record.key = pool.tree.child_key(key, pool.tree.content(own));
+            pool.tree.prefetch(record.key);
         }
-        hash = record.hash;
+        key = record.key;
     }
     return end;
 }
@@ -120,13 +121,11 @@ bool BlockManager::store_next(Sequence& sequence, std::size_t window) {
         return advance(own);
     }
     const ParentRef parent = cursor.position == 0 ? pool.tree.find_root(request.identity) : cursor.parent;
-    const BlockIndex equal =
-        parent == kNone ? kNone : pool.tree.find_child(parent, record.hash, pool.tree.content(own));
+    const BlockIndex equal = parent == kNone ? kNone : pool.tree.find_child(parent, record.key, pool.tree.content(own));
     if (equal != kNone) {
         return advance(equal);
     }
-    pool.enter_tree(own, parent == kNone ? pool.tree.open_root(request.identity, request.root_hash) : parent,
-                    request.lora_id);
+    pool.enter_tree(own, parent == kNone ? pool.tree.open_root(request.identity) : parent, request.lora_id);
     return advance(own);
 }
 
@@ -143,7 +142,7 @@ BlockIndex BlockManager::find_equal(const Sequence& sequence, std::size_t window
     content_.resize(config_.tokens_per_block);
     sequence.read_tokens(begin, content_);
     const std::string extras = request.block_extras(begin, begin + config_.tokens_per_block);
-    return pool.tree.find_child(parent, pool.tree.child_hash(pool.tree.hash_of(parent), {content_, extras}),
+    return pool.tree.find_child(parent, pool.tree.child_key(pool.tree.key_of(parent), {content_, extras}),
                                 {content_, extras});
 }
 
@@ -171,8 +170,7 @@ void BlockManager::store_last_partial(Sequence& sequence, std::size_t window, st
     }
     pool.store[own].num_tokens = static_cast<std::uint16_t>(rest);
     pool.store.set_extras(own, std::move(extras));
-    pool.enter_tree(own, parent == kNone ? pool.tree.open_root(request.identity, request.root_hash) : parent,
-                    request.lora_id);
+    pool.enter_tree(own, parent == kNone ? pool.tree.open_root(request.identity) : parent, request.lora_id);
 }
 
 std::vector<BlockId> BlockManager::remove_sequence(RequestId id, bool store, bool pin,

@@ -48,7 +48,7 @@ void WindowPool::prefetch_victims(BlockIndex victim) const {
     if (next == kNone) {
         return;
     }
-    tree.prefetch(store[next].hash);
+    tree.prefetch(store[next].key);
     if (store[next].in_tree && !is_root(store[next].parent)) {
         __builtin_prefetch(&store[store[next].parent]);
     }

@@ -15,7 +15,11 @@ WindowPool::WindowPool(std::uint32_t index, PoolServices services, std::uint64_t
       services_(services),
       primary_queue_(store.size()),
       host_redundant_queue_(config.blocks_host != 0 ? store.size() : 0),
-      host_only_queue_(config.blocks_host != 0 ? store.size() : 0) {}
+      host_only_queue_(config.blocks_host != 0 ? store.size() : 0) {
+    if (services.events.wanted()) {
+        tree.keep_hashes();
+    }
+}
 
 // ------------------------------------------------------------------------------------------------ owners
 
@@ -211,7 +215,7 @@ void WindowPool::publish(EventKind kind, BlockIndex block, Tier tier, std::optio
         return;
     }
     BlockEvent event{.kind = kind,
-                     .block_hash = record.hash,
+                     .block_hash = tree.block_hash(block),
                      .parent_hash = std::nullopt,
                      .tokens = {},
                      .lora_id = lora_id,
@@ -219,7 +223,7 @@ void WindowPool::publish(EventKind kind, BlockIndex block, Tier tier, std::optio
                      .priority = record.priority,
                      .window_size = config.window_size};
     if (!is_root(record.parent)) {
-        event.parent_hash = store[record.parent].hash;
+        event.parent_hash = tree.block_hash(record.parent);
     }
     if (kind == EventKind::stored) {
         const auto tokens = store.content(block);

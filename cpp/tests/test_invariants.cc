@@ -17,18 +17,18 @@ using testing::config;
 class World {
   public:
     World() {
-        only_host = cache(pool.tree.open_root("", 7), 100);
-        both = cache(pool.tree.open_root("", 7), 200);
+        only_host = cache(pool.tree.open_root(""), 100);
+        both = cache(pool.tree.open_root(""), 200);
         flush();
         deliver();
         pool.claim(both);
         pool.onboard(both);
         deliver();
         pool.let_go(both);
-        parent = cache(pool.tree.open_root("", 7), 300);
+        parent = cache(pool.tree.open_root(""), 300);
         child = cache(parent, 400);
         owned = pool.allocate(kPriorityDefault, std::nullopt);
-        pinned = cache(pool.tree.open_root("Sother", 8), 500);
+        pinned = cache(pool.tree.open_root("Sother"), 500);
         pool.pin(pinned, kPrimary);
         arriving = pool.allocate(kPriorityDefault, std::nullopt);
         pool.lock_source(pinned, 1);
@@ -64,7 +64,7 @@ class World {
         const testing::Tokens content = testing::tokens(testing::kTokensPerBlock, first);
         std::ranges::copy(content, pool.store.tokens(block).begin());
         pool.store[block].num_tokens = testing::kTokensPerBlock;
-        pool.store[block].hash = pool.tree.child_hash(pool.tree.hash_of(below), {content, ""});
+        pool.store[block].key = pool.tree.child_key(pool.tree.key_of(below), {content, ""});
         pool.enter_tree(block, below, std::nullopt);
         pool.let_go(block);
         return block;
@@ -120,7 +120,7 @@ const std::vector<Damage> kDamages{
     {"an incomplete block has children", [](World& w) { --w[w.parent].num_tokens; }},
     {"a tree block has no tokens", [](World& w) { w[w.child].num_tokens = 0; }},
     {"a tree block has too many tokens", [](World& w) { w[w.child].num_tokens = testing::kTokensPerBlock + 1; }},
-    {"a block has another's hash", [](World& w) { w[w.child].hash ^= 1; }},
+    {"a block has another's key", [](World& w) { w[w.child].key ^= 1; }},
     {"a block's tokens have changed", [](World& w) { ++w.pool.store.tokens(w.child)[0]; }},
     {"a block's extras have changed", [](World& w) { w.pool.store.set_extras(w.child, "image"); }},
     {"a block queues under another priority", [](World& w) { ++w[w.parent].priority; }},

@@ -43,9 +43,8 @@ class HostIndex:
         self.tokens_per_block = tokens_per_block
         self.slots = slots
         # Whole blocks only: a part of one is not worth a transfer.
-        self._manager = BlockManager(
-            BlockManagerConfig(tokens_per_block=tokens_per_block, blocks_primary=slots, partial_reuse=False)
-        )
+        self._config = BlockManagerConfig(tokens_per_block=tokens_per_block, blocks_primary=slots, partial_reuse=False)
+        self._manager = BlockManager(self._config)
         self._stores: dict[int, Claim] = {}
         self._tokens: dict[int, int] = {}
         self._storing: set[int] = set()  # hashes: whoever has the same block need not send it again
@@ -58,13 +57,15 @@ class HostIndex:
         held = self._manager.analyze_prefix_reuse(request).blocks_primary
         if not self._condemned:
             return held
-        hashes = block_hashes(request, self.tokens_per_block)[:held]
+        hashes = block_hashes(request, self._config)[:held]
         return next((at for at, one in enumerate(hashes) if one in self._condemned), held)
 
     def pin(self, identity: Identity, tokens: Tokens, first: int, end: int) -> Pins:
-        """Pin blocks first to end of a prefix that is held: found by hash, on a path that has been compared."""
-        hashes = block_hashes(identity.sequence(LOOKUP, tokens), self.tokens_per_block)[first:end]
-        found = [block for block in self._manager.find_and_pin_blocks_by_hash(hashes) if block is not None]
+        """Pin blocks first to end of a prefix that is held: its content is what is looked up."""
+        request = identity.sequence(LOOKUP, tokens)
+        hashes = block_hashes(request, self._config)[first:end]
+        answer = self._manager.find_and_pin_blocks_by_hash(hashes, request=request)
+        found = [block for block in answer if block is not None]
         return Pins(
             tuple(block.block_id for block in found),
             tuple(block.slot for block in found),
@@ -82,7 +83,7 @@ class HostIndex:
         """How many of these whole blocks are here, and whether one of the others is on its way."""
         beyond = identity.sequence(LOOKUP, np.append(tokens, np.int32(0)))  # so that the last block counts as well
         held = self._manager.analyze_prefix_reuse(beyond).blocks_primary
-        hashes = block_hashes(beyond, self.tokens_per_block)[held:]
+        hashes = block_hashes(beyond, self._config)[held:]
         return held, not self._storing.isdisjoint(hashes)
 
     def begin_store(self, job: int, identity: Identity, tokens: Tokens, priorities: Sequence[int] = ()) -> Claim | None:
@@ -96,7 +97,7 @@ class HostIndex:
         offsets = np.empty((1, 1, 2, blocks), np.int32)
         self._manager.copy_batch_block_offsets(offsets, [job], 1, 0)
         first = admission.blocks_reused
-        hashes = tuple(block_hashes(request, self.tokens_per_block)[first:])
+        hashes = tuple(block_hashes(request, self._config)[first:])
         claim = Claim(first, tuple(offsets[0, 0, 0, first:].tolist()), hashes)
         self._stores[job], self._tokens[job] = claim, len(tokens)
         self._storing.update(hashes)
