@@ -41,9 +41,9 @@ class DeviceError(RuntimeError):
 class BlockManagerConfig:
     """What a manager is made of. Refused at once when it makes no sense."""
 
-    def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, max_beam_width: int = 1, block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 64, seed: int | None = None) -> None:
+    def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, max_beam_width: int = 1, block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 128, seed: int | None = None) -> None:
         """
-        hash_bits under 64 forces hash collisions: an instrument for tests. seed orders the indexes inside, so that nobody who chooses prompts can make them slow; no result depends on it. None: drawn from the system's entropy.
+        hash_bits under 128 forces hash collisions: an instrument for tests. seed (128 bits) is the key of block hashes and of the indexes inside: a secret, the same on ranks that must agree. None: drawn from the system's entropy.
         """
 
     @property
@@ -128,8 +128,10 @@ class SequenceRequest:
 
     def __repr__(self) -> str: ...
 
-def block_hashes(request: SequenceRequest, tokens_per_block: int) -> list[int]:
-    """The hashes of the prompt's full blocks, for lookup in another manager."""
+def block_hashes(request: SequenceRequest, config: BlockManagerConfig) -> list[int]:
+    """
+    The hashes of the prompt's full blocks in every manager with the config's tokens_per_block and seed.
+    """
 
 class Admission:
     """What one request got; its numbers alone, whatever shared its batch."""
@@ -453,8 +455,10 @@ class BlockManager:
         Ends one pin of each; tier must be given where a block is pinned in both.
         """
 
-    def find_and_pin_blocks_by_hash(self, hashes: Any, *, tier: str | None = None, stop_on_miss: bool = True, window_size: int | None = None) -> list[PinnedBlock | None]:
-        """Finds and pins in one step. Never a block whose copy is in flight."""
+    def find_and_pin_blocks_by_hash(self, hashes: Sequence[int], *, tier: str | None = None, stop_on_miss: bool = True, window_size: int | None = None, request: SequenceRequest | None = None) -> list[PinnedBlock | None]:
+        """
+        Finds and pins in one step. Never a block whose copy is in flight. With a request its content is what is looked up, and hashes that are not of its prompt, in order, raise ValueError.
+        """
 
     def get_cache_block_ids(self, request_id: int, window_size: int | None = None) -> list[list[int]]:
         """[beam][block]; -1 where the block has left the window."""

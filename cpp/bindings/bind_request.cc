@@ -10,6 +10,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/wide_integers.h"
+#include "core/config.h"
 #include "core/request.h"
 
 namespace nb = nanobind;
@@ -144,10 +146,14 @@ void bind_request(nb::module_& m) {
 
     m.def(
         "block_hashes",
-        [](const SequenceRequest& request, std::uint32_t tokens_per_block) {
-            return without_gil([&] { return request.request->block_hashes(tokens_per_block); });
+        [](const SequenceRequest& request, const BlockManagerConfig& config) {
+            return without_gil([&] {
+                return block_hashes(*request.request, BlockHasher(config.seed, config.hash_bits),
+                                    config.tokens_per_block);
+            });
         },
-        "request"_a, "tokens_per_block"_a, "The hashes of the prompt's full blocks, for lookup in another manager.");
+        "request"_a, "config"_a,
+        "The hashes of the prompt's full blocks in every manager with the config's tokens_per_block and seed.");
 }
 
 }  // namespace kvfix::bindings

@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "bindings/wide_integers.h"
 #include "core/block_manager.h"
 
 namespace nb = nanobind;

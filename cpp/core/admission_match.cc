@@ -57,31 +57,31 @@ std::uint32_t AdmissionPlanner::match_window(const State& state, const Window& w
     return whole + (state.config.partial_reuse ? longest_partial(window, request, root, match) : 0);
 }
 
-// Appends the matched full blocks to the path. Hashes run ahead in groups, so that the memory they lead to is on its way
+// Appends the matched full blocks to the path. Keys run ahead in groups, so that the memory they lead to is on its way
 // before it is compared.
 void AdmissionPlanner::walk(const Window& window, const Request& request, ParentRef root) {
     constexpr std::uint32_t kAhead = 16;
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     const std::uint32_t blocks = request.num_tokens() / tokens_per_block;
-    std::array<std::uint64_t, kAhead> hashes{};
+    std::array<std::uint64_t, kAhead> keys{};
     std::string extras;
     ParentRef parent = root;
-    std::uint64_t hash = window.tree.hash_of(root);
+    std::uint64_t key = window.tree.key_of(root);
     for (std::uint32_t begin = 0; begin < blocks; begin += kAhead) {
         const std::uint32_t count = std::min(kAhead, blocks - begin);
         for (std::uint32_t i = 0; i < count; ++i) {
-            hash = window.tree.child_hash(hash, prompt_block(request, begin + i, tokens_per_block, extras));
-            hashes[i] = hash;
-            window.tree.prefetch(hash);
+            key = window.tree.child_key(key, prompt_block(request, begin + i, tokens_per_block, extras));
+            keys[i] = key;
+            window.tree.prefetch(key);
         }
         for (std::uint32_t i = 0; i < count; ++i) {
-            if (const BlockIndex hint = window.tree.hint(hashes[i]); hint != kNone) {
+            if (const BlockIndex hint = window.tree.hint(keys[i]); hint != kNone) {
                 window.blocks.prefetch(hint);
             }
         }
         for (std::uint32_t i = 0; i < count; ++i) {
             const BlockContent content = prompt_block(request, begin + i, tokens_per_block, extras);
-            const BlockIndex block = window.tree.find_child(parent, hashes[i], content);
+            const BlockIndex block = window.tree.find_child(parent, keys[i], content);
             if (block == kNone || !window.blocks[block].usable()) {
                 return;
             }

@@ -84,12 +84,17 @@ void BlockManager::unpin_blocks_by_id(std::span<const BlockId> ids, std::optiona
     pin::end_by_id(state_, ids, tier);
 }
 
-std::vector<std::optional<PinnedBlock>> BlockManager::find_and_pin_blocks_by_hash(std::span<const std::uint64_t> hashes,
+std::vector<std::optional<PinnedBlock>> BlockManager::find_and_pin_blocks_by_hash(std::span<const BlockHash> hashes,
                                                                                   std::optional<Tier> tier,
                                                                                   bool stop_on_miss,
-                                                                                  WindowSize window_size) {
+                                                                                  WindowSize window_size,
+                                                                                  const RequestPtr& request) {
+    pin::HashLookup lookup{hashes, tier, stop_on_miss, window_size, std::nullopt};
+    if (request) {
+        lookup.path = pin::path_of(state_.config, hashes, request);
+    }
     const ManagerGuard guard(mutex_);
-    return pin::by_hash(state_, hashes, tier, stop_on_miss, window_size);
+    return pin::by_hash(state_, lookup);
 }
 
 // ------------------------------------------------------------------------------------------------ block lists

@@ -46,9 +46,11 @@ class BlockManager {
     std::vector<BlockId> pin_blocks(RequestId id);
     std::vector<PinnedSlot> pin_blocks_by_id(std::span<const BlockId> ids);
     void unpin_blocks_by_id(std::span<const BlockId> ids, std::optional<Tier> tier);
-    std::vector<std::optional<PinnedBlock>> find_and_pin_blocks_by_hash(std::span<const std::uint64_t> hashes,
+    // With a request the blocks are looked up by its content, and hashes that are not of its prompt, in their order, are refused.
+    std::vector<std::optional<PinnedBlock>> find_and_pin_blocks_by_hash(std::span<const BlockHash> hashes,
                                                                         std::optional<Tier> tier, bool stop_on_miss,
-                                                                        WindowSize window_size);
+                                                                        WindowSize window_size,
+                                                                        const RequestPtr& request = nullptr);
 
     std::vector<BlockIdTable> get_batch_cache_block_ids(std::span<const RequestId> ids, WindowSize window_size) const;
     void copy_batch_block_offsets(const OffsetTable& output, std::span<const RequestId> ids, std::uint32_t beam_width,

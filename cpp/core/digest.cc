@@ -2,11 +2,19 @@
 
 #include <array>
 #include <bit>
+#include <span>
+#include <string_view>
 
 #include "core/block_hash.h"
 
 namespace kvfix {
 namespace {
+
+// Contents, under a key of no secret: ranks that hold the same agree, whatever their seeds.
+std::uint64_t digest_of(std::string_view identity, std::span<const TokenId> tokens, std::string_view extras) {
+    static const BlockHasher hasher(Secret{});
+    return hasher.block(identity.empty() ? BlockHash{} : hasher.root(identity), tokens, extras).first;
+}
 
 // Of structures of 64-bit numbers alone.
 template <class Numbers>
@@ -33,10 +41,10 @@ void mix_sequence(Digest& digest, const Sequence& sequence) {
     const Request& request = *sequence.request;
     digest.mix(request.id);
     digest.mix(std::uint64_t{request.num_tokens()} << 32 | request.beam_width);
-    digest.mix(hash_block(request.root_hash, request.tokens, request.block_extras(0, request.num_tokens())));
+    digest.mix(digest_of(request.identity, request.tokens, request.block_extras(0, request.num_tokens())));
     mix_retention(digest, request.retention.value_or(Retention{}));
     digest.mix(std::uint64_t{sequence.length} << 32 | sequence.computed);
-    digest.mix(hash_block(sequence.known(), sequence.grown_tokens, {}));
+    digest.mix(digest_of({}, sequence.grown_tokens, {}));
     digest.mix(sequence.doubtful_from);
     mix_numbers(digest, sequence.stats);
     for (const HeldBlocks& held : sequence.windows) {
@@ -49,8 +57,8 @@ void mix_events(Digest& digest, const EventLog& events) {
     digest.mix(events.dropped());
     for (const BlockEvent& event : events.pending()) {
         digest.mix(event.event_id);
-        digest.mix(event.block_hash);
-        digest.mix(event.parent_hash.value_or(0));
+        digest.mix(event.block_hash.first);
+        digest.mix(event.parent_hash.value_or(BlockHash{}).first);
         digest.mix(static_cast<std::uint64_t>(event.kind) << 32 | static_cast<std::uint64_t>(event.tier) << 16 |
                    event.priority);
     }
@@ -62,8 +70,10 @@ void mix_window(Digest& digest, const Window& window) {
         const Block& record = blocks[block];
         digest.mix(record.in_tree ? (std::uint64_t{record.parent} << 32 | record.num_tokens) : kNone);
         if (record.in_tree) {
-            const std::uint64_t above = is_root(record.parent) ? window.tree.hash_of(record.parent) : 0;
-            digest.mix(hash_block(above, blocks.content(block), blocks.extras(block)));
+            const bool at_root = is_root(record.parent);
+            digest.mix(
+                digest_of(at_root ? std::string_view(window.tree.identity_of(record.parent)) : std::string_view(),
+                          blocks.content(block), blocks.extras(block)));
         }
         digest.mix(std::uint64_t{record.slot[kPrimary]} << 32 | record.slot[kHost]);
         digest.mix(std::uint64_t{record.pins[kPrimary]} << 32 | record.pins[kHost]);

@@ -40,7 +40,7 @@ void prefetch_victims(const Window& window, BlockIndex victim) {
         return;
     }
     const Block& record = window.blocks[next];
-    window.tree.prefetch(record.hash);
+    window.tree.prefetch(record.key);
     if (record.in_tree && !is_root(record.parent)) {
         __builtin_prefetch(&window.blocks[record.parent]);
     }

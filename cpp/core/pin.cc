@@ -96,27 +96,4 @@ void end_by_id(State& state, std::span<const BlockId> ids, std::optional<Tier> t
     }
 }
 
-std::vector<std::optional<PinnedBlock>> by_hash(State& state, std::span<const std::uint64_t> hashes,
-                                                std::optional<Tier> tier, bool stop_on_miss, WindowSize window_size) {
-    Window& window = window_of(state, window_size);
-    std::vector<std::optional<PinnedBlock>> out(hashes.size());
-    for (std::size_t i = 0; i < hashes.size(); ++i) {
-        const BlockIndex block = window.tree.find_unambiguous(hashes[i]);
-        const auto serves = [&](Tier candidate) {
-            return (!tier || *tier == candidate) && window.blocks[block].settled(static_cast<std::size_t>(candidate));
-        };
-        if (block != kNone && (serves(Tier::primary) || serves(Tier::host))) {
-            const Tier found = serves(Tier::primary) ? Tier::primary : Tier::host;
-            KVFIX_PAUSE("find.found");
-            add(state, window, block, static_cast<std::size_t>(found));
-            out[i] =
-                PinnedBlock{hashes[i], id_of(window, block), window.blocks[block].slot[static_cast<std::size_t>(found)],
-                            found, window.config.window_size};
-        } else if (stop_on_miss) {
-            break;
-        }
-    }
-    return out;
-}
-
 }  // namespace kvfix::pin

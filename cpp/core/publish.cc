@@ -11,7 +11,7 @@ void publish(State& state, const Window& window, EventKind kind, BlockIndex bloc
         return;
     }
     BlockEvent event{.kind = kind,
-                     .block_hash = record.hash,
+                     .block_hash = window.tree.block_hash(block),
                      .parent_hash = std::nullopt,
                      .tokens = {},
                      .lora_id = lora_id,
@@ -19,7 +19,7 @@ void publish(State& state, const Window& window, EventKind kind, BlockIndex bloc
                      .priority = record.priority,
                      .window_size = window.config.window_size};
     if (!is_root(record.parent)) {
-        event.parent_hash = window.blocks[record.parent].hash;
+        event.parent_hash = window.tree.block_hash(record.parent);
     }
     if (kind == EventKind::stored) {
         const auto tokens = window.blocks.content(block);

@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "core/block_hash.h"
 #include "core/steps.h"
 
 namespace kvfix {
@@ -124,8 +123,7 @@ Request::Request(RequestId request_id, std::vector<TokenId> prompt, std::uint32_
       lora_id(lora),
       extra_keys(std::move(keys)),
       retention(std::move(keep)),
-      identity(serialise_identity(lora, salt)),
-      root_hash(hash_root(identity)) {
+      identity(serialise_identity(lora, salt)) {
     if (tokens.empty()) {
         bad(id, "tokens", "the prompt is empty");
     }
@@ -156,24 +154,21 @@ std::string block_extras(std::span<const ExtraKey> keys, std::uint32_t begin, st
     return out;
 }
 
-std::vector<std::uint64_t> Request::block_hashes(std::uint32_t tokens_per_block) const {
-    if (tokens_per_block == 0) {
-        throw std::invalid_argument("tokens_per_block is 0: at least 1");
-    }
-    std::vector<std::uint64_t> out;
-    std::uint64_t hash = root_hash;
-    for (std::uint32_t begin = 0; tokens_per_block <= num_tokens() - begin; begin += tokens_per_block) {
-        hash = hash_block(hash, std::span(tokens).subspan(begin, tokens_per_block),
-                          block_extras(begin, begin + tokens_per_block));
-        out.push_back(hash);
-    }
-    return out;
-}
-
 std::pair<Priority, std::optional<std::uint32_t>> Request::block_retention(std::uint32_t token) const {
     const RetentionRange* range = retention ? retention->at(token) : nullptr;
     return range != nullptr ? std::pair{range->priority, range->duration_ms}
                             : std::pair{kPriorityDefault, std::optional<std::uint32_t>{}};
+}
+
+std::vector<BlockHash> block_hashes(const Request& request, const BlockHasher& hasher, std::uint32_t tokens_per_block) {
+    std::vector<BlockHash> out;
+    BlockHash hash = hasher.root(request.identity);
+    for (std::uint32_t begin = 0; tokens_per_block <= request.num_tokens() - begin; begin += tokens_per_block) {
+        hash = hasher.block(hash, std::span(request.tokens).subspan(begin, tokens_per_block),
+                            request.block_extras(begin, begin + tokens_per_block));
+        out.push_back(hash);
+    }
+    return out;
 }
 
 }  // namespace kvfix

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/block_hash.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -63,9 +64,6 @@ class Request {
     std::string block_extras(std::uint32_t begin, std::uint32_t end) const {
         return kvfix::block_extras(extra_keys, begin, end);
     }
-
-    // The hashes of the prompt's full blocks, as a manager would compute them.
-    std::vector<std::uint64_t> block_hashes(std::uint32_t tokens_per_block) const;
     // Of a new block whose first token is `token`.
     std::pair<Priority, std::optional<std::uint32_t>> block_retention(std::uint32_t token) const;
 
@@ -76,8 +74,10 @@ class Request {
     const std::vector<ExtraKey> extra_keys;  // ascending, disjoint
     const std::optional<Retention> retention;
     const std::string identity;  // serialised
-    const std::uint64_t root_hash;
 };
+
+// The hashes of the prompt's full blocks, as a manager with that hasher computes them.
+std::vector<BlockHash> block_hashes(const Request& request, const BlockHasher& hasher, std::uint32_t tokens_per_block);
 
 using RequestPtr = std::shared_ptr<const Request>;
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/block_hash.h"
 #include "core/transfer_ledger.h"
 #include "core/types.h"
 
@@ -45,7 +46,7 @@ struct TransferBatch {
 };
 
 struct PinnedBlock {
-    std::uint64_t block_hash;
+    BlockHash block_hash;
     BlockId block_id;
     SlotIndex slot;
     Tier tier;

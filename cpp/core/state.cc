@@ -11,6 +11,9 @@ State::State(BlockManagerConfig checked_config) : config(std::move(checked_confi
     for (std::uint32_t index = 0; index < config.windows.size(); ++index) {
         windows.emplace_back(config, index, block_id_base);
         block_id_base += windows.back().blocks.size();
+        if (events.wanted()) {
+            windows.back().tree.keep_hashes();
+        }
     }
 }
 

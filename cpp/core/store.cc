@@ -45,11 +45,12 @@ std::uint32_t first_unsure(const State& state, Sequence& sequence) {
     return first;
 }
 
-// Writes content and hashes of the private blocks from the cursor on, and calls up the index entries that they lead to. Stops at
+// Writes content and keys of the private blocks from the cursor on, and calls up the index entries that they lead to. Stops at
 // `end` or at the first block that is not held, and returns where.
 std::uint32_t write_content(Window& window, const Sequence& sequence, std::uint32_t end) {
     const StoreCursor& cursor = sequence.cursors[window.index];
-    std::uint64_t hash = cursor.position == 0 ? sequence.request->root_hash : window.blocks[cursor.parent].hash;
+    std::uint64_t key =
+        cursor.position == 0 ? window.tree.root_key(sequence.request->identity) : window.blocks[cursor.parent].key;
     for (std::uint32_t position = cursor.position; position < end; ++position) {
         const BlockIndex own = sequence.windows[window.index].shared[position];
         if (own == kNone) {
@@ -62,10 +63,10 @@ std::uint32_t write_content(Window& window, const Sequence& sequence, std::uint3
             window.blocks.set_extras(own,
                                      sequence.request->block_extras(begin, begin + window.blocks.tokens_per_block()));
             record.num_tokens = static_cast<std::uint16_t>(window.blocks.tokens_per_block());
-            record.hash = window.tree.child_hash(hash, window.tree.content(own));
-            window.tree.prefetch(record.hash);
+            record.key = window.tree.child_key(key, window.tree.content(own));
+            window.tree.prefetch(record.key);
         }
-        hash = record.hash;
+        key = record.key;
     }
     return end;
 }
@@ -76,7 +77,7 @@ ParentRef parent_at(const Window& window, const StoreCursor& cursor, const Reque
 }
 
 void enter_below(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
-    const ParentRef below = parent == kNone ? window.tree.open_root(request.identity, request.root_hash) : parent;
+    const ParentRef below = parent == kNone ? window.tree.open_root(request.identity) : parent;
     enter(state, window, block, below, request.lora_id);
 }
 
@@ -92,7 +93,7 @@ BlockIndex find_equal(const Window& window, const Sequence& sequence) {
     std::vector<TokenId> tokens(window.blocks.tokens_per_block());
     sequence.read_tokens(begin, tokens);
     const std::string extras = request.block_extras(begin, begin + window.blocks.tokens_per_block());
-    return window.tree.find_child(parent, window.tree.child_hash(window.tree.hash_of(parent), {tokens, extras}),
+    return window.tree.find_child(parent, window.tree.child_key(window.tree.key_of(parent), {tokens, extras}),
                                   {tokens, extras});
 }
 
@@ -115,7 +116,7 @@ bool store_next(State& state, Window& window, Sequence& sequence) {
     }
     const ParentRef parent = parent_at(window, cursor, request);
     const BlockIndex equal =
-        parent == kNone ? kNone : window.tree.find_child(parent, record.hash, window.tree.content(own));
+        parent == kNone ? kNone : window.tree.find_child(parent, record.key, window.tree.content(own));
     if (equal != kNone) {
         return advance(equal);
     }

@@ -3,21 +3,22 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/block_hash.h"
 #include "core/check.h"
 
 namespace kvfix {
 
 using State = TierBlock::State;
 
-TierBlocks::TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits)
+TierBlocks::TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits, const Secret& seed)
     : tokens_per_block_(tokens_per_block),
-      hash_mask_(hash_bits == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << hash_bits) - 1),
+      key_mask_(hash_bits == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << hash_bits) - 1),
+      index_hash_(seed, tokens_per_block),
       blocks_(slots),
       tokens_(std::size_t{slots} * tokens_per_block),
       free_(slots),
       index_(slots),
-      queue_(slots) {
+      queue_(slots),
+      root_by_identity_(0, KeyedHash{key_for(seed, "identities of a tier")}) {
     std::iota(free_.rbegin(), free_.rend(), 0U);  // taken from the back: the lowest number goes first
 }
 
@@ -33,15 +34,11 @@ ParentRef TierBlocks::open_root(const std::string& identity) {
         }
         root = free_roots_.back();
         free_roots_.pop_back();
-        roots_[root] = Root{identity, hash_root(identity), 0};
+        roots_[root] = Root{identity, index_hash_.root(identity) & key_mask_, 0};
         root_by_identity_.emplace(identity, root);
     }
     ++roots_[root].users;
     return root | kRootBit;
-}
-
-std::uint64_t TierBlocks::child_hash(std::uint64_t parent_hash, const BlockContent& wanted) const {
-    return hash_block(parent_hash, wanted.tokens, wanted.extras) & hash_mask_;
 }
 
 std::string_view TierBlocks::extras(SlotIndex block) const {
@@ -52,11 +49,11 @@ BlockContent TierBlocks::content(SlotIndex block) const {
     return {{tokens_.data() + std::size_t{block} * tokens_per_block_, tokens_per_block_}, extras(block)};
 }
 
-SlotIndex TierBlocks::find(ParentRef parent, std::uint64_t hash, const BlockContent& wanted) const {
-    return index_.find(hash, [&](SlotIndex block) {
+SlotIndex TierBlocks::find(ParentRef parent, std::uint64_t key, const BlockContent& wanted) const {
+    return index_.find(IndexHash::scattered(key), [&](SlotIndex block) {
         const TierBlock& record = blocks_[block];
         const BlockContent found = content(block);
-        return record.hash == hash && record.parent == parent && std::ranges::equal(found.tokens, wanted.tokens) &&
+        return record.key == key && record.parent == parent && std::ranges::equal(found.tokens, wanted.tokens) &&
                found.extras == wanted.extras;
     });
 }
@@ -86,7 +83,7 @@ void TierBlocks::let_go(ParentRef parent) {
 
 // ------------------------------------------------------------------------------------------------ the life of a block
 
-SlotIndex TierBlocks::fill(ParentRef parent, std::uint64_t hash, const BlockContent& wanted, Priority priority,
+SlotIndex TierBlocks::fill(ParentRef parent, std::uint64_t key, const BlockContent& wanted, Priority priority,
                            TierSequenceId writer) {
     hold(parent);  // first, or it could be the one that makes room
     const SlotIndex block = take_slot();
@@ -95,7 +92,7 @@ SlotIndex TierBlocks::fill(ParentRef parent, std::uint64_t hash, const BlockCont
         return kNone;
     }
     TierBlock& record = blocks_[block];
-    record = TierBlock{.hash = hash,
+    record = TierBlock{.key = key,
                        .writer = writer,
                        .parent = parent,
                        .generation = record.generation,
@@ -106,7 +103,7 @@ SlotIndex TierBlocks::fill(ParentRef parent, std::uint64_t hash, const BlockCont
     if (record.has_extras) {
         extras_[block] = wanted.extras;
     }
-    index_.insert(hash, block);
+    index_.insert(IndexHash::scattered(key), block);
     ++owned_;
     return block;
 }
@@ -145,7 +142,7 @@ void TierBlocks::abandon(SlotIndex block) {
 
 void TierBlocks::detach(SlotIndex block) {
     TierBlock& record = blocks_[block];
-    index_.erase(record.hash, block);
+    index_.erase(IndexHash::scattered(record.key), block);
     let_go(record.parent);
     record.parent = kNone;
     ++record.generation;
@@ -250,7 +247,7 @@ void TierBlocks::check_invariants() const {
         } else if (!is_findable) {
             check(is_owned(record), "a block that nobody can find and nobody uses keeps its slot");
         } else {
-            check(find(record.parent, record.hash, content(block)) == block, "a block cannot be found by its content");
+            check(find(record.parent, record.key, content(block)) == block, "a block cannot be found by its content");
             if (!is_root(record.parent)) {
                 const TierBlock& parent = blocks_[record.parent];
                 check(parent.parent != kNone, "a block follows one that cannot be found");

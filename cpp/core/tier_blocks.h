@@ -16,6 +16,7 @@
 
 #include "core/eviction_queue.h"
 #include "core/hash_index.h"
+#include "core/index_hash.h"
 #include "core/reuse_tree.h"
 #include "core/types.h"
 
@@ -26,7 +27,7 @@ using TierSequenceId = std::uint64_t;
 struct TierBlock {
     enum class State : std::uint8_t { free, filling, held };
 
-    std::uint64_t hash = 0;
+    std::uint64_t key = 0;      // spells its whole prefix, for the index alone
     TierSequenceId writer = 0;  // that claimed it
     ParentRef parent = kNone;   // kNone: it cannot be found, and is free once nobody uses it
     std::uint32_t children = 0;
@@ -40,7 +41,8 @@ struct TierBlock {
 
 class TierBlocks {
   public:
-    TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits);
+    // `seed` gives the keys. Who does not know it cannot make prefixes whose keys are alike.
+    TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits, const Secret& seed);
 
     const TierBlock& operator[](SlotIndex block) const { return blocks_[block]; }
     std::uint32_t size() const { return static_cast<std::uint32_t>(blocks_.size()); }
@@ -53,13 +55,15 @@ class TierBlocks {
     ParentRef open_root(const std::string& identity);
     void close_root(ParentRef root) { let_go(root); }
 
-    std::uint64_t child_hash(std::uint64_t parent_hash, const BlockContent& content) const;
-    std::uint64_t root_hash(ParentRef root) const { return roots_[root & ~kRootBit].hash; }
+    std::uint64_t root_key(ParentRef root) const { return roots_[root & ~kRootBit].key; }
+    std::uint64_t child_key(std::uint64_t parent_key, const BlockContent& content) const {
+        return index_hash_.block(parent_key, content.tokens, content.extras) & key_mask_;
+    }
     // The block with this content behind `parent`, in whatever state, or kNone.
-    SlotIndex find(ParentRef parent, std::uint64_t hash, const BlockContent& content) const;
+    SlotIndex find(ParentRef parent, std::uint64_t key, const BlockContent& content) const;
 
     // A block that is filling, in a slot that was free or whose block nobody uses. kNone where there is none.
-    SlotIndex fill(ParentRef parent, std::uint64_t hash, const BlockContent& content, Priority priority,
+    SlotIndex fill(ParentRef parent, std::uint64_t key, const BlockContent& content, Priority priority,
                    TierSequenceId writer);
     void arrive(SlotIndex block);
     void abandon(SlotIndex block);  // the last of a claim first
@@ -75,7 +79,7 @@ class TierBlocks {
   private:
     struct Root {
         std::string identity;
-        std::uint64_t hash = 0;
+        std::uint64_t key = 0;
         std::uint32_t users = 0;  // open sequences, and blocks that hang on it
     };
 
@@ -91,7 +95,8 @@ class TierBlocks {
     static bool is_owned(const TierBlock& block) { return block.state == TierBlock::State::filling || block.pins != 0; }
 
     std::uint32_t tokens_per_block_;
-    std::uint64_t hash_mask_;
+    const std::uint64_t key_mask_;
+    const IndexHash index_hash_;
     std::vector<TierBlock> blocks_;
     std::vector<TokenId> tokens_;
     std::unordered_map<SlotIndex, std::string> extras_;  // few blocks have any
@@ -101,7 +106,11 @@ class TierBlocks {
     EvictionQueue queue_;
     std::vector<Root> roots_;
     std::vector<std::uint32_t> free_roots_;
-    std::unordered_map<std::string, std::uint32_t> root_by_identity_;
+    struct KeyedHash {
+        Secret key;
+        std::size_t operator()(std::string_view text) const { return SipHash(key).end(text).first; }
+    };
+    std::unordered_map<std::string, std::uint32_t, KeyedHash> root_by_identity_;
     std::uint32_t owned_ = 0;
     std::uint32_t bad_ = 0;
     std::uint64_t evicted_ = 0;

@@ -7,8 +7,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "core/block_hash.h"
 #include "core/check.h"
+#include "core/config.h"
 #include "core/errors.h"
 #include "core/steps.h"
 
@@ -42,7 +42,7 @@ std::uint32_t checked_bits(std::uint32_t bits) {
 
 TierIndex::TierIndex(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits)
     : tokens_per_block_(at_least_one(tokens_per_block, "tokens_per_block")),
-      blocks_(checked_slots(slots), tokens_per_block, checked_bits(hash_bits)) {}
+      blocks_(checked_slots(slots), tokens_per_block, checked_bits(hash_bits), drawn_seed()) {}
 
 // ------------------------------------------------------------------------------------------------ sequences
 
@@ -75,10 +75,10 @@ void TierIndex::extend(TierSequenceId id, std::vector<TokenId> more) {
     const std::vector<TokenId>& piece = sequence.pieces.back();
     for (std::size_t begin = 0; begin < piece.size(); begin += tokens_per_block_) {
         const std::uint64_t above =
-            sequence.blocks.empty() ? blocks_.root_hash(sequence.root) : sequence.blocks.back().hash;
+            sequence.blocks.empty() ? blocks_.root_key(sequence.root) : sequence.blocks.back().key;
         const std::string extra = extras(sequence, sequence.blocks.size());
         const BlockContent content{std::span(piece).subspan(begin, tokens_per_block_), extra};
-        sequence.blocks.push_back({blocks_.child_hash(above, content), content.tokens.data()});
+        sequence.blocks.push_back({blocks_.child_key(above, content), content.tokens.data()});
     }
 }
 
@@ -114,7 +114,7 @@ void TierIndex::follow(Sequence& sequence) const {
         const KnownBlock& next = sequence.blocks[position];
         const std::string more = extras(sequence, position);
         const SlotIndex block =
-            blocks_.find(parent_behind(sequence), next.hash, {{next.tokens, tokens_per_block_}, more});
+            blocks_.find(parent_behind(sequence), next.key, {{next.tokens, tokens_per_block_}, more});
         if (block == kNone) {
             break;
         }
@@ -226,7 +226,7 @@ std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, 
         const KnownBlock& next = sequence.blocks[position];
         const std::string more = extras(sequence, position);
         const SlotIndex block =
-            blocks_.fill(parent_behind(sequence), next.hash, {{next.tokens, tokens_per_block_}, more}, priority, id);
+            blocks_.fill(parent_behind(sequence), next.key, {{next.tokens, tokens_per_block_}, more}, priority, id);
         if (block == kNone) {
             break;
         }

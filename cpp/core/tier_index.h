@@ -75,7 +75,7 @@ class TierIndex {
         std::uint32_t generation;
     };
     struct KnownBlock {
-        std::uint64_t hash;
+        std::uint64_t key;
         const TokenId* tokens;  // of the whole block, in one of the sequence's pieces
     };
     // Deques, so that growth never moves what is there: a vector would stop the caller for as long as the sequence is.

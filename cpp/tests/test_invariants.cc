@@ -22,18 +22,18 @@ using testing::config;
 class World {
   public:
     World() {
-        only_host = cache(window.tree.open_root("", 7), 100);
-        both = cache(window.tree.open_root("", 7), 200);
+        only_host = cache(window.tree.open_root(""), 100);
+        both = cache(window.tree.open_root(""), 200);
         flush();
         deliver();
         hold::claim(window, both);
         transfer::onboard(state_, window, both);
         deliver();
         hold::let_go(state_, window, both);
-        parent = cache(window.tree.open_root("", 7), 300);
+        parent = cache(window.tree.open_root(""), 300);
         child = cache(parent, 400);
         owned = hold::allocate(state_, window, kPriorityDefault, std::nullopt);
-        pinned = cache(window.tree.open_root("Sother", 8), 500);
+        pinned = cache(window.tree.open_root("Sother"), 500);
         pin::add(state_, window, pinned, kPrimary);
         arriving = hold::allocate(state_, window, kPriorityDefault, std::nullopt);
         transfer::lock_source(state_, window, pinned, 1);
@@ -66,7 +66,7 @@ class World {
         const testing::Tokens content = testing::tokens(testing::kTokensPerBlock, first);
         std::ranges::copy(content, window.blocks.tokens(block).begin());
         window.blocks[block].num_tokens = testing::kTokensPerBlock;
-        window.blocks[block].hash = window.tree.child_hash(window.tree.hash_of(below), {content, ""});
+        window.blocks[block].key = window.tree.child_key(window.tree.key_of(below), {content, ""});
         store::enter(state_, window, block, below, std::nullopt);
         hold::let_go(state_, window, block);
         return block;
@@ -118,7 +118,7 @@ const std::vector<Damage> kDamages{
     {"an incomplete block has children", [](World& w) { --w[w.parent].num_tokens; }},
     {"a tree block has no tokens", [](World& w) { w[w.child].num_tokens = 0; }},
     {"a tree block has too many tokens", [](World& w) { w[w.child].num_tokens = testing::kTokensPerBlock + 1; }},
-    {"a block has another's hash", [](World& w) { w[w.child].hash ^= 1; }},
+    {"a block has another's key", [](World& w) { w[w.child].key ^= 1; }},
     {"a block's tokens have changed", [](World& w) { ++w.window.blocks.tokens(w.child)[0]; }},
     {"a block's extras have changed", [](World& w) { w.window.blocks.set_extras(w.child, "image"); }},
     {"a block queues under another priority", [](World& w) { ++w[w.parent].priority; }},
