@@ -6,6 +6,9 @@ them. prepare_cpu_us: preparing a batch of generations, with the turns, the orde
 fence_record_cpu_us, fence_wait_cpu_us: what the input-copy fence adds where inputs are prepared, and to the scheduling
 of an iteration whose inputs have been read by then. Original and overlay take turns at going first. Ratios are to the
 original. Arrived offsets are compared with the manager's own answer after each case.
+
+The arm `driver_calls_alone` ships nothing right: in the place of the launch it makes the driver calls of an early copy
+and nothing else, so that nothing that calls them can be faster.
 """
 
 import argparse
@@ -21,6 +24,7 @@ from typing import Any
 import numpy as np
 from measure import REPOSITORY, RESULTS, Row, Summary, quiet_garbage_collector, report
 
+from trtllm_kvfix import native
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
@@ -39,6 +43,7 @@ SIZES = ((8, 64), (64, 256), (256, 256), (256, 1024))
 QUICK = ((8, 64), (64, 256))
 TOKENS_PER_BLOCK = 4
 WARM_UP_ROUNDS = 3
+LAUNCH = "copy_batch_block_offsets_to_device"
 
 Call = Callable[[], Any]
 
@@ -46,7 +51,8 @@ Call = Callable[[], Any]
 class Case:
     """A manager with its batch of generations, half of each prompt's room used."""
 
-    def __init__(self, variant: str, sequences: int, blocks: int, *, v2: bool = False) -> None:
+    def __init__(self, variant: str, sequences: int, blocks: int, *, v2: bool = False, on_gpu: bool = False) -> None:
+        self.on_gpu = on_gpu
         max_seq_len = blocks * TOKENS_PER_BLOCK
         cache = {"max_tokens": sequences * max_seq_len, "enable_block_reuse": False, "use_kv_cache_manager_v2": v2}
         args = {"max_batch_size": sequences, "max_seq_len": max_seq_len, "kv_cache_config": cache}
@@ -140,7 +146,7 @@ def offsets(case: Case, rounds: int) -> Iterator[Row]:
     if case.v2:
         staged = StagedOffsetsV2()
         made = {
-            (sys.modules[kind.__module__], "copy_batch_block_offsets_to_device"): staged.launch,
+            (sys.modules[kind.__module__], LAUNCH): staged.launch,
             (kind, "copy_batch_block_offsets"): staged.copy,
         }
     else:
@@ -160,6 +166,8 @@ def offsets(case: Case, rounds: int) -> Iterator[Row]:
         return switch_and_ship
 
     arms = {"racy_original": with_attributes(originals), "overlay": with_attributes(replaced)}
+    if case.on_gpu:
+        arms["driver_calls_alone"] = with_attributes(bare_calls(case, originals))
     with rows_may_be_lent(kind) if case.v2 else nullcontext():
         yield from compared(case, "offsets_cpu_us", arms, rounds, case.grow)
         if case.v2:
@@ -169,6 +177,45 @@ def offsets(case: Case, rounds: int) -> Iterator[Row]:
             case.settle()
             case.check()
     put(originals)
+
+
+def bare_calls(case: Case, originals: dict[Any, Any]) -> dict[Any, Any]:
+    """Upstream's method with an early copy's calls to the driver in the place of what it launches."""
+    calls = EarlyCopyCalls(len(case.ids), case.blocks)
+    if case.v2:
+        return {seam: calls if seam[1] == LAUNCH else original for seam, original in originals.items()}
+    (original,) = originals.values()
+    return dict.fromkeys(originals, lambda manager, _destination, *rest: original(manager, calls, *rest))
+
+
+class EarlyCopyCalls:
+    """A launch, and also a tensor that every copy goes to."""
+
+    def __init__(self, rows: int, blocks: int) -> None:
+        self._device = device = native.open_device("cuda")
+        self._copies, self._stream = device.create_stream(), device.create_stream()
+        self._copied, self._gathered = device.create_event(), device.create_event()
+        self._table, self._index = device.pinned([1, rows, 2, blocks], "int32"), device.pinned([rows], "int32")
+        self._target = device.empty([1, rows, 2, blocks], "int32")
+        self._nbytes, self._rows, self._blocks = rows * blocks * 4, rows, blocks
+
+    def __call__(self, *_arguments: Any) -> None:
+        device = self._device
+        device.done(self._gathered)
+        device.copy(self._target.address, self._table.address, self._nbytes, self._copies)
+        device.record(self._copied, self._copies)
+        device.make_wait(self._stream, self._copied)
+        device.gather_host_rows(
+            self._target, self._table, self._index, self._rows, self._blocks, [1], [1], self._stream
+        )
+        device.record(self._gathered, self._stream)
+
+    def __getitem__(self, _index: Any) -> "EarlyCopyCalls":
+        return self
+
+    def copy_(self, _source: Any, non_blocking: bool = False) -> None:
+        del non_blocking
+        self()
 
 
 @contextmanager
@@ -251,7 +298,7 @@ def fencing(case: Case, rounds: int) -> Iterator[Row]:
 @contextmanager
 def cases(variant: str, device: str, sequences: int, blocks: int, *, v2: bool = False) -> Iterator[Case]:
     with upstream(variant, device):
-        case = Case(variant, sequences, blocks, v2=v2)
+        case = Case(variant, sequences, blocks, v2=v2, on_gpu=device != "cpu")
         yield case
         case.server.close()
 

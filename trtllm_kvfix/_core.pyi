@@ -930,3 +930,14 @@ class TierIndex:
     def stats(self) -> TierIndexStats: ...
 
     def check_invariants(self) -> None: ...
+
+class FlightRing:
+    """The last notes of a process; trtllm_kvfix.metrics.flight reads them."""
+
+    def __init__(self, memory: numpy.typing.NDArray[Any]) -> None:
+        """memory: zeroed bytes, a whole number of slots."""
+
+    def note(self, kind: int, text: bytes, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None: ...
+
+    def move_to(self, memory: numpy.typing.NDArray[Any]) -> None:
+        """Go on there, with what has been noted so far."""

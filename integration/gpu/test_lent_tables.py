@@ -1,13 +1,16 @@
-"""Needs a CUDA GPU, torch, pydantic, and tests/ beside integration/.
+"""Needs a CUDA GPU, torch, pydantic, and bench/ and tests/ beside integration/.
 
 Tables that the overlay lends to a copy of the copy engine, in 10,000 iterations of the stand-in's loop for each size
-from 64 KiB to 16 MiB: upstream's own writers in between, and the copy engine kept busy by others, so that copies are
-late. Without the wait for the copy the same traffic is corrupt.
+from 64 KiB to 16 MiB: upstream's own writers in between, the copy engine kept busy by others, so that copies are late,
+and CUDA graphs captured on another thread around calls of ours. Without the wait for the copy the same traffic is
+corrupt. `KVFIX_RESULTS` names a folder for the rows.
 """
 
+import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,14 +20,19 @@ pytest.importorskip("pydantic", reason="needs pydantic, for the settings")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from integration.gpu.test_overlay import applied, corruptions, standing_in  # noqa: E402  not there where it is skipped
+from bench.measure import FACTS, append  # noqa: E402  not there where it is skipped
+from integration.gpu.capturing import Captures  # noqa: E402
+from integration.gpu.test_overlay import applied, corruptions, standing_in  # noqa: E402
+from trtllm_kvfix import native  # noqa: E402
 from trtllm_kvfix.fixes.staged_offsets_v2 import lending  # noqa: E402
 from trtllm_kvfix.metrics import counters  # noqa: E402
 from trtllm_kvfix.staging import OffsetStager  # noqa: E402
 
 ITERATIONS = 10_000
 CONTROL_ITERATIONS = 500
+SHIPMENTS_A_CAPTURE = 20
 BUSY_BYTES = 64 << 20
+COLUMNS = (*FACTS, "device", "torch", "table", "fix", "arm", "iterations", "late_copies", "captures", "offsets_corrupt")
 TOKENS_PER_BLOCK = 4
 
 
@@ -48,15 +56,15 @@ TABLES = [
 def busy_copy_engine() -> Iterator[None]:
     """Copies from host to device one after the other: others wait for a millisecond or more."""
     stop = threading.Event()
-    source = torch.empty(BUSY_BYTES, dtype=torch.uint8, pin_memory=True)
-    target = torch.empty(BUSY_BYTES, dtype=torch.uint8, device="cuda")
+    device = native.open_device("cuda")  # torch's own wait would spoil the captures
+    source, target = device.pinned([BUSY_BYTES], "uint8"), device.empty([BUSY_BYTES], "uint8")
 
     def copy() -> None:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            while not stop.is_set():
-                target.copy_(source, non_blocking=True)
-                stream.synchronize()
+        stream = device.create_stream()
+        while not stop.is_set():
+            device.copy(target.address, source.address, BUSY_BYTES, stream)
+            device.synchronize(stream)
+        device.destroy_stream(stream)
 
     thread = threading.Thread(target=copy)
     thread.start()
@@ -67,21 +75,60 @@ def busy_copy_engine() -> Iterator[None]:
         thread.join()
 
 
+@contextmanager
+def captured_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
+    """Every so often, a graph is captured from before a shipment to the end of the next wait for it."""
+    captures = Captures()
+    ship, settle = OffsetStager.ship, OffsetStager.settle
+    shipped = 0
+
+    def due() -> bool:
+        return shipped % SHIPMENTS_A_CAPTURE == 0
+
+    def shipping(stager: OffsetStager, *args: Any, **kwargs: Any) -> None:
+        nonlocal shipped
+        shipped += 1
+        with captures.around() if due() else nullcontext():
+            ship(stager, *args, **kwargs)
+
+    def settling(stager: OffsetStager) -> None:
+        with captures.around() if due() else nullcontext():
+            settle(stager)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OffsetStager, "ship", shipping)
+        patched.setattr(OffsetStager, "settle", settling)
+        yield captures
+
+
+def record(name: str, fix_id: str, arm: str, *figures: int) -> None:
+    if "KVFIX_RESULTS" in os.environ:
+        row = [torch.cuda.get_device_name(), torch.__version__, name, fix_id, arm, *figures]
+        append(Path(os.environ["KVFIX_RESULTS"]) / "lent_tables.csv", COLUMNS, [row])
+
+
 @pytest.mark.parametrize(("llm_args", "fix_id"), TABLES)
-def test_what_is_lent_is_read_before_it_is_written(llm_args: dict[str, Any], fix_id: str) -> None:
-    with standing_in("C"), applied(fix_id), busy_copy_engine():
-        late = counters.read()["late_copies"]
+def test_what_is_lent_is_read_before_it_is_written(
+    llm_args: dict[str, Any], fix_id: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    with standing_in("C"), applied(fix_id), busy_copy_engine(), captured_calls(monkeypatch) as captures:
+        before = counters.read()
         steps, _, what = corruptions(llm_args, ITERATIONS)
-        assert counters.read()["late_copies"] > late, "no copy was late, so nothing was shown"
-    assert steps >= ITERATIONS and "block offsets" not in what
+        after = counters.read()
+    late = int(after["late_copies"] - before["late_copies"])
+    record(request.node.callspec.id, fix_id, "overlay", steps, late, captures.made, what["block offsets"])
+    assert late > 0, "no copy was late, so nothing was shown"
+    assert captures.made > 0 and captures.spoilt == []
+    assert steps >= ITERATIONS and what["block offsets"] == 0
 
 
 @pytest.mark.parametrize(("llm_args", "fix_id"), TABLES[1::2])
 def test_without_the_wait_the_table_is_written_while_it_is_read(
-    llm_args: dict[str, Any], fix_id: str, monkeypatch: pytest.MonkeyPatch
+    llm_args: dict[str, Any], fix_id: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(OffsetStager, "settle", lambda _: None)
     monkeypatch.setattr(lending.Lender, "put_away", lambda _: None)
     with standing_in("C"), applied(fix_id), busy_copy_engine():
-        _, corrupt, what = corruptions(llm_args, CONTROL_ITERATIONS)
-    assert corrupt > 0 and "block offsets" in what
+        steps, _, what = corruptions(llm_args, CONTROL_ITERATIONS)
+    record(request.node.callspec.id, fix_id, "no_wait", steps, 0, 0, what["block offsets"])
+    assert what["block offsets"] > 0

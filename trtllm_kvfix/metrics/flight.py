@@ -2,23 +2,25 @@
 
     flight.note(flight.TRIMMED, request_id, tokens_before, tokens_after)
 
-A note is packed into a slot of a ring, which takes about a microsecond. Once `keep_in` has said where, the ring is a
+A note goes into a slot of a ring, natively, since some are made at every step of the engine. Once `keep_in` has said where, the ring is a
 file of 20 KB that the kernel writes out whatever becomes of the process, a kill included; `trtllm-kvfix status --dump`
 reads it. Any thread may note. A forked child has a ring of its own.
 """
 
-import itertools
 import mmap
 import os
 import struct
 import threading
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from trtllm_kvfix.native import FlightRing
+
 SLOTS = 256
 _SLOT = struct.Struct("<QqQH4q24s")  # number (0: empty), time in ns, thread, kind, four values, a text
-_TEXT_BYTES_MAX = 24
+_VALUES_MAX = 4
 SUFFIX = ".flight"
 MAGIC = b"KVFIXFR1"
 
@@ -48,20 +50,15 @@ KINDS = {value.number: value for value in list(globals().values()) if isinstance
 class Recorder:
     def __init__(self) -> None:
         self._memory: bytearray | mmap.mmap = _empty()
-        self._numbers = itertools.count(1)
-        self._lock = threading.Lock()  # around the change of memory; a note that runs beside it may be lost
+        self._ring = FlightRing(_slots_of(self._memory))
+        self._lock = threading.Lock()  # around the change of memory
 
     def note(self, kind: Kind, *values: int, text: str = "") -> None:
         """At most four values. Never raises: what is recorded must not disturb what happens."""
-        number = next(self._numbers)
-        four = (*values, 0, 0, 0, 0)[:4]
-        cut = text.encode(errors="replace")[:_TEXT_BYTES_MAX]
         try:
-            slot = _SLOT.pack(number, time.time_ns(), threading.get_native_id(), kind.number, *four, cut)
-        except struct.error:
+            self._ring.note(kind.number, text.encode(errors="replace"), *values[:_VALUES_MAX])
+        except TypeError:  # a value that is no integer of 64 bits
             return
-        at = _offset(number)
-        self._memory[at : at + _SLOT.size] = slot
 
     def keep_in(self, folder: Path) -> Path:
         """Go on in a file there; what has been noted so far goes along."""
@@ -74,7 +71,8 @@ class Recorder:
                 kept = mmap.mmap(descriptor, size)
             finally:
                 os.close(descriptor)
-            kept[:] = bytes(self._memory)
+            kept[: len(MAGIC)] = MAGIC
+            self._ring.move_to(_slots_of(kept))
             self._memory = kept
         return file
 
@@ -103,8 +101,8 @@ def _empty() -> bytearray:
     return bytearray(MAGIC) + bytearray(SLOTS * _SLOT.size)
 
 
-def _offset(number: int) -> int:
-    return len(MAGIC) + number % SLOTS * _SLOT.size
+def _slots_of(memory: bytearray | mmap.mmap) -> Any:
+    return np.frombuffer(memory, np.uint8)[len(MAGIC) :]
 
 
 _recorder = Recorder()
@@ -117,8 +115,7 @@ def recorder() -> Recorder:
 
 
 def _forget_the_parents() -> None:
-    _recorder._memory = _empty()
-    _recorder._lock = threading.Lock()
+    Recorder.__init__(_recorder)
 
 
 os.register_at_fork(after_in_child=_forget_the_parents)

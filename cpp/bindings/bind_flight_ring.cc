@@ -1,0 +1,52 @@
+#include <nanobind/ndarray.h>
+
+#include <span>
+
+#include "bindings/bindings.h"
+#include "core/flight_ring.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+using Memory = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::device::cpu, nb::c_contig>;
+
+std::span<std::byte> bytes_of(const Memory& memory) {
+    return {reinterpret_cast<std::byte*>(memory.data()), memory.size()};
+}
+
+// Keeps the object whose memory the ring is in.
+class KeptRing {
+  public:
+    explicit KeptRing(const Memory& memory) : memory_(memory), ring_(bytes_of(memory)) {}
+
+    void note(std::uint16_t kind, const nb::bytes& text, std::int64_t a, std::int64_t b, std::int64_t c,
+              std::int64_t d) {
+        ring_.note(kind, {a, b, c, d}, {static_cast<const char*>(text.data()), text.size()});
+    }
+    void move_to(const Memory& memory) {
+        ring_.move_to(bytes_of(memory));
+        memory_ = memory;
+    }
+
+  private:
+    Memory memory_;
+    FlightRing ring_;
+};
+
+}  // namespace
+
+void bind_flight_ring(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<KeptRing>(m, "FlightRing", "The last notes of a process; trtllm_kvfix.metrics.flight reads them.")
+        .def(nb::init<const Memory&>(), "memory"_a,
+             nb::sig("def __init__(self, memory: numpy.typing.NDArray[Any]) -> None"),
+             "memory: zeroed bytes, a whole number of slots.")
+        .def("note", &KeptRing::note, "kind"_a, "text"_a, "a"_a = 0, "b"_a = 0, "c"_a = 0, "d"_a = 0)
+        .def("move_to", &KeptRing::move_to, "memory"_a,
+             nb::sig("def move_to(self, memory: numpy.typing.NDArray[Any]) -> None"),
+             "Go on there, with what has been noted so far.");
+}
+
+}  // namespace kvfix::bindings
