@@ -6,13 +6,15 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from trtllm_kvfix.sizes import parse_size
 
+BYTES = "bytes with a unit such as 55GiB"
+
 
 def _bytes(value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("write bytes with a unit such as 55GiB")
-    size = parse_size(value)
+        raise ValueError(f"write {BYTES}")
+    size = parse_size(value, BYTES)
     count = int(size.number * (size.unit_bytes or 1))
     if count < 1:
         raise ValueError("the host tier needs at least one block; leave the connector out for none")
@@ -55,6 +57,7 @@ class OffloadSettings(BaseModel):
         "auto"  # auto: whichever is faster for these blocks, measured at the start
     )
     copy_sms: int = Field(default=2, ge=1)  # multiprocessors of the GPU that a copy by kernel may take
+    transfer_timeout_s: float = Field(default=120, gt=0)  # a transfer that takes longer stops the engine
     shutdown_timeout_s: float = Field(default=10, gt=0)
     log_every_requests: int = Field(default=100, ge=0)  # 0: no line
     control_file: str | None = None  # read while serving; see docs/offload.md

@@ -53,17 +53,21 @@ class _Given(NamedTuple):
 
 
 def load(
-    file: Path | None = None, environ: Mapping[str, str] | None = None, *, section: Mapping[Any, Any] | None = None
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    section: Mapping[Any, Any] | None = None,
+    where: str = "the configuration",
 ) -> Settings:
     """Read the settings. `file` comes before the one that TRTLLM_KVFIX_CONFIG names; `section` is the content of
-    `kvfix:` where somebody has read the file already, and comes before both."""
+    `kvfix:` where somebody has read the file already, and comes before both. `where` is what errors call that file."""
     if environ is None:
         environ = os.environ
     if file is None and ENV_FILE in environ:
         file = Path(environ[ENV_FILE])
     given = _from_file(file) if file is not None else {}
     if section is not None:
-        given |= _from_section(section, "the configuration")
+        given |= _from_section(section, where)
     given |= _from_environment(environ)
     return _validated(given)
 
@@ -109,9 +113,12 @@ def _at(tree: Mapping[str, Any], name: Name) -> Any:
 
 def _from_file(file: Path) -> dict[Name, _Given]:
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = file.read_text(encoding="utf-8")
+        document, twice = yaml.safe_load(text), repeated_keys(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"settings file {file} cannot be read: {error}") from error
+    if twice:
+        raise SettingsError(f"settings file {file} says {', '.join(twice)} more than once; only the last would count")
     section = document.get(SECTION) if isinstance(document, dict) else None
     if not isinstance(section, dict):
         raise SettingsError(
@@ -120,10 +127,30 @@ def _from_file(file: Path) -> dict[Name, _Given]:
     return _from_section(section, f"{file}")
 
 
+def repeated_keys(text: str) -> list[str]:
+    """Keys that stand twice at the top of a document, or twice in one mapping of ours. To YAML, the last wins."""
+    document = yaml.compose(text, Loader=yaml.SafeLoader)
+    return list(_repeated(document, "")) if isinstance(document, yaml.MappingNode) else []
+
+
+def _repeated(mapping: yaml.MappingNode, prefix: str) -> Iterator[str]:
+    seen: set[str] = set()
+    for key, value in mapping.value:
+        name = prefix + str(key.value)
+        if name in seen:
+            yield name
+        seen.add(name)
+        if isinstance(value, yaml.MappingNode) and name.split(".")[0] == SECTION:
+            yield from _repeated(value, name + ".")
+
+
 def _from_section(section: Mapping[Any, Any], where: str) -> dict[Name, _Given]:
     known = {".".join((SECTION, *name)): name for name in names()}
     given: dict[Name, _Given] = {}
     for dotted, value in _flattened(section, SECTION):
+        below = [name for name in known if name.startswith(f"{dotted}.")]
+        if below:
+            raise SettingsError(f"{dotted} in {where} is {value!r}; it has settings of its own, such as {min(below)}")
         if dotted not in known:
             _refuse(dotted, where, known)
         given[known[dotted]] = _Given(value, f"{where}: {dotted}")

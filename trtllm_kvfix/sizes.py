@@ -32,11 +32,11 @@ class ModelShape(NamedTuple):
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes * tokens_per_block
 
 
-def parse_size(text: str | int) -> Size:
-    """Raises ValueError without naming where the text came from: the caller knows that."""
+def parse_size(text: str | int, wanted: str = "a number of blocks, or bytes with a unit such as 40GiB") -> Size:
+    """Raises ValueError without naming where the text came from: the caller knows that, and what it wants."""
     match = _SIZE.fullmatch(str(text).strip())
     if match is None:
-        raise ValueError("write a number of blocks, or bytes with a unit such as 40GiB")
+        raise ValueError(f"write {wanted}")
     number, unit = match.groups()
     if not unit:
         if "." in number:

@@ -77,6 +77,9 @@ void HostPool::map() {
     if (before != kHugePage) {
         ::munmap(data_ + bytes, kHugePage - before);
     }
+    // A fork would share the pages until one of the two processes writes, and then give the writer others than those that
+    // the device was told of. So a child has none of them.
+    ::madvise(data_, bytes, MADV_DONTFORK);
 }
 
 // A system call of its own, so that no library has to be there. A machine without nodes refuses, and needs none.

@@ -25,6 +25,7 @@ from integration.upstream.v2_offsets import OffsetsServer
 from integration.upstream.v2_server import AwaitedV2Server, V2Server
 from tests.fixes.loans import watched
 from trtllm_kvfix import fixes
+from trtllm_kvfix.metrics import counters
 
 FIXES = tuple(fix.id for fix in fixes.ALL)
 SERVERS: dict[str, Any] = {
@@ -95,6 +96,7 @@ def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., 
         _note_fixes(outcome, status())
         outcome.remarks += asked_again(calls.made) if scenario.asked_once else []
         outcome.remarks += loans.complaints()
+        outcome.remarks += of_our_connector(scenario)
         result.calls, result.connector_calls = outcome.calls, calls.made
         result.tree = _described(tree, outcome) | {"methods_of_ours": tree.lacking}
     complaints = scenario.complaints(outcome)
@@ -127,6 +129,16 @@ def _note_fixes(outcome: Outcome, status: dict[str, Any]) -> None:
         outcome.fixes[fix] = entry["word"]
         if entry["faults"]:
             outcome.faults[fix] = entry["first_error"]
+
+
+def of_our_connector(scenario: Scenario) -> list[str]:
+    """It must be able to read what the blocks of a request hold, and to have it computed where a load fails."""
+    skipped = counters.offload_requests_skipped.value if scenario.connector == "ours" else 0
+    found = [f"the connector left {skipped:g} requests alone"] if skipped else []
+    recomputed = counters.offload_recomputed_requests.value
+    if recomputed < scenario.recomputed_min:
+        found.append(f"{recomputed:g} requests computed what was not loaded, {scenario.recomputed_min} should have")
+    return found
 
 
 def asked_again(calls: list[tuple[str, str]]) -> list[str]:

@@ -40,6 +40,7 @@ class Scenario:
     prepare: Callable[[Server], None] = lambda _: None
     connector: str = ""  # "recorder", "loading", "reserving" or "ours"
     reused_min: int = 0  # prompt tokens that must not be computed
+    recomputed_min: int = 0  # requests that must compute what our connector failed to load
     moves_min: int = 0  # blocks that must be copied: within the device, to the host tier and back
     eras: tuple[str, ...] = V1_ERAS
     mended: tuple[str, ...] = ()  # eras that do without the fix: there, upstream alone is right
@@ -206,11 +207,13 @@ def _others() -> list[Scenario]:
     # They are made of what is here.
     from integration.upstream import input_scenarios  # noqa: PLC0415
     from integration.upstream.ending_scenarios import drafts, endings, failures  # noqa: PLC0415
+    from integration.upstream.failed_loads import failed_loads  # noqa: PLC0415
     from integration.upstream.load_scenarios import loading  # noqa: PLC0415
     from integration.upstream.pipeline_scenarios import pipelines  # noqa: PLC0415
     from integration.upstream.v2_scenarios import loops  # noqa: PLC0415
 
-    return pipelines() + endings() + failures() + drafts() + loops() + loading() + input_scenarios.scenarios()
+    early = endings() + failures() + drafts()
+    return pipelines() + early + loops() + loading() + failed_loads() + input_scenarios.scenarios()
 
 
 SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life() + _others())

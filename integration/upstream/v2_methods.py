@@ -11,6 +11,7 @@ import os
 from collections import namedtuple
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -219,11 +220,16 @@ class Steps:
 
     def _kv_connector_start_batch(self: Any, batch: Any) -> None:
         connector = self.kv_connector_manager
-        if connector is not None:
-            connector.take_scheduled_requests_pending_load(batch)
-            connector.handle_metadata()
+        if connector is None:
+            return
+        start = connector.worker.start_load_kv
+
+        def start_load_kv(stream: Any) -> None:
             connector.mark_prefix_loads_dispatched()
-            connector.worker.start_load_kv(torch.cuda.current_stream())
+            start(stream)
+
+        with mock.patch.object(connector.worker, "start_load_kv", start_load_kv):
+            type(self)._kv_connector_start_batch(self, batch)
 
     def _kv_connector_terminate_requests(self: Any) -> None:
         type(self)._kv_connector_terminate_requests(self)

@@ -75,7 +75,8 @@ class Bench:
         return index
 
     def close(self) -> None:
-        self.worker.shutdown()
+        if self.worker is not None:
+            self.worker.shutdown()
         if not self.is_unplugged:
             self.executor.close()
 

@@ -256,6 +256,8 @@ class Executor:
             self._free(request)
 
     def _free(self, request: Request) -> None:
+        if request.state is State.GONE:
+            return
         if request in self.active:
             self.active.remove(request)
         store = not request.cancelled

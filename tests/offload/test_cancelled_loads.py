@@ -30,7 +30,7 @@ def cancelled_while_it_loads(server: OffloadServer, monkeypatch: pytest.MonkeyPa
         executor.enqueue_requests([server.request(RUNS_BESIDE, [1], 2)])
         assert executor.await_responses([CANCELLED, RUNS_BESIDE], WAIT_S) is not None
         yield
-        server.device.open_gate(gate)
+        gate.open()
     for running in list(server.worker.side._transfers._running.values()):
         assert running.lane.wait(running.number, WAIT_S)
     for number in range(10, 30):  # until an iteration has learnt of it

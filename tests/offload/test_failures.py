@@ -183,7 +183,7 @@ def test_a_direction_that_only_fails_is_given_up_until_the_tier_is_emptied(
             serve(bench, number, prompt(number))
     assert counters.offload_given_up.value == given_up + 1
     assert [serve(bench, number, prompt(7)) for number in (100, 101)] == [0, 0]
-    file.write_text("drop: 1")
+    file.write_text("drop: 1\n")
     assert [serve(bench, number, prompt(7)) for number in (102, 103)] == [0, 20]
     assert counters.offload_given_up.value == 0
     require_clean(bench)

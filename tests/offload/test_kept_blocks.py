@@ -2,14 +2,14 @@
 upstream's holds those of the second, which waits to see whether the first one's save succeeds. It does not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.native import Mark
+from trtllm_kvfix.native import Device, Mark
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
 from trtllm_kvfix.offload.transfers import Transfers
 
@@ -25,18 +25,37 @@ FILLS_THE_DEVICE = list(range(400, 433))
 FIRST, SECOND, TAKER, FILLER, RETURNING = range(1, 6)
 
 
+class Gate:
+    def __init__(self, device: Device, stream: int) -> None:
+        self._device, self._gate = device, device.close_gate(stream)
+        self._is_open = False
+
+    def open(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._device.open_gate(self._gate)
+
+
 @contextmanager
-def transfers_held(server: OffloadServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Transfers begin when the gate, which this yields, is open."""
+def transfers_held(server: OffloadServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Transfers begin when the gate is open, which somebody who waits for one opens."""
     behind = server.device.create_stream()
+    gate = Gate(server.device, behind)
+    wait_for = Transfers.wait_for
 
     def mark(self: Transfers, stream: int) -> Mark:
         del stream
         return self._marks.set(behind)
 
+    def opened(self: Transfers, jobs: Collection[int]) -> None:
+        if jobs:
+            gate.open()
+        wait_for(self, jobs)
+
     with monkeypatch.context() as patch:
         patch.setattr(Transfers, "mark", mark)
-        yield server.device.close_gate(behind)
+        patch.setattr(Transfers, "wait_for", opened)
+        yield gate
 
 
 def end_while_saving(server: OffloadServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +74,10 @@ def end_while_saving(server: OffloadServer, monkeypatch: pytest.MonkeyPatch) -> 
                 executor.enqueue_requests([server.request(TAKER, TAKES_WHAT_IS_FREE, 1)])
             iterations += 1
             if iterations == ITERATIONS_OF_A_REQUEST:
-                server.device.open_gate(gate)
+                gate.open()
+            executor.enqueue_cancel_request(0)  # wakes a loop that has nothing to do
+            with executor.response_cv:
+                executor.response_cv.notify_all()
 
         with pauses.at(pauses.CALL_SCHEDULE, step):
             executor.enqueue_requests([server.request(FIRST, PROMPT, 1), server.request(SECOND, PROMPT, 1)])
@@ -66,14 +88,14 @@ def end_while_saving(server: OffloadServer, monkeypatch: pytest.MonkeyPatch) -> 
                 assert executor.response_cv.wait_for(lambda: not in_transfer(), WAIT_S)
 
 
-def serve_again(server: OffloadServer) -> None:
+def serve_again(server: OffloadServer, *, blocks_loaded: int = 2) -> None:
     """From the host tier, for nothing of the prompt is left on the device."""
     loaded = counters.offload_loaded_blocks.value
     server.run([server.request(FILLER, FILLS_THE_DEVICE, 1)])
     server.run([server.request(RETURNING, PROMPT, 1)])
     server.close()
     server.contents.judge()
-    assert counters.offload_loaded_blocks.value - loaded == 2
+    assert counters.offload_loaded_blocks.value - loaded == blocks_loaded
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

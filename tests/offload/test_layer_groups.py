@@ -11,7 +11,7 @@ from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.offload import KvfixOffloadWorker
-from trtllm_kvfix.offload.layer_groups import layout_of
+from trtllm_kvfix.offload.layer_groups import blocks_by_group, layout_of
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of
 from trtllm_kvfix.staging.place import on_stream
 
@@ -147,6 +147,56 @@ def test_regions_that_all_ranks_hold_alike_travel_as_well() -> None:
     layout = layout_of(described, TOKENS_PER_BLOCK, None)
     assert [pool.group for pool in layout.pools] == [0, 0]
     assert layout.block_bytes == 4 * TOKENS_PER_BLOCK * (8 + 3)
+
+
+class DictExecutor(GroupedExecutor):
+    """Builds that name layer groups instead of counting them."""
+
+    def register(self) -> None:
+        described = description(self.groups)
+        described.groups = dict(reversed(list(enumerate(described.groups))))
+        self.manager.worker.register_kv_cache_layout(described)
+        self.manager.by_group = lambda blocks: {  # type: ignore[assignment,return-value]
+            number: [group.number(block) for block in blocks]
+            for number, group in reversed(list(enumerate(self.groups)))
+        }
+
+
+def test_groups_come_in_dicts_as_well(make_bench: MakeBench) -> None:
+    bench = make_bench(executor_class=DictExecutor)
+    assert [serve_alone(bench, Request(number, prompt(number))) for number in (1, 2)] == [0, 0]
+    assert [serve_alone(bench, Request(number + 10, prompt(number))) for number in (1, 2)] == [20, 20]
+    assert bench.executor.corrupt == []
+
+
+def test_a_group_without_a_name_in_a_dict_has_no_blocks() -> None:
+    assert blocks_by_group({2: [7], 0: [[5, 6]]}) == [[5, 6], [], [7]]
+    assert blocks_by_group({}) == []
+
+
+@pytest.mark.parametrize("name", ["window_size", "sliding_window_size"])
+def test_a_window_that_slides_is_refused_by_whatever_name_it_has(name: str, grouped: Bench) -> None:
+    described = description(grouped.executor.groups)
+    setattr(described.groups[1], name, 1024)
+    with pytest.raises(LayoutMismatch, match="layer group 1 has a window of 1024 tokens"):
+        layout_of(described, TOKENS_PER_BLOCK, 4096)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"max_attention_window_vec": [4096, 1024]},
+        {"kv_cache_manager_py_config": SimpleNamespace(layers=[SimpleNamespace(sliding_window_size=1024)])},
+        {"kv_cache_manager_py_config": SimpleNamespace(layers=[SimpleNamespace(window_size=1024)])},
+    ],
+)
+def test_a_window_of_which_no_description_tells_is_refused_with_the_first_batch(
+    told: dict[str, Any], grouped: Bench
+) -> None:
+    full = SimpleNamespace(max_seq_len=4096, max_attention_window_vec=[4096, None])
+    grouped.worker.note_cache_manager(full)
+    with pytest.raises(LayoutMismatch, match="has a window of 1024 tokens, and requests have up to 4096"):
+        grouped.worker.note_cache_manager(SimpleNamespace(max_seq_len=4096, **told))
 
 
 def test_blocks_of_too_few_groups_are_not_addressed(grouped: Bench) -> None:

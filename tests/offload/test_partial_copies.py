@@ -72,7 +72,7 @@ def settle(server: OffloadServer) -> None:
         assert executor.response_cv.wait_for(lambda: not executor.async_transfer_manager.requests_in_transfer(), WAIT_S)
 
 
-def copy_and_load(server: OffloadServer, held: CopiesHeld) -> set[int]:
+def copy_and_load(server: OffloadServer, held: CopiesHeld, *, loads: int = 1) -> set[int]:
     """Requests that read wrong values."""
     executor, pauses = server.executor, server.pauses
     requests = [server.request(11, BEGINS_ALIKE, 1), server.request(12, COMES_BACK, 1)]
@@ -88,7 +88,7 @@ def copy_and_load(server: OffloadServer, held: CopiesHeld) -> set[int]:
         assert executor.await_responses([11, 12], WAIT_S) is not None
         server.close()
     server.contents.judge()
-    assert held.loads == 1
+    assert held.loads == loads
     return set(server.contents.corrupt)
 
 
@@ -99,6 +99,6 @@ def test_a_load_waits_for_copies_from_the_blocks_that_it_takes() -> None:
 
 def test_a_load_that_overtakes_them_brings_foreign_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: loads that come behind the stream that they are given, and no other."""
-    monkeypatch.setattr(KvfixOffloadWorker, "_follow_copies", lambda *_: None)
+    monkeypatch.setattr(KvfixOffloadWorker, "follow_copies", lambda *_: None)
     with scene(loads_end_first=True) as (server, held):
         assert copy_and_load(server, held) == {11}

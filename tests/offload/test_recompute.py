@@ -20,5 +20,5 @@ class Request:
 
 def test_the_chunk_is_put_back_with_the_position() -> None:
     request = Request(prompt_len=40, context_current_position=36, context_chunk_size=4)
-    put_back(request, 1, 8)
+    put_back(request, 8)
     assert (request.context_current_position, request.context_chunk_size) == (8, 32)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import SimpleNamespace
 from typing import Any
 
 from trtllm_kvfix.offload.ranks import OneRank, Ranks
@@ -28,6 +29,8 @@ class Request:
     context_current_position: int = 0
     sampled: list[int] = field(default_factory=list)  # that the device knows, besides the prompt
     cancelled: bool = False
+    py_multimodal_data: dict[str, Any] | None = None
+    sampling_config: Any = field(default_factory=lambda: SimpleNamespace(beam_width=1))
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
@@ -36,6 +39,10 @@ class Request:
     def get_tokens(self, beam: int) -> list[int]:
         assert beam == 0
         return list(self.tokens)
+
+    @property
+    def py_request_id(self) -> int:
+        return self.request_id
 
     @property
     def generated(self) -> int:
@@ -78,6 +85,10 @@ class ConnectorManager:
         self.by_group: Callable[[Sequence[int]], list[list[int]]] | None = None
         self._known: dict[int, tuple[int, int]] = {}  # request -> tokens and blocks reported so far
         self._external: dict[int, int] = {}
+
+    @property
+    def finished_async_loading_requests(self) -> dict[int, Request]:
+        return self.finished_loading
 
     def on_leader(self, answer: Any) -> Any:
         return self.ranks.gather(answer() if self.scheduler is not None else None)[0]

@@ -11,6 +11,7 @@ from trtllm_kvfix.native import Retention, SequenceRequest
 
 # A prompt with one of these has contents that its tokens do not tell, and that nobody has given a digest of.
 OPAQUE = ("prompt_embedding_table", "encoder_tokens", "encoder_input_features")
+SALTS = ("cache_salt_id", "cache_salt")
 
 
 @dataclass(frozen=True)
@@ -29,34 +30,46 @@ class Identity:
 
 
 def identity_of(request: Any) -> Identity | None:
-    """None where blocks of the request cannot be told from others that hold something else."""
+    """None where blocks of the request cannot be told from others that hold something else.
+
+    What cannot be read may be anything, so it is never taken for "none".
+    """
     if any(getattr(request, name, None) is not None for name in OPAQUE) or beam_width(request) != 1:
         return None
     spans = multimodal_spans(request)
-    if spans is None:
+    salts = [getattr(request, name) for name in SALTS if hasattr(request, name)]
+    if spans is None or not salts or not hasattr(request, "lora_task_id"):
         return None
-    salt = getattr(request, "cache_salt_id", None)
-    if salt is None:
-        salt = getattr(request, "cache_salt", None)
-    return Identity(getattr(request, "lora_task_id", None), salt, spans)
+    return Identity(request.lora_task_id, next((salt for salt in salts if salt is not None), None), spans)
 
 
-def beam_width(request: Any) -> int:
-    return int(getattr(getattr(request, "sampling_config", None), "beam_width", 1) or 1)
+def beam_width(request: Any) -> int | None:
+    """None where it cannot be read."""
+    config = getattr(request, "sampling_config", None)
+    return getattr(config, "beam_width", None)
 
 
 def multimodal_spans(request: Any) -> tuple[tuple[int, int, bytes], ...] | None:
-    """None where there are images without digests of them."""
+    """None where there may be images without digests of them.
+
+    The data of images is on the Python request alone. The bound one, which V1 hands to connectors, says nothing of it.
+    """
     hashes: Sequence[Sequence[int]] = getattr(request, "multimodal_hashes", None) or ()
     positions = getattr(request, "multimodal_positions", None) or ()
     lengths = getattr(request, "multimodal_lengths", None) or ()
     if not len(hashes) == len(positions) == len(lengths):
         return None
-    if not hashes and getattr(request, "multimodal_embedding", None) is not None:
+    if not hashes and may_have_images(request):
         return None
     digests = (np.asarray(words, np.int64).astype(np.uint32).tobytes() for words in hashes)
     spans = zip(positions, lengths, digests, strict=True)
     return tuple(sorted((int(start), int(start) + int(length), digest) for start, length, digest in spans))
+
+
+def may_have_images(request: Any) -> bool:
+    if getattr(request, "multimodal_embedding", None) is not None:
+        return True
+    return not hasattr(request, "py_multimodal_data") or request.py_multimodal_data not in (None, {})
 
 
 def tokens_of(request: Any) -> list[int]:

@@ -19,4 +19,4 @@ def __getattr__(name: str) -> Any:
         from trtllm_kvfix.offload import connector  # noqa: PLC0415  what keeps this module light
 
         return getattr(connector, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; its connector's classes are {__all__}")

@@ -1,21 +1,28 @@
 """The two classes that upstream's configuration names. They translate upstream's calls and decide nothing."""
 
-import atexit
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute
+from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, whole_requests
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
-from trtllm_kvfix.offload.layer_groups import layout_of, require_full_attention
+from trtllm_kvfix.offload.layer_groups import (
+    ByGroup,
+    blocks_by_group,
+    flat,
+    layout_of,
+    require_full_attention,
+    require_no_sliding,
+)
 from trtllm_kvfix.offload.link import link_of, unlink
 from trtllm_kvfix.offload.plan import Step
 from trtllm_kvfix.offload.ranks import ranks_here
-from trtllm_kvfix.offload.requests import flat
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tier_report import TierReport
@@ -25,6 +32,7 @@ from trtllm_kvfix.offload.upstream import (
     lets_go_of_all,
     warn_where_nothing_orders_copies,
 )
+from trtllm_kvfix.offload.whole_requests import Batch
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import parts
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER
@@ -33,6 +41,7 @@ from trtllm_kvfix.staging.place import current_place
 
 SchedulerBase, WorkerBase = bases()
 NAME = "offload-connector"
+PACKAGE = "trtllm_kvfix.offload"
 
 
 class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
@@ -40,21 +49,24 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
+        require_our_classes(llm_args)
         settings = settings_module.load().offload
         file = Path(settings.control_file) if settings.control_file else None
         tokens_per_block = int(llm_args.kv_cache_config.tokens_per_block)
         self.side = OffloadScheduler(settings, tokens_per_block, link_of(llm_args), Switches(file))
+        self.batch = Batch()
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        return self.side.get_num_new_matched_tokens(request, num_computed_tokens)
+        whole = self.batch.whole(request)
+        if getattr(whole, recompute.LOADS_NO_MORE, False):
+            return 0, False
+        return self.side.get_num_new_matched_tokens(whole, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[Any]) -> None:
         self.side.update_state_after_alloc(request, [flat(block_ids)])
 
-    def update_state_after_alloc_by_layer_group(
-        self, request: Any, block_ids_by_layer_group: Sequence[Sequence[int]]
-    ) -> None:
-        self.side.update_state_after_alloc(request, [flat(ids) for ids in block_ids_by_layer_group])
+    def update_state_after_alloc_by_layer_group(self, request: Any, block_ids_by_layer_group: ByGroup) -> None:
+        self.side.update_state_after_alloc(request, blocks_by_group(block_ids_by_layer_group))
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         return self.side.build_connector_meta(scheduler_output)
@@ -62,16 +74,10 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
     def request_finished(self, request: Any, cache_block_ids: Sequence[Any]) -> bool:
         return self.side.request_finished(request, [flat(cache_block_ids)])
 
-    def request_finished_by_layer_group(
-        self, request: Any, cache_block_ids_by_layer_group: Sequence[Sequence[int]]
-    ) -> bool:
-        return self.side.request_finished(request, [flat(ids) for ids in cache_block_ids_by_layer_group])
+    def request_finished_by_layer_group(self, request: Any, cache_block_ids_by_layer_group: ByGroup) -> bool:
+        return self.side.request_finished(request, blocks_by_group(cache_block_ids_by_layer_group))
 
     def request_reset(self, request: Any) -> None:
-        self.side.request_reset(request)
-
-    def request_over(self, request: Any) -> None:
-        """Ours, for every request that upstream ends: those that are cancelled or fail get no `request_finished`."""
         self.side.request_reset(request)
 
     def cancel_load(self, request: Any, start: int, end: int) -> None:
@@ -89,21 +95,25 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
+        require_our_classes(llm_args)
         require_supported(llm_args)
         warn_where_nothing_orders_copies(llm_args.kv_cache_config)
         settings, ranks = settings_module.load(), ranks_here()
         self._args = llm_args
+        self.cache_manager: Any = None
         self._copies: Any = None  # the stream behind upstream's own copies into blocks
+        self.copies_unknown = False  # a fault of ours: loads that would come behind them do not begin
         self.side = OffloadWorker(
             settings.offload, link_of(llm_args), ranks, HostTierMaker(settings.offload),
             saved_max=None if lets_go_of_all() else 1,
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
-        self.kept = KeptBlocks(self.side.requests_in_transfer, self.side.wait_for_request)
+        self.kept = KeptBlocks(self.side)
         module = connector_module()
         if module is not None:
             take_part(module.__name__)
-        atexit.register(self.shutdown)
+        # Where upstream does not: when it lets go of this object, or the process ends.
+        self._end = weakref.finalize(self, give_back, self.side, id(llm_args))
 
     @property
     def requests_to_recompute(self) -> dict[int, int]:
@@ -123,10 +133,16 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         self.side.bind(metadata)
 
     def note_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Told with each batch; the first ones are those of the warm-up."""
+        if kv_cache_manager is not self.cache_manager:
+            require_no_sliding(kv_cache_manager)
+            self.cache_manager = kv_cache_manager
         self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
 
     def start_load_kv(self, stream: Any) -> None:
-        self.side.start(handle_of(stream), before_loads=lambda: self._follow_copies(stream))
+        # Nothing that the side keeps may hold this object, or it would never be given back.
+        follow = partial(type(self).follow_copies, self._copies, self.copies_unknown, stream)
+        self.side.start(handle_of(stream), before_loads=follow)
 
     def wait_for_layer_load(self, layer_idx: int, stream: Any) -> None:
         """A request that loads is not scheduled until its load is over."""
@@ -142,23 +158,30 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
     ) -> tuple[list[int], list[int]]:
         return self.side.finished(finished_gen_req_ids, started_loading_req_ids)
 
-    def _follow_copies(self, stream: Any) -> None:
-        if self._copies is not None:
-            stream.wait_stream(self._copies)
+    @staticmethod
+    def follow_copies(copies: Any, is_unknown: bool, stream: Any) -> None:
+        if is_unknown:
+            raise LookupError("the executor's cache manager is not known")
+        if copies is not None:
+            stream.wait_stream(copies)
 
     def shutdown(self) -> bool:
-        """Within kvfix.offload.shutdown_timeout_s; whether everything was given back."""
-        atexit.unregister(self.shutdown)
-        unlink(self._args)
-        return self.side.close()
+        """Within kvfix.offload.shutdown_timeout_s; whether everything was given back. Late releases call it."""
+        self._end.detach()
+        return give_back(self.side, id(self._args))
+
+
+def give_back(side: OffloadWorker, args_id: int) -> bool:
+    unlink(args_id)
+    return side.close()
 
 
 def take_part(connector_module: str) -> None:
     """Where upstream has no callback; once, however often this is called. A build without these modules is refused."""
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
-    hooks = [recompute.replacement(connector_module), kept_blocks.replacement(), partial_copies.replacement()]
-    parts.install(NAME, hooks)
+    rooms = (kept_blocks, partial_copies, whole_requests)
+    parts.install(NAME, [recompute.replacement(connector_module), *(each.replacement() for each in rooms)])
 
 
 def handle_of(stream: Any) -> int:
@@ -169,6 +192,18 @@ def tokens_max_of(llm_args: Any) -> int | None:
     """Of a request, where the configuration says it."""
     tokens_max = getattr(llm_args, "max_seq_len", None)
     return None if tokens_max is None else int(tokens_max)
+
+
+def require_our_classes(llm_args: Any) -> None:
+    """Swapped, they fail much later, and say nothing of the configuration."""
+    config = getattr(llm_args, "kv_connector_config", None)
+    if getattr(config, "connector_module", None) not in (PACKAGE, __name__):
+        return
+    wanted = {"connector_scheduler_class": KvfixOffloadScheduler, "connector_worker_class": KvfixOffloadWorker}
+    for setting, kind in wanted.items():
+        given = getattr(config, setting, kind.__name__)
+        if given != kind.__name__:
+            raise SettingsError(f"kv_connector_config.{setting} is {given}; write {kind.__name__}")
 
 
 def require_supported(llm_args: Any) -> None:

@@ -12,6 +12,8 @@ from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import bytes_text
 
 _log = logging.getLogger("trtllm_kvfix.offload")
+SMALL_BYTES = 64 << 20  # no prompt of a real model fits below that
+NODES = "sys/devices/system/node/node[0-9]*"
 
 
 def require_host_bytes(settings: OffloadSettings) -> int:
@@ -47,7 +49,7 @@ class HostTierMaker:
         shortage = memory_lock_shortage(self._wanted, self._root)
         if shortage:
             _log.warning("rank %d: %s; drivers that count pinned memory against it will refuse", ranks.rank, shortage)
-        node = self._node(device)
+        node = together(ranks, lambda: self._node(device))
         pool = together(ranks, lambda: self._pin(device, block_bytes, node), HostPool.close)
         where = f"NUMA node {node}" if pool.numa_bound else "no NUMA node in particular"
         _log.info(
@@ -62,6 +64,11 @@ class HostTierMaker:
                 f"kvfix.offload.host_bytes is {bytes_text(self._wanted)}; a block of this model takes "
                 f"{bytes_text(block_bytes)}"
             )
+        if self._wanted < SMALL_BYTES:
+            _log.warning(
+                "kvfix.offload.host_bytes is %d bytes, which is %d blocks: a number without a unit counts bytes",
+                self._wanted, self._wanted // block_bytes,
+            )  # fmt: skip
         require_room(self._wanted, ranks_here, self._root)
 
     def _pin(self, device: Device, block_bytes: int, node: int | None) -> HostPool:
@@ -75,8 +82,12 @@ class HostTierMaker:
             raise SettingsError(f"cannot pin {bytes_text(self._wanted)}: {error}; {limit}") from error
 
     def _node(self, device: Device) -> int | None:
-        if self._settings.numa_node != "auto":
-            return self._settings.numa_node
+        wanted = self._settings.numa_node
+        if wanted != "auto":
+            nodes = sorted(int(each.name[4:]) for each in self._root.glob(NODES))
+            if wanted is not None and nodes and wanted not in nodes:
+                raise SettingsError(f"kvfix.offload.numa_node is {wanted}; this machine has {nodes}")
+            return wanted
         return None if device.simulated else node_of_gpu(self._root)
 
 

@@ -5,18 +5,24 @@ saved, and every release does so when it is cancelled or fails, though they are 
 copied into them, a dummy request may write them, and nobody tells the connector.
 
 V1 keeps the sequence, as later releases do with requests that are being saved. V2 has a place for as many sequences as
-run, so there the host waits for the transfers, which are those of the last iterations.
+run, so there the host waits for the transfers, which are those of the last iterations. It also waits where our own code
+fails here; and where not even that succeeds, the blocks stay taken.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.offload.faults import Tried, guarded
 from trtllm_kvfix.offload.recompute import PLACES
+from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER
 
+PART = "offload-kept-blocks"
 SEAM = Seam(RESOURCE_MANAGER, "ResourceManager.free_resources")
 
 
@@ -25,47 +31,81 @@ class Kept:
     request: Any
     state: Any  # upstream takes a request whose load is over for one that waits, dead or not
     was_loading: bool
-    manager: Any  # None: its blocks have been given back
+    manager: Any
+
+
+class Transferring(Protocol):
+    """What is asked of the worker side."""
+
+    def requests_in_transfer(self) -> Collection[int]: ...
+    def request_over(self, request_id: int) -> None: ...
+    def end_transfers(self, request_id: int) -> None: ...
+    def end_transfers_here(self, request_id: int) -> None: ...
 
 
 class KeptBlocks:
     """The executor's thread alone uses it, on every rank for the same requests at the same points."""
 
-    def __init__(self, requests_in_transfer: Callable[[], Iterable[int]], wait_for: Callable[[int], None]) -> None:
-        self._requests_in_transfer = requests_in_transfer
-        self._wait_for = wait_for
+    def __init__(self, transfers: Transferring) -> None:
+        self._transfers = transfers
         self._kept: dict[int, Kept] = {}
+        _keepers.add(self)
 
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._kept
+
     def keeps(self, connector: Any, manager: Any, request: Any) -> bool:
         """Whether the manager is to be asked later, by `let_go`: for the blocks of a request that upstream ends."""
         request_id = request.py_request_id
+        self._transfers.request_over(request_id)
         if request_id in self._kept:
-            return self._kept[request_id].manager is not None
+            return True
         if not self._is_busy(connector, request_id):
             return False
         waits = hasattr(manager, "kv_cache_map")
         if waits:
-            self._wait_for(request_id)
+            self._transfers.end_transfers(request_id)
+            # Late managers refuse to give blocks away while they take the request for one that loads.
+            for place in PLACES:
+                getattr(getattr(connector, place, None), "loading", {}).pop(request_id, None)
+            return False
         loads = request_id in ids(connector, "loading")
-        self._kept[request_id] = Kept(request, request.state, loads, None if waits else manager)
-        return not waits
+        self._kept[request_id] = Kept(request, request.state, loads, manager)
+        return True
+
+    def waits_instead(self, request: Any) -> bool:
+        """After a fault: whether no transfer of this rank uses the blocks of the request, nor ever will."""
+        try:
+            self._transfers.end_transfers_here(request.py_request_id)
+        except KvfixError:
+            raise
+        except Exception as error:
+            fuse.of(PART).fault(error)
+            return False
+        return True
 
     def let_go(self, connector: Any) -> None:
-        """Once what has ended is known on all ranks."""
-        free = [request_id for request_id in self._kept if not self._is_busy(connector, request_id)]
-        for kept in [self._kept.pop(request_id) for request_id in free]:
-            if kept.was_loading:
-                connector.finished_async_loading_requests.pop(kept.request.py_request_id, None)
-                kept.request.state = kept.state
-            if kept.manager is not None:
-                with nothing_stored(kept.request) if kept.was_loading else nullcontext():
-                    kept.manager.free_resources(kept.request)
+        """Once what has ended is known on all ranks. A fault of ours leaves the rest for the next time."""
+        for kept in self._ended(connector):
+            del self._kept[kept.request.py_request_id]
+            with nothing_stored(kept):
+                kept.manager.free_resources(kept.request)
+
+    def _ended(self, connector: Any) -> list[Kept]:
+        found: list[Kept] = []
+        if self._kept:
+            with guarded(PART):
+                found += [kept for each, kept in self._kept.items() if not self._is_busy(connector, each)]
+                for kept in [each for each in found if each.was_loading]:
+                    connector.finished_async_loading_requests.pop(kept.request.py_request_id, None)
+                    kept.request.state = kept.state
+        return found
 
     def _is_busy(self, connector: Any, request_id: int) -> bool:
-        transferred = (ids(connector, "saving"), ids(connector, "loading"), self._requests_in_transfer())
+        transferred = (ids(connector, "saving"), ids(connector, "loading"), self._transfers.requests_in_transfer())
         return any(request_id in each for each in transferred)
 
 
@@ -75,13 +115,16 @@ def ids(connector: Any, kind: str) -> set[int]:
 
 
 @contextmanager
-def nothing_stored(request: Any) -> Iterator[None]:
-    """A release keeps nothing of dummies for reuse. This one was not computed, and its load may have failed."""
-    request.is_dummy_request = True
+def nothing_stored(kept: Kept) -> Iterator[None]:
+    """A release keeps nothing of dummies for reuse. What was loading was not computed, and its load may have failed."""
+    if not kept.was_loading:
+        yield
+        return
+    kept.request.is_dummy_request = True
     try:
         yield
     finally:
-        request.is_dummy_request = False
+        kept.request.is_dummy_request = False
 
 
 def replacement() -> Replacement:
@@ -89,24 +132,40 @@ def replacement() -> Replacement:
     return Replacement(SEAM, asking_the_worker)
 
 
+class Answer(NamedTuple):
+    stays: bool  # the manager is not to be asked now
+    manager: Any = None
+
+
+_keepers: WeakSet[KeptBlocks] = WeakSet()
+
+
 def asking_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
     def free_resources(self: Any, request: Any) -> Any:
-        manager = manager_with_connector(self)
-        connector: Any = getattr(manager, "kv_connector_manager", None)
-        kept = getattr(getattr(connector, "worker", None), "kept", None)
-        if not isinstance(kept, KeptBlocks) or not is_over(connector, request):
-            return original(self, request)
-        forget = getattr(connector.scheduler, "request_over", None)
-        if forget is not None:
-            forget(request)
-        if not kept.keeps(connector, manager, request):
+        answer = Answer(stays=False)
+        tried = Tried(failed=fuse.of(PART).blown)
+        if not tried.failed:
+            with guarded(PART) as tried:
+                answer = ask(self, request)
+        if tried.failed and not all(each.waits_instead(request) for each in list(_keepers)):
+            return None
+        if not answer.stays:
             return original(self, request)
         for each in reversed(list(self.resource_managers.values())):
-            if each is not manager and hasattr(each, "free_resources"):
+            if each is not answer.manager and hasattr(each, "free_resources"):
                 each.free_resources(request)
         return None
 
     return free_resources
+
+
+def ask(resource_manager: Any, request: Any) -> Answer:
+    manager = manager_with_connector(resource_manager)
+    connector: Any = getattr(manager, "kv_connector_manager", None)
+    kept = getattr(getattr(connector, "worker", None), "kept", None)
+    if not isinstance(kept, KeptBlocks) or not is_over(connector, request):
+        return Answer(stays=False)
+    return Answer(kept.keeps(connector, manager, request), manager)
 
 
 def manager_with_connector(resource_manager: Any) -> Any:

@@ -4,10 +4,14 @@ Groups differ in their attention window. A window that slides makes upstream giv
 and tell connectors only of those that are added; so what a store would read could be another request's.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
 
 from trtllm_kvfix.offload.layout import DevicePool, Layout, LayoutMismatch
+
+WINDOWS = ("window_size", "sliding_window_size")  # as releases name it
+ByGroup: TypeAlias = Sequence[Any] | Mapping[Any, Any]  # at the number of a group, or under it
 
 
 def layout_of(description: Any, tokens_per_block: int, tokens_max: int | None) -> Layout:
@@ -16,9 +20,40 @@ def layout_of(description: Any, tokens_per_block: int, tokens_max: int | None) -
         raise LayoutMismatch(
             f"the cache has blocks of {description.tokens_per_block} tokens, the configuration says {tokens_per_block}"
         )
-    for group in description.groups:
-        require_full_attention(f"layer group {group.layer_group_id}", group.window_size, tokens_max)
-    return Layout([pool for group in description.groups for pool in pools_of(group)])
+    groups = in_order(description.groups)
+    for group in groups:
+        for name in WINDOWS:
+            require_full_attention(f"layer group {group.layer_group_id}", getattr(group, name, None), tokens_max)
+    return Layout([pool for group in groups for pool in pools_of(group)])
+
+
+def in_order(by_group: ByGroup) -> list[Any]:
+    """Of each group that is there, by its number."""
+    return [by_group[key] for key in sorted(by_group, key=int)] if isinstance(by_group, Mapping) else list(by_group)
+
+
+def blocks_by_group(by_group: ByGroup) -> list[list[int]]:
+    """The blocks of each group, at its number. A group that is not there has none."""
+    if not isinstance(by_group, Mapping):
+        return [flat(blocks) for blocks in by_group]
+    numbered = {int(group): flat(blocks) for group, blocks in by_group.items()}
+    return [numbered.get(group, []) for group in range(max(numbered, default=-1) + 1)]
+
+
+def flat(block_ids: Sequence[Any]) -> list[int]:
+    """Block ids come as a list, or as one list for each beam; this connector keeps requests of one beam."""
+    if block_ids and isinstance(block_ids[0], list | tuple):
+        return [int(block) for block in chain.from_iterable(block_ids)]
+    return [int(block) for block in block_ids]
+
+
+def require_no_sliding(manager: Any) -> None:
+    """Of the cache manager itself. The description of a cache, which comes first, may leave windows out."""
+    tokens_max = getattr(manager, "max_seq_len", None)
+    layers = getattr(getattr(manager, "kv_cache_manager_py_config", None), "layers", None) or ()
+    windows = [getattr(layer, name, None) for layer in layers for name in WINDOWS]
+    for window in (*windows, *(getattr(manager, "max_attention_window_vec", None) or ())):
+        require_full_attention("a layer of this model", window, tokens_max)
 
 
 def require_full_attention(what: str, window: int | None, tokens_max: int | None) -> None:

@@ -15,14 +15,16 @@ class Link:
     def __init__(self) -> None:
         self.slots: int | None = None  # of the host pool, the same on every rank; set once it is known
         self.ended: deque[Ended] = deque()  # worker -> scheduler: jobs that all ranks have ended
-        self.plan_late: Callable[[], Late] = Late  # asks the scheduler side of this process, if it has one
+        # Asked of the scheduler side of this process, if it has one.
+        self.plan_late: Callable[[], Late] = Late
+        self.request_over: Callable[[int, bool], None] = lambda *_: None  # request, whether its blocks stay
 
     def take_ended(self) -> list[Ended]:
         return [self.ended.popleft() for _ in range(len(self.ended))]
 
 
 _links: dict[int, tuple[Any, Link]] = {}  # by identity of the arguments, which are kept so that it stays theirs
-_lock = threading.Lock()
+_lock = threading.RLock()  # a collection of garbage may come back here
 
 
 def link_of(llm_args: Any) -> Link:
@@ -31,6 +33,6 @@ def link_of(llm_args: Any) -> Link:
         return link
 
 
-def unlink(llm_args: Any) -> None:
+def unlink(args_id: int) -> None:
     with _lock:
-        _links.pop(id(llm_args), None)
+        _links.pop(args_id, None)

@@ -8,9 +8,11 @@ block that was cached a moment ago and is still being copied from, and the copy 
 from collections.abc import Callable
 from typing import Any
 
+from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR
 
+PART = "offload-partial-copies"
 SEAM = Seam(PY_EXECUTOR, "PyExecutor._kv_connector_start_batch")
 
 
@@ -21,9 +23,11 @@ def replacement() -> Replacement:
 
 def telling_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
     def _kv_connector_start_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        note = getattr(getattr(self.kv_connector_manager, "worker", None), "note_cache_manager", None)
-        if note is not None:
-            note(self.kv_cache_manager)
+        worker: Any = getattr(getattr(self, "kv_connector_manager", None), "worker", None)
+        if hasattr(worker, "note_cache_manager"):
+            with guarded(PART) as told:
+                worker.note_cache_manager(self.kv_cache_manager)
+            worker.copies_unknown = told.failed
         return original(self, *args, **kwargs)
 
     return _kv_connector_start_batch

@@ -4,9 +4,11 @@
 all groups have of a block.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+
+OVER = "its request is over"  # why a transfer never began
 
 
 class StoreJob(NamedTuple):
@@ -41,8 +43,37 @@ class Step:
     loads: tuple[LoadJob, ...] = ()
     fences: tuple[int, ...] = ()
 
+    def without(self, jobs: Collection[StoreJob | LoadJob]) -> "Step":
+        stores = tuple(job for job in self.stores if job not in jobs)
+        return Step(stores, tuple(job for job in self.loads if job not in jobs), self.fences)
+
     def __bool__(self) -> bool:
         return bool(self.stores or self.loads or self.fences)
+
+
+class NextStep:
+    """What has been planned and not been told."""
+
+    def __init__(self) -> None:
+        self.stores: list[StoreJob] = []
+        self.loads: list[LoadJob] = []
+
+    def take(self, fences: tuple[int, ...]) -> Step:
+        step = Step(tuple(self.stores), tuple(self.loads), fences)
+        self.stores, self.loads = [], []
+        return step
+
+    def drop_stores(self, request_id: int) -> list[StoreJob]:
+        dropped = [job for job in self.stores if job.request_id == request_id]
+        self.stores = [job for job in self.stores if job.request_id != request_id]
+        return dropped
+
+    def empty_loads(self, request_id: int) -> list[tuple[LoadJob, LoadJob]]:
+        """(as planned, as it will be told). Upstream waits for a load of the request, so it is told all the same."""
+        emptied = [(job, job._replace(blocks=(), slots=())) for job in self.loads if job.request_id == request_id]
+        jobs = {job.job: job for _, job in emptied}
+        self.loads = [jobs.get(job.job, job) for job in self.loads]
+        return emptied
 
 
 class Ended(NamedTuple):

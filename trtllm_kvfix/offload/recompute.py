@@ -2,8 +2,12 @@
 
 Upstream knows only loads that succeed: when one is over, its request goes on behind the tokens that it was promised. So
 where upstream lets such a request go on, on every rank, its position is put back to where it had been before.
+
+A V2 cache has a mark of its own behind those tokens, which never goes back. So the request gives its cache back and
+begins again, as upstream has it do where a promised prefix does not come.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +15,7 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 
+LOADS_NO_MORE = "py_kvfix_loads_no_more"  # an attribute of requests
 METHOD = "KvCacheConnectorManager.get_finished"
 PLACES = ("new_async_requests", "pending_async_requests", "local_finished_async_requests")
 
@@ -32,7 +37,9 @@ def asking_the_worker(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         loading = {request_id: one for place in PLACES for request_id, one in loading_in(self, place)}
         finished = original(self)
         for request_id in list(recompute):
-            put_back(loading.get(request_id), request_id, recompute.pop(request_id))
+            position = recompute.pop(request_id)
+            if request_id not in self.worker.kept:  # it is over
+                compute(self.worker.cache_manager, loading.get(request_id), request_id, position)
         self.worker.kept.let_go(self)
         return finished
 
@@ -43,14 +50,36 @@ def loading_in(manager: Any, place: str) -> list[tuple[int, Any]]:
     return list(getattr(getattr(manager, place, None), "loading", {}).items())
 
 
-def put_back(request: Any, request_id: int, position: int) -> None:
+def compute(manager: Any, request: Any, request_id: int, position: int) -> None:
+    """What was not loaded, from `position` on or from the beginning."""
     if request is None or not hasattr(request, "context_current_position"):
         raise LoadFailed(
             f"the load of request {request_id} failed, and its tokens from {position} on cannot be computed instead: "
             "upstream's connector manager keeps its requests where this version of trtllm-kvfix does not find them"
         )
+    if hasattr(manager, "kv_cache_map"):
+        begin_again(manager, request)
+    else:
+        put_back(request, position)
+    counters.offload_recomputed_requests.add()
+
+
+def begin_again(manager: Any, request: Any) -> None:
+    """On V2, which asks the connector anew: it has nothing for this request."""
+    setattr(request, LOADS_NO_MORE, True)
+    manager.free_resources(request)
+    rewind = vars(sys.modules[type(manager).__module__]).get("rewind_context_after_cache_drop")
+    if rewind is not None:
+        rewind(request, manager.tokens_per_block)
+        return
+    request.context_current_position = 0
+    if hasattr(request, "set_prepopulated_prompt_len"):
+        request.set_prepopulated_prompt_len(0, manager.tokens_per_block)
+    request.context_chunk_size = request.prompt_len
+
+
+def put_back(request: Any, position: int) -> None:
     request.context_current_position = position
     if hasattr(request, "context_remaining_length"):
         # Where prompts are not chunked, upstream sets this once: what was left behind the load.
         request.context_chunk_size = request.context_remaining_length
-    counters.offload_recomputed_requests.add()

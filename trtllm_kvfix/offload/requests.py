@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from trtllm_kvfix.native import TierIndex
+from trtllm_kvfix.offload.layer_groups import blocks_by_group, flat
 
 PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
 
@@ -122,17 +123,10 @@ class LiveRequest:
         self.index.close(self.sequence)
 
 
-def flat(block_ids: Sequence[Any]) -> list[int]:
-    """Block ids come as a list, or as one list for each beam; this connector keeps requests of one beam."""
-    if block_ids and isinstance(block_ids[0], list | tuple):
-        return [int(block) for block in chain.from_iterable(block_ids)]
-    return [int(block) for block in block_ids]
-
-
 def added_blocks(data: Any) -> list[list[int]]:
     """What a report adds, for each layer group. Upstream leaves the flat list empty where there are several."""
     by_group = getattr(data, "new_block_ids_by_layer_group", None) or ()
-    return [flat(ids) for ids in by_group] if len(by_group) > 1 else [flat(data.new_block_ids)]
+    return blocks_by_group(by_group) if len(by_group) > 1 else [flat(data.new_block_ids)]
 
 
 def tokens_computed(request: Any, live: LiveRequest) -> int:

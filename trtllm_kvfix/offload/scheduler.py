@@ -14,7 +14,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.in_use import InUse
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Ended, Late, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, NextStep, Step, StoreJob
 from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, added_blocks, tokens_computed
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tally import Tally
@@ -37,12 +37,11 @@ class OffloadScheduler:
         self._numbers = count(1)
         self._live: dict[int, LiveRequest] = {}
         self._finishing: dict[int, LiveRequest] = {}  # keep their blocks until what they still lack here is on its way
-        link.plan_late = self.plan_late
+        link.plan_late, link.request_over = self.plan_late, self.request_over
         self._stores: dict[int, StoreJob] = {}  # not ended on all ranks
         self._loads: dict[int, tuple[LoadJob, PendingLoad]] = {}
         self._sources = InUse()
-        self._next_stores: list[StoreJob] = []
-        self._next_loads: list[LoadJob] = []
+        self._next = NextStep()
         self._failed_in_a_row = {"store": 0, "load": 0}
 
     @property
@@ -98,7 +97,7 @@ class OffloadScheduler:
         job = LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position)
         self._loads[job.job] = job, load
         self._sources.add(job)
-        self._next_loads.append(job)
+        self._next.loads.append(job)
 
     def cancel_load(self, request: Any, start: int) -> None:
         """Upstream will not use what lies behind `start`. It may wait for a load all the same: then one of nothing."""
@@ -110,7 +109,21 @@ class OffloadScheduler:
 
     def request_reset(self, request: Any) -> None:
         """Its blocks are gone, and it will begin again as a new one."""
-        self._forget(request.request_id)
+        self.request_over(request.request_id, blocks_stay=True)
+
+    def request_over(self, request_id: int, blocks_stay: bool) -> None:
+        """Upstream ends it, perhaps without `request_finished`. Unless its blocks stay until no transfer uses them, no
+        transfer begins that has not been told yet."""
+        self._forget(request_id)
+        if blocks_stay:
+            return
+        if request_id in self._finishing:
+            self._finishing[request_id].blocks = []  # then it has nothing to store, and is told as closed
+        for store in self._next.drop_stores(request_id):
+            self._end_store(Ended(store.job, OVER, no_room=True))
+        for planned, empty in self._next.empty_loads(request_id):
+            self._sources.remove(planned)
+            self._loads[planned.job] = empty, self._loads[planned.job][1]
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         self._take_ended()
@@ -123,7 +136,7 @@ class OffloadScheduler:
                 self._begin(data)
             for data in scheduler_output.cached_requests:
                 self._go_on(data)
-        return self._take_step()
+        return self._next.take(self._sources.take_fences())
 
     def request_finished(self, request: Any, blocks: list[list[int]]) -> bool:
         """True: blocks of the request are in use by a transfer until the worker side says otherwise."""
@@ -148,7 +161,7 @@ class OffloadScheduler:
         closed = tuple(request_id for request_id, live in self._finishing.items() if self._plan_store(live))
         for request_id in closed:
             self._finishing.pop(request_id).close()
-        return Late(self._take_step(), closed)
+        return Late(self._next.take(self._sources.take_fences()), closed)
 
     def _works(self, direction: str) -> bool:
         """Whether transfers are planned: an operator may say no, and where none succeeds there is no use in it."""
@@ -237,12 +250,7 @@ class OffloadScheduler:
         self._stores[store.job] = store
         self._sources.add(store)
         live.jobs.add(store.job)
-        self._next_stores.append(store)
-
-    def _take_step(self) -> Step:
-        step = Step(tuple(self._next_stores), tuple(self._next_loads), self._sources.take_fences())
-        self._next_stores, self._next_loads = [], []
-        return step
+        self._next.stores.append(store)
 
     def _forget(self, request_id: int) -> LiveRequest | None:
         live = self._live.pop(request_id, None)

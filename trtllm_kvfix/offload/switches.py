@@ -2,24 +2,37 @@
 
     {store: on, load: off, drop: 2}
 
-`drop` empties the host tier each time its number changes. No file: everything is on.
+`drop` empties the host tier each time its number changes. What the file does not name stays as it is; no file: all
+is on. It is read by the executor's thread, so nothing about it may block, grow or recurse; and on somebody else's word
+nothing is changed.
 """
 
 import logging
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from trtllm_kvfix.errors import SettingsError
+
 _log = logging.getLogger("trtllm_kvfix.offload")
-NAMES = ("store", "load", "drop")
+BYTES_MAX = 4096
+DIRECTIONS = ("store", "load")
+NAMES = (*DIRECTIONS, "drop")
 
 
 class Switches:
     def __init__(self, file: Path | None) -> None:
+        if file is not None and not file.parent.is_dir():
+            raise SettingsError(
+                f"kvfix.offload.control_file is {str(file)!r}: there is no folder {str(file.parent)!r}, so nobody can "
+                "write it there"
+            )
         self._file = file
-        self._seen: tuple[int, int] | None = None  # time and size of what was read last
-        self._drop: Any = None
+        self._seen: tuple[int, int, int] | None = None  # of the file that was read last
+        self._drop: int | None = None
         self.store = True
         self.load = True
 
@@ -28,32 +41,65 @@ class Switches:
         if self._file is None:
             return False
         try:
-            stat = self._file.stat()
+            found = self._file.stat()
         except OSError:
             self.store = self.load = True
             self._seen = None
             return False
-        seen = stat.st_mtime_ns, stat.st_size
+        seen = found.st_ino, found.st_mtime_ns, found.st_size
         if seen == self._seen:
             return False
         self._seen = seen
         try:
-            wanted = yaml.safe_load(self._file.read_text(encoding="utf-8")) or {}
-            return self._take(wanted)
-        except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
+            return self._take(checked(parsed(content_of(self._file))))
+        except (OSError, UnicodeDecodeError, ValueError) as error:
             _log.error("%s changes nothing: %s", self._file, error)
             return False
 
-    def _take(self, wanted: Any) -> bool:
-        if not isinstance(wanted, dict) or not set(wanted) <= set(NAMES):
-            raise ValueError(f"write a mapping of {', '.join(NAMES)}, not {wanted!r}")
-        for name in ("store", "load"):
-            if not isinstance(wanted.get(name, True), bool):
-                raise ValueError(f"{name} is {wanted[name]!r}; write on or off")
-        self.store, self.load = wanted.get("store", True), wanted.get("load", True)
-        before, self._drop = self._drop, wanted.get("drop")
-        drop = self._drop is not None and self._drop != before
+    def _take(self, wanted: dict[str, Any]) -> bool:
+        self.store, self.load = wanted.get("store", self.store), wanted.get("load", self.load)
+        drop = wanted.get("drop", self._drop) != self._drop
+        self._drop = wanted.get("drop", self._drop)
         _log.warning(
             "%s: store %s, load %s%s", self._file, self.store, self.load, ", host tier emptied" if drop else ""
         )
         return drop
+
+
+def content_of(file: Path) -> str:
+    """Of a regular file of this user, or of root. Opening another kind could wait for whoever writes it."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as opened:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no regular file")
+        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & stat.S_IWOTH:
+            raise ValueError(
+                f"its owner is user {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):o}; it must be of user "
+                f"{os.geteuid()} or of root, and not for everybody to write"
+            )
+        content = opened.read(BYTES_MAX + 1)
+    if len(content) > BYTES_MAX:
+        raise ValueError(f"it has more than {BYTES_MAX} bytes")
+    return content.decode("utf-8")
+
+
+def parsed(text: str) -> Any:
+    if not text.endswith(("\n", "}")):
+        raise ValueError("it ends with neither a newline nor a brace, as one does that is still being written")
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {str(error)[:200]}") from error
+
+
+def checked(wanted: Any) -> dict[str, Any]:
+    """Values are not shown: a few lines of YAML may name more than a log can hold."""
+    if not isinstance(wanted, dict) or not wanted or not set(wanted) <= set(NAMES):
+        raise ValueError(f"write a mapping of {', '.join(NAMES)}")
+    for name in DIRECTIONS:
+        if not isinstance(wanted.get(name, True), bool):
+            raise ValueError(f"{name} is neither on nor off")
+    if isinstance(wanted.get("drop", 0), bool) or not isinstance(wanted.get("drop", 0), int):
+        raise ValueError("drop is no whole number")
+    return wanted

@@ -1,6 +1,6 @@
 """The transfers of one rank: its host pool, and a lane for each direction. Jobs are known by their numbers."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -19,13 +19,14 @@ FENCE_S_MAX = 30.0  # a transfer that is not over by then never will be
 
 
 class StuckTransfer(KvfixError):
-    """The device does not end a transfer whose blocks upstream has given away."""
+    """The device does not end a transfer, so its blocks can be nobody's."""
 
 
 class _Running(NamedTuple):
     job: StoreJob | LoadJob
     lane: TransferLane
     number: int
+    since: float  # by the clock of `monotonic`
 
 
 class Transfers:
@@ -58,23 +59,22 @@ class Transfers:
         try:
             mark = self.mark(stream)
         except DeviceError as error:
-            jobs = [*(load.job for load in loads), *(store.job for store in stores)]
-            self._at_once.extend(Ended(job, f"not begun: {error}") for job in jobs)
+            self.refuse([*loads, *stores], str(error))
             return
         for load in loads:
             self._enqueue(load, "load", self._loads, mark)
         for store in stores:
             self._enqueue(store, "store", self._stores, mark)
 
+    def refuse(self, jobs: Iterable[StoreJob | LoadJob], why: str, *, no_room: bool = False) -> None:
+        """They end without having begun."""
+        self._at_once.extend(Ended(job.job, f"not begun: {why}", no_room=no_room) for job in jobs)
+
     def wait_for(self, jobs: Collection[int]) -> None:
         """Upstream has given blocks of running jobs to somebody else: nothing may write them before they are over."""
         for running in [one for one in self._running.values() if one.job.job in jobs]:
             counters.offload_early_reuse_waits.add()
-            if not running.lane.wait(running.number, FENCE_S_MAX):
-                raise StuckTransfer(
-                    f"transfer of {len(running.job.blocks)} blocks of request {running.job.request_id} is not over "
-                    f"after {FENCE_S_MAX:g} s, and other requests own its blocks; is the device hung?"
-                )
+            self._wait(running, FENCE_S_MAX, "and other requests own its blocks")
 
     def take_ended(self) -> list[Ended]:
         ended, self._at_once = self._at_once, []
@@ -87,6 +87,7 @@ class Transfers:
                 BYTES[direction].add(one.bytes)
                 SECONDS[direction].add(one.seconds)
                 ended.append(self._checked(job))
+        self._refuse_stuck()
         for error in [job.error for job in ended if job.error and not job.no_room]:
             self._report.failed(error)
         self._show()
@@ -103,6 +104,20 @@ class Transfers:
         self._report.pinned(self._pool.bytes_pinned)
         return self._pool.bytes_pinned == 0
 
+    def _refuse_stuck(self) -> None:
+        """Its request would wait for ever, or its blocks stay taken. A process that has slept looks once more."""
+        limit_s = self._settings.transfer_timeout_s
+        late = monotonic() - limit_s
+        for running in [one for one in self._running.values() if one.since < late]:
+            self._wait(running, FENCE_S_MAX, f"which is more than kvfix.offload.transfer_timeout_s, {limit_s:g} s")
+
+    def _wait(self, running: _Running, seconds: float, why: str) -> None:
+        if not running.lane.wait(running.number, seconds):
+            raise StuckTransfer(
+                f"transfer of {len(running.job.blocks)} blocks of request {running.job.request_id} is not over after "
+                f"{monotonic() - running.since:.0f} s, {why}; is the device hung?"
+            )
+
     def _enqueue(self, job: StoreJob | LoadJob, direction: str, lane: TransferLane, mark: Mark) -> None:
         if not job.slots:  # upstream found no room for what it was promised
             self._at_once.append(Ended(job.job, ""))
@@ -111,16 +126,16 @@ class Transfers:
             device = self._layout.device_addresses(job.blocks, len(job.slots))
             host = self._layout.host_addresses(job.slots, self._pool.address, self._pool.slots)
         except LayoutMismatch as error:
-            self._at_once.append(Ended(job.job, f"not begun: {error}"))
+            self.refuse([job], str(error))
             return
         dst, src = (host, device) if direction == "store" else (device, host)
         number = lane.enqueue(dst, src, self._layout.sizes(len(job.slots)), after=mark)
         if number is None:
             stats = lane.stats()
             why = stats.first_error if stats.broken else f"{stats.queued} transfers wait already"
-            self._at_once.append(Ended(job.job, f"not begun: {why}", no_room=not stats.broken))
+            self.refuse([job], why, no_room=not stats.broken)
             return
-        self._running[direction, number] = _Running(job, lane, number)
+        self._running[direction, number] = _Running(job, lane, number, monotonic())
 
     def _checked(self, job: StoreJob | LoadJob) -> Ended:
         if isinstance(job, StoreJob):

@@ -2,14 +2,17 @@
 which of them are over."""
 
 from collections.abc import Callable, Collection, Iterable
+from time import monotonic
 from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
+from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Ended, LoadJob, Step
+from trtllm_kvfix.offload.partial_copies import PART as COPIES
+from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
 from trtllm_kvfix.offload.ranks import Ranks, agreed, together
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
@@ -48,6 +51,7 @@ class OffloadWorker:
         self._saving: set[int] = set()  # requests that have finished and keep their blocks
         self._closed: set[int] = set()  # those of them for which everything has been told
         self._loading: set[int] = set()  # requests that wait for a load
+        self._since: dict[int, float] = {}  # when those of them began to wait whose load has not been told
         self._told: set[int] = set()  # those of them whose load has been told
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
 
@@ -98,7 +102,9 @@ class OffloadWorker:
     ) -> tuple[list[int], list[int]]:
         """Requests whose blocks nothing uses any more, and those whose load is over, on all ranks."""
         self._saving.update(finished_request_ids)
-        self._loading.update(loading_request_ids)
+        for request_id in loading_request_ids:
+            self._loading.add(request_id)
+            self._since[request_id] = monotonic()
         if self._saving - self._closed or self._loading - self._told:
             self._take_late()
         self._begin()
@@ -113,12 +119,29 @@ class OffloadWorker:
         """Whose transfers not all ranks have ended."""
         return self._owner.values()
 
-    def wait_for_request(self, request_id: int) -> None:
-        """For its transfers, on every rank."""
-        transfers = self._transfers
-        if transfers is not None:
-            jobs = [job for job, owner in self._owner.items() if owner == request_id]
-            together(self._ranks, lambda: transfers.wait_for(jobs))
+    def request_over(self, request_id: int) -> None:
+        """Upstream ends it. Its blocks stay, unless one of the following calls comes after this."""
+        self._link.request_over(request_id, True)
+
+    def end_transfers(self, request_id: int) -> None:
+        """On every rank, before upstream gives the blocks of a request away. Nobody is told of its load any more."""
+        together(self._ranks, lambda: self.end_transfers_here(request_id))
+        self._loads.pop(request_id, None)
+        self._since.pop(request_id, None)
+        self._loading.discard(request_id)
+        self._told.discard(request_id)
+
+    def end_transfers_here(self, request_id: int) -> None:
+        """What has begun is waited for; nothing else begins."""
+        self._link.request_over(request_id, False)
+        if self._transfers is None:
+            return
+        for at, step in enumerate(self._steps):
+            told: list[StoreJob | LoadJob] = [*step.stores, *step.loads]
+            mine = [job for job in told if job.request_id == request_id]
+            self._transfers.refuse(mine, OVER, no_room=True)
+            self._steps[at] = step.without(mine)
+        self._transfers.wait_for([job for job, owner in self._owner.items() if owner == request_id])
 
     def close(self) -> bool:
         """False: the device kept something, and with it the memory."""
@@ -134,9 +157,19 @@ class OffloadWorker:
         return [] if self._transfers is None else self._transfers.take_ended()
 
     def _take_late(self) -> None:
-        late = agreed(self._ranks, self._link.plan_late)[0]  # the scheduler side is on rank 0
+        late = agreed(self._ranks, self._late)[0]  # the scheduler side is on rank 0
         self.bind(late.step)
         self._closed.update(late.closed)
+
+    def _late(self) -> Late:
+        limit_s = self._settings.transfer_timeout_s
+        for request_id in self._loading - self._told:
+            if monotonic() - self._since[request_id] > limit_s:
+                raise KvfixError(
+                    f"request {request_id} has waited for a load for more than kvfix.offload.transfer_timeout_s, "
+                    f"{limit_s:g} s, and none was planned: upstream did not tell where its blocks lie"
+                )
+        return self._link.plan_late()
 
     def _begin(self) -> None:
         if not self._steps or self._stream is None:
@@ -149,8 +182,15 @@ class OffloadWorker:
         if fences:  # rare; who waited in vain must not leave the others alone in the forward pass
             together(self._ranks, lambda: transfers.wait_for(fences))
         if any(step.loads for step in steps):
-            self._before_loads()
+            with guarded(COPIES) as tried:
+                self._before_loads()
+            if tried.failed:
+                steps = [self._computing_instead(transfers, step) for step in steps]
         transfers.begin(steps, self._stream)
+
+    def _computing_instead(self, transfers: Transfers, step: Step) -> Step:
+        transfers.refuse(step.loads, "upstream's own copies into blocks could not be waited for")
+        return step.without(step.loads)
 
     def _agree(self) -> None:
         for job, reports in [item for item in self._reports.items() if len(item[1]) == self._ranks.size]:
@@ -178,5 +218,7 @@ class OffloadWorker:
         # A request whose load was never told waits: what its blocks hold is nobody's.
         loaded = (self._loading & self._told) - self._loads.keys()
         self._loading -= loaded
+        for request_id in loaded:
+            self._since.pop(request_id, None)
         self._told -= loaded
         return sorted(loaded)

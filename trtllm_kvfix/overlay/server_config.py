@@ -5,12 +5,12 @@ file, which is right: a configuration that asks for the fixes never runs without
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.overlay import carry
+from trtllm_kvfix.overlay import carry, server_file
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.settings import SECTION, load
@@ -32,19 +32,28 @@ def replacements(active: "Activation") -> list[Replacement]:
 
 def taking_out(active: "Activation", update: Callable[..., Any]) -> Callable[..., Any]:
     def update_llm_args_with_extra_dict(llm_args: Any, llm_args_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        return update(llm_args, without_section(active, llm_args_dict), *args, **kwargs)
+        try:
+            rest = without_section(active, llm_args_dict, (*args, *kwargs.values()))
+        except SettingsError as error:
+            server_file.end(error)
+        return update(llm_args, rest, *args, **kwargs)
 
     return update_llm_args_with_extra_dict
 
 
-def without_section(active: "Activation", document: Any) -> Any:
-    """Honour the section and return the rest; the caller's dictionary stays as it is."""
+def without_section(active: "Activation", document: Any, named: Iterable[Any] = ()) -> Any:
+    """Honour the section and return the rest; the caller's dictionary stays as it is. `named`: what upstream was given
+    besides, perhaps the name of the file."""
     if not isinstance(document, dict) or SECTION not in document:
         return document
     section = document[SECTION]
+    file = server_file.file_of(document, named)
+    where = f"{file}" if file else "the configuration"
+    if file is not None:
+        server_file.refuse_repeated(file)
     if not isinstance(section, dict):
-        raise SettingsError(f"`{SECTION}:` in the configuration is {section!r}; settings belong below it")
-    settings = load(environ=carry.given(), section=section)
+        raise SettingsError(f"`{SECTION}:` in {where} is {section!r}; settings belong below it")
+    settings = load(environ=carry.given(), section=section, where=where)
     if section.get("enabled") is False:
         # The file of this server says so. `run` has set the variable that would come before it for every process.
         log.warning("%s.enabled is false in the server's configuration: it starts WITHOUT the fixes", SECTION)

@@ -37,6 +37,7 @@ class Request:
         self.prompt_len = self.known.prompt_len
         self.lora_task_id = self.known.identity.lora_id
         self.cache_salt_id = self.known.identity.salt
+        self.py_multimodal_data, self.sampling_config = None, SimpleNamespace(beam_width=1)
         self.tokens: list[int] = self.known.tokens.tolist()
         request = SequenceRequest(0, self.known.tokens, lora_id=self.lora_task_id, salt=self.cache_salt_id)
         self.hashes: NDArray[np.uint64] = np.array([one & MASK for one in block_hashes(request, SHAPE)], np.uint64)

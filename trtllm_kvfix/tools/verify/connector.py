@@ -47,7 +47,10 @@ class Connector:
         """Requests of one content share their tokens."""
         self._requests += 1
         tokens = [content, *range(1, TOKENS + 1)]
-        return SimpleNamespace(request_id=self._requests, get_tokens=lambda _beam: list(tokens))
+        return SimpleNamespace(
+            request_id=self._requests, get_tokens=lambda _beam: list(tokens), lora_task_id=None, cache_salt_id=None,
+            py_multimodal_data=None, sampling_config=SimpleNamespace(beam_width=1),
+        )  # fmt: skip
 
     def begin_store(self, request: SimpleNamespace, stream: int) -> Step:
         """What is told of a request whose prompt has been given to the device whole."""

@@ -33,6 +33,7 @@ class LlmRequest(_Bound):  # type: ignore[misc]  # by variant
         draft_tokens: Tokens | None = None,
         py_draft_tokens: Tokens | None = None,
         py_rewind_len: int = 0,
+        py_multimodal_data: Any = None,
     ) -> None:
         super().__init__(
             request_id=request_id,
@@ -51,6 +52,7 @@ class LlmRequest(_Bound):  # type: ignore[misc]  # by variant
         self.py_prompt_len = self.prompt_len
         self.py_draft_tokens = list(py_draft_tokens or [])
         self.py_rewind_len = py_rewind_len
+        self.py_multimodal_data = py_multimodal_data
         self.py_beam_width = self.sampling_config.beam_width
         if since("D"):
             self.cache_salt = cache_salt

@@ -1,0 +1,106 @@
+"""The control file is read by the executor's thread: it can neither hold it up nor end it, nor be somebody else's."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.offload.switches import BYTES_MAX, Switches
+
+ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefg", "bcdefgh", strict=True)
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "control.yaml"
+
+
+def state(read: Switches) -> tuple[bool, bool]:
+    return read.store, read.load
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "neither a newline nor a brace"),
+        ("\n", "write a mapping"),
+        ("{}", "write a mapping"),
+        ("load: o", "neither a newline nor a brace"),
+        ("load: on\ndrop: 2", "neither a newline nor a brace"),  # of 22
+        ("{load: on, drop: 2", "neither a newline nor a brace"),
+        ("{load: on, drop: 2\n", "ParserError"),
+        ("[" * 3000 + "\n", "RecursionError"),
+        ("store: on\n" + "#" * BYTES_MAX + "\n", "more than 4096 bytes"),
+        (ALIASES, "write a mapping"),
+        ("drop: [1]\n", "drop is no whole number"),
+        ("load: yes please\n", "load is neither on nor off"),
+        ("load: \udcff\n", "decode"),
+    ],
+    ids=range(13),
+)
+def test_what_makes_no_sense_or_is_half_written_changes_nothing(
+    text: str, why: str, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = Switches(file)
+    file.write_text("{load: off, drop: 2}\n")
+    assert read.read()
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert not read.read()
+    assert state(read) == (True, False)
+    assert why in caplog.messages[-1]
+    assert len(caplog.messages[-1]) < 500
+    file.write_text("{load: off, drop: 2}\n")
+    assert not read.read(), "the tier is not emptied again"
+
+
+def test_what_is_not_named_stays_and_without_the_file_all_is_on(file: Path) -> None:
+    read = Switches(file)
+    file.write_text("load: off\n")
+    assert not read.read()
+    file.write_text("store: off\n")
+    assert not read.read()
+    assert state(read) == (False, False)
+    file.unlink()
+    assert not read.read()
+    assert state(read) == (True, True)
+
+
+def test_a_pipe_does_not_hold_the_executor_up(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read = Switches(file)
+    os.mkfifo(file)
+    assert not read.read()
+    assert "no regular file" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(("owner", "mode", "is_taken"), [(0, 0o644, True), (7, 0o600, True), (8, 0o600, False)])
+def test_it_is_of_this_user_or_of_root(
+    owner: int, mode: int, is_taken: bool, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("load: off\n")
+    file.chmod(mode)
+    fields = list(file.stat())
+    fields[stat.ST_UID] = owner
+    read = Switches(file)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", lambda _: os.stat_result(fields))
+        patch.setattr(os, "geteuid", lambda: 7)
+        read.read()
+    assert state(read) == (True, not is_taken)
+
+
+def test_nobody_else_may_write_it(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_text("load: off\n")
+    file.chmod(0o666)
+    read = Switches(file)
+    read.read()
+    assert state(read) == (True, True)
+    assert "mode 666" in caplog.messages[-1]
+
+
+def test_a_folder_that_is_not_there_is_said_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"kvfix.offload.control_file is .*missing/control.yaml'"):
+        Switches(tmp_path / "missing" / "control.yaml")

@@ -1,0 +1,62 @@
+"""The server's YAML on disk: errors name it, and what it says twice is refused."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.overlay import server_file
+from trtllm_kvfix.overlay.server_config import without_section
+from trtllm_kvfix.process import active
+
+TWICE = "kvfix: {force: true}\nkv_connector_config: {connector_module: a}\nkv_connector_config: {connector_module: b}\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "server.yaml"
+
+
+@pytest.mark.parametrize("how", ["--config {}", "--config={}", "named"])
+def test_the_file_is_found_by_its_content(how: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = file.with_name("other.yaml")
+    other.write_text("a: 2\n")
+    file.write_text("a: 1\n")
+    arguments = how.format(file).split() if how != "named" else []
+    monkeypatch.setattr(sys, "argv", ["serve", str(other), "missing.yaml", *arguments])
+    assert server_file.file_of({"a": 1}, [str(file), None, 3] if how == "named" else []) == file
+    assert server_file.file_of({"a": 3}, []) is None
+
+
+def test_what_it_says_twice_is_refused_with_its_name(file: Path) -> None:
+    file.write_text(TWICE)
+    with pytest.raises(SettingsError, match=rf"{file} says kv_connector_config more than once"):
+        without_section(active, yaml.safe_load(TWICE), [str(file)])
+
+
+def test_errors_of_the_section_name_the_file(file: Path) -> None:
+    file.write_text("kvfix: {offload: 64KiB}\n")
+    with pytest.raises(SettingsError, match=rf"kvfix.offload in {file} is '64KiB'; it has settings of its own"):
+        without_section(active, yaml.safe_load(file.read_text()), [str(file)])
+
+
+class ClickException(Exception):
+    """As click's: the command line shows its message alone, and ends with the code."""
+
+    exit_code = 1
+
+
+@pytest.mark.parametrize("is_command", [True, False])
+def test_a_command_line_ends_in_one_line(is_command: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_current_context(silent: bool) -> Any:
+        return object() if is_command and silent else None
+
+    click = SimpleNamespace(ClickException=ClickException, get_current_context=get_current_context)
+    monkeypatch.setitem(sys.modules, "click", click)
+    with pytest.raises(ClickException if is_command else SettingsError, match="no such setting") as caught:
+        server_file.end(SettingsError("no such setting"))
+    assert getattr(caught.value, "exit_code", None) == 2

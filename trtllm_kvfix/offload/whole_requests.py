@@ -1,0 +1,43 @@
+"""The requests of a batch as the executor has them.
+
+V1 asks for a prefix from C++, with the bound part of a request, which lacks what Python keeps of it: the data of
+images. So the connector notes what is about to be prepared, and looks there.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from trtllm_kvfix.offload.faults import guarded
+from trtllm_kvfix.overlay.fix import Replacement, Seam
+from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER
+
+PART = "offload-whole-requests"
+SEAM = Seam(RESOURCE_MANAGER, "KVCacheManager.prepare_resources")
+
+
+class Batch:
+    """The executor's thread alone uses it."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, Any] = {}
+
+    def note(self, scheduled: Any) -> None:
+        self._requests = {request.py_request_id: request for request in scheduled.context_requests}
+
+    def whole(self, request: Any) -> Any:
+        return self._requests.get(request.request_id, request)
+
+
+def replacement() -> Replacement:
+    return Replacement(SEAM, noting_the_batch)
+
+
+def noting_the_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def prepare_resources(self: Any, scheduled_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = getattr(getattr(getattr(self, "kv_connector_manager", None), "scheduler", None), "batch", None)
+        if isinstance(batch, Batch):
+            with guarded(PART):  # a fault leaves requests that are opaque
+                batch.note(scheduled_batch)
+        return original(self, scheduled_batch, *args, **kwargs)
+
+    return prepare_resources

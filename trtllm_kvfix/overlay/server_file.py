@@ -1,0 +1,47 @@
+"""The server's YAML as it lies on disk. Upstream hands over what it has parsed, and that tells neither where it was nor
+what it said twice."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.settings import repeated_keys
+
+
+def file_of(document: Any, named: Iterable[Any]) -> Path | None:
+    """The one of the files that the command line, or `named`, tells of, which has this content."""
+    for file in _files([*named, *sys.argv[1:]]):
+        try:
+            if yaml.safe_load(file.read_text(encoding="utf-8")) == document:
+                return file
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
+            continue
+    return None
+
+
+def refuse_repeated(file: Path) -> None:
+    """The last would win, and what the others said would be lost without a word."""
+    twice = repeated_keys(file.read_text(encoding="utf-8"))
+    if twice:
+        raise SettingsError(f"{file} says {', '.join(twice)} more than once; only the last would count")
+
+
+def end(error: SettingsError) -> NoReturn:
+    """As the command line has errors, in one line; elsewhere it is raised."""
+    click = sys.modules.get("click")
+    if click is None or click.get_current_context(silent=True) is None:
+        raise error
+    shown = click.ClickException(str(error))
+    shown.exit_code = error.exit_code
+    raise shown from None
+
+
+def _files(arguments: Iterable[Any]) -> Iterator[Path]:
+    for argument in arguments:
+        text = argument.rpartition("=")[2] if isinstance(argument, str) else ""
+        if text.endswith((".yaml", ".yml")) and Path(text).is_file():
+            yield Path(text)
