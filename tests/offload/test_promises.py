@@ -53,7 +53,7 @@ def test_only_what_there_is_room_for_is_loaded(room: int, bench: Bench) -> None:
     request = Request(2, prompt(1))
     assert bench.scheduler.get_num_new_matched_tokens(request, 0) == (20, True)
     bench.scheduler.update_state_after_alloc(request, list(range(10, 10 + room)))
-    (job,) = bench.scheduler.side._next_loads
+    (job,) = bench.scheduler.side._next.loads
     assert job.blocks == tuple(range(10, 10 + room))
     assert len(job.slots) == room
     begin(bench)
