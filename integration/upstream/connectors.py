@@ -101,7 +101,7 @@ def recording(tree: Tree, calls: Calls) -> Any:
     return module.KvCacheConnectorManager(Worker(), Scheduler())
 
 
-def ours(tree: Tree, shape: Any) -> Any:
+def ours(tree: Tree, shape: Any, *, attention_dp: bool = False) -> Any:
     """The offload connector of this package in upstream's connector manager, with a small host tier."""
     module = connector_module(tree)  # first: ours derives from what has been imported
     from trtllm_kvfix.offload import connector as offload  # noqa: PLC0415  its bases are the tree's
@@ -115,6 +115,7 @@ def ours(tree: Tree, shape: Any) -> Any:
         dtype="auto",
     )
     args = SimpleNamespace(
-        kv_cache_config=config, max_seq_len=shape.max_seq_len, speculative_config=None, enable_attention_dp=False
+        kv_cache_config=config, max_seq_len=shape.max_seq_len, speculative_config=None, enable_attention_dp=attention_dp
     )
-    return module.KvCacheConnectorManager(offload.KvfixOffloadWorker(args), offload.KvfixOffloadScheduler(args))
+    sides = offload.KvfixOffloadWorker(args), offload.KvfixOffloadScheduler(args)
+    return module.KvCacheConnectorManager(*sides, **({"enable_attention_dp": True} if attention_dp else {}))

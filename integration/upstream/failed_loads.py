@@ -22,6 +22,8 @@ def failed_loads() -> list[Scenario]:
     chunked = replace(SMALL, chunked=True, budget=16)
     return [
         _of("ours-load-fails", SMALL, eras=("A", "S", "B2", "D")),
+        # One owner of its requests: upstream asks and tells without its communicator.
+        _of("ours-attention-dp", SMALL, eras=("D",), connector="ours-attention-dp"),
         _of("v2-ours-load-fails", SMALL, **V2),
         _of("v2-ours-load-fails-chunked", chunked, **V2),
         _of("v2-ours-load-fails-by-request", SMALL, by_request=True, **V2),
@@ -73,7 +75,9 @@ def _of(name: str, shape: Any, *, by_request: bool = False, **given: Any) -> Sce
             manager.block_reuse_policy = type(manager.block_reuse_policy).PER_REQUEST
         fail_loads(server.connector.worker.side._transfers)
 
-    return Scenario(name, ALL, False, shape, COMES_BACK, prepare=prepare, connector="ours", recomputed_min=1, **given)
+    return Scenario(
+        name, ALL, False, shape, COMES_BACK, prepare=prepare, recomputed_min=1, **({"connector": "ours"} | given)
+    )
 
 
 def fail_loads(transfers: Any, polls: int = 0) -> None:

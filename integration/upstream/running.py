@@ -120,6 +120,8 @@ def _connector(tree: Any, scenario: Scenario, calls: connectors.Calls) -> Any:
             return loads.reserving(tree, calls, scenario.offers)
         case "ours":
             return connectors.ours(tree, scenario.shape)
+        case "ours-attention-dp":
+            return connectors.ours(tree, scenario.shape, attention_dp=True)
         case _:
             return None
 
@@ -224,7 +226,12 @@ def _compare_calls(scenario: Scenario, found: dict[str, Result]) -> None:
     """Where no batch is cut, a connector is told the same things in the same order with us as without us."""
     off, on = found["off"], found["all"]
     is_cut = scenario.calls_differ or (scenario.fix == BUDGET and scenario.hazard)
-    if scenario.connector in ("", "ours") or is_cut or off.result == "not-run" or on.result != "right":
+    if (
+        scenario.connector in ("", "ours", "ours-attention-dp")
+        or is_cut
+        or off.result == "not-run"
+        or on.result != "right"
+    ):
         return
     if off.connector_calls != on.connector_calls:
         pairs = zip_longest(off.connector_calls, on.connector_calls)

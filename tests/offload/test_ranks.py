@@ -6,9 +6,13 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.layout import LayoutMismatch
+from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Late, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.ranks import OneRank
+from trtllm_kvfix.offload.worker import OffloadWorker
+from trtllm_kvfix.offload_section import OffloadSettings
 
-from .rank_threads import RANKS, WORDS, Rank, on_all, started
+from .rank_threads import RANKS, WORDS, Rank, errors_of_all, on_all, started
 
 
 @pytest.fixture
@@ -119,3 +123,29 @@ def test_a_step_that_is_told_and_never_started_begins_when_upstream_asks_what_ha
     while not ranks[0].link.ended:
         on_all(ranks, lambda rank: rank.worker.finished([], []))
     assert [(ended.job, ended.error) for ended in ranks[0].link.ended] == [(1, "")]
+
+
+def test_ranks_of_attention_data_parallelism_meet_at_the_start_alone(ranks: list[Rank]) -> None:
+    """Each has requests, a scheduler side and a host tier of its own, so each is told of its own transfers."""
+    for rank in ranks:
+        rank.link = Link()
+        rank.worker = OffloadWorker(OffloadSettings(), rank.link, OneRank(), rank.make_pool, at_start=rank.ranks)
+    on_all(ranks, lambda rank: rank.worker.register(rank.device, [rank.pool]))
+    assert [rank.link.slots for rank in ranks] == [16, 15]
+    for rank in ranks:  # one behind the other: whoever waited for the other would wait in vain
+        rank.worker.bind(Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),)))
+        rank.worker.start(rank.stream)
+        transfers = rank.worker._transfers
+        assert transfers is not None
+        assert transfers._stores.wait(1, 60)
+        rank.worker.finished([], [])
+        assert [(ended.job, ended.error) for ended in rank.link.ended] == [(1, "")]
+
+
+def test_a_rank_of_attention_data_parallelism_that_cannot_start_stops_the_others(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.worker = OffloadWorker(OffloadSettings(), Link(), OneRank(), rank.make_pool, at_start=rank.ranks)
+    pools: list[list[Any]] = [[], [ranks[1].pool]]
+    errors = errors_of_all(ranks, lambda rank: rank.worker.register(rank.device, pools[rank.ranks.rank]))
+    assert errors[0].startswith("LayoutMismatch: there is no pool")
+    assert errors[1].startswith("RankFailed: rank 0 of 2: LayoutMismatch")

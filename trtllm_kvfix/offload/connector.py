@@ -22,13 +22,14 @@ from trtllm_kvfix.offload.layer_groups import (
 )
 from trtllm_kvfix.offload.link import link_of, unlink
 from trtllm_kvfix.offload.plan import Step
-from trtllm_kvfix.offload.ranks import ranks_here
+from trtllm_kvfix.offload.ranks import OneRank, ranks_here
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.upstream import (
     bases,
     connector_module,
+    gives_each_rank_a_scheduler,
     lets_go_of_all,
     warn_where_nothing_orders_copies,
 )
@@ -45,7 +46,7 @@ PACKAGE = "trtllm_kvfix.offload"
 
 
 class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
-    supports_attention_dp = False
+    supports_attention_dp = True
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
@@ -91,7 +92,7 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
 
 
 class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
-    supports_attention_dp = False
+    supports_attention_dp = True
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)
@@ -99,13 +100,14 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         require_supported(llm_args)
         warn_where_nothing_orders_copies(llm_args.kv_cache_config)
         settings, ranks = settings_module.load(), ranks_here()
+        is_alone = getattr(llm_args, "enable_attention_dp", False)  # it has requests and a scheduler of its own
         self._args = llm_args
         self.cache_manager: Any = None
         self._copies: Any = None  # the stream behind upstream's own copies into blocks
         self.copies_unknown = False  # a fault of ours: loads that would come behind them do not begin
         self.side = OffloadWorker(
-            settings.offload, link_of(llm_args), ranks, HostTierMaker(settings.offload),
-            saved_max=None if lets_go_of_all() else 1,
+            settings.offload, link_of(llm_args), OneRank() if is_alone else ranks, HostTierMaker(settings.offload),
+            at_start=ranks, saved_max=None if lets_go_of_all() else 1,
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
         self.kept = KeptBlocks(self.side)
@@ -221,10 +223,10 @@ def require_supported(llm_args: Any) -> None:
             "kv_cache_config.enable_block_reuse is false; then upstream computes what the host tier has brought. Set "
             "it to true"
         )
-    if getattr(llm_args, "enable_attention_dp", False):
+    if getattr(llm_args, "enable_attention_dp", False) and not gives_each_rank_a_scheduler():
         raise SettingsError(
-            "enable_attention_dp is set; each of its ranks serves requests of its own, and this connector has one "
-            "scheduler for all ranks. Serve without attention data parallelism, or without the connector"
+            "enable_attention_dp is set; each of its ranks serves requests of its own, and this TensorRT-LLM has one "
+            "connector scheduler for all ranks. Serve without attention data parallelism, or without the connector"
         )
 
 

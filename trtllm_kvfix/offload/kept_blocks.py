@@ -18,6 +18,7 @@ from weakref import WeakSet
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.offload.faults import Tried, guarded
 from trtllm_kvfix.offload.recompute import PLACES
+from trtllm_kvfix.offload.upstream import is_v2
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER
@@ -65,8 +66,7 @@ class KeptBlocks:
             return True
         if not self._is_busy(connector, request_id):
             return False
-        waits = hasattr(manager, "kv_cache_map")
-        if waits:
+        if is_v2(manager):
             self._transfers.end_transfers(request_id)
             # Late managers refuse to give blocks away while they take the request for one that loads.
             for place in PLACES:

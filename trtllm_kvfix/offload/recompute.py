@@ -13,6 +13,7 @@ from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.offload.upstream import is_v2
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 
 LOADS_NO_MORE = "py_kvfix_loads_no_more"  # an attribute of requests
@@ -57,7 +58,7 @@ def compute(manager: Any, request: Any, request_id: int, position: int) -> None:
             f"the load of request {request_id} failed, and its tokens from {position} on cannot be computed instead: "
             "upstream's connector manager keeps its requests where this version of trtllm-kvfix does not find them"
         )
-    if hasattr(manager, "kv_cache_map"):
+    if is_v2(manager):
         begin_again(manager, request)
     else:
         put_back(request, position)

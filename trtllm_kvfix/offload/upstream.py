@@ -53,6 +53,16 @@ def bases() -> tuple[type[Any], type[Any]]:
     return module.KvCacheConnectorScheduler, module.KvCacheConnectorWorker
 
 
+def is_v2(kv_cache_manager: Any) -> bool:
+    """A KVCacheManagerV2, which has its sequences in Python."""
+    return isinstance(getattr(kv_cache_manager, "kv_cache_map", None), dict)
+
+
+def gives_each_rank_a_scheduler() -> bool:
+    """Under attention data parallelism. Late connector managers look whether connectors support that."""
+    return hasattr(getattr(connector_module(), "KvCacheConnectorManager", None), "validate_attention_dp")
+
+
 def warn_where_nothing_orders_copies(kv_cache_config: Any) -> None:
     """1.1 copies the beginnings of blocks on a stream that no other waits for, not even that of the forward."""
     if "tensorrt_llm" not in sys.modules or Upstream().variant() != "A":

@@ -31,12 +31,14 @@ class OffloadWorker:
         ranks: Ranks,
         make_pool: MakePool,
         *,
+        at_start: Ranks | None = None,
         saved_max: int | None = None,
         report: TierReport | None = None,
     ) -> None:
         self._settings = settings
         self._link = link
         self._ranks = ranks
+        self._at_start = at_start or ranks  # those that share the machine; they need not share requests
         self._make_pool = make_pool
         self._saved_max = saved_max  # requests that are told as saved at a time; None: all
         self._report = report or TierReport(rank=ranks.rank)
@@ -61,13 +63,14 @@ class OffloadWorker:
 
     def register_layout(self, device: Device, describe: Callable[[], Layout]) -> None:
         """Build the host tier for these pools, or find that it was built for the like."""
-        layouts = agreed(self._ranks, lambda: self._unchanged(describe()))
-        require_alike(layouts)
-        layout = layouts[self._ranks.rank]
+        layouts = agreed(self._at_start, lambda: self._unchanged(describe()))
+        layout = layouts[self._at_start.rank]
+        if self._ranks.size > 1:
+            require_alike(layouts)
         if self._transfers is None:
-            pool = self._make_pool(device, layout.block_bytes, self._ranks)
+            pool = self._make_pool(device, layout.block_bytes, self._at_start)
             self._transfers = together(
-                self._ranks, lambda: Transfers(device, layout, pool, self._settings, self._report), Transfers.close
+                self._at_start, lambda: Transfers(device, layout, pool, self._settings, self._report), Transfers.close
             )
             requested = self._settings.host_bytes or pool.bytes
             self._report.built(slots=pool.slots, requested=requested, mapped=pool.bytes, pinned=pool.bytes_pinned)
