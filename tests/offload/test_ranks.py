@@ -7,6 +7,7 @@ import pytest
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.layout import LayoutMismatch
 from trtllm_kvfix.offload.plan import Late, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.ranks import OneRank, agreed_seed
 
 from .rank_threads import RANKS, WORDS, Rank, on_all, started
 
@@ -119,3 +120,9 @@ def test_a_step_that_is_told_and_never_started_begins_when_upstream_asks_what_ha
     while not ranks[0].link.ended:
         on_all(ranks, lambda rank: rank.worker.finished([], []))
     assert [(ended.job, ended.error) for ended in ranks[0].link.ended] == [(1, "")]
+
+
+def test_ranks_have_one_seed_that_nobody_else_has(ranks: list[Rank]) -> None:
+    seeds = [on_all(ranks, lambda rank: agreed_seed(rank.worker._ranks)) for _ in range(2)]
+    assert all(one == other for one, other in seeds)
+    assert len({seed for pair in seeds for seed in pair} | {agreed_seed(OneRank())}) == 3
