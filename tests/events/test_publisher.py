@@ -1,6 +1,7 @@
 """A real subscriber hears what was published, and gets again what it missed."""
 
 import sys
+from types import GenericAlias
 from typing import Any
 
 import pytest
@@ -41,7 +42,11 @@ def fields(array: bool) -> Any:
         **options,
     )
     cleared = msgspec.defstruct("AllBlocksCleared", [], tag=True, **options)
-    batch = [("ts", float), ("events", list[stored | removed | cleared]), ("data_parallel_rank", int | None, None)]
+    batch = [
+        ("ts", float),
+        ("events", GenericAlias(list, (stored | removed | cleared,))),
+        ("data_parallel_rank", int | None, None),
+    ]
     return msgspec.defstruct("KVEventBatch", batch, array_like=True, omit_defaults=True, gc=False)
 
 
@@ -109,7 +114,7 @@ def test_who_missed_batches_gets_them_again(context: Any) -> None:
         client.send_multipart((b"", b"what?"))
         client.send_multipart((b"", (3).to_bytes(8, "big")))
         publisher.answer_replays()
-        answers = []
+        answers: list[list[bytes]] = []
         while not answers or answers[-1][0] != END:
             assert client.poll(WAIT_MS)
             _, *answer = client.recv_multipart()
