@@ -256,7 +256,17 @@ class BlockEvent:
     def tokens(self) -> list[int]: ...
 
     @property
+    def tokens_per_block(self) -> int: ...
+
+    @property
     def lora_id(self) -> int | None: ...
+
+    @property
+    def salt(self) -> str | bytes | int | None: ...
+
+    @property
+    def extra_keys(self) -> list[tuple[int, int, bytes]]:
+        """Multimodal spans, in offsets from the block's first token."""
 
     @property
     def tier(self) -> str: ...

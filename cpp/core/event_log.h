@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/block_hash.h"
+#include "core/request.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -19,7 +20,11 @@ struct BlockEvent {
     BlockHash block_hash;
     std::optional<BlockHash> parent_hash;  // unset below a root
     std::vector<TokenId> tokens;           // of stored events
-    std::optional<std::int64_t> lora_id;   // of stored events
+    // Of stored events: the rest of what makes the block what it is.
+    std::optional<std::int64_t> lora_id;
+    Salt salt;
+    std::vector<BlockExtra> extra_keys;
+    std::uint32_t tokens_per_block = 0;  // of all events
     Tier tier = Tier::primary;
     Priority priority = kPriorityDefault;
     WindowSize window_size;

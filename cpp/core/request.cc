@@ -115,12 +115,13 @@ void check_retention(const Retention& retention) {
 }
 
 Request::Request(RequestId request_id, std::vector<TokenId> prompt, std::uint32_t beams,
-                 std::optional<std::int64_t> lora, const Salt& salt, std::vector<ExtraKey> keys,
+                 std::optional<std::int64_t> lora, Salt cache_salt, std::vector<ExtraKey> keys,
                  std::optional<Retention> keep)
     : id(request_id),
       tokens(std::move(prompt)),
       beam_width(beams),
       lora_id(lora),
+      salt(std::move(cache_salt)),
       extra_keys(std::move(keys)),
       retention(std::move(keep)),
       identity(serialise_identity(lora, salt)) {
@@ -158,6 +159,24 @@ std::pair<Priority, std::optional<std::uint32_t>> Request::block_retention(std::
     const RetentionRange* range = retention ? retention->at(token) : nullptr;
     return range != nullptr ? std::pair{range->priority, range->duration_ms}
                             : std::pair{kPriorityDefault, std::optional<std::uint32_t>{}};
+}
+
+std::vector<BlockExtra> read_extras(std::string_view extras) {
+    std::vector<BlockExtra> out;
+    const auto number = [&extras] {
+        std::int64_t value = 0;
+        std::memcpy(&value, extras.data(), sizeof value);
+        extras.remove_prefix(sizeof value);
+        return value;
+    };
+    while (!extras.empty()) {
+        BlockExtra extra{.begin = number(), .end = number(), .digest = {}};
+        const auto size = static_cast<std::size_t>(number());
+        extra.digest = extras.substr(0, size);
+        extras.remove_prefix(size);
+        out.push_back(std::move(extra));
+    }
+    return out;
 }
 
 std::vector<BlockHash> block_hashes(const Request& request, const BlockHasher& hasher, std::uint32_t tokens_per_block) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -46,6 +47,15 @@ struct ExtraKey {
     std::string digest;
 };
 
+// The part of a span that a block holds, in offsets from the block's first token: it may begin before the block.
+struct BlockExtra {
+    std::int64_t begin;
+    std::int64_t end;
+    std::string digest;
+};
+// What Request::block_extras wrote.
+std::vector<BlockExtra> read_extras(std::string_view extras);
+
 using Salt = std::variant<std::monostate, std::string, std::vector<std::uint8_t>, std::int64_t>;
 
 // "" for neither. Prefixes with different identities never meet.
@@ -58,7 +68,7 @@ std::string block_extras(std::span<const ExtraKey> keys, std::uint32_t begin, st
 class Request {
   public:
     Request(RequestId request_id, std::vector<TokenId> prompt, std::uint32_t beams, std::optional<std::int64_t> lora,
-            const Salt& salt, std::vector<ExtraKey> keys, std::optional<Retention> keep);
+            Salt cache_salt, std::vector<ExtraKey> keys, std::optional<Retention> keep);
 
     std::uint32_t num_tokens() const { return static_cast<std::uint32_t>(tokens.size()); }
     std::string block_extras(std::uint32_t begin, std::uint32_t end) const {
@@ -71,6 +81,7 @@ class Request {
     const std::vector<TokenId> tokens;
     const std::uint32_t beam_width;
     const std::optional<std::int64_t> lora_id;
+    const Salt salt;
     const std::vector<ExtraKey> extra_keys;  // ascending, disjoint
     const std::optional<Retention> retention;
     const std::string identity;  // serialised

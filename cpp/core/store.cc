@@ -78,7 +78,7 @@ ParentRef parent_at(const Window& window, const StoreCursor& cursor, const Reque
 
 void enter_below(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
     const ParentRef below = parent == kNone ? window.tree.open_root(request.identity) : parent;
-    enter(state, window, block, below, request.lora_id);
+    enter(state, window, block, below, request);
 }
 
 // The node with the content of the block at the cursor, which the sequence does not hold any more, or kNone.
@@ -199,10 +199,10 @@ void let_go_all(State& state, const Sequence& sequence) {
 
 }  // namespace
 
-void enter(State& state, Window& window, BlockIndex block, ParentRef parent, std::optional<std::int64_t> lora_id) {
+void enter(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
     window.tree.add(block, parent);
     ++state.current.blocks_stored;
-    publish(state, window, EventKind::stored, block, Tier::primary, lora_id);
+    publish(state, window, EventKind::stored, block, Tier::primary, &request);
 }
 
 void context(State& state, RequestId id, std::uint32_t tokens_computed) {

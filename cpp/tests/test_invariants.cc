@@ -67,7 +67,7 @@ class World {
         std::ranges::copy(content, window.blocks.tokens(block).begin());
         window.blocks[block].num_tokens = testing::kTokensPerBlock;
         window.blocks[block].key = window.tree.child_key(window.tree.key_of(below), {content, ""});
-        store::enter(state_, window, block, below, std::nullopt);
+        store::enter(state_, window, block, below, *testing::request(1, content));
         hold::let_go(state_, window, block);
         return block;
     }
