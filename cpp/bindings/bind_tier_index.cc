@@ -42,7 +42,7 @@ std::optional<TierClaim> claim(TierIndex& self, TierSequenceId sequence, std::in
     return without_gil([&] { return self.claim(sequence, blocks, leading, given); });
 }
 
-std::vector<SlotIndex> pin(TierIndex& self, TierSequenceId sequence, std::int64_t first, std::int64_t end) {
+std::vector<TierSlot> pin(TierIndex& self, TierSequenceId sequence, std::int64_t first, std::int64_t end) {
     const auto begin = narrowed<std::uint32_t>(first, {"pin, first"});
     const auto behind = narrowed<std::uint32_t>(end, {"pin, end"});
     return without_gil([&] { return self.pin(sequence, begin, behind); });
@@ -50,7 +50,7 @@ std::vector<SlotIndex> pin(TierIndex& self, TierSequenceId sequence, std::int64_
 
 template <auto method>
 void with_slots(TierIndex& self, nb::handle slots) {
-    const auto numbers = read_integers<SlotIndex>(slots, {"slots"});
+    const auto numbers = read_integers<TierSlot>(slots, {"slots"});
     without_gil([&] { (self.*method)(numbers); });
 }
 

@@ -24,7 +24,7 @@ TierBlocks::TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std:
 
 // ------------------------------------------------------------------------------------------------ roots and look-ups
 
-ParentRef TierBlocks::open_root(const std::string& identity) {
+TierParent TierBlocks::open_root(const std::string& identity) {
     const auto found = root_by_identity_.find(identity);
     std::uint32_t root = found == root_by_identity_.end() ? kNone : found->second;
     if (root == kNone) {
@@ -38,55 +38,57 @@ ParentRef TierBlocks::open_root(const std::string& identity) {
         root_by_identity_.emplace(identity, root);
     }
     ++roots_[root].users;
-    return root | kRootBit;
+    return root | kTierRootBit;
 }
 
-std::string_view TierBlocks::extras(SlotIndex block) const {
+std::string_view TierBlocks::extras(TierSlot block) const {
     return blocks_[block].has_extras ? std::string_view(extras_.at(block)) : std::string_view();
 }
 
-BlockContent TierBlocks::content(SlotIndex block) const {
+BlockContent TierBlocks::content(TierSlot block) const {
     return {{tokens_.data() + std::size_t{block} * tokens_per_block_, tokens_per_block_}, extras(block)};
 }
 
-SlotIndex TierBlocks::find(ParentRef parent, std::uint64_t key, const BlockContent& wanted) const {
-    return index_.find(IndexHash::scattered(key), [&](SlotIndex block) {
+TierSlot TierBlocks::find(TierParent parent, std::uint64_t key, const BlockContent& wanted) const {
+    const BlockIndex found_at = index_.find(IndexHash::scattered(key), [&](BlockIndex at) {
+        const auto block = static_cast<TierSlot>(at);
         const TierBlock& record = blocks_[block];
         const BlockContent found = content(block);
         return record.key == key && record.parent == parent && std::ranges::equal(found.tokens, wanted.tokens) &&
                found.extras == wanted.extras;
     });
+    return static_cast<TierSlot>(found_at);
 }
 
-void TierBlocks::hold(ParentRef parent) {
-    if (is_root(parent)) {
-        ++roots_[parent & ~kRootBit].users;
+void TierBlocks::hold(TierParent parent) {
+    if (is_tier_root(parent)) {
+        ++roots_[parent & ~kTierRootBit].users;
     } else {
         ++blocks_[parent].children;
     }
 }
 
-void TierBlocks::let_go(ParentRef parent) {
-    if (!is_root(parent)) {
+void TierBlocks::let_go(TierParent parent) {
+    if (!is_tier_root(parent)) {
         if (--blocks_[parent].children == 0) {
-            queue_.unpark(parent);
+            queue_.unpark(BlockIndex{parent});
         }
         return;
     }
-    Root& root = roots_[parent & ~kRootBit];
+    Root& root = roots_[parent & ~kTierRootBit];
     if (--root.users == 0) {
         root_by_identity_.erase(root.identity);
         root = Root{};
-        free_roots_.push_back(parent & ~kRootBit);
+        free_roots_.push_back(parent & ~kTierRootBit);
     }
 }
 
 // ------------------------------------------------------------------------------------------------ the life of a block
 
-SlotIndex TierBlocks::fill(ParentRef parent, std::uint64_t key, const BlockContent& wanted, Priority priority,
-                           TierSequenceId writer) {
+TierSlot TierBlocks::fill(TierParent parent, std::uint64_t key, const BlockContent& wanted, Priority priority,
+                          TierSequenceId writer) {
     hold(parent);  // first, or it could be the one that makes room
-    const SlotIndex block = take_slot();
+    const TierSlot block = take_slot();
     if (block == kNone) {
         let_go(parent);
         return kNone;
@@ -103,35 +105,36 @@ SlotIndex TierBlocks::fill(ParentRef parent, std::uint64_t key, const BlockConte
     if (record.has_extras) {
         extras_[block] = wanted.extras;
     }
-    index_.insert(IndexHash::scattered(key), block);
+    index_.insert(IndexHash::scattered(key), BlockIndex{block});
     ++owned_;
     return block;
 }
 
-SlotIndex TierBlocks::take_slot() {
+TierSlot TierBlocks::take_slot() {
     if (free_.empty()) {
-        const SlotIndex victim = queue_.victim([this](SlotIndex block) { return blocks_[block].children != 0; });
+        const auto victim = static_cast<TierSlot>(
+            queue_.victim([this](BlockIndex at) { return blocks_[static_cast<TierSlot>(at)].children != 0; }));
         if (victim == kNone || blocks_[victim].children != 0) {
             return kNone;  // what could go is followed by what is in use
         }
-        queue_.remove(victim);
+        queue_.remove(BlockIndex{victim});
         detach(victim);
         release(victim);
         ++evicted_;
     }
-    const SlotIndex slot = free_.back();
+    const TierSlot slot = free_.back();
     free_.pop_back();
     return slot;
 }
 
-void TierBlocks::arrive(SlotIndex block) {
+void TierBlocks::arrive(TierSlot block) {
     const bool before = is_owned(blocks_[block]);
     blocks_[block].state = State::held;
     note_owned(block, before);
     review(block);
 }
 
-void TierBlocks::abandon(SlotIndex block) {
+void TierBlocks::abandon(TierSlot block) {
     check(blocks_[block].children == 0, "a block is abandoned under those that follow it");
     if (blocks_[block].parent != kNone) {
         detach(block);
@@ -140,9 +143,9 @@ void TierBlocks::abandon(SlotIndex block) {
     release(block);
 }
 
-void TierBlocks::detach(SlotIndex block) {
+void TierBlocks::detach(TierSlot block) {
     TierBlock& record = blocks_[block];
-    index_.erase(IndexHash::scattered(record.key), block);
+    index_.erase(IndexHash::scattered(record.key), BlockIndex{block});
     let_go(record.parent);
     record.parent = kNone;
     ++record.generation;
@@ -150,7 +153,7 @@ void TierBlocks::detach(SlotIndex block) {
     record.bad = false;
 }
 
-void TierBlocks::release(SlotIndex block) {
+void TierBlocks::release(TierSlot block) {
     TierBlock& record = blocks_[block];
     if (record.has_extras) {
         extras_.erase(block);
@@ -160,14 +163,14 @@ void TierBlocks::release(SlotIndex block) {
 }
 
 // After any change of state, pins or parent: queued, free, or neither.
-void TierBlocks::review(SlotIndex block) {
+void TierBlocks::review(TierSlot block) {
     const TierBlock& record = blocks_[block];
     const bool unused = record.state == State::held && record.pins == 0;
-    if (const bool may_go = unused && record.parent != kNone; may_go != queue_.contains(block)) {
+    if (const bool may_go = unused && record.parent != kNone; may_go != queue_.contains(BlockIndex{block})) {
         if (may_go) {
-            queue_.push(block, record.priority);
+            queue_.push(BlockIndex{block}, record.priority);
         } else {
-            queue_.remove(block);
+            queue_.remove(BlockIndex{block});
         }
     }
     if (unused && record.parent == kNone) {
@@ -175,33 +178,33 @@ void TierBlocks::review(SlotIndex block) {
     }
 }
 
-void TierBlocks::note_owned(SlotIndex block, bool before) {
+void TierBlocks::note_owned(TierSlot block, bool before) {
     const bool now = is_owned(blocks_[block]);
     owned_ += (now && !before ? 1U : 0U) - (before && !now ? 1U : 0U);
 }
 
-void TierBlocks::pin(SlotIndex block) {
+void TierBlocks::pin(TierSlot block) {
     const bool before = is_owned(blocks_[block]);
     ++blocks_[block].pins;
     note_owned(block, before);
     review(block);
 }
 
-void TierBlocks::unpin(SlotIndex block) {
+void TierBlocks::unpin(TierSlot block) {
     const bool before = is_owned(blocks_[block]);
     --blocks_[block].pins;
     note_owned(block, before);
     review(block);
 }
 
-void TierBlocks::touch(SlotIndex block) {
-    if (queue_.contains(block)) {
-        queue_.remove(block);
-        queue_.push(block, blocks_[block].priority);
+void TierBlocks::touch(TierSlot block) {
+    if (queue_.contains(BlockIndex{block})) {
+        queue_.remove(BlockIndex{block});
+        queue_.push(BlockIndex{block}, blocks_[block].priority);
     }
 }
 
-void TierBlocks::condemn(SlotIndex block) {
+void TierBlocks::condemn(TierSlot block) {
     if (blocks_[block].parent != kNone && !blocks_[block].bad) {
         blocks_[block].bad = true;
         ++bad_;
@@ -209,16 +212,16 @@ void TierBlocks::condemn(SlotIndex block) {
 }
 
 void TierBlocks::drop_all() {
-    std::vector<SlotIndex> dropped;
-    for (SlotIndex block = 0; block < size(); ++block) {
+    std::vector<TierSlot> dropped;
+    for (TierSlot block = 0; block < size(); ++block) {
         if (blocks_[block].parent != kNone) {
             dropped.push_back(block);
         }
     }
-    for (const SlotIndex block : dropped) {
+    for (const TierSlot block : dropped) {
         detach(block);
     }
-    for (const SlotIndex block : dropped) {
+    for (const TierSlot block : dropped) {
         review(block);
     }
 }
@@ -231,14 +234,14 @@ void TierBlocks::check_invariants() const {
     std::uint32_t owned = 0;
     std::uint32_t bad = 0;
     std::uint32_t queued = 0;
-    for (SlotIndex block = 0; block < size(); ++block) {
+    for (TierSlot block = 0; block < size(); ++block) {
         const TierBlock& record = blocks_[block];
         const bool is_findable = record.parent != kNone;
         free += record.state == State::free ? 1U : 0U;
         owned += is_owned(record) ? 1U : 0U;
         bad += record.bad ? 1U : 0U;
-        queued += queue_.contains(block) ? 1U : 0U;
-        check(queue_.contains(block) == (record.state == State::held && is_findable && record.pins == 0),
+        queued += queue_.contains(BlockIndex{block}) ? 1U : 0U;
+        check(queue_.contains(BlockIndex{block}) == (record.state == State::held && is_findable && record.pins == 0),
               "a block may go and is not queued, or is queued and may not go");
         check(record.state == State::held || record.pins == 0, "a block that holds nothing is pinned");
         check(record.has_extras == extras_.contains(block), "extras are kept of a block without them, or lost");
@@ -248,7 +251,7 @@ void TierBlocks::check_invariants() const {
             check(is_owned(record), "a block that nobody can find and nobody uses keeps its slot");
         } else {
             check(find(record.parent, record.key, content(block)) == block, "a block cannot be found by its content");
-            if (!is_root(record.parent)) {
+            if (!is_tier_root(record.parent)) {
                 const TierBlock& parent = blocks_[record.parent];
                 check(parent.parent != kNone, "a block follows one that cannot be found");
                 check(parent.state == State::held || record.state == State::filling,
@@ -257,7 +260,7 @@ void TierBlocks::check_invariants() const {
             }
         }
     }
-    for (SlotIndex block = 0; block < size(); ++block) {
+    for (TierSlot block = 0; block < size(); ++block) {
         check(blocks_[block].children == followers[block], "a block miscounts those that follow it");
     }
     check(free == free_.size() && owned == owned_ && bad == bad_ && queued == queue_.size(), "the tier miscounts");

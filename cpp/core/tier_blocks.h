@@ -23,13 +23,19 @@
 namespace kvfix {
 
 using TierSequenceId = std::uint64_t;
+// A slot, and the block in it: one number for both.
+using TierSlot = std::uint32_t;
+// What a block follows: another, or kTierRootBit and the number of a root.
+using TierParent = std::uint32_t;
+inline constexpr TierParent kTierRootBit = 1U << 31;
+constexpr bool is_tier_root(TierParent parent) { return (parent & kTierRootBit) != 0; }
 
 struct TierBlock {
     enum class State : std::uint8_t { free, filling, held };
 
     std::uint64_t key = 0;      // spells its whole prefix, for the index alone
     TierSequenceId writer = 0;  // that claimed it
-    ParentRef parent = kNone;   // kNone: it cannot be found, and is free once nobody uses it
+    TierParent parent = kNone;  // kNone: it cannot be found, and is free once nobody uses it
     std::uint32_t children = 0;
     std::uint32_t pins = 0;
     std::uint32_t generation = 0;  // counts departures; tells a stale number from a live one
@@ -44,7 +50,7 @@ class TierBlocks {
     // `seed` gives the keys. Who does not know it cannot make prefixes whose keys are alike.
     TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits, const Secret& seed);
 
-    const TierBlock& operator[](SlotIndex block) const { return blocks_[block]; }
+    const TierBlock& operator[](TierSlot block) const { return blocks_[block]; }
     std::uint32_t size() const { return static_cast<std::uint32_t>(blocks_.size()); }
     std::uint32_t free() const { return static_cast<std::uint32_t>(free_.size()); }
     std::uint32_t owned() const { return owned_; }  // filling, or pinned
@@ -52,26 +58,26 @@ class TierBlocks {
     bool any_bad() const { return bad_ != 0; }
 
     // A root lives as long as somebody has opened it or a block hangs on it.
-    ParentRef open_root(const std::string& identity);
-    void close_root(ParentRef root) { let_go(root); }
+    TierParent open_root(const std::string& identity);
+    void close_root(TierParent root) { let_go(root); }
 
-    std::uint64_t root_key(ParentRef root) const { return roots_[root & ~kRootBit].key; }
+    std::uint64_t root_key(TierParent root) const { return roots_[root & ~kTierRootBit].key; }
     std::uint64_t child_key(std::uint64_t parent_key, const BlockContent& content) const {
         return index_hash_.block(parent_key, content.tokens, content.extras) & key_mask_;
     }
     // The block with this content behind `parent`, in whatever state, or kNone.
-    SlotIndex find(ParentRef parent, std::uint64_t key, const BlockContent& content) const;
+    TierSlot find(TierParent parent, std::uint64_t key, const BlockContent& content) const;
 
     // A block that is filling, in a slot that was free or whose block nobody uses. kNone where there is none.
-    SlotIndex fill(ParentRef parent, std::uint64_t key, const BlockContent& content, Priority priority,
-                   TierSequenceId writer);
-    void arrive(SlotIndex block);
-    void abandon(SlotIndex block);  // the last of a claim first
+    TierSlot fill(TierParent parent, std::uint64_t key, const BlockContent& content, Priority priority,
+                  TierSequenceId writer);
+    void arrive(TierSlot block);
+    void abandon(TierSlot block);  // the last of a claim first
 
-    void pin(SlotIndex block);
-    void unpin(SlotIndex block);
-    void touch(SlotIndex block);  // the newest of those that could go
-    void condemn(SlotIndex block);
+    void pin(TierSlot block);
+    void unpin(TierSlot block);
+    void touch(TierSlot block);  // the newest of those that could go
+    void condemn(TierSlot block);
     void drop_all();
 
     void check_invariants() const;
@@ -83,15 +89,15 @@ class TierBlocks {
         std::uint32_t users = 0;  // open sequences, and blocks that hang on it
     };
 
-    std::string_view extras(SlotIndex block) const;
-    BlockContent content(SlotIndex block) const;
-    void hold(ParentRef parent);
-    void let_go(ParentRef parent);
-    SlotIndex take_slot();
-    void detach(SlotIndex block);
-    void release(SlotIndex block);
-    void review(SlotIndex block);
-    void note_owned(SlotIndex block, bool before);
+    std::string_view extras(TierSlot block) const;
+    BlockContent content(TierSlot block) const;
+    void hold(TierParent parent);
+    void let_go(TierParent parent);
+    TierSlot take_slot();
+    void detach(TierSlot block);
+    void release(TierSlot block);
+    void review(TierSlot block);
+    void note_owned(TierSlot block, bool before);
     static bool is_owned(const TierBlock& block) { return block.state == TierBlock::State::filling || block.pins != 0; }
 
     std::uint32_t tokens_per_block_;
@@ -99,8 +105,8 @@ class TierBlocks {
     const IndexHash index_hash_;
     std::vector<TierBlock> blocks_;
     std::vector<TokenId> tokens_;
-    std::unordered_map<SlotIndex, std::string> extras_;  // few blocks have any
-    std::vector<SlotIndex> free_;
+    std::unordered_map<TierSlot, std::string> extras_;  // few blocks have any
+    std::vector<TierSlot> free_;
     HashIndex index_;
     // Held, findable and not pinned. Those that others follow are parked, or will be once their turn comes.
     EvictionQueue queue_;

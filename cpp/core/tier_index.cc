@@ -15,7 +15,7 @@
 namespace kvfix {
 namespace {
 
-constexpr std::size_t kBlocksMax = kRootBit - 1;
+constexpr std::size_t kBlocksMax = kTierRootBit - 1;
 
 std::uint32_t at_least_one(std::uint32_t value, const char* field) {
     if (value == 0) {
@@ -25,8 +25,9 @@ std::uint32_t at_least_one(std::uint32_t value, const char* field) {
 }
 
 std::uint32_t checked_slots(std::uint32_t slots) {
-    if (slots >= kRootBit) {
-        throw std::invalid_argument("slots is " + std::to_string(slots) + ": at most " + std::to_string(kRootBit - 1));
+    if (slots >= kTierRootBit) {
+        throw std::invalid_argument("slots is " + std::to_string(slots) + ": at most " +
+                                    std::to_string(kTierRootBit - 1));
     }
     return at_least_one(slots, "slots");
 }
@@ -96,7 +97,7 @@ std::string TierIndex::extras(const Sequence& sequence, std::size_t position) co
     return block_extras(sequence.extra_keys, begin, begin + tokens_per_block_);
 }
 
-ParentRef TierIndex::parent_behind(const Sequence& sequence) {
+TierParent TierIndex::parent_behind(const Sequence& sequence) {
     return sequence.path.empty() ? sequence.root : sequence.path.back().block;
 }
 
@@ -113,7 +114,7 @@ void TierIndex::follow(Sequence& sequence) const {
         const std::size_t position = path.size();
         const KnownBlock& next = sequence.blocks[position];
         const std::string more = extras(sequence, position);
-        const SlotIndex block =
+        const TierSlot block =
             blocks_.find(parent_behind(sequence), next.key, {{next.tokens, tokens_per_block_}, more});
         if (block == kNone) {
             break;
@@ -149,24 +150,24 @@ std::uint32_t TierIndex::held(TierSequenceId id) {
     return readable(sequence);
 }
 
-std::vector<SlotIndex> TierIndex::pin(TierSequenceId id, std::uint32_t first, std::uint32_t end) {
+std::vector<TierSlot> TierIndex::pin(TierSequenceId id, std::uint32_t first, std::uint32_t end) {
     const ManagerGuard guard(mutex_);
     Sequence& sequence = at(id);
     follow(sequence);
-    std::vector<SlotIndex> out;
+    std::vector<TierSlot> out;
     for (std::uint32_t position = first; position < std::min(end, readable(sequence)); ++position) {
         out.push_back(sequence.path[position].block);
     }
-    for (const SlotIndex block : out) {
+    for (const TierSlot block : out) {
         blocks_.pin(block);
     }
     return out;
 }
 
-void TierIndex::unpin(std::span<const SlotIndex> slots) {
+void TierIndex::unpin(std::span<const TierSlot> slots) {
     const ManagerGuard guard(mutex_);
-    std::unordered_map<SlotIndex, std::uint32_t> wanted;
-    for (const SlotIndex slot : slots) {
+    std::unordered_map<TierSlot, std::uint32_t> wanted;
+    for (const TierSlot slot : slots) {
         const std::uint32_t pins = slot < blocks_.size() ? blocks_[slot].pins : 0;
         if (++wanted[slot] > pins) {
             throw std::invalid_argument("slot " + std::to_string(slot) + " is unpinned " +
@@ -174,20 +175,20 @@ void TierIndex::unpin(std::span<const SlotIndex> slots) {
                                         " times");
         }
     }
-    for (const SlotIndex slot : slots) {
+    for (const TierSlot slot : slots) {
         blocks_.unpin(slot);
     }
 }
 
-void TierIndex::condemn(std::span<const SlotIndex> slots) {
+void TierIndex::condemn(std::span<const TierSlot> slots) {
     const ManagerGuard guard(mutex_);
-    for (const SlotIndex slot : slots) {
+    for (const TierSlot slot : slots) {
         if (slot >= blocks_.size() || blocks_[slot].pins == 0) {
             throw std::invalid_argument("slot " + std::to_string(slot) +
                                         " is not pinned: by now it may hold another block than the one that was read");
         }
     }
-    for (const SlotIndex slot : slots) {
+    for (const TierSlot slot : slots) {
         blocks_.condemn(slot);
     }
 }
@@ -225,7 +226,7 @@ std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, 
             position < sequence.priorities.size() ? sequence.priorities[position] : kPriorityDefault;
         const KnownBlock& next = sequence.blocks[position];
         const std::string more = extras(sequence, position);
-        const SlotIndex block =
+        const TierSlot block =
             blocks_.fill(parent_behind(sequence), next.key, {{next.tokens, tokens_per_block_}, more}, priority, id);
         if (block == kNone) {
             break;
@@ -241,18 +242,18 @@ std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, 
 }
 
 // In order, each following the one before it, and nothing following the last. What was dropped meanwhile has no order.
-void TierIndex::check_one_claim(std::span<const SlotIndex> slots) const {
-    const auto is_filling = [this](SlotIndex slot) {
+void TierIndex::check_one_claim(std::span<const TierSlot> slots) const {
+    const auto is_filling = [this](TierSlot slot) {
         return slot < blocks_.size() && blocks_[slot].state == TierBlock::State::filling;
     };
-    std::unordered_set<SlotIndex> dropped;
+    std::unordered_set<TierSlot> dropped;
     for (std::size_t i = 0; i < slots.size(); ++i) {
         bool fits = is_filling(slots[i]);
         if (fits && blocks_[slots[i]].parent == kNone) {
             fits = dropped.insert(slots[i]).second;
         } else if (fits) {
-            const ParentRef parent = blocks_[slots[i]].parent;
-            fits = (i == 0 ? is_root(parent) || !is_filling(parent) : parent == slots[i - 1]) &&
+            const TierParent parent = blocks_[slots[i]].parent;
+            fits = (i == 0 ? is_tier_root(parent) || !is_filling(parent) : parent == slots[i - 1]) &&
                    blocks_[slots[i]].children == (i + 1 == slots.size() ? 0U : 1U);
         }
         if (!fits) {
@@ -262,18 +263,18 @@ void TierIndex::check_one_claim(std::span<const SlotIndex> slots) const {
     }
 }
 
-void TierIndex::commit(std::span<const SlotIndex> slots) {
+void TierIndex::commit(std::span<const TierSlot> slots) {
     const ManagerGuard guard(mutex_);
     check_one_claim(slots);
-    for (const SlotIndex slot : slots) {
+    for (const TierSlot slot : slots) {
         blocks_.arrive(slot);
     }
 }
 
-void TierIndex::abandon(std::span<const SlotIndex> slots) {
+void TierIndex::abandon(std::span<const TierSlot> slots) {
     const ManagerGuard guard(mutex_);
     check_one_claim(slots);
-    for (const SlotIndex slot : std::views::reverse(slots)) {
+    for (const TierSlot slot : std::views::reverse(slots)) {
         if (const auto writer = sequences_.find(blocks_[slot].writer); writer != sequences_.end()) {
             writer->second.settled = std::min(writer->second.settled, writer->second.claimed_from);
         }

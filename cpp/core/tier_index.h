@@ -22,7 +22,7 @@ namespace kvfix {
 // Slots for the blocks from `first` on, to be filled.
 struct TierClaim {
     std::uint32_t first = 0;
-    std::vector<SlotIndex> slots;
+    std::vector<TierSlot> slots;
 };
 
 struct TierIndexStats {
@@ -52,14 +52,14 @@ class TierIndex {
     std::optional<TierClaim> claim(TierSequenceId id, std::uint32_t end, std::uint32_t known,
                                    std::span<const Priority> priorities);
     // `slots` of one claim, all of them.
-    void commit(std::span<const SlotIndex> slots);
-    void abandon(std::span<const SlotIndex> slots);
+    void commit(std::span<const TierSlot> slots);
+    void abandon(std::span<const TierSlot> slots);
 
     // Slots of blocks first to end, as far as they can be read. They stay until they are unpinned.
-    std::vector<SlotIndex> pin(TierSequenceId id, std::uint32_t first, std::uint32_t end);
-    void unpin(std::span<const SlotIndex> slots);
+    std::vector<TierSlot> pin(TierSequenceId id, std::uint32_t first, std::uint32_t end);
+    void unpin(std::span<const TierSlot> slots);
     // These pinned slots do not hold what was stored there: nobody reads them again, or what follows them.
-    void condemn(std::span<const SlotIndex> slots);
+    void condemn(std::span<const TierSlot> slots);
 
     // Nothing that is here or on its way will be found again.
     void drop();
@@ -71,7 +71,7 @@ class TierIndex {
 
   private:
     struct Place {
-        SlotIndex block;
+        TierSlot block;
         std::uint32_t generation;
     };
     struct KnownBlock {
@@ -80,7 +80,7 @@ class TierIndex {
     };
     // Deques, so that growth never moves what is there: a vector would stop the caller for as long as the sequence is.
     struct Sequence {
-        ParentRef root = kNone;
+        TierParent root = kNone;
         std::vector<ExtraKey> extra_keys = {};
         std::deque<std::vector<TokenId>> pieces = {};  // as they came
         std::deque<KnownBlock> blocks = {};
@@ -94,10 +94,10 @@ class TierIndex {
     // All below: the lock is held.
     Sequence& at(TierSequenceId id);
     std::string extras(const Sequence& sequence, std::size_t position) const;
-    static ParentRef parent_behind(const Sequence& sequence);
+    static TierParent parent_behind(const Sequence& sequence);
     void follow(Sequence& sequence) const;
     std::uint32_t readable(const Sequence& sequence) const;
-    void check_one_claim(std::span<const SlotIndex> slots) const;
+    void check_one_claim(std::span<const TierSlot> slots) const;
 
     const std::uint32_t tokens_per_block_;
     mutable ManagerMutex mutex_{"this TierIndex"};  // guards all that follows
