@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,11 @@ ROUNDS = 5
 class Request:
     request_id: int
     tokens: list[int]
+    # What the connector reads of a request's identity, or it leaves the request alone.
+    lora_task_id: None = None
+    cache_salt_id: None = None
+    py_multimodal_data: None = None
+    sampling_config: Any = field(default_factory=lambda: SimpleNamespace(beam_width=1))
 
     def get_tokens(self, beam: int) -> list[int]:
         assert beam == 0
@@ -104,6 +110,7 @@ class Server:
             told.append(Data(request.request_id, list(request.tokens), blocks, 0, self.context))
         self.step(Output(new_requests=told))
         planned = self.step(Output(cached_requests=self.generating()))
+        assert self.link.ended, "nothing was stored"
         noted = self.step(Output(cached_requests=self.generating()))
         return asked, (planned + noted) / (len(self.requests) * (self.context // BLOCK))
 
