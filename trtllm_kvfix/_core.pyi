@@ -41,9 +41,9 @@ class DeviceError(RuntimeError):
 class BlockManagerConfig:
     """What a manager is made of. Refused at once when it makes no sense."""
 
-    def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, max_beam_width: int = 1, block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 64, seed: int | None = None) -> None:
+    def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, max_beam_width: int = 1, block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 128, seed: int | None = None) -> None:
         """
-        hash_bits under 64 forces hash collisions: an instrument for tests. seed orders the indexes inside, so that nobody who chooses prompts can make them slow; no result depends on it. None: drawn from the system's entropy.
+        hash_bits under 128 forces hash collisions: an instrument for tests. seed (128 bits) is the key of block hashes and of the indexes inside: a secret, the same on ranks that must agree. None: drawn from the system's entropy.
         """
 
     @property
@@ -128,8 +128,10 @@ class SequenceRequest:
 
     def __repr__(self) -> str: ...
 
-def block_hashes(request: SequenceRequest, tokens_per_block: int) -> list[int]:
-    """The hashes of the prompt's full blocks, for lookup in another manager."""
+def block_hashes(request: SequenceRequest, config: BlockManagerConfig) -> list[int]:
+    """
+    The hashes of the prompt's full blocks in every manager with the config's tokens_per_block and seed.
+    """
 
 class Admission:
     """What one request got; its numbers alone, whatever shared its batch."""
@@ -254,7 +256,17 @@ class BlockEvent:
     def tokens(self) -> list[int]: ...
 
     @property
+    def tokens_per_block(self) -> int: ...
+
+    @property
     def lora_id(self) -> int | None: ...
+
+    @property
+    def salt(self) -> str | bytes | int | None: ...
+
+    @property
+    def extra_keys(self) -> list[tuple[int, int, bytes]]:
+        """Multimodal spans, in offsets from the block's first token."""
 
     @property
     def tier(self) -> str: ...
@@ -453,8 +465,10 @@ class BlockManager:
         Ends one pin of each; tier must be given where a block is pinned in both.
         """
 
-    def find_and_pin_blocks_by_hash(self, hashes: Any, *, tier: str | None = None, stop_on_miss: bool = True, window_size: int | None = None) -> list[PinnedBlock | None]:
-        """Finds and pins in one step. Never a block whose copy is in flight."""
+    def find_and_pin_blocks_by_hash(self, hashes: Sequence[int], *, tier: str | None = None, stop_on_miss: bool = True, window_size: int | None = None, request: SequenceRequest | None = None) -> list[PinnedBlock | None]:
+        """
+        Finds and pins in one step. Never a block whose copy is in flight. With a request its content is what is looked up, and hashes that are not of its prompt, in order, raise ValueError.
+        """
 
     def get_cache_block_ids(self, request_id: int, window_size: int | None = None) -> list[list[int]]:
         """[beam][block]; -1 where the block has left the window."""
@@ -835,6 +849,97 @@ class TurnLock:
         """Once for each time it was acquired, by the same thread."""
 
     def stats(self) -> TurnLockStats: ...
+
+class TierClaim:
+    """Slots to be filled, for the blocks of a sequence from `first` on."""
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def slots(self) -> list[int]: ...
+
+class TierIndexStats:
+    """Blocks now, and those evicted since the index was made."""
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def free(self) -> int: ...
+
+    @property
+    def owned(self) -> int:
+        """Being filled, or pinned."""
+
+    @property
+    def evicted(self) -> int: ...
+
+    @property
+    def sequences(self) -> int:
+        """Open ones."""
+
+class TierIndex:
+    """
+    The books of a tier that somebody else fills and reads. Each call costs what is new.
+    """
+
+    def __init__(self, slots: int, tokens_per_block: int, *, hash_bits: int = 64) -> None:
+        """hash_bits: fewer force collisions, for tests."""
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def tokens_per_block(self) -> int: ...
+
+    def open(self, *, lora_id: int | None = None, salt: str | bytes | int | None = None, extra_keys: Iterable[tuple[int, int, bytes]] = ()) -> int:
+        """A sequence without tokens yet; its number."""
+
+    def extend(self, sequence: int, tokens: Any) -> None:
+        """
+        The tokens of its next whole blocks: an array or a list, as SequenceRequest takes them.
+        """
+
+    def close(self, sequence: int) -> None:
+        """What it has claimed may still be committed."""
+
+    def held(self, sequence: int) -> int:
+        """
+        How many of its leading blocks can be read. They are the newest from now on.
+        """
+
+    def claim(self, sequence: int, end: int, *, known: int = 0, priorities: Any = ()) -> TierClaim | None:
+        """
+        Slots for what its first `end` blocks lack, as far as there is room. known: leading blocks that were here once, or are elsewhere: they take free slots alone. priorities: of the last blocks before `end`. None while another claim fills one of them.
+        """
+
+    def commit(self, slots: Any) -> None:
+        """The slots of one claim are filled: its blocks can be found."""
+
+    def abandon(self, slots: Any) -> None:
+        """The slots of one claim will not be filled."""
+
+    def pin(self, sequence: int, first: int, end: int) -> list[int]:
+        """
+        Slots of blocks first to end, as far as they can be read. They stay until they are unpinned.
+        """
+
+    def unpin(self, slots: Any) -> None: ...
+
+    def condemn(self, slots: Any) -> None:
+        """
+        Pinned slots that do not hold what was stored there: they and what follows them are not read again.
+        """
+
+    def drop(self) -> None:
+        """
+        Nothing that is here or on its way will be found again. Pinned slots stay until they are unpinned.
+        """
+
+    def stats(self) -> TierIndexStats: ...
+
+    def check_invariants(self) -> None: ...
 
 class FlightRing:
     """The last notes of a process; trtllm_kvfix.metrics.flight reads them."""

@@ -48,8 +48,8 @@ void child_looked_up(benchmark::State& state) {
     const auto children = static_cast<std::uint32_t>(state.range(0));
     BlockStore store(children, 0, 1);
     const ReuseTree other(store, 64, 0);
-    ReuseTree tree(store, 64, drawn_seed());
-    const ParentRef root = tree.open_root("", 0);
+    ReuseTree tree(store, kBlockHashBits, drawn_seed());
+    const ParentRef root = tree.open_root("");
     std::vector<BlockIndex> order(children);
     std::iota(order.begin(), order.end(), 0U);
     if (state.range(1) == kChosen) {
@@ -59,7 +59,7 @@ void child_looked_up(benchmark::State& state) {
         store.tokens(order[place])[0] = static_cast<TokenId>(place);
     for (BlockIndex block = 0; block < children; ++block) {
         store[block].num_tokens = 1;
-        store[block].hash = tree.child_hash(0, tree.content(block));
+        store[block].key = tree.child_key(tree.key_of(root), tree.content(block));
         tree.add(block, root);
     }
     const auto last = static_cast<TokenId>(children - 1);

@@ -11,6 +11,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/wide_integers.h"
 #include "core/config.h"
 
 namespace nb = nanobind;
@@ -83,15 +84,16 @@ BlockCounts counts(const BlockManagerConfig& config, std::uint32_t WindowConfig:
     return by_window;
 }
 
-std::uint64_t seed_from(nb::handle given) {
-    std::uint64_t seed = 0;
+Secret seed_from(nb::handle given) {
     if (given.is_none()) {
         return drawn_seed();
     }
-    if (!nb::try_cast(given, seed)) {
-        throw std::invalid_argument("seed is " + shown(given) + ": 0 to 2**64 - 1, or None to draw one");
+    const auto words = words_of(given);
+    if (!words) {
+        throw std::invalid_argument("seed: expected an int, 0 to 2**128 - 1, or None to draw one; got " +
+                                    (PyLong_Check(given.ptr()) ? "another number" : shown(given)));
     }
-    return seed;
+    return {words->first, words->second};
 }
 
 }  // namespace
@@ -122,16 +124,16 @@ void bind_config(nb::module_& m) {
             },
             nb::kw_only(), "tokens_per_block"_a, "blocks_primary"_a, "blocks_host"_a = 0, "window_sizes"_a = nb::none(),
             "max_beam_width"_a = 1, "block_reuse"_a = true, "partial_reuse"_a = true, "copy_on_partial_reuse"_a = true,
-            "offload_priority_min"_a = 30, "events_max"_a = 0, "hash_bits"_a = 64, "seed"_a = nb::none(),
+            "offload_priority_min"_a = 30, "events_max"_a = 0, "hash_bits"_a = kBlockHashBits, "seed"_a = nb::none(),
             nb::sig("def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], "
                     "blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, "
                     "max_beam_width: int = 1, "
                     "block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, "
-                    "offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 64, "
+                    "offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 128, "
                     "seed: int | None = None) -> None"),
-            "hash_bits under 64 forces hash collisions: an instrument for tests. seed orders the indexes inside, so "
-            "that nobody "
-            "who chooses prompts can make them slow; no result depends on it. None: drawn from the system's entropy.")
+            "hash_bits under 128 forces hash collisions: an instrument for tests. seed (128 bits) is the key of block "
+            "hashes and of the indexes inside: a secret, the same on ranks that must agree. None: drawn from the "
+            "system's entropy.")
         .def_ro("tokens_per_block", &BlockManagerConfig::tokens_per_block)
         .def_prop_ro("blocks_primary",
                      [](const BlockManagerConfig& c) { return counts(c, &WindowConfig::blocks_primary); })
@@ -144,7 +146,7 @@ void bind_config(nb::module_& m) {
         .def_ro("offload_priority_min", &BlockManagerConfig::offload_priority_min)
         .def_ro("events_max", &BlockManagerConfig::events_max)
         .def_ro("hash_bits", &BlockManagerConfig::hash_bits)
-        .def_ro("seed", &BlockManagerConfig::seed);
+        .def_prop_ro("seed", [](const BlockManagerConfig& c) { return Hash128{c.seed.low, c.seed.high}; });
 }
 
 }  // namespace kvfix::bindings

@@ -12,6 +12,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/wide_integers.h"
 #include "core/block_manager.h"
 
 namespace nb = nanobind;
@@ -81,10 +82,12 @@ void unpin_blocks_by_id(BlockManager& self, nb::handle ids, const std::optional<
 
 std::vector<std::optional<PinnedBlock>> find_and_pin(BlockManager& self, nb::handle hashes,
                                                      const std::optional<std::string>& tier, bool stop_on_miss,
-                                                     WindowSize window_size) {
-    const auto wanted = read_integers<std::uint64_t>(hashes, {"find_and_pin_blocks_by_hash, hashes"});
+                                                     WindowSize window_size, const SequenceRequest* request) {
+    const auto wanted = read_hashes(hashes, {"find_and_pin_blocks_by_hash, hashes"});
     const auto from = tier_from(tier);
-    return without_gil([&] { return self.find_and_pin_blocks_by_hash(wanted, from, stop_on_miss, window_size); });
+    const RequestPtr whose = request != nullptr ? request->request : nullptr;
+    return without_gil(
+        [&] { return self.find_and_pin_blocks_by_hash(wanted, from, stop_on_miss, window_size, whose); });
 }
 
 BlockIdTable cache_block_ids(const BlockManager& self, RequestId request_id, WindowSize window_size) {
@@ -166,11 +169,12 @@ void bind_pins(ManagerClass& c) {
              nb::sig("def unpin_blocks_by_id(self, ids: Any, *, tier: str | None = None) -> None"),
              "Ends one pin of each; tier must be given where a block is pinned in both.")
         .def("find_and_pin_blocks_by_hash", &find_and_pin, "hashes"_a, nb::kw_only(), "tier"_a = nb::none(),
-             "stop_on_miss"_a = true, "window_size"_a = nb::none(),
-             nb::sig("def find_and_pin_blocks_by_hash(self, hashes: Any, *, tier: str | None = None, stop_on_miss: "
-                     "bool = True, "
-                     "window_size: int | None = None) -> list[PinnedBlock | None]"),
-             "Finds and pins in one step. Never a block whose copy is in flight.");
+             "stop_on_miss"_a = true, "window_size"_a = nb::none(), "request"_a = nb::none(),
+             nb::sig("def find_and_pin_blocks_by_hash(self, hashes: Sequence[int], *, tier: str | None = None, "
+                     "stop_on_miss: bool = True, window_size: int | None = None, request: SequenceRequest | None = "
+                     "None) -> list[PinnedBlock | None]"),
+             "Finds and pins in one step. Never a block whose copy is in flight. With a request its content is what is "
+             "looked up, and hashes that are not of its prompt, in order, raise ValueError.");
 }
 
 void bind_tables(ManagerClass& c) {

@@ -10,6 +10,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/wide_integers.h"
+#include "core/config.h"
 #include "core/request.h"
 
 namespace nb = nanobind;
@@ -55,6 +57,18 @@ std::string read_text(nb::handle text, const Field& field) {
     return {utf8, static_cast<std::size_t>(size)};
 }
 
+void init_request(SequenceRequest* self, RequestId id, nb::handle tokens, std::int64_t beam_width,
+                  std::optional<std::int64_t> lora_id, nb::handle salt, nb::handle extra_keys,
+                  const Retention* retention) {
+    auto request = std::make_shared<const Request>(
+        id, read_integers<TokenId>(tokens, {"tokens", id}), narrowed<std::uint32_t>(beam_width, {"beam_width", id}),
+        lora_id, read_salt(salt, {"salt", id}), read_extra_keys(extra_keys, {"extra_keys", id}),
+        retention != nullptr ? std::optional(*retention) : std::nullopt);
+    new (self) SequenceRequest{std::move(request)};
+}
+
+}  // namespace
+
 Salt read_salt(nb::handle salt, const Field& field) {
     if (salt.is_none()) {
         return std::monostate{};
@@ -88,18 +102,6 @@ std::vector<ExtraKey> read_extra_keys(nb::handle keys, const Field& field) {
     }
     return out;
 }
-
-void init_request(SequenceRequest* self, RequestId id, nb::handle tokens, std::int64_t beam_width,
-                  std::optional<std::int64_t> lora_id, nb::handle salt, nb::handle extra_keys,
-                  const Retention* retention) {
-    auto request = std::make_shared<const Request>(
-        id, read_integers<TokenId>(tokens, {"tokens", id}), narrowed<std::uint32_t>(beam_width, {"beam_width", id}),
-        lora_id, read_salt(salt, {"salt", id}), read_extra_keys(extra_keys, {"extra_keys", id}),
-        retention != nullptr ? std::optional(*retention) : std::nullopt);
-    new (self) SequenceRequest{std::move(request)};
-}
-
-}  // namespace
 
 void bind_request(nb::module_& m) {
     using namespace nb::literals;
@@ -144,10 +146,14 @@ void bind_request(nb::module_& m) {
 
     m.def(
         "block_hashes",
-        [](const SequenceRequest& request, std::uint32_t tokens_per_block) {
-            return without_gil([&] { return request.request->block_hashes(tokens_per_block); });
+        [](const SequenceRequest& request, const BlockManagerConfig& config) {
+            return without_gil([&] {
+                return block_hashes(*request.request, BlockHasher(config.seed, config.hash_bits),
+                                    config.tokens_per_block);
+            });
         },
-        "request"_a, "tokens_per_block"_a, "The hashes of the prompt's full blocks, for lookup in another manager.");
+        "request"_a, "config"_a,
+        "The hashes of the prompt's full blocks in every manager with the config's tokens_per_block and seed.");
 }
 
 }  // namespace kvfix::bindings

@@ -2,7 +2,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
 #include "bindings/bindings.h"
+#include "bindings/wide_integers.h"
 #include "core/block_manager.h"
 
 namespace nb = nanobind;
@@ -89,6 +95,25 @@ void bind_transfers(nb::module_& m) {
         .def_ro("window_size", &PinnedBlock::window_size);
 }
 
+nb::object salt_object(const Salt& salt) {
+    if (const auto* text = std::get_if<std::string>(&salt)) {
+        return nb::cast(*text);
+    }
+    if (const auto* raw = std::get_if<std::vector<std::uint8_t>>(&salt)) {
+        return nb::bytes(raw->data(), raw->size());
+    }
+    const auto* number = std::get_if<std::int64_t>(&salt);
+    return number != nullptr ? nb::cast(*number) : nb::none();
+}
+
+std::vector<nb::tuple> extra_tuples(const BlockEvent& event) {
+    std::vector<nb::tuple> out;
+    for (const BlockExtra& extra : event.extra_keys) {
+        out.push_back(nb::make_tuple(extra.begin, extra.end, nb::bytes(extra.digest.data(), extra.digest.size())));
+    }
+    return out;
+}
+
 void bind_events(nb::module_& m) {
     nb::class_<BlockEvent>(
         m, "BlockEvent",
@@ -99,7 +124,13 @@ void bind_events(nb::module_& m) {
         .def_ro("block_hash", &BlockEvent::block_hash)
         .def_ro("parent_hash", &BlockEvent::parent_hash)
         .def_ro("tokens", &BlockEvent::tokens)
+        .def_ro("tokens_per_block", &BlockEvent::tokens_per_block)
         .def_ro("lora_id", &BlockEvent::lora_id)
+        .def_prop_ro(
+            "salt", [](const BlockEvent& e) { return salt_object(e.salt); },
+            nb::sig("def salt(self) -> str | bytes | int | None"))
+        .def_prop_ro("extra_keys", &extra_tuples, nb::sig("def extra_keys(self) -> list[tuple[int, int, bytes]]"),
+                     "Multimodal spans, in offsets from the block's first token.")
         .def_prop_ro(
             "tier", [](const BlockEvent& e) { return tier_name(e.tier); }, nb::sig("def tier(self) -> str"))
         .def_ro("priority", &BlockEvent::priority)

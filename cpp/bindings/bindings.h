@@ -6,7 +6,9 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "bindings/integers.h"
 #include "core/request.h"
 #include "core/types.h"
 
@@ -27,7 +29,12 @@ void bind_device(nanobind::module_& module);
 void bind_staging(nanobind::module_& module);
 void bind_offload(nanobind::module_& module);
 void bind_turn_lock(nanobind::module_& module);
+void bind_tier_index(nanobind::module_& module);
 void bind_flight_ring(nanobind::module_& module);
+
+// What makes prefixes of equal tokens different, as Python gives it.
+Salt read_salt(nanobind::handle salt, const Field& field);
+std::vector<ExtraKey> read_extra_keys(nanobind::handle keys, const Field& field);
 
 const char* tier_name(Tier tier);
 std::optional<Tier> tier_from(const std::optional<std::string>& name);

@@ -76,6 +76,7 @@ NB_MODULE(_core, m) {
     kvfix::bindings::bind_staging(m);
     kvfix::bindings::bind_offload(m);
     kvfix::bindings::bind_turn_lock(m);
+    kvfix::bindings::bind_tier_index(m);
     kvfix::bindings::bind_flight_ring(m);
 }
 #undef PyInit__core

@@ -14,7 +14,7 @@ inline constexpr std::uint32_t kRootBit = 1U << 31;
 
 // One cache line. Walking a long prefix touches one of these per block, so nothing rarely needed is kept here.
 struct alignas(64) Block {
-    std::uint64_t hash = 0;            // of the content, full blocks only
+    std::uint64_t key = 0;             // of the whole prefix, in the tree's index (see index_hash.h); full blocks only
     std::uint32_t parent = kNone;      // block, or kRootBit | root; kNone while private
     std::uint32_t children = kNone;    // top of the ordered index of its children
     std::uint32_t child_left = kNone;  // its own links in its parent's index

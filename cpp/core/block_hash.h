@@ -1,25 +1,41 @@
-// The 64-bit hash of a block, for events and remote lookup. The same on every machine, process and version:
+// The 128-bit hash of a block, for events and look-ups from outside. The same on every machine, process and version that has the
+// same seed, and a random number to everybody else:
 //
-//   fold(a, b)     = low ^ high half of the 128-bit product a * b
-//   words(t)       = tokens t[0..n) as little-endian 64-bit words, two int32 tokens a word, zero-padded to an even number of words
-//   digest(t)      = n * K5 + sum over i of fold(w[2i] ^ (K1 + i * K3), w[2i+1] ^ (K2 + i * K4))          (mod 2^64)
-//   bytes(s)       = the same sum over the bytes s as little-endian words, with n = length in bytes
-//   root           = mix(bytes(identity))        identity: see Request::identity
-//   block          = mix(fold(parent ^ K1, digest(tokens) ^ K2) + parent + bytes(extras))     extras left out where there are none
-//   mix(x)         = fold(x ^ K3, K4) ^ (x >> 32)
+//   H(m)     = SipHash-1-3-128 of the bytes m, under the key SipHash-1-3-128(seed, "block hashes")
+//   root     = H(0 | identity)                               identity: see Request::identity
+//   block    = H(n | parent | tokens | extras)               n tokens, n > 0; extras: see Request::block_extras
 //
-// It is fast, not cryptographic. Reuse never trusts it: candidates are compared by parent and content.
+// n and 0 are 64-bit words, `parent` the 16 bytes of the parent's hash, tokens 32-bit words padded with zeros to whole 64-bit
+// words; all little-endian. No two contents give one message, and the first word keeps a root apart from a block whatever a
+// tenant's salt spells. Reuse never trusts a hash: candidates are compared by parent and content.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string_view>
 
+#include "core/siphash.h"
 #include "core/types.h"
 
 namespace kvfix {
 
-std::uint64_t hash_root(std::string_view identity);
-std::uint64_t hash_block(std::uint64_t parent_hash, std::span<const TokenId> tokens, std::string_view extras);
+using BlockHash = Hash128;
+
+inline constexpr std::uint32_t kBlockHashBits = 128;
+
+class BlockHasher {
+  public:
+    // Fewer than kBlockHashBits force collisions: a test instrument.
+    explicit BlockHasher(const Secret& seed, std::uint32_t bits = kBlockHashBits);
+
+    BlockHash root(std::string_view identity) const;
+    BlockHash block(const BlockHash& parent, std::span<const TokenId> tokens, std::string_view extras) const;
+
+  private:
+    BlockHash cut(const BlockHash& hash) const { return {hash.first & mask_.first, hash.second & mask_.second}; }
+
+    Secret key_;
+    BlockHash mask_;
+};
 
 }  // namespace kvfix

@@ -33,9 +33,10 @@ void check_window(const WindowConfig& window, std::uint32_t tokens_per_block, st
 
 }  // namespace
 
-std::uint64_t drawn_seed() {
+Secret drawn_seed() {
     std::random_device entropy;
-    return std::uint64_t{entropy()} << 32 | entropy();
+    const auto word = [&] { return std::uint64_t{entropy()} << 32 | entropy(); };
+    return {word(), word()};
 }
 
 void check_config(const BlockManagerConfig& config) {
@@ -45,7 +46,8 @@ void check_config(const BlockManagerConfig& config) {
     require(config.beam_width_max > 0, "max_beam_width", 0, "at least 1");
     require(config.offload_priority_min <= kPriorityMax, "offload_priority_min", config.offload_priority_min,
             "at most 100");
-    require(config.hash_bits >= 1 && config.hash_bits <= 64, "hash_bits", config.hash_bits, "1 to 64");
+    require(config.hash_bits >= 1 && config.hash_bits <= kBlockHashBits, "hash_bits", config.hash_bits,
+            "1 to " + std::to_string(kBlockHashBits));
     require(!config.windows.empty(), "window_sizes", 0, "at least one window, or None for full attention");
     for (std::size_t i = 0; i < config.windows.size(); ++i) {
         check_window(config.windows[i], config.tokens_per_block, config.beam_width_max);

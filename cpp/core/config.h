@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/block_hash.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -15,7 +16,7 @@ struct WindowConfig {
 };
 
 // From the system's entropy.
-std::uint64_t drawn_seed();
+Secret drawn_seed();
 
 struct BlockManagerConfig {
     std::uint32_t tokens_per_block = 0;
@@ -26,8 +27,9 @@ struct BlockManagerConfig {
     bool copy_on_partial_reuse = true;
     Priority offload_priority_min = 30;
     std::uint32_t events_max = 0;
-    std::uint32_t hash_bits = 64;  // fewer force collisions: a test instrument
-    std::uint64_t seed = drawn_seed();
+    std::uint32_t hash_bits = kBlockHashBits;  // fewer force collisions: a test instrument
+    // The key of all hashes. Ranks that compare hashes or digests of events have one seed; strangers do not know it.
+    Secret seed = drawn_seed();
 };
 
 // Throws std::invalid_argument that names the field, the value and the limit.

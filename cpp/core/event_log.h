@@ -6,6 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "core/block_hash.h"
+#include "core/request.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -15,10 +17,14 @@ enum class EventKind : std::uint8_t { stored, removed, updated };
 struct BlockEvent {
     EventKind kind;
     std::uint64_t event_id = 0;  // counts up; a gap shows what was dropped
-    std::uint64_t block_hash = 0;
-    std::optional<std::uint64_t> parent_hash;  // unset below a root
-    std::vector<TokenId> tokens;               // of stored events
-    std::optional<std::int64_t> lora_id;       // of stored events
+    BlockHash block_hash;
+    std::optional<BlockHash> parent_hash;  // unset below a root
+    std::vector<TokenId> tokens;           // of stored events
+    // Of stored events: the rest of what makes the block what it is.
+    std::optional<std::int64_t> lora_id;
+    Salt salt;
+    std::vector<BlockExtra> extra_keys;
+    std::uint32_t tokens_per_block = 0;  // of all events
     Tier tier = Tier::primary;
     Priority priority = kPriorityDefault;
     WindowSize window_size;

@@ -1,10 +1,12 @@
-// Block hash -> tree blocks, open addressing. Several blocks may share a hash; the caller compares content.
+// Hash -> tree blocks, open addressing. Several blocks may share a hash; the caller compares content. Runs are short as long as
+// nobody can choose hashes: index_hash.h makes them.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <vector>
 
+#include "core/steps.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -26,6 +28,7 @@ class HashIndex {
     template <class Matches>
     BlockIndex find(std::uint64_t hash, Matches&& matches) const {
         for (std::uint64_t at = hash & mask_; entries_[at].block != kNone; at = (at + 1) & mask_) {
+            KVFIX_STEP();
             if (entries_[at].tag == tag(hash) && matches(entries_[at].block)) {
                 return entries_[at].block;
             }
@@ -36,6 +39,7 @@ class HashIndex {
     void insert(std::uint64_t hash, BlockIndex block) {
         std::uint64_t at = hash & mask_;
         while (entries_[at].block != kNone) {
+            KVFIX_STEP();
             at = (at + 1) & mask_;
         }
         entries_[at] = Entry{tag(hash), block};
@@ -45,9 +49,11 @@ class HashIndex {
     void erase(std::uint64_t hash, BlockIndex block) {
         std::uint64_t hole = hash & mask_;
         while (entries_[hole].block != block) {
+            KVFIX_STEP();
             hole = (hole + 1) & mask_;
         }
         for (std::uint64_t at = (hole + 1) & mask_; entries_[at].block != kNone; at = (at + 1) & mask_) {
+            KVFIX_STEP();
             const std::uint64_t home = entries_[at].tag & mask_;
             if (((at - home) & mask_) >= ((at - hole) & mask_)) {
                 entries_[hole] = entries_[at];

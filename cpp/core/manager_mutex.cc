@@ -47,7 +47,7 @@ namespace {
 
 }  // namespace
 
-ManagerMutex::ManagerMutex() {
+ManagerMutex::ManagerMutex(const char* whose) : whose_(whose) {
     const std::lock_guard guard(LocksOfAllManagers::alive_mutex());
     LocksOfAllManagers::alive().push_back(this);
 }

@@ -13,13 +13,14 @@ namespace kvfix {
 
 class ManagerMutex {
   public:
-    ManagerMutex();
+    // `whose` names what it guards, for the error in a child.
+    explicit ManagerMutex(const char* whose = "this BlockManager");
     ManagerMutex(const ManagerMutex&) = delete;
     ManagerMutex& operator=(const ManagerMutex&) = delete;
     ~ManagerMutex();
 
     void lock() {
-        home_.check("this BlockManager");
+        home_.check(whose_);
         take();
     }
 
@@ -38,6 +39,7 @@ class ManagerMutex {
     void take() { mutex_.lock(); }
 #endif
 
+    const char* const whose_;
     const HomeProcess home_;
     FairMutex mutex_;
 };

@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "core/block_hash.h"
 #include "core/steps.h"
 
 namespace kvfix {
@@ -18,6 +17,12 @@ void append_raw(std::string& out, T value) {
     std::memcpy(raw, &value, sizeof value);
     out.append(raw, sizeof raw);
 }
+
+[[noreturn]] void bad(RequestId id, std::string_view field, const std::string& why) {
+    throw std::invalid_argument("request " + std::to_string(id) + ", " + std::string(field) + ": " + why);
+}
+
+}  // namespace
 
 // Each field starts with a letter of its own, so that no two different identities serialise alike.
 std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& salt) {
@@ -38,30 +43,23 @@ std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& sal
     return out;
 }
 
-[[noreturn]] void bad(RequestId id, std::string_view field, const std::string& why) {
-    throw std::invalid_argument("request " + std::to_string(id) + ", " + std::string(field) + ": " + why);
-}
-
-void check_extra_keys(RequestId id, const std::vector<ExtraKey>& keys, std::size_t num_tokens) {
+void check_extra_keys(const std::string& whose, std::span<const ExtraKey> keys, std::size_t num_tokens) {
+    const auto bad_key = [&](const std::string& why) { throw std::invalid_argument(whose + ": " + why); };
     std::uint32_t end_before = 0;
     for (const ExtraKey& key : keys) {
         const std::string span = "[" + std::to_string(key.begin) + ", " + std::to_string(key.end) + ")";
         if (key.begin >= key.end || key.end > num_tokens) {
-            bad(id, "extra_keys",
-                "span " + span + " is empty or ends after the prompt's " + std::to_string(num_tokens) + " tokens");
+            bad_key("span " + span + " is empty or ends after the prompt's " + std::to_string(num_tokens) + " tokens");
         }
         if (key.begin < end_before) {
-            bad(id, "extra_keys",
-                "span " + span + " begins before " + std::to_string(end_before) + ", where the one before it ends");
+            bad_key("span " + span + " begins before " + std::to_string(end_before) + ", where the one before it ends");
         }
         if (key.digest.empty()) {
-            bad(id, "extra_keys", "span " + span + " has an empty digest");
+            bad_key("span " + span + " has an empty digest");
         }
         end_before = key.end;
     }
 }
-
-}  // namespace
 
 std::optional<std::size_t> find_negative(std::span<const TokenId> tokens) {
     TokenId bits = 0;
@@ -117,16 +115,16 @@ void check_retention(const Retention& retention) {
 }
 
 Request::Request(RequestId request_id, std::vector<TokenId> prompt, std::uint32_t beams,
-                 std::optional<std::int64_t> lora, const Salt& salt, std::vector<ExtraKey> keys,
+                 std::optional<std::int64_t> lora, Salt cache_salt, std::vector<ExtraKey> keys,
                  std::optional<Retention> keep)
     : id(request_id),
       tokens(std::move(prompt)),
       beam_width(beams),
       lora_id(lora),
+      salt(std::move(cache_salt)),
       extra_keys(std::move(keys)),
       retention(std::move(keep)),
-      identity(serialise_identity(lora, salt)),
-      root_hash(hash_root(identity)) {
+      identity(serialise_identity(lora, salt)) {
     if (tokens.empty()) {
         bad(id, "tokens", "the prompt is empty");
     }
@@ -139,14 +137,15 @@ Request::Request(RequestId request_id, std::vector<TokenId> prompt, std::uint32_
     if (beam_width == 0) {
         bad(id, "beam_width", "0 is under the minimum of 1");
     }
-    check_extra_keys(id, extra_keys, tokens.size());
+    if (!extra_keys.empty()) {
+        check_extra_keys("request " + std::to_string(id) + ", extra_keys", extra_keys, tokens.size());
+    }
 }
 
-std::string Request::block_extras(std::uint32_t begin, std::uint32_t end) const {
+std::string block_extras(std::span<const ExtraKey> keys, std::uint32_t begin, std::uint32_t end) {
     std::string out;
-    const auto first =
-        std::partition_point(extra_keys.begin(), extra_keys.end(), [&](const ExtraKey& k) { return k.end <= begin; });
-    for (auto key = first; key != extra_keys.end() && key->begin < end; ++key) {
+    const auto first = std::ranges::partition_point(keys, [&](const ExtraKey& k) { return k.end <= begin; });
+    for (auto key = first; key != keys.end() && key->begin < end; ++key) {
         // Offsets from the block's first token: the same content at another place of its span is different content.
         append_raw(out, static_cast<std::int64_t>(key->begin) - begin);
         append_raw(out, static_cast<std::int64_t>(key->end) - begin);
@@ -156,24 +155,39 @@ std::string Request::block_extras(std::uint32_t begin, std::uint32_t end) const 
     return out;
 }
 
-std::vector<std::uint64_t> Request::block_hashes(std::uint32_t tokens_per_block) const {
-    if (tokens_per_block == 0) {
-        throw std::invalid_argument("tokens_per_block is 0: at least 1");
-    }
-    std::vector<std::uint64_t> out;
-    std::uint64_t hash = root_hash;
-    for (std::uint32_t begin = 0; tokens_per_block <= num_tokens() - begin; begin += tokens_per_block) {
-        hash = hash_block(hash, std::span(tokens).subspan(begin, tokens_per_block),
-                          block_extras(begin, begin + tokens_per_block));
-        out.push_back(hash);
-    }
-    return out;
-}
-
 std::pair<Priority, std::optional<std::uint32_t>> Request::block_retention(std::uint32_t token) const {
     const RetentionRange* range = retention ? retention->at(token) : nullptr;
     return range != nullptr ? std::pair{range->priority, range->duration_ms}
                             : std::pair{kPriorityDefault, std::optional<std::uint32_t>{}};
+}
+
+std::vector<BlockExtra> read_extras(std::string_view extras) {
+    std::vector<BlockExtra> out;
+    const auto number = [&extras] {
+        std::int64_t value = 0;
+        std::memcpy(&value, extras.data(), sizeof value);
+        extras.remove_prefix(sizeof value);
+        return value;
+    };
+    while (!extras.empty()) {
+        BlockExtra extra{.begin = number(), .end = number(), .digest = {}};
+        const auto size = static_cast<std::size_t>(number());
+        extra.digest = extras.substr(0, size);
+        extras.remove_prefix(size);
+        out.push_back(std::move(extra));
+    }
+    return out;
+}
+
+std::vector<BlockHash> block_hashes(const Request& request, const BlockHasher& hasher, std::uint32_t tokens_per_block) {
+    std::vector<BlockHash> out;
+    BlockHash hash = hasher.root(request.identity);
+    for (std::uint32_t begin = 0; tokens_per_block <= request.num_tokens() - begin; begin += tokens_per_block) {
+        hash = hasher.block(hash, std::span(request.tokens).subspan(begin, tokens_per_block),
+                            request.block_extras(begin, begin + tokens_per_block));
+        out.push_back(hash);
+    }
+    return out;
 }
 
 }  // namespace kvfix

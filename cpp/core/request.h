@@ -6,10 +6,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "core/block_hash.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -45,19 +47,33 @@ struct ExtraKey {
     std::string digest;
 };
 
+// The part of a span that a block holds, in offsets from the block's first token: it may begin before the block.
+struct BlockExtra {
+    std::int64_t begin;
+    std::int64_t end;
+    std::string digest;
+};
+// What Request::block_extras wrote.
+std::vector<BlockExtra> read_extras(std::string_view extras);
+
 using Salt = std::variant<std::monostate, std::string, std::vector<std::uint8_t>, std::int64_t>;
+
+// "" for neither. Prefixes with different identities never meet.
+std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& salt);
+// Throws std::invalid_argument unless the spans are ascending, disjoint, with digests, and within that many tokens.
+void check_extra_keys(const std::string& whose, std::span<const ExtraKey> keys, std::size_t num_tokens);
+// The extras of the block over tokens [begin, end), serialised; empty when no span overlaps it.
+std::string block_extras(std::span<const ExtraKey> keys, std::uint32_t begin, std::uint32_t end);
 
 class Request {
   public:
     Request(RequestId request_id, std::vector<TokenId> prompt, std::uint32_t beams, std::optional<std::int64_t> lora,
-            const Salt& salt, std::vector<ExtraKey> keys, std::optional<Retention> keep);
+            Salt cache_salt, std::vector<ExtraKey> keys, std::optional<Retention> keep);
 
     std::uint32_t num_tokens() const { return static_cast<std::uint32_t>(tokens.size()); }
-    // The extras of the block over tokens [begin, end), serialised; empty when no span overlaps it.
-    std::string block_extras(std::uint32_t begin, std::uint32_t end) const;
-
-    // The hashes of the prompt's full blocks, as a manager would compute them.
-    std::vector<std::uint64_t> block_hashes(std::uint32_t tokens_per_block) const;
+    std::string block_extras(std::uint32_t begin, std::uint32_t end) const {
+        return kvfix::block_extras(extra_keys, begin, end);
+    }
     // Of a new block whose first token is `token`.
     std::pair<Priority, std::optional<std::uint32_t>> block_retention(std::uint32_t token) const;
 
@@ -65,12 +81,14 @@ class Request {
     const std::vector<TokenId> tokens;
     const std::uint32_t beam_width;
     const std::optional<std::int64_t> lora_id;
+    const Salt salt;
     const std::vector<ExtraKey> extra_keys;  // ascending, disjoint
     const std::optional<Retention> retention;
-    // Serialised (lora_id, salt): "" for neither. Prefixes of requests with different identities never meet.
-    const std::string identity;
-    const std::uint64_t root_hash;
+    const std::string identity;  // serialised
 };
+
+// The hashes of the prompt's full blocks, as a manager with that hasher computes them.
+std::vector<BlockHash> block_hashes(const Request& request, const BlockHasher& hasher, std::uint32_t tokens_per_block);
 
 using RequestPtr = std::shared_ptr<const Request>;
 

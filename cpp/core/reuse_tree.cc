@@ -4,7 +4,6 @@
 #include <compare>
 #include <utility>
 
-#include "core/block_hash.h"
 #include "core/check.h"
 #include "core/steps.h"
 
@@ -33,14 +32,17 @@ bool equal(const BlockContent& a, const BlockContent& b) {
 
 }  // namespace
 
-ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, std::uint64_t seed)
+ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& seed)
     : store_(store),
-      hash_mask_(hash_bits == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << hash_bits) - 1),
-      seed_(seed),
-      index_(store.size()) {}
+      key_mask_(hash_bits >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << hash_bits) - 1),
+      index_hash_(seed, store.tokens_per_block()),
+      hasher_(seed, hash_bits),
+      rank_seed_(key_for(seed, "ranks of children").low),
+      index_(store.size()),
+      root_by_identity_(0, KeyedHash{key_for(seed, "identities of roots")}) {}
 
 std::uint32_t ReuseTree::rank(BlockIndex block) const {
-    std::uint64_t x = (block ^ seed_) * 0x9e3779b97f4a7c15;
+    std::uint64_t x = (block ^ rank_seed_) * 0x9e3779b97f4a7c15;
     x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
     return static_cast<std::uint32_t>(x >> 32);
 }
@@ -50,7 +52,7 @@ ParentRef ReuseTree::find_root(const std::string& identity) const {
     return found == root_by_identity_.end() ? kNone : found->second | kRootBit;
 }
 
-ParentRef ReuseTree::open_root(const std::string& identity, std::uint64_t hash) {
+ParentRef ReuseTree::open_root(const std::string& identity) {
     if (const ParentRef found = find_root(identity); found != kNone) {
         return found;
     }
@@ -60,35 +62,42 @@ ParentRef ReuseTree::open_root(const std::string& identity, std::uint64_t hash) 
     }
     const std::uint32_t root = free_roots_.back();
     free_roots_.pop_back();
-    roots_[root] = Root{identity, hash, kNone};
+    roots_[root] = Root{identity, root_key(identity), kNone};
     root_by_identity_.emplace(identity, root);
     return root | kRootBit;
 }
 
-std::uint64_t ReuseTree::hash_of(ParentRef parent) const {
-    return is_root(parent) ? roots_[parent & ~kRootBit].hash : store_[parent].hash;
+std::uint64_t ReuseTree::key_of(ParentRef parent) const {
+    return is_root(parent) ? roots_[parent & ~kRootBit].key : store_[parent].key;
 }
 
-std::uint64_t ReuseTree::child_hash(std::uint64_t parent_hash, const BlockContent& content) const {
-    return hash_block(parent_hash, content.tokens, content.extras) & hash_mask_;
-}
-
-BlockIndex ReuseTree::find_child(ParentRef parent, std::uint64_t hash, const BlockContent& wanted) const {
-    return index_.find(hash, [&](BlockIndex block) {
-        return store_[block].hash == hash && store_[block].parent == parent && equal(content(block), wanted);
+BlockIndex ReuseTree::find_child(ParentRef parent, std::uint64_t key, const BlockContent& wanted) const {
+    return index_.find(IndexHash::scattered(key), [&](BlockIndex block) {
+        return store_[block].key == key && store_[block].parent == parent && equal(content(block), wanted);
     });
 }
 
-BlockIndex ReuseTree::find_unambiguous(std::uint64_t hash) const {
-    BlockIndex only = kNone;
-    std::uint32_t found = 0;
-    index_.find(hash, [&](BlockIndex block) {
-        if (store_[block].hash == hash && found++ == 0) {
-            only = block;
+BlockHash ReuseTree::hash_below(ParentRef parent, BlockIndex block) const {
+    const BlockHash above = is_root(parent) ? hasher_.root(identity_of(parent)) : (*hash_book_)[parent];
+    return hasher_.block(above, store_.content(block), store_.extras(block));
+}
+
+void ReuseTree::keep_hashes() {
+    if (hash_book_) {
+        return;
+    }
+    hash_book_.emplace(store_.size());
+    std::vector<BlockIndex> blocks;
+    for (const Root& root : roots_) {
+        collect_children(root.children, blocks);
+    }
+    for (std::size_t next = 0; next < blocks.size(); ++next) {  // parents before children
+        const BlockIndex block = blocks[next];
+        if (is_full(block)) {
+            hash_book_->enter(block, hash_below(store_[block].parent, block), index_hash_);
+            collect_children(store_[block].children, blocks);
         }
-        return found > 1;
-    });
-    return found == 1 ? only : kNone;
+    }
 }
 
 ReuseTree::Prefix ReuseTree::best_prefix(ParentRef parent, const BlockContent& query) const {
@@ -121,8 +130,11 @@ void ReuseTree::add(BlockIndex block, ParentRef parent) {
     record.parent = parent;
     record.in_tree = true;
     insert_child(children_of(parent), block);
-    if (record.num_tokens == store_.tokens_per_block()) {
-        index_.insert(record.hash, block);
+    if (is_full(block)) {
+        index_.insert(IndexHash::scattered(record.key), block);
+        if (hash_book_) {
+            hash_book_->enter(block, hash_below(parent, block), index_hash_);
+        }
     }
     if (!is_root(parent) && record.has(kPrimary)) {
         ++store_[parent].children_primary;
@@ -134,8 +146,11 @@ ParentRef ReuseTree::remove(BlockIndex block) {
     check(record.in_tree, "a private block is removed from the tree");
     const ParentRef parent = record.parent;
     erase_child(children_of(parent), block);
-    if (record.num_tokens == store_.tokens_per_block()) {
-        index_.erase(record.hash, block);
+    if (is_full(block)) {
+        index_.erase(IndexHash::scattered(record.key), block);
+        if (hash_book_) {
+            hash_book_->leave(block, index_hash_);
+        }
     }
     if (!is_root(parent) && record.has(kPrimary)) {
         --store_[parent].children_primary;
@@ -238,11 +253,13 @@ void ReuseTree::collect_direct_children(BlockIndex block, std::vector<BlockIndex
 
 void ReuseTree::check_indexed(BlockIndex block) const {
     const Block& record = store_[block];
-    if (record.num_tokens == store_.tokens_per_block()) {
-        check(record.hash == child_hash(hash_of(record.parent), content(block)),
-              "a block's hash is not that of its content");
-        check(find_child(record.parent, record.hash, content(block)) == block,
+    if (is_full(block)) {
+        check(record.key == child_key(key_of(record.parent), content(block)),
+              "a block's key is not that of its content");
+        check(find_child(record.parent, record.key, content(block)) == block,
               "a tree block cannot be found, or another in its place");
+        check(!hash_book_ || block_hash(block) == hash_below(record.parent, block),
+              "a block's hash is not that of its content");
     }
     const BlockIndex left = record.child_left;
     const BlockIndex right = record.child_right;

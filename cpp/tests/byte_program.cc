@@ -238,7 +238,8 @@ void ByteProgram::remove() {
     if (attempt([&] { pinned = manager_.remove_sequence(id, store, pin, tokens, computed); })) {
         promise(computed.value_or(0) <= sequence.length(), "more than there is has been computed");
         remember_pins(pinned, held);
-        const auto hashes = sequence.request->block_hashes(manager_.config().tokens_per_block);
+        const auto hashes =
+            block_hashes(*sequence.request, BlockHasher(manager_.config().seed), manager_.config().tokens_per_block);
         hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
         sequences_.erase(found);
     }

@@ -85,7 +85,7 @@ class ByteProgram {
     std::vector<Ticket> tickets_;
     std::vector<Pinned> pins_;
     std::map<BlockId, std::size_t> seen_;  // block ids and the index of their window
-    std::vector<std::uint64_t> hashes_;    // of prompts, first block to last
+    std::vector<BlockHash> hashes_;        // of prompts, first block to last
     RequestId next_id_ = 1;
     std::int64_t now_ms_ = 0;
 };

@@ -60,14 +60,14 @@ void ByteProgram::pin_ids() {
 }
 
 void ByteProgram::pin_hashes() {
-    std::vector<std::uint64_t> wanted;
+    std::vector<BlockHash> wanted;
     for (std::uint32_t count = bytes_.between(1, 3); count > 0 && !hashes_.empty(); --count) {
         wanted.push_back(hashes_[hashes_.size() - 1 -
                                  bytes_.below(static_cast<std::uint32_t>(std::min<std::size_t>(hashes_.size(), 250)))]);
     }
     const std::uint32_t hash_bits = manager_.config().hash_bits;
-    if (hash_bits < 64) {
-        wanted.assign(1, bytes_.below(1U << hash_bits));
+    if (hash_bits < kBlockHashBits) {
+        wanted.assign(1, BlockHash{bytes_.below(1U << hash_bits), 0});
     }
     const auto tier = bytes_.pick(std::array<std::optional<Tier>, 3>{std::nullopt, Tier::primary, Tier::host});
     const WindowConfig& window =

@@ -45,6 +45,7 @@ Retention make_retention(ByteReader& bytes) {
 
 BlockManagerConfig make_config(ByteReader& bytes) {
     BlockManagerConfig config;
+    config.seed = {1, 2};  // two runs show the same events
     config.tokens_per_block = bytes.between(1, 4);
     const bool with_host = !bytes.one_in(4);
     const std::uint32_t windows = bytes.pick(std::array<std::uint32_t, 6>{0, 0, 0, 1, 2, 3});
@@ -60,7 +61,7 @@ BlockManagerConfig make_config(ByteReader& bytes) {
     config.copy_on_partial_reuse = !bytes.one_in(4);
     config.offload_priority_min = bytes.pick(std::array<Priority, 4>{30, 30, 0, 50});
     config.events_max = bytes.pick(std::array<std::uint32_t, 3>{0, 3, 1000});
-    config.hash_bits = bytes.pick(std::array<std::uint32_t, 4>{64, 64, 2, 1});
+    config.hash_bits = bytes.pick(std::array<std::uint32_t, 4>{128, 128, 2, 1});
     return config;
 }
 

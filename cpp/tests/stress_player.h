@@ -183,7 +183,7 @@ class Player {
         pins_.push_back({id, where.tier, &slot});
     }
     void pin_hash() {
-        const auto hashes = make_request()->block_hashes(kTokensPerBlock);
+        const auto hashes = block_hashes(*make_request(), BlockHasher(manager_.config().seed), kTokensPerBlock);
         const std::uint32_t window = kWindows[below(kWindows.size())];
         const std::array<std::optional<Tier>, 3> tiers{std::nullopt, Tier::primary, Tier::host};
         for (const auto& found : manager_.find_and_pin_blocks_by_hash(hashes, tiers[below(3)], true, window)) {

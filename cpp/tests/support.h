@@ -49,9 +49,17 @@ inline RequestOptions kept_at(Priority priority, std::optional<std::uint32_t> du
                 Retention{.ranges = {{0, std::nullopt, priority, duration_ms}}, .decode_duration_ms = std::nullopt}};
 }
 
+inline constexpr Secret kSeed{1, 2};
+
+// As a manager of config() below would compute them.
+inline std::vector<BlockHash> hashes_of(const Request& request) {
+    return block_hashes(request, BlockHasher(kSeed), kTokensPerBlock);
+}
+
 inline BlockManagerConfig config(std::uint32_t blocks_primary, std::uint32_t blocks_host = 0) {
     BlockManagerConfig out;
     out.tokens_per_block = kTokensPerBlock;
+    out.seed = kSeed;
     out.windows = {{.window_size = std::nullopt, .blocks_primary = blocks_primary, .blocks_host = blocks_host}};
     return out;
 }

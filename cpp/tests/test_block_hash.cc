@@ -1,12 +1,15 @@
-// Block hashes are an interface to other processes and machines: the values may never change.
+// Block hashes are an interface to other processes and machines: for one seed the values may never change.
 #include "core/block_hash.h"
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstring>
 #include <numeric>
-#include <random>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/request.h"
@@ -14,134 +17,133 @@
 namespace kvfix {
 namespace {
 
-// The recipe of block_hash.h, word for word and without a 128-bit type.
-namespace recipe {
-
-using Words = std::vector<std::uint64_t>;
-
-constexpr std::uint64_t kK1 = 0x9e3779b97f4a7c15;
-constexpr std::uint64_t kK2 = 0xd1b54a32d192ed03;
-constexpr std::uint64_t kK3 = 0xabc98388fb8fac03;
-constexpr std::uint64_t kK4 = 0x8bb84b93962eacc9;
-constexpr std::uint64_t kK5 = 0x2d358dccaa6c78a5;
-
-std::uint64_t fold(std::uint64_t a, std::uint64_t b) {
-    std::uint64_t low = 0;
-    std::uint64_t high = 0;
-    for (unsigned bit = 0; bit < 64; ++bit) {
-        if ((b >> bit & 1) != 0) {
-            const std::uint64_t before = low;
-            low += a << bit;
-            high += (bit == 0 ? 0 : a >> (64 - bit)) + (low < before ? 1 : 0);
-        }
+// Word by word as the header says, from single bytes.
+std::string bytes_of(std::uint64_t word) {
+    std::string out;
+    for (unsigned shift = 0; shift < 64; shift += 8) {
+        out += static_cast<char>(word >> shift & 0xff);
     }
-    return low ^ high;
+    return out;
 }
 
-Words words_of(const std::string& bytes) {
-    Words words((bytes.size() + 15) / 16 * 2, 0);
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-        words[i / 8] |= std::uint64_t{static_cast<unsigned char>(bytes[i])} << (i % 8 * 8);
+constexpr Secret kCounting{0x0706050403020100, 0x0f0e0d0c0b0a0908};
+
+std::string counting(std::size_t size) {
+    std::string out(size, '\0');
+    std::iota(out.begin(), out.end(), '\0');
+    return out;
+}
+
+// Under the key 00..0f, the hash of the bytes 00, 01, ... below `size`, as tests/core/model/block_hash.py computes them.
+TEST(SipHash, GivesTheReferencesHashes) {
+    const std::array<std::pair<std::size_t, Hash128>, 7> expected{{{0, {0xbea58827b2bc7ee7, 0x013030dd6adb62fd}},
+                                                                   {1, {0xa8edd36004376ffc, 0x63f02f2bcc73055e}},
+                                                                   {7, {0xc3e0aaf223b98410, 0x77ab4808c82e2fa6}},
+                                                                   {8, {0xb4dae3d5e1fe12aa, 0x99c7f935ab164f72}},
+                                                                   {15, {0x6c52bdb205557ec1, 0x09017e1eeccd2129}},
+                                                                   {63, {0x6f42fe4ee300584c, 0xad6052a70a6b9f07}},
+                                                                   {255, {0xa558210ac1a428f5, 0xe93ebbaed065a4f1}}}};
+    for (const auto& [size, hash] : expected) {
+        EXPECT_EQ(SipHash(kCounting).end(counting(size)), hash) << size << " bytes";
     }
-    return words;
 }
 
-std::uint64_t digest(const Words& words, std::uint64_t n) {
-    std::uint64_t sum = n * kK5;
-    for (std::uint64_t i = 0; i < words.size() / 2; ++i) {
-        sum += fold(words[2 * i] ^ (kK1 + i * kK3), words[2 * i + 1] ^ (kK2 + i * kK4));
+TEST(SipHash, IsOfTheBytesHoweverTheyCome) {
+    const std::string message = counting(61);
+    SipHash in_words(kCounting);
+    in_words.add(message.data(), 40);
+    std::uint64_t word = 0;
+    std::memcpy(&word, message.data() + 40, sizeof word);
+    in_words.add(word);
+    EXPECT_EQ(in_words.end(std::string_view(message).substr(48)), SipHash(kCounting).end(message));
+}
+
+TEST(SipHash, AKeyForAPurposeIsOfSecretAndPurpose) {
+    const std::set<std::uint64_t> keys{key_for({1, 0}, "a").low, key_for({1, 0}, "b").low, key_for({0, 1}, "a").low,
+                                       key_for({1, 0}, "a").high};
+    EXPECT_EQ(keys.size(), 4U);
+}
+
+constexpr Secret kSeed{0x0123456789abcdef, 0xfedcba9876543210};
+
+BlockHash recipe(const std::string& message) { return SipHash(key_for(kSeed, "block hashes")).end(message); }
+
+std::string message_of(const BlockHash& parent, const std::vector<TokenId>& tokens, const std::string& extras) {
+    std::string out = bytes_of(tokens.size()) + bytes_of(parent.first) + bytes_of(parent.second);
+    for (std::size_t i = 0; i < tokens.size(); i += 2) {
+        const std::uint64_t upper = i + 1 < tokens.size() ? static_cast<std::uint32_t>(tokens[i + 1]) : 0;
+        out += bytes_of(upper << 32 | static_cast<std::uint32_t>(tokens[i]));
     }
-    return sum;
-}
-
-std::uint64_t mix(std::uint64_t x) { return fold(x ^ kK3, kK4) ^ (x >> 32); }
-
-std::uint64_t root(const std::string& identity) { return mix(digest(words_of(identity), identity.size())); }
-
-std::uint64_t block(std::uint64_t parent, const std::vector<TokenId>& tokens, const std::string& extras) {
-    std::string raw;
-    for (const TokenId token : tokens) {
-        for (unsigned shift = 0; shift < 32; shift += 8) {
-            raw += static_cast<char>(static_cast<std::uint32_t>(token) >> shift & 0xff);
-        }
-    }
-    std::uint64_t sum = fold(parent ^ kK1, digest(words_of(raw), tokens.size()) ^ kK2) + parent;
-    if (!extras.empty()) {
-        sum += digest(words_of(extras), extras.size());
-    }
-    return mix(sum);
-}
-
-}  // namespace recipe
-
-std::uint64_t block(std::uint64_t parent, const std::vector<TokenId>& tokens, const std::string& extras = "") {
-    return hash_block(parent, tokens, extras);
-}
-
-TEST(BlockHash, RootsArePinned) {
-    EXPECT_EQ(hash_root(""), 0xa46a4d1d4bf8f265U);
-    EXPECT_EQ(hash_root("Ssalt"), 0x1b170d991b2be090U);
-    EXPECT_EQ(hash_root(std::string("L\7\0\0\0\0\0\0\0", 9)), 0x9c132ea2f4a5f642U);
-}
-
-TEST(BlockHash, BlocksArePinned) {
-    const std::uint64_t root = hash_root("");
-    EXPECT_EQ(block(root, {1, 2, 3, 4}), 0xa8d52650f9d89ed5U);
-    EXPECT_EQ(block(block(root, {1, 2, 3, 4}), {5, 6, 7, 8}), 0x86d414a177927eb7U) << "chained";
-    std::vector<TokenId> whole(32);
-    std::iota(whole.begin(), whole.end(), 0);
-    EXPECT_EQ(block(root, whole), 0x5d00c7d39bad6a67U);
-    EXPECT_EQ(block(root, {1, 2, 3}), 0xd32fc7c910061333U) << "an odd number of tokens";
-    EXPECT_EQ(block(root, {-1, -2147483647 - 1, 2147483647, 0, 5}), 0xfacdd9b3942e1294U);
-    EXPECT_EQ(block(0, std::vector<TokenId>(16, 0)), 0xb7f913e771cd1c39U);
-}
-
-TEST(BlockHash, ExtrasArePinned) {
-    const std::uint64_t root = hash_root("");
-    EXPECT_EQ(block(root, {1, 2, 3, 4}, "digest"), 0x1b045f815a3d56acU);
-    EXPECT_EQ(block(root, {1, 2, 3, 4}, "twenty-one bytes long"), 0x4a9b58d9159e5c57U);
+    return out + extras;
 }
 
 TEST(BlockHash, AgreesWithTheRecipeOfTheHeader) {
-    std::mt19937_64 random(11);
-    for (int round = 0; round < 300; ++round) {
-        const std::uint64_t parent = random();
-        std::vector<TokenId> tokens(random() % 70);
-        for (TokenId& token : tokens) {
-            token = static_cast<TokenId>(random());
+    const BlockHasher hasher(kSeed);
+    const BlockHash root = hasher.root("Ssalt");
+    EXPECT_EQ(root, recipe(bytes_of(0) + "Ssalt"));
+    std::vector<TokenId> tokens;
+    for (std::size_t count = 0; count <= 70; ++count) {
+        for (const std::string& extras : {std::string(), std::string("digest"), counting(40)}) {
+            ASSERT_EQ(hasher.block(root, tokens, extras), recipe(message_of(root, tokens, extras))) << count;
         }
-        std::string extras(random() % 40, '\0');
-        for (char& byte : extras) {
-            byte = static_cast<char>(random());
-        }
-        ASSERT_EQ(hash_root(extras), recipe::root(extras));
-        ASSERT_EQ(block(parent, tokens, extras), recipe::block(parent, tokens, extras));
-        ASSERT_EQ(block(parent, tokens), recipe::block(parent, tokens, ""));
+        tokens.push_back(static_cast<TokenId>(1000003 * count));
     }
 }
 
-TEST(BlockHash, ZeroPaddingDoesNotMakeLengthsAlike) {
-    std::set<std::uint64_t> hashes;
-    for (std::size_t length = 0; length <= 64; ++length) {
-        hashes.insert(block(1, std::vector<TokenId>(length, 0)));
+TEST(BlockHash, AnotherSeedGivesOtherHashes) {
+    const std::vector<TokenId> tokens{1, 2, 3, 4};
+    std::set<BlockHash> hashes;
+    for (const Secret& seed : {Secret{0, 0}, Secret{1, 0}, Secret{0, 1}, kSeed}) {
+        const BlockHasher hasher(seed);
+        hashes.insert(hasher.root(""));
+        hashes.insert(hasher.block({}, tokens, ""));
     }
-    EXPECT_EQ(hashes.size(), 65U);
+    EXPECT_EQ(hashes.size(), 8U);
+}
+
+// Were it otherwise, a tenant whose salt is a victim's message would have a root with the hash of the victim's block.
+TEST(BlockHash, NoIdentityIsABlock) {
+    const BlockHasher hasher(kSeed);
+    const std::vector<TokenId> tokens{1, 2, 3, 4};
+    const BlockHash victim = hasher.block(hasher.root(""), tokens, "");
+    const std::string message = message_of(hasher.root(""), tokens, "");
+    EXPECT_EQ(recipe(message), victim);
+    EXPECT_NE(hasher.root(message), victim);
+    EXPECT_NE(hasher.root(message.substr(8)), victim);
+}
+
+TEST(BlockHash, WherePartsOfAMessageEndCounts) {
+    const BlockHasher hasher(kSeed);
+    std::set<BlockHash> hashes;
+    for (std::size_t length = 0; length <= 64; ++length) {
+        hashes.insert(hasher.block({}, std::vector<TokenId>(length, 0), ""));
+        hashes.insert(hasher.block({}, std::vector<TokenId>(2, 0), std::string(length + 1, '\0')));
+    }
+    EXPECT_EQ(hashes.size(), 130U);
+}
+
+TEST(BlockHash, FewerBitsAreTheFirstOnes) {
+    const std::vector<TokenId> tokens{1, 2, 3, 4};
+    const BlockHash whole = BlockHasher(kSeed).block({}, tokens, "");
+    EXPECT_EQ(BlockHasher(kSeed, 64).block({}, tokens, ""), (BlockHash{whole.first, 0}));
+    EXPECT_EQ(BlockHasher(kSeed, 3).block({}, tokens, ""), (BlockHash{whole.first & 7, 0}));
+    EXPECT_EQ(BlockHasher(kSeed, 65).block({}, tokens, ""), (BlockHash{whole.first, whole.second & 1}));
 }
 
 TEST(BlockHash, EveryIdentityHasItsOwnRoot) {
     const auto root_hash = [](std::optional<std::int64_t> lora, const Salt& salt) {
-        return Request(1, {1}, 1, lora, salt, {}, std::nullopt).root_hash;
+        return BlockHasher(kSeed).root(Request(1, {1}, 1, lora, salt, {}, std::nullopt).identity);
     };
     const std::int64_t number = 0x31;  // serialised, its bytes begin as the text "1" does
-    const std::set<std::uint64_t> roots{root_hash({}, {}),
-                                        root_hash(0, {}),
-                                        root_hash(1, {}),
-                                        root_hash({}, std::string()),
-                                        root_hash({}, std::string("1")),
-                                        root_hash({}, std::vector<std::uint8_t>{'1'}),
-                                        root_hash({}, number),
-                                        root_hash({}, std::vector<std::uint8_t>{}),
-                                        root_hash(1, std::string("1"))};
+    const std::set<BlockHash> roots{root_hash({}, {}),
+                                    root_hash(0, {}),
+                                    root_hash(1, {}),
+                                    root_hash({}, std::string()),
+                                    root_hash({}, std::string("1")),
+                                    root_hash({}, std::vector<std::uint8_t>{'1'}),
+                                    root_hash({}, number),
+                                    root_hash({}, std::vector<std::uint8_t>{}),
+                                    root_hash(1, std::string("1"))};
     EXPECT_EQ(roots.size(), 9U);
 }
 

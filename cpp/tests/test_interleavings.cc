@@ -53,10 +53,10 @@ bool overlap(const std::string& point, A&& a, B&& b) {
     return overlapped;
 }
 
-std::uint64_t hash_of(const Tokens& block) { return request(1, block)->block_hashes(testing::kTokensPerBlock).front(); }
+BlockHash hash_of(const Tokens& block) { return testing::hashes_of(*request(1, block)).front(); }
 
 std::optional<PinnedBlock> find_and_pin(Manager& manager, const Tokens& block, Tier tier) {
-    const std::uint64_t hash = hash_of(block);
+    const BlockHash hash = hash_of(block);
     return manager.find_and_pin_blocks_by_hash({&hash, 1}, tier, true, std::nullopt).front();
 }
 

@@ -31,7 +31,7 @@ TEST(Matching, ContentOfDifferentIdentitiesIsNeverShared) {
                                                  {.extra_keys = {{0, 2, "image"}}},
                                                  {.extra_keys = {{0, 2, "other"}}},
                                                  {.extra_keys = {{1, 2, "image"}}}};
-    for (const std::uint32_t hash_bits : {64U, 1U}) {
+    for (const std::uint32_t hash_bits : {kBlockHashBits, 1U}) {
         BlockManagerConfig colliding = config(64);
         colliding.hash_bits = hash_bits;
         Manager manager(colliding);

@@ -1,6 +1,7 @@
 // Pins hold a slot in one tier, whoever else wants it, until each of them is ended.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 #include <stdexcept>
 
@@ -12,6 +13,8 @@ namespace {
 
 using testing::config;
 using testing::joined;
+using testing::kSeed;
+using testing::kTokensPerBlock;
 using testing::Manager;
 using testing::message_of;
 using testing::request;
@@ -25,7 +28,7 @@ class Pins : public ::testing::Test {
   protected:
     std::vector<PinnedBlock> pin(const Tokens& prompt, std::optional<Tier> tier = std::nullopt) {
         std::vector<PinnedBlock> out;
-        const auto hashes = request(1, prompt)->block_hashes(testing::kTokensPerBlock);
+        const auto hashes = testing::hashes_of(*request(1, prompt));
         for (const auto& found : manager.find_and_pin_blocks_by_hash(hashes, tier, true, std::nullopt)) {
             if (found) {
                 out.push_back(*found);
@@ -161,8 +164,8 @@ TEST_F(Pins, PinningByIdIsAllOrNothing) {
 
 TEST_F(Pins, AMissEndsAHashLookupUnlessTheCallerGoesOn) {
     manager.cache(1, kX);
-    const auto hashes = request(1, kX)->block_hashes(testing::kTokensPerBlock);
-    const std::vector<std::uint64_t> asked{hashes[0], 4711, hashes[1]};
+    const auto hashes = testing::hashes_of(*request(1, kX));
+    const std::vector<BlockHash> asked{hashes[0], {0, 4711}, hashes[1]};
     const auto stopped = manager.find_and_pin_blocks_by_hash(asked, std::nullopt, true, std::nullopt);
     EXPECT_TRUE(stopped[0] && !stopped[1] && !stopped[2]);
     const auto went_on = manager.find_and_pin_blocks_by_hash(asked, std::nullopt, false, std::nullopt);
@@ -176,11 +179,72 @@ TEST_F(Pins, AHashThatTwoBlocksShareIsAMiss) {
     Manager other(colliding);
     other.cache(1, kX);
     other.cache(2, kY);
-    std::set<std::uint64_t> unambiguous;
-    for (const std::uint64_t hash : {0U, 1U}) {
-        const auto found = other.find_and_pin_blocks_by_hash({&hash, 1}, std::nullopt, true, std::nullopt).front();
-        EXPECT_FALSE(found) << "four blocks share two hashes, two and two or worse";
+    std::map<BlockHash, int> blocks;  // four, and two hashes
+    for (const Tokens& prompt : {kX, kY}) {
+        for (const BlockHash& hash : block_hashes(*request(1, prompt), BlockHasher(kSeed, 1), kTokensPerBlock)) {
+            ++blocks[hash];
+        }
     }
+    for (const auto& [hash, sharing] : blocks) {
+        const auto found = other.find_and_pin_blocks_by_hash({&hash, 1}, std::nullopt, true, std::nullopt).front();
+        EXPECT_EQ(found.has_value(), sharing == 1) << sharing << " blocks";
+    }
+}
+
+TEST_F(Pins, HashesAreKnownOfBlocksThatWereStoredBeforeAnybodyAsked) {
+    manager.cache(1, kX);
+    const auto hashes = testing::hashes_of(*request(1, kX));
+    const auto all = [&] { return manager.find_and_pin_blocks_by_hash(hashes, std::nullopt, true, std::nullopt); };
+    EXPECT_TRUE(all()[0] && all()[1]);
+    manager.check_invariants();
+    manager.cache(2, kY);
+    EXPECT_TRUE(
+        manager.find_and_pin_blocks_by_hash(testing::hashes_of(*request(1, kY)), std::nullopt, true, std::nullopt)[1]);
+    manager.reset_reuse_state();
+    EXPECT_FALSE(all()[0]);
+    manager.check_invariants();
+}
+
+TEST_F(Pins, HalfAHashIsRefused) {
+    const BlockHash half{testing::hashes_of(*request(1, kX))[0].first, 0};
+    EXPECT_THROW(manager.find_and_pin_blocks_by_hash({&half, 1}, std::nullopt, true, std::nullopt),
+                 std::invalid_argument);
+}
+
+TEST_F(Pins, ALookupThatCarriesItsRequestComparesContent) {
+    BlockManagerConfig colliding = config(8);
+    colliding.hash_bits = 1;
+    Manager other(colliding);
+    other.cache(1, kX);
+    other.cache(2, kY);
+    for (const Tokens& prompt : {kX, kY}) {
+        const RequestPtr whose = request(3, joined(prompt, {1}));
+        const auto hashes = block_hashes(*whose, BlockHasher(kSeed, 1), kTokensPerBlock);
+        const auto found = other.find_and_pin_blocks_by_hash(hashes, std::nullopt, true, std::nullopt, whose);
+        other.add_sequence(whose);
+        const auto ids = other.ids(3);
+        ASSERT_TRUE(found[0] && found[1]);
+        EXPECT_EQ(static_cast<std::int64_t>(found[0]->block_id), ids[0]);
+        EXPECT_EQ(static_cast<std::int64_t>(found[1]->block_id), ids[1]);
+        other.forget(3);
+    }
+}
+
+TEST_F(Pins, ALookupWhoseHashesAreNotOfItsRequestIsRefused) {
+    manager.cache(1, kX, {.salt = std::string("one")});
+    const RequestPtr stranger = request(2, kX, {.salt = std::string("other")});
+    const auto hashes = testing::hashes_of(*request(1, kX, {.salt = std::string("one")}));
+    const std::uint64_t before = manager.digest();
+    const auto ask = [&](std::span<const BlockHash> wanted, const RequestPtr& whose) {
+        return manager.find_and_pin_blocks_by_hash(wanted, std::nullopt, true, std::nullopt, whose);
+    };
+    EXPECT_THROW(ask(hashes, stranger), std::invalid_argument);
+    const RequestPtr owner = request(2, kX, {.salt = std::string("one")});
+    const std::vector<BlockHash> backwards{hashes[1], hashes[0]};
+    EXPECT_THROW(ask(backwards, owner), std::invalid_argument);
+    EXPECT_EQ(manager.digest(), before);
+    EXPECT_TRUE(ask(std::span(hashes).subspan(1), owner)[0]) << "some of the prompt's blocks, in their order";
+    EXPECT_FALSE(ask(testing::hashes_of(*stranger), stranger)[0]) << "its own hashes, of blocks that are not here";
 }
 
 TEST_F(Pins, ASequenceMayEndWithItsBlocksPinned) {

@@ -17,7 +17,8 @@ constexpr std::uint32_t kTokensPerBlock = 4;
 
 class ReuseTreeTest : public testing::Test {
   protected:
-    explicit ReuseTreeTest(std::uint32_t hash_bits = 64) : store(256, 0, kTokensPerBlock), tree(store, hash_bits, 1) {}
+    explicit ReuseTreeTest(std::uint32_t hash_bits = kBlockHashBits)
+        : store(256, 0, kTokensPerBlock), tree(store, hash_bits, {1, 0}) {}
 
     BlockIndex add(ParentRef parent, const Tokens& tokens, const std::string& extras = "") {
         const BlockIndex block = store.acquire();
@@ -25,7 +26,7 @@ class ReuseTreeTest : public testing::Test {
         store[block].num_tokens = static_cast<std::uint16_t>(tokens.size());
         store.set_extras(block, extras);
         store[block].slot[kPrimary] = store.take_slot(kPrimary);
-        store[block].hash = tree.child_hash(tree.hash_of(parent), {tokens, extras});
+        store[block].key = tree.child_key(tree.key_of(parent), {tokens, extras});
         tree.add(block, parent);
         return block;
     }
@@ -37,9 +38,9 @@ class ReuseTreeTest : public testing::Test {
         return parent;
     }
     BlockIndex find(ParentRef parent, const Tokens& tokens, const std::string& extras = "") const {
-        return tree.find_child(parent, tree.child_hash(tree.hash_of(parent), {tokens, extras}), {tokens, extras});
+        return tree.find_child(parent, tree.child_key(tree.key_of(parent), {tokens, extras}), {tokens, extras});
     }
-    ParentRef root(const std::string& identity = "") { return tree.open_root(identity, identity.size()); }
+    ParentRef root(const std::string& identity = "") { return tree.open_root(identity); }
 
     BlockStore store;
     ReuseTree tree;
@@ -79,19 +80,20 @@ TEST_F(CollidingReuseTreeTest, EqualHashesNeverMergeDifferentContent) {
 }
 
 TEST_F(CollidingReuseTreeTest, AHashThatTwoBlocksShareNamesNeither) {
+    tree.keep_hashes();
     std::array<std::vector<BlockIndex>, 2> by_hash;
     for (TokenId token = 0; by_hash[0].size() < 2 || by_hash[1].empty(); ++token) {
         const BlockIndex block = add(root(), {token, 0, 0, 0});
-        by_hash[store[block].hash].push_back(block);
+        by_hash[tree.block_hash(block).first].push_back(block);
     }
     while (by_hash[1].size() > 1) {
         remove(by_hash[1].back());
         by_hash[1].pop_back();
     }
-    EXPECT_EQ(tree.find_unambiguous(0), kNone);
-    EXPECT_EQ(tree.find_unambiguous(1), by_hash[1].front());
+    EXPECT_EQ(tree.find_unambiguous({0, 0}), kNone);
+    EXPECT_EQ(tree.find_unambiguous({1, 0}), by_hash[1].front());
     remove(by_hash[1].front());
-    EXPECT_EQ(tree.find_unambiguous(1), kNone);
+    EXPECT_EQ(tree.find_unambiguous({1, 0}), kNone);
 }
 
 TEST_F(ReuseTreeTest, TheLongestCommonPrefixWins) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <numeric>
 #include <random>
@@ -22,6 +23,9 @@ using testing::kTokensPerBlock;
 using testing::Manager;
 using testing::request;
 using testing::tokens;
+
+constexpr Secret kAimedAt{1, 0};
+constexpr std::array<Secret, 4> kOtherSeeds{{{2, 0}, {0, 1}, {1ULL << 32, 0}, {~0ULL, ~0ULL}}};
 
 template <class Call>
 std::uint64_t steps_of(Call&& call) {
@@ -71,10 +75,10 @@ TEST(Steps, ParentsComeBackInAnyOrderWithoutPassingEachOther) {
 // ------------------------------------------------------------------------------------------------ children of one parent
 
 // Stores children whose contents ascend in the order given, and looks the last one up.
-std::uint64_t steps_of_lookup(std::uint64_t seed, const std::vector<BlockIndex>& order) {
+std::uint64_t steps_of_lookup(const Secret& seed, const std::vector<BlockIndex>& order) {
     BlockStore store(static_cast<std::uint32_t>(order.size()), 0, 1);
-    ReuseTree tree(store, 64, seed);
-    const ParentRef root = tree.open_root("", 0);
+    ReuseTree tree(store, kBlockHashBits, seed);
+    const ParentRef root = tree.open_root("");
     std::vector<TokenId> content(order.size());
     for (std::size_t place = 0; place < order.size(); ++place) {
         content[order[place]] = static_cast<TokenId>(place);
@@ -84,7 +88,7 @@ std::uint64_t steps_of_lookup(std::uint64_t seed, const std::vector<BlockIndex>&
         store.tokens(block)[0] = token;
         store[block].num_tokens = 1;
         store[block].slot[kPrimary] = store.take_slot(kPrimary);
-        store[block].hash = tree.child_hash(0, tree.content(block));
+        store[block].key = tree.child_key(tree.key_of(root), tree.content(block));
         tree.add(block, root);
     }
     const TokenId last = content[order.back()];
@@ -94,16 +98,89 @@ std::uint64_t steps_of_lookup(std::uint64_t seed, const std::vector<BlockIndex>&
 TEST(Steps, ChildrenChosenToMakeAListOfTheirIndexDoSoForOneSeedAlone) {
     constexpr std::uint32_t kChildren = 2048;
     BlockStore store(1, 0, 1);
-    const ReuseTree aimed_at(store, 64, 1);
+    const ReuseTree aimed_at(store, kBlockHashBits, kAimedAt);
     std::vector<BlockIndex> order = ascending(kChildren);
     std::ranges::sort(order, std::ranges::greater{}, [&](BlockIndex block) { return aimed_at.rank(block); });
-    EXPECT_GE(steps_of_lookup(1, order), kChildren) << "the attack is none";
-    for (const std::uint64_t seed : {2ULL, 3ULL, 1ULL << 32, ~0ULL}) {
-        EXPECT_LE(steps_of_lookup(seed, order), 8U * std::bit_width(kChildren)) << "seed " << seed;
+    EXPECT_GE(steps_of_lookup(kAimedAt, order), kChildren) << "the attack is none";
+    for (const Secret& seed : kOtherSeeds) {
+        EXPECT_LE(steps_of_lookup(seed, order), 8U * std::bit_width(kChildren)) << "seed " << seed.low;
     }
 }
 
-TEST(Steps, ASeedThatNobodyChoseIsDrawn) { EXPECT_NE(config(1).seed, config(1).seed); }
+TEST(Steps, ASeedThatNobodyChoseIsDrawn) { EXPECT_NE(BlockManagerConfig().seed, BlockManagerConfig().seed); }
+
+// ------------------------------------------------------------------------------------------------ colliding contents
+
+// What one finds of itself among all: an index that spreads them takes about two steps, whoever chose them.
+std::uint64_t steps_of_finding(const Secret& seed, const std::vector<testing::Tokens>& contents) {
+    BlockStore store(static_cast<std::uint32_t>(contents.size()), 0, kTokensPerBlock);
+    ReuseTree tree(store, kBlockHashBits, seed);
+    const ParentRef root = tree.open_root("");
+    for (const testing::Tokens& content : contents) {
+        const BlockIndex block = store.acquire();
+        std::ranges::copy(content, store.tokens(block).begin());
+        store[block].num_tokens = kTokensPerBlock;
+        store[block].slot[kPrimary] = store.take_slot(kPrimary);
+        store[block].key = tree.child_key(tree.key_of(root), tree.content(block));
+        tree.add(block, root);
+    }
+    return steps_of([&] {
+        for (const testing::Tokens& content : contents) {
+            EXPECT_NE(tree.find_child(root, tree.child_key(tree.key_of(root), {content, {}}), {content, {}}), kNone);
+        }
+    });
+}
+
+// Contents whose first word cancels its key, so that the product of the pair is zero whatever the second word is.
+std::vector<testing::Tokens> collisions_under(const Secret& seed, std::int32_t count) {
+    SipHash first_key(key_for(seed, "tokens in the index"));
+    first_key.add(0);
+    const std::uint64_t cancelling = -first_key.end().first;
+    std::vector<testing::Tokens> contents;
+    for (std::int32_t i = 0; i < count; ++i) {
+        contents.push_back({static_cast<TokenId>(cancelling), static_cast<TokenId>(cancelling >> 32), i, 0});
+    }
+    return contents;
+}
+
+TEST(Steps, ContentsChosenToCollideInTheIndexDoSoForOneSeedAlone) {
+    constexpr std::int32_t kContents = 1024;
+    const std::vector<testing::Tokens> contents = collisions_under(kAimedAt, kContents);
+    EXPECT_GE(steps_of_finding(kAimedAt, contents), kContents * kContents / 4U) << "the attack is none";
+    for (const Secret& seed : kOtherSeeds) {
+        EXPECT_LE(steps_of_finding(seed, contents), 4U * kContents) << "seed " << seed.low;
+    }
+}
+
+TEST(Steps, ContentsInArithmeticProgressionSpreadLikeAnyOthers) {
+    constexpr std::int32_t kContents = 1024;
+    for (std::uint64_t seed = 0; seed < 200; ++seed) {
+        std::vector<testing::Tokens> contents;
+        for (std::int32_t i = 0; i < kContents; ++i) {
+            contents.push_back({i, 0, 0, 0});
+        }
+        ASSERT_LE(steps_of_finding({seed, 0}, contents), 4U * kContents) << "seed " << seed;
+    }
+}
+
+// Hashes show in events: whoever stores long enough gets as many with one beginning as he wants.
+TEST(Steps, HashesPickedToLieTogetherAreFiledApart) {
+    constexpr BlockIndex kBlocks = 1024;
+    for (const Secret& seed : kOtherSeeds) {
+        const IndexHash index_hash(seed, kTokensPerBlock);
+        HashBook book(kBlocks);
+        const auto picked = [](BlockIndex block) { return BlockHash{7, block}; };
+        for (BlockIndex block = 0; block < kBlocks; ++block) {
+            book.enter(block, picked(block), index_hash);
+        }
+        const std::uint64_t steps = steps_of([&] {
+            for (BlockIndex block = 0; block < kBlocks; ++block) {
+                ASSERT_EQ(book.find_unambiguous(picked(block), index_hash), block);
+            }
+        });
+        EXPECT_LE(steps, 4U * kBlocks) << "seed " << seed.low;
+    }
+}
 
 // ------------------------------------------------------------------------------------------------ one call
 

@@ -20,9 +20,7 @@ using testing::tokens;
 const Tokens kX = tokens(8, 1000);
 const Tokens kY = tokens(8, 2000);
 
-std::vector<std::uint64_t> hashes_of(const Tokens& prompt) {
-    return request(1, prompt)->block_hashes(testing::kTokensPerBlock);
-}
+std::vector<BlockHash> hashes_of(const Tokens& prompt) { return testing::hashes_of(*request(1, prompt)); }
 
 class Transfers : public ::testing::Test {
   protected:

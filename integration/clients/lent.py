@@ -32,7 +32,7 @@ class Hashes:
     """Of the blocks that each request has filled, as later upstream reports them."""
 
     def __init__(self, tokens_per_block: int) -> None:
-        self._tokens_per_block = tokens_per_block
+        self._config = native.BlockManagerConfig(tokens_per_block=tokens_per_block, blocks_primary=1)
         self._tokens: dict[int, list[int]] = {}
 
     def add(self, scheduler_output: Any) -> None:
@@ -40,7 +40,7 @@ class Hashes:
             tokens = self._tokens.setdefault(data.request_id, [])
             tokens += data.new_tokens
             sequence = native.SequenceRequest(data.request_id, tokens)
-            data.block_hashes = native.block_hashes(sequence, self._tokens_per_block)
+            data.block_hashes = [one % 2**64 for one in native.block_hashes(sequence, self._config)]  # as upstream's
 
 
 def lend_hashes(module: ModuleType, scheduler_name: str) -> None:

@@ -46,7 +46,7 @@ def test_no_block_ever_holds_a_foreign_or_half_written_value(variant: str) -> No
     loaded = counters.offload_loaded_blocks.value
     with offloading(variant, HOST_BLOCKS, DEVICE_BLOCKS, device="torch") as server:
         chats = serve(server, REQUESTS, seed=1)
-        evicted = server.index.blocks_dropped()
+        evicted = server.index.stats().evicted
         require_clean(server)
         assert chats.cancelled > 0 and server.contents.reads > REQUESTS
         assert counters.offload_loaded_blocks.value - loaded > REQUESTS // 2

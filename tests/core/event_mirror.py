@@ -7,6 +7,8 @@ from trtllm_kvfix import native
 from .model import Block
 from .model.block_hash import hash_block, hash_root
 from .model.state import State
+from .model.values import RootKey
+from .scenes import SEED
 
 Entry = tuple[int | None, tuple[int, ...], int | None, str, int]  # parent hash, tokens, lora id, tier, priority
 Key = tuple[int | None, int]  # window size, hash
@@ -15,8 +17,12 @@ Key = tuple[int | None, int]  # window size, hash
 def hash_of(block: Block, hash_bits: int) -> int:
     parent = block.parent
     assert parent is not None
-    parent_hash = hash_of(parent, hash_bits) if isinstance(parent, Block) else hash_root(parent.key)
-    return hash_block(parent_hash, block.tokens, block.extras) & ((1 << hash_bits) - 1)
+    parent_hash = hash_of(parent, hash_bits) if isinstance(parent, Block) else root_of(parent.key, hash_bits)
+    return hash_block(SEED, parent_hash, block.tokens, block.extras) & ((1 << hash_bits) - 1)
+
+
+def root_of(key: RootKey, hash_bits: int) -> int:
+    return hash_root(SEED, key) & ((1 << hash_bits) - 1)
 
 
 def full_blocks(state: State) -> list[tuple[int | None, Block]]:
@@ -37,7 +43,7 @@ class EventMirror:
             assert event.event_id == self.events_seen + dropped, "ids count up; a gap is what was dropped"
             self.events_seen += 1
             self.counts[key] += {"stored": 1, "removed": -1, "updated": 0}[event.kind]
-            if dropped or self.hash_bits < 64:
+            if dropped or self.hash_bits < 128:
                 continue
             self.follow_entry(event, key)
 
@@ -57,8 +63,9 @@ class EventMirror:
         """Only while no event has been dropped."""
         expected: Counter[Key] = Counter((size, hash_of(block, self.hash_bits)) for size, block in full_blocks(state))
         assert +self.counts == expected
-        if self.hash_bits == 64:
-            assert self.entries == {(size, hash_of(block, 64)): self.entry(block) for size, block in full_blocks(state)}
+        if self.hash_bits == 128:
+            full = full_blocks(state)
+            assert self.entries == {(size, hash_of(block, 128)): self.entry(block) for size, block in full}
 
     def entry(self, block: Block) -> Entry:
         tier = "host" if block.slots["primary"] is None else "primary"
@@ -66,5 +73,5 @@ class EventMirror:
         while isinstance(above, Block):
             above = above.parent
         assert above is not None
-        parent_hash = hash_of(parent, 64) if isinstance(parent, Block) else None
+        parent_hash = hash_of(parent, 128) if isinstance(parent, Block) else None
         return parent_hash, block.tokens, above.key[0], tier, block.priority

@@ -7,11 +7,12 @@ import numpy as np
 from trtllm_kvfix import native
 
 from .model import Config, Request, Retention
+from .scenes import SEED
 
 CARRIERS = ("list", "tuple", "int32", "int64", "ctypes")
 
 
-def native_config(config: Config, events_max: int = 0, hash_bits: int = 64) -> native.BlockManagerConfig:
+def native_config(config: Config, events_max: int = 0, hash_bits: int = 128) -> native.BlockManagerConfig:
     sizes = [window.size for window in config.windows if window.size is not None]
     first = config.windows[0]
     return native.BlockManagerConfig(
@@ -26,6 +27,7 @@ def native_config(config: Config, events_max: int = 0, hash_bits: int = 64) -> n
         offload_priority_min=config.offload_priority_min,
         events_max=events_max,
         hash_bits=hash_bits,
+        seed=SEED,
     )
 
 

@@ -35,7 +35,7 @@ def outcome(call: Callable[[], M]) -> tuple[M | None, tuple[object, ...] | None]
 
 
 class Pair:
-    def __init__(self, config: Config, events_max: int = 0, hash_bits: int = 64) -> None:
+    def __init__(self, config: Config, events_max: int = 0, hash_bits: int = 128) -> None:
         self.model = ModelManager(config)
         self.core = native.BlockManager(native_config(config, events_max, hash_bits))
         self.names = Names(self.model.state)

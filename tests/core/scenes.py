@@ -3,14 +3,27 @@
 from collections.abc import Sequence
 
 from trtllm_kvfix import native
-from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, block_hashes
 
 BLOCK = 4  # tokens per block, wherever a test does not say otherwise
+SEED = 0x0123456789ABCDEF_FEDCBA9876543210  # of every manager here, so that hashes and digests compare
+NO_HASH = 2**127  # of 128 bits, and no block's
 
 
 def manager(primary: int, host: int = 0, **options: object) -> BlockManager:
-    settings: dict[str, object] = {"tokens_per_block": BLOCK, "blocks_primary": primary, "blocks_host": host}
+    settings: dict[str, object] = {
+        "tokens_per_block": BLOCK,
+        "blocks_primary": primary,
+        "blocks_host": host,
+        "seed": SEED,
+    }
     return BlockManager(BlockManagerConfig(**{**settings, **options}))  # type: ignore[arg-type]
+
+
+def hashes(tokens: Sequence[int], **identity: object) -> list[int]:
+    """Of the prompt's full blocks, as a manager above has them."""
+    request = SequenceRequest(1, tokens, **identity)  # type: ignore[arg-type]
+    return block_hashes(request, manager(primary=1).config)
 
 
 def prompt(family: int, length: int) -> list[int]:

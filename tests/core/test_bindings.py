@@ -151,7 +151,6 @@ def test_every_other_list_of_numbers_is_read_the_same_way(form: str) -> None:
     ids = m.get_batch_cache_block_ids(as_form([2]))[0][0]
     m.pin_blocks_by_id(as_form(ids))
     m.unpin_blocks_by_id(as_form(ids))
-    assert m.find_and_pin_blocks_by_hash(as_form([1, 2])) == [None, None]
     table = np.zeros((1, 1, 2, 4), dtype=np.int32)
     m.copy_batch_block_offsets(table, as_form([2]), 1, 0)
     assert table[0, 0, 1, 0] == table[0, 0, 0, 0]
@@ -181,7 +180,7 @@ def test_what_is_not_numbers_changes_nothing(name: str) -> None:
             lambda: m.add_tokens([1], [1], computed=value),
             lambda: m.pin_blocks_by_id(value),
             lambda: m.unpin_blocks_by_id(value),
-            lambda: m.find_and_pin_blocks_by_hash(value),
+            lambda: m.find_and_pin_blocks_by_hash(value),  # type: ignore[arg-type]
             lambda: m.get_batch_cache_block_ids(value),
         ]
     for call in calls:

@@ -35,7 +35,7 @@ def test_no_result_depends_on_the_seed() -> None:
     rng = random.Random(1)
     prompts = [[rng.randrange(3) for _ in range(rng.randrange(1, 40))] for _ in range(200)]
     digests = set()
-    for seed in (0, 1, 2**64 - 1):
+    for seed in (0, 1, 2**64, 2**128 - 1):
         config = BlockManagerConfig(tokens_per_block=4, blocks_primary=60, seed=seed)
         assert config.seed == seed
         m = BlockManager(config)
@@ -47,6 +47,19 @@ def test_no_result_depends_on_the_seed() -> None:
         m.check_invariants()
         digests.add(m.digest())
     assert len(digests) == 1
+
+
+def test_ranks_with_one_seed_have_one_set_of_hashes_and_others_have_others() -> None:
+    def shown(seed: int) -> tuple[int, ...]:
+        m = BlockManager(BlockManagerConfig(tokens_per_block=4, blocks_primary=8, events_max=10, seed=seed))
+        m.add_sequence(SequenceRequest(1, list(range(16)), salt="tenant"))
+        m.store_context_blocks(1, 16)
+        return tuple(event.block_hash for event in m.get_latest_events())
+
+    assert shown(1) == shown(1)
+    families = [set(shown(seed)) for seed in (0, 1, 2**64, 2**127)]
+    assert len(set.union(*families)) == 4 * 4, "one bit of 128 changes every hash"
+    assert len({one % 2**64 for one in set.union(*families)}) == 4 * 4, "first halves alone too"
 
 
 def test_a_seed_that_nobody_gives_is_drawn() -> None:

@@ -9,7 +9,7 @@ from trtllm_kvfix.native import BlockManager, Retention, SequenceRequest
 from .scenes import BLOCK, manager, prompt
 
 
-def stored(request: SequenceRequest, *, hash_bits: int = 64) -> BlockManager:
+def stored(request: SequenceRequest, *, hash_bits: int = 128) -> BlockManager:
     m = manager(primary=8, hash_bits=hash_bits)
     m.add_sequence(request)
     m.store_context_blocks(1, len(request.tokens))

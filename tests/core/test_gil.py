@@ -59,11 +59,12 @@ def test_python_runs_at_full_rate_beside_a_long_call(
     name: str, large: BlockManager, long_request: SequenceRequest
 ) -> None:
     longest = SequenceRequest(3, np.zeros(2**25, dtype=np.int32))
+    large_blocks = BlockManagerConfig(tokens_per_block=2**15, blocks_primary=1)
     calls: dict[str, Callable[[], object]] = {
         "digest": large.digest,
         "check_invariants": large.check_invariants,
         "analyze_prefix_reuse": lambda: large.analyze_prefix_reuse(long_request),
-        "block_hashes": lambda: block_hashes(longest, 2**20),
+        "block_hashes": lambda: block_hashes(longest, large_blocks),
     }
     block = bytes(50_000_000)  # hashlib releases the GIL and burns a core as the call under test does
     ratios = []
@@ -90,7 +91,7 @@ WAITERS: dict[str, Callable[[BlockManager], object]] = {
     "pin_blocks": lambda m: m.pin_blocks(9),
     "pin_blocks_by_id": lambda m: m.pin_blocks_by_id([]),
     "unpin_blocks_by_id": lambda m: m.unpin_blocks_by_id([]),
-    "find_and_pin_blocks_by_hash": lambda m: m.find_and_pin_blocks_by_hash([1]),
+    "find_and_pin_blocks_by_hash": lambda m: m.find_and_pin_blocks_by_hash([2**127]),
     "get_cache_block_ids": lambda m: m.get_cache_block_ids(9),
     "get_batch_cache_block_ids": lambda m: m.get_batch_cache_block_ids([]),
     "copy_batch_block_offsets": lambda m: m.copy_batch_block_offsets(np.zeros((1, 1, 2, 1), dtype=np.int32), [], 1, 0),

@@ -1,4 +1,4 @@
-"""Reuse compares content, never hashes; and the hashes are the same in every process and on every machine."""
+"""Reuse compares content, never hashes; for one seed the hashes are the same in every process and on every machine."""
 
 import os
 import random
@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from trtllm_kvfix.native import SequenceRequest, block_hashes
+from trtllm_kvfix.native import BlockManagerConfig, SequenceRequest, block_hashes
 
-from .model.block_hash import hash_block, hash_root
-from .scenes import BLOCK, begin, leave_behind, manager, prompt, reusable
+from .model.block_hash import hash_block, hash_root, siphash
+from .scenes import BLOCK, SEED, begin, hashes, leave_behind, manager, prompt, reusable
 
 IDENTITIES: list[dict[str, object]] = [
     {},
@@ -26,7 +26,7 @@ IDENTITIES: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize("hash_bits", [64, 4, 1])
+@pytest.mark.parametrize("hash_bits", [128, 64, 4, 1])
 def test_equal_hashes_never_merge_different_content(hash_bits: int) -> None:
     rng = random.Random(hash_bits)
     m = manager(primary=4000, hash_bits=hash_bits)
@@ -48,7 +48,7 @@ def shared_prefix(a: list[int], b: list[int]) -> int:
     return length
 
 
-@pytest.mark.parametrize("hash_bits", [64, 1])
+@pytest.mark.parametrize("hash_bits", [128, 1])
 def test_no_two_identities_share_a_block(hash_bits: int) -> None:
     for mine in IDENTITIES:
         m = manager(primary=8, hash_bits=hash_bits)
@@ -75,11 +75,24 @@ def test_a_span_matters_only_to_the_blocks_that_it_touches() -> None:
 
 
 def test_hashes_chain_their_parents_and_cover_full_blocks_only() -> None:
-    one = block_hashes(SequenceRequest(1, [1, 2, 3, 4, 5, 6, 7, 8, 9]), BLOCK)
-    other = block_hashes(SequenceRequest(1, [0, 2, 3, 4, 5, 6, 7, 8, 9]), BLOCK)
+    one = hashes([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    other = hashes([0, 2, 3, 4, 5, 6, 7, 8, 9])
     assert len(one) == 2
     assert not set(one) & set(other)
-    assert block_hashes(SequenceRequest(1, [1, 2, 3, 4, 5, 6]), BLOCK) == one[:1]
+    assert hashes([1, 2, 3, 4, 5, 6]) == one[:1]
+
+
+@pytest.mark.parametrize(
+    ("variant", "message", "expected"),
+    [
+        ((2, 4, 8), bytes(range(15)), "e545be4961ca29a1"),
+        ((2, 4, 16), b"", "a3817f04ba25a8e66df67214c7550293"),
+        ((1, 3, 16), b"", "e77ebcb22788a5befd62db6add303001"),
+    ],
+)
+def test_the_model_is_siphash(variant: tuple[int, int, int], message: bytes, expected: str) -> None:
+    """The first two as its authors publish them; the rounds of the third are what we use."""
+    assert siphash(bytes(range(16)), message, *variant).hex() == expected
 
 
 @pytest.mark.parametrize("identity", IDENTITIES, ids=str)
@@ -88,31 +101,33 @@ def test_hashes_follow_the_documented_formula(identity: dict[str, object]) -> No
         tokens = [(7 * i) ** 3 % (2**31 - 1) for i in range(3 * size)]
         request = SequenceRequest(1, tokens, extra_keys=[(size, size + 1, b"digest")], **identity)  # type: ignore[arg-type]
         salt = identity.get("salt")
-        parent = hash_root((identity.get("lora_id"), type(salt).__name__, salt))  # type: ignore[arg-type]
+        parent = hash_root(SEED, (identity.get("lora_id"), type(salt).__name__, salt))  # type: ignore[arg-type]
         expected = []
         for first in range(0, len(tokens), size):
             extras = ((0, 1, b"digest"),) if first == size else ()
-            parent = hash_block(parent, tokens[first : first + size], extras)
+            parent = hash_block(SEED, parent, tokens[first : first + size], extras)
             expected.append(parent)
-        assert block_hashes(request, size) == expected
+        config = BlockManagerConfig(tokens_per_block=size, blocks_primary=1, seed=SEED)
+        assert block_hashes(request, config) == expected
 
 
 PINNED_HASHES = [
-    0x5D00C7D39BAD6A67,
-    0x5170737DE51825EC,
-    0x5133808DFEBE66BD,
-    0x60D536F6E86D8F03,
+    0x8783785DD73E422FD855687B20F92993,
+    0x9DE8F453F192189ACF1CEFA130B34CB9,
+    0xC3F0DE83A22A2E813606435AADD699FE,
+    0x61734E752D4CBB344C89973D9A0406FB,
 ]
 PINNED = """
-from trtllm_kvfix.native import SequenceRequest, block_hashes
-plain = block_hashes(SequenceRequest(1, list(range(64))), 32)
-salted = block_hashes(SequenceRequest(1, list(range(64)), salt="tenant", lora_id=3, extra_keys=[(0, 2, b"x")]), 32)
+from trtllm_kvfix.native import BlockManagerConfig, SequenceRequest, block_hashes
+config = BlockManagerConfig(tokens_per_block=32, blocks_primary=1, seed=2**127 + 1)
+plain = block_hashes(SequenceRequest(1, list(range(64))), config)
+salted = block_hashes(SequenceRequest(1, list(range(64)), salt="tenant", lora_id=3, extra_keys=[(0, 2, b"x")]), config)
 print(*plain, *salted)
 """
 
 
 def test_hashes_are_the_same_in_every_process_and_version() -> None:
-    """These numbers are in routers' tables: a change of any is a change of the format."""
+    """Ranks and routers with the seed compute them too: a change of any is a change of the format."""
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         ran = subprocess.run(

@@ -2,13 +2,21 @@
 
 import pytest
 
-from trtllm_kvfix.native import BlockInFlight, BlockManager, OutOfBlocks, SequenceRequest, block_hashes
+from trtllm_kvfix.native import BlockInFlight, BlockManager, OutOfBlocks, SequenceRequest
 
-from .scenes import BLOCK, begin, kinds, leave_behind, manager, prompt, push_to_host, reusable, run_transfers
-
-
-def hashes(tokens: list[int]) -> list[int]:
-    return block_hashes(SequenceRequest(1, tokens), BLOCK)
+from .scenes import (
+    BLOCK,
+    NO_HASH,
+    begin,
+    hashes,
+    kinds,
+    leave_behind,
+    manager,
+    prompt,
+    push_to_host,
+    reusable,
+    run_transfers,
+)
 
 
 def slot_of(m: BlockManager, tokens: list[int], tier: str) -> int:
@@ -128,9 +136,9 @@ def test_lookup_stops_at_the_first_miss_unless_told_otherwise() -> None:
     m = manager(primary=8)
     leave_behind(m, 1, prompt(1, 2 * BLOCK))
     first, second = hashes(prompt(1, 2 * BLOCK))
-    found = m.find_and_pin_blocks_by_hash([first, 12345, second])
+    found = m.find_and_pin_blocks_by_hash([first, NO_HASH, second])
     assert [each is not None for each in found] == [True, False, False]
-    found = m.find_and_pin_blocks_by_hash([first, 12345, second], stop_on_miss=False)
+    found = m.find_and_pin_blocks_by_hash([first, NO_HASH, second], stop_on_miss=False)
     assert [each is not None for each in found] == [True, False, True]
 
 
@@ -150,3 +158,21 @@ def test_pins_by_sequence_cover_each_shared_block_once() -> None:
     ids = m.pin_blocks(1)
     assert sorted(ids) == sorted({block for beam in m.get_cache_block_ids(1) for block in beam})
     assert len(ids) == 3
+
+
+def test_half_a_hash_names_no_block() -> None:
+    m = manager(primary=8)
+    leave_behind(m, 1, prompt(1, BLOCK))
+    [whole] = hashes(prompt(1, BLOCK))
+    with pytest.raises(ValueError, match="a block hash has 128 bits"):
+        m.find_and_pin_blocks_by_hash([whole % 2**64])
+
+
+def test_a_look_up_that_carries_a_request_is_refused_where_the_hashes_are_anothers() -> None:
+    m = manager(primary=8)
+    leave_behind(m, 1, prompt(1, BLOCK), salt="one")
+    theirs = hashes(prompt(1, BLOCK), salt="one")
+    with pytest.raises(ValueError, match="request 2, hashes: number 0"):
+        m.find_and_pin_blocks_by_hash(theirs, request=SequenceRequest(2, prompt(1, BLOCK), salt="other"))
+    [found] = m.find_and_pin_blocks_by_hash(theirs, request=SequenceRequest(2, prompt(1, BLOCK), salt="one"))
+    assert found is not None and found.block_hash == theirs[0]

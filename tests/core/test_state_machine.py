@@ -15,6 +15,7 @@ from .event_mirror import full_blocks, hash_of
 from .model import Config, Request
 from .model.values import Tier, Tokens
 from .pair import Pair
+from .scenes import NO_HASH
 
 UNHEARD_INDEX = 29
 
@@ -27,7 +28,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @initialize(
         config=draws.configs(),
         events_max=st.sampled_from([100_000, 3, 0]),
-        hash_bits=st.sampled_from([64, 64, 4, 1]),
+        hash_bits=st.sampled_from([128, 128, 4, 1]),
         past=st.lists(draws.prompts(), min_size=2, max_size=6),
     )
     def start(self, config: Config, events_max: int, hash_bits: int, past: list[Tokens]) -> None:
@@ -146,7 +147,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tier=draws.tiers, stop=st.booleans(), w=draws.indices)
     def find_and_pin(self, data: st.DataObject, tier: Tier | None, stop: bool, w: int) -> None:
         known = {hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.pair.model.state)}
-        hashes = data.draw(st.lists(st.sampled_from([*sorted(known), 0, 2**64 - 1]), max_size=3))
+        hashes = data.draw(st.lists(st.sampled_from([*sorted(known), NO_HASH, 2**128 - 1]), max_size=3))
         self.pair.find_and_pin(hashes, tier, stop, w % len(self.pair.model.state.windows))
 
     # ------------------------------------------------------------------------------------------ transfers

@@ -1,9 +1,9 @@
 """Numbers belong to one request, reading resets nothing, and the events alone are enough to rebuild the tree."""
 
-from trtllm_kvfix.native import CacheCounters, SequenceRequest, block_hashes
+from trtllm_kvfix.native import CacheCounters, SequenceRequest
 
 from .event_mirror import EventMirror
-from .scenes import BLOCK, begin, leave_behind, manager, prompt, push_to_host, run_transfers
+from .scenes import BLOCK, begin, hashes, leave_behind, manager, prompt, push_to_host, run_transfers
 
 COUNTERS = [name for name in dir(CacheCounters) if not name.startswith("_")]
 
@@ -67,7 +67,7 @@ def test_events_tell_the_story_of_a_block() -> None:
     tokens = prompt(1, BLOCK)
     leave_behind(m, 1, tokens, lora_id=7)
     [stored] = m.get_latest_events()
-    [expected] = block_hashes(SequenceRequest(1, tokens, lora_id=7), BLOCK)
+    [expected] = hashes(tokens, lora_id=7)
     assert (stored.kind, stored.block_hash, stored.parent_hash) == ("stored", expected, None)
     assert (stored.tokens, stored.lora_id, stored.tier, stored.priority) == (tokens, 7, "primary", 35)
     push_to_host(m, 2, blocks=1)
@@ -85,7 +85,7 @@ def test_children_name_their_parents_and_incomplete_blocks_are_not_told() -> Non
     tokens = prompt(1, 2 * BLOCK + 1)
     leave_behind(m, 1, tokens)
     first, second = m.get_latest_events()
-    assert [first.block_hash, second.block_hash] == block_hashes(SequenceRequest(1, tokens), BLOCK)
+    assert [first.block_hash, second.block_hash] == hashes(tokens)
     assert (first.parent_hash, second.parent_hash) == (None, first.block_hash)
 
 
@@ -105,12 +105,12 @@ def test_events_are_off_unless_asked_for() -> None:
 
 def test_a_mirror_fed_with_events_alone_knows_every_hash() -> None:
     m = manager(primary=6, host=3, events_max=10_000)
-    mirror = EventMirror(hash_bits=64)
+    mirror = EventMirror(hash_bits=128)
     for request_id in range(100):
         leave_behind(m, request_id, prompt(request_id % 7, (1 + request_id % 5) * BLOCK))
         mirror.follow(m.get_latest_events(), 0)
         for family in range(7):
-            for position, known in enumerate(block_hashes(SequenceRequest(1, prompt(family, 5 * BLOCK)), BLOCK)):
+            for position, known in enumerate(hashes(prompt(family, 5 * BLOCK))):
                 [found] = m.find_and_pin_blocks_by_hash([known])
                 assert (found is not None) == ((None, known) in mirror.entries), (request_id, family, position)
                 if found is not None:

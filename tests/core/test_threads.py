@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 
 from tests.threads import run_together
-from trtllm_kvfix.native import OutOfBlocks, SequenceRequest, block_hashes
+from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
 
-from .scenes import BLOCK, leave_behind, manager, prompt
+from .scenes import BLOCK, hashes, leave_behind, manager, prompt
 from .workload import Churn, make_manager
 
 PINS_MIN = 200
@@ -42,7 +42,7 @@ def test_a_slot_that_one_thread_has_pinned_is_never_given_to_another() -> None:
     pinned: set[int] = set()
     rounds = 0
     done = threading.Event()
-    [wanted] = block_hashes(SequenceRequest(1, prompt(1, BLOCK)), BLOCK)
+    [wanted] = hashes(prompt(1, BLOCK))
 
     def pin() -> None:
         nonlocal rounds

@@ -8,6 +8,7 @@ from .model import Config, Request, Retention, WindowShape
 from .model.values import TIERS, Range, Salt, Tier
 from .native_values import CARRIERS
 from .pair import Pair
+from .scenes import NO_HASH
 
 
 def random_config(rng: random.Random) -> Config:
@@ -29,7 +30,7 @@ def random_config(rng: random.Random) -> Config:
 class Walk:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        events_max, hash_bits = self.rng.choice([0, 5, 10**6]), self.rng.choice([64, 64, 4, 1])
+        events_max, hash_bits = self.rng.choice([0, 5, 10**6]), self.rng.choice([128, 128, 4, 1])
         self.pair = Pair(random_config(self.rng), events_max, hash_bits)
         self.model = self.pair.model
         self.ids_used = 0
@@ -151,7 +152,7 @@ class Walk:
 
     def look_up(self) -> None:
         known = sorted({hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.model.state)})
-        hashes = self.rng.choices([*known, 12345], k=self.rng.randint(0, 3))
+        hashes = self.rng.choices([*known, NO_HASH], k=self.rng.randint(0, 3))
         tiers: list[Tier | None] = [None, *TIERS]
         w = self.rng.randrange(len(self.model.state.windows))
         self.pair.find_and_pin(hashes, self.rng.choice(tiers), self.rng.random() < 0.5, w)

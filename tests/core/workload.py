@@ -26,6 +26,7 @@ def make_manager(primary: int = 60, host: int = 40) -> BlockManager:
             window_sizes=[12, 64],
             max_beam_width=2,
             events_max=1000,
+            seed=1,
         )
     )
 
@@ -95,7 +96,7 @@ class Churn:
             self.live.remove(request_id)
 
     def pin(self) -> None:
-        hashes = block_hashes(self.request(), BLOCK)
+        hashes = block_hashes(self.request(), self.manager.config)
         found = self.manager.find_and_pin_blocks_by_hash(hashes, window_size=64)
         self.pins.append([(each.block_id, each.tier) for each in found if each is not None])
 

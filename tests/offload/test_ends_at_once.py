@@ -86,7 +86,8 @@ def play(scene: Callable[[Bench], None], bench: Bench, monkeypatch: pytest.Monke
     bench.executor.forget_device_cache()
     with monkeypatch.context() as patch:
         if scene is end_while_a_store_is_planned:  # what it stores earlier is not meant
-            patch.setattr("trtllm_kvfix.offload.scheduler.OffloadScheduler._report", lambda *_, **__: None)
+            for report in ("_begin", "_go_on"):
+                patch.setattr(f"trtllm_kvfix.offload.scheduler.OffloadScheduler.{report}", lambda *_: None)
         scene(bench)
     with monkeypatch.context() as patch:
         release = hold_transfers(bench, patch)

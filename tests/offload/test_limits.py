@@ -16,6 +16,8 @@ from trtllm_kvfix.offload.ranks import OneRank
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.settings import load
 
+from .conftest import MakeBench
+
 GIB = 1 << 30
 
 
@@ -163,3 +165,13 @@ def test_a_driver_that_refuses_to_pin_is_told_with_the_limit(
     why = r"\(ulimit -l\) of 64\.0 KiB" if limit else "would allow it"
     with pytest.raises(SettingsError, match=f"cannot pin 128.0 KiB: out of memory; .*{why}"):
         make._pin(open_device("cpu"), 4096, None)
+
+
+@pytest.mark.parametrize(("blocks", "is_said"), [(40, True), (64, False)])
+def test_a_tier_that_is_smaller_than_what_runs_is_said_with_the_arithmetic(
+    blocks: int, is_said: bool, make_bench: MakeBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_bench(host_blocks=blocks, executor={"blocks": 64})
+    said = [line for line in caplog.messages if "push each other out" in line]
+    assert len(said) == is_said
+    assert not is_said or ("40 blocks" in said[0] and "64 on the GPU" in said[0])

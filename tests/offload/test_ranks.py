@@ -8,7 +8,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.layout import LayoutMismatch
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import Late, LoadJob, Step, StoreJob
-from trtllm_kvfix.offload.ranks import OneRank
+from trtllm_kvfix.offload.ranks import OneRank, agreed_seed
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 
@@ -149,3 +149,9 @@ def test_a_rank_of_attention_data_parallelism_that_cannot_start_stops_the_others
     errors = errors_of_all(ranks, lambda rank: rank.worker.register(rank.device, pools[rank.ranks.rank]))
     assert errors[0].startswith("LayoutMismatch: there is no pool")
     assert errors[1].startswith("RankFailed: rank 0 of 2: LayoutMismatch")
+
+
+def test_ranks_have_one_seed_that_nobody_else_has(ranks: list[Rank]) -> None:
+    seeds = [on_all(ranks, lambda rank: agreed_seed(rank.worker._ranks)) for _ in range(2)]
+    assert all(one == other for one, other in seeds)
+    assert len({seed for pair in seeds for seed in pair} | {agreed_seed(OneRank())}) == 3

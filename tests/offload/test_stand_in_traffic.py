@@ -60,7 +60,7 @@ def test_no_block_ever_holds_a_foreign_or_half_written_value(variant: str) -> No
     loaded = counters.offload_loaded_blocks.value
     with offloading(variant, HOST_BLOCKS, DEVICE_BLOCKS) as server:
         chats = serve(server, REQUESTS, seed=1)
-        evicted = server.index.blocks_dropped()
+        evicted = server.index.stats().evicted
         require_clean(server)
         assert server.contents.reads > REQUESTS and chats.cancelled > 0
         assert counters.offload_loaded_blocks.value - loaded > REQUESTS // 2, "the host tier was used"

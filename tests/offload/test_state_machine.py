@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import open_device
 from trtllm_kvfix.offload.plan import Ended
@@ -197,13 +196,15 @@ class ConnectorMachine(RuleBasedStateMachine):
         pool, index = transfers_of(self.bench)._pool, self.bench.index
         host = np.ctypeslib.as_array((ctypes.c_uint32 * (pool.bytes // 4)).from_address(pool.address))
         for prompt in self.prompts[-12:]:
-            tokens = np.array([*prompt, 0], np.int32)
-            pins = index.pin(Identity(), tokens, 0, index.blocks_held(Identity(), tokens))
-            for at, slot in enumerate(pins.slots):
+            sequence = index.open()
+            index.extend(sequence, prompt[: len(prompt) // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK])
+            slots = index.pin(sequence, 0, index.held(sequence))
+            for at, slot in enumerate(slots):
                 found = host[slot * BLOCK_WORDS : (slot + 1) * BLOCK_WORDS]
                 expected = values(prompt)[at * TOKENS_PER_BLOCK : (at + 1) * TOKENS_PER_BLOCK]
                 assert np.array_equal(found, np.repeat(np.array(expected, np.uint32), WORDS_PER_TOKEN)), (prompt, at)
-            index.unpin(pins)
+            index.unpin(slots)
+            index.close(sequence)
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
@@ -216,6 +217,7 @@ class ConnectorMachine(RuleBasedStateMachine):
         assert self.executor.corrupt == []
         self.bench.index.drop()
         assert self.bench.index.stats().free == HOST_BLOCKS, "nothing is pinned or on its way"
+        assert self.bench.index.stats().sequences == 0, "every request has ended"
         assert len(self.bench.scheduler.side._sources) == 0
         self.bench.close()
         assert counters.offload_pinned_bytes.value == 0

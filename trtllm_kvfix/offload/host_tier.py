@@ -25,6 +25,17 @@ def require_host_bytes(settings: OffloadSettings) -> int:
     return settings.host_bytes
 
 
+def warn_where_it_is_small(slots: int, device_blocks: int, block_bytes: int) -> None:
+    """What runs can hold all blocks of the device, and the host tier has a second copy of each."""
+    if slots < device_blocks:
+        _log.warning(
+            "the host tier has %d blocks of %s (%s), and requests that run can hold %d on the GPU (%s): they push each "
+            "other out of it before they come back; kvfix.offload.host_bytes above %s keeps more than what runs",
+            slots, bytes_text(block_bytes), bytes_text(slots * block_bytes), device_blocks,
+            bytes_text(device_blocks * block_bytes), bytes_text(device_blocks * block_bytes),
+        )  # fmt: skip
+
+
 class HostTierMaker:
     def __init__(self, settings: OffloadSettings, root: Path = Path("/")) -> None:
         self._settings = settings

@@ -4,6 +4,7 @@ Work of one rank that may fail lies inside `agreed` or `together`: a rank that r
 the others in the next one, waiting until somebody ends the engine.
 """
 
+import secrets
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -75,6 +76,11 @@ def together(ranks: Ranks, part: Callable[[], T], undo: Callable[[T], Any] | Non
             undo(mine[0])
         raise
     return mine[0]
+
+
+def agreed_seed(ranks: Ranks) -> int:
+    """Drawn by rank 0, and the same on all: for block managers whose hashes and digests are to agree."""
+    return ranks.gather(secrets.randbits(128) if ranks.rank == 0 else 0)[0]
 
 
 def ranks_here() -> Ranks:

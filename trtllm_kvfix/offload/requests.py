@@ -1,22 +1,22 @@
 """What the scheduler side knows of the live requests: their tokens, their blocks, and what is under way for each."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
-from trtllm_kvfix.blocks.host_index import Pins, Tokens
-from trtllm_kvfix.blocks.identity import Identity
+from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.layer_groups import blocks_by_group, flat
+
+PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
 
 
 @dataclass
 class PendingLoad:
     """Blocks `first` and on of a prompt, pinned in the host tier until they have been loaded, or nobody wants them."""
 
-    pins: Pins
+    slots: list[int]
     first: int
     position: int  # tokens that the device had
     tokens: int  # that the load adds
@@ -25,9 +25,13 @@ class PendingLoad:
 
 @dataclass
 class LiveRequest:
+    """Its leading blocks are a sequence of the host tier's index, which keeps their tokens; the rest are here."""
+
     request_id: int
-    identity: Identity
-    tokens: list[int]
+    index: TierIndex
+    sequence: int
+    tail: list[int]  # tokens behind those that the index has
+    had: int  # blocks that the device had when it came
     blocks: list[list[int]] = field(default_factory=list)  # of the device: for each layer group, in order of position
     # Of a request that comes back after preemption upstream may tell what it adds to blocks that are gone. Its list is
     # taken again when it is told as a new one, or ends; until then nothing is appended to this one.
@@ -35,39 +39,88 @@ class LiveRequest:
     grown: int = 0  # blocks that it may have reached since, while it was frozen
     priorities: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose kernels have been given to the device
+    indexed: int = 0  # tokens that the index has
     covered: int = 0  # blocks that are here, on their way, or not worth storing
+    worth: int = sys.maxsize  # blocks from this one on are not
+    due: int = field(init=False)  # tokens that must be computed before there is more to cover
     jobs: set[int] = field(default_factory=set)  # stores that have not ended
     load: PendingLoad | None = None
 
-    def take(self, tokens: Iterable[int], blocks: list[list[int]]) -> None:
+    def __post_init__(self) -> None:
+        self.cover(0)
+
+    def take(self, tokens: Sequence[int], blocks: list[list[int]]) -> None:
         """What upstream says is all."""
-        self.tokens, self.blocks, self.frozen = list(tokens), blocks, False
+        self.tail, self.blocks, self.frozen = list(tokens[self.indexed :]), blocks, False
+        if len(tokens) < self.indexed:
+            self.worth = 0  # it has taken tokens back, and says nothing of which others it may have put there
 
     def extend(self, tokens: Iterable[int], blocks: list[list[int]], priorities: Iterable[int] = ()) -> None:
         """`priorities` are those of the added blocks, or none where the request has no retention ranges."""
         if self.frozen:
             return
-        self.tokens.extend(tokens)
+        self.tail.extend(tokens)
         self.priorities.extend(priorities)
         self.blocks = self.blocks or [[] for _ in blocks]
         for known, added in zip(self.blocks, blocks, strict=True):
             known.extend(added)
 
     @property
+    def length(self) -> int:
+        """Tokens that are known."""
+        return self.indexed + len(self.tail)
+
+    @property
     def allocated(self) -> int:
         """Blocks that every layer group has."""
         return min(map(len, self.blocks), default=0)
 
-    def whole_blocks(self, tokens_per_block: int) -> int:
+    def whole_blocks(self) -> int:
         """Blocks whose every token is known and computed."""
-        return min(min(self.computed, len(self.tokens)) // tokens_per_block, self.allocated)
+        return min(min(self.computed, self.length) // self.index.tokens_per_block, self.allocated)
+
+    def index_blocks(self, blocks: int) -> None:
+        """The index has at least these from now on."""
+        more = blocks * self.index.tokens_per_block - self.indexed
+        if more > 0:
+            self.index.extend(self.sequence, self.tail[:more])
+            del self.tail[:more]
+            self.indexed += more
+
+    def cover(self, blocks: int) -> None:
+        self.covered = blocks
+        self.due = (blocks + 1) * self.index.tokens_per_block
+
+    def worth_storing(self, blocks: int, priority_min: int) -> int:
+        """How many of these leading blocks: those before the first of low priority. All before `covered` are."""
+        for at in range(self.covered, min(blocks, self.worth)):
+            priority = self.priorities[at] if at < len(self.priorities) else PRIORITY_DEFAULT
+            if priority < priority_min:
+                self.worth = at
+                break
+        return min(blocks, self.worth)
+
+    def priorities_until(self, end: int) -> list[int]:
+        """Of the blocks behind those that are covered. None where the request has no retention ranges."""
+        if not self.priorities:
+            return []
+        told = self.priorities[self.covered : end]
+        return told + [PRIORITY_DEFAULT] * (end - self.covered - len(told))
 
     def part(self, first: int, end: int) -> tuple[int, ...]:
         """Blocks first to end of one layer group, then of the next, as jobs have them."""
         return tuple(chain.from_iterable(group[first:end] for group in self.blocks))
 
-    def prefix(self, blocks: int, tokens_per_block: int) -> Tokens:
-        return np.array(self.tokens[: blocks * tokens_per_block], np.int32)
+    def let_go_of_load(self) -> None:
+        """Of what it was promised, unless that is on its way: then it is held until it has arrived."""
+        load, self.load = self.load, None
+        if load is not None and load.job is None:
+            self.index.unpin(load.slots)
+
+    def close(self) -> None:
+        """Nothing more will be looked for or stored."""
+        self.let_go_of_load()
+        self.index.close(self.sequence)
 
 
 def added_blocks(data: Any) -> list[list[int]]:
@@ -82,4 +135,4 @@ def tokens_computed(request: Any, live: LiveRequest) -> int:
     prompt = getattr(request, "prompt_len", None)
     if position is None or prompt is None:
         return live.computed
-    return position if position < prompt else len(live.tokens) - 1
+    return position if position < prompt else live.length - 1

@@ -5,15 +5,13 @@ iteration tells. So a step that was scheduled and then not run has promised noth
 """
 
 import logging
-from itertools import count, takewhile
+from itertools import count
 from typing import Any
 
-import numpy as np
-
-from trtllm_kvfix.blocks.host_index import HostIndex, Pins
 from trtllm_kvfix.blocks.identity import identity_of, tokens_of
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.in_use import InUse
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, NextStep, Step, StoreJob
@@ -24,7 +22,6 @@ from trtllm_kvfix.offload_section import OffloadSettings
 
 _log = logging.getLogger("trtllm_kvfix.offload")
 FAILED_IN_A_ROW_MAX = 32
-PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
 
 
 class OffloadScheduler:
@@ -36,7 +33,7 @@ class OffloadScheduler:
         self._link = link
         self._switches = switches
         self.tally = Tally(settings.log_every_requests)
-        self._index: HostIndex | None = None
+        self._index: TierIndex | None = None
         self._numbers = count(1)
         self._live: dict[int, LiveRequest] = {}
         self._finishing: dict[int, LiveRequest] = {}  # keep their blocks until what they still lack here is on its way
@@ -48,10 +45,10 @@ class OffloadScheduler:
         self._failed_in_a_row = {"store": 0, "load": 0}
 
     @property
-    def index(self) -> HostIndex | None:
+    def index(self) -> TierIndex | None:
         """Made once the worker side knows how many blocks fit."""
         if self._index is None and self._link.slots is not None:
-            self._index = HostIndex(self._link.slots, self._tokens_per_block)
+            self._index = TierIndex(self._link.slots, self._tokens_per_block)
         return self._index
 
     def require_tier(self) -> None:
@@ -61,22 +58,22 @@ class OffloadScheduler:
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Pin what the host tier adds to what the device has. The request is loading, or it is not, from here on."""
         self._take_ended()
-        before = self._live.get(request.request_id)
-        identity = identity_of(request)
-        if before is not None:
-            self._release_load(before)
+        before, index, identity = self._forget(request.request_id), self.index, identity_of(request)
+        if index is None:  # this request is older than the cache
+            return 0, False
         if identity is None:
-            self._live.pop(request.request_id, None)
             self.tally.opaque(request.request_id)
             return 0, False
-        live = LiveRequest(request.request_id, identity, tokens_of(request), frozen=before is not None)
+        sequence = index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
+        had = num_computed_tokens // self._tokens_per_block
+        live = LiveRequest(request.request_id, index, sequence, tokens_of(request), had, frozen=before is not None)
         live.computed = num_computed_tokens
         if before is not None:
             live.jobs = before.jobs
         self._live[live.request_id] = live
         live.load = self._find_load(live, num_computed_tokens)
         tokens = live.load.tokens if live.load else 0
-        self.tally.looked_up(len(live.tokens), num_computed_tokens, tokens)
+        self.tally.looked_up(live.length, num_computed_tokens, tokens)
         return tokens, live.load is not None
 
     def update_state_after_alloc(self, request: Any, blocks: list[list[int]]) -> None:
@@ -93,7 +90,7 @@ class OffloadScheduler:
         if load is None or load.job is not None:
             return
         load.job = next(self._numbers)
-        slots = load.pins.slots[: max(live.allocated - load.first, 0)]
+        slots = tuple(load.slots[: max(live.allocated - load.first, 0)])
         end = load.first + len(slots)
         # The device may have a part of the first block, which is written whole: a load that fails takes it along.
         position = load.first * self._tokens_per_block
@@ -106,9 +103,9 @@ class OffloadScheduler:
         """Upstream will not use what lies behind `start`. It may wait for a load all the same: then one of nothing."""
         live = self._live.get(request.request_id)
         load = live.load if live is not None else None
-        if load is not None and load.job is None and start <= load.position and self._index is not None:
-            self._index.unpin(load.pins)
-            load.pins = Pins((), (), ())
+        if live is not None and load is not None and load.job is None and start <= load.position:
+            live.index.unpin(load.slots)
+            load.slots = []
 
     def request_reset(self, request: Any) -> None:
         """Its blocks are gone, and it will begin again as a new one."""
@@ -117,9 +114,7 @@ class OffloadScheduler:
     def request_over(self, request_id: int, blocks_stay: bool) -> None:
         """Upstream ends it, perhaps without `request_finished`. Unless its blocks stay until no transfer uses them, no
         transfer begins that has not been told yet."""
-        live = self._live.pop(request_id, None)
-        if live is not None:
-            self._release_load(live)
+        self._forget(request_id)
         if blocks_stay:
             return
         if request_id in self._finishing:
@@ -138,9 +133,9 @@ class OffloadScheduler:
             counters.offload_given_up.put(0)
         if scheduler_output is not None:
             for data in scheduler_output.new_requests:
-                self._report(data, is_new=True)
+                self._begin(data)
             for data in scheduler_output.cached_requests:
-                self._report(data, is_new=False)
+                self._go_on(data)
         return self._next.take(self._sources.take_fences())
 
     def request_finished(self, request: Any, blocks: list[list[int]]) -> bool:
@@ -150,23 +145,22 @@ class OffloadScheduler:
         if live is None:
             return False
         self.tally.finished(self._index)
-        if live.load is not None and live.load.job is not None:
-            # 1.1 tells of requests that are cancelled while they load. What we save it stores for reuse, loaded or not.
-            return False
-        self._release_load(live)
-        live.take(tokens_of(request), blocks)
-        live.computed = tokens_computed(request, live)
-        if self._plan_store(live) and not live.jobs:
-            return False
-        self._finishing[live.request_id] = live
-        return True
+        # 1.1 tells of requests that are cancelled while they load. What we save it stores for reuse, loaded or not.
+        if live.load is None or live.load.job is None:
+            live.take(tokens_of(request), blocks)
+            live.computed = tokens_computed(request, live)
+            if not self._plan_store(live) or live.jobs:
+                self._finishing[live.request_id] = live
+                return True
+        live.close()
+        return False
 
     def plan_late(self) -> Late:
         """Asked in every iteration in which a finished request keeps its blocks."""
         self._take_ended()
         closed = tuple(request_id for request_id, live in self._finishing.items() if self._plan_store(live))
         for request_id in closed:
-            del self._finishing[request_id]
+            self._finishing.pop(request_id).close()
         return Late(self._next.take(self._sources.take_fences()), closed)
 
     def _works(self, direction: str) -> bool:
@@ -185,85 +179,84 @@ class OffloadScheduler:
             )
 
     def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
-        index = self.index
-        if index is None or not self._works("load"):
+        if not self._works("load"):
             return None
-        tokens = np.array(live.tokens, np.int32)
-        held = index.blocks_held(live.identity, tokens)
+        # Never the block with the last token, which is always computed.
+        live.index_blocks((live.length - 1) // self._tokens_per_block)
+        held = live.index.held(live.sequence)
         first = num_computed_tokens // self._tokens_per_block
-        if held - first < self._settings.min_reuse_blocks or held * self._tokens_per_block <= num_computed_tokens:
+        gained = held * self._tokens_per_block - num_computed_tokens
+        if held - first < self._settings.min_reuse_blocks or gained <= 0:
             return None
-        pins = index.pin(live.identity, tokens, first, held)
-        gained = (first + len(pins.slots)) * self._tokens_per_block - num_computed_tokens
-        if len(pins.slots) < self._settings.min_reuse_blocks or gained <= 0:
-            index.unpin(pins)
-            return None
-        return PendingLoad(pins, first, num_computed_tokens, gained)
+        return PendingLoad(live.index.pin(live.sequence, first, held), first, num_computed_tokens, gained)
 
-    def _report(self, data: Any, *, is_new: bool) -> None:
-        live = self._live.get(data.request_id)
-        blocks = added_blocks(data)
-        if live is None:
-            self._sources.about_to_be_written(blocks)
-            return
-        priorities = getattr(data, "priorities", None) or ()
-        if is_new:
-            live.take(data.new_tokens, blocks)
-            live.priorities = list(priorities)
-        else:
-            live.extend(data.new_tokens, blocks, priorities)
-            self._fence_growth(live, data)
+    def _begin(self, data: Any) -> None:
+        """A request runs for the first time, or begins again."""
+        live, blocks = self._live.get(data.request_id), added_blocks(data)
         # What lies before this step's position is only read.
-        first = data.computed_position // self._tokens_per_block if is_new else 0
+        first = data.computed_position // self._tokens_per_block if live is not None else 0
         self._sources.about_to_be_written([group[first:] for group in blocks])
+        if live is not None:
+            live.take(data.new_tokens, blocks)
+            live.priorities = list(getattr(data, "priorities", None) or ())
+            live.computed = data.computed_position
+            self._plan_store(live)
+
+    def _go_on(self, data: Any) -> None:
+        """Called for every request in every iteration: where nothing is new, nothing is done."""
+        live, blocks = self._live.get(data.request_id), added_blocks(data)
+        if any(blocks):
+            self._sources.about_to_be_written(blocks)
+        if live is None:
+            return
+        if live.frozen:
+            self._fence_growth(live, data)
+        elif any(blocks):
+            live.extend(data.new_tokens, blocks, getattr(data, "priorities", None) or ())
+        else:
+            live.tail += data.new_tokens
         live.computed = data.computed_position
-        self._plan_store(live)
+        if live.computed >= live.due:
+            self._plan_store(live)
 
     def _fence_growth(self, live: LiveRequest, data: Any) -> None:
         """Which blocks a request that came back grows into, upstream does not tell, up to as many as it had before."""
         # The device is up to an iteration ahead of what the host reports.
         reach = -(-(data.computed_position + 2 * data.num_scheduled_tokens) // self._tokens_per_block)
-        if live.frozen and reach > max(live.grown, live.allocated):
+        if reach > max(live.grown, live.allocated):
             live.grown = reach
             self._sources.any_about_to_be_written()
 
     def _plan_store(self, live: LiveRequest) -> bool:
         """Give what the host tier lacks of the request to a job. False: later, another job sends the same blocks."""
-        index = self.index
-        whole = live.whole_blocks(self._tokens_per_block)
-        if index is None or not self._works("store") or whole <= live.covered:
+        whole = live.whole_blocks()
+        if whole <= live.covered or not self._works("store"):
             return True
-        priorities = [*live.priorities[:whole], *[PRIORITY_DEFAULT] * (whole - len(live.priorities))]
-        worth = sum(1 for _ in takewhile(lambda one: one >= self._settings.offload_priority_min, priorities))
-        if worth <= live.covered:
-            live.covered = whole
-            return True
-        tokens = live.prefix(worth, self._tokens_per_block)
-        held, on_its_way = index.missing(live.identity, tokens)
-        if on_its_way:
-            return False
-        live.covered = whole
-        if held < worth:
-            self._store(index, live, worth, held, priorities if live.priorities else [])
+        end = live.worth_storing(whole, self._settings.offload_priority_min)
+        if end > live.covered:
+            live.index_blocks(end)
+            claim = live.index.claim(live.sequence, end, known=live.had, priorities=live.priorities_until(end))
+            if claim is None:
+                return False
+            stored = claim.first + len(claim.slots)
+            self.tally.dropped(max(end - max(stored, live.covered), 0))
+            if claim.slots:
+                self._store(live, claim.first, stored, tuple(claim.slots))
+        live.cover(whole)
         return True
 
-    def _store(self, index: HostIndex, live: LiveRequest, worth: int, held: int, priorities: list[int]) -> None:
-        job = next(self._numbers)
-        tokens = live.prefix(worth, self._tokens_per_block)
-        claim = index.begin_store(job, live.identity, tokens, priorities[:worth])
-        if claim is None:
-            self.tally.dropped(worth - held)
-            return
-        store = StoreJob(job, live.request_id, live.part(claim.first, worth), claim.slots)
-        self._stores[job] = store
+    def _store(self, live: LiveRequest, first: int, end: int, slots: tuple[int, ...]) -> None:
+        store = StoreJob(next(self._numbers), live.request_id, live.part(first, end), slots)
+        self._stores[store.job] = store
         self._sources.add(store)
-        live.jobs.add(job)
+        live.jobs.add(store.job)
         self._next.stores.append(store)
 
-    def _release_load(self, live: LiveRequest) -> None:
-        load, live.load = live.load, None
-        if load is not None and load.job is None and self._index is not None:
-            self._index.unpin(load.pins)
+    def _forget(self, request_id: int) -> LiveRequest | None:
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            live.close()
+        return live
 
     def _take_ended(self) -> None:
         for ended in self._link.take_ended():
@@ -276,7 +269,10 @@ class OffloadScheduler:
         store = self._stores.pop(ended.job)
         self._sources.remove(store)
         assert self._index is not None
-        self._index.end_store(ended.job, arrived=not ended.error)
+        if ended.error:
+            self._index.abandon(store.slots)
+        else:
+            self._index.commit(store.slots)
         self.tally.stored(len(store.slots), ended)
         self._note_end("store", ended)
         for live in (self._live.get(store.request_id), self._finishing.get(store.request_id)):
@@ -287,8 +283,8 @@ class OffloadScheduler:
         load_job, load = self._loads.pop(ended.job)
         self._sources.remove(load_job)
         assert self._index is not None
-        self._index.condemn(load.pins, ended.bad_slots)
-        self._index.unpin(load.pins)
+        self._index.condemn(ended.bad_slots)
+        self._index.unpin(load.slots)
         self.tally.loaded(len(load_job.slots), ended)
         self._note_end("load", ended)
         live = self._live.get(load_job.request_id)

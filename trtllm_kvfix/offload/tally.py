@@ -2,8 +2,8 @@
 
 import logging
 
-from trtllm_kvfix.blocks.host_index import HostIndex
 from trtllm_kvfix.metrics import counters, flight
+from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.plan import Ended
 
 _log = logging.getLogger("trtllm_kvfix.offload")
@@ -63,14 +63,14 @@ class Tally:
     def dropped(self, blocks: int) -> None:
         counters.offload_dropped_blocks.add(blocks)
 
-    def finished(self, index: HostIndex | None) -> None:
+    def finished(self, index: TierIndex | None) -> None:
         self._finished += 1
         if index is not None:
             stats = index.stats()
-            counters.offload_pool_blocks.put(stats.blocks)
+            counters.offload_pool_blocks.put(stats.slots)
             counters.offload_pool_free_blocks.put(stats.free)
             counters.offload_pool_busy_blocks.put(stats.owned)
-            counters.offload_evicted_blocks.put(index.blocks_dropped())
+            counters.offload_evicted_blocks.put(stats.evicted)
         if self._log_every_requests and self._finished % self._log_every_requests == 0:
             self._tell(index)
 
@@ -83,7 +83,7 @@ class Tally:
             last = "; further ones are counted" if self._errors_told == ERRORS_TOLD_MAX else ""
             _log.error("a %s of %d blocks failed: %s%s", what, blocks, error, last)
 
-    def _tell(self, index: HostIndex | None) -> None:
+    def _tell(self, index: TierIndex | None) -> None:
         shares = [100 * part / max(self._prompt, 1) for part in (self._device, self._host)]
         free = f"{index.stats().free} of {index.slots} host blocks free" if index is not None else "no host tier yet"
         _log.info(

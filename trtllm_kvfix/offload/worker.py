@@ -8,6 +8,7 @@ from typing import Any
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.faults import guarded
+from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.partial_copies import PART as COPIES
@@ -74,6 +75,9 @@ class OffloadWorker:
             requested = self._settings.host_bytes or pool.bytes
             self._report.built(slots=pool.slots, requested=requested, mapped=pool.bytes, pinned=pool.bytes_pinned)
             self._link.slots = min(self._ranks.gather(pool.slots))
+            if self._ranks.rank == 0:
+                device_blocks = min(pool.blocks for pool in layout.pools)
+                warn_where_it_is_small(self._link.slots, device_blocks, layout.block_bytes)
         self._layout = layout
 
     def bind(self, step: Step | None) -> None:

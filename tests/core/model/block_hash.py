@@ -2,32 +2,60 @@
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 
 from .values import Extras, RootKey
 
 MASK = 2**64 - 1
-K1, K2, K3, K4, K5 = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0xABC98388FB8FAC03, 0x8BB84B93962EACC9, 0x2D358DCCAA6C78A5
+INITIAL = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
 
 
-def fold(a: int, b: int) -> int:
-    product = (a & MASK) * (b & MASK)
-    return (product & MASK) ^ (product >> 64)
+def rotated(x: int, bits: int) -> int:
+    return (x << bits | x >> 64 - bits) & MASK
 
 
-def mix(x: int) -> int:
-    return fold((x & MASK) ^ K3, K4) ^ ((x & MASK) >> 32)
+def half_round(a: int, b: int, c: int, d: int, s: int, t: int) -> tuple[int, int, int, int]:
+    a, c = a + b & MASK, c + d & MASK
+    return rotated(a, 32), rotated(b, s) ^ a, c, rotated(d, t) ^ c
 
 
-def digest(raw: bytes, n: int) -> int:
-    padded = raw + bytes(-len(raw) % 16)
-    pairs = struct.iter_unpack("<QQ", padded)
-    total = n * K5
-    for i, (even, odd) in enumerate(pairs):
-        total += fold(even ^ ((K1 + i * K3) & MASK), odd ^ ((K2 + i * K4) & MASK))
-    return total & MASK
+def rounds(v: Sequence[int], count: int) -> tuple[int, ...]:
+    v0, v1, v2, v3 = v
+    for _ in range(count):
+        v0, v1, v2, v3 = half_round(v0, v1, v2, v3, 13, 16)
+        v2, v1, v0, v3 = half_round(v2, v1, v0, v3, 17, 21)
+    return v0, v1, v2, v3
 
 
-def hash_root(root: RootKey) -> int:
+def siphash(key: bytes, message: bytes, compression: int = 1, finalization: int = 3, size: int = 16) -> bytes:
+    """SipHash of any variant, with 8 or 16 bytes of output."""
+    keys = struct.unpack("<QQ", key) * 2
+    v: Sequence[int] = [word ^ k for word, k in zip(INITIAL, keys, strict=True)]
+    v = (v[0], v[1] ^ (0xEE if size == 16 else 0), v[2], v[3])
+    whole = len(message) - len(message) % 8
+    last = message[whole:].ljust(7, b"\0") + bytes([len(message) % 256])
+    for (word,) in struct.iter_unpack("<Q", message[:whole] + last):
+        v0, v1, v2, v3 = rounds((v[0], v[1], v[2], v[3] ^ word), compression)
+        v = (v0 ^ word, v1, v2, v3)
+    v = rounds((v[0], v[1], v[2] ^ (0xEE if size == 16 else 0xFF), v[3]), finalization)
+    out = struct.pack("<Q", v[0] ^ v[1] ^ v[2] ^ v[3])
+    if size == 16:
+        v = rounds((v[0], v[1] ^ 0xDD, v[2], v[3]), finalization)
+        out += struct.pack("<Q", v[0] ^ v[1] ^ v[2] ^ v[3])
+    return out
+
+
+@lru_cache(maxsize=64)
+def key_of(seed: int) -> bytes:
+    return siphash(seed.to_bytes(16, "little"), b"block hashes")
+
+
+@lru_cache(maxsize=10**5)
+def hash_message(seed: int, message: bytes) -> int:
+    return int.from_bytes(siphash(key_of(seed), message), "little")
+
+
+def hash_root(seed: int, root: RootKey) -> int:
     lora_id, _, salt = root
     identity = b"" if lora_id is None else b"L" + struct.pack("<q", lora_id)
     if isinstance(salt, str):
@@ -36,13 +64,11 @@ def hash_root(root: RootKey) -> int:
         identity += b"B" + salt
     elif isinstance(salt, int):
         identity += b"I" + struct.pack("<q", salt)
-    return mix(digest(identity, len(identity)))
+    return hash_message(seed, bytes(8) + identity)
 
 
-def hash_block(parent: int, tokens: Sequence[int], extras: Extras) -> int:
+def hash_block(seed: int, parent: int, tokens: Sequence[int], extras: Extras) -> int:
     words = struct.pack(f"<{len(tokens)}i", *tokens)
-    total = fold(parent ^ K1, digest(words, len(tokens)) ^ K2) + parent
-    if extras:
-        raw = b"".join(struct.pack("<qqQ", a, b, len(content)) + content for a, b, content in extras)
-        total += digest(raw, len(raw))
-    return mix(total)
+    raw = b"".join(struct.pack("<qqQ", a, b, len(content)) + content for a, b, content in extras)
+    header = struct.pack("<Q", len(tokens)) + parent.to_bytes(16, "little")
+    return hash_message(seed, header + words + bytes(-len(words) % 8) + raw)

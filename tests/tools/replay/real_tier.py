@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_kvfix.native import BlockManager, SequenceRequest, block_hashes, open_device
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, block_hashes, open_device
 from trtllm_kvfix.offload import KvfixOffloadScheduler, KvfixOffloadWorker
 from trtllm_kvfix.staging.place import on_stream
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
@@ -21,6 +21,8 @@ from trtllm_kvfix.tools.replay.outcome import CacheShape, Outcome
 BLOCK_BYTES = 8
 TOKENS_PER_BLOCK = 32
 WAIT_S = 60.0
+SHAPE = BlockManagerConfig(tokens_per_block=TOKENS_PER_BLOCK, blocks_primary=1)
+MASK = 2**64 - 1
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Request:
         self.py_multimodal_data, self.sampling_config = None, SimpleNamespace(beam_width=1)
         self.tokens: list[int] = self.known.tokens.tolist()
         request = SequenceRequest(0, self.known.tokens, lora_id=self.lora_task_id, salt=self.cache_salt_id)
-        self.hashes: NDArray[np.uint64] = np.array(block_hashes(request, TOKENS_PER_BLOCK), np.uint64)
+        self.hashes: NDArray[np.uint64] = np.array([one & MASK for one in block_hashes(request, SHAPE)], np.uint64)
         self.blocks: list[int] = []
         self.written = 0  # blocks
         self.told = 0  # tokens; nothing before the first step
@@ -116,7 +118,7 @@ class RealTier:
         assert index is not None
         index.check_invariants()
         assert index.stats().owned == 0
-        return Counted(self.counts[0], self.counts[1], index.blocks_dropped())
+        return Counted(self.counts[0], self.counts[1], index.stats().evicted)
 
     def run(self, workload: Workload, replay_shape: CacheShape) -> Outcome:
         self.replay = Replay(workload, replay_shape, tier=self)

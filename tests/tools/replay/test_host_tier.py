@@ -38,3 +38,20 @@ def test_the_connector_does_what_the_replay_predicts(
     assert counted(found) == counted(predicted)
     assert found.moved.blocks_to_host > 0
     assert blocks_host < 4000 or found.tokens.host > 0
+
+
+@pytest.mark.parametrize("blocks_host", [40, 100, 400])
+def test_a_tier_of_any_size_is_not_written_more_than_is_computed(
+    blocks_host: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that do not fit together would store each other out of the tier with every block that they fill."""
+    monkeypatch.setenv("TRTLLM_KVFIX_OFFLOAD_HOST_BYTES", str(blocks_host * BLOCK_BYTES))
+    made = generate("small", 3)
+    shape = made.shape.model_copy(update={"blocks_host": blocks_host, "host_tier": HostTierKind.CONNECTOR})
+    tier = RealTier(shape)
+    found = tier.run(made.workload, shape)
+    tier.close()
+    answers = sum(request.output_length for request in made.workload.requests)
+    computed = (found.tokens.computed + answers) / shape.tokens_per_block
+    assert 0 < found.moved.blocks_to_host <= 1.1 * computed
+    assert found.tokens.host > 0, "and what little it holds is used"

@@ -2,12 +2,16 @@
 the iteration that begins them. TensorRT-LLM's own host tier is part of the block manager and needs nothing here."""
 
 from collections.abc import Callable, Sequence
-from itertools import count
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from trtllm_kvfix.blocks.host_index import HostIndex, Pins, Tokens
+import numpy as np
+from numpy.typing import NDArray
+
 from trtllm_kvfix.blocks.identity import Identity
-from trtllm_kvfix.native import BlockManager
+from trtllm_kvfix.native import BlockManager, TierIndex
+
+Tokens = NDArray[np.int32]
 
 
 class Known(NamedTuple):
@@ -56,74 +60,89 @@ class HostTier(Protocol):
     def counted(self) -> Counted: ...
 
 
+@dataclass
+class Live:
+    known: Known
+    sequence: int  # of the index
+    had: int  # blocks that the GPU had when it came
+    indexed: int = 0  # blocks that the index has
+    covered: int = 0  # blocks that are here or on their way
+
+
 class ConnectorTier:
     """A prediction: the same index, and nothing of the connector's transfers."""
 
     def __init__(self, slots: int, tokens_per_block: int, known: Callable[[int], Known]) -> None:
-        self._index = HostIndex(slots, tokens_per_block)
+        self._index = TierIndex(slots, tokens_per_block)
         self._tokens_per_block = tokens_per_block
         self._known = known
-        self._live: dict[int, Known] = {}
-        self._covered: dict[int, int] = {}  # blocks that are here or on their way, of those that have run
-        self._numbers = count(1)
-        self._stores: list[int] = []  # begun in this iteration
-        self._pins: list[Pins] = []
+        self._live: dict[int, Live] = {}
+        self._ran: set[int] = set()
+        self._stores: list[list[int]] = []  # slots of what was begun in this iteration
+        self._loads: list[list[int]] = []
         self._stored = self._loaded = 0
 
     def attach(self, manager: BlockManager) -> None:
         """What the GPU does with its blocks is nothing to this tier."""
 
     def find(self, index: int, tokens_found: int) -> Found:
-        live = self._live[index] = self._known(index)
-        prompt = live.tokens[: live.prompt_len]
-        held = self._index.blocks_held(live.identity, prompt)
+        known = self._known(index)
+        identity = known.identity
+        sequence = self._index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
+        live = self._live[index] = Live(known, sequence, tokens_found // self._tokens_per_block)
+        self._index_blocks(live, (known.prompt_len - 1) // self._tokens_per_block)
+        held = self._index.held(sequence)
         first = tokens_found // self._tokens_per_block
         gained = held * self._tokens_per_block - tokens_found
         if held <= first or gained <= 0:
             return Found()
-        self._pins.append(self._index.pin(live.identity, prompt, first, held))
+        self._loads.append(self._index.pin(sequence, first, held))
         self._loaded += held - first
         return Found(gained, held - first)
 
     def step(self, running: Sequence[tuple[int, int]]) -> None:
-        for index, computed in sorted(running, key=lambda one: one[0] in self._covered):  # the new ones first
-            self._covered.setdefault(index, 0)
+        for index, computed in sorted(running, key=lambda one: one[0] in self._ran):  # the new ones first
+            self._ran.add(index)
             self._store(index, computed)
         self._end_transfers()
 
     def finish(self, indices: Sequence[int]) -> None:
         waiting = list(indices)
         while waiting:
-            waiting = [index for index in waiting if not self._store(index, self._live[index].computed)]
+            waiting = [index for index in waiting if not self._store(index, self._live[index].known.computed)]
             self._end_transfers()
         for index in indices:
-            del self._live[index], self._covered[index]
+            self._index.close(self._live.pop(index).sequence)
+            self._ran.discard(index)
 
     def counted(self) -> Counted:
-        return Counted(self._stored, self._loaded, self._index.blocks_dropped())
+        return Counted(self._stored, self._loaded, self._index.stats().evicted)
+
+    def _index_blocks(self, live: Live, blocks: int) -> None:
+        if blocks > live.indexed:
+            size = self._tokens_per_block
+            self._index.extend(live.sequence, live.known.tokens[live.indexed * size : blocks * size])
+            live.indexed = blocks
 
     def _store(self, index: int, computed: int) -> bool:
         """False: later, because another request has the same blocks on their way."""
-        whole = computed // self._tokens_per_block
-        if whole <= self._covered[index]:
+        whole, live = computed // self._tokens_per_block, self._live[index]
+        if whole <= live.covered:
             return True
-        live = self._live[index]
-        tokens = live.tokens[: whole * self._tokens_per_block]
-        held, on_its_way = self._index.missing(live.identity, tokens)
-        if on_its_way:
+        self._index_blocks(live, whole)
+        claim = self._index.claim(live.sequence, whole, known=live.had)
+        if claim is None:
             return False
-        self._covered[index] = whole
-        job = next(self._numbers)
-        claim = self._index.begin_store(job, live.identity, tokens) if held < whole else None
-        if claim is not None:
-            self._stores.append(job)
+        live.covered = whole
+        if claim.slots:
+            self._stores.append(claim.slots)
             self._stored += len(claim.slots)
         return True
 
     def _end_transfers(self) -> None:
-        for job in self._stores:
-            self._index.end_store(job, arrived=True)
-        for pins in self._pins:
-            self._index.unpin(pins)
+        for slots in self._stores:
+            self._index.commit(slots)
+        for slots in self._loads:
+            self._index.unpin(slots)
         self._stores.clear()
-        self._pins.clear()
+        self._loads.clear()

@@ -81,7 +81,7 @@ class UnlockedPins(BoundCore):
     def commit_and_get_block_hashes_for_request(self, llm_request: Any, window_size: int, /) -> list[int]:
         assert window_size == self.window
         self._store_computed(llm_request)
-        return native.block_hashes(self._request(llm_request), self.tokens_per_block)
+        return native.block_hashes(self._request(llm_request), self.native.config)  # upstream's have 64 bits
 
     @bound
     def get_iteration_stats(self) -> dict[str, int]:

@@ -175,7 +175,7 @@ class KVCacheManagerCommon(BaseResourceManager):
             sequence = native.SequenceRequest(
                 request.request_id, tokens, lora_id=request.lora_task_id, salt=request.cache_salt_id
             )
-            return native.block_hashes(sequence, self.tokens_per_block)
+            return native.block_hashes(sequence, self.impl.native.config)
 
     def get_num_free_blocks(self) -> int:
         return int(self.impl.get_kv_cache_stats().free_num_blocks)

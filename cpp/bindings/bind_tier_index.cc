@@ -1,0 +1,109 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/integers.h"
+#include "core/tier_index.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+void init_index(TierIndex* self, std::int64_t slots, std::int64_t tokens_per_block, std::int64_t hash_bits) {
+    new (self) TierIndex(narrowed<std::uint32_t>(slots, {"slots"}),
+                         narrowed<std::uint32_t>(tokens_per_block, {"tokens_per_block"}),
+                         narrowed<std::uint32_t>(hash_bits, {"hash_bits"}));
+}
+
+TierSequenceId open_sequence(TierIndex& self, std::optional<std::int64_t> lora_id, nb::handle salt,
+                             nb::handle extra_keys) {
+    const std::string identity = serialise_identity(lora_id, read_salt(salt, {"salt"}));
+    auto keys = read_extra_keys(extra_keys, {"extra_keys"});
+    return without_gil([&] { return self.open(identity, std::move(keys)); });
+}
+
+void extend(TierIndex& self, TierSequenceId sequence, nb::handle tokens) {
+    auto values = read_integers<TokenId>(tokens, {"extend, tokens"});
+    without_gil([&] { self.extend(sequence, std::move(values)); });
+}
+
+std::optional<TierClaim> claim(TierIndex& self, TierSequenceId sequence, std::int64_t end, std::int64_t known,
+                               nb::handle priorities) {
+    std::vector<Priority> given;
+    for (const std::uint32_t one : read_integers<std::uint32_t>(priorities, {"claim, priorities"})) {
+        given.push_back(narrowed<Priority>(one, {"claim, priorities"}));
+    }
+    const auto blocks = narrowed<std::uint32_t>(end, {"claim, end"});
+    const auto leading = narrowed<std::uint32_t>(known, {"claim, known"});
+    return without_gil([&] { return self.claim(sequence, blocks, leading, given); });
+}
+
+std::vector<TierSlot> pin(TierIndex& self, TierSequenceId sequence, std::int64_t first, std::int64_t end) {
+    const auto begin = narrowed<std::uint32_t>(first, {"pin, first"});
+    const auto behind = narrowed<std::uint32_t>(end, {"pin, end"});
+    return without_gil([&] { return self.pin(sequence, begin, behind); });
+}
+
+template <auto method>
+void with_slots(TierIndex& self, nb::handle slots) {
+    const auto numbers = read_integers<TierSlot>(slots, {"slots"});
+    without_gil([&] { (self.*method)(numbers); });
+}
+
+}  // namespace
+
+void bind_tier_index(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<TierClaim>(m, "TierClaim", "Slots to be filled, for the blocks of a sequence from `first` on.")
+        .def_ro("first", &TierClaim::first)
+        .def_ro("slots", &TierClaim::slots);
+    nb::class_<TierIndexStats>(m, "TierIndexStats", "Blocks now, and those evicted since the index was made.")
+        .def_ro("slots", &TierIndexStats::slots)
+        .def_ro("free", &TierIndexStats::free)
+        .def_ro("owned", &TierIndexStats::owned, "Being filled, or pinned.")
+        .def_ro("evicted", &TierIndexStats::evicted)
+        .def_ro("sequences", &TierIndexStats::sequences, "Open ones.");
+    nb::class_<TierIndex>(m, "TierIndex",
+                          "The books of a tier that somebody else fills and reads. Each call costs what is new.")
+        .def("__init__", &init_index, "slots"_a, "tokens_per_block"_a, nb::kw_only(), "hash_bits"_a = 64,
+             "hash_bits: fewer force collisions, for tests.")
+        .def_prop_ro("slots", &TierIndex::slots)
+        .def_prop_ro("tokens_per_block", &TierIndex::tokens_per_block)
+        .def("open", &open_sequence, nb::kw_only(), "lora_id"_a = nb::none(), "salt"_a = nb::none(),
+             "extra_keys"_a = nb::tuple(),
+             nb::sig("def open(self, *, lora_id: int | None = None, salt: str | bytes | int | None = None, extra_keys: "
+                     "Iterable[tuple[int, int, bytes]] = ()) -> int"),
+             "A sequence without tokens yet; its number.")
+        .def("extend", &extend, "sequence"_a, "tokens"_a,
+             nb::sig("def extend(self, sequence: int, tokens: Any) -> None"),
+             "The tokens of its next whole blocks: an array or a list, as SequenceRequest takes them.")
+        .def("close", &TierIndex::close, nb::call_guard<GilReleased>(), "sequence"_a,
+             "What it has claimed may still be committed.")
+        .def("held", &TierIndex::held, nb::call_guard<GilReleased>(), "sequence"_a,
+             "How many of its leading blocks can be read. They are the newest from now on.")
+        .def("claim", &claim, "sequence"_a, "end"_a, nb::kw_only(), "known"_a = 0, "priorities"_a = nb::tuple(),
+             nb::sig("def claim(self, sequence: int, end: int, *, known: int = 0, priorities: Any = ()) -> TierClaim | "
+                     "None"),
+             "Slots for what its first `end` blocks lack, as far as there is room. known: leading blocks that were "
+             "here once, or are elsewhere: they take free slots alone. priorities: of the last blocks before `end`. "
+             "None while another claim fills one of them.")
+        .def("commit", &with_slots<&TierIndex::commit>, "slots"_a, nb::sig("def commit(self, slots: Any) -> None"),
+             "The slots of one claim are filled: its blocks can be found.")
+        .def("abandon", &with_slots<&TierIndex::abandon>, "slots"_a, nb::sig("def abandon(self, slots: Any) -> None"),
+             "The slots of one claim will not be filled.")
+        .def("pin", &pin, "sequence"_a, "first"_a, "end"_a,
+             "Slots of blocks first to end, as far as they can be read. They stay until they are unpinned.")
+        .def("unpin", &with_slots<&TierIndex::unpin>, "slots"_a, nb::sig("def unpin(self, slots: Any) -> None"))
+        .def("condemn", &with_slots<&TierIndex::condemn>, "slots"_a, nb::sig("def condemn(self, slots: Any) -> None"),
+             "Pinned slots that do not hold what was stored there: they and what follows them are not read again.")
+        .def("drop", &TierIndex::drop, nb::call_guard<GilReleased>(),
+             "Nothing that is here or on its way will be found again. Pinned slots stay until they are unpinned.")
+        .def("stats", &TierIndex::stats, nb::call_guard<GilReleased>())
+        .def("check_invariants", &TierIndex::check_invariants, nb::call_guard<GilReleased>());
+}
+
+}  // namespace kvfix::bindings

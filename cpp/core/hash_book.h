@@ -1,0 +1,51 @@
+// The 128-bit hashes of one tree's full blocks, for whoever wants to see them or finds blocks by them. Matching needs none of it,
+// so it is opened when somebody does and costs nothing before.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/block_hash.h"
+#include "core/hash_index.h"
+#include "core/index_hash.h"
+#include "core/types.h"
+
+namespace kvfix {
+
+class HashBook {
+  public:
+    explicit HashBook(std::uint32_t blocks) : hashes_(blocks), index_(blocks) {}
+
+    const BlockHash& operator[](BlockIndex block) const { return hashes_[block]; }
+    void enter(BlockIndex block, const BlockHash& hash, const IndexHash& index_hash) {
+        hashes_[block] = hash;
+        index_.insert(place(hash, index_hash), block);
+    }
+    void leave(BlockIndex block, const IndexHash& index_hash) {
+        index_.erase(place(hashes_[block], index_hash), block);
+    }
+    // The only block under this hash, or kNone if there is none or more than one.
+    BlockIndex find_unambiguous(const BlockHash& hash, const IndexHash& index_hash) const {
+        BlockIndex only = kNone;
+        std::uint32_t found = 0;
+        index_.find(place(hash, index_hash), [&](BlockIndex block) {
+            if (hashes_[block] == hash && found++ == 0) {
+                only = block;
+            }
+            return found > 1;
+        });
+        return found == 1 ? only : kNone;
+    }
+
+  private:
+    // Hashes show in events, so what files them is another secret: else callers could store until they have a full row of
+    // neighbours.
+    static std::uint64_t place(const BlockHash& hash, const IndexHash& index_hash) {
+        return IndexHash::scattered(index_hash.block_hash(hash));
+    }
+
+    std::vector<BlockHash> hashes_;
+    HashIndex index_;
+};
+
+}  // namespace kvfix

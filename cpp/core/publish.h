@@ -1,0 +1,12 @@
+// Events about full blocks in the tree, told when the decision is made.
+#pragma once
+
+#include "core/state.h"
+
+namespace kvfix {
+
+// `request`: of stored events, whose block it is. Nothing where nobody wants events, or where the block is private or incomplete.
+void publish(State& state, const Window& window, EventKind kind, BlockIndex block, Tier tier,
+             const Request* request = nullptr);
+
+}  // namespace kvfix

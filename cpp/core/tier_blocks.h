@@ -1,0 +1,125 @@
+// The slots of a tier and the blocks in them, for TierIndex. A block has the number of its slot. Knows no sequences, and has no
+// lock: the index's is held around every call.
+//
+//   free -- fill --> filling -- arrive --> held -- pushed out, or dropped --> free
+//                       `------ abandon -------------------------------------^
+//
+// A block goes only after all that follow it, so whatever is here can be found from its root, and nobody need look for what
+// hangs below a block.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/eviction_queue.h"
+#include "core/hash_index.h"
+#include "core/index_hash.h"
+#include "core/reuse_tree.h"
+#include "core/types.h"
+
+namespace kvfix {
+
+using TierSequenceId = std::uint64_t;
+// A slot, and the block in it: one number for both.
+using TierSlot = std::uint32_t;
+// What a block follows: another, or kTierRootBit and the number of a root.
+using TierParent = std::uint32_t;
+inline constexpr TierParent kTierRootBit = 1U << 31;
+constexpr bool is_tier_root(TierParent parent) { return (parent & kTierRootBit) != 0; }
+
+struct TierBlock {
+    enum class State : std::uint8_t { free, filling, held };
+
+    std::uint64_t key = 0;      // spells its whole prefix, for the index alone
+    TierSequenceId writer = 0;  // that claimed it
+    TierParent parent = kNone;  // kNone: it cannot be found, and is free once nobody uses it
+    std::uint32_t children = 0;
+    std::uint32_t pins = 0;
+    std::uint32_t generation = 0;  // counts departures; tells a stale number from a live one
+    Priority priority = kPriorityDefault;
+    State state = State::free;
+    bool bad = false;  // its bytes are not what was stored
+    bool has_extras = false;
+};
+
+class TierBlocks {
+  public:
+    // `seed` gives the keys. Who does not know it cannot make prefixes whose keys are alike.
+    TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits, const Secret& seed);
+
+    const TierBlock& operator[](TierSlot block) const { return blocks_[block]; }
+    std::uint32_t size() const { return static_cast<std::uint32_t>(blocks_.size()); }
+    std::uint32_t free() const { return static_cast<std::uint32_t>(free_.size()); }
+    std::uint32_t owned() const { return owned_; }  // filling, or pinned
+    std::uint64_t evicted() const { return evicted_; }
+    bool any_bad() const { return bad_ != 0; }
+
+    // A root lives as long as somebody has opened it or a block hangs on it.
+    TierParent open_root(const std::string& identity);
+    void close_root(TierParent root) { let_go(root); }
+
+    std::uint64_t root_key(TierParent root) const { return roots_[root & ~kTierRootBit].key; }
+    std::uint64_t child_key(std::uint64_t parent_key, const BlockContent& content) const {
+        return index_hash_.block(parent_key, content.tokens, content.extras) & key_mask_;
+    }
+    // The block with this content behind `parent`, in whatever state, or kNone.
+    TierSlot find(TierParent parent, std::uint64_t key, const BlockContent& content) const;
+
+    // A block that is filling, in a slot that was free or whose block nobody uses. kNone where there is none.
+    TierSlot fill(TierParent parent, std::uint64_t key, const BlockContent& content, Priority priority,
+                  TierSequenceId writer);
+    void arrive(TierSlot block);
+    void abandon(TierSlot block);  // the last of a claim first
+
+    void pin(TierSlot block);
+    void unpin(TierSlot block);
+    void touch(TierSlot block);  // the newest of those that could go
+    void condemn(TierSlot block);
+    void drop_all();
+
+    void check_invariants() const;
+
+  private:
+    struct Root {
+        std::string identity;
+        std::uint64_t key = 0;
+        std::uint32_t users = 0;  // open sequences, and blocks that hang on it
+    };
+
+    std::string_view extras(TierSlot block) const;
+    BlockContent content(TierSlot block) const;
+    void hold(TierParent parent);
+    void let_go(TierParent parent);
+    TierSlot take_slot();
+    void detach(TierSlot block);
+    void release(TierSlot block);
+    void review(TierSlot block);
+    void note_owned(TierSlot block, bool before);
+    static bool is_owned(const TierBlock& block) { return block.state == TierBlock::State::filling || block.pins != 0; }
+
+    std::uint32_t tokens_per_block_;
+    const std::uint64_t key_mask_;
+    const IndexHash index_hash_;
+    std::vector<TierBlock> blocks_;
+    std::vector<TokenId> tokens_;
+    std::unordered_map<TierSlot, std::string> extras_;  // few blocks have any
+    std::vector<TierSlot> free_;
+    HashIndex index_;
+    // Held, findable and not pinned. Those that others follow are parked, or will be once their turn comes.
+    EvictionQueue queue_;
+    std::vector<Root> roots_;
+    std::vector<std::uint32_t> free_roots_;
+    struct KeyedHash {
+        Secret key;
+        std::size_t operator()(std::string_view text) const { return SipHash(key).end(text).first; }
+    };
+    std::unordered_map<std::string, std::uint32_t, KeyedHash> root_by_identity_;
+    std::uint32_t owned_ = 0;
+    std::uint32_t bad_ = 0;
+    std::uint64_t evicted_ = 0;
+};
+
+}  // namespace kvfix

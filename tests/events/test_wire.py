@@ -1,0 +1,142 @@
+"""What a router is told, in vLLM's words. A router here believes every message and nothing else."""
+
+from typing import Any
+
+from tests.core.scenes import BLOCK, hashes, leave_behind, manager, prompt, push_to_host, run_transfers
+from trtllm_kvfix.events.wire import FIRST_HALF, Message, Translator
+from trtllm_kvfix.native import BlockManager
+
+
+class Router:
+    """Blocks by hash, each with the mediums that have it."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, set[str]] = {}
+
+    def hear(self, messages: list[Message]) -> None:
+        for message in messages:
+            assert isinstance(message, dict)
+            if message["type"] == "AllBlocksCleared":
+                self.blocks.clear()
+                continue
+            [block] = message["block_hashes"]
+            if message["type"] == "BlockStored":
+                assert message["medium"] not in self.blocks.setdefault(block, set())
+                assert message["parent_block_hash"] is None or message["parent_block_hash"] in self.blocks
+                self.blocks[block].add(message["medium"])
+            else:
+                self.blocks[block].remove(message["medium"])
+                if not self.blocks[block]:
+                    del self.blocks[block]
+
+
+def first_halves(tokens: list[int], **identity: Any) -> list[int]:
+    return [one & FIRST_HALF for one in hashes(tokens, **identity)]
+
+
+def told(m: BlockManager) -> list[Message]:
+    return Translator().translate(m.get_latest_events())
+
+
+def test_a_stored_block_says_all_that_makes_it_what_it_is() -> None:
+    m = manager(primary=8, events_max=100)
+    identity: dict[str, Any] = {"salt": "tenant", "lora_id": 7, "extra_keys": [(2, 6, b"cat")]}
+    leave_behind(m, 1, prompt(1, 2 * BLOCK), **identity)
+    first, second = first_halves(prompt(1, 2 * BLOCK), **identity)
+    assert told(m) == [
+        {
+            "type": "BlockStored",
+            "block_hashes": [first],
+            "parent_block_hash": None,
+            "token_ids": prompt(1, BLOCK),
+            "block_size": BLOCK,
+            "lora_id": 7,
+            "medium": "GPU",
+            "lora_name": None,
+            "extra_keys": [[(b"cat".hex(), 2), "tenant"]],
+            "group_idx": None,
+        },
+        {
+            "type": "BlockStored",
+            "block_hashes": [second],
+            "parent_block_hash": first,
+            "token_ids": prompt(1, 2 * BLOCK)[BLOCK:],
+            "block_size": BLOCK,
+            "lora_id": 7,
+            "medium": "GPU",
+            "lora_name": None,
+            "extra_keys": [[(b"cat".hex(), -2)]],
+            "group_idx": None,
+        },
+    ]
+
+
+def test_a_block_that_nothing_else_tells_apart_has_no_extra_keys() -> None:
+    m = manager(primary=8, events_max=100)
+    leave_behind(m, 1, prompt(1, BLOCK))
+    [message] = told(m)
+    assert isinstance(message, dict)
+    assert message["extra_keys"] == [None]
+
+
+def test_a_block_that_moves_is_never_nowhere() -> None:
+    m = manager(primary=1, host=1, events_max=100)
+    translator = Translator()
+    leave_behind(m, 1, prompt(1, BLOCK))
+    [stored] = translator.translate(m.get_latest_events())
+    push_to_host(m, 2, blocks=1)
+    arrived, left = translator.translate(m.get_latest_events())
+    assert isinstance(stored, dict) and isinstance(arrived, dict) and isinstance(left, dict)
+    assert arrived == {**stored, "medium": "CPU"}
+    assert left == {"type": "BlockRemoved", "block_hashes": stored["block_hashes"], "medium": "GPU", "group_idx": None}
+    m.reset_reuse_state()
+    [removed] = translator.translate(m.get_latest_events())
+    assert removed == {**left, "medium": "CPU"}
+
+
+def test_a_router_that_hears_everything_knows_what_is_where() -> None:
+    m = manager(primary=6, host=3, events_max=10_000)
+    router, translator = Router(), Translator()
+    for request_id in range(200):
+        leave_behind(m, request_id, prompt(request_id % 7, (1 + request_id % 5) * BLOCK))
+        run_transfers(m)
+        router.hear(translator.translate(m.get_latest_events()))
+        for family in range(7):
+            for whole in hashes(prompt(family, 5 * BLOCK)):
+                [found] = m.find_and_pin_blocks_by_hash([whole])
+                where = set() if found is None else {{"primary": "GPU", "host": "CPU"}[found.tier]}
+                assert router.blocks.get(whole & FIRST_HALF, set()) == where, (request_id, family)
+                if found is not None:
+                    m.unpin_blocks_by_id([found.block_id], tier=found.tier)
+
+
+def test_after_a_gap_a_router_believes_in_nothing_that_has_gone() -> None:
+    m = manager(primary=4, events_max=3)
+    router, translator = Router(), Translator()
+    leave_behind(m, 1, prompt(1, 2 * BLOCK))
+    router.hear(translator.translate(m.get_latest_events()))
+    for request_id in range(2, 6):
+        leave_behind(m, request_id, prompt(request_id, 4 * BLOCK))
+    assert m.get_kv_cache_stats().events_dropped > 0
+    messages = translator.translate(m.get_latest_events())
+    assert messages[0] == {"type": "AllBlocksCleared"}
+    blocks = {half for family in range(1, 6) for half in first_halves(prompt(family, 4 * BLOCK))}
+    for message in messages[1:]:
+        assert isinstance(message, dict) and set(message["block_hashes"]) <= blocks
+
+
+def test_blocks_of_several_windows_name_theirs() -> None:
+    m = manager(primary=8, window_sizes=[BLOCK, 8 * BLOCK], events_max=100)
+    leave_behind(m, 1, prompt(1, BLOCK))
+    messages = Translator([BLOCK, 8 * BLOCK]).translate(m.get_latest_events())
+    assert [message["group_idx"] for message in messages if isinstance(message, dict)] == [0, 1]
+
+
+def test_arrays_have_the_fields_in_vllms_order() -> None:
+    m = manager(primary=8, events_max=100)
+    leave_behind(m, 1, prompt(1, BLOCK), lora_id=7)
+    m.reset_reuse_state()
+    [half] = first_halves(prompt(1, BLOCK), lora_id=7)
+    stored, removed = Translator(shape="array").translate(m.get_latest_events())
+    assert stored == ["BlockStored", [half], None, prompt(1, BLOCK), BLOCK, 7, "GPU", None, [None], None]
+    assert removed == ["BlockRemoved", [half], "GPU", None]

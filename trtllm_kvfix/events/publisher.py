@@ -1,0 +1,94 @@
+"""Sends a manager's events over ZMQ: a batch is (topic, number, payload), and those that were missed can be asked for.
+
+The number counts batches from 0, in 8 bytes, the highest first. The payload is msgpack of [time, messages,
+data-parallel rank]. Whoever missed some sends the first number that it wants to the replay endpoint and gets
+(number, payload) of each that is still here, then (-1, nothing). One thread calls this: the one that drains the
+manager's events.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.events.wire import Translator
+from trtllm_kvfix.native import BlockEvent
+
+END = (-1).to_bytes(8, "big", signed=True)
+BATCHES_KEPT = 10_000
+BATCHES_WAITING_MAX = 100_000  # per subscriber that is slow; it loses what comes beyond
+
+
+class Publisher:
+    def __init__(
+        self,
+        translator: Translator,
+        endpoint: str,
+        *,
+        replay_endpoint: str | None = None,
+        topic: str = "",
+        data_parallel_rank: int = 0,
+        batches_kept: int = BATCHES_KEPT,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        zmq, msgspec = installed()
+        self._translator, self._topic, self._rank, self._clock = translator, topic.encode(), data_parallel_rank, clock
+        self._encode: Callable[[object], bytes] = msgspec.msgpack.encode
+        self._next = 0
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=batches_kept)
+        self._zmq, context = zmq, zmq.Context.instance()
+        self._publish = context.socket(zmq.PUB)
+        self._publish.set_hwm(BATCHES_WAITING_MAX)
+        self._replay = None if replay_endpoint is None else context.socket(zmq.ROUTER)
+        try:
+            self._publish.bind(endpoint)
+            if self._replay is not None:
+                self._replay.bind(replay_endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise KvfixError(f"events: {endpoint} or {replay_endpoint} cannot be bound: {error}") from error
+
+    def publish(self, events: Iterable[BlockEvent]) -> int:
+        """Sends one batch, if there is anything to say. Returns how many messages it has."""
+        self.answer_replays()
+        messages = self._translator.translate(events)
+        if messages:
+            number = self._next.to_bytes(8, "big")
+            payload = self._encode([self._clock(), messages, self._rank])
+            self._next += 1
+            self._kept.append((number, payload))
+            self._publish.send_multipart((self._topic, number, payload))
+        return len(messages)
+
+    def answer_replays(self) -> None:
+        """Those that have asked by now. Calls of publish do this too."""
+        while self._replay is not None and self._replay.poll(0):
+            who, *rest = self._replay.recv_multipart()
+            if len(rest) != 2 or len(rest[1]) != 8:  # not a question; whoever sends such gets no answer
+                continue
+            for number, payload in self._kept:
+                if number >= rest[1]:
+                    self._replay.send_multipart((who, b"", number, payload))
+            self._replay.send_multipart((who, b"", END, b""))
+
+    def close(self) -> None:
+        for socket in (self._publish, self._replay):
+            if socket is not None:
+                socket.close(linger=0)
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def installed() -> tuple[Any, Any]:
+    try:
+        import msgspec  # noqa: PLC0415
+        import zmq  # noqa: PLC0415
+    except ImportError as error:
+        raise KvfixError(f"events need {error.name}: pip install 'trtllm-kvfix[events]'") from error
+    return zmq, msgspec

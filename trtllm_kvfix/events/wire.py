@@ -1,0 +1,103 @@
+"""BlockEvents as the KV events that vLLM publishes and that Dynamo's router reads. Plain values, nothing to install.
+
+A block there is a 64-bit number on a medium, so it carries the first half of our hash. One that moves is stored on the
+new medium, with everything that a router wants to know of it, and removed from the old one. Our event of a move does
+not say all that again, so the translator remembers what it was told when the block was stored.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trtllm_kvfix.native import BlockEvent
+
+Shape = Literal["map", "array"]
+Message = dict[str, Any] | list[Any]
+
+MEDIUMS = {"primary": "GPU", "host": "CPU"}
+FIRST_HALF = 2**64 - 1
+# In the order of vLLM's arrays. Its own readers and Dynamo's take a message of either shape.
+STORED = (
+    "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
+    "group_idx",
+)  # fmt: skip
+REMOVED = ("block_hashes", "medium", "group_idx")
+
+
+@dataclass
+class Known:
+    """A block as a router has been told of it."""
+
+    message: dict[str, Any]
+    tier: str
+
+
+class Translator:
+    """Of one manager's events, all of them and in order. `windows`: its window sizes, where it has any."""
+
+    def __init__(self, windows: Sequence[int] | None = None, shape: Shape = "map") -> None:
+        self._groups = {size: group for group, size in enumerate(windows or ())}
+        self._shape = shape
+        self._known: dict[tuple[int | None, int], Known] = {}
+        self._next_id = 0
+
+    def translate(self, events: Iterable[BlockEvent]) -> list[Message]:
+        return [shaped(message, self._shape) for event in events for message in self._messages(event)]
+
+    def _messages(self, event: BlockEvent) -> list[dict[str, Any]]:
+        lost = event.event_id != self._next_id
+        self._next_id = event.event_id + 1
+        messages = self._forget_all() if lost else []
+        key = (event.window_size, event.block_hash)
+        if event.kind == "stored":
+            self._known[key] = Known(self._stored(event), event.tier)
+            return [*messages, self._known[key].message]
+        known = self._known.get(key)
+        if known is None:  # told of by an event that was lost
+            return messages
+        if event.kind == "removed":
+            del self._known[key]
+            return [*messages, removed(known)]
+        if event.tier == known.tier:  # another priority is nothing to a router
+            return messages
+        before, known.tier = removed(known), event.tier
+        known.message = {**known.message, "medium": MEDIUMS[event.tier]}
+        return [*messages, known.message, before]
+
+    def _stored(self, event: BlockEvent) -> dict[str, Any]:
+        parent = event.parent_hash
+        return {
+            "type": "BlockStored",
+            "block_hashes": [event.block_hash & FIRST_HALF],
+            "parent_block_hash": None if parent is None else parent & FIRST_HALF,
+            "token_ids": event.tokens,
+            "block_size": event.tokens_per_block,
+            "lora_id": event.lora_id,
+            "medium": MEDIUMS[event.tier],
+            "lora_name": None,
+            "extra_keys": [extra_keys(event)],
+            "group_idx": None if event.window_size is None else self._groups[event.window_size],
+        }
+
+    def _forget_all(self) -> list[dict[str, Any]]:
+        """A router that believes in a block that has gone sends requests to the wrong place; better it knows none."""
+        self._known.clear()
+        return [{"type": "AllBlocksCleared"}]
+
+
+def removed(known: Known) -> dict[str, Any]:
+    return {"type": "BlockRemoved", **{name: known.message[name] for name in REMOVED}}
+
+
+def extra_keys(event: BlockEvent) -> list[Any] | None:
+    """What else tells the block apart: images as (hex digest, offset), and with a prompt's first block the salt."""
+    images: list[Any] = [(digest.hex(), begin) for begin, _, digest in event.extra_keys]
+    salted = event.salt is not None and event.parent_hash is None
+    return images + ([event.salt] if salted else []) or None
+
+
+def shaped(message: dict[str, Any], shape: Shape) -> Message:
+    if shape == "map":
+        return message
+    names = {"BlockStored": STORED, "BlockRemoved": REMOVED, "AllBlocksCleared": ()}[message["type"]]
+    return [message["type"], *(message[name] for name in names)]
