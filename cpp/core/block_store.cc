@@ -1,16 +1,19 @@
 #include "core/block_store.h"
 
-#include <numeric>
 #include <utility>
 
 namespace kvfix {
 namespace {
 
 // Taken from the back: the lowest number goes first.
-std::vector<std::uint32_t> descending(std::uint32_t count) {
-    std::vector<std::uint32_t> numbers(count);
-    std::iota(numbers.rbegin(), numbers.rend(), 0U);
-    return numbers;
+template <class Index>
+std::vector<Index> descending(std::uint32_t count) {
+    std::vector<Index> out;
+    out.reserve(count);
+    while (count > 0) {
+        out.push_back(Index{--count});
+    }
+    return out;
 }
 
 }  // namespace
@@ -20,8 +23,8 @@ BlockStore::BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, 
       slots_{blocks_primary, blocks_host},
       blocks_(std::size_t{blocks_primary} + blocks_host),
       tokens_(blocks_.size() * tokens_per_block),
-      free_records_(descending(blocks_primary + blocks_host)),
-      free_slots_{descending(blocks_primary), descending(blocks_host)} {}
+      free_records_(descending<BlockIndex>(blocks_primary + blocks_host)),
+      free_slots_{descending<SlotIndex>(blocks_primary), descending<SlotIndex>(blocks_host)} {}
 
 BlockIndex BlockStore::acquire() {
     check(!free_records_.empty(), "more live records than slots");
@@ -31,7 +34,7 @@ BlockIndex BlockStore::acquire() {
 }
 
 void BlockStore::release(BlockIndex block) {
-    Block& record = blocks_[block];
+    Block& record = (*this)[block];
     check(!record.in_tree && !record.has(kPrimary) && !record.has(kHost) && record.owners == 0,
           "a live record is released");
     if (record.has_extras) {
@@ -44,16 +47,16 @@ void BlockStore::release(BlockIndex block) {
 }
 
 std::string_view BlockStore::extras(BlockIndex block) const {
-    return blocks_[block].has_extras ? std::string_view(extras_.at(block)) : std::string_view();
+    return (*this)[block].has_extras ? std::string_view(extras_.at(block)) : std::string_view();
 }
 
 void BlockStore::set_extras(BlockIndex block, std::string extras) {
     if (!extras.empty()) {
         extras_[block] = std::move(extras);
-        blocks_[block].has_extras = true;
-    } else if (blocks_[block].has_extras) {
+        (*this)[block].has_extras = true;
+    } else if ((*this)[block].has_extras) {
         extras_.erase(block);
-        blocks_[block].has_extras = false;
+        (*this)[block].has_extras = false;
     }
 }
 

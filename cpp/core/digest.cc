@@ -49,7 +49,7 @@ void mix_sequence(Digest& digest, const Sequence& sequence) {
     mix_numbers(digest, sequence.stats);
     for (const HeldBlocks& held : sequence.windows) {
         digest.mix(std::uint64_t{held.left} << 32 | held.size());
-        held.for_each([&](BlockIndex block) { digest.mix(block); });
+        held.for_each([&](BlockIndex block) { digest.mix(number(block)); });
     }
 }
 
@@ -66,16 +66,16 @@ void mix_events(Digest& digest, const EventLog& events) {
 
 void mix_window(Digest& digest, const Window& window) {
     const BlockStore& blocks = window.blocks;
-    for (BlockIndex block = 0; block < blocks.size(); ++block) {
+    for (const BlockIndex block : blocks.all()) {
         const Block& record = blocks[block];
-        digest.mix(record.in_tree ? (std::uint64_t{record.parent} << 32 | record.num_tokens) : kNone);
+        digest.mix(record.in_tree ? (std::uint64_t{record.parent.bits()} << 32 | record.num_tokens) : kNone);
         if (record.in_tree) {
             const bool at_root = is_root(record.parent);
             digest.mix(
                 digest_of(at_root ? std::string_view(window.tree.identity_of(record.parent)) : std::string_view(),
                           blocks.content(block), blocks.extras(block)));
         }
-        digest.mix(std::uint64_t{record.slot[kPrimary]} << 32 | record.slot[kHost]);
+        digest.mix(std::uint64_t{number(record.slot[kPrimary])} << 32 | number(record.slot[kHost]));
         digest.mix(std::uint64_t{record.pins[kPrimary]} << 32 | record.pins[kHost]);
         digest.mix(std::uint64_t{record.locks[kPrimary]} << 32 | record.locks[kHost]);
         const unsigned flags = (record.in_flight(kPrimary) ? 1U : 0U) | (record.in_flight(kHost) ? 2U : 0U) |
@@ -87,19 +87,19 @@ void mix_window(Digest& digest, const Window& window) {
     }
     for (const RetentionClocks::Deadline& deadline : window.clocks.expiring) {
         digest.mix(static_cast<std::uint64_t>(deadline.at_ms));
-        digest.mix(deadline.block);
+        digest.mix(number(deadline.block));
     }
     for (std::size_t tier = 0; tier < kTiers; ++tier) {
         for (const SlotIndex slot : blocks.free_slots(tier)) {
-            digest.mix(slot);
+            digest.mix(number(slot));
         }
     }
     for (const BlockIndex block : blocks.free_records()) {
-        digest.mix(block);
+        digest.mix(number(block));
     }
     for (const EvictionQueue* queue : {&window.primary_queue, &window.host_redundant_queue, &window.host_only_queue}) {
         // A parked block and one that is about to be parked are the same state: only the order counts.
-        queue->for_each([&](BlockIndex block, Priority) { digest.mix(block); });
+        queue->for_each([&](BlockIndex block, Priority) { digest.mix(number(block)); });
     }
 }
 
@@ -117,8 +117,8 @@ std::uint64_t digest_of(const State& state) {
         digest.mix(items.size());
         for (const Transfer& item : items) {
             digest.mix(static_cast<std::uint64_t>(item.kind) << 32 | item.window);
-            digest.mix(std::uint64_t{item.slot_src} << 32 | item.slot_dst);
-            digest.mix(std::uint64_t{item.block} << 32 | item.source);
+            digest.mix(std::uint64_t{number(item.slot_src)} << 32 | number(item.slot_dst));
+            digest.mix(std::uint64_t{number(item.block)} << 32 | number(item.source));
             digest.mix(item.tokens);
         }
     };

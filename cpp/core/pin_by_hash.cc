@@ -35,7 +35,7 @@ std::vector<BlockIndex> find_on_path(const Window& window, const Path& path) {
             parent =
                 window.tree.find_child(parent, window.tree.child_key(window.tree.key_of(parent), content), content);
         }
-        out[i] = parent;
+        out[i] = parent.block();
     }
     return out;
 }

@@ -21,7 +21,7 @@ void publish(State& state, const Window& window, EventKind kind, BlockIndex bloc
                      .priority = record.priority,
                      .window_size = window.config.window_size};
     if (!is_root(record.parent)) {
-        event.parent_hash = window.tree.block_hash(record.parent);
+        event.parent_hash = window.tree.block_hash(record.parent.block());
     }
     if (kind == EventKind::stored) {
         event.lora_id = request->lora_id;

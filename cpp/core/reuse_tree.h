@@ -21,9 +21,7 @@
 
 namespace kvfix {
 
-// A parent of tree blocks: `kRootBit | root` or a block.
-using ParentRef = std::uint32_t;
-constexpr bool is_root(ParentRef parent) { return (parent & kRootBit) != 0; }
+constexpr bool is_root(ParentRef parent) { return parent.is_root(); }
 
 // What a block holds, or would hold.
 struct BlockContent {
@@ -42,7 +40,7 @@ class ReuseTree {
     // A key spells a whole prefix in 64 bits, for this tree's index alone. Never shown.
     std::uint64_t root_key(std::string_view identity) const { return index_hash_.root(identity) & key_mask_; }
     std::uint64_t key_of(ParentRef parent) const;
-    const std::string& identity_of(ParentRef root) const { return roots_[root & ~kRootBit].identity; }
+    const std::string& identity_of(ParentRef root) const { return roots_[root.root_index()].identity; }
     std::uint64_t child_key(std::uint64_t parent_key, const BlockContent& content) const {
         return index_hash_.block(parent_key, content.tokens, content.extras) & key_mask_;
     }
@@ -91,10 +89,10 @@ class ReuseTree {
     };
 
     BlockIndex& children_of(ParentRef parent) {
-        return is_root(parent) ? roots_[parent & ~kRootBit].children : store_[parent].children;
+        return is_root(parent) ? roots_[parent.root_index()].children : store_[parent.block()].children;
     }
     BlockIndex children_of(ParentRef parent) const {
-        return is_root(parent) ? roots_[parent & ~kRootBit].children : store_[parent].children;
+        return is_root(parent) ? roots_[parent.root_index()].children : store_[parent.block()].children;
     }
     bool is_full(BlockIndex block) const { return store_[block].num_tokens == store_.tokens_per_block(); }
     BlockHash hash_below(ParentRef parent, BlockIndex block) const;

@@ -35,9 +35,8 @@ std::uint64_t steps_of(Call&& call) {
 }
 
 std::vector<BlockIndex> ascending(std::uint32_t count) {
-    std::vector<BlockIndex> blocks(count);
-    std::iota(blocks.begin(), blocks.end(), 0U);
-    return blocks;
+    const auto blocks = blocks_up_to(count);
+    return {blocks.begin(), blocks.end()};
 }
 
 // ------------------------------------------------------------------------------------------------ eviction
@@ -46,15 +45,15 @@ std::vector<BlockIndex> ascending(std::uint32_t count) {
 std::uint64_t steps_of_return(const std::vector<BlockIndex>& order) {
     const auto blocks = static_cast<std::uint32_t>(order.size());
     EvictionQueue queue(blocks);
-    for (BlockIndex block = 0; block < blocks; ++block) {
+    for (const BlockIndex block : blocks_up_to(blocks)) {
         queue.push(block, kPriorityDefault);
     }
     return steps_of([&] {
-        EXPECT_EQ(queue.victim([](BlockIndex) { return true; }), 0U);
+        EXPECT_EQ(queue.victim([](BlockIndex) { return true; }), BlockIndex{0});
         for (const BlockIndex block : order) {
             queue.unpark(block);
         }
-        for (BlockIndex block = 0; block < blocks; ++block) {
+        for (const BlockIndex block : blocks_up_to(blocks)) {
             ASSERT_EQ(queue.victim([](BlockIndex) { return false; }), block);
             queue.remove(block);
         }
@@ -81,7 +80,7 @@ std::uint64_t steps_of_lookup(const Secret& seed, const std::vector<BlockIndex>&
     const ParentRef root = tree.open_root("");
     std::vector<TokenId> content(order.size());
     for (std::size_t place = 0; place < order.size(); ++place) {
-        content[order[place]] = static_cast<TokenId>(place);
+        content[number(order[place])] = static_cast<TokenId>(place);
     }
     for (const TokenId token : content) {
         const BlockIndex block = store.acquire();
@@ -91,7 +90,7 @@ std::uint64_t steps_of_lookup(const Secret& seed, const std::vector<BlockIndex>&
         store[block].key = tree.child_key(tree.key_of(root), tree.content(block));
         tree.add(block, root);
     }
-    const TokenId last = content[order.back()];
+    const TokenId last = content[number(order.back())];
     return steps_of([&] { EXPECT_EQ(tree.best_prefix(root, {{&last, 1}, {}}).block, order.back()); });
 }
 
@@ -165,16 +164,16 @@ TEST(Steps, ContentsInArithmeticProgressionSpreadLikeAnyOthers) {
 
 // Hashes show in events: whoever stores long enough gets as many with one beginning as he wants.
 TEST(Steps, HashesPickedToLieTogetherAreFiledApart) {
-    constexpr BlockIndex kBlocks = 1024;
+    constexpr std::uint32_t kBlocks = 1024;
     for (const Secret& seed : kOtherSeeds) {
         const IndexHash index_hash(seed, kTokensPerBlock);
         HashBook book(kBlocks);
-        const auto picked = [](BlockIndex block) { return BlockHash{7, block}; };
-        for (BlockIndex block = 0; block < kBlocks; ++block) {
+        const auto picked = [](BlockIndex block) { return BlockHash{7, number(block)}; };
+        for (const BlockIndex block : blocks_up_to(kBlocks)) {
             book.enter(block, picked(block), index_hash);
         }
         const std::uint64_t steps = steps_of([&] {
-            for (BlockIndex block = 0; block < kBlocks; ++block) {
+            for (const BlockIndex block : blocks_up_to(kBlocks)) {
                 ASSERT_EQ(book.find_unambiguous(picked(block), index_hash), block);
             }
         });
