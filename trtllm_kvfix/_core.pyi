@@ -480,6 +480,30 @@ class BlockManager:
         Writes primary slots into an int32 array (windows, rows, 2, blocks): K = slot * scale, V = K + v_offset, -1 where the block has left the window. Request i, beam b goes to row offset + i * beam_width + b.
         """
 
+    def blocks_to_admit(self, request: SequenceRequest, *, tokens_new_max: int = 0) -> list[int]:
+        """
+        Primary blocks, window by window, that the request alone would take of those free or cached: to be admitted now, and to grow by tokens_new_max positions.
+        """
+
+    def blocks_to_grow(self, request_ids: Any, counts: Any) -> int:
+        """
+        Primary blocks of each window that add_tokens with these counts would take.
+        """
+
+    def free_blocks_without(self, request_ids: Any) -> list[int]:
+        """
+        Primary blocks, window by window, that would be free or cached without these sequences. Changes nothing.
+        """
+
+    def get_token_count(self, request_id: int) -> int:
+        """The sequence's length: its prompt and what it has grown by."""
+
+    def get_num_front_blocks_removed(self, request_id: int, window_size: int | None = None) -> int:
+        """Leading blocks of the sequence that have left the window."""
+
+    def get_priority_by_block_id(self, block_id: int) -> int:
+        """The priority that the block has now."""
+
     def take_transfers(self) -> TransferBatch:
         """
         The copies queued since the last call, in the order in which they must run.

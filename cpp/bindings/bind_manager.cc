@@ -203,6 +203,46 @@ void bind_tables(ManagerClass& c) {
              "has left the window. Request i, beam b goes to row offset + i * beam_width + b.");
 }
 
+void bind_questions(ManagerClass& c) {
+    using namespace nb::literals;
+    using Nogil = nb::call_guard<GilReleased>;
+    c.def(
+         "blocks_to_admit",
+         [](BlockManager& self, const SequenceRequest& request, std::uint32_t tokens_new_max) {
+             return without_gil([&] { return self.blocks_to_admit(request.request, tokens_new_max); });
+         },
+         "request"_a, nb::kw_only(), "tokens_new_max"_a = 0,
+         "Primary blocks, window by window, that the request alone would take of those free or cached: to be admitted "
+         "now, and to grow by tokens_new_max positions.")
+        .def(
+            "blocks_to_grow",
+            [](const BlockManager& self, nb::handle request_ids, nb::handle counts) {
+                const auto ids = read_integers<RequestId>(request_ids, {"blocks_to_grow, request_ids"});
+                const auto more = read_integers<std::uint32_t>(counts, {"blocks_to_grow, counts"});
+                return without_gil([&] { return self.blocks_to_grow(ids, more); });
+            },
+            "request_ids"_a, "counts"_a, nb::sig("def blocks_to_grow(self, request_ids: Any, counts: Any) -> int"),
+            "Primary blocks of each window that add_tokens with these counts would take.")
+        .def(
+            "free_blocks_without",
+            [](const BlockManager& self, nb::handle request_ids) {
+                const auto ids = read_integers<RequestId>(request_ids, {"free_blocks_without, request_ids"});
+                return without_gil([&] { return self.free_blocks_without(ids); });
+            },
+            "request_ids"_a, nb::sig("def free_blocks_without(self, request_ids: Any) -> list[int]"),
+            "Primary blocks, window by window, that would be free or cached without these sequences. Changes nothing.")
+        .def("get_token_count", &BlockManager::get_token_count, Nogil(), "request_id"_a,
+             "The sequence's length: its prompt and what it has grown by.")
+        .def("get_num_front_blocks_removed", &BlockManager::get_num_front_blocks_removed, Nogil(), "request_id"_a,
+             "window_size"_a = nb::none(), "Leading blocks of the sequence that have left the window.")
+        .def(
+            "get_priority_by_block_id",
+            [](const BlockManager& self, std::uint64_t block_id) {
+                return without_gil([&] { return self.get_priority_by_block_id(BlockId{block_id}); });
+            },
+            "block_id"_a, "The priority that the block has now.");
+}
+
 void bind_upkeep(ManagerClass& c) {
     using namespace nb::literals;
     using Nogil = nb::call_guard<GilReleased>;
@@ -236,6 +276,7 @@ void bind_manager(nb::module_& m) {
     bind_sequences(manager);
     bind_pins(manager);
     bind_tables(manager);
+    bind_questions(manager);
     bind_upkeep(manager);
 }
 

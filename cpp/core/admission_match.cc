@@ -9,8 +9,9 @@ namespace kvfix {
 namespace {
 
 // The content of the prompt's block at `position`; `extras` owns what the result refers to.
-BlockContent prompt_block(const Request& request, std::uint32_t position, std::uint32_t tokens_per_block,
-                          std::string& extras) {
+// Inline: each block of a warm prompt asks twice, and a call costs a tenth of its look-up.
+inline BlockContent prompt_block(const Request& request, std::uint32_t position, std::uint32_t tokens_per_block,
+                                 std::string& extras) {
     const std::uint32_t begin = position * tokens_per_block;
     const std::uint32_t end = std::min(begin + tokens_per_block, request.num_tokens());
     if (!request.extra_keys.empty()) {

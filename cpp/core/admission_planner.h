@@ -20,6 +20,8 @@ class AdmissionPlanner {
     std::size_t fit(const State& state, std::optional<std::uint64_t> tokens_new_max);
     // The same for the first `count` requests, without a budget. False instead of OutOfBlocks.
     bool try_fit(const State& state, std::size_t count);
+    // Window by window, what the first `count` requests would take of the slots free or cached, after try_fit().
+    std::vector<std::uint64_t> slots_taken(const State& state, std::size_t count);
 
   private:
     struct Room {

@@ -53,6 +53,22 @@ bool AdmissionPlanner::try_fit(const State& state, std::size_t count) {
     return true;
 }
 
+std::vector<std::uint64_t> AdmissionPlanner::slots_taken(const State& state, std::size_t count) {
+    begin_marking(state);
+    std::vector<std::uint64_t> out;
+    for (const Window& window : state.windows) {
+        const Room room = room_without_copies(window, count);
+        out.push_back(room.needed + (window.allocatable() - room.free));
+        for (const RequestPlan& plan : std::span(plan_.requests).first(count)) {
+            if (const WindowMatch& match = match_of(plan, window.index); locks_evictable(window, match)) {
+                mark(window.index, match.source) = serial_;
+                ++out.back();
+            }
+        }
+    }
+    return out;
+}
+
 // Each claim or source costs one slot at most, evictable before or needed now: most batches need no closer look.
 bool AdmissionPlanner::may_be_short(const State& state, std::size_t count) const {
     std::uint64_t most = 0;

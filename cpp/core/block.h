@@ -12,8 +12,10 @@ namespace kvfix {
 // The parent of a tree block: another block, or a root of the tree. None while the block is private.
 class ParentRef {
   public:
-    constexpr ParentRef(None = kNone) {}
-    constexpr ParentRef(BlockIndex block) : bits_(number(block)) {}
+    // NOLINTBEGIN(misc-explicit-constructor): implicit, since a block is a parent and kNone is none
+    constexpr explicit(false) ParentRef(None = kNone) {}
+    constexpr explicit(false) ParentRef(BlockIndex block) : bits_(number(block)) {}
+    // NOLINTEND(misc-explicit-constructor)
     static constexpr ParentRef root(std::uint32_t index) { return ParentRef(BlockIndex{kRootBit | index}); }
 
     constexpr bool is_root() const { return (bits_ & kRootBit) != 0; }

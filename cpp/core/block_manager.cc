@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/admit.h"
+#include "core/ask.h"
 #include "core/digest.h"
 #include "core/evict.h"
 #include "core/invariants.h"
@@ -109,6 +110,39 @@ void BlockManager::copy_batch_block_offsets(const OffsetTable& output, std::span
                                             std::uint32_t beam_width, std::size_t row_begin, OffsetScale scale) const {
     const ManagerGuard guard(mutex_);
     tables::copy_offsets(state_, output, ids, beam_width, row_begin, scale);
+}
+
+// ------------------------------------------------------------------------------------------------ questions
+
+std::vector<std::uint64_t> BlockManager::blocks_to_admit(const RequestPtr& request, std::uint32_t tokens_new_max) {
+    const ManagerGuard guard(mutex_);
+    return ask::blocks_to_admit(state_, planner_, request, tokens_new_max);
+}
+
+std::uint64_t BlockManager::blocks_to_grow(std::span<const RequestId> ids,
+                                           std::span<const std::uint32_t> counts) const {
+    const ManagerGuard guard(mutex_);
+    return ask::blocks_to_grow(state_, ids, counts);
+}
+
+std::vector<std::uint64_t> BlockManager::free_blocks_without(std::span<const RequestId> ids) const {
+    const ManagerGuard guard(mutex_);
+    return ask::free_blocks_without(state_, ids);
+}
+
+std::uint32_t BlockManager::get_token_count(RequestId id) const {
+    const ManagerGuard guard(mutex_);
+    return state_.sequences.at(id).length;
+}
+
+std::uint32_t BlockManager::get_num_front_blocks_removed(RequestId id, WindowSize window_size) const {
+    const ManagerGuard guard(mutex_);
+    return ask::front_blocks_removed(state_, id, window_size);
+}
+
+Priority BlockManager::get_priority_by_block_id(BlockId id) const {
+    const ManagerGuard guard(mutex_);
+    return ask::priority_of(state_, id);
 }
 
 // ------------------------------------------------------------------------------------------------ transfers

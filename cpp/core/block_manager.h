@@ -56,6 +56,14 @@ class BlockManager {
     void copy_batch_block_offsets(const OffsetTable& output, std::span<const RequestId> ids, std::uint32_t beam_width,
                                   std::size_t row_begin, OffsetScale scale) const;
 
+    // What a scheduler asks before it decides; nothing changes. Window by window, ascending.
+    std::vector<std::uint64_t> blocks_to_admit(const RequestPtr& request, std::uint32_t tokens_new_max);
+    std::uint64_t blocks_to_grow(std::span<const RequestId> ids, std::span<const std::uint32_t> counts) const;
+    std::vector<std::uint64_t> free_blocks_without(std::span<const RequestId> ids) const;
+    std::uint32_t get_token_count(RequestId id) const;
+    std::uint32_t get_num_front_blocks_removed(RequestId id, WindowSize window_size) const;
+    Priority get_priority_by_block_id(BlockId id) const;
+
     TransferBatch take_transfers();
     void complete(Ticket ticket);
     std::vector<RequestId> fail(Ticket ticket);

@@ -26,9 +26,9 @@ Window& window_of(State& state, WindowSize window_size) {
     return state.windows[window_of(std::as_const(state), window_size).index];
 }
 
-BlockPlace place_of(State& state, BlockId public_id) {
+PlaceIn<const Window> place_of(const State& state, BlockId public_id) {
     const std::uint64_t id = number(public_id);
-    for (Window& window : state.windows) {
+    for (const Window& window : state.windows) {
         if (id >= window.block_id_base && id - window.block_id_base < window.blocks.size()) {
             const auto block = static_cast<BlockIndex>(id - window.block_id_base);
             if (window.blocks[block].has(kPrimary) || window.blocks[block].has(kHost)) {
@@ -38,6 +38,11 @@ BlockPlace place_of(State& state, BlockId public_id) {
     }
     throw std::invalid_argument("block " + std::to_string(id) +
                                 " holds nothing: evicted or freed since, or never a block id");
+}
+
+BlockPlace place_of(State& state, BlockId id) {
+    const auto [window, block] = place_of(std::as_const(state), id);
+    return {&state.windows[window->index], block};
 }
 
 }  // namespace kvfix

@@ -39,11 +39,14 @@ inline BlockId id_of(const Window& window, BlockIndex block) { return BlockId{wi
 Window& window_of(State& state, WindowSize window_size);
 const Window& window_of(const State& state, WindowSize window_size);
 
-struct BlockPlace {
-    Window* window;
+template <class WindowOf>
+struct PlaceIn {
+    WindowOf* window;
     BlockIndex block;
 };
+using BlockPlace = PlaceIn<Window>;
 // Throws std::invalid_argument where the id holds nothing.
 BlockPlace place_of(State& state, BlockId id);
+PlaceIn<const Window> place_of(const State& state, BlockId id);
 
 }  // namespace kvfix

@@ -29,9 +29,11 @@ constexpr std::uint64_t number(BlockId id) { return static_cast<std::uint64_t>(i
 // No block, no slot, no position: the largest number of each kind.
 struct None {
     static constexpr std::uint32_t kValue = std::numeric_limits<std::uint32_t>::max();
-    constexpr operator std::uint32_t() const { return kValue; }
-    constexpr operator BlockIndex() const { return BlockIndex{kValue}; }
-    constexpr operator SlotIndex() const { return SlotIndex{kValue}; }
+    // NOLINTBEGIN(misc-explicit-constructor): implicit, so that kNone reads the same for each kind
+    constexpr explicit(false) operator std::uint32_t() const { return kValue; }
+    constexpr explicit(false) operator BlockIndex() const { return BlockIndex{kValue}; }
+    constexpr explicit(false) operator SlotIndex() const { return SlotIndex{kValue}; }
+    // NOLINTEND(misc-explicit-constructor)
 };
 inline constexpr None kNone;
 

@@ -24,6 +24,10 @@ def compare_everything(pair: "Pair") -> None:
         expected = vars(pair.model.get_request_stats(request_id))
         actual = pair.core.get_request_stats(request_id)
         assert {field: getattr(actual, field) for field in expected} == expected
+        compare_answers(pair, request_id)
+    live = list(pair.model.state.sequences)
+    for some in (live, live[::2]):
+        assert pair.core.free_blocks_without(some) == pair.model.free_blocks_without(some)
     compare_stats(pair, pair.core.get_kv_cache_stats())
     assert pair.core.digest() == digest, "reading changed something"
 
@@ -40,6 +44,16 @@ def compare_blocks(pair: "Pair", request_ids: list[int]) -> None:
                     assert (block is None) == (block_id == -1)
                     if block is not None:
                         pair.names.learn_block(block, block_id)
+
+
+def compare_answers(pair: "Pair", request_id: int) -> None:
+    model, core = pair.model, pair.core
+    assert core.get_token_count(request_id) == model.get_token_count(request_id)
+    for w, window in enumerate(model.state.windows):
+        removed = core.get_num_front_blocks_removed(request_id, window.shape.size)
+        assert removed == model.get_num_front_blocks_removed(request_id, w)
+    for block in model.sequence(request_id).held_blocks():
+        assert core.get_priority_by_block_id(pair.names.id_of(block)) == block.priority
 
 
 def compare_offsets(pair: "Pair", request_id: int) -> None:

@@ -34,6 +34,11 @@ def outcome(call: Callable[[], M]) -> tuple[M | None, tuple[object, ...] | None]
         return None, ("ValueError",)
 
 
+def free_blocks(core: native.BlockManager) -> list[int]:
+    """Free or cached, per window."""
+    return [window.primary.free + window.primary.cached for window in core.get_kv_cache_stats().windows]
+
+
 class Pair:
     def __init__(self, config: Config, events_max: int = 0, hash_bits: int = 128) -> None:
         self.model = ModelManager(config)
@@ -64,6 +69,8 @@ class Pair:
 
     def add(self, requests: list[Request], tokens_new_max: int | None = None, carrier: str = "list") -> bool:
         promised = [self.analyze(request) for request in requests]
+        asked = [self.blocks_to_admit(request) for request in requests]
+        free = free_blocks(self.core)
         objects = [native_request(request, carrier) for request in requests]
 
         def on_core() -> tuple[list[native.Admission], list[int]]:
@@ -72,7 +79,10 @@ class Pair:
             answer = self.core.add_sequence_batch(objects, tokens_new_max=tokens_new_max)
             return answer.admitted, answer.deferred
 
+        live = len(self.model.state.sequences)
         got = self.both(lambda: self.model.add_sequence_batch(requests, tokens_new_max), on_core)
+        if len(requests) == 1 and len(self.model.state.sequences) > live:
+            assert [before - taken for before, taken in zip(free, asked[0], strict=True)] == free_blocks(self.core)
         if got is None:
             return False
         expected, (admitted, deferred) = got
@@ -98,6 +108,12 @@ class Pair:
         assert self.core.digest() == digest, "looking changed something"
         return actual.tokens
 
+    def blocks_to_admit(self, request: Request) -> list[int]:
+        for tokens_new_max in (0, 5):
+            expected = self.model.blocks_to_admit(request, tokens_new_max)
+            assert self.core.blocks_to_admit(native_request(request), tokens_new_max=tokens_new_max) == expected
+        return self.model.blocks_to_admit(request)
+
     def grow(
         self,
         ids: list[int],
@@ -115,6 +131,8 @@ class Pair:
                 self.core.add_tokens(carried(ids, carrier), carried(counts, carrier), values, computed=done)
             return True
 
+        if len(set(ids)) == len(ids) == len(counts) and all(each in self.model.state.sequences for each in ids):
+            assert self.core.blocks_to_grow(ids, counts) == self.model.blocks_to_grow(ids, counts)
         return self.both(lambda: self.model.add_tokens(ids, counts, tokens, computed), on_core) is not None
 
     def rewind(self, request_id: int, count: int) -> None:
@@ -138,12 +156,17 @@ class Pair:
         tokens: list[int] | None = None,
         computed: int | None = None,
     ) -> bool:
+        asked = self.both(
+            lambda: self.model.free_blocks_without([request_id]), lambda: self.core.free_blocks_without([request_id])
+        )
         got = self.both(
             lambda: self.model.remove_sequence(request_id, store, pin, tokens, computed),
             lambda: self.core.remove_sequence(request_id, store=store, pin=pin, tokens=tokens, computed=computed),
         )
         if got is not None:
             assert sorted(got[1]) == sorted(self.names.id_of(block) for block in got[0])
+            assert asked is not None and asked[0] == asked[1]
+            assert pin or asked[1] == free_blocks(self.core)
         return got is not None
 
     # ---------------------------------------------------------------------------------------------- pins

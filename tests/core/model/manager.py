@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from . import conservation, growth, pins, storing, transfers
+from . import asking, conservation, growth, pins, storing, transfers
 from .admission import Plan, fit, plan_batch, within_budget
 from .applying import apply_batch
 from .state import Block, Sequence, State, Transfer, Window
@@ -133,6 +133,24 @@ class ModelManager:
         blocks = [block for w in range(len(self.state.windows)) for block in plan.found(w)]
         in_primary = sum(block.slots["primary"] is not None for block in blocks)
         return PrefixReuse(plan.reuse, in_primary, len(blocks) - in_primary)
+
+    def blocks_to_admit(self, request: Request, tokens_new_max: int = 0) -> list[int]:
+        plan = plan_batch(self.state, [request])[0]
+        with suppress(OutOfBlocks):
+            fit(self.state, [plan])
+        return asking.blocks_to_admit(self.state, plan, tokens_new_max)
+
+    def blocks_to_grow(self, ids: list[int], counts: list[int]) -> int:
+        return asking.blocks_to_grow(self.state, [self.sequence(each) for each in ids], counts)
+
+    def free_blocks_without(self, ids: list[int]) -> list[int]:
+        return asking.free_blocks_without(self.state, [self.sequence(each) for each in ids])
+
+    def get_token_count(self, request_id: int) -> int:
+        return self.sequence(request_id).length
+
+    def get_num_front_blocks_removed(self, request_id: int, w: int) -> int:
+        return asking.front_blocks_removed(self.sequence(request_id), w)
 
     def get_cache_blocks(self, request_id: int, w: int) -> list[list[Block | None]]:
         """[beam][position]; None where the block has left the window."""

@@ -1,0 +1,87 @@
+#include "core/ask.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+
+namespace kvfix::ask {
+namespace {
+
+void check_each_once(std::span<const RequestId> ids, const char* call) {
+    std::vector<RequestId> sorted(ids.begin(), ids.end());
+    std::ranges::sort(sorted);
+    if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end()) {
+        throw std::invalid_argument(std::string(call) + ", request_ids: " + std::to_string(*twice) + " is named twice");
+    }
+}
+
+// Blocks per beam behind `length` positions that `count` more take.
+std::uint64_t blocks_behind(std::uint64_t length, std::uint64_t count, std::uint64_t tokens_per_block) {
+    const auto blocks = [tokens_per_block](std::uint64_t tokens) {
+        return (tokens + tokens_per_block - 1) / tokens_per_block;
+    };
+    return blocks(length + count) - blocks(length);
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> blocks_to_admit(const State& state, AdmissionPlanner& planner, const RequestPtr& request,
+                                           std::uint32_t tokens_new_max) {
+    planner.match(state, {&request, 1});
+    planner.try_fit(state, 1);
+    std::vector<std::uint64_t> out = planner.slots_taken(state, 1);
+    const std::uint64_t grown = blocks_behind(request->num_tokens(), tokens_new_max, state.tokens_per_block());
+    for (std::uint64_t& blocks : out) {
+        blocks += grown * request->beam_width;
+    }
+    return out;
+}
+
+std::uint64_t blocks_to_grow(const State& state, std::span<const RequestId> ids,
+                             std::span<const std::uint32_t> counts) {
+    if (counts.size() != ids.size()) {
+        throw std::invalid_argument("blocks_to_grow: " + std::to_string(ids.size()) + " request ids but " +
+                                    std::to_string(counts.size()) + " counts");
+    }
+    check_each_once(ids, "blocks_to_grow");
+    std::uint64_t out = 0;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        const Sequence& sequence = state.sequences.at(ids[i]);
+        out += blocks_behind(sequence.length, counts[i], state.tokens_per_block()) * sequence.beam_width();
+    }
+    return out;
+}
+
+std::vector<std::uint64_t> free_blocks_without(const State& state, std::span<const RequestId> ids) {
+    check_each_once(ids, "free_blocks_without");
+    std::vector<std::uint64_t> out;
+    for (const Window& window : state.windows) {
+        std::uint64_t blocks_free = window.allocatable();
+        std::unordered_map<BlockIndex, std::uint32_t> owners_gone;
+        for (const RequestId id : ids) {
+            state.sequences.at(id).windows[window.index].for_each([&](BlockIndex block) {
+                const Block& record = window.blocks[block];
+                const bool held_otherwise =
+                    record.pins[kPrimary] != 0 || record.locks[kPrimary] != 0 || record.in_flight(kPrimary);
+                if (++owners_gone[block] == record.owners && !held_otherwise) {
+                    ++blocks_free;
+                }
+            });
+        }
+        out.push_back(blocks_free);
+    }
+    return out;
+}
+
+std::uint32_t front_blocks_removed(const State& state, RequestId id, WindowSize window_size) {
+    const Window& window = window_of(state, window_size);
+    return state.sequences.at(id).windows[window.index].left;
+}
+
+Priority priority_of(const State& state, BlockId id) {
+    const auto [window, block] = place_of(state, id);
+    return window->blocks[block].priority;
+}
+
+}  // namespace kvfix::ask
