@@ -1,130 +1,131 @@
-// Whether what a plan wants fits the budget and the pools, and which partial reuse is given up where it does not.
+// Whether what a plan wants fits the budget and the windows, and which partial reuse is given up where it does not.
 #include <algorithm>
 
-#include "core/admission_plan.h"
+#include "core/admission_planner.h"
 #include "core/errors.h"
 
 namespace kvfix {
 
-std::size_t AdmissionPlan::within_budget(std::optional<std::uint64_t> tokens_new_max) const {
-    std::uint64_t tokens_left = tokens_new_max.value_or(~std::uint64_t{0});
-    std::size_t count = 0;
-    while (count < requests_.size() && requests_[count].tokens_new() <= tokens_left) {
-        tokens_left -= requests_[count++].tokens_new();
-    }
-    return count;
-}
-
-std::uint64_t AdmissionPlan::blocks_new(const RequestPlan& plan, const WindowMatch& match,
-                                        std::uint32_t tokens_per_block) {
+std::uint64_t blocks_new(const RequestPlan& plan, const WindowMatch& match, std::uint32_t tokens_per_block) {
     const std::uint32_t full_prompt = plan.request->num_tokens() / tokens_per_block;
     const bool incomplete = plan.request->num_tokens() % tokens_per_block != 0;
     const std::uint64_t blocks = std::uint64_t{full_prompt - plan.full} + (incomplete ? plan.request->beam_width : 0);
     return blocks - (match.way == PartialWay::none ? 0 : plan.partial_copies(tokens_per_block));
 }
 
-std::size_t AdmissionPlan::fit(Pools pools, std::optional<std::uint64_t> tokens_new_max) {
-    if (!try_fit(pools, within_budget(tokens_new_max))) {
+std::size_t AdmissionPlanner::within_budget(std::optional<std::uint64_t> tokens_new_max) const {
+    std::uint64_t tokens_left = tokens_new_max.value_or(~std::uint64_t{0});
+    std::size_t count = 0;
+    while (count < plan_.requests.size() && plan_.requests[count].tokens_new() <= tokens_left) {
+        tokens_left -= plan_.requests[count++].tokens_new();
+    }
+    return count;
+}
+
+std::size_t AdmissionPlanner::fit(const State& state, std::optional<std::uint64_t> tokens_new_max) {
+    if (!try_fit(state, within_budget(tokens_new_max))) {
         const auto is_short = [](const Room& room) { return room.needed > room.free; };
         const auto room = std::ranges::find_if(rooms_, is_short);
-        const WindowPool& pool = *pools[static_cast<std::size_t>(room - rooms_.begin())];
-        throw OutOfBlocks(room->needed, room->free, pool.config.window_size);
+        const Window& window = state.windows[static_cast<std::size_t>(room - rooms_.begin())];
+        throw OutOfBlocks(room->needed, room->free, window.config.window_size);
     }
     return within_budget(tokens_new_max);  // who reuses less computes more
 }
 
 // A copied source keeps a slot that could have been evicted: one more than the request would need without it.
-bool AdmissionPlan::try_fit(Pools pools, std::size_t count) {
-    if (!may_be_short(pools, count)) {
+bool AdmissionPlanner::try_fit(const State& state, std::size_t count) {
+    if (!may_be_short(state, count)) {
         return true;
     }
-    begin_marking(pools);
+    begin_marking(state);
     rooms_.clear();
-    for (std::size_t window = 0; window < pools.size(); ++window) {
-        rooms_.push_back(room_without_copies(*pools[window], window, count));
+    for (const Window& window : state.windows) {
+        rooms_.push_back(room_without_copies(window, count));
     }
     if (std::ranges::any_of(rooms_, [](const Room& room) { return room.needed > room.free; })) {
         return false;
     }
-    for (RequestPlan& plan : std::span(requests_).first(count)) {
-        if (plan.reuse % config_->tokens_per_block != 0) {
-            keep_copies(pools, plan);
+    for (RequestPlan& plan : std::span(plan_.requests).first(count)) {
+        if (plan.reuse % state.tokens_per_block() != 0) {
+            keep_copies(state, plan);
         }
     }
     return true;
 }
 
 // Each claim or source costs one slot at most, evictable before or needed now: most batches need no closer look.
-bool AdmissionPlan::may_be_short(Pools pools, std::size_t count) const {
+bool AdmissionPlanner::may_be_short(const State& state, std::size_t count) const {
     std::uint64_t most = 0;
-    for (const RequestPlan& plan : std::span(requests_).first(count)) {
-        most += std::uint64_t{plan.request->num_tokens() / config_->tokens_per_block} + plan.request->beam_width + 1;
+    for (const RequestPlan& plan : std::span(plan_.requests).first(count)) {
+        most += std::uint64_t{plan.request->num_tokens() / state.tokens_per_block()} + plan.request->beam_width + 1;
     }
-    return std::ranges::any_of(pools, [most](const auto& pool) { return most > pool->allocatable(); });
+    return std::ranges::any_of(state.windows, [most](const Window& window) { return most > window.allocatable(); });
 }
 
 // What all claims and takeovers take, and what copies take beyond their sources. What is served is marked.
-AdmissionPlan::Room AdmissionPlan::room_without_copies(WindowPool& pool, std::size_t window, std::size_t count) {
-    Room room{.needed = 0, .free = pool.allocatable()};
+AdmissionPlanner::Room AdmissionPlanner::room_without_copies(const Window& window, std::size_t count) {
+    const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
+    Room room{.needed = 0, .free = window.allocatable()};
     const auto take = [&](BlockIndex block) {
-        if (pool.store.mark(block) == serial_) {
+        if (marked(window.index, block)) {
             return false;
         }
-        pool.store.mark(block) = serial_;
-        room.free -= pool.evictable(block) ? 1 : 0;
+        mark(window.index, block) = serial_;
+        room.free -= window.evictable(block) ? 1 : 0;
         return true;
     };
-    for (const RequestPlan& plan : std::span(requests_).first(count)) {
-        for (const BlockIndex block : held_claims(plan, window)) {
-            room.needed += take(block) && pool.store[block].host_only() ? 1 : 0;
+    for (const RequestPlan& plan : std::span(plan_.requests).first(count)) {
+        for (const BlockIndex block : plan_.held_claims(plan, window.index)) {
+            room.needed += take(block) && window.blocks[block].host_only() ? 1 : 0;
         }
-        const WindowMatch& matched = match(plan, window);
-        room.needed += blocks_new(plan, matched, config_->tokens_per_block);
-        room.needed += matched.way == PartialWay::copy ? plan.partial_copies(config_->tokens_per_block) : 0;
+        const WindowMatch& matched = plan_.match(plan, window.index);
+        room.needed += blocks_new(plan, matched, tokens_per_block);
+        room.needed += matched.way == PartialWay::copy ? plan.partial_copies(tokens_per_block) : 0;
     }
-    for (const RequestPlan& plan : std::span(requests_).first(count)) {
-        if (const WindowMatch& matched = match(plan, window); matched.way == PartialWay::take_over) {
+    for (const RequestPlan& plan : std::span(plan_.requests).first(count)) {
+        if (const WindowMatch& matched = plan_.match(plan, window.index); matched.way == PartialWay::take_over) {
             take(matched.source);
         }
     }
     return room;
 }
 
-void AdmissionPlan::keep_copies(Pools pools, RequestPlan& plan) {
-    for (std::size_t window = 0; window < pools.size(); ++window) {
-        WindowMatch& match = matches_[plan.match_begin + window];
-        if (match.taken_by != kNone && matches_[match.taken_by].way != PartialWay::take_over) {
+void AdmissionPlanner::keep_copies(const State& state, RequestPlan& plan) {
+    for (const Window& window : state.windows) {
+        WindowMatch& match = match_of(plan, window.index);
+        if (match.taken_by != kNone && plan_.matches[match.taken_by].way != PartialWay::take_over) {
             match.taken_by = kNone;  // its taker has given up
         }
-        if (rooms_[window].needed == rooms_[window].free && locks_evictable(*pools[window], match)) {
-            give_up_partial(pools, plan);
+        const Room& room = rooms_[window.index];
+        if (room.needed == room.free && locks_evictable(window, match)) {
+            give_up_partial(state, plan);
             return;
         }
     }
-    for (std::size_t window = 0; window < pools.size(); ++window) {
-        const WindowMatch& match = matches_[plan.match_begin + window];
-        if (locks_evictable(*pools[window], match)) {
-            ++rooms_[window].needed;
-            pools[window]->store.mark(match.source) = serial_;
+    for (const Window& window : state.windows) {
+        const WindowMatch& match = match_of(plan, window.index);
+        if (locks_evictable(window, match)) {
+            ++rooms_[window.index].needed;
+            mark(window.index, match.source) = serial_;
         }
     }
 }
 
-bool AdmissionPlan::locks_evictable(const WindowPool& pool, const WindowMatch& match) const {
-    return match.way == PartialWay::copy && pool.evictable(match.source) && pool.store.mark(match.source) != serial_;
+bool AdmissionPlanner::locks_evictable(const Window& window, const WindowMatch& match) const {
+    return match.way == PartialWay::copy && window.evictable(match.source) && !marked(window.index, match.source);
 }
 
 // A request that gives up a takeover leaves its source to be evicted, and needs a new block instead: nothing to count.
-void AdmissionPlan::give_up_partial(Pools pools, RequestPlan& plan) {
-    for (std::size_t window = 0; window < pools.size(); ++window) {
-        WindowMatch& match = matches_[plan.match_begin + window];
+void AdmissionPlanner::give_up_partial(const State& state, RequestPlan& plan) {
+    for (const Window& window : state.windows) {
+        WindowMatch& match = match_of(plan, window.index);
         if (match.way == PartialWay::take_over) {
-            pools[window]->store.mark(match.source) = 0;
+            mark(window.index, match.source) = 0;
         }
         match.way = PartialWay::none;
         match.taken_by = kNone;
     }
-    set_reuse(pools, plan, plan.full * config_->tokens_per_block);
+    set_reuse(state, plan, plan.full * state.tokens_per_block());
 }
 
 }  // namespace kvfix

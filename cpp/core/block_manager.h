@@ -1,96 +1,31 @@
-// The block manager: docs/block-manager.md says what each call does. Every public method takes the manager's one lock; none
-// calls back, blocks or reads a clock while it is held. A call that throws an operating error or std::invalid_argument has
-// changed nothing.
+// The block manager: docs/block-manager.md says what each call does. It owns the state and the one lock, and each public method is one
+// verb over that state with the lock held around it; none calls back, blocks or reads a clock meanwhile. A call that throws an
+// operating error or std::invalid_argument has changed nothing.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "core/admission_plan.h"
+#include "core/admission_planner.h"
 #include "core/config.h"
+#include "core/errors.h"
 #include "core/event_log.h"
+#include "core/grow.h"
 #include "core/manager_mutex.h"
 #include "core/request.h"
-#include "core/sequence.h"
+#include "core/results.h"
+#include "core/state.h"
 #include "core/stats.h"
-#include "core/transfers.h"
-#include "core/window_pool.h"
 
 namespace kvfix {
-
-using BlockId = std::uint64_t;
-
-struct Admission {
-    RequestId request_id = 0;
-    std::uint64_t tokens_reused = 0;
-    std::uint64_t tokens_new = 0;
-    std::uint64_t blocks_reused = 0;
-    std::uint64_t blocks_onboarded = 0;
-    std::uint64_t blocks_new = 0;
-};
-
-struct BatchAdmission {
-    std::vector<Admission> admitted;
-    std::vector<RequestId> deferred;
-};
-
-struct PrefixReuse {
-    std::uint64_t tokens = 0;
-    std::uint64_t blocks_primary = 0;
-    std::uint64_t blocks_host = 0;
-};
-
-struct TransferItem {
-    TransferKind kind;
-    SlotIndex slot_src;
-    SlotIndex slot_dst;
-    std::uint32_t tokens;
-    BlockId block_id;
-    WindowSize window_size;
-};
-
-struct TransferBatch {
-    Ticket ticket = 0;
-    std::vector<TransferItem> items;
-};
-
-struct PinnedBlock {
-    std::uint64_t block_hash;
-    BlockId block_id;
-    SlotIndex slot;
-    Tier tier;
-    WindowSize window_size;
-};
-
-struct PinnedSlot {
-    SlotIndex slot;
-    Tier tier;
-};
-
-// A caller's int32 table (windows, rows, 2, blocks), C-contiguous.
-struct OffsetTable {
-    std::int32_t* data;
-    std::size_t windows;
-    std::size_t rows;
-    std::size_t blocks;
-};
-
-struct OffsetScale {
-    std::int32_t scale = 1;
-    std::int32_t v_offset = 0;
-};
-
-// [request][beam][block]; -1 where the block has left the window.
-using BlockIdTable = std::vector<std::vector<std::int64_t>>;
 
 class BlockManager {
   public:
     explicit BlockManager(BlockManagerConfig config);
 
-    const BlockManagerConfig& config() const { return config_; }
+    const BlockManagerConfig& config() const { return state_.config; }
 
     BatchAdmission add_sequence_batch(std::span<const RequestPtr> requests,
                                       std::optional<std::uint64_t> tokens_new_max);
@@ -134,74 +69,11 @@ class BlockManager {
     void check_invariants() const;
 
   private:
-    struct Growth {
-        Sequence* sequence;
-        std::uint32_t count;
-        std::uint32_t computed;
-    };
-    struct BlockPlace {
-        WindowPool* pool;
-        BlockIndex block;
-    };
-
-    // All below: the lock is held.
-    std::size_t find_window(WindowSize window_size) const;
-    BlockPlace place_of(BlockId id) const;
-    static BlockId id_of(const WindowPool& pool, BlockIndex block) { return pool.block_id_base + block; }
-
-    // admission.cc
-    void check_requests(std::span<const RequestPtr> requests) const;
-    BatchAdmission admit_batch(std::span<const RequestPtr> requests, std::optional<std::uint64_t> tokens_new_max);
-    void claim_all(const RequestPlan& plan, Sequence& sequence);
-    void fill_window(const RequestPlan& plan, Sequence& sequence, std::size_t window, Admission& admission);
-    void copy_partial(const RequestPlan& plan, Sequence& sequence, std::size_t window);
-    void count_admission(const RequestPlan& plan, const Admission& admission, RequestStats& stats);
-    BlockIndex allocate_prompt_block(const Request& request, WindowPool& pool, std::uint32_t position);
-
-    // growth.cc
-    void plan_growth(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
-                     std::optional<std::span<const TokenId>> tokens,
-                     std::optional<std::span<const std::uint32_t>> computed);
-    void check_growth_capacity() const;
-    void grow(const Growth& growth);
-    static void check_computed(const Sequence& sequence, std::uint32_t computed);
-    void leave_windows(Sequence& sequence);
-    void leave_window(Sequence& sequence, std::size_t window, std::uint32_t left);
-
-    // storing.cc
-    void store_blocks(Sequence& sequence, std::size_t window, std::uint32_t tokens);
-    std::uint32_t first_unsure(Sequence& sequence) const;
-    std::uint32_t write_content(const Sequence& sequence, std::size_t window, std::uint32_t end);
-    bool store_next(Sequence& sequence, std::size_t window);
-    BlockIndex find_equal(const Sequence& sequence, std::size_t window);
-    void store_last_partial(Sequence& sequence, std::size_t window, std::uint32_t tokens);
-    void check_whole_tokens(const Sequence& sequence, std::span<const TokenId> tokens) const;
-    void let_go_all(Sequence& sequence);
-
-    // invariants.cc
-    void check_sequences() const;
-    void check_transfers() const;
-
-    // pins.cc
-    void check_held_settled(const Sequence& sequence) const;
-    std::vector<BlockId> pin_held(const Sequence& sequence);
-
     mutable ManagerMutex mutex_;  // guards everything below
-    const BlockManagerConfig config_;
-    TransferLedger ledger_;
-    EventLog events_;
-    CacheCounters closed_;     // of iterations that have ended
-    CacheCounters iteration_;  // of the last one that ended
-    CacheCounters current_;
-    std::vector<std::unique_ptr<WindowPool>> pools_;
-    SequenceTable sequences_;
-    std::int64_t now_ms_ = 0;
-
-    // Scratch, kept for its memory.
-    AdmissionPlan plan_;
-    std::vector<Growth> growth_;
-    std::vector<TokenId> content_;
-    std::uint64_t mark_ = 0;
+    State state_;
+    // Memory that calls use again; it says nothing between them.
+    AdmissionPlanner planner_;
+    std::vector<grow::Step> steps_;
 };
 
 }  // namespace kvfix

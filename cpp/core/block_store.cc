@@ -20,7 +20,6 @@ BlockStore::BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, 
       slots_{blocks_primary, blocks_host},
       blocks_(std::size_t{blocks_primary} + blocks_host),
       tokens_(blocks_.size() * tokens_per_block),
-      marks_(blocks_.size()),
       free_records_(descending(blocks_primary + blocks_host)),
       free_slots_{descending(blocks_primary), descending(blocks_host)} {}
 

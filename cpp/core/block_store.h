@@ -50,10 +50,6 @@ class BlockStore {
     // The tokens of a tree block.
     std::span<const TokenId> content(BlockIndex block) const { return tokens(block).first(blocks_[block].num_tokens); }
 
-    // Scratch of the admission plan, beside the records: it is touched when nothing else of them is.
-    std::uint32_t& mark(BlockIndex block) { return marks_[block]; }
-    std::uint32_t mark(BlockIndex block) const { return marks_[block]; }
-
     std::string_view extras(BlockIndex block) const;
     void set_extras(BlockIndex block, std::string extras);
 
@@ -67,7 +63,6 @@ class BlockStore {
     std::array<std::uint32_t, kTiers> slots_;
     std::vector<Block> blocks_;
     std::vector<TokenId> tokens_;
-    std::vector<std::uint32_t> marks_;
     std::vector<BlockIndex> free_records_;
     std::array<std::vector<SlotIndex>, kTiers> free_slots_;
     std::unordered_map<BlockIndex, std::string> extras_;  // few blocks have any; never iterated

@@ -4,7 +4,6 @@
 #include <bit>
 
 #include "core/block_hash.h"
-#include "core/block_manager.h"
 
 namespace kvfix {
 namespace {
@@ -57,29 +56,14 @@ void mix_events(Digest& digest, const EventLog& events) {
     }
 }
 
-}  // namespace
-
-WindowStats WindowPool::stats() const {
-    WindowStats out{.window_size = config.window_size, .primary = {}, .host = {}};
-    const auto fill = [this](TierStats& stats, std::size_t tier, std::uint64_t cached) {
-        stats.blocks = store.slots(tier);
-        stats.free = store.slots_free(tier);
-        stats.cached = cached;
-        stats.in_flight = in_flight_[tier];
-        stats.owned = stats.blocks - stats.free - stats.cached - stats.in_flight;
-    };
-    fill(out.primary, kPrimary, primary_queue_.size());
-    fill(out.host, kHost, std::uint64_t{host_redundant_queue_.size()} + host_only_queue_.size());
-    return out;
-}
-
-void WindowPool::mix_into(Digest& digest) const {
-    for (BlockIndex block = 0; block < store.size(); ++block) {
-        const Block& record = store[block];
+void mix_window(Digest& digest, const Window& window) {
+    const BlockStore& blocks = window.blocks;
+    for (BlockIndex block = 0; block < blocks.size(); ++block) {
+        const Block& record = blocks[block];
         digest.mix(record.in_tree ? (std::uint64_t{record.parent} << 32 | record.num_tokens) : kNone);
         if (record.in_tree) {
-            const std::uint64_t above = is_root(record.parent) ? tree.hash_of(record.parent) : 0;
-            digest.mix(hash_block(above, store.content(block), store.extras(block)));
+            const std::uint64_t above = is_root(record.parent) ? window.tree.hash_of(record.parent) : 0;
+            digest.mix(hash_block(above, blocks.content(block), blocks.extras(block)));
         }
         digest.mix(std::uint64_t{record.slot[kPrimary]} << 32 | record.slot[kHost]);
         digest.mix(std::uint64_t{record.pins[kPrimary]} << 32 | record.pins[kHost]);
@@ -88,34 +72,35 @@ void WindowPool::mix_into(Digest& digest) const {
                                (record.undelivered ? 4U : 0U);
         digest.mix(std::uint64_t{record.owners} << 32 | std::uint64_t{record.priority} << 8 | flags);
         if (record.has_duration) {
-            digest.mix(duration_ms_.at(block));
+            digest.mix(window.clocks.duration_ms.at(block));
         }
     }
-    for (const Deadline& deadline : expiring_) {
+    for (const RetentionClocks::Deadline& deadline : window.clocks.expiring) {
         digest.mix(static_cast<std::uint64_t>(deadline.at_ms));
         digest.mix(deadline.block);
     }
     for (std::size_t tier = 0; tier < kTiers; ++tier) {
-        for (const SlotIndex slot : store.free_slots(tier)) {
+        for (const SlotIndex slot : blocks.free_slots(tier)) {
             digest.mix(slot);
         }
     }
-    for (const BlockIndex block : store.free_records()) {
+    for (const BlockIndex block : blocks.free_records()) {
         digest.mix(block);
     }
-    for (const EvictionQueue* queue : {&primary_queue_, &host_redundant_queue_, &host_only_queue_}) {
+    for (const EvictionQueue* queue : {&window.primary_queue, &window.host_redundant_queue, &window.host_only_queue}) {
         // A parked block and one that is about to be parked are the same state: only the order counts.
         queue->for_each([&](BlockIndex block, Priority) { digest.mix(block); });
     }
 }
 
-std::uint64_t BlockManager::digest() const {
-    const ManagerGuard guard(mutex_);
+}  // namespace
+
+std::uint64_t digest_of(const State& state) {
     Digest digest;
-    for (const auto& pool : pools_) {
-        pool->mix_into(digest);
+    for (const Window& window : state.windows) {
+        mix_window(digest, window);
     }
-    for (const Sequence* sequence : sequences_.ordered()) {
+    for (const Sequence* sequence : state.sequences.ordered()) {
         mix_sequence(digest, *sequence);
     }
     const auto mix_items = [&](const std::vector<Transfer>& items) {
@@ -127,17 +112,17 @@ std::uint64_t BlockManager::digest() const {
             digest.mix(item.tokens);
         }
     };
-    mix_items(ledger_.queued());
-    for (const auto& [ticket, items] : ledger_.taken()) {
+    mix_items(state.ledger.queued());
+    for (const auto& [ticket, items] : state.ledger.taken()) {
         digest.mix(ticket);
         mix_items(items);
     }
-    digest.mix(ledger_.next_ticket());
-    digest.mix(static_cast<std::uint64_t>(now_ms_));
-    for (const CacheCounters* counters : {&closed_, &iteration_, &current_}) {
+    digest.mix(state.ledger.next_ticket());
+    digest.mix(static_cast<std::uint64_t>(state.now_ms));
+    for (const CacheCounters* counters : {&state.closed, &state.iteration, &state.current}) {
         mix_numbers(digest, *counters);
     }
-    mix_events(digest, events_);
+    mix_events(digest, state.events);
     return digest.value();
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core/state.h"
+
 namespace kvfix {
 
 class Digest {
@@ -17,5 +19,8 @@ class Digest {
   private:
     std::uint64_t state_ = 0x243f6a8885a308d3;
 };
+
+// Everything that a later call can show.
+std::uint64_t digest_of(const State& state);
 
 }  // namespace kvfix

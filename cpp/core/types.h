@@ -13,6 +13,7 @@ using RequestId = std::uint64_t;
 // A block's index in its window's store. Public block ids add the window's base, so they are unique per manager.
 using BlockIndex = std::uint32_t;
 using SlotIndex = std::uint32_t;
+using BlockId = std::uint64_t;
 using Ticket = std::uint64_t;
 // Unset for full attention.
 using WindowSize = std::optional<std::uint32_t>;

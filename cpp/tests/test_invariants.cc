@@ -1,4 +1,4 @@
-// check_invariants() is only worth as much as what it catches: each kind of damage is done on purpose, to a sound pool.
+// check_invariants() is only worth as much as what it catches: each kind of damage is done on purpose, to a sound window.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -6,6 +6,11 @@
 #include <utility>
 #include <vector>
 
+#include "core/hold.h"
+#include "core/invariants.h"
+#include "core/pin.h"
+#include "core/store.h"
+#include "core/transfer.h"
 #include "tests/support.h"
 
 namespace kvfix {
@@ -17,38 +22,35 @@ using testing::config;
 class World {
   public:
     World() {
-        only_host = cache(pool.tree.open_root("", 7), 100);
-        both = cache(pool.tree.open_root("", 7), 200);
+        only_host = cache(window.tree.open_root("", 7), 100);
+        both = cache(window.tree.open_root("", 7), 200);
         flush();
         deliver();
-        pool.claim(both);
-        pool.onboard(both);
+        hold::claim(window, both);
+        transfer::onboard(state_, window, both);
         deliver();
-        pool.let_go(both);
-        parent = cache(pool.tree.open_root("", 7), 300);
+        hold::let_go(state_, window, both);
+        parent = cache(window.tree.open_root("", 7), 300);
         child = cache(parent, 400);
-        owned = pool.allocate(kPriorityDefault, std::nullopt);
-        pinned = cache(pool.tree.open_root("Sother", 8), 500);
-        pool.pin(pinned, kPrimary);
-        arriving = pool.allocate(kPriorityDefault, std::nullopt);
-        pool.lock_source(pinned, 1);
-        pool.copy_prefix(pinned, arriving, 2);
-        for (BlockIndex block = 0; block < pool.store.size(); ++block) {
-            owners.push_back(pool.store[block].owners);
+        owned = hold::allocate(state_, window, kPriorityDefault, std::nullopt);
+        pinned = cache(window.tree.open_root("Sother", 8), 500);
+        pin::add(state_, window, pinned, kPrimary);
+        arriving = hold::allocate(state_, window, kPriorityDefault, std::nullopt);
+        transfer::lock_source(state_, window, pinned, 1);
+        transfer::copy_prefix(state_, window, pinned, arriving, 2);
+        for (BlockIndex block = 0; block < window.blocks.size(); ++block) {
+            owners.push_back(window.blocks[block].owners);
         }
     }
 
-    void check() const { pool.check_invariants(owners); }
-    Block& operator[](BlockIndex block) { return pool.store[block]; }
+    void check() const { check_window_invariants(window, owners); }
+    Block& operator[](BlockIndex block) { return window.blocks[block]; }
 
   private:
-    BlockManagerConfig config_ = config(7, 4);
-    TransferLedger ledger_;
-    EventLog events_{0};
-    CacheCounters counters_;
+    State state_{config(7, 4)};
 
   public:
-    WindowPool pool{0, {config_, ledger_, events_, counters_}, 0};
+    Window& window = state_.windows.front();
     std::vector<std::uint32_t> owners;
     BlockIndex only_host = kNone;
     BlockIndex both = kNone;
@@ -60,29 +62,25 @@ class World {
 
   private:
     BlockIndex cache(ParentRef below, TokenId first) {
-        const BlockIndex block = pool.allocate(kPriorityDefault, std::nullopt);
+        const BlockIndex block = hold::allocate(state_, window, kPriorityDefault, std::nullopt);
         const testing::Tokens content = testing::tokens(testing::kTokensPerBlock, first);
-        std::ranges::copy(content, pool.store.tokens(block).begin());
-        pool.store[block].num_tokens = testing::kTokensPerBlock;
-        pool.store[block].hash = pool.tree.child_hash(pool.tree.hash_of(below), {content, ""});
-        pool.enter_tree(block, below, std::nullopt);
-        pool.let_go(block);
+        std::ranges::copy(content, window.blocks.tokens(block).begin());
+        window.blocks[block].num_tokens = testing::kTokensPerBlock;
+        window.blocks[block].hash = window.tree.child_hash(window.tree.hash_of(below), {content, ""});
+        store::enter(state_, window, block, below, std::nullopt);
+        hold::let_go(state_, window, block);
         return block;
     }
     void flush() {
         std::vector<BlockIndex> taken;
-        while (pool.allocatable() > 0) {
-            taken.push_back(pool.allocate(kPriorityDefault, std::nullopt));
+        while (window.allocatable() > 0) {
+            taken.push_back(hold::allocate(state_, window, kPriorityDefault, std::nullopt));
         }
         for (const BlockIndex block : taken) {
-            pool.let_go(block);
+            hold::let_go(state_, window, block);
         }
     }
-    void deliver() {
-        for (const Transfer& transfer : ledger_.end(ledger_.take())) {
-            pool.delivered(transfer);
-        }
-    }
+    void deliver() { transfer::complete(state_, state_.ledger.take()); }
 };
 
 using Damage = std::pair<std::string, std::function<void(World&)>>;
@@ -92,11 +90,11 @@ const std::vector<Damage> kDamages{
     {"an owned block has lost its owner", [](World& w) { w[w.owned].owners = 0; }},
     {"a sequence holds a block that does not know it", [](World& w) { ++w.owners[w.owned]; }},
     {"two blocks have one slot", [](World& w) { w[w.owned].slot[kPrimary] = w[w.parent].slot[kPrimary]; }},
-    {"a slot is lost", [](World& w) { w.pool.store.take_slot(kPrimary); }},
-    {"a host slot is lost", [](World& w) { w.pool.store.take_slot(kHost); }},
-    {"a slot in use is free too", [](World& w) { w.pool.store.give_slot(kPrimary, w[w.owned].slot[kPrimary]); }},
-    {"a host slot in use is free too", [](World& w) { w.pool.store.give_slot(kHost, w[w.both].slot[kHost]); }},
-    {"a record is taken for nothing", [](World& w) { w.pool.store.acquire(); }},
+    {"a slot is lost", [](World& w) { w.window.blocks.take_slot(kPrimary); }},
+    {"a host slot is lost", [](World& w) { w.window.blocks.take_slot(kHost); }},
+    {"a slot in use is free too", [](World& w) { w.window.blocks.give_slot(kPrimary, w[w.owned].slot[kPrimary]); }},
+    {"a host slot in use is free too", [](World& w) { w.window.blocks.give_slot(kHost, w[w.both].slot[kHost]); }},
+    {"a record is taken for nothing", [](World& w) { w.window.blocks.acquire(); }},
     {"a block has lost its slots", [](World& w) { w[w.only_host].slot[kHost] = kNone; }},
     {"a cached block is pinned", [](World& w) { ++w[w.parent].pins[kPrimary]; }},
     {"a pinned block has lost its pin, its lock and its queue",
@@ -121,13 +119,13 @@ const std::vector<Damage> kDamages{
     {"a tree block has no tokens", [](World& w) { w[w.child].num_tokens = 0; }},
     {"a tree block has too many tokens", [](World& w) { w[w.child].num_tokens = testing::kTokensPerBlock + 1; }},
     {"a block has another's hash", [](World& w) { w[w.child].hash ^= 1; }},
-    {"a block's tokens have changed", [](World& w) { ++w.pool.store.tokens(w.child)[0]; }},
-    {"a block's extras have changed", [](World& w) { w.pool.store.set_extras(w.child, "image"); }},
+    {"a block's tokens have changed", [](World& w) { ++w.window.blocks.tokens(w.child)[0]; }},
+    {"a block's extras have changed", [](World& w) { w.window.blocks.set_extras(w.child, "image"); }},
     {"a block queues under another priority", [](World& w) { ++w[w.parent].priority; }},
     {"a host copy queues under another priority", [](World& w) { ++w[w.only_host].priority; }},
     {"an undelivered block is in the tree", [](World& w) { w[w.child].undelivered = true; }},
     {"a free record says that it has extras",
-     [](World& w) { w[w.pool.store.free_records().back()].has_extras = true; }},
+     [](World& w) { w[w.window.blocks.free_records().back()].has_extras = true; }},
 };
 
 TEST(Invariants, HoldInASoundWorld) {

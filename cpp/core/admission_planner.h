@@ -1,0 +1,66 @@
+// Makes admission plans. It reads the state and changes nothing there; what it has of its own is memory that it uses again.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/admission_plan.h"
+
+namespace kvfix {
+
+class AdmissionPlanner {
+  public:
+    // What the requests would reuse, whether they fit or not. The plan stays until the next call.
+    const AdmissionPlan& match(const State& state, std::span<const RequestPtr> requests);
+
+    // How many of the matched requests are admitted, in order, under the budget, after copies that have no room were given up. Throws
+    // OutOfBlocks where they cannot be served without any.
+    std::size_t fit(const State& state, std::optional<std::uint64_t> tokens_new_max);
+    // The same for the first `count` requests, without a budget. False instead of OutOfBlocks.
+    bool try_fit(const State& state, std::size_t count);
+
+  private:
+    struct Room {
+        std::uint64_t needed = 0;
+        std::uint64_t free = 0;
+    };
+
+    // admission_match.cc
+    void match_request(const State& state, const Request& request);
+    std::uint32_t match_window(const State& state, const Window& window, const Request& request, WindowMatch& match);
+    void walk(const Window& window, const Request& request, ParentRef root);
+    std::uint32_t longest_partial(const Window& window, const Request& request, ParentRef root, WindowMatch& match);
+    void set_reuse(const State& state, RequestPlan& plan, std::uint32_t reuse);
+
+    // admission_partial.cc
+    void settle_partials(const State& state);
+    void settle_partial(const State& state, RequestPlan& plan);
+    PartialWay way_of(const State& state, const Window& window, const RequestPlan& plan, BlockIndex source) const;
+    std::uint32_t taker_of(BlockIndex source, std::size_t window) const;
+
+    // admission_room.cc
+    std::size_t within_budget(std::optional<std::uint64_t> tokens_new_max) const;
+    bool may_be_short(const State& state, std::size_t count) const;
+    Room room_without_copies(const Window& window, std::size_t count);
+    void keep_copies(const State& state, RequestPlan& plan);
+    bool locks_evictable(const Window& window, const WindowMatch& match) const;
+    void give_up_partial(const State& state, RequestPlan& plan);
+
+    // A mark per block and window: what a pass over the plan has seen.
+    void begin_marking(const State& state);
+    std::uint32_t& mark(std::size_t window, BlockIndex block) { return marks_[window][block]; }
+    bool marked(std::size_t window, BlockIndex block) const { return marks_[window][block] == serial_; }
+    WindowMatch& match_of(const RequestPlan& plan, std::size_t window) {
+        return plan_.matches[plan.match_begin + window];
+    }
+
+    AdmissionPlan plan_;
+    std::uint32_t serial_ = 0;                        // marks of this pass; marks of older ones are smaller
+    std::vector<std::vector<std::uint32_t>> marks_;   // [window][block]
+    std::vector<std::vector<std::uint32_t>> takers_;  // [window][block]: the match that takes it over
+    std::vector<Room> rooms_;                         // per window, of the last try_fit() that looked closely
+};
+
+}  // namespace kvfix

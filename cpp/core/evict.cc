@@ -1,0 +1,163 @@
+#include "core/evict.h"
+
+#include <vector>
+
+#include "core/check.h"
+#include "core/pause_point.h"
+#include "core/publish.h"
+#include "core/retain.h"
+#include "core/review.h"
+
+namespace kvfix::evict {
+namespace {
+
+bool evict_host(State& state, Window& window) {
+    const BlockIndex copy = window.host_redundant_queue.victim([](BlockIndex) { return false; });
+    if (copy != kNone) {
+        window.host_redundant_queue.remove(copy);
+        window.blocks.give_slot(kHost, window.blocks[copy].slot[kHost]);
+        window.blocks[copy].slot[kHost] = kNone;
+        return true;
+    }
+    const BlockIndex victim =
+        window.host_only_queue.victim([&](BlockIndex block) { return window.blocks[block].children != kNone; });
+    if (victim == kNone) {
+        return false;
+    }
+    state.current.blocks_dropped += drop(state, window, victim);
+    return true;
+}
+
+SlotIndex take_host_slot(State& state, Window& window) {
+    return window.blocks.slots_free(kHost) != 0 || evict_host(state, window) ? window.blocks.take_slot(kHost) : kNone;
+}
+
+// Evictions come in rows, and each touches a record, its links, its parent and its place in the index, all of them cold in a
+// large pool. What the next two will touch is fetched while this one works.
+void prefetch_victims(const Window& window, BlockIndex victim) {
+    const BlockIndex next = window.primary_queue.behind(victim);
+    if (next == kNone) {
+        return;
+    }
+    const Block& record = window.blocks[next];
+    window.tree.prefetch(record.hash);
+    if (record.in_tree && !is_root(record.parent)) {
+        __builtin_prefetch(&window.blocks[record.parent]);
+    }
+    if (const BlockIndex after = window.primary_queue.behind(next); after != kNone) {
+        window.blocks.prefetch(after);
+        window.primary_queue.prefetch(after);
+    }
+}
+
+void queue_offload(State& state, Window& window, BlockIndex victim, SlotIndex slot) {
+    Block& record = window.blocks[victim];
+    record.slot[kHost] = slot;
+    record.begin_flight(kHost);
+    ++window.in_flight[kHost];
+    const SlotIndex source = detach_primary(window, victim);
+    state.ledger.queue({TransferKind::offload, window.index, source, slot, record.num_tokens, victim, victim});
+    ++state.current.blocks_offloaded;
+    publish(state, window, EventKind::updated, victim, Tier::host);
+    window.blocks.give_slot(kPrimary, source);
+}
+
+void evict_primary(State& state, Window& window) {
+    const BlockIndex victim =
+        window.primary_queue.victim([&](BlockIndex block) { return window.blocks[block].children_primary != 0; });
+    check(victim != kNone, "a primary block is needed and none can be evicted");
+    prefetch_victims(window, victim);
+    KVFIX_PAUSE("evict.picked");
+    Block& record = window.blocks[victim];
+    if (record.has(kHost)) {  // a clean copy: nothing to move
+        window.blocks.give_slot(kPrimary, detach_primary(window, victim));
+        review_host(window, victim);
+        publish(state, window, EventKind::updated, victim, Tier::host);
+        return;
+    }
+    if (window.has_host() && record.priority >= state.config.offload_priority_min) {
+        const std::uint32_t generation = record.generation;
+        const SlotIndex slot = take_host_slot(state, window);
+        if (record.generation != generation) {  // it went with an ancestor that made room in host
+            window.blocks.give_slot(kHost, slot);
+            return;
+        }
+        if (slot != kNone) {
+            queue_offload(state, window, victim, slot);
+            return;
+        }
+    }
+    state.current.blocks_dropped += drop(state, window, victim);
+}
+
+void unlink(State& state, Window& window, BlockIndex block) {
+    publish(state, window, EventKind::removed, block, window.blocks[block].has(kPrimary) ? Tier::primary : Tier::host);
+    leave_queues(window, block);
+    retain::stop_clock(window, block);
+    if (window.has_host() && window.host_redundant_queue.contains(block)) {
+        window.host_redundant_queue.remove(block);
+    }
+    const ParentRef parent = window.tree.remove(block);
+    if (is_root(parent)) {
+        return;
+    }
+    if (window.blocks[parent].children_primary == 0) {
+        window.primary_queue.unpark(parent);
+    }
+    if (window.has_host() && window.blocks[parent].children == kNone) {
+        window.host_only_queue.unpark(parent);
+    }
+}
+
+}  // namespace
+
+SlotIndex take_primary_slot(State& state, Window& window) {
+    if (window.blocks.slots_free(kPrimary) == 0) {
+        evict_primary(state, window);
+    }
+    return window.blocks.take_slot(kPrimary);
+}
+
+SlotIndex detach_primary(Window& window, BlockIndex block) {
+    Block& record = window.blocks[block];
+    if (window.primary_queue.contains(block)) {
+        window.primary_queue.remove(block);
+    }
+    const SlotIndex slot = record.slot[kPrimary];
+    record.slot[kPrimary] = kNone;
+    if (record.in_tree && !is_root(record.parent) && --window.blocks[record.parent].children_primary == 0) {
+        window.primary_queue.unpark(record.parent);
+    }
+    return slot;
+}
+
+std::uint64_t drop(State& state, Window& window, BlockIndex block) {
+    if (window.blocks[block].children == kNone) {
+        unlink(state, window, block);
+        review(state, window, block);
+        return 1;
+    }
+    std::vector<BlockIndex> subtree{block};
+    window.tree.collect_descendants(block, subtree);
+    for (std::size_t i = subtree.size(); i-- > 0;) {  // children before parents
+        unlink(state, window, subtree[i]);
+    }
+    for (const BlockIndex gone : subtree) {
+        review(state, window, gone);
+    }
+    return subtree.size();
+}
+
+void drop_everything(State& state) {
+    for (Window& window : state.windows) {
+        std::vector<BlockIndex> all;
+        window.tree.collect_all(all);
+        for (const BlockIndex block : all) {
+            if (window.blocks[block].in_tree && is_root(window.blocks[block].parent)) {
+                drop(state, window, block);
+            }
+        }
+    }
+}
+
+}  // namespace kvfix::evict

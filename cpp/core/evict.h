@@ -1,0 +1,20 @@
+// What goes when room is needed, and what goes with it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "core/state.h"
+
+namespace kvfix::evict {
+
+// A free slot, by eviction where there is none. The caller has checked Window::allocatable().
+SlotIndex take_primary_slot(State& state, Window& window);
+// The block's primary slot becomes the caller's; its parent may be a victim now.
+SlotIndex detach_primary(Window& window, BlockIndex block);
+// Removes the block and its descendants from the tree, and counts them.
+std::uint64_t drop(State& state, Window& window, BlockIndex block);
+// Everything that can be found, in all windows.
+void drop_everything(State& state);
+
+}  // namespace kvfix::evict

@@ -1,0 +1,224 @@
+#include "core/grow.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "core/errors.h"
+#include "core/hold.h"
+#include "core/store.h"
+
+namespace kvfix::grow {
+namespace {
+
+void check_sizes(std::size_t ids, std::size_t counts, std::size_t computed) {
+    const auto check_size = [ids](std::size_t size, const char* what) {
+        if (size != ids) {
+            throw std::invalid_argument("add_tokens: " + std::to_string(ids) + " request ids but " +
+                                        std::to_string(size) + what);
+        }
+    };
+    check_size(counts, " counts");
+    check_size(computed, " numbers of computed positions");
+}
+
+void check_step(const Step& step, bool has_tokens) {
+    const Sequence& sequence = *step.sequence;
+    const auto refuse = [&](const std::string& why) {
+        throw std::invalid_argument("request " + std::to_string(sequence.id()) + ", " + why);
+    };
+    if (step.count > kNone / 2 - sequence.length) {
+        refuse("counts: " + std::to_string(step.count) + " more tokens are over the limit of " +
+               std::to_string(kNone / 2));
+    }
+    if (has_tokens && step.count != 0 && sequence.known() != sequence.length) {
+        refuse("tokens: positions " + std::to_string(sequence.known()) + " to " + std::to_string(sequence.length) +
+               " were grown without values, so later values have no place");
+    }
+    if (has_tokens && sequence.beam_width() > 1) {
+        refuse("tokens: with beam_width " + std::to_string(sequence.beam_width()) + " each beam has tokens of its own");
+    }
+    check_computed(sequence, step.computed);
+}
+
+void check_tokens(std::span<const TokenId> tokens, std::span<const Step> steps) {
+    std::uint64_t total = 0;
+    for (const Step& step : steps) {
+        total += step.count;
+    }
+    if (tokens.size() != total) {
+        throw std::invalid_argument("add_tokens: " + std::to_string(tokens.size()) + " token values for " +
+                                    std::to_string(total) + " new positions");
+    }
+    if (const auto negative = find_negative(tokens)) {
+        refuse_negative("add_tokens, tokens", tokens, *negative);
+    }
+}
+
+void check_capacity(const State& state, std::span<const Step> steps) {
+    std::uint64_t needed = 0;
+    for (const auto& [sequence, count, computed] : steps) {
+        const std::uint32_t blocks = ceil_div(sequence->length + count, state.tokens_per_block()) -
+                                     ceil_div(sequence->length, state.tokens_per_block());
+        needed += std::uint64_t{blocks} * sequence->beam_width();
+    }
+    for (const Window& window : state.windows) {
+        if (needed > window.allocatable()) {
+            throw OutOfBlocks(needed, window.allocatable(), window.config.window_size);
+        }
+    }
+}
+
+void take_step(State& state, const Step& step) {
+    Sequence& sequence = *step.sequence;
+    sequence.computed = std::max(sequence.computed, step.computed);
+    leave_windows(state, sequence);
+    const std::uint32_t blocks_before = ceil_div(sequence.length, state.tokens_per_block());
+    sequence.length += step.count;
+    const std::uint32_t blocks = ceil_div(sequence.length, state.tokens_per_block()) - blocks_before;
+    if (blocks == 0) {
+        return;
+    }
+    const auto& retention = sequence.request->retention;
+    const Priority priority = retention ? retention->decode_priority : kPriorityDefault;
+    const auto duration_ms = retention ? retention->decode_duration_ms : std::nullopt;
+    for (Window& window : state.windows) {
+        HeldBlocks& held = sequence.windows[window.index];
+        for (std::uint32_t beam = 0; beam < sequence.beam_width(); ++beam) {
+            std::vector<BlockIndex>& list = held.tails.empty() ? held.shared : held.tails[beam];
+            for (std::uint32_t i = 0; i < blocks; ++i) {
+                list.push_back(hold::allocate(state, window, priority, duration_ms));
+            }
+        }
+    }
+    const std::uint64_t grown = std::uint64_t{blocks} * sequence.beam_width() * state.windows.size();
+    sequence.stats.blocks_grown += grown;
+    state.current.blocks_grown += grown;
+}
+
+void let_go_shared(State& state, Window& window, Sequence& sequence, std::uint32_t position) {
+    BlockIndex& block = sequence.windows[window.index].shared[position];
+    const Block& record = window.blocks[block];
+    if (record.undelivered || record.in_flight(kPrimary)) {
+        sequence.doubtful_from = std::min(sequence.doubtful_from, position);
+    }
+    hold::let_go(state, window, block);
+    block = kNone;
+}
+
+// Blocks before `left` will not be read again by this sequence: they stay findable if they can, and are let go.
+void leave(State& state, Window& window, Sequence& sequence, std::uint32_t left) {
+    HeldBlocks& held = sequence.windows[window.index];
+    if (left <= held.left) {
+        return;
+    }
+    store::full_blocks(state, window, sequence, std::min(left * state.tokens_per_block(), sequence.storable()));
+    for (std::uint32_t position = held.left; position < left; ++position) {
+        if (position < held.shared.size()) {
+            let_go_shared(state, window, sequence, position);
+            continue;
+        }
+        for (auto& tail : held.tails) {
+            BlockIndex& block = tail[position - held.shared.size()];
+            hold::let_go(state, window, block);
+            block = kNone;
+        }
+    }
+    held.left = left;
+}
+
+// Leading blocks that no position from `computed` on looks back to.
+std::uint32_t blocks_behind(const State& state, const Window& window, std::uint32_t computed) {
+    return computed > window.reach() ? (computed - window.reach()) / state.tokens_per_block() : 0;
+}
+
+void check_rewind(const State& state, const Sequence& sequence, std::uint32_t count) {
+    const std::string who = "request " + std::to_string(sequence.id()) + ", count: ";
+    const std::uint32_t grown = sequence.length - sequence.prompt_length();
+    if (count > grown) {
+        throw std::invalid_argument(who + std::to_string(count) + " is more than the " + std::to_string(grown) +
+                                    " tokens grown since the prompt");
+    }
+    const std::uint32_t computed = std::min(sequence.computed, sequence.length - count);
+    for (const Window& window : state.windows) {
+        const std::uint32_t may_have_left = blocks_behind(state, window, computed);
+        if (sequence.windows[window.index].left > may_have_left) {
+            throw std::invalid_argument(who + "rewinding by " + std::to_string(count) + " needs block " +
+                                        std::to_string(may_have_left) + ", which has left the window of " +
+                                        std::to_string(window.reach()));
+        }
+    }
+}
+
+}  // namespace
+
+void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestId> ids,
+                std::span<const std::uint32_t> counts, std::optional<std::span<const TokenId>> tokens,
+                std::optional<std::span<const std::uint32_t>> computed) {
+    check_sizes(ids.size(), counts.size(), computed ? computed->size() : ids.size());
+    steps.clear();
+    ++state.mark;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        Sequence& sequence = state.sequences.at(ids[i]);
+        if (sequence.mark == state.mark) {
+            throw std::invalid_argument("request " + std::to_string(ids[i]) + ", request_ids: twice in one call");
+        }
+        sequence.mark = state.mark;
+        steps.push_back({&sequence, counts[i], computed ? (*computed)[i] : 0});
+        check_step(steps.back(), tokens.has_value());
+    }
+    if (tokens) {
+        check_tokens(*tokens, steps);
+    }
+    check_capacity(state, steps);
+    const TokenId* next = tokens ? tokens->data() : nullptr;
+    for (const Step& step : steps) {
+        take_step(state, step);
+        if (next != nullptr) {
+            std::vector<TokenId>& known = step.sequence->grown_tokens;
+            known.insert(known.end(), next, next + step.count);
+            next += step.count;
+        }
+    }
+}
+
+void rewind(State& state, RequestId id, std::uint32_t count) {
+    Sequence& sequence = state.sequences.at(id);
+    check_rewind(state, sequence, count);
+    const std::uint32_t length = sequence.length - count;
+    const std::size_t blocks = ceil_div(length, state.tokens_per_block());
+    for (Window& window : state.windows) {
+        HeldBlocks& held = sequence.windows[window.index];
+        held.sure = std::min(held.sure, static_cast<std::uint32_t>(blocks));
+        for (std::uint32_t beam = 0; beam < sequence.beam_width(); ++beam) {
+            std::vector<BlockIndex>& list = held.tails.empty() ? held.shared : held.tails[beam];
+            const std::size_t keep = blocks - (held.tails.empty() ? 0 : held.shared.size());
+            for (; list.size() > keep; list.pop_back()) {
+                hold::let_go(state, window, list.back());
+            }
+        }
+    }
+    sequence.length = length;
+    sequence.computed = std::min(sequence.computed, length);
+    if (sequence.known() > length) {
+        sequence.grown_tokens.resize(length - sequence.prompt_length());
+    }
+}
+
+// Told too much, others would find bytes that nobody has written.
+void check_computed(const Sequence& sequence, std::uint32_t computed) {
+    if (computed > sequence.length) {
+        throw std::invalid_argument("request " + std::to_string(sequence.id()) + ", computed: " +
+                                    std::to_string(computed) + " is more than the " + std::to_string(sequence.length) +
+                                    " positions that it has (those that this call reserves do not count)");
+    }
+}
+
+// The next position to be computed is the first that is not; it and all behind it look back no further than the window.
+void leave_windows(State& state, Sequence& sequence) {
+    for (Window& window : state.windows) {
+        leave(state, window, sequence, blocks_behind(state, window, sequence.computed));
+    }
+}
+
+}  // namespace kvfix::grow

@@ -1,0 +1,122 @@
+#include "core/pin.h"
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "core/check.h"
+#include "core/errors.h"
+#include "core/pause_point.h"
+#include "core/review.h"
+
+namespace kvfix::pin {
+
+void add(State& state, Window& window, BlockIndex block, std::size_t tier) {
+    ++window.blocks[block].pins[tier];
+    review(state, window, block);
+}
+
+void remove(State& state, Window& window, BlockIndex block, std::size_t tier) {
+    check(window.blocks[block].pins[tier] != 0, "a block that is not pinned is unpinned");
+    --window.blocks[block].pins[tier];
+    review(state, window, block);
+}
+
+std::vector<BlockId> of_request(State& state, RequestId id) {
+    const Sequence& sequence = state.sequences.at(id);
+    check_settled(state, sequence);
+    return held(state, sequence);
+}
+
+void check_settled(const State& state, const Sequence& sequence) {
+    for (const Window& window : state.windows) {
+        sequence.windows[window.index].for_each([&](BlockIndex block) {
+            if (!window.blocks[block].settled(kPrimary)) {
+                throw BlockInFlight(id_of(window, block));
+            }
+        });
+    }
+}
+
+std::vector<BlockId> held(State& state, const Sequence& sequence) {
+    std::vector<BlockId> ids;
+    for (Window& window : state.windows) {
+        sequence.windows[window.index].for_each([&](BlockIndex block) {
+            add(state, window, block, kPrimary);
+            ids.push_back(id_of(window, block));
+        });
+    }
+    return ids;
+}
+
+std::vector<PinnedSlot> by_id(State& state, std::span<const BlockId> ids) {
+    std::vector<std::pair<BlockPlace, std::size_t>> places;
+    for (const BlockId id : ids) {
+        const BlockPlace place = place_of(state, id);
+        const Block& block = place.window->blocks[place.block];
+        if (!block.settled(kPrimary) && !block.settled(kHost)) {
+            throw BlockInFlight(id);
+        }
+        places.emplace_back(place, block.settled(kPrimary) ? kPrimary : kHost);
+    }
+    KVFIX_PAUSE("pin.found");
+    std::vector<PinnedSlot> out;
+    for (const auto& [place, tier] : places) {
+        add(state, *place.window, place.block, tier);
+        out.push_back({place.window->blocks[place.block].slot[tier], static_cast<Tier>(tier)});
+    }
+    return out;
+}
+
+void end_by_id(State& state, std::span<const BlockId> ids, std::optional<Tier> tier) {
+    std::map<std::pair<BlockId, std::size_t>, std::uint32_t> wanted;
+    std::vector<std::pair<BlockPlace, std::size_t>> places;
+    for (const BlockId id : ids) {
+        const BlockPlace place = place_of(state, id);
+        const Block& block = place.window->blocks[place.block];
+        const std::string who = "block " + std::to_string(id);
+        if (!tier && block.pins[kPrimary] != 0 && block.pins[kHost] != 0) {
+            throw std::invalid_argument(who + " is pinned in both tiers: say which with tier=");
+        }
+        const std::size_t from =
+            tier ? static_cast<std::size_t>(*tier) : (block.pins[kPrimary] != 0 ? kPrimary : kHost);
+        const std::uint32_t pins = ++wanted[{id, from}];
+        if (pins > block.pins[from]) {
+            throw std::invalid_argument(who + " is unpinned " + std::to_string(pins) + " times but pinned " +
+                                        std::to_string(block.pins[from]) + " times in " +
+                                        (from == kPrimary ? "primary" : "host"));
+        }
+        places.emplace_back(place, from);
+    }
+    KVFIX_PAUSE("unpin.checked");
+    for (const auto& [place, from] : places) {
+        remove(state, *place.window, place.block, from);
+    }
+}
+
+std::vector<std::optional<PinnedBlock>> by_hash(State& state, std::span<const std::uint64_t> hashes,
+                                                std::optional<Tier> tier, bool stop_on_miss, WindowSize window_size) {
+    Window& window = window_of(state, window_size);
+    std::vector<std::optional<PinnedBlock>> out(hashes.size());
+    for (std::size_t i = 0; i < hashes.size(); ++i) {
+        const BlockIndex block = window.tree.find_unambiguous(hashes[i]);
+        const auto serves = [&](Tier candidate) {
+            return (!tier || *tier == candidate) && window.blocks[block].settled(static_cast<std::size_t>(candidate));
+        };
+        if (block != kNone && (serves(Tier::primary) || serves(Tier::host))) {
+            const Tier found = serves(Tier::primary) ? Tier::primary : Tier::host;
+            KVFIX_PAUSE("find.found");
+            add(state, window, block, static_cast<std::size_t>(found));
+            out[i] =
+                PinnedBlock{hashes[i], id_of(window, block), window.blocks[block].slot[static_cast<std::size_t>(found)],
+                            found, window.config.window_size};
+        } else if (stop_on_miss) {
+            break;
+        }
+    }
+    return out;
+}
+
+}  // namespace kvfix::pin

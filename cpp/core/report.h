@@ -1,0 +1,11 @@
+// Numbers about a state, counted up from what its parts know.
+#pragma once
+
+#include "core/state.h"
+#include "core/stats.h"
+
+namespace kvfix {
+
+KvCacheStats stats_of(const State& state);
+
+}  // namespace kvfix

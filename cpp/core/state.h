@@ -1,0 +1,48 @@
+// All that a manager knows: plain data. The verbs (admit, grow, store, pin, transfer, evict) are functions over it, each in a
+// header of its own; BlockManager owns it and holds the lock around every verb.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+
+#include "core/config.h"
+#include "core/event_log.h"
+#include "core/sequence.h"
+#include "core/stats.h"
+#include "core/transfer_ledger.h"
+#include "core/window.h"
+
+namespace kvfix {
+
+struct State {
+    // The configuration has been checked.
+    explicit State(BlockManagerConfig checked_config);
+
+    const BlockManagerConfig config;
+    TransferLedger ledger;
+    EventLog events;
+    CacheCounters closed;     // of iterations that have ended
+    CacheCounters iteration;  // of the last one that ended
+    CacheCounters current;
+    std::deque<Window> windows;  // ascending by size; none ever moves: its tree refers to its blocks
+    SequenceTable sequences;
+    std::int64_t now_ms = 0;
+    std::uint64_t mark = 0;  // of the last call that took several ids; Sequence::mark compares
+
+    std::uint32_t tokens_per_block() const { return config.tokens_per_block; }
+};
+
+inline BlockId id_of(const Window& window, BlockIndex block) { return window.block_id_base + block; }
+
+// Throws std::invalid_argument where the manager has no such window.
+Window& window_of(State& state, WindowSize window_size);
+const Window& window_of(const State& state, WindowSize window_size);
+
+struct BlockPlace {
+    Window* window;
+    BlockIndex block;
+};
+// Throws std::invalid_argument where the id holds nothing.
+BlockPlace place_of(State& state, BlockId id);
+
+}  // namespace kvfix

@@ -1,0 +1,270 @@
+#include "core/store.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "core/grow.h"
+#include "core/hold.h"
+#include "core/pin.h"
+#include "core/publish.h"
+#include "core/steps.h"
+
+namespace kvfix::store {
+namespace {
+
+bool has_arrived(const Window& window, const HeldBlocks& held, std::uint32_t position) {
+    const std::size_t beams = std::max<std::size_t>(held.tails.size(), 1);
+    for (std::uint32_t beam = 0; beam < beams; ++beam) {
+        KVFIX_STEP();
+        const Block& record = window.blocks[held.at(beam, position)];
+        if (record.undelivered || record.in_flight(kPrimary)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// The first position whose bytes have not arrived, or may not have, in some window; nothing computed from there on is stored.
+std::uint32_t first_unsure(const State& state, Sequence& sequence) {
+    std::uint32_t first = sequence.doubtful_from;
+    for (const Window& window : state.windows) {
+        HeldBlocks& held = sequence.windows[window.index];
+        if (!window.bytes_outstanding()) {
+            continue;
+        }
+        held.sure = std::max(held.sure, held.left);
+        while (held.sure < std::min<std::size_t>(held.size(), first) && has_arrived(window, held, held.sure)) {
+            ++held.sure;
+        }
+        if (held.sure < held.size()) {
+            first = std::min(first, held.sure);
+        }
+    }
+    return first;
+}
+
+// Writes content and hashes of the private blocks from the cursor on, and calls up the index entries that they lead to. Stops at
+// `end` or at the first block that is not held, and returns where.
+std::uint32_t write_content(Window& window, const Sequence& sequence, std::uint32_t end) {
+    const StoreCursor& cursor = sequence.cursors[window.index];
+    std::uint64_t hash = cursor.position == 0 ? sequence.request->root_hash : window.blocks[cursor.parent].hash;
+    for (std::uint32_t position = cursor.position; position < end; ++position) {
+        const BlockIndex own = sequence.windows[window.index].shared[position];
+        if (own == kNone) {
+            return position;
+        }
+        Block& record = window.blocks[own];
+        if (!record.in_tree) {
+            const std::uint32_t begin = position * window.blocks.tokens_per_block();
+            sequence.read_tokens(begin, window.blocks.tokens(own));
+            window.blocks.set_extras(own,
+                                     sequence.request->block_extras(begin, begin + window.blocks.tokens_per_block()));
+            record.num_tokens = static_cast<std::uint16_t>(window.blocks.tokens_per_block());
+            record.hash = window.tree.child_hash(hash, window.tree.content(own));
+            window.tree.prefetch(record.hash);
+        }
+        hash = record.hash;
+    }
+    return end;
+}
+
+// Where the block at the cursor belongs; kNone while its root is not open.
+ParentRef parent_at(const Window& window, const StoreCursor& cursor, const Request& request) {
+    return cursor.position == 0 ? window.tree.find_root(request.identity) : cursor.parent;
+}
+
+void enter_below(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
+    const ParentRef below = parent == kNone ? window.tree.open_root(request.identity, request.root_hash) : parent;
+    enter(state, window, block, below, request.lora_id);
+}
+
+// The node with the content of the block at the cursor, which the sequence does not hold any more, or kNone.
+BlockIndex find_equal(const Window& window, const Sequence& sequence) {
+    const StoreCursor& cursor = sequence.cursors[window.index];
+    const Request& request = *sequence.request;
+    const ParentRef parent = parent_at(window, cursor, request);
+    if (parent == kNone) {
+        return kNone;
+    }
+    const std::uint32_t begin = cursor.position * window.blocks.tokens_per_block();
+    std::vector<TokenId> tokens(window.blocks.tokens_per_block());
+    sequence.read_tokens(begin, tokens);
+    const std::string extras = request.block_extras(begin, begin + window.blocks.tokens_per_block());
+    return window.tree.find_child(parent, window.tree.child_hash(window.tree.hash_of(parent), {tokens, extras}),
+                                  {tokens, extras});
+}
+
+// One step of the walk: the block at the cursor is passed, found to exist already, or added. False where the walk ends.
+bool store_next(State& state, Window& window, Sequence& sequence) {
+    StoreCursor& cursor = sequence.cursors[window.index];
+    const Request& request = *sequence.request;
+    const BlockIndex own = sequence.windows[window.index].shared[cursor.position];
+    const auto advance = [&](BlockIndex node) {
+        cursor = {cursor.position + 1, node, window.blocks[node].generation};
+        return true;
+    };
+    if (own == kNone) {
+        const BlockIndex equal = find_equal(window, sequence);
+        return equal != kNone && advance(equal);
+    }
+    const Block& record = window.blocks[own];
+    if (record.in_tree) {
+        return advance(own);
+    }
+    const ParentRef parent = parent_at(window, cursor, request);
+    const BlockIndex equal =
+        parent == kNone ? kNone : window.tree.find_child(parent, record.hash, window.tree.content(own));
+    if (equal != kNone) {
+        return advance(equal);
+    }
+    enter_below(state, window, own, parent, request);
+    return advance(own);
+}
+
+// The incomplete block behind the cursor, so that a conversation that goes on finds its last tokens too.
+void last_partial(State& state, Window& window, Sequence& sequence, std::uint32_t tokens) {
+    const std::uint32_t rest = tokens % window.blocks.tokens_per_block();
+    const StoreCursor& cursor = sequence.cursors[window.index];
+    const bool wanted =
+        state.config.block_reuse && state.config.partial_reuse && sequence.beam_width() == 1 && rest != 0;
+    if (!wanted || cursor.position != tokens / window.blocks.tokens_per_block() ||
+        first_unsure(state, sequence) <= cursor.position) {
+        return;
+    }
+    const Request& request = *sequence.request;
+    const BlockIndex own = sequence.windows[window.index].shared[cursor.position];
+    if (own == kNone || window.blocks[own].in_tree) {
+        return;
+    }
+    const std::uint32_t begin = cursor.position * window.blocks.tokens_per_block();
+    const std::span<TokenId> content = window.blocks.tokens(own).first(rest);
+    sequence.read_tokens(begin, content);
+    std::string extras = request.block_extras(begin, begin + rest);
+    const ParentRef parent = parent_at(window, cursor, request);
+    if (parent != kNone && window.tree.best_prefix(parent, {content, extras}).tokens == rest) {
+        return;
+    }
+    window.blocks[own].num_tokens = static_cast<std::uint16_t>(rest);
+    window.blocks.set_extras(own, std::move(extras));
+    enter_below(state, window, own, parent, request);
+}
+
+void check_whole_tokens(const Sequence& sequence, std::span<const TokenId> tokens) {
+    const std::string who = "request " + std::to_string(sequence.id()) + ", tokens";
+    if (tokens.size() > sequence.length) {
+        throw std::invalid_argument(who + ": " + std::to_string(tokens.size()) + " tokens for a sequence of " +
+                                    std::to_string(sequence.length) + "; grow it first");
+    }
+    if (tokens.size() < sequence.known()) {
+        throw std::invalid_argument(who + ": " + std::to_string(tokens.size()) + " tokens, but " +
+                                    std::to_string(sequence.known()) +
+                                    " are known already; give the whole sequence, prompt included");
+    }
+    if (const auto negative = find_negative(tokens)) {
+        refuse_negative(who, tokens, *negative);
+    }
+    std::vector<TokenId> expected(sequence.known());
+    sequence.read_tokens(0, expected);
+    const auto [at, given] = std::ranges::mismatch(expected, tokens.first(expected.size()));
+    if (at != expected.end()) {
+        throw std::invalid_argument(who + ": token " + std::to_string(at - expected.begin()) + " is " +
+                                    std::to_string(*given) + ", but the sequence has " + std::to_string(*at) +
+                                    " there (another request's tokens?)");
+    }
+    if (tokens.size() > sequence.known() && sequence.beam_width() > 1) {
+        throw std::invalid_argument(who + ": with beam_width " + std::to_string(sequence.beam_width()) +
+                                    " each beam has tokens of its own after the prompt");
+    }
+}
+
+// Last block first, so that the end of a prefix is evicted before its beginning.
+void let_go_all(State& state, const Sequence& sequence) {
+    for (Window& window : state.windows) {
+        const HeldBlocks& held = sequence.windows[window.index];
+        for (const auto& tail : held.tails) {
+            for (const BlockIndex block : tail) {
+                if (block != kNone) {
+                    hold::let_go(state, window, block);
+                }
+            }
+        }
+        for (std::size_t position = held.shared.size(); position-- > 0 && held.shared[position] != kNone;) {
+            hold::let_go(state, window, held.shared[position]);
+        }
+    }
+}
+
+}  // namespace
+
+void enter(State& state, Window& window, BlockIndex block, ParentRef parent, std::optional<std::int64_t> lora_id) {
+    window.tree.add(block, parent);
+    ++state.current.blocks_stored;
+    publish(state, window, EventKind::stored, block, Tier::primary, lora_id);
+}
+
+void context(State& state, RequestId id, std::uint32_t tokens_computed) {
+    Sequence& sequence = state.sequences.at(id);
+    if (tokens_computed > sequence.prompt_length()) {
+        throw std::invalid_argument(
+            "request " + std::to_string(id) + ", tokens_computed: " + std::to_string(tokens_computed) +
+            " is more than the prompt's " + std::to_string(sequence.prompt_length()) + " tokens");
+    }
+    sequence.computed = std::max(sequence.computed, tokens_computed);
+    for (Window& window : state.windows) {
+        full_blocks(state, window, sequence, std::min(sequence.computed, sequence.prompt_length()));
+    }
+    grow::leave_windows(state, sequence);
+}
+
+void full_blocks(State& state, Window& window, Sequence& sequence, std::uint32_t tokens) {
+    if (!state.config.block_reuse) {
+        return;
+    }
+    StoreCursor& cursor = sequence.cursors[window.index];
+    if (cursor.position != 0 && window.blocks[cursor.parent].generation != cursor.generation) {
+        cursor = {};  // something on the way has left the tree since
+    }
+    const std::size_t shared = sequence.windows[window.index].shared.size();
+    const auto full =
+        static_cast<std::uint32_t>(std::min<std::size_t>(tokens / window.blocks.tokens_per_block(), shared));
+    const std::uint32_t limit = std::min(full, first_unsure(state, sequence));
+    constexpr std::uint32_t kAhead = 16;
+    while (cursor.position < limit) {
+        const std::uint32_t ready = write_content(window, sequence, std::min(limit, cursor.position + kAhead));
+        do {  // a block that is not held has no content to write: it is looked up, alone
+            if (!store_next(state, window, sequence)) {
+                return;
+            }
+        } while (cursor.position < ready);
+    }
+}
+
+std::vector<BlockId> remove(State& state, RequestId id, bool store, bool pin,
+                            std::optional<std::span<const TokenId>> tokens, std::optional<std::uint32_t> computed) {
+    Sequence& sequence = state.sequences.at(id);
+    grow::check_computed(sequence, computed.value_or(0));
+    if (tokens) {
+        check_whole_tokens(sequence, *tokens);
+    }
+    if (pin) {
+        pin::check_settled(state, sequence);
+    }
+    if (tokens && tokens->size() > sequence.known()) {
+        sequence.grown_tokens.assign(tokens->begin() + sequence.prompt_length(), tokens->end());
+    }
+    sequence.computed = std::max(sequence.computed, computed.value_or(0));
+    if (store) {
+        for (Window& window : state.windows) {
+            full_blocks(state, window, sequence, sequence.storable());
+            last_partial(state, window, sequence, sequence.storable());
+        }
+    }
+    std::vector<BlockId> pinned = pin ? pin::held(state, sequence) : std::vector<BlockId>{};
+    let_go_all(state, sequence);
+    state.sequences.remove(id);
+    return pinned;
+}
+
+}  // namespace kvfix::store

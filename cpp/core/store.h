@@ -1,0 +1,23 @@
+// How a sequence's blocks become findable, and how it ends.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/state.h"
+
+namespace kvfix::store {
+
+// The prompt's first `tokens_computed` tokens are in the cache: their full blocks enter the tree, then blocks leave as in growth.
+void context(State& state, RequestId id, std::uint32_t tokens_computed);
+// The full blocks of the first `tokens` tokens enter the tree of one window, as far as the walk gets.
+void full_blocks(State& state, Window& window, Sequence& sequence, std::uint32_t tokens);
+// The private block's content is in the store; it becomes findable below `parent`.
+void enter(State& state, Window& window, BlockIndex block, ParentRef parent, std::optional<std::int64_t> lora_id);
+// Ends a sequence. The ids of what it pins, with `pin`.
+std::vector<BlockId> remove(State& state, RequestId id, bool store, bool pin,
+                            std::optional<std::span<const TokenId>> tokens, std::optional<std::uint32_t> computed);
+
+}  // namespace kvfix::store

@@ -1,0 +1,134 @@
+#include "core/transfer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+#include "core/evict.h"
+#include "core/publish.h"
+#include "core/review.h"
+
+namespace kvfix::transfer {
+namespace {
+
+void gain_primary(Window& window, BlockIndex block, SlotIndex slot) {
+    Block& record = window.blocks[block];
+    record.slot[kPrimary] = slot;
+    if (record.in_tree && !is_root(record.parent)) {
+        ++window.blocks[record.parent].children_primary;
+    }
+}
+
+void delivered(State& state, const Transfer& item) {
+    Window& window = state.windows[item.window];
+    const std::size_t to = item.kind == TransferKind::offload ? kHost : kPrimary;
+    window.blocks[item.block].end_flight(to);
+    --window.in_flight[to];
+    if (item.kind != TransferKind::offload) {
+        --window.blocks[item.source].locks[item.kind == TransferKind::copy ? kPrimary : kHost];
+    }
+    review(state, window, item.block);
+    if (item.source != item.block) {
+        review(state, window, item.source);
+    }
+}
+
+// True when an owned block is left undelivered.
+bool failed(State& state, const Transfer& item) {
+    Window& window = state.windows[item.window];
+    Block& record = window.blocks[item.block];
+    ++state.current.blocks_failed;
+    window.has_failed = true;
+    const bool owned = item.kind != TransferKind::offload && record.owners != 0;
+    record.undelivered = owned;
+    if (record.in_tree) {
+        evict::drop(state, window, item.block);  // it is still in flight, so its record stays
+    }
+    delivered(state, item);  // ends the flight; a private block that nobody holds is freed
+    return owned;
+}
+
+bool owns_any(const Sequence& sequence, const std::vector<std::pair<std::size_t, BlockIndex>>& sorted) {
+    bool owns = false;
+    for (std::size_t w = 0; w < sequence.windows.size(); ++w) {
+        sequence.windows[w].for_each(
+            [&](BlockIndex block) { owns = owns || std::ranges::binary_search(sorted, std::pair{w, block}); });
+    }
+    return owns;
+}
+
+}  // namespace
+
+void onboard(State& state, Window& window, BlockIndex block) {
+    Block& record = window.blocks[block];
+    check(record.settled(kHost) && !record.has(kPrimary), "a block is onboarded that is not in host alone");
+    gain_primary(window, block, evict::take_primary_slot(state, window));
+    record.begin_flight(kPrimary);
+    ++window.in_flight[kPrimary];
+    ++record.locks[kHost];
+    state.ledger.queue({TransferKind::onboard, window.index, record.slot[kHost], record.slot[kPrimary],
+                        record.num_tokens, block, block});
+    ++state.current.blocks_onboarded;
+    publish(state, window, EventKind::updated, block, Tier::primary);
+}
+
+void lock_source(State& state, Window& window, BlockIndex source, std::uint32_t copies) {
+    Block& record = window.blocks[source];
+    record.locks[record.settled(kPrimary) ? kPrimary : kHost] += copies;
+    review(state, window, source);
+}
+
+void copy_prefix(State& state, Window& window, BlockIndex source, BlockIndex destination, std::uint32_t tokens) {
+    const Block& record = window.blocks[source];
+    const std::size_t from = record.settled(kPrimary) ? kPrimary : kHost;
+    check(record.locks[from] != 0, "a copy reads a slot that nothing holds");
+    Block& target = window.blocks[destination];
+    target.begin_flight(kPrimary);
+    ++window.in_flight[kPrimary];
+    const TransferKind kind = from == kPrimary ? TransferKind::copy : TransferKind::onboard;
+    state.ledger.queue({kind, window.index, record.slot[from], target.slot[kPrimary], tokens, destination, source});
+    ++(from == kPrimary ? state.current.blocks_copied : state.current.blocks_onboarded);
+}
+
+TransferBatch take(State& state) {
+    TransferBatch out{.ticket = state.ledger.take(), .items = {}};
+    if (out.ticket == TransferLedger::kNothing) {
+        return out;
+    }
+    const std::vector<Transfer>& items = state.ledger.items(out.ticket);
+    out.items.reserve(items.size());
+    for (const Transfer& item : items) {
+        const Window& window = state.windows[item.window];
+        out.items.push_back({item.kind, item.slot_src, item.slot_dst, item.tokens, id_of(window, item.block),
+                             window.config.window_size});
+    }
+    return out;
+}
+
+void complete(State& state, Ticket ticket) {
+    for (const Transfer& item : state.ledger.end(ticket)) {
+        delivered(state, item);
+    }
+}
+
+std::vector<RequestId> fail(State& state, Ticket ticket) {
+    std::vector<std::pair<std::size_t, BlockIndex>> undelivered;
+    for (const Transfer& item : state.ledger.end(ticket)) {
+        if (failed(state, item)) {
+            undelivered.emplace_back(item.window, item.block);
+        }
+    }
+    std::vector<RequestId> hurt;
+    if (undelivered.empty()) {
+        return hurt;
+    }
+    std::ranges::sort(undelivered);
+    for (const Sequence* sequence : state.sequences.ordered()) {
+        if (owns_any(*sequence, undelivered)) {
+            hurt.push_back(sequence->id());
+        }
+    }
+    return hurt;
+}
+
+}  // namespace kvfix::transfer

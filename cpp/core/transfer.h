@@ -1,0 +1,25 @@
+// Slots between the queueing of a copy and its end.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/results.h"
+#include "core/state.h"
+
+namespace kvfix::transfer {
+
+// Copies a block that is only in host up, as a whole.
+void onboard(State& state, Window& window, BlockIndex block);
+// Holds the source for that many copies to come; it leaves the eviction queues.
+void lock_source(State& state, Window& window, BlockIndex source, std::uint32_t copies);
+// Queues a copy of the locked source's first tokens into the (private, owned) destination.
+void copy_prefix(State& state, Window& window, BlockIndex source, BlockIndex destination, std::uint32_t tokens);
+
+// Those queued since, in the order in which they must run.
+TransferBatch take(State& state);
+void complete(State& state, Ticket ticket);
+// The ids of the requests that own a block without its bytes now, ascending.
+std::vector<RequestId> fail(State& state, Ticket ticket);
+
+}  // namespace kvfix::transfer

@@ -1,0 +1,68 @@
+// One attention window's books: which block has which slot, what can be found, what goes next. Plain data: the verbs (hold, evict,
+// transfer, retain, pin) change it, and the manager's lock is held around every one of them.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <set>
+#include <unordered_map>
+
+#include "core/block_store.h"
+#include "core/config.h"
+#include "core/eviction_queue.h"
+#include "core/reuse_tree.h"
+#include "core/types.h"
+
+namespace kvfix {
+
+// Durations of blocks that have one, and when those that are cached expire.
+struct RetentionClocks {
+    struct Deadline {
+        std::int64_t at_ms;
+        std::uint64_t started;  // order in which the clocks began: breaks ties the same way everywhere
+        BlockIndex block;
+        auto operator<=>(const Deadline&) const = default;
+    };
+
+    std::unordered_map<BlockIndex, std::uint32_t> duration_ms;  // lookups only; never iterated
+    std::unordered_map<BlockIndex, Deadline> deadlines;         // lookups only; never iterated
+    std::set<Deadline> expiring;
+    std::uint64_t started = 0;
+};
+
+struct Window {
+    Window(const BlockManagerConfig& manager, std::uint32_t window_index, std::uint64_t id_base)
+        : config(manager.windows[window_index]),
+          index(window_index),
+          block_id_base(id_base),
+          blocks(config.blocks_primary, config.blocks_host, manager.tokens_per_block),
+          tree(blocks, manager.hash_bits, manager.seed),
+          primary_queue(blocks.size()),
+          host_redundant_queue(has_host() ? blocks.size() : 0),
+          host_only_queue(has_host() ? blocks.size() : 0) {}
+
+    const WindowConfig config;
+    const std::uint32_t index;  // among the manager's windows
+    const std::uint64_t block_id_base;
+
+    BlockStore blocks;
+    ReuseTree tree;  // refers to `blocks`
+    EvictionQueue primary_queue;
+    EvictionQueue host_redundant_queue;  // blocks that also have a primary slot
+    EvictionQueue host_only_queue;
+    std::array<std::uint64_t, kTiers> in_flight{0, 0};
+    bool has_failed = false;  // a transfer, ever
+    RetentionClocks clocks;
+
+    bool has_host() const { return config.blocks_host != 0; }
+    // Positions that a token looks back; kNone for full attention.
+    std::uint32_t reach() const { return config.window_size.value_or(kNone); }
+    // Primary slots that hold::allocate() could hand out.
+    std::uint64_t allocatable() const { return std::uint64_t{blocks.slots_free(kPrimary)} + primary_queue.size(); }
+    bool evictable(BlockIndex block) const { return primary_queue.contains(block); }
+    // Whether some primary slot may be without the bytes that it is said to hold.
+    bool bytes_outstanding() const { return in_flight[kPrimary] != 0 || has_failed; }
+};
+
+}  // namespace kvfix
