@@ -54,7 +54,8 @@ World::World(std::uint64_t seed)
       twins_(drawn_config(random_)),
       memory_(twins_.config()),
       mirror_(twins_.config()),
-      source_(random_, twins_.config()) {}
+      source_(random_, twins_.config()),
+      patience_(random_.pick(std::vector<std::uint32_t>{1, 1, 4, 32})) {}
 
 void World::step() {
     struct Act {

@@ -135,6 +135,7 @@ class World {
     Memory memory_;
     Mirror mirror_;
     PromptSource source_;
+    const std::uint32_t patience_;  // how seldom tickets end
     std::map<RequestId, Live> live_;
     std::vector<Pin> pins_;
     std::map<std::uint64_t, std::size_t> ids_seen_;  // block ids and their windows

@@ -159,7 +159,7 @@ void World::verify_all() {
 }
 
 void World::end_ticket() {
-    if (memory_.flights().empty()) {
+    if (memory_.flights().empty() || !random_.one_in(patience_)) {
         return;
     }
     const auto ticket = std::next(memory_.flights().begin(), random_.below(memory_.flights().size()))->first;
