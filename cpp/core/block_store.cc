@@ -26,12 +26,13 @@ BlockStore::BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, 
 BlockIndex BlockStore::acquire() {
     check(!free_records_.empty(), "more live records than slots");
     const BlockIndex block = free_records_.back();
+    free_digest_.remove(digest_of_words(kRecords, free_records_.size(), block));
     free_records_.pop_back();
     return block;
 }
 
 void BlockStore::release(BlockIndex block) {
-    Block& record = blocks_[block];
+    Block& record = (*this)[block];
     check(!record.in_tree && !record.has(kPrimary) && !record.has(kHost) && record.owners == 0,
           "a live record is released");
     if (record.has_extras) {
@@ -40,7 +41,22 @@ void BlockStore::release(BlockIndex block) {
     const std::uint32_t generation = record.generation;
     record = Block{};
     record.generation = generation;
+    record.changed = watched_;
     free_records_.push_back(block);
+    free_digest_.add(digest_of_words(kRecords, free_records_.size(), block));
+}
+
+std::vector<BlockIndex> BlockStore::take_changed() {
+    if (!watched_) {
+        watched_ = true;
+        std::vector<BlockIndex> all(blocks_.size());
+        std::iota(all.begin(), all.end(), 0U);
+        return all;
+    }
+    for (const BlockIndex block : changed_) {
+        blocks_[block].changed = false;
+    }
+    return std::exchange(changed_, {});
 }
 
 std::string_view BlockStore::extras(BlockIndex block) const {

@@ -11,6 +11,7 @@
 
 #include "core/block.h"
 #include "core/check.h"
+#include "core/set_digest.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -19,7 +20,15 @@ class BlockStore {
   public:
     BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, std::uint32_t tokens_per_block);
 
-    Block& operator[](BlockIndex block) { return blocks_[block]; }
+    // Whoever asks for a record that can be changed is taken to change it.
+    Block& operator[](BlockIndex block) {
+        Block& record = blocks_[block];
+        if (watched_ && !record.changed) {
+            record.changed = true;
+            changed_.push_back(block);
+        }
+        return record;
+    }
     const Block& operator[](BlockIndex block) const { return blocks_[block]; }
     std::uint32_t size() const { return static_cast<std::uint32_t>(blocks_.size()); }
     std::uint32_t tokens_per_block() const { return tokens_per_block_; }
@@ -33,12 +42,21 @@ class BlockStore {
     SlotIndex take_slot(std::size_t tier) {
         check(!free_slots_[tier].empty(), "a slot is taken from an empty tier");
         const SlotIndex slot = free_slots_[tier].back();
+        free_digest_.remove(digest_of_words(tier, free_slots_[tier].size(), slot));
         free_slots_[tier].pop_back();
         return slot;
     }
-    void give_slot(std::size_t tier, SlotIndex slot) { free_slots_[tier].push_back(slot); }
+    void give_slot(std::size_t tier, SlotIndex slot) {
+        free_slots_[tier].push_back(slot);
+        free_digest_.add(digest_of_words(tier, free_slots_[tier].size(), slot));
+    }
     std::span<const SlotIndex> free_slots(std::size_t tier) const { return free_slots_[tier]; }
     std::span<const BlockIndex> free_records() const { return free_records_; }
+
+    // How what is free differs from what was free at first, order included.
+    std::uint64_t free_digest() const { return free_digest_.value(); }
+    // Records that may have changed since the last call, each once; at the first call all of them.
+    std::vector<BlockIndex> take_changed();
 
     // Room for a whole block of tokens.
     std::span<TokenId> tokens(BlockIndex block) {
@@ -59,6 +77,8 @@ class BlockStore {
     }
 
   private:
+    static constexpr std::size_t kRecords = kTiers;  // beside the tiers, in free_digest_
+
     std::uint32_t tokens_per_block_;
     std::array<std::uint32_t, kTiers> slots_;
     std::vector<Block> blocks_;
@@ -66,6 +86,9 @@ class BlockStore {
     std::vector<BlockIndex> free_records_;
     std::array<std::vector<SlotIndex>, kTiers> free_slots_;
     std::unordered_map<BlockIndex, std::string> extras_;  // few blocks have any; never iterated
+    SetDigest free_digest_;
+    bool watched_ = false;  // somebody has asked what changes
+    std::vector<BlockIndex> changed_;
 };
 
 }  // namespace kvfix

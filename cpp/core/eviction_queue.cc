@@ -29,12 +29,14 @@ void EvictionQueue::push(BlockIndex block, Priority priority) {
     check(!contains(block), "a block enters an eviction queue twice");
     links_[block].entered = ++entries_ & kEnteredMask;
     links_[block].priority = priority & 0x7fU;
+    digest_.add(member(block));
     enter(block, kReady);
     ++size_;
 }
 
 void EvictionQueue::remove(BlockIndex block) {
     check(contains(block), "a block leaves an eviction queue that it is not in");
+    digest_.remove(member(block));
     leave(block);
     --size_;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/digest.h"
 
 namespace kvfix {
 namespace {
@@ -153,9 +154,7 @@ void check_transfers(const State& state) {
         }
     };
     std::ranges::for_each(state.ledger.queued(), count);
-    for (const auto& [ticket, items] : state.ledger.taken()) {
-        std::ranges::for_each(items, count);
-    }
+    state.ledger.for_each_taken(count);
     for (const Window& window : state.windows) {
         for (BlockIndex block = 0; block < window.blocks.size(); ++block) {
             const Block& record = window.blocks[block];
@@ -172,6 +171,15 @@ void check_transfers(const State& state) {
     }
 }
 
+// What no change was noted of is what the digest counts it as.
+void check_digests(const Window& window) {
+    const std::vector<std::uint64_t>& members = window.block_digests.members;
+    for (BlockIndex block = 0; block < members.size(); ++block) {
+        check(window.blocks[block].changed || members[block] == digest_of_block(window, block),
+              "a block changed and the digest was not told");
+    }
+}
+
 }  // namespace
 
 void check_window_invariants(const Window& window, std::span<const std::uint32_t> owners) {
@@ -182,6 +190,7 @@ void check_window_invariants(const Window& window, std::span<const std::uint32_t
     check_slots(window);
     check_queues(window);
     check_tree(window);
+    check_digests(window);
 }
 
 void check_invariants(const State& state) {

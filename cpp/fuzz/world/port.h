@@ -66,7 +66,9 @@ class Twins {
         append(again, call(second_));
         promise(answer == again, "a manager that never heard of what was refused gives another answer");
         digest_ = first_.digest();
-        promise(second_.digest() == digest_, "a manager that never heard of what was refused has another digest");
+        if (++changes_ % kChangesPerDigest == 0) {  // when it is asked for must not matter
+            promise(second_.digest() == digest_, "a manager that never heard of what was refused has another digest");
+        }
         return outcome;
     }
 
@@ -85,6 +87,8 @@ class Twins {
     void check_invariants() const { first_.check_invariants(); }
 
   private:
+    static constexpr std::uint64_t kChangesPerDigest = 16;
+
     // Anything else that is thrown is no refusal, and ends the world.
     template <class Call>
     static std::optional<Refused> refusal_of(const Call& call) {
@@ -105,6 +109,7 @@ class Twins {
     BlockManager first_;
     BlockManager second_;
     std::uint64_t digest_;
+    std::uint64_t changes_ = 0;
     std::uint64_t refused_ = 0;
 };
 

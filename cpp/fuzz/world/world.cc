@@ -66,7 +66,7 @@ void World::step() {
                                        {6, &World::run_step},
                                        {5, &World::end_ticket},
                                        {3, &World::grow},
-                                       {1, &World::rewind},
+                                       {2, &World::rewind},
                                        {3, &World::store_context},
                                        {4, &World::remove},
                                        {1, &World::pin_something},

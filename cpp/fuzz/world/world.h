@@ -137,6 +137,7 @@ class World {
     PromptSource source_;
     const std::uint32_t patience_;  // how seldom tickets end
     std::map<RequestId, Live> live_;
+    RequestId last_ = 0;  // the request that a call was last about
     std::vector<Pin> pins_;
     std::map<std::uint64_t, std::size_t> ids_seen_;  // block ids and their windows
     std::vector<std::uint64_t> hashes_seen_;

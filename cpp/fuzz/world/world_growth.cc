@@ -5,8 +5,16 @@
 
 namespace kvfix::world {
 
+// Often the one that came last: what goes wrong mostly takes several calls about one request.
 Live* World::any_live() {
-    return live_.empty() ? nullptr : &std::next(live_.begin(), random_.below(live_.size()))->second;
+    if (live_.empty()) {
+        return nullptr;
+    }
+    const auto last = live_.find(last_);
+    const auto chosen =
+        last != live_.end() && random_.one_in(2) ? last : std::next(live_.begin(), random_.below(live_.size()));
+    last_ = chosen->first;
+    return &chosen->second;
 }
 
 // Mostly all that the engine has computed, sometimes less, rarely what cannot be.
@@ -29,7 +37,7 @@ void World::leave_windows(Live& live, std::uint32_t computed) const {
 void World::grow() {
     std::vector<Live*> grown;
     for (auto& [id, live] : live_) {
-        if (grown.empty() ? random_.one_in(2) : random_.one_in(4)) {
+        if (random_.one_in(id == last_ ? 2 : 4)) {
             grown.push_back(&live);
         }
     }
@@ -111,7 +119,8 @@ void World::rewind() {
         return;
     }
     const std::uint32_t grown = live->length - live->prompt_length();
-    const std::uint32_t count = random_.small(grown + (random_.one_in(8) ? 3 : 0));
+    const std::uint32_t count =
+        random_.one_in(8) ? random_.small(grown + 3) : std::min(grown, 1 + random_.small(grown));
     const std::uint32_t length = live->length - std::min(count, live->length);
     const std::uint32_t told = std::min(live->told, length);
     bool legal = count <= grown;
