@@ -19,7 +19,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[2]
 STAGING_TESTS = "kvfix_staging_tests"
 WORLDS = "fuzz_worlds"
-WORLD_STEPS = 100_000  # of which the longest-lived mistake needs a fraction
+WORLD_STEPS = 400_000  # most mistakes show within 10,000
 TEST_SECONDS_MAX = 120
 
 

@@ -142,6 +142,13 @@ void World::rewind() {
         live->truth.tokens.resize(length);
         live->contents.resize(length);
     }
+    if (outcome &&
+        random_.one_in(2)) {  // a draft was refused: another comes in its place, and the request may end with it
+        grow();
+        if (random_.one_in(2)) {
+            remove();
+        }
+    }
 }
 
 void World::store_context() {
