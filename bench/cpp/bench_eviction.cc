@@ -2,6 +2,7 @@
 // tier or altogether.
 #include <benchmark/benchmark.h>
 
+#include "core/block_store.h"
 #include "core/eviction_queue.h"
 #include "prompts.h"
 
@@ -11,7 +12,7 @@ namespace {
 void queue_victim(benchmark::State& state) {
     const auto blocks = static_cast<std::uint32_t>(state.range(0));
     EvictionQueue queue(blocks);
-    for (BlockIndex block = 0; block < blocks; ++block) queue.push(block, kPriorityDefault);
+    for (const BlockIndex block : blocks_up_to(blocks)) queue.push(block, kPriorityDefault);
     for (auto _ : state) {
         const BlockIndex victim = queue.victim([](BlockIndex) { return false; });
         queue.remove(victim);

@@ -31,13 +31,13 @@ void parents_come_back(benchmark::State& state) {
     const auto blocks = static_cast<std::uint32_t>(state.range(0));
     EvictionQueue queue(blocks);
     for (auto _ : state) {
-        for (BlockIndex block = 0; block < blocks; ++block) queue.push(block, kPriorityDefault);
+        for (const BlockIndex block : blocks_up_to(blocks)) queue.push(block, kPriorityDefault);
         benchmark::DoNotOptimize(queue.victim([](BlockIndex) { return true; }));
-        for (BlockIndex block = 0; block < blocks; ++block) {
+        for (const BlockIndex block : blocks_up_to(blocks)) {
             queue.unpark(block);
             if (state.range(1) == kUsual) queue.remove(block);
         }
-        for (BlockIndex block = 0; block < blocks && state.range(1) == kChosen; ++block) queue.remove(block);
+        for (const BlockIndex block : blocks_up_to(state.range(1) == kChosen ? blocks : 0)) queue.remove(block);
     }
     state.SetItemsProcessed(state.iterations() * blocks);
 }
@@ -50,14 +50,14 @@ void child_looked_up(benchmark::State& state) {
     const ReuseTree other(store, 64, 0);
     ReuseTree tree(store, 64, drawn_seed());
     const ParentRef root = tree.open_root("", 0);
-    std::vector<BlockIndex> order(children);
-    std::iota(order.begin(), order.end(), 0U);
+    const auto all = store.all();
+    std::vector<BlockIndex> order(all.begin(), all.end());
     if (state.range(1) == kChosen) {
         std::ranges::sort(order, std::ranges::greater{}, [&](BlockIndex block) { return other.rank(block); });
     }
     for (std::uint32_t place = 0; place < children; ++place)
         store.tokens(order[place])[0] = static_cast<TokenId>(place);
-    for (BlockIndex block = 0; block < children; ++block) {
+    for (const BlockIndex block : blocks_up_to(children)) {
         store[block].num_tokens = 1;
         store[block].hash = tree.child_hash(0, tree.content(block));
         tree.add(block, root);

@@ -12,6 +12,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/strong_numbers.h"
 #include "core/block_manager.h"
 
 namespace nb = nanobind;
@@ -24,6 +25,14 @@ using Offsets = nb::ndarray<std::int32_t, nb::ndim<4>, nb::c_contig, nb::device:
 template <class T>
 std::optional<std::vector<T>> read_optional(nb::handle values, const char* field) {
     return values.is_none() ? std::nullopt : std::optional(read_integers<T>(values, {field}));
+}
+
+std::vector<BlockId> read_ids(nb::handle values, const Field& field) {
+    std::vector<BlockId> ids;
+    for (const std::uint64_t value : read_integers<std::uint64_t>(values, field)) {
+        ids.push_back(BlockId{value});
+    }
+    return ids;
 }
 
 RequestPtr request_of(nb::handle item) {
@@ -65,7 +74,7 @@ std::vector<BlockId> remove_sequence(BlockManager& self, RequestId request_id, b
 }
 
 std::vector<std::pair<SlotIndex, const char*>> pin_blocks_by_id(BlockManager& self, nb::handle ids) {
-    const auto blocks = read_integers<BlockId>(ids, {"pin_blocks_by_id, ids"});
+    const auto blocks = read_ids(ids, {"pin_blocks_by_id, ids"});
     std::vector<std::pair<SlotIndex, const char*>> out;
     for (const PinnedSlot& pinned : without_gil([&] { return self.pin_blocks_by_id(blocks); })) {
         out.emplace_back(pinned.slot, tier_name(pinned.tier));
@@ -74,7 +83,7 @@ std::vector<std::pair<SlotIndex, const char*>> pin_blocks_by_id(BlockManager& se
 }
 
 void unpin_blocks_by_id(BlockManager& self, nb::handle ids, const std::optional<std::string>& tier) {
-    const auto blocks = read_integers<BlockId>(ids, {"unpin_blocks_by_id, ids"});
+    const auto blocks = read_ids(ids, {"unpin_blocks_by_id, ids"});
     const auto from = tier_from(tier);
     without_gil([&] { self.unpin_blocks_by_id(blocks, from); });
 }

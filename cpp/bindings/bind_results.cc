@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "bindings/strong_numbers.h"
 #include "core/block_manager.h"
 
 namespace nb = nanobind;
@@ -72,8 +73,9 @@ void bind_transfers(nb::module_& m) {
         .def_ro("window_size", &TransferItem::window_size)
         .def("__repr__", [](const TransferItem& i) {
             return std::string("TransferItem(kind='") + kind_name(i.kind) +
-                   "', slot_src=" + std::to_string(i.slot_src) + ", slot_dst=" + std::to_string(i.slot_dst) +
-                   ", tokens=" + std::to_string(i.tokens) + ", block_id=" + std::to_string(i.block_id) + ")";
+                   "', slot_src=" + std::to_string(number(i.slot_src)) +
+                   ", slot_dst=" + std::to_string(number(i.slot_dst)) + ", tokens=" + std::to_string(i.tokens) +
+                   ", block_id=" + std::to_string(number(i.block_id)) + ")";
         });
     nb::class_<TransferBatch>(m, "TransferBatch",
                               "Copies in the order in which they must run, and the ticket that ends them.")

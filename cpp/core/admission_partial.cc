@@ -53,7 +53,7 @@ void AdmissionPlanner::settle_partial(const State& state, RequestPlan& plan) {
     for (const Window& window : state.windows) {
         WindowMatch& match = match_of(plan, window.index);
         if (match.way == PartialWay::take_over) {
-            takers_[window.index][match.source] = plan.match_begin + window.index;
+            takers_[window.index][number(match.source)] = plan.match_begin + window.index;
         } else if (marked(window.index, match.source)) {
             match.taken_by = taker_of(match.source, window.index);
         }
@@ -63,7 +63,7 @@ void AdmissionPlanner::settle_partial(const State& state, RequestPlan& plan) {
 
 // Entries of earlier plans stay: one counts if this plan's match says the same.
 std::uint32_t AdmissionPlanner::taker_of(BlockIndex source, std::size_t window) const {
-    const std::uint32_t taker = takers_[window][source];
+    const std::uint32_t taker = takers_[window][number(source)];
     const auto& matches = plan_.matches;
     const bool holds = taker < matches.size() && taker % takers_.size() == window && matches[taker].source == source &&
                        matches[taker].way == PartialWay::take_over;

@@ -50,8 +50,8 @@ class AdmissionPlanner {
 
     // A mark per block and window: what a pass over the plan has seen.
     void begin_marking(const State& state);
-    std::uint32_t& mark(std::size_t window, BlockIndex block) { return marks_[window][block]; }
-    bool marked(std::size_t window, BlockIndex block) const { return marks_[window][block] == serial_; }
+    std::uint32_t& mark(std::size_t window, BlockIndex block) { return marks_[window][number(block)]; }
+    bool marked(std::size_t window, BlockIndex block) const { return marks_[window][number(block)] == serial_; }
     WindowMatch& match_of(const RequestPlan& plan, std::size_t window) {
         return plan_.matches[plan.match_begin + window];
     }

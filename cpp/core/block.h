@@ -9,16 +9,31 @@
 
 namespace kvfix {
 
-// A parent is another block, or a root of the tree.
-inline constexpr std::uint32_t kRootBit = 1U << 31;
+// The parent of a tree block: another block, or a root of the tree. None while the block is private.
+class ParentRef {
+  public:
+    constexpr ParentRef(None = kNone) {}
+    constexpr ParentRef(BlockIndex block) : bits_(number(block)) {}
+    static constexpr ParentRef root(std::uint32_t index) { return ParentRef(BlockIndex{kRootBit | index}); }
+
+    constexpr bool is_root() const { return (bits_ & kRootBit) != 0; }
+    constexpr std::uint32_t root_index() const { return bits_ & ~kRootBit; }
+    constexpr BlockIndex block() const { return BlockIndex{bits_}; }
+    constexpr std::uint32_t bits() const { return bits_; }
+    constexpr bool operator==(const ParentRef&) const = default;
+
+  private:
+    static constexpr std::uint32_t kRootBit = 1U << 31;
+    std::uint32_t bits_ = kNone;
+};
 
 // One cache line. Walking a long prefix touches one of these per block, so nothing rarely needed is kept here.
 struct alignas(64) Block {
-    std::uint64_t hash = 0;            // of the content, full blocks only
-    std::uint32_t parent = kNone;      // block, or kRootBit | root; kNone while private
-    std::uint32_t children = kNone;    // top of the ordered index of its children
-    std::uint32_t child_left = kNone;  // its own links in its parent's index
-    std::uint32_t child_right = kNone;
+    std::uint64_t hash = 0;  // of the content, full blocks only
+    ParentRef parent;
+    BlockIndex children = kNone;    // top of the ordered index of its children
+    BlockIndex child_left = kNone;  // its own links in its parent's index
+    BlockIndex child_right = kNone;
     std::array<SlotIndex, kTiers> slot{kNone, kNone};
     std::array<std::uint32_t, kTiers> pins{0, 0};
     std::array<std::uint32_t, kTiers> locks{0, 0};  // transfers that still read this slot

@@ -1,16 +1,19 @@
 #include "core/block_store.h"
 
-#include <numeric>
 #include <utility>
 
 namespace kvfix {
 namespace {
 
 // Taken from the back: the lowest number goes first.
-std::vector<std::uint32_t> descending(std::uint32_t count) {
-    std::vector<std::uint32_t> numbers(count);
-    std::iota(numbers.rbegin(), numbers.rend(), 0U);
-    return numbers;
+template <class Index>
+std::vector<Index> descending(std::uint32_t count) {
+    std::vector<Index> out;
+    out.reserve(count);
+    while (count > 0) {
+        out.push_back(Index{--count});
+    }
+    return out;
 }
 
 }  // namespace
@@ -20,8 +23,8 @@ BlockStore::BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, 
       slots_{blocks_primary, blocks_host},
       blocks_(std::size_t{blocks_primary} + blocks_host),
       tokens_(blocks_.size() * tokens_per_block),
-      free_records_(descending(blocks_primary + blocks_host)),
-      free_slots_{descending(blocks_primary), descending(blocks_host)} {}
+      free_records_(descending<BlockIndex>(blocks_primary + blocks_host)),
+      free_slots_{descending<SlotIndex>(blocks_primary), descending<SlotIndex>(blocks_host)} {}
 
 BlockIndex BlockStore::acquire() {
     check(!free_records_.empty(), "more live records than slots");
@@ -49,27 +52,25 @@ void BlockStore::release(BlockIndex block) {
 std::vector<BlockIndex> BlockStore::take_changed() {
     if (!watched_) {
         watched_ = true;
-        std::vector<BlockIndex> all(blocks_.size());
-        std::iota(all.begin(), all.end(), 0U);
-        return all;
+        return {all().begin(), all().end()};
     }
     for (const BlockIndex block : changed_) {
-        blocks_[block].changed = false;
+        blocks_[number(block)].changed = false;
     }
     return std::exchange(changed_, {});
 }
 
 std::string_view BlockStore::extras(BlockIndex block) const {
-    return blocks_[block].has_extras ? std::string_view(extras_.at(block)) : std::string_view();
+    return (*this)[block].has_extras ? std::string_view(extras_.at(block)) : std::string_view();
 }
 
 void BlockStore::set_extras(BlockIndex block, std::string extras) {
     if (!extras.empty()) {
         extras_[block] = std::move(extras);
-        blocks_[block].has_extras = true;
-    } else if (blocks_[block].has_extras) {
+        (*this)[block].has_extras = true;
+    } else if ((*this)[block].has_extras) {
         extras_.erase(block);
-        blocks_[block].has_extras = false;
+        (*this)[block].has_extras = false;
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,22 +17,28 @@
 
 namespace kvfix {
 
+inline auto blocks_up_to(std::uint32_t count) {
+    return std::views::iota(0U, count) | std::views::transform([](std::uint32_t at) { return BlockIndex{at}; });
+}
+
 class BlockStore {
   public:
     BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, std::uint32_t tokens_per_block);
 
     // Whoever asks for a record that can be changed is taken to change it.
     Block& operator[](BlockIndex block) {
-        Block& record = blocks_[block];
+        Block& record = blocks_[number(block)];
         if (watched_ && !record.changed) {
             record.changed = true;
             changed_.push_back(block);
         }
         return record;
     }
-    const Block& operator[](BlockIndex block) const { return blocks_[block]; }
+    const Block& operator[](BlockIndex block) const { return blocks_[number(block)]; }
     std::uint32_t size() const { return static_cast<std::uint32_t>(blocks_.size()); }
     std::uint32_t tokens_per_block() const { return tokens_per_block_; }
+    // Every record, live or not.
+    auto all() const { return blocks_up_to(size()); }
 
     // A record without slots. There is always one: a live record has at least one slot.
     BlockIndex acquire();
@@ -60,20 +67,20 @@ class BlockStore {
 
     // Room for a whole block of tokens.
     std::span<TokenId> tokens(BlockIndex block) {
-        return {tokens_.data() + std::size_t{block} * tokens_per_block_, tokens_per_block_};
+        return {tokens_.data() + std::size_t{number(block)} * tokens_per_block_, tokens_per_block_};
     }
     std::span<const TokenId> tokens(BlockIndex block) const {
-        return {tokens_.data() + std::size_t{block} * tokens_per_block_, tokens_per_block_};
+        return {tokens_.data() + std::size_t{number(block)} * tokens_per_block_, tokens_per_block_};
     }
     // The tokens of a tree block.
-    std::span<const TokenId> content(BlockIndex block) const { return tokens(block).first(blocks_[block].num_tokens); }
+    std::span<const TokenId> content(BlockIndex block) const { return tokens(block).first((*this)[block].num_tokens); }
 
     std::string_view extras(BlockIndex block) const;
     void set_extras(BlockIndex block, std::string extras);
 
     void prefetch(BlockIndex block) const {
-        __builtin_prefetch(&blocks_[block]);
-        __builtin_prefetch(tokens_.data() + std::size_t{block} * tokens_per_block_);
+        __builtin_prefetch(&(*this)[block]);
+        __builtin_prefetch(tokens_.data() + std::size_t{number(block)} * tokens_per_block_);
     }
 
   private:

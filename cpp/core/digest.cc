@@ -63,9 +63,9 @@ void mix_window(Digest& digest, Window& window) {
     members.resize(window.blocks.size());
     for (const BlockIndex block : changed) {
         KVFIX_STEP();
-        sum.remove(members[block]);
-        members[block] = digest_of_block(window, block);
-        sum.add(members[block]);
+        sum.remove(members[number(block)]);
+        members[number(block)] = digest_of_block(window, block);
+        sum.add(members[number(block)]);
     }
     digest.mix(sum.value());
     digest.mix(window.blocks.free_digest());
@@ -80,13 +80,13 @@ void mix_window(Digest& digest, Window& window) {
 std::uint64_t digest_of_block(const Window& window, BlockIndex block) {
     const Block& record = window.blocks[block];
     Digest digest;
-    digest.mix(block);
-    digest.mix(record.in_tree ? (std::uint64_t{record.parent} << 32 | record.num_tokens) : kNone);
+    digest.mix(number(block));
+    digest.mix(record.in_tree ? (std::uint64_t{record.parent.bits()} << 32 | record.num_tokens) : kNone);
     if (record.in_tree) {
         const std::uint64_t above = is_root(record.parent) ? window.tree.hash_of(record.parent) : 0;
         digest.mix(hash_block(above, window.blocks.content(block), window.blocks.extras(block)));
     }
-    digest.mix(std::uint64_t{record.slot[kPrimary]} << 32 | record.slot[kHost]);
+    digest.mix(std::uint64_t{number(record.slot[kPrimary])} << 32 | number(record.slot[kHost]));
     digest.mix(std::uint64_t{record.pins[kPrimary]} << 32 | record.pins[kHost]);
     digest.mix(std::uint64_t{record.locks[kPrimary]} << 32 | record.locks[kHost]);
     const unsigned flags =

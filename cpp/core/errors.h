@@ -33,8 +33,8 @@ class UnknownRequest : public std::runtime_error {
 
 class BlockInFlight : public std::runtime_error {
   public:
-    explicit BlockInFlight(std::uint64_t block_id)
-        : std::runtime_error("block " + std::to_string(block_id) +
+    explicit BlockInFlight(BlockId block_id)
+        : std::runtime_error("block " + std::to_string(number(block_id)) +
                              " is the destination of a transfer that has not completed; pin it after complete()") {}
 };
 

@@ -42,7 +42,7 @@ void prefetch_victims(const Window& window, BlockIndex victim) {
     const Block& record = window.blocks[next];
     window.tree.prefetch(record.hash);
     if (record.in_tree && !is_root(record.parent)) {
-        __builtin_prefetch(&window.blocks[record.parent]);
+        __builtin_prefetch(&window.blocks[record.parent.block()]);
     }
     if (const BlockIndex after = window.primary_queue.behind(next); after != kNone) {
         window.blocks.prefetch(after);
@@ -101,11 +101,11 @@ void unlink(State& state, Window& window, BlockIndex block) {
     if (is_root(parent)) {
         return;
     }
-    if (window.blocks[parent].children_primary == 0) {
-        window.primary_queue.unpark(parent);
+    if (window.blocks[parent.block()].children_primary == 0) {
+        window.primary_queue.unpark(parent.block());
     }
-    if (window.has_host() && window.blocks[parent].children == kNone) {
-        window.host_only_queue.unpark(parent);
+    if (window.has_host() && window.blocks[parent.block()].children == kNone) {
+        window.host_only_queue.unpark(parent.block());
     }
 }
 
@@ -125,8 +125,8 @@ SlotIndex detach_primary(Window& window, BlockIndex block) {
     }
     const SlotIndex slot = record.slot[kPrimary];
     record.slot[kPrimary] = kNone;
-    if (record.in_tree && !is_root(record.parent) && --window.blocks[record.parent].children_primary == 0) {
-        window.primary_queue.unpark(record.parent);
+    if (record.in_tree && !is_root(record.parent) && --window.blocks[record.parent.block()].children_primary == 0) {
+        window.primary_queue.unpark(record.parent.block());
     }
     return slot;
 }

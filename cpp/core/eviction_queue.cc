@@ -20,15 +20,16 @@ EvictionQueue::EvictionQueue(std::uint32_t blocks)
       parked_{.ends = blocks + kPriorities, .listed = {}, .late = {}},
       links_(std::size_t{blocks} + std::size_t{2} * kPriorities) {
     for (std::size_t i = 0; i < links_.size(); ++i) {
-        const auto self = static_cast<BlockIndex>(i);
+        const auto self = static_cast<std::uint32_t>(i);
         links_[i] = Link{self, self, 0, kNowhere, 0};
     }
 }
 
 void EvictionQueue::push(BlockIndex block, Priority priority) {
     check(!contains(block), "a block enters an eviction queue twice");
-    links_[block].entered = ++entries_ & kEnteredMask;
-    links_[block].priority = priority & 0x7fU;
+    Link& link = links_[number(block)];
+    link.entered = ++entries_ & kEnteredMask;
+    link.priority = priority & 0x7fU;
     digest_.add(member(block));
     enter(block, kReady);
     ++size_;
@@ -42,7 +43,7 @@ void EvictionQueue::remove(BlockIndex block) {
 }
 
 void EvictionQueue::unpark(BlockIndex block) {
-    if (links_[block].place == kParked) {
+    if (links_[number(block)].place == kParked) {
         leave(block);
         enter(block, kReady);
     }
@@ -50,30 +51,31 @@ void EvictionQueue::unpark(BlockIndex block) {
 
 void EvictionQueue::enter(BlockIndex block, Place place) {
     Lane& to = lane(place);
-    Link& link = links_[block];
+    Link& link = links_[number(block)];
     link.place = place & 3U;
     const std::uint32_t priority = link.priority;
     const std::uint32_t end = to.ends + priority;
-    const BlockIndex last = links_[end].prev;
+    const std::uint32_t last = links_[end].prev;
     if (last != end && links_[last].entered > link.entered) {
         link.next = kNone;
         to.late.push({key(block), block},
-                     [this](BlockIndex at, std::uint32_t position) { links_[at].prev = position; });
+                     [this](BlockIndex at, std::uint32_t position) { links_[number(at)].prev = position; });
         return;
     }
     link.prev = last;
     link.next = end;
-    links_[last].next = block;
-    links_[end].prev = block;
+    links_[last].next = number(block);
+    links_[end].prev = number(block);
     to.listed[priority / 64] |= std::uint64_t{1} << (priority % 64);
 }
 
 void EvictionQueue::leave(BlockIndex block) {
-    Link& link = links_[block];
+    Link& link = links_[number(block)];
     Lane& from = lane(static_cast<Place>(link.place));
     link.place = kNowhere;
     if (link.next == kNone) {
-        from.late.remove(link.prev, [this](BlockIndex at, std::uint32_t position) { links_[at].prev = position; });
+        from.late.remove(link.prev,
+                         [this](BlockIndex at, std::uint32_t position) { links_[number(at)].prev = position; });
         return;
     }
     links_[link.prev].next = link.next;
@@ -85,7 +87,8 @@ void EvictionQueue::leave(BlockIndex block) {
 
 BlockIndex EvictionQueue::first(const Lane& from) const {
     const bool none_listed = (from.listed[0] | from.listed[1]) == 0;
-    const BlockIndex listed = none_listed ? kNone : links_[from.ends + lowest(from.listed)].next;
+    const BlockIndex listed =
+        none_listed ? BlockIndex{kNone} : BlockIndex{links_[from.ends + lowest(from.listed)].next};
     if (!from.late.empty() && (listed == kNone || from.late.top().key < key(listed))) {
         return from.late.top().block;
     }
@@ -96,8 +99,8 @@ std::vector<BlockIndex> EvictionQueue::in_order() const {
     std::vector<BlockIndex> out;
     out.reserve(size_);
     for (std::size_t end = blocks_; end < links_.size(); ++end) {
-        for (BlockIndex at = links_[end].next; at != end; at = links_[at].next) {
-            out.push_back(at);
+        for (std::uint32_t at = links_[end].next; at != end; at = links_[at].next) {
+            out.push_back(BlockIndex{at});
         }
     }
     for (const Lane* each : {&ready_, &parked_}) {

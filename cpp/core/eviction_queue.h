@@ -23,7 +23,7 @@ class EvictionQueue {
 
     void push(BlockIndex block, Priority priority);
     void remove(BlockIndex block);
-    bool contains(BlockIndex block) const { return links_[block].place != kNowhere; }
+    bool contains(BlockIndex block) const { return links_[number(block)].place != kNowhere; }
     std::uint32_t size() const { return size_; }
     // The block has become childless: it takes its turn again.
     void unpark(BlockIndex block);
@@ -34,10 +34,10 @@ class EvictionQueue {
 
     // The block behind a queued one, or kNone where its list does not say: a hint of the victims to come.
     BlockIndex behind(BlockIndex block) const {
-        const BlockIndex next = links_[block].next;
-        return next < blocks_ ? next : kNone;
+        const std::uint32_t next = links_[number(block)].next;
+        return next < blocks_ ? BlockIndex{next} : kNone;
     }
-    void prefetch(BlockIndex block) const { __builtin_prefetch(&links_[block]); }
+    void prefetch(BlockIndex block) const { __builtin_prefetch(&links_[number(block)]); }
 
     // Which blocks wait, and in what order. Whether a parent is parked yet leaves no trace: only the order counts.
     std::uint64_t digest() const { return digest_.value(); }
@@ -54,8 +54,8 @@ class EvictionQueue {
     enum Place : std::uint8_t { kNowhere, kReady, kParked };
 
     struct Link {
-        BlockIndex prev;                       // in a heap: the position there
-        BlockIndex next;                       // in a heap: kNone
+        std::uint32_t prev;                    // a link; in a heap: the position there
+        std::uint32_t next;                    // a link; in a heap: kNone
         std::uint64_t entered : kEnteredBits;  // order of entry; lists ascend in it
         std::uint64_t place : 2;
         std::uint64_t priority : 7;
@@ -69,7 +69,8 @@ class EvictionQueue {
 
     // Ascends in the order in which blocks go.
     std::uint64_t key(BlockIndex block) const {
-        return std::uint64_t{links_[block].priority} << kEnteredBits | links_[block].entered;
+        const Link& link = links_[number(block)];
+        return std::uint64_t{link.priority} << kEnteredBits | link.entered;
     }
     Lane& lane(Place place) { return place == kParked ? parked_ : ready_; }
     std::uint64_t member(BlockIndex block) const { return digest_of_words(block, key(block)); }
@@ -84,7 +85,7 @@ class EvictionQueue {
     SetDigest digest_;
     Lane ready_;
     Lane parked_;
-    std::vector<Link> links_;  // of the blocks, and behind them the lists' ends
+    std::vector<Link> links_;  // of the blocks, by their numbers, and behind them the lists' ends
 };
 
 template <class IsParent>
@@ -102,7 +103,7 @@ BlockIndex EvictionQueue::victim(IsParent&& is_parent) {
 template <class Visit>
 void EvictionQueue::for_each(Visit&& visit) const {
     for (const BlockIndex block : in_order()) {
-        visit(block, static_cast<Priority>(links_[block].priority));
+        visit(block, static_cast<Priority>(links_[number(block)].priority));
     }
 }
 

@@ -24,13 +24,13 @@ void check_slots(const Window& window) {
     std::array<Counts, kTiers> users{Counts(blocks.slots(kPrimary)), Counts(blocks.slots(kHost))};
     for (std::size_t tier = 0; tier < kTiers; ++tier) {
         for (const SlotIndex slot : blocks.free_slots(tier)) {
-            ++users[tier].at(slot);
+            ++users[tier].at(number(slot));
         }
-        for (BlockIndex block = 0; block < blocks.size(); ++block) {
+        for (const BlockIndex block : blocks.all()) {
             const Block& record = blocks[block];
             flying[tier] += record.in_flight(tier) ? 1 : 0;
             if (record.has(tier)) {
-                ++users[tier].at(record.slot[tier]);
+                ++users[tier].at(number(record.slot[tier]));
             } else {
                 check(record.pins[tier] == 0 && record.locks[tier] == 0 && !record.in_flight(tier),
                       "a block is pinned, locked or in flight in a tier where it has no slot");
@@ -42,12 +42,12 @@ void check_slots(const Window& window) {
     }
     Counts listed(blocks.size());
     for (const BlockIndex block : blocks.free_records()) {
-        ++listed[block];
+        ++listed[number(block)];
     }
-    for (BlockIndex block = 0; block < blocks.size(); ++block) {
+    for (const BlockIndex block : blocks.all()) {
         const Block& record = blocks[block];
         const bool live = record.has(kPrimary) || record.has(kHost);
-        check(listed[block] == (live ? 0U : 1U), "a record is lost, or both live and free");
+        check(listed[number(block)] == (live ? 0U : 1U), "a record is lost, or both live and free");
         check(live || (!record.in_tree && record.owners == 0 && !record.has_extras),
               "a free record still says something");
     }
@@ -60,7 +60,7 @@ void check_queues(const Window& window) {
         Counts in(blocks.size());
         std::uint32_t size = 0;
         queue.for_each([&](BlockIndex block, Priority priority) {
-            check(in[block]++ == 0, "a block stands in a queue twice");
+            check(in[number(block)]++ == 0, "a block stands in a queue twice");
             check(priority == blocks[block].priority, "a block queues under a priority that is not its own");
             ++size;
         });
@@ -68,10 +68,11 @@ void check_queues(const Window& window) {
         return in;
     };
     const Counts primary = collect(window.primary_queue);
-    for (BlockIndex block = 0; block < blocks.size(); ++block) {
+    for (const BlockIndex block : blocks.all()) {
         const Block& record = blocks[block];
         const bool cached = record.in_tree && record.has(kPrimary) && !record.held_primary();
-        check(primary[block] == (cached ? 1U : 0U), "the primary queue does not hold exactly the cached blocks");
+        check(primary[number(block)] == (cached ? 1U : 0U),
+              "the primary queue does not hold exactly the cached blocks");
         check(record.in_tree || !record.has(kPrimary) || record.held_primary(),
               "a private block keeps a primary slot for nobody");
         check(!record.undelivered || !record.in_tree, "an undelivered block can be found");
@@ -81,12 +82,13 @@ void check_queues(const Window& window) {
     }
     const Counts redundant = collect(window.host_redundant_queue);
     const Counts only = collect(window.host_only_queue);
-    for (BlockIndex block = 0; block < blocks.size(); ++block) {
+    for (const BlockIndex block : blocks.all()) {
         const Block& record = blocks[block];
         const bool cached = record.in_tree && record.has(kHost) && !record.held_host();
-        check(redundant[block] == (cached && record.has(kPrimary) ? 1U : 0U),
+        check(redundant[number(block)] == (cached && record.has(kPrimary) ? 1U : 0U),
               "the queue of redundant host copies is wrong");
-        check(only[block] == (cached && !record.has(kPrimary) ? 1U : 0U), "the queue of blocks only in host is wrong");
+        check(only[number(block)] == (cached && !record.has(kPrimary) ? 1U : 0U),
+              "the queue of blocks only in host is wrong");
         check(record.in_tree || !record.has(kHost) || record.held_host(),
               "a private block keeps a host slot for nobody");
     }
@@ -96,7 +98,7 @@ void check_tree(const Window& window) {
     const BlockStore& blocks = window.blocks;
     std::vector<BlockIndex> children;
     Counts seen(blocks.size());
-    for (BlockIndex block = 0; block < blocks.size(); ++block) {
+    for (const BlockIndex block : blocks.all()) {
         const Block& record = blocks[block];
         children.clear();
         window.tree.collect_direct_children(block, children);
@@ -104,16 +106,16 @@ void check_tree(const Window& window) {
         for (const BlockIndex child : children) {
             check(blocks[child].in_tree && blocks[child].parent == block, "a child does not know its parent");
             in_primary += blocks[child].has(kPrimary) ? 1 : 0;
-            ++seen[child];
+            ++seen[number(child)];
         }
         check(in_primary == record.children_primary, "the count of children in primary is wrong");
         check(children.empty() || (record.in_tree && record.num_tokens == blocks.tokens_per_block()),
               "a private or incomplete block has children");
     }
     window.tree.check_roots(seen);
-    for (BlockIndex block = 0; block < blocks.size(); ++block) {
+    for (const BlockIndex block : blocks.all()) {
         const Block& record = blocks[block];
-        check(seen[block] == (record.in_tree ? 1U : 0U), "a tree block is not a child of exactly one parent");
+        check(seen[number(block)] == (record.in_tree ? 1U : 0U), "a tree block is not a child of exactly one parent");
         if (record.in_tree) {
             check(record.num_tokens > 0 && record.num_tokens <= blocks.tokens_per_block(),
                   "a tree block has no tokens, or too many");
@@ -156,7 +158,7 @@ void check_transfers(const State& state) {
     std::ranges::for_each(state.ledger.queued(), count);
     state.ledger.for_each_taken(count);
     for (const Window& window : state.windows) {
-        for (BlockIndex block = 0; block < window.blocks.size(); ++block) {
+        for (const BlockIndex block : window.blocks.all()) {
             const Block& record = window.blocks[block];
             const auto flight = flights.find({window.index, block});
             const auto lock = locks.find({window.index, block});
@@ -174,8 +176,8 @@ void check_transfers(const State& state) {
 // What no change was noted of is what the digest counts it as.
 void check_digests(const Window& window) {
     const std::vector<std::uint64_t>& members = window.block_digests.members;
-    for (BlockIndex block = 0; block < members.size(); ++block) {
-        check(window.blocks[block].changed || members[block] == digest_of_block(window, block),
+    for (const BlockIndex block : blocks_up_to(static_cast<std::uint32_t>(members.size()))) {
+        check(window.blocks[block].changed || members[number(block)] == digest_of_block(window, block),
               "a block changed and the digest was not told");
     }
 }
@@ -183,8 +185,8 @@ void check_digests(const Window& window) {
 }  // namespace
 
 void check_window_invariants(const Window& window, std::span<const std::uint32_t> owners) {
-    for (BlockIndex block = 0; block < window.blocks.size(); ++block) {
-        check(window.blocks[block].owners == owners[block],
+    for (const BlockIndex block : window.blocks.all()) {
+        check(window.blocks[block].owners == owners[number(block)],
               "a block's owner count differs from the sequences that hold it");
     }
     check_slots(window);
@@ -197,7 +199,7 @@ void check_invariants(const State& state) {
     for (const Window& window : state.windows) {
         Counts owners(window.blocks.size());
         for (const Sequence* sequence : state.sequences.ordered()) {
-            sequence->windows[window.index].for_each([&](BlockIndex block) { ++owners.at(block); });
+            sequence->windows[window.index].for_each([&](BlockIndex block) { ++owners.at(number(block)); });
         }
         check_window_invariants(window, owners);
     }

@@ -76,7 +76,7 @@ void end_by_id(State& state, std::span<const BlockId> ids, std::optional<Tier> t
     for (const BlockId id : ids) {
         const BlockPlace place = place_of(state, id);
         const Block& block = place.window->blocks[place.block];
-        const std::string who = "block " + std::to_string(id);
+        const std::string who = "block " + std::to_string(number(id));
         if (!tier && block.pins[kPrimary] != 0 && block.pins[kHost] != 0) {
             throw std::invalid_argument(who + " is pinned in both tiers: say which with tier=");
         }

@@ -19,7 +19,7 @@ void publish(State& state, const Window& window, EventKind kind, BlockIndex bloc
                      .priority = record.priority,
                      .window_size = window.config.window_size};
     if (!is_root(record.parent)) {
-        event.parent_hash = window.blocks[record.parent].hash;
+        event.parent_hash = window.blocks[record.parent.block()].hash;
     }
     if (kind == EventKind::stored) {
         const auto tokens = window.blocks.content(block);

@@ -40,14 +40,14 @@ ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, std::uint64_t s
       index_(store.size()) {}
 
 std::uint32_t ReuseTree::rank(BlockIndex block) const {
-    std::uint64_t x = (block ^ seed_) * 0x9e3779b97f4a7c15;
+    std::uint64_t x = (number(block) ^ seed_) * 0x9e3779b97f4a7c15;
     x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
     return static_cast<std::uint32_t>(x >> 32);
 }
 
 ParentRef ReuseTree::find_root(const std::string& identity) const {
     const auto found = root_by_identity_.find(identity);
-    return found == root_by_identity_.end() ? kNone : found->second | kRootBit;
+    return found == root_by_identity_.end() ? ParentRef() : ParentRef::root(found->second);
 }
 
 ParentRef ReuseTree::open_root(const std::string& identity, std::uint64_t hash) {
@@ -62,11 +62,11 @@ ParentRef ReuseTree::open_root(const std::string& identity, std::uint64_t hash) 
     free_roots_.pop_back();
     roots_[root] = Root{identity, hash, kNone};
     root_by_identity_.emplace(identity, root);
-    return root | kRootBit;
+    return ParentRef::root(root);
 }
 
 std::uint64_t ReuseTree::hash_of(ParentRef parent) const {
-    return is_root(parent) ? roots_[parent & ~kRootBit].hash : store_[parent].hash;
+    return is_root(parent) ? roots_[parent.root_index()].hash : store_[parent.block()].hash;
 }
 
 std::uint64_t ReuseTree::child_hash(std::uint64_t parent_hash, const BlockContent& content) const {
@@ -125,7 +125,7 @@ void ReuseTree::add(BlockIndex block, ParentRef parent) {
         index_.insert(record.hash, block);
     }
     if (!is_root(parent) && record.has(kPrimary)) {
-        ++store_[parent].children_primary;
+        ++store_[parent.block()].children_primary;
     }
 }
 
@@ -138,10 +138,10 @@ ParentRef ReuseTree::remove(BlockIndex block) {
         index_.erase(record.hash, block);
     }
     if (!is_root(parent) && record.has(kPrimary)) {
-        --store_[parent].children_primary;
+        --store_[parent.block()].children_primary;
     }
     if (is_root(parent) && children_of(parent) == kNone) {
-        const std::uint32_t root = parent & ~kRootBit;
+        const std::uint32_t root = parent.root_index();
         root_by_identity_.erase(roots_[root].identity);
         free_roots_.push_back(root);
     }
@@ -259,20 +259,20 @@ void ReuseTree::check_roots(std::vector<std::uint32_t>& seen) const {
             continue;
         }
         ++live;
-        check(find_root(roots_[root].identity) == (root | kRootBit), "a root cannot be found by its identity");
+        check(find_root(roots_[root].identity) == ParentRef::root(root), "a root cannot be found by its identity");
         children.clear();
         collect_children(roots_[root].children, children);
         for (const BlockIndex child : children) {
-            check(store_[child].in_tree && store_[child].parent == (root | kRootBit),
+            check(store_[child].in_tree && store_[child].parent == ParentRef::root(root),
                   "a root's child does not know its root");
-            ++seen[child];
+            ++seen[number(child)];
         }
     }
     check(live == root_by_identity_.size(), "a root without children is kept, or one with children is lost");
 }
 
 void ReuseTree::collect_all(std::vector<BlockIndex>& out) const {
-    for (std::uint32_t block = 0; block < store_.size(); ++block) {
+    for (const BlockIndex block : store_.all()) {
         if (store_[block].in_tree) {
             out.push_back(block);
         }

@@ -18,9 +18,7 @@
 
 namespace kvfix {
 
-// A parent of tree blocks: `kRootBit | root` or a block.
-using ParentRef = std::uint32_t;
-constexpr bool is_root(ParentRef parent) { return (parent & kRootBit) != 0; }
+constexpr bool is_root(ParentRef parent) { return parent.is_root(); }
 
 // What a block holds, or would hold.
 struct BlockContent {
@@ -78,10 +76,10 @@ class ReuseTree {
     };
 
     BlockIndex& children_of(ParentRef parent) {
-        return is_root(parent) ? roots_[parent & ~kRootBit].children : store_[parent].children;
+        return is_root(parent) ? roots_[parent.root_index()].children : store_[parent.block()].children;
     }
     BlockIndex children_of(ParentRef parent) const {
-        return is_root(parent) ? roots_[parent & ~kRootBit].children : store_[parent].children;
+        return is_root(parent) ? roots_[parent.root_index()].children : store_[parent.block()].children;
     }
     void insert_child(BlockIndex& top, BlockIndex block);
     void erase_child(BlockIndex& top, BlockIndex block);

@@ -6,17 +6,9 @@
 
 namespace kvfix {
 
-State::State(BlockManagerConfig checked_config) : config(std::move(checked_config)), events(config.events_max) {
-    std::uint64_t block_id_base = 0;
-    for (std::uint32_t index = 0; index < config.windows.size(); ++index) {
-        windows.emplace_back(config, index, block_id_base);
-        block_id_base += windows.back().blocks.size();
-    }
-}
-
 const Window& window_of(const State& state, WindowSize window_size) {
     if (!window_size && state.windows.size() == 1) {
-        return state.windows.front();
+        return state.windows[0];
     }
     std::string sizes;
     for (const Window& window : state.windows) {
@@ -34,7 +26,8 @@ Window& window_of(State& state, WindowSize window_size) {
     return state.windows[window_of(std::as_const(state), window_size).index];
 }
 
-BlockPlace place_of(State& state, BlockId id) {
+BlockPlace place_of(State& state, BlockId public_id) {
+    const std::uint64_t id = number(public_id);
     for (Window& window : state.windows) {
         if (id >= window.block_id_base && id - window.block_id_base < window.blocks.size()) {
             const auto block = static_cast<BlockIndex>(id - window.block_id_base);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <utility>
 
 #include "core/config.h"
 #include "core/event_log.h"
@@ -16,7 +16,8 @@ namespace kvfix {
 
 struct State {
     // The configuration has been checked.
-    explicit State(BlockManagerConfig checked_config);
+    explicit State(BlockManagerConfig checked_config)
+        : config(std::move(checked_config)), events(config.events_max), windows(config) {}
 
     const BlockManagerConfig config;
     TransferLedger ledger;
@@ -24,7 +25,7 @@ struct State {
     CacheCounters closed;     // of iterations that have ended
     CacheCounters iteration;  // of the last one that ended
     CacheCounters current;
-    std::deque<Window> windows;  // ascending by size; none ever moves: its tree refers to its blocks
+    Windows windows;
     SequenceTable sequences;
     std::int64_t now_ms = 0;
     std::uint64_t mark = 0;  // of the last call that took several ids; Sequence::mark compares
@@ -32,7 +33,7 @@ struct State {
     std::uint32_t tokens_per_block() const { return config.tokens_per_block; }
 };
 
-inline BlockId id_of(const Window& window, BlockIndex block) { return window.block_id_base + block; }
+inline BlockId id_of(const Window& window, BlockIndex block) { return BlockId{window.block_id_base + number(block)}; }
 
 // Throws std::invalid_argument where the manager has no such window.
 Window& window_of(State& state, WindowSize window_size);

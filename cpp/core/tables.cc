@@ -52,7 +52,7 @@ void write_row(const Window& window, const HeldBlocks& held, std::uint32_t beam,
     for (std::size_t position = 0; position < held.size(); ++position) {
         const BlockIndex block = held.at(beam, position);
         const bool left = block == kNone;
-        k[position] = left ? -1 : static_cast<std::int32_t>(window.blocks[block].slot[kPrimary]) * scale.scale;
+        k[position] = left ? -1 : static_cast<std::int32_t>(number(window.blocks[block].slot[kPrimary])) * scale.scale;
         v[position] = left ? -1 : k[position] + scale.v_offset;
     }
 }
@@ -70,7 +70,7 @@ std::vector<BlockIdTable> block_ids(const State& state, std::span<const RequestI
         for (std::uint32_t beam = 0; beam < table.size(); ++beam) {
             for (std::size_t position = 0; position < held.size(); ++position) {
                 const BlockIndex block = held.at(beam, position);
-                table[beam].push_back(block == kNone ? -1 : static_cast<std::int64_t>(id_of(window, block)));
+                table[beam].push_back(block == kNone ? -1 : static_cast<std::int64_t>(number(id_of(window, block))));
             }
         }
         out.push_back(std::move(table));

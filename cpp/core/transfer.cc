@@ -15,7 +15,7 @@ void gain_primary(Window& window, BlockIndex block, SlotIndex slot) {
     Block& record = window.blocks[block];
     record.slot[kPrimary] = slot;
     if (record.in_tree && !is_root(record.parent)) {
-        ++window.blocks[record.parent].children_primary;
+        ++window.blocks[record.parent.block()].children_primary;
     }
 }
 

@@ -10,15 +10,30 @@ namespace kvfix {
 
 using TokenId = std::int32_t;
 using RequestId = std::uint64_t;
-// A block's index in its window's store. Public block ids add the window's base, so they are unique per manager.
-using BlockIndex = std::uint32_t;
-using SlotIndex = std::uint32_t;
-using BlockId = std::uint64_t;
 using Ticket = std::uint64_t;
 // Unset for full attention.
 using WindowSize = std::optional<std::uint32_t>;
 
-inline constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+// Types of their own, so that none of them can be taken for another or for a count.
+// A block's index in its window's store.
+enum class BlockIndex : std::uint32_t {};
+// A slot of one window in one tier.
+enum class SlotIndex : std::uint32_t {};
+// A block as callers know it: the index and its window's base, so it is unique per manager.
+enum class BlockId : std::uint64_t {};
+
+constexpr std::uint32_t number(BlockIndex block) { return static_cast<std::uint32_t>(block); }
+constexpr std::uint32_t number(SlotIndex slot) { return static_cast<std::uint32_t>(slot); }
+constexpr std::uint64_t number(BlockId id) { return static_cast<std::uint64_t>(id); }
+
+// No block, no slot, no position: the largest number of each kind.
+struct None {
+    static constexpr std::uint32_t kValue = std::numeric_limits<std::uint32_t>::max();
+    constexpr operator std::uint32_t() const { return kValue; }
+    constexpr operator BlockIndex() const { return BlockIndex{kValue}; }
+    constexpr operator SlotIndex() const { return SlotIndex{kValue}; }
+};
+inline constexpr None kNone;
 
 enum class Tier : std::uint8_t { primary = 0, host = 1 };
 inline constexpr std::size_t kTiers = 2;

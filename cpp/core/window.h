@@ -4,7 +4,9 @@
 
 #include <array>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <unordered_map>
 #include <vector>
@@ -74,6 +76,42 @@ struct Window {
     bool evictable(BlockIndex block) const { return primary_queue.contains(block); }
     // Whether some primary slot may be without the bytes that it is said to hold.
     bool bytes_outstanding() const { return in_flight[kPrimary] != 0 || has_failed; }
+};
+
+// The windows of a manager, ascending by size. None ever moves: its tree refers to its blocks. Const as a whole.
+class Windows {
+  public:
+    template <class Of>
+    class Iterator {
+      public:
+        using value_type = Of;
+        using difference_type = std::ptrdiff_t;
+        Iterator() = default;
+        explicit Iterator(const std::unique_ptr<Window>* at) : at_(at) {}
+        Of& operator*() const { return **at_; }
+        Iterator& operator++() {
+            ++at_;
+            return *this;
+        }
+        Iterator operator++(int) { return Iterator(at_++); }
+        bool operator==(const Iterator&) const = default;
+
+      private:
+        const std::unique_ptr<Window>* at_ = nullptr;
+    };
+
+    explicit Windows(const BlockManagerConfig& manager);
+
+    std::size_t size() const { return owned_.size(); }
+    Window& operator[](std::size_t index) { return *owned_[index]; }
+    const Window& operator[](std::size_t index) const { return *owned_[index]; }
+    Iterator<Window> begin() { return Iterator<Window>(owned_.data()); }
+    Iterator<Window> end() { return Iterator<Window>(owned_.data() + owned_.size()); }
+    Iterator<const Window> begin() const { return Iterator<const Window>(owned_.data()); }
+    Iterator<const Window> end() const { return Iterator<const Window>(owned_.data() + owned_.size()); }
+
+  private:
+    std::vector<std::unique_ptr<Window>> owned_;
 };
 
 }  // namespace kvfix

@@ -9,7 +9,7 @@
 namespace kvfix::testing {
 namespace {
 
-constexpr BlockId kNoBlock = std::numeric_limits<BlockId>::max();
+constexpr BlockId kNoBlock{std::numeric_limits<std::uint64_t>::max()};
 
 }  // namespace
 

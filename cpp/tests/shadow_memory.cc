@@ -11,8 +11,8 @@ constexpr Cell kUndelivered = 1;  // a copy was to come
 }  // namespace
 
 std::string name(const Place& place) {
-    return std::string(place.tier == Tier::primary ? "primary" : "host") + " slot " + std::to_string(place.slot) +
-           " of window " + std::to_string(place.window);
+    return std::string(place.tier == Tier::primary ? "primary" : "host") + " slot " +
+           std::to_string(number(place.slot)) + " of window " + std::to_string(place.window);
 }
 
 ShadowMemory::ShadowMemory(const BlockManagerConfig& config) : tokens_per_block_(config.tokens_per_block) {
@@ -31,8 +31,8 @@ std::size_t ShadowMemory::window_index(WindowSize size) const {
 
 ShadowMemory::Slot& ShadowMemory::slot(const Place& place) {
     auto& slots = slots_[place.window][static_cast<std::size_t>(place.tier)];
-    promise(place.slot < slots.size(), name(place) + " does not exist");
-    return slots[place.slot];
+    promise(number(place.slot) < slots.size(), name(place) + " does not exist");
+    return slots[number(place.slot)];
 }
 
 void ShadowMemory::spoil(RequestId writer) {
@@ -100,8 +100,8 @@ void ShadowMemory::fail(Ticket ticket) {
 void ShadowMemory::pin(const Place& place, BlockId id, bool immutable) {
     promise(!in_flight(place), "a pin is granted on " + name(place) + ", which is in flight");
     Pin& pin = pins_.try_emplace(place, Pin{.id = id, .count = 0, .promised = {}}).first->second;
-    promise(pin.id == id,
-            name(place) + " is pinned for block " + std::to_string(pin.id) + " and for " + std::to_string(id));
+    promise(pin.id == id, name(place) + " is pinned for block " + std::to_string(number(pin.id)) + " and for " +
+                              std::to_string(number(id)));
     ++pin.count;
     if (immutable && pin.promised.empty()) {
         pin.promised = slot(place);
@@ -121,7 +121,7 @@ void ShadowMemory::unpin(const Place& place) {
 void ShadowMemory::check_owner(const Place& place, BlockId id) const {
     const auto found = pins_.find(place);
     promise(found == pins_.end() || found->second.id == id,
-            name(place) + " is pinned and was given to block " + std::to_string(id));
+            name(place) + " is pinned and was given to block " + std::to_string(number(id)));
 }
 
 }  // namespace kvfix::testing

@@ -40,8 +40,8 @@ class SlotTable {
     };
 
     Slot& at(WindowSize window, Tier tier, SlotIndex slot) {
-        expect(slot < (tier == Tier::primary ? kBlocksPrimary : kBlocksHost), "a slot that does not exist");
-        return slots_[window == kWindows[0] ? 0 : 1][static_cast<std::size_t>(tier)][slot];
+        expect(number(slot) < (tier == Tier::primary ? kBlocksPrimary : kBlocksHost), "a slot that does not exist");
+        return slots_[window == kWindows[0] ? 0 : 1][static_cast<std::size_t>(tier)][number(slot)];
     }
     static void pin(Slot& slot) {
         ++slot.pins;
@@ -67,9 +67,10 @@ class PrivateBlocks {
   public:
     void claim(BlockId block, RequestId owner) {
         RequestId nobody = 0;
-        expect(owners_.at(block).compare_exchange_strong(nobody, owner), "a new block is another sequence's already");
+        expect(owners_.at(number(block)).compare_exchange_strong(nobody, owner),
+               "a new block is another sequence's already");
     }
-    void release(BlockId block) { owners_.at(block) = 0; }
+    void release(BlockId block) { owners_.at(number(block)) = 0; }
 
   private:
     std::array<std::atomic<RequestId>, kWindows.size() * (kBlocksPrimary + kBlocksHost)> owners_{};

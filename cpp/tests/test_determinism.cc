@@ -91,7 +91,7 @@ TEST(Determinism, StatesThatWouldActDifferentlyHaveDifferentDigests) {
          [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.grow(9, 1), m.grow(9, 0, 10); }},
         {"a computed prompt",
          [](Manager& m) { m.add_sequence(request(9, joined(kY, {1}))), m.store_context_blocks(9, 9); }},
-        {"a pin", [](Manager& m) { m.pin_blocks_by_id(std::vector<BlockId>{0}); }},
+        {"a pin", [](Manager& m) { m.pin_blocks_by_id(std::vector<BlockId>{BlockId{0}}); }},
         {"a queued copy", [](Manager& m) { m.add_sequence(request(9, tokens(24, 9000))); }},
         {"a copy under way", [](Manager& m) { m.add_sequence(request(9, tokens(24, 9000))), m.take_transfers(); }},
         {"a copy that has ended", [](Manager& m) { m.add_sequence(request(9, tokens(24, 9000))), m.run_transfers(); }},

@@ -9,8 +9,12 @@
 #include <tuple>
 #include <vector>
 
+#include "tests/block_numbers.h"
+
 namespace kvfix {
 namespace {
+
+using testing::operator""_b;
 
 constexpr auto kNoParents = [](BlockIndex) { return false; };
 constexpr auto kAllParents = [](BlockIndex) { return true; };
@@ -33,64 +37,64 @@ TEST(EvictionQueue, AnEmptyQueueHasNoVictim) {
 TEST(EvictionQueue, TheLowestPriorityGoesFirst) {
     EvictionQueue queue(8);
     const std::vector<Priority> priorities{35, 100, 0, 64, 63};
-    for (BlockIndex block = 0; block < priorities.size(); ++block) {
-        queue.push(block, priorities[block]);
+    for (std::uint32_t at = 0; at < priorities.size(); ++at) {
+        queue.push(BlockIndex{at}, priorities[at]);
     }
-    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{2, 0, 4, 3, 1}));
+    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{2_b, 0_b, 4_b, 3_b, 1_b}));
 }
 
 TEST(EvictionQueue, WithinAPriorityTheLongestQueuedGoesFirst) {
     EvictionQueue queue(8);
-    for (const BlockIndex block : {3U, 1U, 2U}) {
+    for (const BlockIndex block : {3_b, 1_b, 2_b}) {
         queue.push(block, kPriorityDefault);
     }
-    queue.remove(3);
-    queue.push(3, kPriorityDefault);
-    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{1, 2, 3}));
+    queue.remove(3_b);
+    queue.push(3_b, kPriorityDefault);
+    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{1_b, 2_b, 3_b}));
 }
 
 TEST(EvictionQueue, AParentWaitsWhateverItsPriority) {
     EvictionQueue queue(4);
-    queue.push(0, 0);
-    queue.push(1, 100);
-    EXPECT_EQ(queue.victim([](BlockIndex block) { return block == 0; }), 1U);
+    queue.push(0_b, 0);
+    queue.push(1_b, 100);
+    EXPECT_EQ(queue.victim([](BlockIndex block) { return block == 0_b; }), 1_b);
 }
 
 TEST(EvictionQueue, AmongParentsAloneTheUsualOrderHolds) {
     EvictionQueue queue(4);
-    queue.push(2, 50);
-    queue.push(1, 40);
-    queue.push(0, 40);
-    EXPECT_EQ(queue.victim(kAllParents), 1U);
+    queue.push(2_b, 50);
+    queue.push(1_b, 40);
+    queue.push(0_b, 40);
+    EXPECT_EQ(queue.victim(kAllParents), 1_b);
 }
 
 TEST(EvictionQueue, ABlockThatHasLostItsLastChildTakesItsOldTurn) {
     EvictionQueue queue(4);
-    queue.push(0, 35);
-    queue.push(1, 35);
-    queue.push(2, 35);
-    ASSERT_EQ(queue.victim([](BlockIndex block) { return block != 2; }), 2U);  // parks 0 and 1
-    queue.unpark(1);
-    EXPECT_EQ(queue.victim(kNoParents), 1U);
-    queue.unpark(0);
-    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{0, 1, 2}));
+    queue.push(0_b, 35);
+    queue.push(1_b, 35);
+    queue.push(2_b, 35);
+    ASSERT_EQ(queue.victim([](BlockIndex block) { return block != 2_b; }), 2_b);  // parks 0 and 1
+    queue.unpark(1_b);
+    EXPECT_EQ(queue.victim(kNoParents), 1_b);
+    queue.unpark(0_b);
+    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{0_b, 1_b, 2_b}));
 }
 
 TEST(EvictionQueue, UnparkingABlockThatIsNotParkedChangesNothing) {
     EvictionQueue queue(4);
-    queue.push(1, 35);
-    queue.push(0, 35);
-    queue.unpark(0);
-    queue.unpark(3);
-    EXPECT_FALSE(queue.contains(3));
-    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{1, 0}));
+    queue.push(1_b, 35);
+    queue.push(0_b, 35);
+    queue.unpark(0_b);
+    queue.unpark(3_b);
+    EXPECT_FALSE(queue.contains(3_b));
+    EXPECT_EQ(drained(queue), (std::vector<BlockIndex>{1_b, 0_b}));
 }
 
 TEST(EvictionQueue, EnteringTwiceOrLeavingWhatIsNotThereIsAViolation) {
     EvictionQueue queue(4);
-    queue.push(0, 35);
-    EXPECT_THROW(queue.push(0, 35), InvariantViolation);
-    EXPECT_THROW(queue.remove(1), InvariantViolation);
+    queue.push(0_b, 35);
+    EXPECT_THROW(queue.push(0_b, 35), InvariantViolation);
+    EXPECT_THROW(queue.remove(1_b), InvariantViolation);
 }
 
 // What the queue promises, kept in a list and searched from end to end.
@@ -109,7 +113,7 @@ class NaiveQueue {
         std::optional<Entry> best_leaf;
         for (const Entry& entry : entries_) {
             best = best ? std::min(*best, entry) : entry;
-            if (!is_parent[std::get<2>(entry)]) {
+            if (!is_parent[number(std::get<2>(entry))]) {
                 best_leaf = best_leaf ? std::min(*best_leaf, entry) : entry;
             }
         }
@@ -138,7 +142,7 @@ void expect_same_order(const EvictionQueue& queue, const NaiveQueue& model) {
 }
 
 TEST(EvictionQueue, AgreesWithANaiveQueueOverRandomOperations) {
-    constexpr BlockIndex kBlocks = 24;
+    constexpr std::uint32_t kBlocks = 24;
     constexpr Priority kPriorities[] = {0, 1, 35, 63, 64, 65, 99, 100};
     std::mt19937_64 random(20);
     EvictionQueue queue(kBlocks);
@@ -160,13 +164,13 @@ TEST(EvictionQueue, AgreesWithANaiveQueueOverRandomOperations) {
                 }
                 break;
             case 2:
-                is_parent[block] = !is_parent[block];
-                if (!is_parent[block]) {
+                is_parent[number(block)] = !is_parent[number(block)];
+                if (!is_parent[number(block)]) {
                     queue.unpark(block);
                 }
                 break;
             default:
-                ASSERT_EQ(queue.victim([&](BlockIndex at) { return is_parent[at]; }), model.victim(is_parent))
+                ASSERT_EQ(queue.victim([&](BlockIndex at) { return is_parent[number(at)]; }), model.victim(is_parent))
                     << "step " << step;
         }
         ASSERT_EQ(queue.size(), model.size());

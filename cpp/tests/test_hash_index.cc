@@ -8,8 +8,13 @@
 #include <set>
 #include <vector>
 
+#include "core/block_store.h"
+#include "tests/block_numbers.h"
+
 namespace kvfix {
 namespace {
+
+using testing::operator""_b;
 
 constexpr std::uint32_t kBlocks = 20;
 constexpr std::uint64_t kTable = 32;  // slots of an index for kBlocks: a hash's home is hash % kTable
@@ -17,7 +22,7 @@ constexpr std::uint64_t kTable = 32;  // slots of an index for kBlocks: a hash's
 std::set<BlockIndex> filed_under(const HashIndex& index, std::uint64_t hash) {
     std::set<BlockIndex> blocks;
     const BlockIndex end = index.find(hash, [&](BlockIndex block) {
-        EXPECT_TRUE(blocks.insert(block).second) << "block " << block << " is offered twice";
+        EXPECT_TRUE(blocks.insert(block).second) << "block " << number(block) << " is offered twice";
         return false;
     });
     EXPECT_EQ(end, kNone);
@@ -26,65 +31,65 @@ std::set<BlockIndex> filed_under(const HashIndex& index, std::uint64_t hash) {
 
 TEST(HashIndex, FindsWhatWasInsertedAndNothingElse) {
     HashIndex index(kBlocks);
-    index.insert(7, 3);
-    EXPECT_EQ(filed_under(index, 7), (std::set<BlockIndex>{3}));
+    index.insert(7, 3_b);
+    EXPECT_EQ(filed_under(index, 7), (std::set<BlockIndex>{3_b}));
     EXPECT_EQ(filed_under(index, 8), std::set<BlockIndex>{});
     EXPECT_EQ(filed_under(index, 7 + kTable), std::set<BlockIndex>{}) << "the same home, another hash";
 }
 
 TEST(HashIndex, TheCallerChoosesAmongBlocksOfOneHash) {
     HashIndex index(kBlocks);
-    for (const BlockIndex block : {4U, 9U, 2U}) {
+    for (const BlockIndex block : {4_b, 9_b, 2_b}) {
         index.insert(5, block);
     }
-    EXPECT_EQ(index.find(5, [](BlockIndex block) { return block == 9; }), 9U);
-    EXPECT_EQ(filed_under(index, 5), (std::set<BlockIndex>{2, 4, 9}));
-    index.erase(5, 9);
-    EXPECT_EQ(filed_under(index, 5), (std::set<BlockIndex>{2, 4}));
+    EXPECT_EQ(index.find(5, [](BlockIndex block) { return block == 9_b; }), 9_b);
+    EXPECT_EQ(filed_under(index, 5), (std::set<BlockIndex>{2_b, 4_b, 9_b}));
+    index.erase(5, 9_b);
+    EXPECT_EQ(filed_under(index, 5), (std::set<BlockIndex>{2_b, 4_b}));
 }
 
 TEST(HashIndex, OffersHashesThatAgreeInTheirLowHalf) {
     HashIndex index(kBlocks);
-    index.insert(0x1'0000'0005, 1);
-    index.insert(0x2'0000'0005, 2);
-    EXPECT_EQ(filed_under(index, 0x1'0000'0005), (std::set<BlockIndex>{1, 2}));
+    index.insert(0x1'0000'0005, 1_b);
+    index.insert(0x2'0000'0005, 2_b);
+    EXPECT_EQ(filed_under(index, 0x1'0000'0005), (std::set<BlockIndex>{1_b, 2_b}));
 }
 
 TEST(HashIndex, ARunGoesOnAtTheBeginningOfTheTable) {
     HashIndex index(kBlocks);
     const std::uint64_t home = kTable - 1;
-    for (BlockIndex block = 0; block < 4; ++block) {
-        index.insert(home + kTable * block, block);  // lands in slots 31, 0, 1, 2
+    for (const BlockIndex block : blocks_up_to(4)) {
+        index.insert(home + kTable * number(block), block);  // lands in slots 31, 0, 1, 2
     }
-    index.insert(0, 10);  // at home in slot 0, pushed to slot 3
-    for (BlockIndex block = 0; block < 4; ++block) {
-        EXPECT_EQ(filed_under(index, home + kTable * block), std::set<BlockIndex>{block});
+    index.insert(0, 10_b);  // at home in slot 0, pushed to slot 3
+    for (const BlockIndex block : blocks_up_to(4)) {
+        EXPECT_EQ(filed_under(index, home + kTable * number(block)), std::set<BlockIndex>{block});
     }
-    index.erase(home, 0);  // the run moves up, over the end
+    index.erase(home, 0_b);  // the run moves up, over the end
     EXPECT_EQ(filed_under(index, home), std::set<BlockIndex>{});
-    for (BlockIndex block = 1; block < 4; ++block) {
-        EXPECT_EQ(filed_under(index, home + kTable * block), std::set<BlockIndex>{block});
+    for (const BlockIndex block : {1_b, 2_b, 3_b}) {
+        EXPECT_EQ(filed_under(index, home + kTable * number(block)), std::set<BlockIndex>{block});
     }
-    EXPECT_EQ(filed_under(index, 0), std::set<BlockIndex>{10});
+    EXPECT_EQ(filed_under(index, 0), std::set<BlockIndex>{10_b});
 }
 
 TEST(HashIndex, DeletionDoesNotMoveAnEntryBeforeItsHome) {
     HashIndex index(kBlocks);
-    index.insert(3, 0);
-    index.insert(4, 1);
-    index.insert(3 + kTable, 2);  // home 3, in slot 5
-    index.insert(5, 3);           // home 5, in slot 6
-    index.erase(3, 0);
-    EXPECT_EQ(filed_under(index, 3 + kTable), std::set<BlockIndex>{2});
-    EXPECT_EQ(filed_under(index, 4), std::set<BlockIndex>{1});
-    EXPECT_EQ(filed_under(index, 5), std::set<BlockIndex>{3});
+    index.insert(3, 0_b);
+    index.insert(4, 1_b);
+    index.insert(3 + kTable, 2_b);  // home 3, in slot 5
+    index.insert(5, 3_b);           // home 5, in slot 6
+    index.erase(3, 0_b);
+    EXPECT_EQ(filed_under(index, 3 + kTable), std::set<BlockIndex>{2_b});
+    EXPECT_EQ(filed_under(index, 4), std::set<BlockIndex>{1_b});
+    EXPECT_EQ(filed_under(index, 5), std::set<BlockIndex>{3_b});
 }
 
 TEST(HashIndex, AHintIsABlockFiledAtHomeOrNone) {
     HashIndex index(kBlocks);
     EXPECT_EQ(index.hint(6), kNone);
-    index.insert(6, 4);
-    EXPECT_EQ(index.hint(6), 4U);
+    index.insert(6, 4_b);
+    EXPECT_EQ(index.hint(6), 4_b);
     EXPECT_EQ(index.hint(6 + kTable), kNone);
 }
 

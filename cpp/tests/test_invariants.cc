@@ -38,7 +38,7 @@ class World {
         arriving = hold::allocate(state_, window, kPriorityDefault, std::nullopt);
         transfer::lock_source(state_, window, pinned, 1);
         transfer::copy_prefix(state_, window, pinned, arriving, 2);
-        for (BlockIndex block = 0; block < window.blocks.size(); ++block) {
+        for (const BlockIndex block : window.blocks.all()) {
             owners.push_back(window.blocks[block].owners);
         }
     }
@@ -50,7 +50,7 @@ class World {
     State state_{config(7, 4)};
 
   public:
-    Window& window = state_.windows.front();
+    Window& window = state_.windows[0];
     std::vector<std::uint32_t> owners;
     BlockIndex only_host = kNone;
     BlockIndex both = kNone;
@@ -88,7 +88,7 @@ using Damage = std::pair<std::string, std::function<void(World&)>>;
 const std::vector<Damage> kDamages{
     {"a cached block has an owner", [](World& w) { ++w[w.parent].owners; }},
     {"an owned block has lost its owner", [](World& w) { w[w.owned].owners = 0; }},
-    {"a sequence holds a block that does not know it", [](World& w) { ++w.owners[w.owned]; }},
+    {"a sequence holds a block that does not know it", [](World& w) { ++w.owners[number(w.owned)]; }},
     {"two blocks have one slot", [](World& w) { w[w.owned].slot[kPrimary] = w[w.parent].slot[kPrimary]; }},
     {"a slot is lost", [](World& w) { w.window.blocks.take_slot(kPrimary); }},
     {"a host slot is lost", [](World& w) { w.window.blocks.take_slot(kHost); }},
@@ -103,7 +103,7 @@ const std::vector<Damage> kDamages{
     {"a cached block is locked", [](World& w) { ++w[w.child].locks[kPrimary]; }},
     {"a host copy is locked and may be evicted", [](World& w) { ++w[w.both].locks[kHost]; }},
     {"a block only in host has an owner and may be evicted",
-     [](World& w) { ++w[w.only_host].owners, ++w.owners[w.only_host]; }},
+     [](World& w) { ++w[w.only_host].owners, ++w.owners[number(w.only_host)]; }},
     {"a cached block is in flight", [](World& w) { w[w.child].begin_flight(kPrimary); }},
     {"an arriving block has arrived unnoticed", [](World& w) { w[w.arriving].end_flight(kPrimary); }},
     {"a host copy is in flight", [](World& w) { w[w.both].begin_flight(kHost); }},

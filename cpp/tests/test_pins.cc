@@ -114,10 +114,10 @@ TEST_F(Pins, UnpinningWhatIsNotPinnedIsRefused) {
     const BlockId id = pinned[0].block_id;
     EXPECT_TRUE(refused({id}, Tier::host));
     EXPECT_TRUE(refused({id, id})) << "once too often in one call";
-    EXPECT_TRUE(refused({id, 99}));
+    EXPECT_TRUE(refused({id, BlockId{99}}));
     unpin(pinned);
     EXPECT_TRUE(refused({id}));
-    EXPECT_TRUE(refused({~BlockId{0}}));
+    EXPECT_TRUE(refused({BlockId{~0ULL}}));
 }
 
 TEST_F(Pins, ABlockPinnedInBothTiersNeedsATier) {
@@ -152,7 +152,7 @@ TEST_F(Pins, PinningByIdIsAllOrNothing) {
     manager.add_sequence(request(1, kX));
     const auto held = static_cast<BlockId>(manager.ids(1)[0]);
     const std::uint64_t before = manager.digest();
-    for (const BlockId nothing : {BlockId{3}, BlockId{8}, ~BlockId{0}}) {
+    for (const BlockId nothing : {BlockId{3}, BlockId{8}, BlockId{~0ULL}}) {
         const std::vector<BlockId> ids{held, nothing};
         EXPECT_THROW(manager.pin_blocks_by_id(ids), std::invalid_argument);
         EXPECT_EQ(manager.digest(), before);

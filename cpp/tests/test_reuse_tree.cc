@@ -153,7 +153,8 @@ TEST_F(ReuseTreeTest, DescendantsComeParentsBeforeChildren) {
     EXPECT_EQ(found.size(), nodes.size() - 1);
     std::set<BlockIndex> seen{top};
     for (const BlockIndex block : found) {
-        EXPECT_TRUE(seen.contains(store[block].parent)) << "block " << block << " comes before its parent";
+        EXPECT_TRUE(seen.contains(store[block].parent.block()))
+            << "block " << number(block) << " comes before its parent";
         seen.insert(block);
     }
 }

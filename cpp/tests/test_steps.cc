@@ -31,9 +31,8 @@ std::uint64_t steps_of(Call&& call) {
 }
 
 std::vector<BlockIndex> ascending(std::uint32_t count) {
-    std::vector<BlockIndex> blocks(count);
-    std::iota(blocks.begin(), blocks.end(), 0U);
-    return blocks;
+    const auto blocks = blocks_up_to(count);
+    return {blocks.begin(), blocks.end()};
 }
 
 // ------------------------------------------------------------------------------------------------ eviction
@@ -42,15 +41,15 @@ std::vector<BlockIndex> ascending(std::uint32_t count) {
 std::uint64_t steps_of_return(const std::vector<BlockIndex>& order) {
     const auto blocks = static_cast<std::uint32_t>(order.size());
     EvictionQueue queue(blocks);
-    for (BlockIndex block = 0; block < blocks; ++block) {
+    for (const BlockIndex block : blocks_up_to(blocks)) {
         queue.push(block, kPriorityDefault);
     }
     return steps_of([&] {
-        EXPECT_EQ(queue.victim([](BlockIndex) { return true; }), 0U);
+        EXPECT_EQ(queue.victim([](BlockIndex) { return true; }), BlockIndex{0});
         for (const BlockIndex block : order) {
             queue.unpark(block);
         }
-        for (BlockIndex block = 0; block < blocks; ++block) {
+        for (const BlockIndex block : blocks_up_to(blocks)) {
             ASSERT_EQ(queue.victim([](BlockIndex) { return false; }), block);
             queue.remove(block);
         }
@@ -77,7 +76,7 @@ std::uint64_t steps_of_lookup(std::uint64_t seed, const std::vector<BlockIndex>&
     const ParentRef root = tree.open_root("", 0);
     std::vector<TokenId> content(order.size());
     for (std::size_t place = 0; place < order.size(); ++place) {
-        content[order[place]] = static_cast<TokenId>(place);
+        content[number(order[place])] = static_cast<TokenId>(place);
     }
     for (const TokenId token : content) {
         const BlockIndex block = store.acquire();
@@ -87,7 +86,7 @@ std::uint64_t steps_of_lookup(std::uint64_t seed, const std::vector<BlockIndex>&
         store[block].hash = tree.child_hash(0, tree.content(block));
         tree.add(block, root);
     }
-    const TokenId last = content[order.back()];
+    const TokenId last = content[number(order.back())];
     return steps_of([&] { EXPECT_EQ(tree.best_prefix(root, {{&last, 1}, {}}).block, order.back()); });
 }
 

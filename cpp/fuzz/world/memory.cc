@@ -30,7 +30,7 @@ Slot& Memory::at(const Place& place) {
     return tier[place.slot];
 }
 
-void Memory::write(const Place& place, std::uint32_t offset, const Cell& cell, std::uint64_t block_id) {
+void Memory::write(const Place& place, std::uint32_t offset, const Cell& cell, BlockId block_id) {
     Slot& slot = at(place);
     promise(!slot.flying || offset >= slot.flying_tokens,
             [&] { return name(place) + " is written, and a transfer will write there"; });
@@ -66,12 +66,12 @@ void Memory::spoil(const Holder& holder) {
 
 Place Memory::source_of(const TransferItem& item) const {
     return {window_of(item.window_size), item.kind == TransferKind::onboard ? Tier::host : Tier::primary,
-            item.slot_src};
+            number(item.slot_src)};
 }
 
 Place Memory::destination_of(const TransferItem& item) const {
     return {window_of(item.window_size), item.kind == TransferKind::offload ? Tier::host : Tier::primary,
-            item.slot_dst};
+            number(item.slot_dst)};
 }
 
 void Memory::depart(Flight& flight, const TransferItem& item) {
@@ -119,7 +119,7 @@ void Memory::land(Ticket ticket, Random* lost) {
     }
 }
 
-void Memory::pin(const Place& place, std::uint64_t id) {
+void Memory::pin(const Place& place, BlockId id) {
     Slot& slot = at(place);
     promise(!slot.flying, [&] { return name(place) + " is pinned before its bytes are there"; });
     if (slot.pins++ == 0) {

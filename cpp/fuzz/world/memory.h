@@ -42,7 +42,7 @@ struct Slot {
     std::uint32_t flying_tokens = 0;  // leading cells that an outstanding transfer will write
     std::uint32_t locks = 0;          // outstanding onboards and copies that read it
     std::uint32_t pins = 0;
-    std::uint64_t pinned_id = 0;
+    BlockId pinned_id{};
     std::vector<Cell> pinned;  // as they were when the first pin came
 };
 
@@ -72,7 +72,7 @@ class Memory {
     std::size_t window_of(WindowSize size) const;
     Slot& at(const Place& place);
 
-    void write(const Place& place, std::uint32_t offset, const Cell& cell, std::uint64_t block_id);
+    void write(const Place& place, std::uint32_t offset, const Cell& cell, BlockId block_id);
     // All that the writer computed from there on is worthless, wherever it is by now.
     void spoil(const Holder& holder);
 
@@ -93,7 +93,7 @@ class Memory {
     void land(Ticket ticket, Random* lost);
 
     // `immutable`: nobody may write there until the pin ends.
-    void pin(const Place& place, std::uint64_t id);
+    void pin(const Place& place, BlockId id);
     void unpin(const Place& place);
 
     std::uint64_t flying(std::size_t window, Tier tier) const;

@@ -15,8 +15,8 @@ void append(Words& words, const BatchAdmission& batch) {
 void append(Words& words, const TransferBatch& batch) {
     words.push_back(batch.ticket);
     for (const TransferItem& item : batch.items) {
-        words.insert(words.end(), {static_cast<std::uint64_t>(item.kind), item.slot_src, item.slot_dst, item.tokens,
-                                   item.block_id, item.window_size.value_or(0)});
+        words.insert(words.end(), {static_cast<std::uint64_t>(item.kind), number(item.slot_src), number(item.slot_dst),
+                                   item.tokens, number(item.block_id), item.window_size.value_or(0)});
     }
 }
 
@@ -24,9 +24,15 @@ void append(Words& words, const std::vector<std::uint64_t>& numbers) {
     words.insert(words.end(), numbers.begin(), numbers.end());
 }
 
+void append(Words& words, const std::vector<BlockId>& ids) {
+    for (const BlockId id : ids) {
+        words.push_back(number(id));
+    }
+}
+
 void append(Words& words, const std::vector<PinnedSlot>& slots) {
     for (const PinnedSlot& slot : slots) {
-        words.insert(words.end(), {slot.slot, static_cast<std::uint64_t>(slot.tier)});
+        words.insert(words.end(), {number(slot.slot), static_cast<std::uint64_t>(slot.tier)});
     }
 }
 
@@ -34,7 +40,7 @@ void append(Words& words, const std::vector<std::optional<PinnedBlock>>& blocks)
     for (const std::optional<PinnedBlock>& block : blocks) {
         words.push_back(block ? 1 : 0);
         if (block) {
-            words.insert(words.end(), {block->block_hash, block->block_id, block->slot,
+            words.insert(words.end(), {block->block_hash, number(block->block_id), number(block->slot),
                                        static_cast<std::uint64_t>(block->tier), block->window_size.value_or(0)});
         }
     }

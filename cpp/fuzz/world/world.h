@@ -48,10 +48,10 @@ class World {
         std::uint32_t beam;
         std::uint32_t block;  // of the sequence
         Place place;
-        std::uint64_t id;
+        BlockId id;
     };
     struct Pin {
-        std::uint64_t id;
+        BlockId id;
         Place place;
         auto operator<=>(const Pin&) const = default;
     };
@@ -119,7 +119,7 @@ class World {
     void pin_hashes();
     void expect_found(std::uint64_t hash, const PinnedBlock& block);
     void unpin();
-    void remember_pin(std::uint64_t id, const Place& place);
+    void remember_pin(BlockId id, const Place& place);
     void forget_pins(const std::vector<Pin>& ended);
 
     // world_books.cc
@@ -139,7 +139,7 @@ class World {
     std::map<RequestId, Live> live_;
     RequestId last_ = 0;  // the request that a call was last about
     std::vector<Pin> pins_;
-    std::map<std::uint64_t, std::size_t> ids_seen_;  // block ids and their windows
+    std::map<BlockId, std::size_t> ids_seen_;  // block ids and their windows
     std::vector<std::uint64_t> hashes_seen_;
     bool queued_ = false;  // transfers that nobody has taken may wait
     std::uint64_t onboards_promised_ = 0;

@@ -37,7 +37,7 @@ std::vector<World::Held> World::held_by(const Live& live) {
                     held.push_back({static_cast<std::uint32_t>(beam),
                                     block,
                                     {window, Tier::primary, slot},
-                                    static_cast<std::uint64_t>(row[block])});
+                                    BlockId{static_cast<std::uint64_t>(row[block])}});
                     ids_seen_.emplace(held.back().id, window);
                 }
             }

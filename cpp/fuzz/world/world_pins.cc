@@ -10,7 +10,7 @@ constexpr std::size_t kPinsMax = 12;  // more would only fill the pools
 
 }  // namespace
 
-void World::remember_pin(std::uint64_t id, const Place& place) {
+void World::remember_pin(BlockId id, const Place& place) {
     memory_.pin(place, id);
     pins_.push_back({id, place});
     ++tally_.pins;
@@ -37,12 +37,12 @@ void World::pin_request() {
     if (!outcome) {
         return;
     }
-    std::map<std::uint64_t, Place> places;
+    std::map<BlockId, Place> places;
     for (const Held& one : held) {
         places.emplace(one.id, one.place);
     }
     promise(outcome.answer.size() == places.size(), "not every held block is pinned once");
-    for (const std::uint64_t id : outcome.answer) {
+    for (const BlockId id : outcome.answer) {
         promise(places.erase(id) == 1, "a block is pinned twice, or is not the request's");
     }
     for (const Held& one : held) {
@@ -58,7 +58,7 @@ void World::pin_ids() {
     }
     std::vector<BlockId> ids(random_.between(1, 3));
     std::ranges::generate(ids, [&] { return std::next(ids_seen_.begin(), random_.below(ids_seen_.size()))->first; });
-    tell([&] { return "pin block " + text(ids[0]) + " and " + text(ids.size() - 1) + " more"; });
+    tell([&] { return "pin block " + text(number(ids[0])) + " and " + text(ids.size() - 1) + " more"; });
     const auto outcome = twins_.change([&](BlockManager& manager) { return manager.pin_blocks_by_id(ids); });
     if (!outcome) {
         promise(outcome.refused->why == Refusal::in_flight || outcome.refused->why == Refusal::argument,
@@ -66,7 +66,7 @@ void World::pin_ids() {
         return;
     }
     for (std::size_t i = 0; i < ids.size(); ++i) {
-        remember_pin(ids[i], {ids_seen_.at(ids[i]), outcome.answer[i].tier, outcome.answer[i].slot});
+        remember_pin(ids[i], {ids_seen_.at(ids[i]), outcome.answer[i].tier, number(outcome.answer[i].slot)});
     }
 }
 
@@ -114,7 +114,7 @@ void World::pin_hashes() {
 
 void World::expect_found(std::uint64_t hash, const PinnedBlock& block) {
     promise(block.block_hash == hash, "another hash than the one asked for");
-    const Place place{memory_.window_of(block.window_size), block.tier, block.slot};
+    const Place place{memory_.window_of(block.window_size), block.tier, number(block.slot)};
     ids_seen_.emplace(block.block_id, place.window);
     remember_pin(block.block_id, place);
     if (const auto* contents = mirror_.contents(hash)) {

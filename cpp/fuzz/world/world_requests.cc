@@ -213,12 +213,12 @@ void World::remove() {
     if (!outcome) {
         return;
     }
-    std::map<std::uint64_t, Place> places;
+    std::map<BlockId, Place> places;
     for (const Held& one : held) {
         places.emplace(one.id, one.place);
     }
     promise(outcome.answer.size() == (pin ? places.size() : 0), "not every held block is pinned once");
-    for (const std::uint64_t id : outcome.answer) {
+    for (const BlockId id : outcome.answer) {
         promise(places.contains(id), "a block is pinned that the request did not hold");
         remember_pin(id, places.at(id));
     }
