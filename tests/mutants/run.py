@@ -64,7 +64,9 @@ class Workshop:
         self._must_run(["cmake", "-S", str(self.tree), "-B", str(self.build), "-G", "Ninja", *options])
 
     def compile(self) -> None:
-        self._must_run(["cmake", "--build", str(self.build), "--target", STAGING_TESTS, WORLDS, "--parallel", str(self.jobs)])
+        self._must_run(
+            ["cmake", "--build", str(self.build), "--target", STAGING_TESTS, WORLDS, "--parallel", str(self.jobs)]
+        )
 
     def test(self, name: str) -> str:
         """'passed', 'failed', 'hung', 'skipped' (it needs another machine), or what else became of that test."""
