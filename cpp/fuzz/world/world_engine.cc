@@ -189,6 +189,7 @@ void World::end(Ticket ticket, bool fail) {
         for (const Holder& holder : flight.holders) {
             if (holder.writer == live.writer) {
                 live.spoiled_from = std::min(live.spoiled_from, holder.position);
+                source_.remember(live.truth);  // it will be asked again
             }
         }
     }
