@@ -2,8 +2,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
-#include <ranges>
+#include <iterator>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,9 +18,40 @@
 
 namespace kvfix {
 
-inline auto blocks_up_to(std::uint32_t count) {
-    return std::views::iota(0U, count) | std::views::transform([](std::uint32_t at) { return BlockIndex{at}; });
-}
+class BlockRange {
+  public:
+    class Iterator {
+      public:
+        using iterator_category = std::input_iterator_tag;
+        using value_type = BlockIndex;
+        using difference_type = std::ptrdiff_t;
+        using pointer = const BlockIndex*;
+        using reference = BlockIndex;
+
+        Iterator() = default;
+        explicit Iterator(std::uint32_t at) : at_(at) {}
+        BlockIndex operator*() const { return BlockIndex{at_}; }
+        Iterator& operator++() {
+            ++at_;
+            return *this;
+        }
+        Iterator operator++(int) { return Iterator(at_++); }
+        bool operator==(const Iterator& other) const = default;
+
+      private:
+        std::uint32_t at_ = 0;
+    };
+
+    explicit BlockRange(std::uint32_t count) : count_(count) {}
+    Iterator begin() const { return Iterator(0); }
+    Iterator end() const { return Iterator(count_); }
+
+  private:
+    std::uint32_t count_;
+};
+
+// Not a view of the library's: clang 14, with which the fuzz target is built, cannot compile those of GCC 12.
+inline BlockRange blocks_up_to(std::uint32_t count) { return BlockRange(count); }
 
 class BlockStore {
   public:
