@@ -98,11 +98,11 @@ void Batch::claim_window(const RequestPlan& plan, HeldBlocks& held, Window& wind
                 retain::set(state_, window, block, range->priority, range->duration_ms);
             }
         }
-        held.shared.push_back(block);
+        held.append(0, block);
     }
     if (match.way == PartialWay::take_over) {
         const auto [priority, duration_ms] = request.block_retention(plan.full * tokens_per_block);
-        held.shared.push_back(hold::take_over(state_, window, match.source, priority, duration_ms));
+        held.append(0, hold::take_over(state_, window, match.source, priority, duration_ms));
         taken_.resize(plan_.matches.size(), kNone);
         taken_[plan.match_begin + window.index] = held.shared.back();
     } else if (match.way == PartialWay::copy) {
@@ -145,7 +145,7 @@ void Batch::copy_partial(const RequestPlan& plan, HeldBlocks& held, Window& wind
     for (std::uint32_t beam = 0; beam < copies; ++beam) {
         const BlockIndex block = allocate(*plan.request, window, plan.full);
         transfer::copy_prefix(state_, window, source, block, plan.reuse % state_.tokens_per_block());
-        (copies > 1 ? held.tails[beam] : held.shared).push_back(block);
+        held.append(beam, block);
     }
 }
 
@@ -153,14 +153,14 @@ void Batch::copy_partial(const RequestPlan& plan, HeldBlocks& held, Window& wind
 void Batch::add_new(const Request& request, HeldBlocks& held, Window& window) {
     const std::uint32_t full_prompt = request.num_tokens() / state_.tokens_per_block();
     while (held.shared.size() < full_prompt) {
-        held.shared.push_back(allocate(request, window, static_cast<std::uint32_t>(held.shared.size())));
+        held.append(0, allocate(request, window, static_cast<std::uint32_t>(held.shared.size())));
     }
     if (request.beam_width > 1 && held.tails.empty()) {
         held.tails.resize(request.beam_width);
     }
     if (held.size() * state_.tokens_per_block() < request.num_tokens()) {
         for (std::uint32_t beam = 0; beam < request.beam_width; ++beam) {
-            (held.tails.empty() ? held.shared : held.tails[beam]).push_back(allocate(request, window, full_prompt));
+            held.append(beam, allocate(request, window, full_prompt));
         }
     }
 }

@@ -1,5 +1,7 @@
 #include "core/block_manager.h"
 
+#include <deque>
+#include <iterator>
 #include <utility>
 
 #include "core/admit.h"
@@ -191,11 +193,15 @@ RequestStats BlockManager::get_request_stats(RequestId id) const {
 }
 
 std::vector<BlockEvent> BlockManager::get_latest_events() {
-    const ManagerGuard guard(mutex_);
-    return state_.events.drain();
+    std::deque<BlockEvent> waiting;
+    {
+        const ManagerGuard guard(mutex_);
+        waiting = state_.events.drain();
+    }
+    return {std::make_move_iterator(waiting.begin()), std::make_move_iterator(waiting.end())};
 }
 
-std::uint64_t BlockManager::digest() const {
+std::uint64_t BlockManager::digest() {
     const ManagerGuard guard(mutex_);
     return digest_of(state_);
 }

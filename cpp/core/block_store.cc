@@ -29,6 +29,7 @@ BlockStore::BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, 
 BlockIndex BlockStore::acquire() {
     check(!free_records_.empty(), "more live records than slots");
     const BlockIndex block = free_records_.back();
+    free_digest_.remove(digest_of_words(kRecords, free_records_.size(), block));
     free_records_.pop_back();
     return block;
 }
@@ -43,7 +44,20 @@ void BlockStore::release(BlockIndex block) {
     const std::uint32_t generation = record.generation;
     record = Block{};
     record.generation = generation;
+    record.changed = watched_;
     free_records_.push_back(block);
+    free_digest_.add(digest_of_words(kRecords, free_records_.size(), block));
+}
+
+std::vector<BlockIndex> BlockStore::take_changed() {
+    if (!watched_) {
+        watched_ = true;
+        return {all().begin(), all().end()};
+    }
+    for (const BlockIndex block : changed_) {
+        blocks_[number(block)].changed = false;
+    }
+    return std::exchange(changed_, {});
 }
 
 std::string_view BlockStore::extras(BlockIndex block) const {

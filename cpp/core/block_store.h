@@ -2,8 +2,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
-#include <ranges>
+#include <iterator>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,19 +13,59 @@
 
 #include "core/block.h"
 #include "core/check.h"
+#include "core/set_digest.h"
 #include "core/types.h"
 
 namespace kvfix {
 
-inline auto blocks_up_to(std::uint32_t count) {
-    return std::views::iota(0U, count) | std::views::transform([](std::uint32_t at) { return BlockIndex{at}; });
-}
+class BlockRange {
+  public:
+    class Iterator {
+      public:
+        using iterator_category = std::input_iterator_tag;
+        using value_type = BlockIndex;
+        using difference_type = std::ptrdiff_t;
+        using pointer = const BlockIndex*;
+        using reference = BlockIndex;
+
+        Iterator() = default;
+        explicit Iterator(std::uint32_t at) : at_(at) {}
+        BlockIndex operator*() const { return BlockIndex{at_}; }
+        Iterator& operator++() {
+            ++at_;
+            return *this;
+        }
+        Iterator operator++(int) { return Iterator(at_++); }
+        bool operator==(const Iterator& other) const = default;
+
+      private:
+        std::uint32_t at_ = 0;
+    };
+
+    explicit BlockRange(std::uint32_t count) : count_(count) {}
+    Iterator begin() const { return Iterator(0); }
+    Iterator end() const { return Iterator(count_); }
+
+  private:
+    std::uint32_t count_;
+};
+
+// Not a view of the library's: clang 14, with which the fuzz target is built, cannot compile those of GCC 12.
+inline BlockRange blocks_up_to(std::uint32_t count) { return BlockRange(count); }
 
 class BlockStore {
   public:
     BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, std::uint32_t tokens_per_block);
 
-    Block& operator[](BlockIndex block) { return blocks_[number(block)]; }
+    // Whoever asks for a record that can be changed is taken to change it.
+    Block& operator[](BlockIndex block) {
+        Block& record = blocks_[number(block)];
+        if (watched_ && !record.changed) {
+            record.changed = true;
+            changed_.push_back(block);
+        }
+        return record;
+    }
     const Block& operator[](BlockIndex block) const { return blocks_[number(block)]; }
     std::uint32_t size() const { return static_cast<std::uint32_t>(blocks_.size()); }
     std::uint32_t tokens_per_block() const { return tokens_per_block_; }
@@ -40,12 +81,21 @@ class BlockStore {
     SlotIndex take_slot(std::size_t tier) {
         check(!free_slots_[tier].empty(), "a slot is taken from an empty tier");
         const SlotIndex slot = free_slots_[tier].back();
+        free_digest_.remove(digest_of_words(tier, free_slots_[tier].size(), slot));
         free_slots_[tier].pop_back();
         return slot;
     }
-    void give_slot(std::size_t tier, SlotIndex slot) { free_slots_[tier].push_back(slot); }
+    void give_slot(std::size_t tier, SlotIndex slot) {
+        free_slots_[tier].push_back(slot);
+        free_digest_.add(digest_of_words(tier, free_slots_[tier].size(), slot));
+    }
     std::span<const SlotIndex> free_slots(std::size_t tier) const { return free_slots_[tier]; }
     std::span<const BlockIndex> free_records() const { return free_records_; }
+
+    // How what is free differs from what was free at first, order included.
+    std::uint64_t free_digest() const { return free_digest_.value(); }
+    // Records that may have changed since the last call, each once; at the first call all of them.
+    std::vector<BlockIndex> take_changed();
 
     // Room for a whole block of tokens.
     std::span<TokenId> tokens(BlockIndex block) {
@@ -66,6 +116,8 @@ class BlockStore {
     }
 
   private:
+    static constexpr std::size_t kRecords = kTiers;  // beside the tiers, in free_digest_
+
     std::uint32_t tokens_per_block_;
     std::array<std::uint32_t, kTiers> slots_;
     std::vector<Block> blocks_;
@@ -73,6 +125,9 @@ class BlockStore {
     std::vector<BlockIndex> free_records_;
     std::array<std::vector<SlotIndex>, kTiers> free_slots_;
     std::unordered_map<BlockIndex, std::string> extras_;  // few blocks have any; never iterated
+    SetDigest free_digest_;
+    bool watched_ = false;  // somebody has asked what changes
+    std::vector<BlockIndex> changed_;
 };
 
 }  // namespace kvfix

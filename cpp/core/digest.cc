@@ -6,6 +6,8 @@
 #include <string_view>
 
 #include "core/block_hash.h"
+#include "core/set_digest.h"
+#include "core/steps.h"
 
 namespace kvfix {
 namespace {
@@ -37,102 +39,89 @@ void mix_retention(Digest& digest, const Retention& retention) {
     mix_kept(retention.decode_priority, retention.decode_duration_ms);
 }
 
-void mix_sequence(Digest& digest, const Sequence& sequence) {
-    const Request& request = *sequence.request;
+std::uint64_t digest_of_request(const Request& request) {
+    Digest digest;
     digest.mix(request.id);
     digest.mix(std::uint64_t{request.num_tokens()} << 32 | request.beam_width);
     digest.mix(digest_of(request.identity, request.tokens, request.block_extras(0, request.num_tokens())));
     mix_retention(digest, request.retention.value_or(Retention{}));
+    return digest.value();
+}
+
+std::uint64_t digest_of_sequence(Sequence& sequence) {
+    if (sequence.request_digest == 0) {
+        sequence.request_digest = digest_of_request(*sequence.request);
+    }
+    Digest digest;
+    digest.mix(sequence.request_digest);
     digest.mix(std::uint64_t{sequence.length} << 32 | sequence.computed);
-    digest.mix(digest_of({}, sequence.grown_tokens, {}));
-    digest.mix(sequence.doubtful_from);
+    digest.mix(std::uint64_t{sequence.known()} << 32 | sequence.doubtful_from);
+    digest.mix(sequence.grown_digest.value());
     mix_numbers(digest, sequence.stats);
     for (const HeldBlocks& held : sequence.windows) {
         digest.mix(std::uint64_t{held.left} << 32 | held.size());
-        held.for_each([&](BlockIndex block) { digest.mix(number(block)); });
+        digest.mix(held.digest.value());
     }
+    return digest.value();
 }
 
-void mix_events(Digest& digest, const EventLog& events) {
-    digest.mix(events.dropped());
-    for (const BlockEvent& event : events.pending()) {
-        digest.mix(event.event_id);
-        digest.mix(event.block_hash.first);
-        digest.mix(event.parent_hash.value_or(BlockHash{}).first);
-        digest.mix(static_cast<std::uint64_t>(event.kind) << 32 | static_cast<std::uint64_t>(event.tier) << 16 |
-                   event.priority);
+void mix_window(Digest& digest, Window& window) {
+    auto& [members, sum] = window.block_digests;
+    const std::vector<BlockIndex> changed = window.blocks.take_changed();
+    members.resize(window.blocks.size());
+    for (const BlockIndex block : changed) {
+        KVFIX_STEP();
+        sum.remove(members[number(block)]);
+        members[number(block)] = digest_of_block(window, block);
+        sum.add(members[number(block)]);
     }
-}
-
-void mix_window(Digest& digest, const Window& window) {
-    const BlockStore& blocks = window.blocks;
-    for (const BlockIndex block : blocks.all()) {
-        const Block& record = blocks[block];
-        digest.mix(record.in_tree ? (std::uint64_t{record.parent.bits()} << 32 | record.num_tokens) : kNone);
-        if (record.in_tree) {
-            const bool at_root = is_root(record.parent);
-            digest.mix(
-                digest_of(at_root ? std::string_view(window.tree.identity_of(record.parent)) : std::string_view(),
-                          blocks.content(block), blocks.extras(block)));
-        }
-        digest.mix(std::uint64_t{number(record.slot[kPrimary])} << 32 | number(record.slot[kHost]));
-        digest.mix(std::uint64_t{record.pins[kPrimary]} << 32 | record.pins[kHost]);
-        digest.mix(std::uint64_t{record.locks[kPrimary]} << 32 | record.locks[kHost]);
-        const unsigned flags = (record.in_flight(kPrimary) ? 1U : 0U) | (record.in_flight(kHost) ? 2U : 0U) |
-                               (record.undelivered ? 4U : 0U);
-        digest.mix(std::uint64_t{record.owners} << 32 | std::uint64_t{record.priority} << 8 | flags);
-        if (record.has_duration) {
-            digest.mix(window.clocks.duration_ms.at(block));
-        }
-    }
-    for (const RetentionClocks::Deadline& deadline : window.clocks.expiring) {
-        digest.mix(static_cast<std::uint64_t>(deadline.at_ms));
-        digest.mix(number(deadline.block));
-    }
-    for (std::size_t tier = 0; tier < kTiers; ++tier) {
-        for (const SlotIndex slot : blocks.free_slots(tier)) {
-            digest.mix(number(slot));
-        }
-    }
-    for (const BlockIndex block : blocks.free_records()) {
-        digest.mix(number(block));
-    }
+    digest.mix(sum.value());
+    digest.mix(window.blocks.free_digest());
+    digest.mix(window.clocks.digest.value());
     for (const EvictionQueue* queue : {&window.primary_queue, &window.host_redundant_queue, &window.host_only_queue}) {
-        // A parked block and one that is about to be parked are the same state: only the order counts.
-        queue->for_each([&](BlockIndex block, Priority) { digest.mix(number(block)); });
+        digest.mix(queue->digest());
     }
 }
 
 }  // namespace
 
-std::uint64_t digest_of(const State& state) {
+std::uint64_t digest_of_block(const Window& window, BlockIndex block) {
+    const Block& record = window.blocks[block];
     Digest digest;
-    for (const Window& window : state.windows) {
+    digest.mix(number(block));
+    digest.mix(record.in_tree ? (std::uint64_t{record.parent.bits()} << 32 | record.num_tokens) : kNone);
+    if (record.in_tree) {
+        const std::string_view identity =
+            is_root(record.parent) ? std::string_view(window.tree.identity_of(record.parent)) : std::string_view();
+        digest.mix(digest_of(identity, window.blocks.content(block), window.blocks.extras(block)));
+    }
+    digest.mix(std::uint64_t{number(record.slot[kPrimary])} << 32 | number(record.slot[kHost]));
+    digest.mix(std::uint64_t{record.pins[kPrimary]} << 32 | record.pins[kHost]);
+    digest.mix(std::uint64_t{record.locks[kPrimary]} << 32 | record.locks[kHost]);
+    const unsigned flags =
+        (record.in_flight(kPrimary) ? 1U : 0U) | (record.in_flight(kHost) ? 2U : 0U) | (record.undelivered ? 4U : 0U);
+    digest.mix(std::uint64_t{record.owners} << 32 | std::uint64_t{record.priority} << 8 | flags);
+    if (record.has_duration) {
+        digest.mix(window.clocks.duration_ms.at(block));
+    }
+    return digest.value();
+}
+
+std::uint64_t digest_of(State& state) {
+    Digest digest;
+    for (Window& window : state.windows) {
         mix_window(digest, window);
     }
-    for (const Sequence* sequence : state.sequences.ordered()) {
-        mix_sequence(digest, *sequence);
-    }
-    const auto mix_items = [&](const std::vector<Transfer>& items) {
-        digest.mix(items.size());
-        for (const Transfer& item : items) {
-            digest.mix(static_cast<std::uint64_t>(item.kind) << 32 | item.window);
-            digest.mix(std::uint64_t{number(item.slot_src)} << 32 | number(item.slot_dst));
-            digest.mix(std::uint64_t{number(item.block)} << 32 | number(item.source));
-            digest.mix(item.tokens);
-        }
-    };
-    mix_items(state.ledger.queued());
-    for (const auto& [ticket, items] : state.ledger.taken()) {
-        digest.mix(ticket);
-        mix_items(items);
-    }
-    digest.mix(state.ledger.next_ticket());
+    digest.mix(state.sequences.digest([](Sequence& sequence) {
+        KVFIX_STEP();
+        return digest_of_sequence(sequence);
+    }));
+    digest.mix(state.ledger.digest());
     digest.mix(static_cast<std::uint64_t>(state.now_ms));
     for (const CacheCounters* counters : {&state.closed, &state.iteration, &state.current}) {
         mix_numbers(digest, *counters);
     }
-    mix_events(digest, state.events);
+    digest.mix(state.events.digest());
     return digest.value();
 }
 

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/block_hash.h"
 #include "core/request.h"
+#include "core/set_digest.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -28,6 +30,11 @@ struct BlockEvent {
     Tier tier = Tier::primary;
     Priority priority = kPriorityDefault;
     WindowSize window_size;
+
+    std::uint64_t digest() const {
+        return digest_of_words(kind, event_id, block_hash.first, parent_hash.value_or(BlockHash{}).first, tier,
+                               priority);
+    }
 };
 
 class EventLog {
@@ -41,23 +48,26 @@ class EventLog {
     void record(BlockEvent event) {
         event.event_id = next_id_++;
         if (events_.size() == events_max_) {
+            digest_.remove(events_.front().digest());
             events_.pop_front();
             ++dropped_;
         }
+        digest_.add(event.digest());
         events_.push_back(std::move(event));
     }
-    std::vector<BlockEvent> drain() {
-        std::vector<BlockEvent> out(std::make_move_iterator(events_.begin()), std::make_move_iterator(events_.end()));
-        events_.clear();
-        return out;
+    // The events that wait. The caller copies them when it no longer holds the manager's lock: there may be many.
+    std::deque<BlockEvent> drain() {
+        digest_.clear();
+        return std::exchange(events_, {});
     }
-    const std::deque<BlockEvent>& pending() const { return events_; }
+    std::uint64_t digest() const { return digest_of_words(dropped_, next_id_, digest_.value()); }
 
   private:
     std::uint32_t events_max_;
     std::uint64_t next_id_ = 0;
     std::uint64_t dropped_ = 0;
     std::deque<BlockEvent> events_;
+    SetDigest digest_;
 };
 
 }  // namespace kvfix

@@ -30,12 +30,14 @@ void EvictionQueue::push(BlockIndex block, Priority priority) {
     Link& link = links_[number(block)];
     link.entered = ++entries_ & kEnteredMask;
     link.priority = priority & 0x7fU;
+    digest_.add(member(block));
     enter(block, kReady);
     ++size_;
 }
 
 void EvictionQueue::remove(BlockIndex block) {
     check(contains(block), "a block leaves an eviction queue that it is not in");
+    digest_.remove(member(block));
     leave(block);
     --size_;
 }

@@ -12,6 +12,7 @@
 
 #include "core/check.h"
 #include "core/eviction_heap.h"
+#include "core/set_digest.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -37,6 +38,9 @@ class EvictionQueue {
         return next < blocks_ ? BlockIndex{next} : kNone;
     }
     void prefetch(BlockIndex block) const { __builtin_prefetch(&links_[number(block)]); }
+
+    // Which blocks wait, and in what order. Whether a parent is parked yet leaves no trace: only the order counts.
+    std::uint64_t digest() const { return digest_.value(); }
 
     // Calls visit(block, priority) for each priority in the order of entry, parked or not.
     template <class Visit>
@@ -69,6 +73,7 @@ class EvictionQueue {
         return std::uint64_t{link.priority} << kEnteredBits | link.entered;
     }
     Lane& lane(Place place) { return place == kParked ? parked_ : ready_; }
+    std::uint64_t member(BlockIndex block) const { return digest_of_words(block, key(block)); }
     void enter(BlockIndex block, Place place);
     void leave(BlockIndex block);
     BlockIndex first(const Lane& lane) const;
@@ -77,6 +82,7 @@ class EvictionQueue {
     std::uint32_t blocks_;
     std::uint32_t size_ = 0;
     std::uint64_t entries_ = 0;
+    SetDigest digest_;
     Lane ready_;
     Lane parked_;
     std::vector<Link> links_;  // of the blocks, by their numbers, and behind them the lists' ends

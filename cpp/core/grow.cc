@@ -85,9 +85,8 @@ void take_step(State& state, const Step& step) {
     for (Window& window : state.windows) {
         HeldBlocks& held = sequence.windows[window.index];
         for (std::uint32_t beam = 0; beam < sequence.beam_width(); ++beam) {
-            std::vector<BlockIndex>& list = held.tails.empty() ? held.shared : held.tails[beam];
             for (std::uint32_t i = 0; i < blocks; ++i) {
-                list.push_back(hold::allocate(state, window, priority, duration_ms));
+                held.append(beam, hold::allocate(state, window, priority, duration_ms));
             }
         }
     }
@@ -97,13 +96,12 @@ void take_step(State& state, const Step& step) {
 }
 
 void let_go_shared(State& state, Window& window, Sequence& sequence, std::uint32_t position) {
-    BlockIndex& block = sequence.windows[window.index].shared[position];
+    const BlockIndex block = sequence.windows[window.index].take_away(0, position);
     const Block& record = window.blocks[block];
     if (record.undelivered || record.in_flight(kPrimary)) {
         sequence.doubtful_from = std::min(sequence.doubtful_from, position);
     }
     hold::let_go(state, window, block);
-    block = kNone;
 }
 
 // Blocks before `left` will not be read again by this sequence: they stay findable if they can, and are let go.
@@ -118,10 +116,8 @@ void leave(State& state, Window& window, Sequence& sequence, std::uint32_t left)
             let_go_shared(state, window, sequence, position);
             continue;
         }
-        for (auto& tail : held.tails) {
-            BlockIndex& block = tail[position - held.shared.size()];
-            hold::let_go(state, window, block);
-            block = kNone;
+        for (std::uint32_t beam = 0; beam < held.tails.size(); ++beam) {
+            hold::let_go(state, window, held.take_away(beam, position));
         }
     }
     held.left = left;
@@ -175,8 +171,7 @@ void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestI
     for (const Step& step : steps) {
         take_step(state, step);
         if (next != nullptr) {
-            std::vector<TokenId>& known = step.sequence->grown_tokens;
-            known.insert(known.end(), next, next + step.count);
+            step.sequence->learn({next, step.count});
             next += step.count;
         }
     }
@@ -191,18 +186,14 @@ void rewind(State& state, RequestId id, std::uint32_t count) {
         HeldBlocks& held = sequence.windows[window.index];
         held.sure = std::min(held.sure, static_cast<std::uint32_t>(blocks));
         for (std::uint32_t beam = 0; beam < sequence.beam_width(); ++beam) {
-            std::vector<BlockIndex>& list = held.tails.empty() ? held.shared : held.tails[beam];
-            const std::size_t keep = blocks - (held.tails.empty() ? 0 : held.shared.size());
-            for (; list.size() > keep; list.pop_back()) {
-                hold::let_go(state, window, list.back());
+            while (held.size_of(beam) > blocks) {
+                hold::let_go(state, window, held.take_last(beam));
             }
         }
     }
     sequence.length = length;
     sequence.computed = std::min(sequence.computed, length);
-    if (sequence.known() > length) {
-        sequence.grown_tokens.resize(length - sequence.prompt_length());
-    }
+    sequence.forget(length);
 }
 
 // Told too much, others would find bytes that nobody has written.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/digest.h"
 
 namespace kvfix {
 namespace {
@@ -155,9 +156,7 @@ void check_transfers(const State& state) {
         }
     };
     std::ranges::for_each(state.ledger.queued(), count);
-    for (const auto& [ticket, items] : state.ledger.taken()) {
-        std::ranges::for_each(items, count);
-    }
+    state.ledger.for_each_taken(count);
     for (const Window& window : state.windows) {
         for (const BlockIndex block : window.blocks.all()) {
             const Block& record = window.blocks[block];
@@ -174,6 +173,15 @@ void check_transfers(const State& state) {
     }
 }
 
+// What no change was noted of is what the digest counts it as.
+void check_digests(const Window& window) {
+    const std::vector<std::uint64_t>& members = window.block_digests.members;
+    for (const BlockIndex block : blocks_up_to(static_cast<std::uint32_t>(members.size()))) {
+        check(window.blocks[block].changed || members[number(block)] == digest_of_block(window, block),
+              "a block changed and the digest was not told");
+    }
+}
+
 }  // namespace
 
 void check_window_invariants(const Window& window, std::span<const std::uint32_t> owners) {
@@ -184,6 +192,7 @@ void check_window_invariants(const Window& window, std::span<const std::uint32_t
     check_slots(window);
     check_queues(window);
     check_tree(window);
+    check_digests(window);
 }
 
 void check_invariants(const State& state) {

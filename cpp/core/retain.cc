@@ -35,6 +35,7 @@ void start_clock(const State& state, Window& window, BlockIndex block) {
         const RetentionClocks::Deadline deadline{state.now_ms + clocks.duration_ms.at(block), clocks.started++, block};
         clocks.deadlines.emplace(block, deadline);
         clocks.expiring.insert(deadline);
+        clocks.digest.add(deadline.digest());
     }
 }
 
@@ -44,6 +45,7 @@ void stop_clock(Window& window, BlockIndex block) {
     }
     RetentionClocks& clocks = window.clocks;
     if (const auto running = clocks.deadlines.find(block); running != clocks.deadlines.end()) {
+        clocks.digest.remove(running->second.digest());
         clocks.expiring.erase(running->second);
         clocks.deadlines.erase(running);
     }

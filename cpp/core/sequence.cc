@@ -17,9 +17,12 @@ void clear(Sequence& sequence) {
         held.shared.clear();
         held.tails.clear();
         held.left = held.sure = 0;
+        held.digest.clear();
     }
     std::ranges::fill(sequence.cursors, StoreCursor{});
     sequence.stats = {};
+    sequence.grown_digest.clear();
+    sequence.request_digest = sequence.digest = 0;
 }
 
 }  // namespace
@@ -37,6 +40,19 @@ void Sequence::read_tokens(std::uint32_t position, std::span<TokenId> out) const
     }
 }
 
+void Sequence::learn(std::span<const TokenId> tokens) {
+    for (const TokenId token : tokens) {
+        grown_digest.add(digest_of_words(grown_tokens.size(), token));
+        grown_tokens.push_back(token);
+    }
+}
+
+void Sequence::forget(std::uint32_t position) {
+    for (; known() > position; grown_tokens.pop_back()) {
+        grown_digest.remove(digest_of_words(grown_tokens.size() - 1, grown_tokens.back()));
+    }
+}
+
 Sequence& SequenceTable::add(RequestPtr request, std::size_t windows) {
     std::unique_ptr<Sequence> sequence;
     if (spare_.empty()) {
@@ -48,14 +64,28 @@ Sequence& SequenceTable::add(RequestPtr request, std::size_t windows) {
         spare_.pop_back();
     }
     sequence->request = std::move(request);
-    return *live_.emplace(sequence->id(), std::move(sequence)).first->second;
+    note_change(*sequence);
+    const RequestId id = sequence->id();
+    return *live_.emplace(id, std::move(sequence)).first->second;
 }
 
 void SequenceTable::remove(RequestId id) {
     auto node = live_.extract(id);
+    forget_change(*node.mapped());
+    digest_.remove(node.mapped()->digest);
     if (spare_.size() < kSpareMax) {
         clear(*node.mapped());
         spare_.push_back(std::move(node.mapped()));
+    }
+}
+
+void SequenceTable::forget_change(Sequence& sequence) {
+    const std::uint32_t at = std::exchange(sequence.changed_at, kNone);
+    if (at != kNone) {
+        changed_[at] = changed_.back();
+        changed_[at]->changed_at = at;
+        changed_.pop_back();
+        sequence.changed_at = kNone;
     }
 }
 

@@ -6,10 +6,12 @@
 #include <memory>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/errors.h"
 #include "core/request.h"
+#include "core/set_digest.h"
 #include "core/stats.h"
 #include "core/types.h"
 
@@ -23,11 +25,30 @@ struct HeldBlocks {
     std::uint32_t left = 0;                      // leading blocks that have left the window
     // Leading blocks known to have their bytes. That stays so while they are held: their slots stay theirs.
     std::uint32_t sure = 0;
+    SetDigest digest;  // of what is held
 
     std::size_t size() const { return shared.size() + (tails.empty() ? 0 : tails.front().size()); }
     BlockIndex at(std::uint32_t beam, std::size_t position) const {
         return position < shared.size() ? shared[position] : tails[beam][position - shared.size()];
     }
+    // The beam's next block; the beams' next one while no tails have begun.
+    void append(std::uint32_t beam, BlockIndex block) {
+        digest.add(digest_of_words(beam, size_of(beam), block));
+        list_of(beam).push_back(block);
+    }
+    BlockIndex take_last(std::uint32_t beam) {
+        const BlockIndex block = list_of(beam).back();
+        list_of(beam).pop_back();
+        digest.remove(digest_of_words(beam, size_of(beam), block));
+        return block;
+    }
+    // Of a block that has left the window the place stays. A shared one is beam 0's.
+    BlockIndex take_away(std::uint32_t beam, std::size_t position) {
+        BlockIndex& place = position < shared.size() ? shared[position] : tails[beam][position - shared.size()];
+        digest.remove(digest_of_words(beam, position, place));
+        return std::exchange(place, kNone);
+    }
+    std::size_t size_of(std::uint32_t beam) const { return shared.size() + (tails.empty() ? 0 : tails[beam].size()); }
     // Every block that is held, each once, first to last, beam by beam.
     template <class Visit>
     void for_each(Visit&& visit) const {
@@ -41,6 +62,9 @@ struct HeldBlocks {
             }
         }
     }
+
+  private:
+    std::vector<BlockIndex>& list_of(std::uint32_t beam) { return tails.empty() ? shared : tails[beam]; }
 };
 
 // Where storing goes on: everything before `position` has entered the tree, below `parent`.
@@ -52,7 +76,7 @@ struct StoreCursor {
 
 struct Sequence {
     RequestPtr request;
-    std::vector<TokenId> grown_tokens;  // known values after the prompt
+    std::vector<TokenId> grown_tokens;  // known values after the prompt; learn() and forget() change them
     std::uint32_t length = 0;           // positions reserved, computed or not
     std::uint32_t computed = 0;         // leading positions whose values are in the cache, as far as we have been told
     // The first block that left a window while its bytes had not arrived. Whether they ever did is not known, so nothing from
@@ -63,6 +87,14 @@ struct Sequence {
     std::vector<StoreCursor> cursors;
     RequestStats stats;
 
+    SetDigest grown_digest;            // of grown_tokens
+    std::uint64_t request_digest = 0;  // of the request; 0 until somebody asks
+    std::uint64_t digest = 0;          // of all of it, as the table's digest counts it
+    std::uint32_t changed_at = kNone;  // where the table lists it as changed
+
+    void learn(std::span<const TokenId> tokens);
+    // What is known from that position on.
+    void forget(std::uint32_t position);
     RequestId id() const { return request->id; }
     std::uint32_t beam_width() const { return request->beam_width; }
     std::uint32_t prompt_length() const { return request->num_tokens(); }
@@ -76,16 +108,25 @@ struct Sequence {
 // Sequences by request id. Addresses are stable; vectors of ended sequences are used again.
 class SequenceTable {
   public:
-    Sequence* find(RequestId id) const {
+    const Sequence* find(RequestId id) const {
         const auto found = live_.find(id);
         return found == live_.end() ? nullptr : found->second.get();
     }
-    Sequence& at(RequestId id) const {
-        Sequence* sequence = find(id);
+    const Sequence& at(RequestId id) const {
+        const Sequence* sequence = find(id);
         if (sequence == nullptr) {
             throw UnknownRequest(id);
         }
         return *sequence;
+    }
+    // Whoever asks for a sequence that can be changed is taken to change it.
+    Sequence& at(RequestId id) {
+        const auto found = live_.find(id);
+        if (found == live_.end()) {
+            throw UnknownRequest(id);
+        }
+        note_change(*found->second);
+        return *found->second;
     }
     Sequence& add(RequestPtr request, std::size_t windows);
     void remove(RequestId id);
@@ -93,9 +134,32 @@ class SequenceTable {
     // Ascending by id: the table's own order depends on its history.
     std::vector<const Sequence*> ordered() const;
 
+    // Of all sequences. `digest_of` gives that of one, and is asked for those that changed since the last call.
+    template <class DigestOf>
+    std::uint64_t digest(DigestOf&& digest_of) {
+        for (Sequence* sequence : changed_) {
+            sequence->changed_at = kNone;
+            digest_.remove(sequence->digest);
+            sequence->digest = digest_of(*sequence);
+            digest_.add(sequence->digest);
+        }
+        changed_.clear();
+        return digest_.value();
+    }
+
   private:
+    void note_change(Sequence& sequence) {
+        if (sequence.changed_at == kNone) {
+            sequence.changed_at = static_cast<std::uint32_t>(changed_.size());
+            changed_.push_back(&sequence);
+        }
+    }
+    void forget_change(Sequence& sequence);
+
     std::unordered_map<RequestId, std::unique_ptr<Sequence>> live_;
     std::vector<std::unique_ptr<Sequence>> spare_;
+    std::vector<Sequence*> changed_;  // since digest() was last asked for
+    SetDigest digest_;
 };
 
 }  // namespace kvfix

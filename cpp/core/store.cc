@@ -253,7 +253,7 @@ std::vector<BlockId> remove(State& state, RequestId id, bool store, bool pin,
         pin::check_settled(state, sequence);
     }
     if (tokens && tokens->size() > sequence.known()) {
-        sequence.grown_tokens.assign(tokens->begin() + sequence.prompt_length(), tokens->end());
+        sequence.learn(tokens->subspan(sequence.known()));
     }
     sequence.computed = std::max(sequence.computed, computed.value_or(0));
     if (store) {

@@ -1,12 +1,14 @@
 // Copies that somebody must run. The manager only orders them; a ticket says that a run of them ended, well or not.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "core/set_digest.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -21,6 +23,8 @@ struct Transfer {
     std::uint32_t tokens;
     BlockIndex block;   // the one whose slot is written
     BlockIndex source;  // the one whose slot is read; the same block for offload and a whole onboard
+
+    std::uint64_t digest() const { return digest_of_words(kind, window, slot_src, slot_dst, tokens, block, source); }
 };
 
 class TransferLedger {
@@ -28,7 +32,10 @@ class TransferLedger {
     // The ticket of no transfers: it need not end, and may end as often as one likes.
     static constexpr Ticket kNothing = 0;
 
-    void queue(const Transfer& transfer) { queued_.push_back(transfer); }
+    void queue(const Transfer& transfer) {
+        queued_.push_back(transfer);
+        queued_digest_ = digest_of_words(queued_digest_, transfer.digest());
+    }
 
     // kNothing where nothing is queued: of a caller who only looks, nothing is kept.
     Ticket take() {
@@ -36,11 +43,14 @@ class TransferLedger {
             return kNothing;
         }
         const Ticket ticket = next_ticket_++;
-        taken_.emplace(ticket, std::move(queued_));
+        const auto taken =
+            taken_.emplace(ticket, Taken{std::move(queued_), digest_of_words(ticket, queued_digest_)}).first;
+        taken_digest_.add(taken->second.digest);
         queued_.clear();
+        queued_digest_ = 0;
         return ticket;
     }
-    const std::vector<Transfer>& items(Ticket ticket) const { return taken_.at(ticket); }
+    const std::vector<Transfer>& items(Ticket ticket) const { return taken_.at(ticket).items; }
 
     // Ends a ticket and hands out its transfers.
     std::vector<Transfer> end(Ticket ticket) {
@@ -52,18 +62,31 @@ class TransferLedger {
             throw std::invalid_argument("ticket " + std::to_string(ticket) +
                                         " is not in flight: never taken, or already completed or failed");
         }
-        std::vector<Transfer> items = std::move(found->second);
+        taken_digest_.remove(found->second.digest);
+        std::vector<Transfer> items = std::move(found->second.items);
         taken_.erase(found);
         return items;
     }
 
     const std::vector<Transfer>& queued() const { return queued_; }
-    const std::map<Ticket, std::vector<Transfer>>& taken() const { return taken_; }
-    Ticket next_ticket() const { return next_ticket_; }
+    template <class Visit>
+    void for_each_taken(Visit&& visit) const {
+        for (const auto& [ticket, taken] : taken_) {
+            std::ranges::for_each(taken.items, visit);
+        }
+    }
+    std::uint64_t digest() const { return digest_of_words(queued_digest_, taken_digest_.value(), next_ticket_); }
 
   private:
+    struct Taken {
+        std::vector<Transfer> items;
+        std::uint64_t digest;
+    };
+
     std::vector<Transfer> queued_;
-    std::map<Ticket, std::vector<Transfer>> taken_;
+    std::map<Ticket, Taken> taken_;
+    std::uint64_t queued_digest_ = 0;  // of queued_, in its order
+    SetDigest taken_digest_;
     Ticket next_ticket_ = 1;
 };
 

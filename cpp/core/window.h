@@ -15,6 +15,7 @@
 #include "core/config.h"
 #include "core/eviction_queue.h"
 #include "core/reuse_tree.h"
+#include "core/set_digest.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -26,12 +27,20 @@ struct RetentionClocks {
         std::uint64_t started;  // order in which the clocks began: breaks ties the same way everywhere
         BlockIndex block;
         auto operator<=>(const Deadline&) const = default;
+        std::uint64_t digest() const { return digest_of_words(at_ms, started, block); }
     };
 
     std::unordered_map<BlockIndex, std::uint32_t> duration_ms;  // lookups only; never iterated
     std::unordered_map<BlockIndex, Deadline> deadlines;         // lookups only; never iterated
     std::set<Deadline> expiring;
     std::uint64_t started = 0;
+    SetDigest digest;  // of `expiring`
+};
+
+// What the digest last made of each record.
+struct BlockDigests {
+    std::vector<std::uint64_t> members;  // empty until somebody asks for a digest
+    SetDigest sum;
 };
 
 struct Window {
@@ -57,6 +66,7 @@ struct Window {
     std::array<std::uint64_t, kTiers> in_flight{0, 0};
     bool has_failed = false;  // a transfer, ever
     RetentionClocks clocks;
+    BlockDigests block_digests;
 
     bool has_host() const { return config.blocks_host != 0; }
     // Positions that a token looks back; kNone for full attention.

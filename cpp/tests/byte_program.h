@@ -27,7 +27,7 @@ class ByteProgram {
     // Ends every transfer, pin and sequence and forgets the tree: afterwards every slot must be free.
     void wind_up();
 
-    std::uint64_t digest() const { return manager_.digest(); }
+    std::uint64_t digest() { return manager_.digest(); }
     KvCacheStats stats() const { return manager_.get_kv_cache_stats(); }
 
   private:

@@ -219,5 +219,22 @@ TEST(Steps, WhetherAPromptsBytesHaveComeIsAskedOnceOfEachBlock) {
     EXPECT_GE(steps, kBlocks);
 }
 
+TEST(Steps, ADigestLooksAtWhatHasChangedAlone) {
+    constexpr std::uint32_t kBlocks = 4096;
+    Manager manager(config(kBlocks, 64));
+    for (std::uint32_t i = 0; i < 64; ++i) {
+        manager.cache(100 + i, tokens(16 * kTokensPerBlock, static_cast<TokenId>(1000 * i)));
+    }
+    manager.add_sequence(request(1, tokens(64 * kTokensPerBlock, 500'000)));
+    EXPECT_GE(steps_of([&] { manager.digest(); }), kBlocks);
+    EXPECT_EQ(steps_of([&] { manager.digest(); }), 0U);
+    const RequestId id = 1;
+    const std::uint32_t count = 1;
+    manager.add_tokens({&id, 1}, {&count, 1}, std::nullopt);
+    const std::uint64_t digest = manager.digest();
+    manager.add_tokens({&id, 1}, {&count, 1}, std::nullopt);
+    EXPECT_LE(steps_of([&] { EXPECT_NE(manager.digest(), digest); }), 4U);
+}
+
 }  // namespace
 }  // namespace kvfix

@@ -106,6 +106,41 @@ assert (device.download(target, stream) == 1).all()
 print("served")
 """
 
+# The signal comes while a call runs or waits for the lock; Python sees it when the call has ended.
+INTERRUPTED = """
+import faulthandler, os, signal, threading
+from trtllm_kvfix import native
+
+faulthandler.dump_traceback_later(60, exit=True)
+m = native.BlockManager(native.BlockManagerConfig(tokens_per_block=1, blocks_primary=100_000))
+begun = threading.Semaphore(0)
+interrupts = 0
+
+def interrupt():
+    begun.acquire()
+    os.kill(os.getpid(), signal.SIGINT)
+
+for calls in (m.check_invariants, m.digest, lambda: m.add_sequence(native.SequenceRequest(1, [1] * 200_000))):
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        begun.release()
+        while True:
+            try:
+                calls()
+            except native.OutOfBlocks:
+                pass
+    except KeyboardInterrupt:
+        interrupts += 1
+    thread.join()
+m.add_sequence(native.SequenceRequest(2, [1, 2, 3]))  # nobody holds the lock
+m.remove_sequence(2)
+m.check_invariants()
+assert m.get_kv_cache_stats().windows[0].primary.owned == 0
+assert interrupts == 3, interrupts
+print("served")
+"""
+
 SUBINTERPRETER = """
 try:
     import _interpreters as interpreters
@@ -148,6 +183,11 @@ def test_a_process_may_end_while_daemon_threads_are_inside_calls(attempt: int) -
 @pytest.mark.parametrize("script", [FORKS, FORKS_WITH_A_LANE, FORKS_WITH_A_STAGER], ids=["manager", "lane", "stager"])
 def test_a_child_is_refused_what_its_parent_made_and_hangs_nowhere(script: str) -> None:
     ran = run(script)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "served"), ran.stderr
+
+
+def test_an_interrupt_in_a_long_call_leaves_a_manager_that_serves() -> None:
+    ran = run(INTERRUPTED)
     assert (ran.returncode, ran.stdout.strip()) == (0, "served"), ran.stderr
 
 

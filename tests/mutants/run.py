@@ -1,4 +1,4 @@
-"""Plant one mistake at a time in cpp/staging and require that its test fails.
+"""Plant one mistake at a time in cpp/staging or cpp/core and require that its test fails.
 
 Works on a copy of the tree in a temporary folder. One build folder serves all mutants, so each costs what
 it recompiles.
@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGET = "kvfix_staging_tests"
+STAGING_TESTS = "kvfix_staging_tests"
+WORLDS = "fuzz_worlds"
+WORLD_STEPS = 400_000  # most mistakes show within 10,000
 TEST_SECONDS_MAX = 120
 
 
@@ -26,7 +28,7 @@ class Mutant:
     name: str
     file: str
     edits: list[tuple[str, str]]
-    test: str
+    test: str  # one of STAGING_TESTS, or WORLDS
 
     def apply(self, text: str) -> str:
         for old, new in self.edits:
@@ -62,15 +64,23 @@ class Workshop:
         self._must_run(["cmake", "-S", str(self.tree), "-B", str(self.build), "-G", "Ninja", *options])
 
     def compile(self) -> None:
-        self._must_run(["cmake", "--build", str(self.build), "--target", TARGET, "--parallel", str(self.jobs)])
+        self._must_run(
+            ["cmake", "--build", str(self.build), "--target", STAGING_TESTS, WORLDS, "--parallel", str(self.jobs)]
+        )
 
     def test(self, name: str) -> str:
         """'passed', 'failed', 'hung', 'skipped' (it needs another machine), or what else became of that test."""
-        command = [str(self.build / "bin" / TARGET), f"--gtest_filter={name}", "--gtest_brief=1"]
+        if name == WORLDS:
+            arguments = [WORLDS, "--steps", str(WORLD_STEPS)]
+        else:
+            arguments = [STAGING_TESTS, f"--gtest_filter={name}", "--gtest_brief=1"]
+        command = [str(self.build / "bin" / arguments[0]), *arguments[1:]]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TEST_SECONDS_MAX, check=False)
         except subprocess.TimeoutExpired:
             return "hung"
+        if name == WORLDS:
+            return {0: "passed", 1: "failed"}.get(done.returncode, "crashed")
         if "[==========] 1 test from" not in done.stdout:
             return "crashed" if done.returncode < 0 else "not found"
         if "[  SKIPPED ] 1 test" in done.stdout:

@@ -1,0 +1,41 @@
+// Folds numbers into 64 bits. Equal numbers give equal digests in every process; that is all it promises.
+#pragma once
+
+#include <cstdint>
+
+namespace kvfix {
+
+class Digest {
+  public:
+    void mix(std::uint64_t value) {
+        state_ ^= value + 0x9e3779b97f4a7c15 + (state_ << 12) + (state_ >> 4);
+        state_ *= 0xff51afd7ed558ccd;
+        state_ ^= state_ >> 32;
+    }
+    std::uint64_t value() const { return state_; }
+
+  private:
+    std::uint64_t state_ = 0x243f6a8885a308d3;
+};
+
+template <class... Words>
+std::uint64_t digest_of_words(Words... words) {
+    Digest digest;
+    (digest.mix(static_cast<std::uint64_t>(words)), ...);
+    return digest.value();
+}
+
+// A set in 64 bits, kept up as members come and go, so that nobody has to look at those that stay. In which order they came leaves
+// no trace: a member whose place matters says it.
+class SetDigest {
+  public:
+    void add(std::uint64_t member) { sum_ += member; }
+    void remove(std::uint64_t member) { sum_ -= member; }
+    void clear() { sum_ = 0; }
+    std::uint64_t value() const { return sum_; }
+
+  private:
+    std::uint64_t sum_ = 0;
+};
+
+}  // namespace kvfix

@@ -1,0 +1,55 @@
+// The reuse tree as a router would know it: from events alone.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "fuzz/world/port.h"
+#include "fuzz/world/prompts.h"
+
+namespace kvfix::world {
+
+class Mirror {
+  public:
+    explicit Mirror(const BlockManagerConfig& config);
+
+    // Whether it sees every event and every hash is one block's: else nothing can be concluded from it.
+    bool complete() const { return complete_; }
+    void read(const std::vector<BlockEvent>& events, std::uint64_t dropped);
+
+    // Leading whole blocks of the prompt in that window.
+    std::uint32_t whole_blocks(std::size_t window, const std::vector<BlockHash>& hashes) const;
+    // The longest common beginning of the tokens with a whole block below that one.
+    std::uint32_t longest_beginning(std::size_t window, std::optional<BlockHash> parent,
+                                    std::span<const TokenId> tokens) const;
+    std::optional<Tier> tier_of(std::size_t window, const BlockHash& hash) const;
+    std::size_t size() const;
+    std::optional<BlockHash> any(Random& random) const;
+
+    // What a block of that hash holds, as far as some prompt has shown it.
+    void learn(const std::vector<BlockHash>& hashes, const std::vector<std::uint64_t>& contents,
+               std::uint32_t tokens_per_block);
+    const std::vector<std::uint64_t>* contents(const BlockHash& hash) const;
+
+  private:
+    struct Node {
+        std::optional<BlockHash> parent;
+        std::vector<TokenId> tokens;
+        Tier tier;
+    };
+    using Tree = std::map<BlockHash, Node>;
+
+    void apply(const BlockEvent& event);
+    void expect_rooted() const;
+
+    bool complete_;
+    std::uint32_t tokens_per_block_;
+    std::vector<WindowSize> sizes_;
+    std::vector<Tree> trees_;  // by window
+    std::uint64_t next_event_ = 0;
+    std::map<BlockHash, std::vector<std::uint64_t>> contents_;
+};
+
+}  // namespace kvfix::world

@@ -1,0 +1,71 @@
+// What requests ask for, and what must be in the cache for each of their tokens.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/block_manager.h"
+#include "fuzz/world/random.h"
+
+namespace kvfix::world {
+
+// A prompt with what makes it its own. Two prompts may share cache as far as both are the same.
+struct Prompt {
+    std::vector<TokenId> tokens;
+    std::optional<std::int64_t> lora_id;
+    Salt salt;
+    std::vector<ExtraKey> spans;
+};
+
+// What the cell of each token holds: it depends on everything before it.
+std::vector<std::uint64_t> contents_of(const Prompt& prompt);
+// The contents of tokens that follow; `contents` has those of the tokens before.
+void extend_contents(std::vector<std::uint64_t>& contents, const Prompt& prompt);
+
+// A request that has been admitted and lives.
+struct Live {
+    RequestPtr request;
+    std::uint32_t writer = 0;  // of its cells: ids of requests may be anything
+    Prompt truth;              // tokens up to `length`, whether the manager knows them or not
+    std::vector<std::uint64_t> contents;
+    std::uint32_t length = 0;
+    std::uint32_t known = 0;           // leading positions whose tokens the manager was given
+    std::uint32_t told = 0;            // leading positions that it was told are computed
+    std::uint32_t written = 0;         // those that are
+    std::uint32_t spoiled_from = ~0U;  // what is computed from there on came from bytes that were lost
+    std::vector<std::uint32_t> left;   // leading blocks that have left each window
+
+    RequestId id() const { return request->id; }
+    std::uint32_t beams() const { return request->beam_width; }
+    std::uint32_t prompt_length() const { return request->num_tokens(); }
+    std::uint64_t content(std::uint32_t position, std::uint32_t beam) const;
+};
+
+class PromptSource {
+  public:
+    PromptSource(Random& random, const BlockManagerConfig& config);
+
+    // At most `longest` tokens. Often begins as an earlier one did.
+    Prompt prompt(std::uint32_t longest);
+    // The same, but longer or shorter, or with other spans or another tenant.
+    Prompt variation(const Prompt& prompt, std::uint32_t longest);
+    TokenId token();
+    bool draws_spans() const { return spans_; }
+    std::optional<Retention> retention(std::uint32_t tokens);
+    void remember(const Prompt& prompt);
+
+  private:
+    void add_tokens(Prompt& prompt, std::uint32_t count);
+    void add_spans(Prompt& prompt, std::uint32_t begin);
+    void draw_tenant(Prompt& prompt);
+
+    Random& random_;
+    std::uint32_t tokens_per_block_;
+    std::uint32_t alphabet_;
+    bool tenants_;
+    bool spans_;
+    std::vector<Prompt> remembered_;
+};
+
+}  // namespace kvfix::world

@@ -1,0 +1,154 @@
+// A server in small, drawn from a seed: scheduler, engine, copy engine, remote readers and careless callers around one manager. It
+// knows docs/block-manager.md and the manager's public calls, and nothing of how the manager or its models are made. It
+// throws Broken when something that was promised does not hold.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fuzz/world/memory.h"
+#include "fuzz/world/mirror.h"
+#include "fuzz/world/port.h"
+#include "fuzz/world/prompts.h"
+#include "fuzz/world/random.h"
+
+namespace kvfix::world {
+
+struct Tally {
+    std::uint64_t steps = 0;
+    std::uint64_t admitted = 0;
+    std::uint64_t deferred = 0;
+    std::uint64_t refused = 0;
+    std::uint64_t promises = 0;  // of analyze_prefix_reuse, compared with what was reused
+    std::uint64_t cells = 0;     // compared
+    std::uint64_t copies = 0;
+    std::uint64_t tickets_failed = 0;
+    std::uint64_t pins = 0;
+    std::uint64_t events = 0;
+
+    void add(const Tally& other);
+};
+
+class World {
+  public:
+    explicit World(std::uint64_t seed);
+
+    void step();
+    // Everything ends; then every slot must be free.
+    void wind_up();
+    const Tally& tally() const { return tally_; }
+    // Called with a line about each call, for whoever looks for the cause of a failure.
+    void on_call(std::function<void(const std::string&)> told) { told_ = std::move(told); }
+
+  private:
+    struct Held {
+        std::uint32_t beam;
+        std::uint32_t block;  // of the sequence
+        Place place;
+        BlockId id;
+    };
+    struct Pin {
+        BlockId id;
+        Place place;
+        auto operator<=>(const Pin&) const = default;
+    };
+    struct Ask {
+        RequestPtr request;
+        Prompt prompt;
+    };
+
+    template <class What>
+    void tell(What&& what) const {
+        if (told_) {
+            told_(what());
+        }
+    }
+    std::uint32_t block_tokens() const { return twins_.config().tokens_per_block; }
+    std::uint32_t window_tokens(std::size_t window) const {
+        return twins_.config().windows[window].window_size.value_or(~0U);
+    }
+    std::size_t windows() const { return twins_.config().windows.size(); }
+    Live* any_live();
+    // Nothing is on its way in or between the tiers: every block in the tree can be used.
+    bool all_settled() const { return !queued_ && memory_.flights().empty(); }
+    std::vector<std::uint64_t> allocatable();
+    std::uint32_t analyze(const RequestPtr& request);
+
+    // world_requests.cc
+    Ask request_for(Prompt prompt);
+    void admit();
+    void expect_refusal(const Refused& refused, const std::vector<Ask>& batch,
+                        const std::vector<std::uint64_t>& room) const;
+    void expect_batch(const BatchAdmission& answer, const std::vector<Ask>& batch,
+                      const std::vector<std::uint32_t>& promised, std::optional<std::uint64_t> budget);
+    void expect_deferral(const std::vector<Ask>& batch, const std::vector<std::uint32_t>& promised,
+                         std::uint64_t budget, std::size_t count, std::uint64_t computed) const;
+    void expect_admission(const Admission& admission, const Request& request, std::uint32_t promised, bool alone);
+    void begin(const Admission& admission, const Ask& ask);
+    void make_room();
+    void remove();
+    void expect_found_again(const Live& gone, std::uint32_t stored);
+
+    // world_growth.cc
+    void grow();
+    bool growth_is_legal(const std::vector<Live*>& grown, const std::vector<std::uint32_t>& counts, bool with_tokens,
+                         const std::optional<std::vector<std::uint32_t>>& computed) const;
+    void rewind();
+    void store_context();
+    std::uint32_t reported(const Live& live);
+    void leave_windows(Live& live, std::uint32_t computed) const;
+
+    // world_engine.cc
+    std::vector<Held> held_by(const Live& live);
+    void expect_table(const Live& live, const std::vector<Held>& held) const;
+    void run_step();
+    void take();
+    void compute(Live& live);
+    void verify(const Live& live);
+    void verify_all();
+    void end_ticket();
+    void end(Ticket ticket, bool fail);
+
+    // world_pins.cc
+    void pin_something();
+    void pin_request();
+    void pin_ids();
+    void pin_hashes();
+    std::vector<BlockHash> hashes_of(const Request& request) const;
+    void expect_found(const BlockHash& hash, const PinnedBlock& block);
+    void unpin();
+    void remember_pin(BlockId id, const Place& place);
+    void forget_pins(const std::vector<Pin>& ended);
+
+    // world_books.cc
+    void read_events();
+    void expect_matches_mirror();
+    void expect_conserved();
+    void pass_time();
+    void misuse();
+    void misuse_tables(RequestId id);
+
+    Random random_;
+    Twins twins_;
+    Memory memory_;
+    BlockHasher hasher_;  // as the manager's
+    Mirror mirror_;
+    PromptSource source_;
+    const std::uint32_t patience_;  // how seldom tickets end
+    std::map<RequestId, Live> live_;
+    RequestId last_ = 0;  // the request that a call was last about
+    std::vector<Pin> pins_;
+    std::map<BlockId, std::size_t> ids_seen_;  // block ids and their windows
+    std::vector<BlockHash> hashes_seen_;
+    bool queued_ = false;  // transfers that nobody has taken may wait
+    std::uint64_t onboards_promised_ = 0;
+    std::uint32_t writers_ = 0;
+    std::int64_t now_ms_ = 0;
+    std::function<void(const std::string&)> told_;
+    Tally tally_;
+};
+
+}  // namespace kvfix::world

@@ -1,0 +1,215 @@
+// The books: numbers that must add up, events that must tell the truth, time, and calls that must be refused.
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "fuzz/world/world.h"
+
+namespace kvfix::world {
+namespace {
+
+constexpr std::int64_t kLatest = std::int64_t{1} << 62;
+
+}  // namespace
+
+// Slots that growth or admission could have, by window.
+std::vector<std::uint64_t> World::allocatable() {
+    const auto stats = twins_.look([](BlockManager& manager) { return manager.get_kv_cache_stats(); });
+    std::vector<std::uint64_t> slots;
+    for (const WindowStats& window : stats.answer.windows) {
+        slots.push_back(window.primary.free + window.primary.cached);
+    }
+    return slots;
+}
+
+void World::read_events() {
+    const auto outcome = twins_.change([](BlockManager& manager) { return manager.get_latest_events(); });
+    const auto stats = twins_.look([](BlockManager& manager) { return manager.get_kv_cache_stats(); });
+    promise(outcome && outcome.answer.size() <= twins_.config().events_max, "more events wait than may");
+    tally_.events += outcome.answer.size();
+    mirror_.read(outcome.answer, stats.answer.events_dropped);
+}
+
+// What events tell of is what a prompt finds: all of it when everything is in place, and never more.
+void World::expect_matches_mirror() {
+    read_events();
+    if (!mirror_.complete()) {
+        return;
+    }
+    const Ask ask = request_for(source_.prompt(4 * block_tokens()));
+    const std::uint32_t tokens = ask.request->num_tokens();
+    const std::vector<BlockHash> hashes = hashes_of(*ask.request);
+    std::uint32_t whole = ~0U;
+    for (std::size_t window = 0; window < windows(); ++window) {
+        whole = std::min(whole, mirror_.whole_blocks(window, hashes));
+    }
+    const std::uint32_t most = std::min(whole, (tokens - 1) / block_tokens());
+    const std::uint32_t found = analyze(ask.request);
+    promise(found / block_tokens() <= most, "more blocks are found than events tell of");
+    promise(!all_settled() || found / block_tokens() == most, "fewer blocks are found than events tell of");
+    const bool any_part = windows() == 1 && all_settled() && twins_.config().partial_reuse &&
+                          twins_.config().copy_on_partial_reuse && !source_.draws_spans() && whole == most &&
+                          allocatable().front() > hashes.size() + ask.request->beam_width + 1;
+    if (any_part) {
+        const auto parent = whole == 0 ? std::nullopt : std::optional(hashes[whole - 1]);
+        const std::span<const TokenId> rest = std::span(ask.request->tokens).subspan(whole * block_tokens());
+        const std::uint32_t begins = parent ? mirror_.longest_beginning(0, parent, rest) : 0;
+        promise(found >= std::min(whole * block_tokens() + begins, tokens - 1),
+                "a longer beginning of a block was there");
+    }
+}
+
+// Free, cached, owned and in flight are all; what is owned or in flight is so for a reason that we know, slot by slot.
+void World::expect_conserved() {
+    if (queued_) {
+        return;
+    }
+    std::set<Place> owned;
+    for (const auto& [id, live] : live_) {
+        for (const Held& held : held_by(live)) {
+            owned.insert(held.place);
+        }
+    }
+    for (const Pin& pin : pins_) {
+        owned.insert(pin.place);
+    }
+    for (const auto& [ticket, flight] : memory_.flights()) {
+        for (const Flight::Copy& copy : flight.copies) {
+            if (copy.kind != TransferKind::offload) {
+                owned.insert(copy.source);
+            }
+        }
+    }
+    std::erase_if(owned, [&](const Place& place) { return memory_.at(place).flying; });
+    const auto stats = twins_.look([](BlockManager& manager) { return manager.get_kv_cache_stats(); });
+    for (std::size_t window = 0; window < windows(); ++window) {
+        for (const Tier tier : {Tier::primary, Tier::host}) {
+            const WindowStats& both = stats.answer.windows[window];
+            const TierStats& told = tier == Tier::primary ? both.primary : both.host;
+            const auto ours = static_cast<std::uint64_t>(std::ranges::count_if(
+                owned, [&](const Place& place) { return place.window == window && place.tier == tier; }));
+            promise(told.free + told.cached + told.owned + told.in_flight == told.blocks,
+                    "free, cached, owned and in flight are not all");
+            promise(told.in_flight == memory_.flying(window, tier), "slots are in flight that no ticket brings");
+            promise(told.owned == ours, [&] {
+                return text(told.owned) + " slots are owned, but " + text(ours) + " have a reason to be, in window " +
+                       text(window);
+            });
+        }
+    }
+    promise(stats.answer.sequences == live_.size(), "another number of requests live");
+}
+
+void World::pass_time() {
+    switch (random_.below(32)) {
+        case 0:
+            tell([] { return std::string("reset"); });
+            promise(bool(twins_.change([](BlockManager& manager) {
+                        manager.reset_reuse_state();
+                        return Nothing{};
+                    })),
+                    "reset_reuse_state refuses");
+            return;
+        case 1:
+            promise(bool(twins_.change([](BlockManager& manager) {
+                        manager.refresh_blocks();
+                        return Nothing{};
+                    })),
+                    "refresh_blocks refuses");
+            return;
+        case 2:
+            now_ms_ = random_.one_in(16) ? kLatest
+                                         : now_ms_ + std::min<std::int64_t>(random_.below(1U << 31), kLatest - now_ms_);
+            break;
+        default:
+            now_ms_ = std::min(now_ms_ + random_.below(4), kLatest);
+    }
+    tell([&] { return "the time is " + std::to_string(now_ms_); });
+    const auto outcome = twins_.change([&](BlockManager& manager) {
+        manager.advance_time(now_ms_);
+        return Nothing{};
+    });
+    promise(bool(outcome), "time does not pass");
+}
+
+void World::misuse() {
+    const Live* live = any_live();
+    RequestId stranger = random_.one_in(2) ? random_.below(8) : random_.word();
+    while (live_.contains(stranger)) {
+        ++stranger;
+    }
+    const auto refused = [&](const char* what, const auto& call) {
+        const auto outcome = twins_.change([&](BlockManager& manager) {
+            call(manager);
+            return Nothing{};
+        });
+        promise(!outcome, what);
+    };
+    const auto batch = [](BlockManager& manager, std::vector<RequestPtr> requests) {
+        manager.add_sequence_batch(requests, std::nullopt);
+    };
+    const RequestPtr fresh = request_for(source_.prompt(2 * block_tokens())).request;
+    const std::vector<std::uint32_t> one{1};
+    switch (random_.below(10)) {
+        case 0:
+            return refused("two of one id", [&](BlockManager& m) { batch(m, {fresh, fresh}); });
+        case 1:
+            return refused("more beams than may be", [&](BlockManager& m) {
+                const std::uint32_t beams = twins_.config().beam_width_max + (random_.one_in(2) ? 1 : 1U << 31);
+                batch(m, {fresh, std::make_shared<const Request>(stranger, fresh->tokens, beams, std::nullopt, Salt(),
+                                                                 std::vector<ExtraKey>(), std::nullopt)});
+            });
+        case 2:
+            return refused("time beyond its end", [&](BlockManager& m) {
+                m.advance_time(random_.one_in(2) ? kLatest + 1 : std::numeric_limits<std::int64_t>::max());
+            });
+        case 3:
+            return refused("time that runs back", [&](BlockManager& m) {
+                m.advance_time(random_.one_in(2) ? now_ms_ - 1 : std::numeric_limits<std::int64_t>::min());
+            });
+        case 4:
+            return refused("a ticket that was never taken", [&](BlockManager& m) {
+                random_.one_in(2) ? m.complete(1'000'000'000) : static_cast<void>(m.fail(1'000'000'000));
+            });
+        case 5:
+            return refused("growth of a stranger", [&](BlockManager& m) {
+                const std::vector<RequestId> ids =
+                    live == nullptr ? std::vector{stranger} : std::vector{live->id(), stranger};
+                m.add_tokens(ids, std::vector<std::uint32_t>(ids.size(), 1), std::nullopt, std::nullopt);
+            });
+        case 6:
+            return live == nullptr ? void() : refused("growth twice in one call", [&](BlockManager& m) {
+                const std::vector<RequestId> ids{live->id(), live->id()};
+                m.add_tokens(ids, std::vector<std::uint32_t>(2, 1), std::nullopt, std::nullopt);
+            });
+        case 7:
+            return live == nullptr ? void() : refused("growth beyond all numbers", [&](BlockManager& m) {
+                const RequestId id = live->id();
+                m.add_tokens({&id, 1}, std::vector<std::uint32_t>{random_.one_in(2) ? ~0U : ~0U / 2}, std::nullopt,
+                             std::nullopt);
+            });
+        case 8:
+            return live == nullptr
+                       ? void()
+                       : refused("an id that lives", [&](BlockManager& m) { batch(m, {fresh, live->request}); });
+        default:
+            return misuse_tables(live == nullptr ? stranger : live->id());
+    }
+}
+
+void World::misuse_tables(RequestId id) {
+    std::vector<std::int32_t> table(64);
+    const auto refused = [&](const char* what, const OffsetTable& shape, std::uint32_t beams, std::size_t row) {
+        promise(!twins_.look([&](BlockManager& manager) {
+            manager.copy_batch_block_offsets(shape, {&id, 1}, beams, row, {});
+            return Nothing{};
+        }),
+                what);
+    };
+    refused("a table of too many windows", {table.data(), windows() + 1, 1, 1}, 1, 0);
+    refused("a row beyond the table", {table.data(), windows(), 4, 1}, 1, 4);
+    refused("a row far beyond the table", {table.data(), windows(), 4, 1}, 1, ~std::size_t{0});
+    refused("more beams than rows", {table.data(), windows(), 1, 1}, ~0U, 0);
+}
+
+}  // namespace kvfix::world

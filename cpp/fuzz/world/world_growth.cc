@@ -1,0 +1,179 @@
+// How requests grow, shrink and say what they have computed.
+#include <algorithm>
+
+#include "fuzz/world/world.h"
+
+namespace kvfix::world {
+
+// Often the one that came last: what goes wrong mostly takes several calls about one request.
+Live* World::any_live() {
+    if (live_.empty()) {
+        return nullptr;
+    }
+    const auto last = live_.find(last_);
+    const auto chosen =
+        last != live_.end() && random_.one_in(2) ? last : std::next(live_.begin(), random_.below(live_.size()));
+    last_ = chosen->first;
+    return &chosen->second;
+}
+
+// Mostly all that the engine has computed, sometimes less, rarely what cannot be.
+std::uint32_t World::reported(const Live& live) {
+    if (random_.one_in(64)) {
+        return live.length + random_.between(1, 3);
+    }
+    return random_.one_in(3) ? random_.below(std::uint64_t{live.written} + 1) : live.written;
+}
+
+// `computed` positions are done with: blocks that end a window's size before that are read no more.
+void World::leave_windows(Live& live, std::uint32_t computed) const {
+    for (std::size_t window = 0; window < windows(); ++window) {
+        if (const std::uint32_t size = window_tokens(window); computed > size) {
+            live.left[window] = std::max(live.left[window], (computed - size) / block_tokens());
+        }
+    }
+}
+
+void World::grow() {
+    std::vector<Live*> grown;
+    for (auto& [id, live] : live_) {
+        if (random_.one_in(id == last_ ? 2 : 4)) {
+            grown.push_back(&live);
+        }
+    }
+    std::vector<RequestId> ids;
+    std::vector<std::uint32_t> counts;
+    std::vector<std::uint32_t> reports;
+    for (const Live* live : grown) {
+        ids.push_back(live->id());
+        counts.push_back(random_.one_in(2) ? 1 : random_.small(2 * block_tokens() + 1));
+        reports.push_back(reported(*live));
+    }
+    const auto computed = random_.one_in(3) ? std::nullopt : std::optional(reports);
+    const bool legal_with_tokens = growth_is_legal(grown, counts, true, computed);
+    const bool with_tokens = legal_with_tokens ? !random_.one_in(4) : random_.one_in(16);
+    std::vector<TokenId> tokens;
+    std::vector<std::vector<TokenId>> tokens_of;
+    for (const std::uint32_t count : counts) {
+        std::vector<TokenId> more(count);
+        std::ranges::generate(more, [&] { return source_.token(); });
+        tokens.insert(tokens.end(), more.begin(), more.end());
+        tokens_of.push_back(std::move(more));
+    }
+    const auto given = with_tokens ? std::optional<std::span<const TokenId>>(tokens) : std::nullopt;
+    std::uint64_t needed = 0;
+    for (std::size_t i = 0; i < grown.size(); ++i) {
+        const auto blocks = [&](std::uint32_t length) { return (length + block_tokens() - 1) / block_tokens(); };
+        needed += std::uint64_t{blocks(grown[i]->length + counts[i]) - blocks(grown[i]->length)} * grown[i]->beams();
+    }
+    const bool legal = growth_is_legal(grown, counts, with_tokens, computed);
+    const bool fits = std::ranges::all_of(allocatable(), [&](std::uint64_t slots) { return needed <= slots; });
+    tell([&] {
+        return "grow " + text(grown.size()) + " requests" +
+               (grown.empty() ? ""
+                              : ", the first " + text(ids[0]) + " by " + text(counts[0]) +
+                                    (computed ? ", computed " + text(reports[0]) : "")) +
+               (with_tokens ? " with tokens" : "");
+    });
+    const auto outcome = twins_.change([&](BlockManager& manager) {
+        manager.add_tokens(ids, counts, given, computed);
+        return Nothing{};
+    });
+    promise(bool(outcome) == (legal && fits), [&] {
+        return outcome ? std::string("growth is not refused") : "growth is refused: " + outcome.refused->text;
+    });
+    if (!outcome) {
+        promise(!legal || outcome.refused->why == Refusal::out_of_blocks, "growth is refused for another reason");
+        make_room();
+        return;
+    }
+    queued_ = queued_ || needed != 0;
+    for (std::size_t i = 0; i < grown.size(); ++i) {
+        Live& live = *grown[i];
+        if (computed) {
+            live.told = std::max(live.told, reports[i]);
+        }
+        leave_windows(live, live.told);
+        live.length += counts[i];
+        live.known += with_tokens ? counts[i] : 0;
+        live.truth.tokens.insert(live.truth.tokens.end(), tokens_of[i].begin(), tokens_of[i].end());
+        extend_contents(live.contents, live.truth);
+    }
+}
+
+bool World::growth_is_legal(const std::vector<Live*>& grown, const std::vector<std::uint32_t>& counts, bool with_tokens,
+                            const std::optional<std::vector<std::uint32_t>>& computed) const {
+    for (std::size_t i = 0; i < grown.size(); ++i) {
+        const Live& live = *grown[i];
+        const bool nowhere = counts[i] != 0 && live.known != live.length;
+        if ((with_tokens && (nowhere || live.beams() > 1)) || (computed && (*computed)[i] > live.length)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void World::rewind() {
+    Live* live = any_live();
+    if (live == nullptr) {
+        return;
+    }
+    const std::uint32_t grown = live->length - live->prompt_length();
+    const std::uint32_t count =
+        random_.one_in(8) ? random_.small(grown + 3) : std::min(grown, 1 + random_.small(grown));
+    const std::uint32_t length = live->length - std::min(count, live->length);
+    const std::uint32_t told = std::min(live->told, length);
+    bool legal = count <= grown;
+    for (std::size_t window = 0; window < windows(); ++window) {
+        const std::uint32_t size = window_tokens(window);
+        legal = legal && live->left[window] <= (told > size ? (told - size) / block_tokens() : 0);
+    }
+    tell([&] { return "rewind " + text(live->id()) + " by " + text(count); });
+    const auto outcome = twins_.change([&](BlockManager& manager) {
+        manager.rewind_kv_cache(live->id(), count);
+        return Nothing{};
+    });
+    promise(bool(outcome) == legal, outcome ? "a rewind is not refused" : "a rewind is refused");
+    if (outcome) {
+        live->length = length;
+        live->told = told;
+        live->written = std::min(live->written, length);
+        live->known = std::min(live->known, length);
+        live->truth.tokens.resize(length);
+        live->contents.resize(length);
+    }
+    if (outcome &&
+        random_.one_in(2)) {  // a draft was refused: another comes in its place, and the request may end with it
+        grow();
+        if (random_.one_in(2)) {
+            remove();
+        }
+    }
+}
+
+void World::store_context() {
+    Live* live = any_live();
+    if (live == nullptr) {
+        return;
+    }
+    const std::uint32_t most = std::min(live->written, live->prompt_length());
+    std::uint32_t computed = random_.one_in(3) ? random_.below(std::uint64_t{most} + 1) : most;
+    if (random_.one_in(64)) {
+        computed = live->prompt_length() + random_.between(1, 3);
+    }
+    tell([&] { return "store " + text(live->id()) + " up to " + text(computed); });
+    const auto outcome = twins_.change([&](BlockManager& manager) {
+        manager.store_context_blocks(live->id(), computed);
+        return Nothing{};
+    });
+    promise(bool(outcome) == (computed <= live->prompt_length()), "storing is refused, or is not");
+    if (outcome) {
+        live->told = std::max(live->told, computed);
+        leave_windows(*live, live->told);
+        Live stored = *live;
+        stored.truth.tokens.resize(stored.prompt_length());
+        expect_found_again(stored, std::min(live->told, live->prompt_length()));
+    }
+}
+
+}  // namespace kvfix::world
