@@ -1,0 +1,40 @@
+// Which words of a kernel's parameters may be addresses: the layout of each function's parameters, asked for once.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "watch/driver.h"
+#include "watch/ranges.h"
+
+namespace kvfix::watch {
+
+class Kernels {
+  public:
+    explicit Kernels(const Driver& driver) : driver_(driver) {}
+
+    // Pinned addresses among the parameters of a launch, structs included.
+    std::vector<std::uintptr_t> pinned(cuda::Handle function, void* const* params, void* const* extra,
+                                       const Ranges& ranges);
+    // Handles of what was unloaded may come again for something else.
+    void forget();
+
+  private:
+    struct Words {
+        std::uint16_t param;
+        std::uint16_t first;  // in bytes into the parameter
+        std::uint16_t count;
+    };
+    using Layout = std::vector<Words>;
+
+    std::shared_ptr<const Layout> layout(cuda::Handle function);
+
+    const Driver& driver_;
+    std::mutex mutex_;
+    std::unordered_map<cuda::Handle, std::shared_ptr<const Layout>> layouts_;
+};
+
+}  // namespace kvfix::watch

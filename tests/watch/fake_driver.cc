@@ -1,0 +1,301 @@
+// A driver and a CUPTI that are made up: streams are threads, and a test can hold them. Like a device, they reach memory
+// past its protection. Only what the tests of `watch` call is there; each call tells the subscriber as CUPTI does.
+//
+// It is not kinder than the real one: calls on a stream that is captured fail, except the one that asks whether it is.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <bitset>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using Address = unsigned long long;
+constexpr int kSuccess = 0, kInvalid = 1, kCaptureUnsupported = 900;
+
+struct CallbackData {
+    int site;
+    const char* name;
+    const void* arguments;
+    const void* result;
+    const char* symbol;
+    void* context;
+    std::uint32_t context_id;
+    std::uint64_t* correlation_data;
+    std::uint32_t correlation_id;
+};
+using Callback = void (*)(void*, int, std::uint32_t, const void*);
+
+Callback subscriber = nullptr;
+void* subscriber_data = nullptr;
+std::bitset<1024> enabled;
+char context;
+
+template <typename Arguments, typename Body>
+int told(std::uint32_t id, const char* name, Arguments arguments, Body body) {
+    int result = kSuccess;
+    CallbackData data{0, name, &arguments, &result, nullptr, &context, 1, nullptr, 1};
+    const bool tell = subscriber != nullptr && enabled[id];
+    if (tell) {
+        subscriber(subscriber_data, 1, id, &data);
+    }
+    result = body();
+    data.site = 1;
+    if (tell) {
+        subscriber(subscriber_data, 1, id, &data);
+    }
+    return result;
+}
+
+// The device's own way to memory.
+void device_write(Address to, const void* from, std::size_t bytes) {
+    static const int memory = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+    syscall(SYS_pwrite64, memory, from, bytes, static_cast<off_t>(to));
+}
+void device_read(Address from, void* to, std::size_t bytes) {
+    static const int memory = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+    syscall(SYS_pread64, memory, to, bytes, static_cast<off_t>(from));
+}
+void device_copy(Address to, Address from, std::size_t bytes) {
+    std::vector<char> part(bytes);
+    device_read(from, part.data(), bytes);
+    device_write(to, part.data(), bytes);
+}
+
+class Stream {
+  public:
+    Stream() : worker_([this] { run(); }) { worker_.detach(); }
+    void add(std::function<void()> work) {
+        const std::lock_guard held(mutex_);
+        queue_.push_back(std::move(work));
+        changed_.notify_all();
+    }
+    void wait() {
+        std::unique_lock held(mutex_);
+        changed_.wait(held, [&] { return queue_.empty() && !busy_; });
+    }
+    void hold() {
+        add([this] {
+            std::unique_lock held(mutex_);
+            changed_.wait(held, [&] { return opened_ > 0; });
+            --opened_;
+        });
+    }
+    void open() {
+        const std::lock_guard held(mutex_);
+        ++opened_;
+        changed_.notify_all();
+    }
+    bool capturing = false;
+
+  private:
+    void run() {
+        std::unique_lock held(mutex_);
+        for (;;) {
+            changed_.wait(held, [&] { return !queue_.empty(); });
+            const auto work = std::move(queue_.front());
+            queue_.pop_front();
+            busy_ = true;
+            held.unlock();
+            work();
+            held.lock();
+            busy_ = false;
+            changed_.notify_all();
+        }
+    }
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<std::function<void()>> queue_;
+    bool busy_ = false;
+    int opened_ = 0;
+    std::thread worker_;
+};
+
+Stream& stream_of(void* handle) {
+    static auto* streams = new std::map<void*, std::unique_ptr<Stream>>;  // outlives the threads
+    static std::mutex mutex;
+    const std::lock_guard held(mutex);
+    auto& stream = (*streams)[handle];
+    if (stream == nullptr) {
+        stream = std::make_unique<Stream>();
+    }
+    return *stream;
+}
+
+int enqueue(void* handle, std::function<void()> work) {
+    Stream& stream = stream_of(handle);
+    if (!stream.capturing) {  // what is captured does not run; that there is a graph is not simulated here
+        stream.add(std::move(work));
+    }
+    return kSuccess;
+}
+
+std::map<void*, std::size_t> allocated;
+
+struct HostAlloc { void** result; std::size_t bytes; unsigned flags; };
+struct HostRegister { void* begin; std::size_t bytes; unsigned flags; };
+struct One { void* handle; };
+struct Copy { Address dst, src; std::size_t bytes; void* stream; };
+struct Shaped { const void* copy; void* stream; };
+struct Copy2d {
+    std::size_t src_x, src_y; int src_type; const void* src_host; Address src_device; void* src_array; std::size_t src_pitch;
+    std::size_t dst_x, dst_y; int dst_type; void* dst_host; Address dst_device; void* dst_array; std::size_t dst_pitch;
+    std::size_t width, height;
+};
+struct Attributes { int order, hints[4]; unsigned flags; };
+struct Batch {
+    Address *dsts, *srcs; std::size_t *bytes, count; Attributes* attributes; std::size_t *starts, attributes_count;
+    void* stream;
+};
+struct Launch {
+    void* function; unsigned grid[3], block[3], shared; void* stream; void** params; void** extra;
+};
+// The made-up kernel: it reads the first byte that its second parameter points to, and writes it to the first.
+struct KernelArguments { Address to; Address from; };
+
+int copy(std::uint32_t id, const char* name, Address dst, Address src, std::size_t bytes, void* stream) {
+    return told(id, name, Copy{dst, src, bytes, stream},
+                [=] { return enqueue(stream, [=] { device_copy(dst, src, bytes); }); });
+}
+
+}  // namespace
+
+#define API extern "C" __attribute__((visibility("default"))) int
+
+API cuInit(unsigned) {
+    static const bool once = [] {
+        if (const char* path = getenv("CUDA_INJECTION64_PATH")) {
+            void* library = dlopen(path, RTLD_NOW);
+            auto entry = reinterpret_cast<int (*)()>(library == nullptr ? nullptr : dlsym(library, "InitializeInjection"));
+            if (entry != nullptr) {
+                entry();
+            }
+        }
+        return true;
+    }();
+    return getenv("FAKE_DRIVER_REFUSES") != nullptr && once ? 100 : kSuccess;
+}
+API cuDeviceGetCount(int* count) { return *count = 1, kSuccess; }
+
+API cuptiSubscribe(void** handle, Callback callback, void* data) {
+    if (subscriber != nullptr || getenv("FAKE_CUPTI_TAKEN") != nullptr) {
+        return 39;
+    }
+    subscriber = callback;
+    subscriber_data = data;
+    *handle = &context;
+    return kSuccess;
+}
+API cuptiEnableCallback(std::uint32_t on, void*, int, std::uint32_t id) {
+    enabled[id] = on != 0;
+    return kSuccess;
+}
+
+API cuMemHostAlloc(void** result, std::size_t bytes, unsigned flags) {
+    return told(39, "cuMemHostAlloc", HostAlloc{result, bytes, flags}, [=] {
+        *result = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        allocated[*result] = bytes;
+        return kSuccess;
+    });
+}
+API cuMemFreeHost(void* begin) {
+    return told(38, "cuMemFreeHost", One{begin}, [=] {
+        munmap(begin, allocated[begin]);
+        return kSuccess;
+    });
+}
+API cuMemHostRegister_v2(void* begin, std::size_t bytes, unsigned flags) {
+    return told(379, "cuMemHostRegister", HostRegister{begin, bytes, flags}, [] { return kSuccess; });
+}
+API cuMemHostUnregister(void* begin) {
+    return told(302, "cuMemHostUnregister", One{begin}, [] { return kSuccess; });
+}
+API cuMemHostGetDevicePointer_v2(Address* device, void* host, unsigned) {
+    return *device = reinterpret_cast<Address>(host), kSuccess;
+}
+API cuMemAlloc_v2(Address* result, std::size_t bytes) {
+    return *result = reinterpret_cast<Address>(std::calloc(1, bytes)), kSuccess;
+}
+API cuStreamCreate(void** stream, unsigned) {
+    *stream = new char;
+    return static_cast<void>(stream_of(*stream)), kSuccess;
+}
+API cuStreamSynchronize(void* stream) {
+    return told(126, "cuStreamSynchronize", One{stream}, [=] { return stream_of(stream).wait(), kSuccess; });
+}
+API cuStreamIsCapturing(void* stream, int* status) { return *status = stream_of(stream).capturing ? 1 : 0, kSuccess; }
+API cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
+API cuStreamWriteValue32_v2(void* stream, Address to, std::uint32_t value, unsigned) {
+    if (stream_of(stream).capturing) {
+        return kCaptureUnsupported;
+    }
+    return enqueue(stream, [=] { device_write(to, &value, sizeof value); });
+}
+API cuMemcpyHtoDAsync_v2(Address dst, const void* src, std::size_t bytes, void* stream) {
+    return copy(277, "cuMemcpyHtoDAsync_v2", dst, reinterpret_cast<Address>(src), bytes, stream);
+}
+API cuMemcpyDtoHAsync_v2(void* dst, Address src, std::size_t bytes, void* stream) {
+    return copy(279, "cuMemcpyDtoHAsync_v2", reinterpret_cast<Address>(dst), src, bytes, stream);
+}
+API cuMemcpyAsync(Address dst, Address src, std::size_t bytes, void* stream) {
+    return copy(306, "cuMemcpyAsync", dst, src, bytes, stream);
+}
+API cuMemcpy2DAsync_v2(const Copy2d* copy, void* stream) {
+    return told(289, "cuMemcpy2DAsync_v2", Shaped{copy, stream}, [=, it = *copy] {
+        return enqueue(stream, [it] {
+            const auto from = it.src_type == 1 ? reinterpret_cast<Address>(it.src_host) : it.src_device;
+            const auto to = it.dst_type == 1 ? reinterpret_cast<Address>(it.dst_host) : it.dst_device;
+            for (std::size_t row = 0; row < it.height; ++row) {
+                device_copy(to + (it.dst_y + row) * it.dst_pitch + it.dst_x,
+                            from + (it.src_y + row) * it.src_pitch + it.src_x, it.width);
+            }
+        });
+    });
+}
+API cuMemcpyBatchAsync_v2(Address* dsts, Address* srcs, std::size_t* bytes, std::size_t count, Attributes* attributes,
+                          std::size_t* starts, std::size_t attributes_count, void* stream) {
+    return told(796, "cuMemcpyBatchAsync_v2", Batch{dsts, srcs, bytes, count, attributes, starts, attributes_count, stream},
+                [=] {
+                    for (std::size_t at = 0; at < count; ++at) {
+                        enqueue(stream, [to = dsts[at], from = srcs[at], size = bytes[at]] { device_copy(to, from, size); });
+                    }
+                    return kSuccess;
+                });
+}
+API cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, void* stream) {
+    struct Memset { Address dst; unsigned char value; std::size_t count; void* stream; };
+    return told(216, "cuMemsetD8Async", Memset{to, value, bytes, stream}, [=] {
+        return enqueue(stream, [=] { device_write(to, std::vector<char>(bytes, static_cast<char>(value)).data(), bytes); });
+    });
+}
+// One parameter, a struct of two addresses.
+API cuFuncGetParamInfo(void*, std::size_t index, std::size_t* offset, std::size_t* bytes) {
+    *offset = 0;
+    *bytes = sizeof(KernelArguments);
+    return index == 0 ? kSuccess : kInvalid;
+}
+API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void* stream, void** params, void** extra) {
+    return told(307, "cuLaunchKernel", Launch{function, {gx, gy, gz}, {bx, by, bz}, shared, stream, params, extra}, [=] {
+        const auto arguments = *static_cast<const KernelArguments*>(params[0]);
+        return enqueue(stream, [arguments] { device_copy(arguments.to, arguments.from, 1); });
+    });
+}
+
+// For the tests alone.
+API fakeHold(void* stream) { return stream_of(stream).hold(), kSuccess; }
+API fakeOpen(void* stream) { return stream_of(stream).open(), kSuccess; }
+API fakeCapture(void* stream, int on) { return stream_of(stream).capturing = on != 0, kSuccess; }
