@@ -59,13 +59,13 @@ def variables(environ: Mapping[str, str], folder: Path, hold_ms: int | None) -> 
             f"{ENV_INJECTION} is {injected}: another tool is to be loaded into the program, and only one can be"
         )
     preloaded = [name for name in environ.get(ENV_PRELOAD, "").replace(":", " ").split() if name != path]
+    places = [environ[ENV_CUPTI]] if environ.get(ENV_CUPTI) else []
+    places += map(str, cupti_libraries(environ))
     return {
         ENV_INJECTION: path,
         ENV_PRELOAD: ":".join([path, *preloaded]),
         ENV_FOLDER: str(folder),
-        ENV_CUPTI: ":".join(
-            dict.fromkeys([*filter(None, [environ.get(ENV_CUPTI)]), *map(str, cupti_libraries(environ))])
-        ),
+        ENV_CUPTI: ":".join(dict.fromkeys(places)),
         ENV_HOLD_MS: "" if hold_ms is None else str(hold_ms),
     }
 

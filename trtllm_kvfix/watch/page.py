@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: verdict, and for each race its timeline, bytes and both stacks."""
+"""The report as one HTML page that needs nothing else: for each race its timeline, its bytes and both stacks."""
 
 from collections.abc import Iterable, Iterator
 from html import escape

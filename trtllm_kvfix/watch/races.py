@@ -1,4 +1,4 @@
-"""What the library wrote about a process: races, notes and numbers, read back, and the races of all processes merged."""
+"""What the library wrote about each process: races, notes and numbers; and the races of all processes merged."""
 
 import re
 import struct
