@@ -65,6 +65,8 @@ KVFIX_NEXT(pread64);
 KVFIX_NEXT(readv);
 KVFIX_NEXT(preadv);
 KVFIX_NEXT(preadv64);
+KVFIX_NEXT(preadv2);
+KVFIX_NEXT(preadv64v2);
 KVFIX_NEXT(recv);
 KVFIX_NEXT(recvfrom);
 KVFIX_NEXT(recvmsg);
@@ -230,6 +232,16 @@ KVFIX_EXPORT ssize_t preadv(int file, const iovec* parts, int count, off_t at) {
 KVFIX_EXPORT ssize_t preadv64(int file, const iovec* parts, int count, off64_t at) {
     const Settled settled("preadv", Access::write, parts, static_cast<std::size_t>(std::max(count, 0)));
     return next_preadv64(file, parts, count, at);
+}
+
+KVFIX_EXPORT ssize_t preadv2(int file, const iovec* parts, int count, off_t at, int flags) {
+    const Settled settled("preadv2", Access::write, parts, static_cast<std::size_t>(std::max(count, 0)));
+    return next_preadv2(file, parts, count, at, flags);
+}
+
+KVFIX_EXPORT ssize_t preadv64v2(int file, const iovec* parts, int count, off64_t at, int flags) {
+    const Settled settled("preadv2", Access::write, parts, static_cast<std::size_t>(std::max(count, 0)));
+    return next_preadv64v2(file, parts, count, at, flags);
 }
 
 KVFIX_EXPORT ssize_t recv(int socket, void* to, size_t bytes, int flags) {

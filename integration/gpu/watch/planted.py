@@ -152,11 +152,11 @@ def legacy_stream(cuda: Driver) -> Round:
 
 
 def rows(cuda: Driver, host: Any, *, upwards: bool) -> Copy2d:
-    """100 rows of 200 bytes, 300 apart on the host; the byte AT is in one of them."""
+    """100 rows of 200 bytes, 320 apart; the byte AT is in one of them."""
     copy = Copy2d(width=200, height=100)
     for side, is_host in (("src", upwards), ("dst", not upwards)):
         setattr(copy, f"{side}_type", HOST if is_host else DEVICE)
-        setattr(copy, f"{side}_pitch", 300)
+        setattr(copy, f"{side}_pitch", 320)
         if is_host:
             setattr(copy, f"{side}_host", c.addressof(host))
         else:

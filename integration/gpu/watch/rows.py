@@ -1,4 +1,4 @@
-"""Every planted and every clean program, with and without `watch`: `python -m integration.gpu.watch.rows RESULTS.csv`.
+"""Each planted and each clean program, with and without `watch`: `python -m integration.gpu.watch.rows RESULTS.csv`.
 
 A row is one process: what ran, how often the outcome was right, and what was reported. `ok` says whether that is what it
 had to be; the exit code is 1 where a row is not. `--only TEXT` picks programs, `--times N` occurrences.
