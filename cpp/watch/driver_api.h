@@ -1,5 +1,5 @@
 // What we use of the CUDA driver and of CUPTI, declared by hand: the library is built where neither is installed.
-// cpp/tests/watch/check_declarations.cc compares all of it with the toolkit's headers where there are some.
+// cpp/tests/watch/check_declarations.cc compares it with the toolkit's headers where there are some.
 #pragma once
 
 #include <cstddef>
@@ -167,41 +167,38 @@ struct CopyFromArray {
     std::size_t offset, bytes;
     Handle stream;
 };
-struct CopyShaped {  // 2D and 3D
-    const void* copy;
+template <typename Params>
+struct CopyShaped {
+    const Params* copy;
     Handle stream;
 };
-struct CopyBatch {
+struct CopyBatchBase {
     Address *dsts, *srcs;
     std::size_t* bytes;
     std::size_t count;
     BatchAttributes* attributes;
     std::size_t* attribute_starts;
     std::size_t attributes_count;
-    union {
-        struct {
-            std::size_t* failed;
-            Handle stream;
-        } first;
-        struct {
-            Handle stream;
-        } second;
-    };
+};
+struct CopyBatchV1 : CopyBatchBase {
+    std::size_t* failed;
+    Handle stream;
+};
+struct CopyBatch : CopyBatchBase {
+    Handle stream;
+};
+struct CopyBatch3dV1 {
+    std::size_t count;
+    BatchCopy3d* copies;
+    std::size_t* failed;
+    unsigned long long flags;
+    Handle stream;
 };
 struct CopyBatch3d {
     std::size_t count;
     BatchCopy3d* copies;
-    union {
-        struct {
-            std::size_t* failed;
-            unsigned long long flags;
-            Handle stream;
-        } first;
-        struct {
-            unsigned long long flags;
-            Handle stream;
-        } second;
-    };
+    unsigned long long flags;
+    Handle stream;
 };
 template <typename Value>
 struct Memset {
@@ -238,16 +235,14 @@ struct GraphInstantiate {
     Handle* result;
     Handle graph;
 };
+template <typename Params>
 struct GraphUpdate {  // a graph, or one node of it, takes new parameters
     Handle executable;
     Handle node;
-    const void* params;
+    const Params* params;
 };
 struct OneHandle {
     Handle handle;
-};
-struct OneDevice {
-    int device;
 };
 }  // namespace args
 }  // namespace kvfix::watch::cuda
@@ -273,87 +268,5 @@ struct CallbackData {
 };
 
 using Callback = void (*)(void* user, int domain, std::uint32_t id, const void* data);
-
-// Numbers of the driver's calls, of every variant that an application can reach.
-enum Call : std::uint32_t {
-    kCtxSynchronize = 17,
-    kModuleUnload = 22,
-    kMemFreeHost = 38,
-    kMemHostAlloc = 39,
-    kEventSynchronize = 121,
-    kStreamSynchronize = 126,
-    kMemsetD8Async = 216,
-    kMemsetD16Async = 218,
-    kMemsetD32Async = 220,
-    kMemsetD2D8Async = 222,
-    kMemsetD2D16Async = 224,
-    kMemsetD2D32Async = 226,
-    kMemHostAllocV2 = 271,
-    kMemcpyHtoDAsync = 277,
-    kMemcpyDtoHAsync = 279,
-    kMemcpyDtoDAsync = 281,
-    kMemcpyAtoHAsync = 283,
-    kMemcpy2DAsync = 289,
-    kMemcpy3DAsync = 291,
-    kMemcpyHtoAAsync = 293,
-    kMemAllocHost = 294,
-    kMemHostRegisterOld = 301,
-    kMemHostUnregister = 302,
-    kMemcpyAsync = 306,
-    kLaunchKernel = 307,
-    kCtxDestroy = 322,
-    kStreamDestroy = 326,
-    kMemHostRegister = 379,
-    kPrimaryCtxReleaseOld = 387,
-    kPrimaryCtxResetOld = 389,
-    kMemcpyAsyncPtsz = 418,
-    kMemcpyHtoAAsyncPtsz = 419,
-    kMemcpyAtoHAsyncPtsz = 420,
-    kMemcpyHtoDAsyncPtsz = 421,
-    kMemcpyDtoHAsyncPtsz = 422,
-    kMemcpyDtoDAsyncPtsz = 423,
-    kMemcpy2DAsyncPtsz = 424,
-    kMemcpy3DAsyncPtsz = 425,
-    kMemsetD8AsyncPtsz = 428,
-    kMemsetD16AsyncPtsz = 429,
-    kMemsetD32AsyncPtsz = 430,
-    kMemsetD2D8AsyncPtsz = 431,
-    kMemsetD2D16AsyncPtsz = 432,
-    kMemsetD2D32AsyncPtsz = 433,
-    kStreamSynchronizePtsz = 440,
-    kLaunchKernelPtsz = 442,
-    kLaunchCooperative = 477,
-    kLaunchCooperativePtsz = 478,
-    kGraphInstantiateOld = 513,
-    kGraphLaunch = 514,
-    kGraphLaunchPtsz = 515,
-    kGraphExecDestroy = 516,
-    kExecKernelSetOld = 538,
-    kPrimaryCtxRelease = 544,
-    kPrimaryCtxReset = 545,
-    kGraphExecUpdateOld = 561,
-    kExecMemcpySet = 562,
-    kExecMemsetSet = 563,
-    kGraphInstantiateLog = 578,
-    kExecChildSet = 586,
-    kGraphInstantiate = 643,
-    kLaunchKernelEx = 652,
-    kLaunchKernelExPtsz = 653,
-    kGraphInstantiateParams = 656,
-    kGraphInstantiateParamsPtsz = 657,
-    kLibraryUnload = 680,
-    kExecKernelSet = 692,
-    kGraphExecUpdate = 696,
-    kExecNodeSet = 714,
-    kMemcpyBatch = 776,
-    kMemcpyBatchPtsz = 777,
-    kMemcpy3DBatch = 778,
-    kMemcpy3DBatchPtsz = 779,
-    kMemcpyBatchV2 = 796,
-    kMemcpyBatchV2Ptsz = 797,
-    kMemcpy3DBatchV2 = 798,
-    kMemcpy3DBatchV2Ptsz = 799,
-    kCtxSynchronizeV2 = 800,
-};
 
 }  // namespace kvfix::watch::cupti

@@ -50,11 +50,14 @@ Graphs::Sides Graphs::read_node(cuda::Handle node) {
         return driver_.kernel_node(node, &kernel) == cuda::kSuccess ? of(kernel) : Sides{};
     }
     cuda::Handle child = nullptr;
+    const bool has_child = type == cuda::kNodeGraph && driver_.child_graph(node, &child) == cuda::kSuccess;
+    return has_child ? read_child(child) : Sides{};
+}
+
+Graphs::Sides Graphs::read_child(cuda::Handle graph) {
     Sides sides;
-    if (type == cuda::kNodeGraph && driver_.child_graph(node, &child) == cuda::kSuccess) {
-        for (Node& inner : read(child)) {
-            sides.insert(sides.end(), inner.sides.begin(), inner.sides.end());
-        }
+    for (const Node& inner : read(graph)) {
+        sides.insert(sides.end(), inner.sides.begin(), inner.sides.end());
     }
     return sides;
 }
@@ -115,7 +118,7 @@ void Graphs::launched(cuda::Handle executable, Enqueued& enqueued) {
     }
 }
 
-void Graphs::set(cuda::Handle executable, cuda::Handle node, Sides sides) {
+void Graphs::set_sides(cuda::Handle executable, cuda::Handle node, Sides sides) {
     const std::lock_guard held(mutex_);
     for (Node& known : executables_[executable]) {
         if (known.handle == node) {
@@ -125,24 +128,8 @@ void Graphs::set(cuda::Handle executable, cuda::Handle node, Sides sides) {
     }
 }
 
-void Graphs::set_copy(cuda::Handle executable, cuda::Handle node, const cuda::Copy3d& copy) {
-    set(executable, node, of(copy));
-}
-
-void Graphs::set_memset(cuda::Handle executable, cuda::Handle node, const cuda::MemsetNode& memset) {
-    set(executable, node, of(memset));
-}
-
-void Graphs::set_kernel(cuda::Handle executable, cuda::Handle node, const cuda::KernelNode& kernel) {
-    set(executable, node, of(kernel));
-}
-
 void Graphs::set_child(cuda::Handle executable, cuda::Handle node, cuda::Handle graph) {
-    Sides sides;
-    for (Node& inner : read(graph)) {
-        sides.insert(sides.end(), inner.sides.begin(), inner.sides.end());
-    }
-    set(executable, node, std::move(sides));
+    set_sides(executable, node, read_child(graph));
 }
 
 }  // namespace kvfix::watch

@@ -21,9 +21,10 @@ class Graphs {
     void updated(cuda::Handle executable, cuda::Handle graph);
     void destroyed(cuda::Handle executable);
     void launched(cuda::Handle executable, Enqueued& enqueued);
-    void set_copy(cuda::Handle executable, cuda::Handle node, const cuda::Copy3d& copy);
-    void set_memset(cuda::Handle executable, cuda::Handle node, const cuda::MemsetNode& memset);
-    void set_kernel(cuda::Handle executable, cuda::Handle node, const cuda::KernelNode& kernel);
+    template <typename Params>
+    void set(cuda::Handle executable, cuda::Handle node, const Params& params) {
+        set_sides(executable, node, of(params));
+    }
     void set_child(cuda::Handle executable, cuda::Handle node, cuda::Handle graph);
 
   private:
@@ -41,10 +42,11 @@ class Graphs {
 
     std::vector<Node> read(cuda::Handle graph);
     Sides read_node(cuda::Handle node);
+    Sides read_child(cuda::Handle graph);
     Sides of(const cuda::Copy3d& copy) const;
     Sides of(const cuda::MemsetNode& memset) const;
     Sides of(const cuda::KernelNode& kernel);
-    void set(cuda::Handle executable, cuda::Handle node, Sides sides);
+    void set_sides(cuda::Handle executable, cuda::Handle node, Sides sides);
 
     const Driver& driver_;
     Kernels& kernels_;

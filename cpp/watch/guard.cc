@@ -52,7 +52,8 @@ Protection Guard::wanted(std::uintptr_t page, std::uintptr_t* until, std::size_t
             strongest = std::max(strongest, needed(list_[at]));
         }
     }
-    for (const Opening& opening : openings_) {
+    for (std::size_t at = 0; at < openings_end_; ++at) {
+        const Opening& opening = openings_[at];
         if (opening.end <= page || opening.begin >= *until) {
             continue;
         }
@@ -144,18 +145,16 @@ bool Guard::add(Use use) {
 }
 
 bool Guard::open_for(Span span, Opening* opening) {
-    for (Opening& free : openings_) {
-        if (free.end == 0) {
-            free = {span.begin, span.end};
-            if (!pages_.protect(span.begin, span.end - span.begin, Protection::open)) {
-                free = {};
-                return false;
-            }
-            *opening = free;
-            return true;
-        }
+    std::size_t at = 0;
+    while (at < openings_end_ && openings_[at].end != 0) {
+        ++at;
     }
-    return false;
+    if (at == kOpeningsMax || !pages_.protect(span.begin, span.end - span.begin, Protection::open)) {
+        return false;
+    }
+    *opening = openings_[at] = {span.begin, span.end};
+    openings_end_ = std::max(openings_end_, at + 1);
+    return true;
 }
 
 Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
@@ -222,13 +221,16 @@ Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
 
 void Guard::close(const Opening& opening) {
     const std::lock_guard<OwnedLock> held(lock_);
-    for (Opening& open : openings_) {
-        if (open.begin == opening.begin && open.end == opening.end) {
-            open = {};
-            static_cast<void>(apply_everything({opening.begin, opening.end}));
-            return;
+    for (std::size_t at = 0; at < openings_end_; ++at) {
+        if (openings_[at].begin == opening.begin && openings_[at].end == opening.end) {
+            openings_[at] = {};
+            break;
         }
     }
+    while (openings_end_ > 0 && openings_[openings_end_ - 1].end == 0) {
+        --openings_end_;
+    }
+    static_cast<void>(apply_everything({opening.begin, opening.end}));
 }
 
 void Guard::release(std::uint64_t id) {
@@ -293,6 +295,7 @@ void Guard::open_all() { forget_context(nullptr); }
 void Guard::open_all_in_child() {
     lock_.reset();
     openings_ = {};
+    openings_end_ = 0;
     open_all();
 }
 

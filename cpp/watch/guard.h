@@ -102,6 +102,7 @@ class Guard {
     std::array<Span, kUsesMax> spans_{};  // whole pages, beside the uses: this is what is searched
     std::array<Use, kUsesMax> list_{};
     std::array<Opening, kOpeningsMax> openings_{};
+    std::size_t openings_end_ = 0;  // behind the last one that is in use
 };
 
 }  // namespace kvfix::watch

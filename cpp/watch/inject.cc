@@ -121,11 +121,9 @@ const char* start(Watcher& watch) {
                           code.data());
         return "subscribe";
     }
-    std::size_t count = 0;
-    const std::uint32_t* wanted = Calls::wanted(&count);
-    for (std::size_t at = 0; at < count; ++at) {
-        static_cast<void>(cupti.enable(1, subscriber, cupti::kDriverDomain, wanted[at]));  // older ones know fewer
-    }
+    Calls::for_each_number([&](std::uint32_t number) {
+        static_cast<void>(cupti.enable(1, subscriber, cupti::kDriverDomain, number));  // older ones know fewer
+    });
     if (!driver.reads_kernels()) {
         watch.report.note("the driver does not tell kernels' parameters (12.4 does): kernels are not watched");
     }

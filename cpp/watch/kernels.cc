@@ -1,6 +1,7 @@
 #include "watch/kernels.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace kvfix::watch {
@@ -22,13 +23,30 @@ void collect(const void* from, std::size_t words, const Ranges& ranges, std::vec
 
 }  // namespace
 
-std::shared_ptr<const Kernels::Layout> Kernels::layout(cuda::Handle function) {
-    const std::lock_guard held(mutex_);
-    std::shared_ptr<const Layout>& known = layouts_[function];
-    if (known != nullptr) {
-        return known;
+const Kernels::Layout& Kernels::layout(cuda::Handle function) {
+    // What this thread launched last costs no lock.
+    struct Recent {
+        cuda::Handle function;
+        const Layout* layout;
+        std::uint32_t generation;
+    };
+    static thread_local std::array<Recent, 64> recents{};
+    Recent& recent = recents[(reinterpret_cast<std::uintptr_t>(function) >> 4) % recents.size()];
+    const std::uint32_t generation = generation_.load(std::memory_order_acquire);
+    if (recent.function == function && recent.generation == generation) {
+        return *recent.layout;
     }
-    auto words = std::make_shared<Layout>();
+    const std::lock_guard held(mutex_);
+    const Layout*& known = layouts_[function];
+    if (known == nullptr) {
+        known = new Layout(read(function));
+    }
+    recent = {function, known, generation};
+    return *known;
+}
+
+Kernels::Layout Kernels::read(cuda::Handle function) const {
+    Layout layout;
     for (std::size_t param = 0; param < kParamsMax; ++param) {
         std::size_t offset = 0;
         std::size_t bytes = 0;
@@ -40,19 +58,18 @@ std::shared_ptr<const Kernels::Layout> Kernels::layout(cuda::Handle function) {
         }
         const std::size_t first = (kWord - offset % kWord) % kWord;
         if (bytes >= first + kWord) {
-            words->push_back({static_cast<std::uint16_t>(param), static_cast<std::uint16_t>(first),
+            layout.push_back({static_cast<std::uint16_t>(param), static_cast<std::uint16_t>(first),
                               static_cast<std::uint16_t>((bytes - first) / kWord)});
         }
     }
-    known = words;
-    return known;
+    return layout;
 }
 
 std::vector<std::uintptr_t> Kernels::pinned(cuda::Handle function, void* const* params, void* const* extra,
                                             const Ranges& ranges) {
     std::vector<std::uintptr_t> found;
     if (params != nullptr && driver_.reads_kernels()) {
-        for (const Words& words : *layout(function)) {
+        for (const Words& words : layout(function)) {
             collect(static_cast<const char*>(params[words.param]) + words.first, words.count, ranges, found);
         }
     } else if (extra != nullptr) {
@@ -75,6 +92,7 @@ std::vector<std::uintptr_t> Kernels::pinned(cuda::Handle function, void* const* 
 void Kernels::forget() {
     const std::lock_guard held(mutex_);
     layouts_.clear();
+    generation_.fetch_add(1, std::memory_order_release);
 }
 
 }  // namespace kvfix::watch

@@ -1,8 +1,7 @@
 // Which words of a kernel's parameters may be addresses: the layout of each function's parameters, asked for once.
 #pragma once
 
-#include <functional>
-#include <memory>
+#include <atomic>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -30,11 +29,15 @@ class Kernels {
     };
     using Layout = std::vector<Words>;
 
-    std::shared_ptr<const Layout> layout(cuda::Handle function);
+    // Never freed: a launch may still read what another thread forgets. Only programs that load and unload
+    // modules all the time have many of them.
+    const Layout& layout(cuda::Handle function);
+    Layout read(cuda::Handle function) const;
 
     const Driver& driver_;
     std::mutex mutex_;
-    std::unordered_map<cuda::Handle, std::shared_ptr<const Layout>> layouts_;
+    std::unordered_map<cuda::Handle, const Layout*> layouts_;
+    std::atomic<std::uint32_t> generation_{1};
 };
 
 }  // namespace kvfix::watch

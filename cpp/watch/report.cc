@@ -130,8 +130,9 @@ void Report::write_race(Pair pair, const Race& race) {
     (text << "\nstream ").hex(use.stream);
     text << "\nage_ns " << now - use.since_ns << "\nsince_ns " << use.since_ns - started_ns_ << "\nuse_thread "
          << static_cast<std::uint64_t>(use.thread) << "\ntouch_thread " << static_cast<std::uint64_t>(self().id)
-         << "\ntouch_thread_name " << thread_name.data() << "\nstack use\n"
-         << stacks_.text(use.stack) << "stack touch\n";
+         << "\ntouch_thread_name " << thread_name.data() << "\nstack use\n";
+    stacks_.print(use.stack, text);
+    text << "stack touch\n";
     stacks_.print_here(text, race.frames);
     text << "end\n";
     write_all(file_, text.data(), text.size());

@@ -183,32 +183,34 @@ std::uint32_t Stacks::take() {
     if (texts_ == nullptr || !lock_.lock_unless_mine()) {
         return 0;
     }
-    std::uint32_t stack = 0;
     std::size_t at = place % kStacksMax;
     while (entries_[at].place != 0 && entries_[at].place != place) {
         at = (at + 1) % kStacksMax;
     }
-    if (entries_[at].place == place) {
-        stack = entries_[at].text;
-    } else if (count_ < kStacksMax / 2 && used_ + kPrintedMax < kTextBytes) {
+    const bool known = entries_[at].place == place;
+    const bool room = count_ < kStacksMax / 2 && used_ + kPrintedMax < kTextBytes;
+    if (!known && room) {
+        Text text(texts_ + used_, kPrintedMax - 1);
+        python.print(state, text);
+        texts_[used_ + text.size()] = '\0';
         if (frames[0] == nullptr) {
             native_frames(frames, 2);
         }
-        Text text(texts_ + used_, kPrintedMax - 1);
-        python.print(state, text);
-        text << "native\n";
-        print_native(text, frames.data());
-        entries_[at] = {place, static_cast<std::uint32_t>(used_)};
-        stack = entries_[at].text;
-        texts_[used_ + text.size()] = '\0';
+        entries_[at] = {place, static_cast<std::uint32_t>(used_), frames};
         used_ += text.size() + 1;
         ++count_;
     }
     lock_.unlock();
-    return stack;
+    return known || room ? static_cast<std::uint32_t>(at + 1) : 0;
 }
 
-const char* Stacks::text(std::uint32_t stack) const { return stack == 0 ? "" : texts_ + stack; }
+void Stacks::print(std::uint32_t stack, Text& text) const {
+    if (stack != 0) {
+        const Entry& entry = entries_[stack - 1];
+        text << texts_ + entry.python << "native\n";
+        print_native(text, entry.native.data());
+    }
+}
 
 void Stacks::print_here(Text& text, void* const* frames) const {
     void* state = python.state();

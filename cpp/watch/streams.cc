@@ -5,8 +5,6 @@
 namespace kvfix::watch {
 namespace {
 
-constexpr std::size_t kPageBytes = 4096;
-
 // Our calls are legal whatever another thread of the program captures.
 class RelaxedCapture {
   public:
@@ -27,37 +25,43 @@ bool Streams::capturing(cuda::Handle stream) const {
     return driver_.is_capturing(stream, &status) != cuda::kSuccess || status != 0;
 }
 
-bool Streams::new_page(Page& page, const void* context) const {
+void Streams::prepare(const void* context) {
+    const std::lock_guard held(mutex_);
+    for (std::size_t at = 0; at < pages_used_; ++at) {
+        if (pages_[at].context == context) {
+            return;
+        }
+    }
+    if (context == nullptr || pages_used_ == pages_.size()) {
+        return;
+    }
     void* host = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (host == MAP_FAILED) {
-        return false;
+        return;
     }
+    cuda::Address device = 0;
     const RelaxedCapture relaxed(driver_);
     if (driver_.host_register(host, kPageBytes, cuda::kRegisterPortable | cuda::kRegisterDeviceMap) != cuda::kSuccess ||
-        driver_.device_pointer(&page.device, host, 0) != cuda::kSuccess) {
+        driver_.device_pointer(&device, host, 0) != cuda::kSuccess) {
         munmap(host, kPageBytes);
-        return false;
+        return;
     }
-    page.context = context;
-    page.host = static_cast<char*>(host);
-    page.used = 0;
-    return true;
+    pages_[pages_used_++] = {context, static_cast<char*>(host), device, 0};
 }
 
-// A word of the stream's own context: its memory goes with the context.
+// A word in memory of the stream's own context, or else of another: every context can write it.
 bool Streams::place(Slot& slot) {
     Page* page = nullptr;
     for (std::size_t at = 0; at < pages_used_; ++at) {
-        if (pages_[at].context == slot.key.context && pages_[at].used < kPageBytes) {
+        const bool own = pages_[at].context == slot.key.context;
+        if (pages_[at].context != nullptr && pages_[at].used < kPageBytes && (own || page == nullptr)) {
             page = &pages_[at];
         }
     }
     if (page == nullptr) {
-        if (pages_used_ == pages_.size() || !new_page(pages_[pages_used_], slot.key.context)) {
-            return false;
-        }
-        page = &pages_[pages_used_++];
+        return false;
     }
+    slot.owner = page->context;
     slot.flag = reinterpret_cast<volatile std::uint32_t*>(page->host + page->used);
     slot.device = page->device + page->used;
     slot.sequence = 0;
@@ -74,7 +78,7 @@ Streams::Slot* Streams::find(const StreamKey& key) {
             return &slot;
         }
         // A stream that was destroyed may still have writes on their way: its word is free when the last has come.
-        const bool same_context = slot.key.context == key.context && slot.flag != nullptr;
+        const bool same_context = slot.owner == key.context && slot.flag != nullptr;
         if (!slot.alive && (slot.flag == nullptr || (same_context && *slot.flag == slot.sequence))) {
             free = &slot;
         }
@@ -119,15 +123,15 @@ void Streams::forget_stream(const void* context, cuda::Handle stream) {
 void Streams::forget_context(const void* context) {
     const std::lock_guard held(mutex_);
     for (std::size_t at = 0; at < slots_used_; ++at) {
-        if (context == nullptr || slots_[at].key.context == context) {
-            slots_[at].alive = false;
-            slots_[at].flag = nullptr;  // the device no longer knows the page
+        Slot& slot = slots_[at];
+        if (context == nullptr || slot.key.context == context || slot.owner == context) {
+            slot.alive = false;
+            slot.flag = nullptr;  // the device no longer knows the page
         }
     }
     for (std::size_t at = 0; at < pages_used_; ++at) {
         if (context == nullptr || pages_[at].context == context) {
-            pages_[at].used = kPageBytes;
-            pages_[at].context = nullptr;
+            pages_[at].context = nullptr;  // the memory stays: a use that has not ended may still be asked for
         }
     }
 }

@@ -26,6 +26,8 @@ class Streams {
   public:
     explicit Streams(const Driver& driver) : driver_(driver) {}
 
+    // Make room for the words of a context's streams. It may wait for the device, so a use does not do it.
+    void prepare(const void* context);
     // Let the stream say when everything that was enqueued until now is done. Nothing happens while it is capturing.
     Mark mark(const StreamKey& key);
     bool capturing(cuda::Handle stream) const;
@@ -36,10 +38,12 @@ class Streams {
   private:
     static constexpr std::size_t kSlotsMax = 2048;
     static constexpr std::size_t kStride = 16;  // in bytes, from word to word
+    static constexpr std::size_t kPageBytes = kSlotsMax * kStride;
     struct Slot {
         OwnedLock lock;  // numbers are written in the order in which they are taken
         StreamKey key;
         bool alive = false;
+        const void* owner = nullptr;  // the context with which the word's memory goes
         volatile std::uint32_t* flag = nullptr;
         cuda::Address device = 0;
         std::uint32_t sequence = 0;
@@ -53,7 +57,6 @@ class Streams {
 
     Slot* find(const StreamKey& key);
     bool place(Slot& slot);
-    bool new_page(Page& page, const void* context) const;
 
     const Driver& driver_;
     std::mutex mutex_;

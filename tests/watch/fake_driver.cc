@@ -24,7 +24,6 @@
 namespace {
 
 using Address = unsigned long long;
-constexpr std::size_t kWork = std::size_t{1} << 30;
 constexpr int kSuccess = 0, kInvalid = 1, kCaptureUnsupported = 900;
 
 struct CallbackData {
@@ -154,26 +153,66 @@ int enqueue(void* handle, std::function<void()> work) {
 
 std::map<void*, std::size_t> allocated;
 
-struct HostAlloc { void** result; std::size_t bytes; unsigned flags; };
-struct HostRegister { void* begin; std::size_t bytes; unsigned flags; };
-struct One { void* handle; };
-struct Copy { Address dst, src; std::size_t bytes; void* stream; };
-struct Shaped { const void* copy; void* stream; };
+struct HostAlloc {
+    void** result;
+    std::size_t bytes;
+    unsigned flags;
+};
+struct HostRegister {
+    void* begin;
+    std::size_t bytes;
+    unsigned flags;
+};
+struct One {
+    void* handle;
+};
+struct Copy {
+    Address dst, src;
+    std::size_t bytes;
+    void* stream;
+};
+struct Shaped {
+    const void* copy;
+    void* stream;
+};
 struct Copy2d {
-    std::size_t src_x, src_y; int src_type; const void* src_host; Address src_device; void* src_array; std::size_t src_pitch;
-    std::size_t dst_x, dst_y; int dst_type; void* dst_host; Address dst_device; void* dst_array; std::size_t dst_pitch;
+    std::size_t src_x, src_y;
+    int src_type;
+    const void* src_host;
+    Address src_device;
+    void* src_array;
+    std::size_t src_pitch;
+    std::size_t dst_x, dst_y;
+    int dst_type;
+    void* dst_host;
+    Address dst_device;
+    void* dst_array;
+    std::size_t dst_pitch;
     std::size_t width, height;
 };
-struct Attributes { int order, hints[4]; unsigned flags; };
+struct Attributes {
+    int order, hints[4];
+    unsigned flags;
+};
 struct Batch {
-    Address *dsts, *srcs; std::size_t *bytes, count; Attributes* attributes; std::size_t *starts, attributes_count;
+    Address *dsts, *srcs;
+    std::size_t *bytes, count;
+    Attributes* attributes;
+    std::size_t *starts, attributes_count;
     void* stream;
 };
 struct Launch {
-    void* function; unsigned grid[3], block[3], shared; void* stream; void** params; void** extra;
+    void* function;
+    unsigned grid[3], block[3], shared;
+    void* stream;
+    void** params;
+    void** extra;
 };
 // The made-up kernel: it reads the first byte that its second parameter points to, and writes it to the first.
-struct KernelArguments { Address to; Address from; };
+struct KernelArguments {
+    Address to;
+    Address from;
+};
 
 int copy(std::uint32_t id, const char* name, Address dst, Address src, std::size_t bytes, void* stream) {
     return told(id, name, Copy{dst, src, bytes, stream},
@@ -188,7 +227,8 @@ API cuInit(unsigned) {
     static const bool once = [] {
         if (const char* path = getenv("CUDA_INJECTION64_PATH")) {
             void* library = dlopen(path, RTLD_NOW);
-            auto entry = reinterpret_cast<int (*)()>(library == nullptr ? nullptr : dlsym(library, "InitializeInjection"));
+            auto entry =
+                reinterpret_cast<int (*)()>(library == nullptr ? nullptr : dlsym(library, "InitializeInjection"));
             if (entry != nullptr) {
                 entry();
             }
@@ -249,7 +289,11 @@ API cuMemsetD8_v2(Address to, unsigned char value, std::size_t bytes) {
 API cuMemcpyDtoH_v2(void* to, Address from, std::size_t bytes) {
     return std::memcpy(to, reinterpret_cast<void*>(from), bytes), kSuccess;
 }
-API cuCtxSynchronize() { return for_each_stream([](Stream& stream) { stream.wait(); }), kSuccess; }
+API cuCtxSynchronize() {
+    struct Nothing {};
+    return told(17, "cuCtxSynchronize", Nothing{},
+                [] { return for_each_stream([](Stream& stream) { stream.wait(); }), kSuccess; });
+}
 API cuStreamCreate(void** stream, unsigned) {
     *stream = new char;
     return static_cast<void>(stream_of(*stream)), kSuccess;
@@ -264,6 +308,13 @@ API cuStreamWriteValue32_v2(void* stream, Address to, std::uint32_t value, unsig
         return kCaptureUnsupported;
     }
     return enqueue(stream, [=] { device_write(to, &value, sizeof value); });
+}
+API cuStreamWaitValue32_v2(void* stream, Address from, std::uint32_t value, unsigned) {
+    return enqueue(stream, [=] {
+        for (std::uint32_t seen = value - 1; static_cast<std::int32_t>(seen - value) < 0; usleep(100)) {
+            device_read(from, &seen, sizeof seen);
+        }
+    });
 }
 API cuMemcpyHtoDAsync_v2(Address dst, const void* src, std::size_t bytes, void* stream) {
     return copy(277, "cuMemcpyHtoDAsync_v2", dst, reinterpret_cast<Address>(src), bytes, stream);
@@ -288,21 +339,25 @@ API cuMemcpy2DAsync_v2(const Copy2d* copy, void* stream) {
 }
 API cuMemcpyBatchAsync_v2(Address* dsts, Address* srcs, std::size_t* bytes, std::size_t count, Attributes* attributes,
                           std::size_t* starts, std::size_t attributes_count, void* stream) {
-    return told(796, "cuMemcpyBatchAsync_v2", Batch{dsts, srcs, bytes, count, attributes, starts, attributes_count, stream},
-                [=] {
+    return told(796, "cuMemcpyBatchAsync_v2",
+                Batch{dsts, srcs, bytes, count, attributes, starts, attributes_count, stream}, [=] {
                     for (std::size_t at = 0; at < count; ++at) {
-                        enqueue(stream, [to = dsts[at], from = srcs[at], size = bytes[at]] { device_copy(to, from, size); });
+                        enqueue(stream,
+                                [to = dsts[at], from = srcs[at], size = bytes[at]] { device_copy(to, from, size); });
                     }
                     return kSuccess;
                 });
 }
 API cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, void* stream) {
-    if (bytes >= kWork) {  // stands for work that takes its time
-        return enqueue(stream, [] { usleep(3000); });
-    }
-    struct Memset { Address dst; unsigned char value; std::size_t count; void* stream; };
+    struct Memset {
+        Address dst;
+        unsigned char value;
+        std::size_t count;
+        void* stream;
+    };
     return told(216, "cuMemsetD8Async", Memset{to, value, bytes, stream}, [=] {
-        return enqueue(stream, [=] { device_write(to, std::vector<char>(bytes, static_cast<char>(value)).data(), bytes); });
+        return enqueue(stream,
+                       [=] { device_write(to, std::vector<char>(bytes, static_cast<char>(value)).data(), bytes); });
     });
 }
 // One parameter, a struct of two addresses.
@@ -313,10 +368,11 @@ API cuFuncGetParamInfo(void*, std::size_t index, std::size_t* offset, std::size_
 }
 API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void* stream, void** params, void** extra) {
-    return told(307, "cuLaunchKernel", Launch{function, {gx, gy, gz}, {bx, by, bz}, shared, stream, params, extra}, [=] {
-        const auto arguments = *static_cast<const KernelArguments*>(params[0]);
-        return enqueue(stream, [arguments] { device_copy(arguments.to, arguments.from, 1); });
-    });
+    return told(307, "cuLaunchKernel", Launch{function, {gx, gy, gz}, {bx, by, bz}, shared, stream, params, extra},
+                [=] {
+                    const auto arguments = *static_cast<const KernelArguments*>(params[0]);
+                    return enqueue(stream, [arguments] { device_copy(arguments.to, arguments.from, 1); });
+                });
 }
 
 // For the tests alone.
