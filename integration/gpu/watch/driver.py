@@ -3,12 +3,13 @@
 import ctypes as c
 from typing import Any, TypeAlias
 
+from integration.gpu.watch.gate import Gate
+
 Address: TypeAlias = c.c_ulonglong
 Handle: TypeAlias = c.c_void_p
 Size: TypeAlias = c.c_size_t
 HOST, DEVICE = 1, 2
 ORDER_STREAM, ORDER_DURING_CALL, ORDER_ANY = 1, 2, 3
-DELAY_BYTES, DELAY_TIMES = 1 << 30, 8  # some milliseconds of the device's time
 
 PTX = b"""
 .version 7.0
@@ -86,7 +87,7 @@ class Driver:
         self.bytes = bytes_
         self.stream = self.new_stream()
         self.device = self.allocate(bytes_)
-        self.delay_buffer = self.allocate(DELAY_BYTES)
+        self.gate = Gate(self)
 
     def __call__(self, name: str, *arguments: Any) -> None:
         result = getattr(self.library, name)(*arguments)
@@ -108,11 +109,6 @@ class Driver:
         host = Handle()
         self("cuMemHostAlloc", c.byref(host), Size(bytes_), 3)
         return (c.c_ubyte * bytes_).from_address(host.value or 0)
-
-    def delay(self, stream: Handle | None = None) -> None:
-        """Let the device work for some milliseconds."""
-        for _ in range(DELAY_TIMES):
-            self("cuMemsetD8Async", self.delay_buffer, c.c_ubyte(0), Size(DELAY_BYTES), stream or self.stream)
 
     def synchronize(self, stream: Handle | None = None) -> None:
         self("cuStreamSynchronize", stream or self.stream)

@@ -40,7 +40,7 @@ class Round:
     enqueue: Callable[[], None]  # the use
     touch: Callable[[], Any]  # the host's
     right: Callable[[], bool]  # asked when the device is done
-    begin: Callable[[], None] = lambda: None  # before the delay
+    begin: Callable[[], None] = lambda: None  # before the gate is closed
 
 
 Case = Callable[[Driver], Round]
@@ -134,7 +134,7 @@ def thread_stream(cuda: Driver) -> Round:
     host = cuda.pinned(BYTES)
 
     def enqueue() -> None:
-        cuda.delay(Handle(2))
+        cuda.gate.close(Handle(2))
         cuda("cuMemcpyHtoDAsync_v2_ptsz", cuda.device, host, Size(BYTES), None)
 
     return to_device(cuda, host, enqueue)
@@ -145,7 +145,7 @@ def legacy_stream(cuda: Driver) -> Round:
     host = cuda.pinned(BYTES)
 
     def enqueue() -> None:
-        cuda.delay(Handle(1))
+        cuda.gate.close(Handle(1))
         cuda("cuMemcpyHtoDAsync_v2", cuda.device, host, Size(BYTES), None)
 
     return to_device(cuda, host, enqueue)
@@ -416,8 +416,9 @@ def launch(name: str, function_name: str, how: str) -> None:
         extra = (Handle * 5)(1, c.addressof(buffer), 2, c.addressof(size), None)
         config = LaunchConfig((1, 1, 1), (1, 1, 1), 0, cuda.stream)
         ones = [c.c_uint(1)] * 6
+        kept = (to, source, given, buffer, size)  # `params` and `extra` hold their addresses alone
 
-        def enqueue() -> None:
+        def enqueue(_kept: object = kept) -> None:
             if how == "extended":
                 cuda("cuLaunchKernelEx", c.byref(config), function, params, None)
             elif how == "extra":

@@ -4,7 +4,7 @@ import ctypes as c
 from collections.abc import Callable
 from typing import Any
 
-from integration.gpu.watch.driver import Address, Driver, Handle, Memset, Size
+from integration.gpu.watch.driver import Address, Copy3d, Driver, Handle, Memset, Size
 from integration.gpu.watch.planted import AT, BYTES, CASES, NEW, OLD, Round, box, case, to_device, upload
 
 
@@ -22,9 +22,18 @@ def captured(cuda: Driver, work: Callable[[], None]) -> Handle:
     return graph
 
 
+def bytes_of(cuda: Driver, host: Any) -> Copy3d:
+    """One row: the node of an instantiated graph takes no other."""
+    copy = box(cuda, host)
+    copy.width, copy.height, copy.depth = BYTES, 1, 1
+    copy.src_pitch = copy.dst_pitch = BYTES
+    copy.src_height = copy.dst_height = 1
+    return copy
+
+
 def copy_node(cuda: Driver, host: Any) -> tuple[Handle, Handle]:
     graph, node = Handle(), Handle()
-    copy = box(cuda, host)
+    copy = bytes_of(cuda, host)
     cuda("cuGraphCreate", c.byref(graph), 0)
     cuda("cuGraphAddMemcpyNode", c.byref(node), graph, None, Size(0), c.byref(copy), cuda.context)
     return graph, node
@@ -61,7 +70,7 @@ def graph_with_another_buffer(cuda: Driver) -> Round:
     first, host = cuda.pinned(BYTES), cuda.pinned(BYTES)
     graph, node = copy_node(cuda, first)
     made = executable(cuda, graph)
-    copy = box(cuda, host)
+    copy = bytes_of(cuda, host)
     cuda("cuGraphExecMemcpyNodeSetParams", made, node, c.byref(copy), cuda.context)
     return launched(cuda, host, made)
 

@@ -1,13 +1,15 @@
 """Planted races in PyTorch and CuPy, each after a class of defects that projects have reported: own code, after the
 description. A case takes whether it is repaired, runs one occurrence, and answers whether the outcome was right."""
 
+import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from integration.gpu.watch.gate import Gate
+
 TORCH_CASES: dict[str, Callable[[bool], bool]] = {}
 POSSIBLE = {"zero_copy_kernel"}
-SLEEP_CYCLES = 8_000_000  # some milliseconds
 ITEMS = 16_384
 BLOCKS = 64
 
@@ -32,18 +34,39 @@ def pinned(name: str, items: int = ITEMS, dtype: str = "int32") -> Any:
     return torch.zeros(items, dtype=getattr(torch, dtype), pin_memory=True), name
 
 
+@cache
+def gate() -> Gate:
+    driver = ctypes.CDLL("libcuda.so.1")
+    torch_().zeros(1, device="cuda")  # makes the context
+
+    def call(name: str, *arguments: Any) -> None:
+        result = getattr(driver, name)(*arguments)
+        if result:
+            raise RuntimeError(f"{name}: CUDA error {result}")
+
+    return Gate(call)
+
+
 def delayed() -> Any:
+    """What is enqueued on the current stream from now on waits at the gate."""
     torch = torch_()
-    torch.cuda._sleep(SLEEP_CYCLES)
+    gate().close(ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
     return torch
 
 
+def open_if(repaired: bool) -> None:
+    if repaired:
+        gate().open()
+
+
 def wait_if(repaired: bool) -> None:
+    open_if(repaired)
     if repaired:
         torch_().cuda.synchronize()
 
 
 def ended(outcome: Any) -> bool:
+    gate().open()
     torch_().cuda.synchronize()
     return bool(outcome())
 
@@ -156,9 +179,11 @@ def event_of_the_wrong_copy(repaired: bool) -> bool:
     device = torch.empty(2 * ITEMS, dtype=torch.int32, device="cuda")
     events = [torch.cuda.Event() for _ in range(2)]
     for half in range(2):
-        delayed()
+        if half == 1:
+            delayed()
         device[half * ITEMS : (half + 1) * ITEMS].copy_(host[half * ITEMS : (half + 1) * ITEMS], non_blocking=True)
         events[half].record()
+    open_if(repaired)
     events[1 if repaired else 0].synchronize()
     host[ITEMS:].fill_(7)
     return ended(lambda: int(device.max()) == 1)
@@ -173,6 +198,7 @@ def queried_and_ignored(repaired: bool) -> bool:
     device = host.to("cuda", non_blocking=True)
     event = torch.cuda.Event()
     event.record()
+    open_if(repaired)
     event.synchronize() if repaired else event.query()
     host.fill_(2)
     return ended(lambda: int(device.max()) == 1)
@@ -189,6 +215,7 @@ def waits_for_the_wrong_stream(repaired: bool) -> bool:
     with torch.cuda.stream(side):
         delayed()
         device.copy_(host, non_blocking=True)
+    open_if(repaired)
     (side if repaired else other).synchronize()
     host.fill_(2)
     return ended(lambda: int(device.max()) == 1)
@@ -237,8 +264,6 @@ def recorded(host: Any) -> Any:
 @case
 def strided_rows(repaired: bool) -> bool:
     """Columns of a pinned matrix: a copy of many rows (cuDF, llama.cpp's 2D copies)."""
-    import ctypes  # noqa: PLC0415
-
     torch = torch_()
     host, _ = pinned("matrix", 128 * 128)
     host.fill_(1)
