@@ -208,10 +208,9 @@ struct Launch {
     void** params;
     void** extra;
 };
-// The made-up kernel: it reads the first byte that its second parameter points to, and writes it to the first.
+// The made-up kernel: it copies a byte, as copy_byte_of_struct of the planted programs does.
 struct KernelArguments {
-    Address to;
-    Address from;
+    Address before, to, from, after;
 };
 
 int copy(std::uint32_t id, const char* name, Address dst, Address src, std::size_t bytes, void* stream) {
@@ -360,7 +359,7 @@ API cuMemsetD8Async(Address to, unsigned char value, std::size_t bytes, void* st
                        [=] { device_write(to, std::vector<char>(bytes, static_cast<char>(value)).data(), bytes); });
     });
 }
-// One parameter, a struct of two addresses.
+// One parameter, a struct of addresses.
 API cuFuncGetParamInfo(void*, std::size_t index, std::size_t* offset, std::size_t* bytes) {
     *offset = 0;
     *bytes = sizeof(KernelArguments);

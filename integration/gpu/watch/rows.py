@@ -1,7 +1,7 @@
 """Each planted and each clean program, with and without `watch`: `python -m integration.gpu.watch.rows RESULTS.csv`.
 
-A row is one process: what ran, how often the outcome was right, and what was reported. `ok` says whether that is what it
-had to be; the exit code is 1 where a row is not. `--only TEXT` picks programs, `--times N` occurrences.
+A row is one process: what ran, how often the outcome was right, and what was reported. `ok` says whether that is what
+it had to be; the exit code is 1 where a row is not. `--only TEXT` picks programs, `--times N` occurrences.
 """
 
 import argparse
@@ -123,16 +123,12 @@ def all_rows(only: str, times: int, seconds: float, fresh: int, at_once: int) ->
             if only in name
             for arm, mode in (("racy", "plain"), ("racy", "report"), ("racy", "hold"), ("repaired", "report"))
         ]
-        work += [
-            pool.submit(planted_row, name, "racy", "report", 1)
-            for name in PLANTED
-            if only in name
-            for _ in range(fresh)
-        ]
         for each in work:
             yield each.result()
         for rows in pool.map(lambda name: list(clean_rows(name, seconds)), [p for p in clean.PROGRAMS if only in p]):
             yield from rows
+        names = [name for name in PLANTED if only in name for _ in range(fresh)]
+        yield from pool.map(lambda name: planted_row(name, "racy", "report", 1), names)
 
 
 def main() -> int:
