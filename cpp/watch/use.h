@@ -39,7 +39,7 @@ struct Use {
     std::uint64_t since_ns = 0;
     std::uint64_t id = 0;
 
-    bool finished() const { return static_cast<std::int32_t>(*flag - sequence) >= 0; }
+    bool finished() const { return static_cast<std::int32_t>(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - sequence) >= 0; }
     bool forbids(Access access) const { return device_writes || access != Access::read; }
 };
 
