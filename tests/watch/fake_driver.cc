@@ -42,6 +42,7 @@ using Callback = void (*)(void*, int, std::uint32_t, const void*);
 Callback subscriber = nullptr;
 void* subscriber_data = nullptr;
 std::bitset<1024> enabled;
+int failed = 0;  // calls that spoiled a capture
 char context;
 
 template <typename Arguments, typename Body>
@@ -304,7 +305,7 @@ API cuStreamIsCapturing(void* stream, int* status) { return *status = stream_of(
 API cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
 API cuStreamWriteValue32_v2(void* stream, Address to, std::uint32_t value, unsigned) {
     if (stream_of(stream).capturing) {
-        return kCaptureUnsupported;
+        return ++failed, kCaptureUnsupported;
     }
     return enqueue(stream, [=] { device_write(to, &value, sizeof value); });
 }
@@ -378,3 +379,4 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
 API fakeHold(void* stream) { return stream_of(stream).hold(), kSuccess; }
 API fakeOpen(void* stream) { return stream_of(stream).open(), kSuccess; }
 API fakeCapture(void* stream, int on) { return stream_of(stream).capturing = on != 0, kSuccess; }
+API fakeFailed() { return failed; }

@@ -118,6 +118,7 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
 def end_as(status: int) -> int:
     """An exit code; a signal that ended the command ends this process too."""
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        if -status != signal.SIGKILL:  # for which nothing can be installed
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status if status >= 0 else 128 - status
