@@ -73,19 +73,23 @@ def where(race: Race) -> str:
 def lines(report: Report) -> Iterator[str]:
     for races, heading in ((report.races, "RACE"), (report.possible, "POSSIBLE")):
         for number, race in enumerate(races, 1):
-            times = f", {race.times:,} times" if race.times > 1 else ""
-            yield f"{heading} {number}: {title(race)}{times}"
-            yield f"  {where(race)}"
-            yield f"  touched by thread {race.touch_thread} ({race.thread_name}){_started(race.touch_stack)}:"
-            yield from _frames(race.touch_stack)
-            yield f"  enqueued by thread {race.use_thread}:"
-            yield from _frames(race.use_stack)
+            yield from race_lines(f"{heading} {number}", race)
     for note in report.notes:
         yield f"note: {note}"
     for name, text in UNSEEN.items():
         if report.numbers[name]:
             yield f"note: {report.numbers[name]:,} {text}"
     yield summary(report)
+
+
+def race_lines(heading: str, race: Race) -> Iterator[str]:
+    times = f", {race.times:,} times" if race.times > 1 else ""
+    yield f"{heading}: {title(race)}{times}"
+    yield f"  {where(race)}"
+    yield f"  touched by thread {race.touch_thread} ({race.thread_name}){_started(race.touch_stack)}:"
+    yield from _frames(race.touch_stack)
+    yield f"  enqueued by thread {race.use_thread}:"
+    yield from _frames(race.use_stack)
 
 
 def summary(report: Report) -> str:

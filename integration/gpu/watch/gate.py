@@ -60,3 +60,8 @@ class Gate:
 
     def open(self) -> None:
         self.word.value = self.number
+
+    def end(self) -> None:
+        assert self.opener.stdin is not None
+        self.opener.stdin.close()
+        self.opener.wait()
