@@ -11,8 +11,8 @@ try:
 except OSError:
     pytest.skip("needs a CUDA driver", allow_module_level=True)
 
-from integration.gpu.watch.planted_graphs import ALL_CASES  # noqa: E402  not there where the module is skipped
-from integration.gpu.watch.rows import planted_row  # noqa: E402
+from integration.gpu.watch.planted_graphs import ALL_CASES
+from integration.gpu.watch.rows import planted_row
 
 TIMES = 5
 

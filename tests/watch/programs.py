@@ -104,7 +104,7 @@ def captures(cuda: Driver) -> int:
     upload(cuda, host)()
     host[AT] = NEW
     cuda.library.fakeCapture(cuda.stream, 0)
-    return cuda.library.fakeFailed()
+    return int(cuda.library.fakeFailed())
 
 
 @program

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from integration.gpu.watch.planted import POSSIBLE
+from integration.gpu.watch.rows import FILES
 from tests.watch.conftest import Outcome, Watch
 
 TIMES = 3
@@ -52,7 +53,7 @@ def test_each_occurrence_is_caught_with_both_stacks(watch: Watch, name: str) -> 
     for race in done.report[grade]:
         for stack in ("touch_stack", "use_stack"):
             files = {(Path(file).name, line is not None) for file, line, _ in race[stack]["python"]}
-            assert files & {("planted.py", True), ("planted_graphs.py", True)}, race[stack]
+            assert files & {(name, True) for name in FILES}, race[stack]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -25,15 +25,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
+    if not config.getoption("watch"):
+        return
     from trtllm_kvfix.errors import KvfixError  # noqa: PLC0415
     from trtllm_kvfix.settings import environment  # noqa: PLC0415
     from trtllm_kvfix.watch import launch  # noqa: PLC0415
 
-    if not config.getoption("watch") or os.environ.get(launch.ENV_FOLDER):
+    inherited = environment()
+    if inherited.get(launch.ENV_FOLDER):
         return
     folder = Path(tempfile.mkdtemp(prefix="trtllm-kvfix-watch-"))
     try:
-        inherited = environment()
         environ = {**inherited, **launch.variables(inherited, folder, None), ENV_OWNER: str(os.getpid())}
         launch.probe(environ, folder)
     except KvfixError as error:
@@ -47,18 +49,22 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("watch"):
+        return
+    from trtllm_kvfix.settings import environment  # noqa: PLC0415
     from trtllm_kvfix.watch import launch, suppressions  # noqa: PLC0415
 
-    folder = os.environ.get(launch.ENV_FOLDER)
-    if config.getoption("watch") and folder:
+    inherited = environment()
+    if folder := inherited.get(launch.ENV_FOLDER):
         known = config.getoption("watch_suppress")
-        watching = Watching(Path(folder), suppressions.load(known) if known else [])
+        owned = inherited.get(ENV_OWNER) == str(os.getpid())
+        watching = Watching(Path(folder), suppressions.load(known) if known else [], owned)
         config.pluginmanager.register(watching, Watching.NAME)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     watching = config.pluginmanager.get_plugin(Watching.NAME)
-    if watching is not None and os.environ.get(ENV_OWNER) == str(os.getpid()):
+    if watching is not None and watching.owned:
         shutil.rmtree(watching.folder, ignore_errors=True)
 
 
@@ -67,9 +73,10 @@ class Watching:
 
     NAME = "kvfix-watching"
 
-    def __init__(self, folder: Path, known: list[Any]) -> None:
+    def __init__(self, folder: Path, known: list[Any], owned: bool) -> None:
         self.folder = folder
         self.known = known
+        self.owned = owned
 
     def seen(self) -> dict[tuple[object, ...], Any]:
         from trtllm_kvfix.watch import races, suppressions  # noqa: PLC0415

@@ -4,6 +4,7 @@ import ctypes as c
 from collections.abc import Callable
 from typing import Any
 
+import integration.gpu.watch.planted_touches  # noqa: F401  adds its cases
 from integration.gpu.watch.driver import Address, Copy3d, Driver, Handle, Memset, Size
 from integration.gpu.watch.planted import AT, BYTES, CASES, NEW, OLD, Round, box, case, to_device, upload
 
@@ -158,4 +159,4 @@ def freed(call: str) -> None:
 freed("cuMemFreeHost")
 freed("cuMemHostUnregister")
 
-ALL_CASES = dict(CASES)  # those of planted.py, and these
+ALL_CASES = dict(CASES)  # those of all three modules

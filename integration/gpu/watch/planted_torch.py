@@ -2,73 +2,24 @@
 description. A case takes whether it is repaired, runs one occurrence, and answers whether the outcome was right."""
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from integration.gpu.watch.gate import Gate
+from integration.gpu.watch.torch_rounds import (
+    ITEMS,
+    TORCH_CASES,
+    case,
+    delayed,
+    ended,
+    open_if,
+    pinned,
+    torch_,
+    wait_if,
+)
 
-TORCH_CASES: dict[str, Callable[[bool], bool]] = {}
+__all__ = ["POSSIBLE", "TORCH_CASES"]
 POSSIBLE = {"zero_copy_kernel"}
-ITEMS = 16_384
 BLOCKS = 64
-
-
-def case(run: Callable[[bool], bool]) -> Callable[[bool], bool]:
-    TORCH_CASES[run.__name__] = run
-    return run
-
-
-@cache
-def torch_() -> Any:
-    import torch  # noqa: PLC0415  only the cases of this file need it
-
-    torch.cuda.init()
-    return torch
-
-
-@cache
-def pinned(name: str, items: int = ITEMS, dtype: str = "int32") -> Any:
-    """One buffer for all occurrences of a case, as programs that reuse theirs have it."""
-    torch = torch_()
-    return torch.zeros(items, dtype=getattr(torch, dtype), pin_memory=True), name
-
-
-@cache
-def gate() -> Gate:
-    driver = ctypes.CDLL("libcuda.so.1")
-    torch_().zeros(1, device="cuda")  # makes the context
-
-    def call(name: str, *arguments: Any) -> None:
-        result = getattr(driver, name)(*arguments)
-        if result:
-            raise RuntimeError(f"{name}: CUDA error {result}")
-
-    return Gate(call)
-
-
-def delayed() -> Any:
-    """What is enqueued on the current stream from now on waits at the gate."""
-    torch = torch_()
-    gate().close(ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
-    return torch
-
-
-def open_if(repaired: bool) -> None:
-    if repaired:
-        gate().open()
-
-
-def wait_if(repaired: bool) -> None:
-    open_if(repaired)
-    if repaired:
-        torch_().cuda.synchronize()
-
-
-def ended(outcome: Any) -> bool:
-    gate().open()
-    torch_().cuda.synchronize()
-    return bool(outcome())
 
 
 @case

@@ -17,14 +17,14 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from integration.gpu.watch import clean, planted, planted_graphs, planted_torch
+from integration.gpu.watch import clean, planted, planted_graphs, planted_torch, planted_touches
 
 LIMIT_S = 100
 POSSIBLE = planted.POSSIBLE | planted_torch.POSSIBLE
 PLANTED = [*planted_graphs.ALL_CASES, *planted_torch.TORCH_CASES]
 # What happens to the result of these depends on the driver, not on the touch.
 NO_OUTCOME = {"by_cuMemFreeHost", "by_cuMemHostUnregister"}
-FILES = {Path(module.__file__ or "").name for module in (planted, planted_graphs, planted_torch)}
+FILES = {Path(module.__file__ or "").name for module in (planted, planted_graphs, planted_torch, planted_touches)}
 
 
 @dataclass
