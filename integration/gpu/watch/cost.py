@@ -44,7 +44,8 @@ def copies(cuda: Driver) -> dict[str, float]:
 def protections_us(host: "c.Array[c.c_ubyte]") -> float:
     """The two calls that a guarded copy cannot do without, on the very memory."""
     protect = c.CDLL(None).mprotect
-    begin, bytes_ = Handle(c.addressof(host)), Size((len(host) + 4095) // 4096 * 4096)
+    first, end = c.addressof(host) // 4096 * 4096, (c.addressof(host) + len(host) + 4095) // 4096 * 4096
+    begin, bytes_ = Handle(first), Size(end - first)
 
     def twice() -> None:
         if protect(begin, bytes_, 1) or protect(begin, bytes_, 3):
