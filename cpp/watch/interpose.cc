@@ -88,8 +88,8 @@ class Settled {
     Settled(const char* how, Access access, const void* begin, std::size_t bytes) : Settled(how, access) {
         add(begin, bytes);
     }
-    Settled(const char* how, Access access, const iovec* parts, std::size_t count) : Settled(how, access) {
-        for (std::size_t at = 0; parts != nullptr && at < count; ++at) {
+    Settled(const char* how, Access access, const iovec* parts, ssize_t count) : Settled(how, access) {
+        for (ssize_t at = 0; parts != nullptr && at < count; ++at) {
             add(parts[at].iov_base, parts[at].iov_len);
         }
     }
@@ -204,108 +204,46 @@ KVFIX_EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attribu
     return result;
 }
 
-KVFIX_EXPORT ssize_t read(int file, void* to, size_t bytes) {
-    const Settled settled("read", Access::write, to, bytes);
-    return next_read(file, to, bytes);
-}
+// The C library's functions by which the kernel touches memory: parameters, arguments, what is touched and how.
+#define KVFIX_SETTLED(result, name, parameters, arguments, access, ...) \
+    KVFIX_EXPORT result name parameters {                               \
+        const Settled settled(#name, Access::access, __VA_ARGS__);      \
+        return next_##name arguments;                                   \
+    }
 
-KVFIX_EXPORT ssize_t pread(int file, void* to, size_t bytes, off_t at) {
-    const Settled settled("pread", Access::write, to, bytes);
-    return next_pread(file, to, bytes, at);
-}
-
-KVFIX_EXPORT ssize_t pread64(int file, void* to, size_t bytes, off64_t at) {
-    const Settled settled("pread", Access::write, to, bytes);
-    return next_pread64(file, to, bytes, at);
-}
-
-KVFIX_EXPORT ssize_t readv(int file, const iovec* parts, int count) {
-    const Settled settled("readv", Access::write, parts, static_cast<std::size_t>(std::max(count, 0)));
-    return next_readv(file, parts, count);
-}
-
-KVFIX_EXPORT ssize_t preadv(int file, const iovec* parts, int count, off_t at) {
-    const Settled settled("preadv", Access::write, parts, static_cast<std::size_t>(std::max(count, 0)));
-    return next_preadv(file, parts, count, at);
-}
-
-KVFIX_EXPORT ssize_t preadv64(int file, const iovec* parts, int count, off64_t at) {
-    const Settled settled("preadv", Access::write, parts, static_cast<std::size_t>(std::max(count, 0)));
-    return next_preadv64(file, parts, count, at);
-}
-
-KVFIX_EXPORT ssize_t preadv2(int file, const iovec* parts, int count, off_t at, int flags) {
-    const Settled settled("preadv2", Access::write, parts, static_cast<std::size_t>(std::max(count, 0)));
-    return next_preadv2(file, parts, count, at, flags);
-}
-
-KVFIX_EXPORT ssize_t preadv64v2(int file, const iovec* parts, int count, off64_t at, int flags) {
-    const Settled settled("preadv2", Access::write, parts, static_cast<std::size_t>(std::max(count, 0)));
-    return next_preadv64v2(file, parts, count, at, flags);
-}
-
-KVFIX_EXPORT ssize_t recv(int socket, void* to, size_t bytes, int flags) {
-    const Settled settled("recv", Access::write, to, bytes);
-    return next_recv(socket, to, bytes, flags);
-}
-
-KVFIX_EXPORT ssize_t recvfrom(int socket, void* to, size_t bytes, int flags, sockaddr* address, socklen_t* length) {
-    const Settled settled("recvfrom", Access::write, to, bytes);
-    return next_recvfrom(socket, to, bytes, flags, address, length);
-}
-
-KVFIX_EXPORT ssize_t recvmsg(int socket, msghdr* message, int flags) {
-    const Settled settled("recvmsg", Access::write, message->msg_iov, message->msg_iovlen);
-    return next_recvmsg(socket, message, flags);
-}
-
-KVFIX_EXPORT size_t fread(void* to, size_t size, size_t count, FILE* file) {
-    const Settled settled("fread", Access::write, to, size * count);
-    return next_fread(to, size, count, file);
-}
-
-KVFIX_EXPORT ssize_t getrandom(void* to, size_t bytes, unsigned flags) {
-    const Settled settled("getrandom", Access::write, to, bytes);
-    return next_getrandom(to, bytes, flags);
-}
-
-KVFIX_EXPORT ssize_t write(int file, const void* from, size_t bytes) {
-    const Settled settled("write", Access::read, from, bytes);
-    return next_write(file, from, bytes);
-}
-
-KVFIX_EXPORT ssize_t pwrite(int file, const void* from, size_t bytes, off_t at) {
-    const Settled settled("pwrite", Access::read, from, bytes);
-    return next_pwrite(file, from, bytes, at);
-}
-
-KVFIX_EXPORT ssize_t pwrite64(int file, const void* from, size_t bytes, off64_t at) {
-    const Settled settled("pwrite", Access::read, from, bytes);
-    return next_pwrite64(file, from, bytes, at);
-}
-
-KVFIX_EXPORT ssize_t writev(int file, const iovec* parts, int count) {
-    const Settled settled("writev", Access::read, parts, static_cast<std::size_t>(std::max(count, 0)));
-    return next_writev(file, parts, count);
-}
-
-KVFIX_EXPORT ssize_t send(int socket, const void* from, size_t bytes, int flags) {
-    const Settled settled("send", Access::read, from, bytes);
-    return next_send(socket, from, bytes, flags);
-}
-
-KVFIX_EXPORT ssize_t sendto(int socket, const void* from, size_t bytes, int flags, const sockaddr* address,
-                            socklen_t length) {
-    const Settled settled("sendto", Access::read, from, bytes);
-    return next_sendto(socket, from, bytes, flags, address, length);
-}
-
-KVFIX_EXPORT ssize_t sendmsg(int socket, const msghdr* message, int flags) {
-    const Settled settled("sendmsg", Access::read, message->msg_iov, message->msg_iovlen);
-    return next_sendmsg(socket, message, flags);
-}
-
-KVFIX_EXPORT size_t fwrite(const void* from, size_t size, size_t count, FILE* file) {
-    const Settled settled("fwrite", Access::read, from, size * count);
-    return next_fwrite(from, size, count, file);
-}
+KVFIX_SETTLED(ssize_t, read, (int file, void* to, size_t bytes), (file, to, bytes), write, to, bytes)
+KVFIX_SETTLED(ssize_t, pread, (int file, void* to, size_t bytes, off_t at), (file, to, bytes, at), write, to, bytes)
+KVFIX_SETTLED(ssize_t, pread64, (int file, void* to, size_t bytes, off64_t at), (file, to, bytes, at), write, to, bytes)
+KVFIX_SETTLED(ssize_t, readv, (int file, const iovec* parts, int count), (file, parts, count), write, parts, count)
+KVFIX_SETTLED(ssize_t, preadv, (int file, const iovec* parts, int count, off_t at), (file, parts, count, at), write,
+              parts, count)
+KVFIX_SETTLED(ssize_t, preadv64, (int file, const iovec* parts, int count, off64_t at), (file, parts, count, at), write,
+              parts, count)
+KVFIX_SETTLED(ssize_t, preadv2, (int file, const iovec* parts, int count, off_t at, int flags),
+              (file, parts, count, at, flags), write, parts, count)
+KVFIX_SETTLED(ssize_t, preadv64v2, (int file, const iovec* parts, int count, off64_t at, int flags),
+              (file, parts, count, at, flags), write, parts, count)
+KVFIX_SETTLED(ssize_t, recv, (int socket, void* to, size_t bytes, int flags), (socket, to, bytes, flags), write, to,
+              bytes)
+KVFIX_SETTLED(ssize_t, recvfrom, (int socket, void* to, size_t bytes, int flags, sockaddr* address, socklen_t* length),
+              (socket, to, bytes, flags, address, length), write, to, bytes)
+KVFIX_SETTLED(ssize_t, recvmsg, (int socket, msghdr* message, int flags), (socket, message, flags), write,
+              message->msg_iov, static_cast<ssize_t>(message->msg_iovlen))
+KVFIX_SETTLED(size_t, fread, (void* to, size_t size, size_t count, FILE* file), (to, size, count, file), write, to,
+              (size * count))
+KVFIX_SETTLED(ssize_t, getrandom, (void* to, size_t bytes, unsigned flags), (to, bytes, flags), write, to, bytes)
+KVFIX_SETTLED(ssize_t, write, (int file, const void* from, size_t bytes), (file, from, bytes), read, from, bytes)
+KVFIX_SETTLED(ssize_t, pwrite, (int file, const void* from, size_t bytes, off_t at), (file, from, bytes, at), read,
+              from, bytes)
+KVFIX_SETTLED(ssize_t, pwrite64, (int file, const void* from, size_t bytes, off64_t at), (file, from, bytes, at), read,
+              from, bytes)
+KVFIX_SETTLED(ssize_t, writev, (int file, const iovec* parts, int count), (file, parts, count), read, parts, count)
+KVFIX_SETTLED(ssize_t, send, (int socket, const void* from, size_t bytes, int flags), (socket, from, bytes, flags),
+              read, from, bytes)
+KVFIX_SETTLED(ssize_t, sendto,
+              (int socket, const void* from, size_t bytes, int flags, const sockaddr* address, socklen_t length),
+              (socket, from, bytes, flags, address, length), read, from, bytes)
+KVFIX_SETTLED(ssize_t, sendmsg, (int socket, const msghdr* message, int flags), (socket, message, flags), read,
+              message->msg_iov, static_cast<ssize_t>(message->msg_iovlen))
+KVFIX_SETTLED(size_t, fwrite, (const void* from, size_t size, size_t count, FILE* file), (from, size, count, file),
+              read, from, (size * count))
