@@ -1,10 +1,10 @@
 #include "watch/faults.h"
 
-#include <errno.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
+#include <cerrno>
 
 #include <atomic>
 #include <cstring>

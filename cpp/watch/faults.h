@@ -2,7 +2,7 @@
 // Other handlers of the program keep working: they are called for whatever is not ours.
 #pragma once
 
-#include <signal.h>
+#include <csignal>
 
 #include "watch/guard.h"
 

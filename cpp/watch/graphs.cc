@@ -25,7 +25,7 @@ Graphs::Sides Graphs::of(const cuda::MemsetNode& memset) const {
 
 Graphs::Sides Graphs::of(const cuda::KernelNode& kernel) {
     Sides sides;
-    const cuda::Handle function = kernel.function != nullptr ? kernel.function : kernel.kernel;
+    cuda::Handle function = kernel.function != nullptr ? kernel.function : kernel.kernel;
     for (const std::uintptr_t address : kernels_.pinned(function, kernel.params, kernel.extra, ranges_)) {
         sides.push_back({line(address, 1), Kind::graph_kernel, true, false});
     }
@@ -73,7 +73,7 @@ std::vector<Graphs::Node> Graphs::read(cuda::Handle graph) {
         return nodes;
     }
     nodes.reserve(count);
-    for (const cuda::Handle handle : handles) {
+    for (cuda::Handle handle : handles) {
         nodes.push_back({handle, read_node(handle)});
     }
     return nodes;

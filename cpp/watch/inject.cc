@@ -1,9 +1,9 @@
 // The entry that the driver calls when a program that has CUDA_INJECTION64_PATH starts to use it.
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
+#include <cstdio>
+#include <cstdlib>
 
 #include <array>
 #include <cstring>

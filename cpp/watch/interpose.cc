@@ -6,14 +6,13 @@
 // - who started a thread is noted, because workers without Python touch memory on behalf of one that has it.
 #include <dlfcn.h>
 #include <pthread.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#include <csignal>
+#include <cstdio>
 
 #include <algorithm>
 #include <array>

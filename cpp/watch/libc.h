@@ -1,7 +1,7 @@
 // The C library's own functions, behind those that the library puts in front of them.
 #pragma once
 
-#include <signal.h>
+#include <csignal>
 
 namespace kvfix::watch::libc {
 

@@ -3,10 +3,10 @@
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <csignal>
 
 #include <algorithm>
 #include <cstdlib>
@@ -28,7 +28,7 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
 template <typename T>
 T read_at(const void* base, std::size_t offset) {
     T value;
-    std::memcpy(&value, static_cast<const char*>(base) + offset, sizeof value);
+    std::memcpy(static_cast<void*>(&value), static_cast<const char*>(base) + offset, sizeof value);
     return value;
 }
 

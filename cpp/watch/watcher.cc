@@ -1,8 +1,8 @@
 #include "watch/watcher.h"
 
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+#include <ctime>
 
 #include <atomic>
 
