@@ -1,4 +1,4 @@
-"""The command `trtllm-kvfix`. Exit codes: 0 good, 1 a hazard or a failed check, 2 bad usage or settings."""
+"""The command `trtllm-kvfix`. Exit codes: 0 good, 1 a hazard, a race or a failed check, 2 bad usage or settings."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +21,7 @@ COMMANDS = {
     "selfcheck": "trtllm_kvfix.tools.selfcheck.command:selfcheck",
     "status": "trtllm_kvfix.tools.status:status",
     "verify": "trtllm_kvfix.tools.verify.command:verify",
+    "watch": "trtllm_kvfix.watch.command:watch",
 }
 
 

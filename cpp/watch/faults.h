@@ -1,0 +1,24 @@
+// The signal handlers: SIGSEGV for a touch of a protected page, SIGTRAP behind an instruction that was stepped over.
+// Other handlers of the program keep working: they are called for whatever is not ours.
+#pragma once
+
+#include <csignal>
+
+#include "watch/guard.h"
+
+namespace kvfix::watch {
+
+class ProcessPages final : public Pages {
+  public:
+    bool protect(std::uintptr_t begin, std::size_t bytes, Protection protection) override;
+};
+
+// False with a reason where this machine's signals cannot be handled.
+bool install_handlers(bool can_step);
+bool handlers_installed();
+
+// What the program sees of the two signals: as if our handlers were not there.
+int program_sigaction(int signal, const struct sigaction* action, struct sigaction* before);
+bool is_ours(int signal);
+
+}  // namespace kvfix::watch

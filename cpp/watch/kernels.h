@@ -1,0 +1,43 @@
+// Which words of a kernel's parameters may be addresses: the layout of each function's parameters, asked for once.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "watch/driver.h"
+#include "watch/ranges.h"
+
+namespace kvfix::watch {
+
+class Kernels {
+  public:
+    explicit Kernels(const Driver& driver) : driver_(driver) {}
+
+    // Pinned addresses among the parameters of a launch, structs included.
+    std::vector<std::uintptr_t> pinned(cuda::Handle function, void* const* params, void* const* extra,
+                                       const Ranges& ranges);
+    // Handles of what was unloaded may come again for something else.
+    void forget();
+
+  private:
+    struct Words {
+        std::uint16_t param;
+        std::uint16_t first;  // in bytes into the parameter
+        std::uint16_t count;
+    };
+    using Layout = std::vector<Words>;
+
+    // Never freed: a launch may still read what another thread forgets. Only programs that load and unload
+    // modules all the time have many of them.
+    const Layout& layout(cuda::Handle function);
+    Layout read(cuda::Handle function) const;
+
+    const Driver& driver_;
+    std::mutex mutex_;
+    std::unordered_map<cuda::Handle, const Layout*> layouts_;
+    std::atomic<std::uint32_t> generation_{1};
+};
+
+}  // namespace kvfix::watch

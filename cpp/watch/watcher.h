@@ -1,0 +1,40 @@
+// The parts of the library, as one. It is made once, by the driver's call of InitializeInjection, and never destroyed:
+// threads of the program run until the very end.
+#pragma once
+
+#include <cstdint>
+
+#include "watch/guard.h"
+#include "watch/report.h"
+#include "watch/stacks.h"
+
+namespace kvfix::watch {
+
+struct Settings {
+    const char* folder = nullptr;  // for the reports
+    const char* cupti = nullptr;   // places to look for CUPTI in, separated by colons
+    bool hold = false;
+    std::uint64_t hold_limit_ns = 0;
+};
+
+struct Watcher {
+    Watcher(const Settings& with, Pages& pages);
+
+    Settings settings;
+    Guard guard;
+    Stacks stacks;
+    Report report;
+
+    // One race: say it, and in hold mode wait for the device. `how` names a touch that is no instruction's.
+    void raced(const Verdict& verdict, Access access, const char* how, const void* instruction, void* const* frames);
+    // Before the kernel touches memory for the program; what it returns must be closed behind the call.
+    Opening settle(std::uintptr_t begin, std::size_t bytes, Access access, const char* how);
+    // Memory that goes back to its owner.
+    void give_back(std::uintptr_t begin, std::size_t bytes, const char* how);
+};
+
+// Null until the library has been started, and in forked children.
+Watcher* watcher();
+void set_watcher(Watcher* started);
+
+}  // namespace kvfix::watch

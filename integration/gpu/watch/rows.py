@@ -1,0 +1,158 @@
+"""Each planted and each clean program, with and without `watch`: `python -m integration.gpu.watch.rows RESULTS.csv`.
+
+A row is one process: what ran, how often the outcome was right, and what was reported. `ok` says whether that is what
+it had to be; the exit code is 1 where a row is not. `--only TEXT` picks programs, `--times N` occurrences.
+"""
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from integration.gpu.watch import clean, planted, planted_graphs, planted_torch, planted_touches
+
+LIMIT_S = 100
+POSSIBLE = planted.POSSIBLE | planted_torch.POSSIBLE
+PLANTED = [*planted_graphs.ALL_CASES, *planted_torch.TORCH_CASES]
+# What happens to the result of these depends on the driver, not on the touch.
+NO_OUTCOME = {"by_cuMemFreeHost", "by_cuMemHostUnregister"}
+FILES = {Path(module.__file__ or "").name for module in (planted, planted_graphs, planted_torch, planted_touches)}
+
+
+@dataclass
+class Row:
+    program: str
+    arm: str  # racy, repaired, clean
+    mode: str  # plain, report, hold
+    times: int
+    right: int
+    races: int
+    possible: int
+    pairs: int
+    stacks_ok: bool
+    status: int
+    ok: bool
+    detail: str = ""
+
+
+@dataclass
+class Run:
+    command: list[str]
+    mode: str
+
+    def outcome(self) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "report.json"
+            watch = [sys.executable, "-m", "trtllm_kvfix", "watch", "--json", str(file)]
+            watch += ["--hold"] if self.mode == "hold" else []
+            prefix = [] if self.mode == "plain" else [*watch, "--"]
+            try:
+                done = subprocess.run(
+                    [*prefix, *self.command],
+                    capture_output=True,
+                    text=True,
+                    timeout=LIMIT_S,
+                    check=False,
+                    env={**os.environ, "OMP_NUM_THREADS": "4"},  # many of these processes run at once
+                )
+            except subprocess.TimeoutExpired as error:
+                output = error.stdout.decode() if isinstance(error.stdout, bytes) else ""
+                return subprocess.CompletedProcess(self.command, 124, output, "timed out"), {}
+            return done, json.loads(file.read_text()) if file.exists() else {}
+
+
+def planted_row(name: str, arm: str, mode: str, times: int) -> Row:
+    command = [sys.executable, "-m", "integration.gpu.watch.run_planted", name, arm, str(times)]
+    done, report = Run(command, mode).outcome()
+    right = json.loads(done.stdout.splitlines()[-1])["right"] if done.stdout.strip().startswith("{") else -1
+    races, possible = occurrences(report, "races"), occurrences(report, "possible")
+    row = Row(name, arm, mode, times, right, races, possible, len(report.get("races", [])), True, done.returncode, True)
+    seen, expected = (possible, 0) if name in POSSIBLE else (races, 1)
+    if mode == "plain":
+        row.ok = done.returncode == 0 and (name in NO_OUTCOME or right == (0 if arm == "racy" else times))
+    elif arm == "repaired":
+        row.ok = done.returncode == 0 and right == times and races == 0 and possible == 0
+    else:
+        row.stacks_ok = all(has_our_frames(race) for race in (*report.get("races", []), *report.get("possible", [])))
+        row.ok = seen >= times and done.returncode == expected and row.stacks_ok
+        row.ok &= mode != "hold" or name in NO_OUTCOME or right == times
+    if not row.ok:
+        row.detail = " | ".join(done.stderr.strip().splitlines()[-12:])
+    return row
+
+
+def occurrences(report: dict[str, Any], grade: str) -> int:
+    return sum(race["times"] for race in report.get(grade, []))
+
+
+def has_our_frames(race: dict[str, Any]) -> bool:
+    """Both stacks name a line of the planted program."""
+    return all(
+        any(Path(frame[0]).name in FILES and frame[1] for frame in race[stack]["python"])
+        for stack in ("use_stack", "touch_stack")
+    )
+
+
+def clean_rows(name: str, seconds: float) -> Iterator[Row]:
+    command = [sys.executable, "-m", "integration.gpu.watch.clean", name, str(seconds)]
+    outputs = {}
+    for mode in ("plain", "report"):
+        done, report = Run(command, mode).outcome()
+        outputs[mode] = next((line for line in done.stdout.splitlines() if line.startswith(name)), "nothing")
+        same = outputs[mode] == outputs["plain"] != "nothing"
+        races, possible = occurrences(report, "races"), occurrences(report, "possible")
+        good = done.returncode == 0 and same and races == 0
+        detail = "" if good else " | ".join(done.stderr.strip().splitlines()[-40:])
+        guarded = report.get("numbers", {}).get("guarded", 0)
+        yield Row(name, "clean", mode, guarded, int(same), races, possible, 0, True, done.returncode, good, detail)
+
+
+def all_rows(only: str, times: int, seconds: float, fresh: int, at_once: int) -> Iterator[Row]:
+    with ThreadPoolExecutor(at_once) as pool:
+        work = [
+            pool.submit(planted_row, name, arm, mode, times)
+            for name in PLANTED
+            if only in name
+            for arm, mode in (("racy", "plain"), ("racy", "report"), ("racy", "hold"), ("repaired", "report"))
+        ]
+        for each in work:
+            yield each.result()
+        for rows in pool.map(lambda name: list(clean_rows(name, seconds)), [p for p in clean.PROGRAMS if only in p]):
+            yield from rows
+        names = [name for name in PLANTED if only in name for _ in range(fresh)]
+        yield from pool.map(lambda name: planted_row(name, "racy", "report", 1), names)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each clean program")
+    parser.add_argument("--fresh", type=int, default=0, help="fresh processes of each planted one")
+    parser.add_argument("--at-once", type=int, default=max((os.cpu_count() or 2) // 2, 1))
+    given = parser.parse_args()
+    bad = 0
+    with given.results.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(field.name for field in fields(Row))
+        for row in all_rows(given.only, given.times, given.seconds, given.fresh, given.at_once):
+            writer.writerow(astuple(row))
+            file.flush()
+            if not row.ok:
+                bad += 1
+                print(*astuple(row), flush=True)
+    print(f"{bad} rows are not as they have to be")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`trtllm-kvfix watch`: find the host touching pinned memory that the device still uses, in any CUDA program."""

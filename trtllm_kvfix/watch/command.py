@@ -1,0 +1,65 @@
+"""`trtllm-kvfix watch -- COMMAND`."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import click
+
+from trtllm_kvfix.settings import environment
+from trtllm_kvfix.watch import launch
+from trtllm_kvfix.watch.page import page
+from trtllm_kvfix.watch.races import read
+from trtllm_kvfix.watch.report import Report, as_json, lines
+from trtllm_kvfix.watch.suppressions import load
+
+OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--hold", is_flag=True, help="Let the thread that races wait until the device is done.")
+@click.option(
+    "--hold-limit", type=click.FloatRange(min=0.001), default=10.0, show_default=True, help="Seconds, then it goes on."
+)
+@click.option("--strict", is_flag=True, help="Exit with 1 for possible races too.")
+@click.option(
+    "--suppress",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with known races: patterns of frames, one in each line.",
+)
+@click.option("--json", "json_file", type=OUTPUT, help="Write the report here, for programs.")
+@click.option("--html", "html_file", type=OUTPUT, help="Write the report here, as one page with timelines.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def watch(
+    ctx: click.Context,
+    hold: bool,
+    hold_limit: float,
+    strict: bool,
+    suppress: Path | None,
+    json_file: Path | None,
+    html_file: Path | None,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND and report where the host touches pinned memory that the device still uses.
+
+    Exits as COMMAND does, or with 1 where that is 0 and there was a race.
+    """
+    suppressions = load(suppress) if suppress is not None else []
+    folder = Path(tempfile.mkdtemp(prefix="trtllm-kvfix-watch-"))
+    try:
+        inherited = environment()
+        environ = {**inherited, **launch.variables(inherited, folder, round(hold_limit * 1000) if hold else None)}
+        launch.probe(environ, folder)
+        status = launch.run(command, environ)
+        report = Report.of(list(command), status, hold, read(folder), suppressions)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for line in lines(report):
+        click.echo(f"trtllm-kvfix watch: {line}", err=True)
+    if json_file is not None:
+        json_file.write_text(json.dumps(as_json(report), indent=2) + "\n", encoding="utf-8")
+    if html_file is not None:
+        html_file.write_text(page(report), encoding="utf-8")
+    ctx.exit(launch.end_as(status) or int(report.failed(strict)))

@@ -1,0 +1,96 @@
+"""`pytest --watch`: a test in which the host touched pinned memory that the device still used fails.
+
+The library has to be in the process from its start, so pytest starts itself once more with it. What other modules of
+ours need is imported where it is used: pytest loads this one wherever the package is installed.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENV_OWNER = "KVFIX_WATCH_PYTEST"  # the process that removes the folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("watch", "races of the host with the device")
+    group.addoption("--watch", action="store_true", help="fail tests in which pinned memory in use was touched")
+    group.addoption("--watch-suppress", type=Path, metavar="FILE", help="races that are known, as `watch --suppress`")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    if not config.getoption("watch"):
+        return
+    from trtllm_kvfix.errors import KvfixError  # noqa: PLC0415
+    from trtllm_kvfix.settings import environment  # noqa: PLC0415
+    from trtllm_kvfix.watch import launch  # noqa: PLC0415
+
+    inherited = environment()
+    if inherited.get(launch.ENV_FOLDER):
+        return
+    folder = Path(tempfile.mkdtemp(prefix="trtllm-kvfix-watch-"))
+    try:
+        environ = {**inherited, **launch.variables(inherited, folder, None), ENV_OWNER: str(os.getpid())}
+        launch.probe(environ, folder)
+    except KvfixError as error:
+        shutil.rmtree(folder)
+        raise pytest.UsageError(f"--watch: {error}") from error
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.stop_global_capturing()  # its files end with this program
+    sys.stdout.flush()
+    os.execve(sys.executable, sys.orig_argv, environ)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("watch"):
+        return
+    from trtllm_kvfix.settings import environment  # noqa: PLC0415
+    from trtllm_kvfix.watch import launch, suppressions  # noqa: PLC0415
+
+    inherited = environment()
+    if folder := inherited.get(launch.ENV_FOLDER):
+        known = config.getoption("watch_suppress")
+        owned = inherited.get(ENV_OWNER) == str(os.getpid())
+        watching = Watching(Path(folder), suppressions.load(known) if known else [], owned)
+        config.pluginmanager.register(watching, Watching.NAME)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    watching = config.pluginmanager.get_plugin(Watching.NAME)
+    if watching is not None and watching.owned:
+        shutil.rmtree(watching.folder, ignore_errors=True)
+
+
+class Watching:
+    """Compares what was seen before each test with what was seen behind it, child processes included."""
+
+    NAME = "kvfix-watching"
+
+    def __init__(self, folder: Path, known: list[Any], owned: bool) -> None:
+        self.folder = folder
+        self.known = known
+        self.owned = owned
+
+    def seen(self) -> dict[tuple[object, ...], Any]:
+        from trtllm_kvfix.watch import races, suppressions  # noqa: PLC0415
+
+        kept, _ = suppressions.split(races.merged(races.read(self.folder)), self.known)
+        return {race.key: race for race in kept if race.certain}
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self) -> Generator[None, None, None]:
+        from trtllm_kvfix.watch.report import race_lines  # noqa: PLC0415
+
+        before = {key: race.times for key, race in self.seen().items()}
+        yield
+        new = [race for key, race in self.seen().items() if race.times > before.get(key, 0)]
+        if new:
+            text = [line for number, race in enumerate(new, 1) for line in race_lines(f"RACE {number}", race)]
+            pytest.fail("\n".join(text), pytrace=False)

@@ -1,0 +1,119 @@
+"""The report of a run: as plain text, and as JSON."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trtllm_kvfix.watch.races import NUMBERS, Race, Stack, Watched, merged
+from trtllm_kvfix.watch.suppressions import Suppression, split
+
+VERBS = {"read": "read", "write": "wrote", "free": "gave back"}
+UNSEEN = {
+    "dropped": "uses could not be watched: too many at once, or their pages could not be protected",
+    "unwatched_streams": "uses could not be watched: their stream took no flag",
+    "trimmed": "kernels got more pinned memory than is watched of it (64 MiB from the address on)",
+    "pairs_lost": "races found no room in the list",
+    "gave_up": "times a held thread went on because the device did not finish in time",
+}
+
+
+@dataclass
+class Report:
+    command: list[str]
+    status: int
+    held: bool
+    races: list[Race]
+    possible: list[Race]
+    suppressed: list[Race]
+    notes: list[str]
+    numbers: dict[str, int]
+    processes: int
+
+    @classmethod
+    def of(
+        cls, command: list[str], status: int, held: bool, processes: list[Watched], suppressions: list[Suppression]
+    ) -> "Report":
+        kept, suppressed = split(merged(processes), suppressions)
+        notes = [note for process in processes for note in process.notes if note != "watching"]
+        return cls(
+            command=command,
+            status=status,
+            held=held,
+            races=[race for race in kept if race.certain],
+            possible=[race for race in kept if not race.certain],
+            suppressed=suppressed,
+            notes=list(dict.fromkeys(notes)),
+            numbers={name: sum(process.numbers[name] for process in processes) for name in NUMBERS},
+            processes=len(processes),
+        )
+
+    def failed(self, strict: bool) -> bool:
+        return bool(self.races) or (strict and bool(self.possible))
+
+
+def title(race: Race) -> str:
+    """What happened, in one sentence."""
+    doing = "reads" if race.device == "reads" else "writes"
+    touched = f"{VERBS[race.touch]} it" if not race.how else f"{VERBS[race.touch]} it by {race.how}()"
+    if race.certain:
+        return f"The host {touched} while a {race.use} still {doing} it"
+    return f"The host {touched} while a {race.use} may still use it"
+
+
+def where(race: Race) -> str:
+    """The bytes, and for how long they have been in use."""
+    shape = f"{race.bytes:,} bytes"
+    if race.rows > 1:
+        shape += f" ({race.rows:,} rows of {race.width:,})"
+    return (
+        f"byte {race.at:,} of {shape} at {race.begin:#x}, in use for {race.age_us:,.0f} us on stream {race.stream:#x}"
+    )
+
+
+def lines(report: Report) -> Iterator[str]:
+    for races, heading in ((report.races, "RACE"), (report.possible, "POSSIBLE")):
+        for number, race in enumerate(races, 1):
+            yield from race_lines(f"{heading} {number}", race)
+    for note in report.notes:
+        yield f"note: {note}"
+    for name, text in UNSEEN.items():
+        if report.numbers[name]:
+            yield f"note: {report.numbers[name]:,} {text}"
+    yield summary(report)
+
+
+def race_lines(heading: str, race: Race) -> Iterator[str]:
+    times = f", {race.times:,} times" if race.times > 1 else ""
+    yield f"{heading}: {title(race)}{times}"
+    yield f"  {where(race)}"
+    yield f"  touched by thread {race.touch_thread} ({race.thread_name}){_started(race.touch_stack)}:"
+    yield from _frames(race.touch_stack)
+    yield f"  enqueued by thread {race.use_thread}:"
+    yield from _frames(race.use_stack)
+
+
+def summary(report: Report) -> str:
+    text = (
+        f"{len(report.races)} races, {len(report.possible)} possible, {len(report.suppressed)} suppressed; "
+        f"{report.numbers['guarded']:,} uses watched in {report.processes} processes"
+    )
+    if report.numbers["steps"]:
+        text += f", pages open for a neighbour {report.numbers['steps']:,} times"
+    return text
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    return {"format": 1, **asdict(report)}
+
+
+def _started(stack: Stack) -> str:
+    return "" if stack.started_by is None else f", started by thread {stack.started_by}, whose Python this is"
+
+
+def _frames(stack: Stack) -> Iterator[str]:
+    if not stack.frames:
+        yield "    (no stack)"
+    for frame in stack.frames:
+        yield f"    {frame}"
+    if stack.python and stack.native:
+        yield f"    native: {stack.native[0]}"
