@@ -7,6 +7,7 @@ corrupt. `KVFIX_RESULTS` names a folder for the rows.
 """
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,14 +21,16 @@ pytest.importorskip("pydantic", reason="needs pydantic, for the settings")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from bench.measure import FACTS, append  # noqa: E402  not there where it is skipped
-from integration.gpu.capturing import Captures  # noqa: E402
+from integration.gpu.capturing import Captures  # noqa: E402  not there where it is skipped
 from integration.gpu.test_overlay import applied, corruptions, standing_in  # noqa: E402
 from trtllm_kvfix import native  # noqa: E402
 from trtllm_kvfix.fixes.staged_offsets_v2 import lending  # noqa: E402
 from trtllm_kvfix.metrics import counters  # noqa: E402
 from trtllm_kvfix.staging import OffsetStager  # noqa: E402
 from trtllm_kvfix.staging.offset_stager import Route  # noqa: E402
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from measure import FACTS, append  # noqa: E402
 
 ITERATIONS = 10_000
 CONTROL_ITERATIONS = 500

@@ -46,4 +46,4 @@ class Pinner:
             self.blocks_read += len(pinned)
 
     def _hashes(self, prompt: list[int]) -> list[int]:
-        return native.block_hashes(native.SequenceRequest(0, prompt), self._engine.manager.tokens_per_block)
+        return native.block_hashes(native.SequenceRequest(0, prompt), self._core.config)

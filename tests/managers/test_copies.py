@@ -43,7 +43,7 @@ def test_a_block_in_flight_is_found_by_nobody_until_the_next_head(tight: Bench) 
     gate = tight.device.close_gate(tight.stream)
     other = tight.request(2, range(100, 104))
     tight.prepare([other])
-    (first, *_) = native.block_hashes(native.SequenceRequest(9, list(range(16))), 4)[-1:]
+    (first, *_) = native.block_hashes(native.SequenceRequest(9, list(range(16))), tight.impl.core.config)[-1:]
     assert tight.impl.core.find_and_pin_blocks_by_hash([first], tier="host") == [None]
     tight.device.open_gate(gate)
     tight.device.synchronize(tight.stream)

@@ -23,6 +23,7 @@ class Books:
         self._in_prompt: dict[int, Sequence] = {}  # of the live ones, whose positions still move
         self._copies = copies
         self._tokens_per_block = tokens_per_block
+        self.config = core.config
         self._arriving: dict[int, tuple[Any, Prompt]] = {}
         self._growing: dict[int, int] = {}
 
@@ -33,7 +34,7 @@ class Books:
             raise RuntimeError(f"request {request_id} has {beam_width} beams; one is served")
         if request_id in self.live or request_id in self._arriving:
             raise RuntimeError(f"request {request_id} was added and not removed; adding it again would lose its blocks")
-        prompt = prompt_of(request, self._tokens_per_block)
+        prompt = prompt_of(request, self.config)
         if prompt.length != length or prompt.sequence.request_id != request_id:
             raise RuntimeError(
                 f"request {request_id} is to be added with {length} tokens, but is request "

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from trtllm_kvfix.native import SequenceRequest, block_hashes
+from trtllm_kvfix.native import BlockManagerConfig, SequenceRequest, block_hashes
 
 _KEPT = "_kvfix_prompt"
 _serials = count()
@@ -20,7 +20,7 @@ _EMBEDDINGS = ("prompt_embedding_table", "multimodal_embedding")
 class Prompt:
     """One prompt as the core takes it."""
 
-    def __init__(self, request: Any, tokens_per_block: int) -> None:
+    def __init__(self, request: Any, config: BlockManagerConfig) -> None:
         self.is_private = is_private(request)
         self.sequence = SequenceRequest(
             request.request_id,
@@ -29,7 +29,7 @@ class Prompt:
             salt=f"private {next(_serials)}" if self.is_private else request.cache_salt_id,
             extra_keys=list(_images(request)),
         )
-        self._tokens_per_block = tokens_per_block
+        self._config = config
         self._hashes: list[int] | None = None
 
     @property
@@ -39,15 +39,15 @@ class Prompt:
     def hash_of(self, block: int) -> int | None:
         """Names the prompt up to the end of this block; None where it is not full."""
         if self._hashes is None:
-            self._hashes = [] if self.is_private else block_hashes(self.sequence, self._tokens_per_block)
+            self._hashes = [] if self.is_private else block_hashes(self.sequence, self._config)
         return self._hashes[block] if block < len(self._hashes) else None
 
 
-def prompt_of(request: Any, tokens_per_block: int) -> Prompt:
+def prompt_of(request: Any, config: BlockManagerConfig) -> Prompt:
     """A request that was preempted has a longer prompt than before."""
     kept: Prompt | None = getattr(request, _KEPT, None)
     if kept is None or kept.length != request.get_num_tokens(0) or kept.sequence.request_id != request.request_id:
-        kept = Prompt(request, tokens_per_block)
+        kept = Prompt(request, config)
         setattr(request, _KEPT, kept)
     return kept
 

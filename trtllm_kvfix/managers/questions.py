@@ -68,7 +68,7 @@ class Questions:
 
     def prefix_of(self, request: Any) -> Prefix:
         unit = self._tokens_per_block
-        prompt = prompt_of(request, unit)
+        prompt = prompt_of(request, self._books.config)
         reuse = self._books.core.analyze_prefix_reuse(prompt.sequence).tokens
         whole = prompt.length // unit
         # The last token of a prompt is computed always, also where its block is cached.
