@@ -3,7 +3,7 @@
 #include <span>
 
 #include "bindings/bindings.h"
-#include "core/flight_ring.h"
+#include "flight/flight_ring.h"
 
 namespace nb = nanobind;
 

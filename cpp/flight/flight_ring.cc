@@ -1,4 +1,4 @@
-#include "core/flight_ring.h"
+#include "flight/flight_ring.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
