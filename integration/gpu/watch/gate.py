@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# As short as possible where somebody is held until then, and else long enough for a touch on a busy machine.
-WITHIN_S = 0.04 if os.environ.get("KVFIX_WATCH_HOLD_MS") else 1.0
+# Where somebody is held until then, as short as a touch allows. Else the program opens it, and this only ends a hang.
+HELD_WITHIN_S, WITHIN_S = 0.04, 60.0
 WAIT_GEQ = 0
 OPENER = """
 import mmap, os, select, struct, sys, time
@@ -36,6 +36,7 @@ while True:
 class Gate:
     def __init__(self, call: Callable[..., None]) -> None:
         self.call = call
+        self.within_s = HELD_WITHIN_S if os.environ.get("KVFIX_WATCH_HOLD_MS") else WITHIN_S
         self.number = 0
         file = os.memfd_create("gate")
         os.ftruncate(file, 4096)
@@ -52,7 +53,7 @@ class Gate:
         """What is enqueued from now on waits."""
         self.number += 1
         self.call("cuStreamWaitValue32_v2", stream, self.device, c.c_uint32(self.number), WAIT_GEQ)
-        self.open_within(WITHIN_S)
+        self.open_within(self.within_s)
 
     def open_within(self, seconds: float) -> None:
         assert self.opener.stdin is not None
