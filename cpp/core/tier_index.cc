@@ -1,7 +1,6 @@
 #include "core/tier_index.h"
 
 #include <algorithm>
-#include <ranges>
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
@@ -59,7 +58,10 @@ TierSequenceId TierIndex::open(const std::string& identity, std::vector<ExtraKey
     check_extra_keys("extra_keys", extra_keys, kNone);
     const ManagerGuard guard(mutex_);
     const TierSequenceId id = ++opened_;
-    sequences_.emplace(id, Sequence{.root = blocks_.open_root(identity), .extra_keys = std::move(extra_keys)});
+    const TierParent root = blocks_.open_root(identity);
+    Sequence& opened = sequences_[id];
+    opened.root = root;
+    opened.extra_keys = std::move(extra_keys);
     return id;
 }
 
@@ -274,7 +276,8 @@ void TierIndex::commit(std::span<const TierSlot> slots) {
 void TierIndex::abandon(std::span<const TierSlot> slots) {
     const ManagerGuard guard(mutex_);
     check_one_claim(slots);
-    for (const TierSlot slot : std::views::reverse(slots)) {
+    for (std::size_t left = slots.size(); left != 0; --left) {  // the last first: a child goes before its parent
+        const TierSlot slot = slots[left - 1];
         if (const auto writer = sequences_.find(blocks_[slot].writer); writer != sequences_.end()) {
             writer->second.settled = std::min(writer->second.settled, writer->second.claimed_from);
         }

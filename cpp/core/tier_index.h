@@ -81,13 +81,13 @@ class TierIndex {
     // Deques, so that growth never moves what is there: a vector would stop the caller for as long as the sequence is.
     struct Sequence {
         TierParent root = kNone;
-        std::vector<ExtraKey> extra_keys = {};
-        std::deque<std::vector<TokenId>> pieces = {};  // as they came
-        std::deque<KnownBlock> blocks = {};
-        std::deque<Priority> priorities = {};  // of those that were told
-        std::deque<Place> path = {};           // its leading blocks that were found or claimed
-        std::uint32_t arrived = 0;             // those of them that are held
-        std::uint32_t settled = 0;             // the most that were ever known, found, or claimed and not abandoned
+        std::vector<ExtraKey> extra_keys;
+        std::deque<std::vector<TokenId>> pieces;  // as they came
+        std::deque<KnownBlock> blocks;
+        std::deque<Priority> priorities;  // of those that were told
+        std::deque<Place> path;           // its leading blocks that were found or claimed
+        std::uint32_t arrived = 0;        // those of them that are held
+        std::uint32_t settled = 0;        // the most that were ever known, found, or claimed and not abandoned
         std::uint32_t claimed_from = 0;
     };
 
