@@ -87,7 +87,11 @@ class Stream {
 auto* streams = new std::map<void*, std::unique_ptr<Stream>>;  // outlives the threads
 std::mutex streams_mutex;
 
+// The legacy default stream has two handles: nothing, and 1.
 Stream& stream_of(void* handle) {
+    if (handle == reinterpret_cast<void*>(1)) {
+        handle = nullptr;
+    }
     const std::lock_guard held(streams_mutex);
     auto& stream = (*streams)[handle];
     if (stream == nullptr) {
