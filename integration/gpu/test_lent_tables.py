@@ -23,11 +23,11 @@ if not torch.cuda.is_available():
 
 from integration.gpu.capturing import Captures  # noqa: E402  not there where it is skipped
 from integration.gpu.test_overlay import applied, corruptions, standing_in  # noqa: E402
+from tests.fixes.loans import Ship, each_ship  # noqa: E402
 from trtllm_kvfix import native  # noqa: E402
 from trtllm_kvfix.fixes.staged_offsets_v2 import lending  # noqa: E402
 from trtllm_kvfix.metrics import counters  # noqa: E402
 from trtllm_kvfix.staging import OffsetStager  # noqa: E402
-from trtllm_kvfix.staging.offset_stager import Route  # noqa: E402
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from measure import FACTS, append  # noqa: E402
@@ -83,31 +83,26 @@ def busy_copy_engine() -> Iterator[None]:
 def captured_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     """Every so often, a graph is captured from before a shipment to the end of the next wait for it."""
     captures = Captures()
-    route, settle = OffsetStager.route, OffsetStager.settle
+    settle = OffsetStager.settle
     shipped = 0
 
     def due() -> bool:
         return shipped % SHIPMENTS_A_CAPTURE == 0
 
-    def routed(stager: OffsetStager, dst: Any, table: Any) -> Route:
-        made = route(stager, dst, table)
-        ship = made.ship
-
-        def shipping(rows: Any, stream: int, width: int | None = None, lent: bool = False) -> None:
+    def captured(_stager: OffsetStager, _table: Any, ship: Ship) -> Ship:
+        def shipping(*args: Any) -> None:
             nonlocal shipped
             shipped += 1
             with captures.around() if due() else nullcontext():
-                ship(rows, stream, width, lent)
+                ship(*args)
 
-        made.ship = shipping
-        return made
+        return shipping
 
     def settling(stager: OffsetStager) -> None:
         with captures.around() if due() else nullcontext():
             settle(stager)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(OffsetStager, "route", routed)
+    with monkeypatch.context() as patched, each_ship(captured):
         patched.setattr(OffsetStager, "settle", settling)
         yield captures
 

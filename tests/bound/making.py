@@ -13,10 +13,9 @@ def name_of(era: Any) -> str:
     return str(era.__name__).rpartition(".")[2]
 
 
-def make_manager(era: Any, blocks: int = 16, host: int = 0, **changes: Any) -> Any:
-    """A manager of two layers and one full window; `changes` are keywords of the constructor."""
-    arguments: dict[str, Any] = {
-        "num_kv_heads_per_layer": [2, 2],
+def manager_keywords(era: Any, blocks: int, host: int) -> dict[str, Any]:
+    """Of one full window, for the constructor of any era; what a head is made of is left to say."""
+    return {
         "tokens_per_block": TOKENS_PER_BLOCK,
         "blocks_per_window": {WINDOW: (blocks, host)},
         "max_num_sequences": 8,
@@ -29,6 +28,11 @@ def make_manager(era: Any, blocks: int = 16, host: int = 0, **changes: Any) -> A
         "max_sequence_length": WINDOW,
         "enable_block_reuse": True,
     }
+
+
+def make_manager(era: Any, blocks: int = 16, host: int = 0, **changes: Any) -> Any:
+    """A manager of two layers and one full window; `changes` are keywords of the constructor."""
+    arguments = {"num_kv_heads_per_layer": [2, 2], **manager_keywords(era, blocks, host)}
     if name_of(era) == "S":
         arguments["size_per_head_per_layer"] = [8, 8]
     else:

@@ -5,7 +5,7 @@ settled, and notes where they differ.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,8 @@ import numpy as np
 
 from trtllm_kvfix.staging import OffsetStager
 from trtllm_kvfix.staging.offset_stager import Route
+
+Ship = Callable[..., None]
 
 
 @dataclass
@@ -40,25 +42,35 @@ class Loans:
 
 
 @contextmanager
-def watched() -> Iterator[Loans]:
-    loans = Loans()
-    route, settle = OffsetStager.route, OffsetStager.settle
+def each_ship(stand_in: Callable[[OffsetStager, Any, Ship], Ship]) -> Iterator[None]:
+    """Ships go by what `stand_in` makes of a stager, a reference to its table, and the ship of their route."""
+    route = OffsetStager.route
 
     def routed(stager: OffsetStager, dst: Any, table: Any) -> Route:
-        made, live = route(stager, dst, table), weakref.ref(table)
-        ship = made.ship
+        made = route(stager, dst, table)
+        made.ship = stand_in(stager, weakref.ref(table), made.ship)
+        return made
 
+    with mock.patch.object(OffsetStager, "route", routed):
+        yield
+
+
+@contextmanager
+def watched() -> Iterator[Loans]:
+    loans = Loans()
+    settle = OffsetStager.settle
+
+    def noted(stager: OffsetStager, table: Any, ship: Ship) -> Ship:
         def shipped(rows: Any, stream: int, width: int | None = None, lent: bool = False) -> None:
             ship(rows, stream, width, lent)
             if lent and stager.lends:
-                loans.ship(stager, live())
+                loans.ship(stager, table())
 
-        made.ship = shipped
-        return made
+        return shipped
 
     def settled(stager: OffsetStager) -> None:
         loans.settle(stager)
         settle(stager)
 
-    with mock.patch.object(OffsetStager, "route", routed), mock.patch.object(OffsetStager, "settle", settled):
+    with each_ship(noted), mock.patch.object(OffsetStager, "settle", settled):
         yield loans

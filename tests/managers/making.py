@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.bound import load
-from tests.bound.making import TOKENS_PER_BLOCK, WINDOW, make_request
+from tests.bound.making import make_request, manager_keywords
 from trtllm_kvfix import native
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.staging import on_stream
@@ -16,17 +16,7 @@ def keywords(era: Any, blocks: int = 16, host: int = 0, **changes: Any) -> dict[
     given: dict[str, Any] = {
         "num_kv_heads_per_layer": [2, 1, 2],
         "size_per_head": 8,
-        "tokens_per_block": TOKENS_PER_BLOCK,
-        "blocks_per_window": {WINDOW: (blocks, host)},
-        "max_num_sequences": 8,
-        "max_beam_width": 1,
-        "max_attention_window_vec": [WINDOW],
-        "temp_attention_window_inputs": None,
-        "dtype": era.DataType.HALF,
-        "sink_token_length": 0,
-        "stream": 0,
-        "max_sequence_length": WINDOW,
-        "enable_block_reuse": True,
+        **manager_keywords(era, blocks, host),
         "onboard_blocks": True,
         "cache_type": era.CacheType.SELF,
         "enable_partial_reuse": True,

@@ -50,9 +50,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C++ compiler to make the driver with")
     folder = tmp_path_factory.mktemp("driver")
     source = Path(__file__).with_name("fake_driver.cc")
-    subprocess.run(
-        [compiler, "-std=c++20", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", source, "-lpthread"], check=True
-    )
+    flags = ("-std=c++20", "-I", ROOT / "cpp", "-shared", "-fPIC")
+    subprocess.run([compiler, *flags, "-o", folder / "libcuda.so.1", source, "-lpthread"], check=True)
     return folder
 
 

@@ -14,23 +14,14 @@
 #include <vector>
 
 #include "fake_stream.h"
+#include "watch/driver_api.h"
 
 namespace {
 
 constexpr int kInvalid = 1, kCaptureUnsupported = 900;
 
-struct CallbackData {
-    int site;
-    const char* name;
-    const void* arguments;
-    const void* result;
-    const char* symbol;
-    void* context;
-    std::uint32_t context_id;
-    std::uint64_t* correlation_data;
-    std::uint32_t correlation_id;
-};
-using Callback = void (*)(void*, int, std::uint32_t, const void*);
+using kvfix::watch::cupti::Callback;
+using kvfix::watch::cupti::CallbackData;
 
 Callback subscriber = nullptr;
 void* subscriber_data = nullptr;

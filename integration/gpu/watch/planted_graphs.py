@@ -6,7 +6,7 @@ from typing import Any
 
 import integration.gpu.watch.planted_touches  # noqa: F401  adds its cases
 from integration.gpu.watch.driver import Address, Copy3d, Driver, Handle, Memset, Size
-from integration.gpu.watch.planted import AT, BYTES, CASES, NEW, OLD, Round, box, case, to_device, upload
+from integration.gpu.watch.planted import BYTES, CASES, NEW, OLD, Round, box, case, to_device, to_host, upload
 
 
 def executable(cuda: Driver, graph: Handle) -> Handle:
@@ -94,38 +94,15 @@ def graph_with_a_memset(cuda: Driver) -> Round:
     cuda("cuGraphCreate", c.byref(graph), 0)
     cuda("cuGraphAddMemsetNode", c.byref(node), graph, None, Size(0), c.byref(memset), cuda.context)
     made = executable(cuda, graph)
-    seen: list[int] = []
-
-    def begin() -> None:
-        c.memset(host, OLD, BYTES)
-        seen.clear()
-
-    return Round(
-        lambda: cuda("cuGraphLaunch", made, cuda.stream),
-        lambda: seen.append(host[AT]),
-        lambda: seen == [NEW],
-        begin,
-    )
+    return to_host(cuda, host, lambda: cuda("cuGraphLaunch", made, cuda.stream))
 
 
 @case
 def graph_to_host(cuda: Driver) -> Round:
     host = cuda.pinned(BYTES)
-    cuda.fill_device(NEW)
     download = captured(cuda, lambda: cuda("cuMemcpyDtoHAsync_v2", host, cuda.device, Size(BYTES), cuda.stream))
     made = executable(cuda, download)
-    seen: list[int] = []
-
-    def begin() -> None:
-        c.memset(host, OLD, BYTES)
-        seen.clear()
-
-    return Round(
-        lambda: cuda("cuGraphLaunch", made, cuda.stream),
-        lambda: seen.append(host[AT]),
-        lambda: seen == [NEW],
-        begin,
-    )
+    return to_host(cuda, host, lambda: cuda("cuGraphLaunch", made, cuda.stream))
 
 
 def freed(call: str) -> None:
