@@ -57,7 +57,9 @@ class TorchGround:
         return chosen
 
     def on_device(self, shape: tuple[int, ...]) -> Any:
-        return self._torch.zeros(shape, dtype=self._torch.int32, device="cuda")
+        made = self._torch.zeros(shape, dtype=self._torch.int32, device="cuda")
+        self._torch.cuda.synchronize()  # the zeros come on another stream than what a scenario writes there
+        return made
 
     def pinned(self, shape: tuple[int, ...]) -> Any:
         return self._torch.zeros(shape, dtype=self._torch.int32, pin_memory=True)
