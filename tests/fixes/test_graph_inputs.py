@@ -18,7 +18,6 @@ from trtllm_kvfix.fixes.graph_inputs.mechanism import ID
 from trtllm_kvfix.fixes.graph_inputs.reads import Reads
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
-from trtllm_kvfix.overlay.upstream import LORA_PARAMS
 from trtllm_kvfix.staging import Mark, on_stream
 
 NO_LORA: dict[str, Any] = {}

@@ -1,20 +1,15 @@
 """What requests find in the cache when they come in (H3, H8)."""
 
-from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.tools.selfcheck import build
 from trtllm_kvfix.tools.selfcheck.ground import Ground
 
 T = build.TOKENS_PER_BLOCK
 
 
-def _requests(ground: Ground, up: Upstream, *, blocks: int) -> build.Requests:
-    cls = up.attribute(RESOURCE_MANAGER, "KVCacheManager")
-    return build.Requests(up, build.manager(cls, ground.stream(), blocks=blocks, blocks_per_seq=10, reuse=True))
-
-
 def shares_a_prompt(ground: Ground, up: Upstream) -> str | None:
     """A second request comes while the first is in the middle of the prompt that they share."""
-    requests = _requests(ground, up, blocks=32)
+    requests = build.Requests.of_a_cache(ground, up, blocks=32)
     free = requests.free_blocks()
     prompt, computed = range(100, 100 + 7 * T + 1), 2 * T
     first = requests.make(1, prompt, chunk=computed)
@@ -28,12 +23,12 @@ def shares_a_prompt(ground: Ground, up: Upstream) -> str | None:
     requests.step([first])
     for request in (second, first):
         requests.finish(request)
-    return _released(requests, free)
+    return requests.released(free)
 
 
 def reuses_in_a_batch(ground: Ground, up: Upstream) -> str | None:
     """Of two requests that come together, the first needs the room in which the second's prefix lies."""
-    requests = _requests(ground, up, blocks=14)
+    requests = build.Requests.of_a_cache(ground, up, blocks=14)
     free = requests.free_blocks()
     kept = range(1000, 1000 + 6 * T)
     for request_id, prompt in ((1, kept), (2, range(3000, 3000 + 4 * T))):
@@ -48,9 +43,4 @@ def reuses_in_a_batch(ground: Ground, up: Upstream) -> str | None:
         return f"{reused} tokens were reused, {len(kept)} were to be had"
     for request in (large, sharing):
         requests.finish(request)
-    return _released(requests, free)
-
-
-def _released(requests: build.Requests, free: int) -> str | None:
-    left = free - requests.free_blocks()
-    return f"{left} blocks were not released" if left else None
+    return requests.released(free)
