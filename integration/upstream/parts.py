@@ -223,8 +223,7 @@ class AttentionMetadata:
     draft_kv_cache_manager: Any = None
 
     def __post_init__(self) -> None:
-        if self.seq_lens is not None:
-            self.num_seqs, self.seq_lens_kv = len(self.seq_lens), self.seq_lens
+        pass
 
     @property
     def num_generations(self) -> int:

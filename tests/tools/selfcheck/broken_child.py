@@ -10,19 +10,19 @@ from tests.fixes.proofs import as_it_was
 from tests.tools.selfcheck.ground import StandInGround
 from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Plan, batch_tokens
-from trtllm_kvfix.staging.stagers import Stagers
 from trtllm_kvfix.tools.selfcheck.child import main
 
 wait = InputFence.wait
 
 
-def shipped_as_upstream_does(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
-    del stagers
+def called_as_upstream_does(*given: Any) -> Callable[..., Any]:
+    """A replacement that has the original last, behind the fix's own."""
+    original: Callable[..., Any] = given[-1]
 
-    def copy_batch_block_offsets(*args: Any, **kwargs: Any) -> Any:
+    def replacement(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
-    return copy_batch_block_offsets
+    return replacement
 
 
 def planned_as_it_stands(batch: Any, limits: Limits, **_: Any) -> Plan:
@@ -40,7 +40,8 @@ def nothing(*_: Any) -> None:
 
 
 WAYS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "staged-offsets-v1": ("fixes.staged_offsets_v1.mechanism.staged_copy", shipped_as_upstream_does),
+    "staged-offsets-v1": ("fixes.staged_offsets_v1.mechanism.staged_copy", called_as_upstream_does),
+    "staged-offsets-v2": ("fixes.staged_offsets_v2.mechanism.staged_launch", called_as_upstream_does),
     "computed-blocks": ("fixes.computed_blocks.mechanism.ComputedBlocks.storing", as_it_was),
     "batched-admission": ("fixes.batched_admission.mechanism.line_up", nothing),
     "token-budget": ("fixes.token_budget.mechanism.plan", planned_as_it_stands),

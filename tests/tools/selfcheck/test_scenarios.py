@@ -82,6 +82,8 @@ def fix_of(scenario: Scenario) -> Fix:
 @pytest.mark.parametrize(
     ("way", "name", "variant"),
     [
+        ("staged-offsets-v2", "offsets-v2", "C"),
+        ("staged-offsets-v2", "offsets-v2", "F"),
         ("computed-blocks", "chunks-shared", "B"),
         ("batched-admission", "admission-order", "B2"),
         ("token-budget", "budget", "B2"),
