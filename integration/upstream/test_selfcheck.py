@@ -92,6 +92,11 @@ class LateGround:
 OURS = {"chunked": False, "kv_connector_manager": None, "max_num_tokens": 8192, "max_beam_width": 1}
 
 
+def _seen_by_metadata(metadata: Any) -> None:
+    """Upstream's base works these out of the lengths; the rig's is told them by its engines."""
+    metadata.num_seqs, metadata.seq_lens_kv = len(metadata.seq_lens), metadata.seq_lens
+
+
 def _complete_runner() -> None:
     """What the excerpt of it lacks."""
     runner = sys.modules[f"{EXECUTOR}.cuda_graph_runner"]
@@ -137,6 +142,7 @@ def rig(root: Path, era: str) -> Iterator[late.LateDevice]:
             mock.patch.object(resources.KVCacheManager, "__init__", init if is_ours else made),
             mock.patch.object(resources.KVCacheManager, "calculate_max_num_blocks", calculate_max_num_blocks),
             mock.patch.object(resources, "SamplingConfig", sampling_config),
+            mock.patch.object(parts.AttentionMetadata, "__post_init__", _seen_by_metadata),
             mock.patch.object(parts.SamplingParams, "_get_sampling_config", sampling_config),
             mock.patch.object(build, "imported", Upstream),
             mock.patch.object(build, "_config", config),
