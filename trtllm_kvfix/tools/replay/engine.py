@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ class Replay:
         self._refused = len(workload.requests) - len(self._waiting)
         self._built: dict[int, SequenceRequest] = {}
         self._computing: list[_Prompt] = []
-        self._generating = Generating(workload.book, shape.tokens_per_iteration)
+        self._generating = Generating(workload.book, shape.tokens_per_block, shape.tokens_per_iteration)
         self._blocks_reserved = 0
         self._finished = 0
         self._now_ms = 0.0
@@ -85,6 +86,7 @@ class Replay:
         if tier is None and shape.host_tier is HostTierKind.CONNECTOR and shape.blocks_host:
             tier = ConnectorTier(shape.blocks_host, shape.tokens_per_block, self.known)
         self._tier = tier
+        self._tier_is_quiet = tier is None
         if tier is not None:
             tier.attach(self._manager)
 
@@ -96,6 +98,7 @@ class Replay:
             while self._waiting or self._active:
                 finished_before = self._finished
                 self._iterate()
+                self._pass_quiet_iterations()
                 if self._finished != finished_before:
                     on_finished(self._finished + self._refused)
         except KeyboardInterrupt:
@@ -124,12 +127,12 @@ class Replay:
     def _iterate(self) -> None:
         if not self._active:
             self._now_ms = max(self._now_ms, self._workload.requests[self._waiting[0]].timestamp_ms)
-        budget = self._shape.max_num_tokens - int(self._generating.next_counts().sum())
+        budget = self._shape.max_num_tokens - self._generating.tokens_next()
         budget_free = budget - sum(prompt.tokens_left for prompt in self._computing)
         if budget_free > 0:
             self._admit(budget_free)
         if self._tier is not None:
-            self._tier.step(self._running())
+            self._tier_is_quiet = self._tier.step(self._running(of_all=not self._tier_is_quiet)) is True
         self._generating.grow(self._manager)
         self._run_transfers()
         self._compute(budget)
@@ -142,6 +145,27 @@ class Replay:
             self._finished += 1
         self._tally.iterations += 1
         self._now_ms += self._shape.iteration_ms
+
+    def _pass_quiet_iterations(self) -> None:
+        """Those ahead in which nobody comes, goes, computes a prompt, fills a block or needs one: only time goes on."""
+        if self._computing or not self._tier_is_quiet:
+            return
+        next_ms = inf
+        if self._has_room():
+            # Only who comes later than now leaves iterations to pass.
+            next_ms = self._workload.requests[self._waiting[0]].timestamp_ms if self._shape.iteration_ms else -inf
+        passed, quiet = 0, self._generating.quiet()
+        while passed < quiet and self._now_ms < next_ms:
+            self._now_ms += self._shape.iteration_ms  # one by one, because a product would round otherwise
+            passed += 1
+        self._generating.skip(passed)
+        self._tally.iterations += passed
+
+    def _has_room(self) -> bool:
+        """For the first that waits, as far as sequences and blocks go."""
+        if not self._waiting or self._active >= self._shape.max_batch_size:
+            return False
+        return self._blocks_reserved + self._blocks_reserved_for(self._waiting[0]) <= self._shape.blocks_primary
 
     def _admit(self, budget: int) -> None:
         offers = list(self._offers(budget))
@@ -168,10 +192,9 @@ class Replay:
         self._tally.count_load(admission.tokens_reused, self._shape.tokens_per_block, found)
         return _Prompt(index, length, admission.tokens_new - found.tokens, is_loading=found.tokens > 0)
 
-    def _running(self) -> list[tuple[int, int]]:
+    def _running(self, *, of_all: bool) -> list[tuple[int, int]]:
         prompts = [(one.index, one.length - one.tokens_left) for one in self._computing if not one.is_loading]
-        requests = self._workload.requests
-        return prompts + [(index, requests[index].input_length + fed) for index, fed in self._generating.fed()]
+        return prompts + self._generating.computed(of_all=of_all)
 
     def _offers(self, budget: int) -> Iterator[_Offer]:
         """Waiting requests in order, up to and including the first that the budget has no room for."""
