@@ -16,6 +16,7 @@ from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKin
 from trtllm_kvfix.tools.replay.plot import check_plot, plot
 from trtllm_kvfix.tools.replay.report import print_report, print_sweep
 from trtllm_kvfix.tools.replay.runs import Result, Run, comparison, execute, sweep
+from trtllm_kvfix.tools.replay.source import STANDARD_INPUT, name_of
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, read_trace
 from trtllm_kvfix.tools.replay.workload import GENERATORS, generate
@@ -30,7 +31,7 @@ class _Task(NamedTuple):
 
 
 @click.command()
-@click.argument("trace", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("trace", required=False, type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--generate", "generated", type=click.Choice(sorted(GENERATORS)), help="Make a workload; no TRACE.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of --generate.")
 @click.option("--tokens-per-hash-id", type=click.IntRange(min=1), default=TOKENS_PER_HASH_ID, show_default=True)
@@ -62,9 +63,9 @@ class _Task(NamedTuple):
 def replay(ctx: click.Context, /, compare: bool, plot_path: Path | None, as_json: bool, **options: Any) -> None:
     """Replay a request TRACE through the block manager: hit rates, evictions, bytes moved, budget.
 
-    TRACE is a file of JSON lines. Needs no GPU and no model. Exits with 1 when batch admission passed its token budget
-    or reused something else than estimated (a bug), with 2 on bad usage or a bad trace, with 130 after ctrl-C; the
-    result so far is then still printed, marked partial.
+    TRACE is a file of JSON lines, gzipped or not, or - for standard input. Needs no GPU and no model. Exits with 1 when
+    batch admission passed its token budget or reused something else than estimated (a bug), with 2 on bad usage or a
+    bad trace, with 130 after ctrl-C; the result so far is then still printed, marked partial.
     """
     sizes: str | None = options["sweep_sizes"]
     if compare and sizes is not None:
@@ -112,7 +113,8 @@ def _task(ctx: click.Context, options: dict[str, Any]) -> _Task:
     shape = _shape(options)
     read = read_trace(trace, tokens_per_hash_id=options["tokens_per_hash_id"], skip_bad=options["skip_bad"])
     book = TokenBook(read.requests, options["tokens_per_hash_id"])
-    return _Task(Workload(trace.name, read.requests, book), shape, len(read.lines_bad))
+    name = name_of(trace) if trace == STANDARD_INPUT else trace.name
+    return _Task(Workload(name, read.requests, book), shape, len(read.lines_bad))
 
 
 def _was_typed(ctx: click.Context, name: str) -> bool:
