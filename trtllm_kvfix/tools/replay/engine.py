@@ -22,6 +22,7 @@ from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceReques
 from trtllm_kvfix.tools.replay.generating import Generating
 from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, HostTier, Known
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind, Outcome, Requests
+from trtllm_kvfix.tools.replay.room import blocks_reserved_for, refused
 from trtllm_kvfix.tools.replay.tally import Tally
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
@@ -72,10 +73,9 @@ class Replay:
         self._shape = shape
         self._admission = admission
         self._manager = _manager(shape)
-        self._waiting = deque(
-            index for index in range(len(workload.requests)) if self._blocks_reserved_for(index) <= shape.blocks_primary
-        )
-        self._refused = len(workload.requests) - len(self._waiting)
+        turned_away = set(refused(workload.requests, shape))
+        self._waiting = deque(index for index in range(len(workload.requests)) if index not in turned_away)
+        self._refused = len(turned_away)
         self._built: dict[int, SequenceRequest] = {}
         self._computing: list[_Prompt] = []
         self._generating = Generating(workload.book, shape.tokens_per_block, shape.tokens_per_iteration)
@@ -254,10 +254,7 @@ class Replay:
         return self._built[index]
 
     def _blocks_reserved_for(self, index: int) -> int:
-        """Blocks of prompt and answer, plus one: the source of a partial reuse must stay beside its copy."""
-        request = self._workload.requests[index]
-        tokens = request.input_length + max(request.output_length - 1, 0)
-        return -(-tokens // self._shape.tokens_per_block) + 1
+        return blocks_reserved_for(self._workload.requests[index], self._shape)
 
 
 def _check(shape: CacheShape) -> None:

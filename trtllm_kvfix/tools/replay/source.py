@@ -1,6 +1,7 @@
-"""Where the lines of a trace come from: a file or standard input, plain or gzipped, with or without a byte order mark."""
+"""Where the lines of a trace come from: a file or standard input, plain or gzipped, with a byte order mark or not."""
 
 import gzip
+import io
 import sys
 import zlib
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def _numbered_failures(file: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _unzipped(file: IO[bytes], name: str) -> IO[bytes]:
-    begin = file.peek(len(_GZIP_MAGIC))  # type: ignore[attr-defined]  # of a buffered reader, which both kinds are
-    if begin.startswith(_GZIP_MAGIC) or name.endswith(".gz"):
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
-    return file
+    reader = file if isinstance(file, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", file))
+    if reader.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC) or name.endswith(".gz"):
+        return cast("IO[bytes]", gzip.GzipFile(fileobj=reader))
+    return reader

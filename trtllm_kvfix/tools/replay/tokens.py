@@ -38,6 +38,14 @@ class TokenBook:
             max((int(part.max(initial=0)) for part in self._first), default=0) > PROMPT_SPAN - tokens_per_hash_id
         )
 
+    @property
+    def tokens_per_hash_id(self) -> int:
+        return len(self._spread)
+
+    def ids(self, index: int) -> NDArray[np.int32]:
+        """The hash ids of a prompt, as numbers that differ where they do."""
+        return self._first[index]
+
     def prompt(self, index: int) -> NDArray[np.int32]:
         request = self._requests[index]
         if request.tokens is not None:
