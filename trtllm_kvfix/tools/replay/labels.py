@@ -1,10 +1,10 @@
-"""What tables and pictures call the tiers, so that two of them can be told apart."""
+"""What tables and pictures call tiers and policies, so that two of them can be told apart."""
 
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind
 
 _TIERS = {
-    HostTierKind.BUILT_IN: "TensorRT-LLM's own host tier, which takes what the GPU evicts",
-    HostTierKind.CONNECTOR: "the offload connector's host tier, which takes all that is computed",
+    HostTierKind.BUILT_IN: "TensorRT-LLM's own host tier (takes what the GPU evicts, drops the least recently used)",
+    HostTierKind.CONNECTOR: "the offload connector's host tier (takes what is computed, drops the least recently used)",
 }
 _TO_HOST = {HostTierKind.BUILT_IN: "blocks evicted to host", HostTierKind.CONNECTOR: "blocks stored to host"}
 _ADMISSIONS = {Admission.BATCH: "batch admission", Admission.ONE_BY_ONE: "one-by-one admission"}
@@ -18,8 +18,8 @@ def to_host(shape: CacheShape) -> str:
     return _TO_HOST[shape.host_tier]
 
 
-def policy_of(admission: Admission) -> str:
-    return f"{_ADMISSIONS[admission]}, least recently used goes first"
+def admission_of(admission: Admission) -> str:
+    return _ADMISSIONS[admission]
 
 
 def pool_of(shape: CacheShape) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.replay.labels import policy_of, pool_of, tier_of
+from trtllm_kvfix.tools.replay.labels import admission_of, pool_of, tier_of
 from trtllm_kvfix.tools.replay.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def plot(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
     unit = "blocks" if size is None else "GiB"
     axes.set(xlabel=f"host tier, {unit}", ylabel="prompt tokens reused, %")
     tier = tier_of(shape)
-    subtitle = f"{tier[0].upper()}{tier[1:]}\n{pool_of(shape)}; {policy_of(outcomes[0].admission)}"
+    subtitle = f"{tier[0].upper()}{tier[1:]}\n{pool_of(shape)}; {admission_of(outcomes[0].admission)}"
     axes.set_title(f"{title}\n{subtitle}", fontsize="medium")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=min(hosts))
