@@ -73,6 +73,7 @@ class Replay:
         self._shape = shape
         self._admission = admission
         self._manager = _manager(shape)
+        self._blocks_needed = [blocks_reserved_for(request, shape) for request in workload.requests]
         turned_away = set(refused(workload.requests, shape))
         self._waiting = deque(index for index in range(len(workload.requests)) if index not in turned_away)
         self._refused = len(turned_away)
@@ -135,13 +136,14 @@ class Replay:
             self._tier_is_quiet = self._tier.step(self._running(of_all=not self._tier_is_quiet)) is True
         self._generating.grow(self._manager)
         self._run_transfers()
-        self._compute(budget)
+        if self._computing:
+            self._compute(budget)
         finished = self._generating.take_finished()
         if self._tier is not None:
             self._tier.finish(list(finished))
         for index, computed in finished.items():
             self._manager.remove_sequence(index, computed=computed)
-            self._blocks_reserved -= self._blocks_reserved_for(index)
+            self._blocks_reserved -= self._blocks_needed[index]
             self._finished += 1
         self._tally.iterations += 1
         self._now_ms += self._shape.iteration_ms
@@ -165,7 +167,7 @@ class Replay:
         """For the first that waits, as far as sequences and blocks go."""
         if not self._waiting or self._active >= self._shape.max_batch_size:
             return False
-        return self._blocks_reserved + self._blocks_reserved_for(self._waiting[0]) <= self._shape.blocks_primary
+        return self._blocks_reserved + self._blocks_needed[self._waiting[0]] <= self._shape.blocks_primary
 
     def _admit(self, budget: int) -> None:
         offers = list(self._offers(budget))
@@ -183,7 +185,7 @@ class Replay:
             assert index == admission.request_id, "requests are admitted in the order in which they wait"
             length = self._built.pop(index).num_tokens
             self._computing.append(self._prompt(index, length, admission))
-            self._blocks_reserved += self._blocks_reserved_for(index)
+            self._blocks_reserved += self._blocks_needed[index]
 
     def _prompt(self, index: int, length: int, admission: Admitted) -> _Prompt:
         if self._tier is None:
@@ -200,7 +202,7 @@ class Replay:
         """Waiting requests in order, up to and including the first that the budget has no room for."""
         blocks_free = self._shape.blocks_primary - self._blocks_reserved
         for index in islice(self._waiting, self._shape.max_batch_size - self._active):
-            blocks_free -= self._blocks_reserved_for(index)
+            blocks_free -= self._blocks_needed[index]
             has_arrived = self._shape.iteration_ms == 0 or self._workload.requests[index].timestamp_ms <= self._now_ms
             if blocks_free < 0 or budget < 0 or not has_arrived:
                 return
@@ -252,9 +254,6 @@ class Replay:
             tokens = self._workload.book.prompt(index)
             self._built[index] = SequenceRequest(index, tokens, lora_id=source.lora_id, salt=source.salt)
         return self._built[index]
-
-    def _blocks_reserved_for(self, index: int) -> int:
-        return blocks_reserved_for(self._workload.requests[index], self._shape)
 
 
 def _check(shape: CacheShape) -> None:
