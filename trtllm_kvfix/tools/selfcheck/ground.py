@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,20 +91,19 @@ class TorchGround:
 def held_in_front_of(ground: Ground, stream: Any) -> Iterator[None]:
     """For a loop of upstream's: the stream goes on when the block has ended, or when somebody in it has waited a while.
 
-    Whoever opens the gate is another thread, because the one that runs the loop may be waiting for the stream.
+    Another thread lets go, because the one that runs the loop may be waiting for the stream.
     """
-    held, over = threading.Event(), threading.Event()
+    over, holding = threading.Event(), ExitStack()
+    holding.enter_context(ground.held(stream))
 
-    def hold() -> None:
-        with ground.held(stream):
-            held.set()
-            over.wait(PATIENCE_S)
+    def let_go() -> None:
+        over.wait(PATIENCE_S)
+        holding.close()
 
-    holder = threading.Thread(target=hold, daemon=True)
-    holder.start()
+    thread = threading.Thread(target=let_go, daemon=True)
+    thread.start()
     try:
-        held.wait(PATIENCE_S)
         yield
     finally:
         over.set()
-        holder.join()
+        thread.join()

@@ -81,6 +81,8 @@ class _Experts:
     def _forward(self, inputs: dict[str, Any]) -> dict[str, Any]:
         params = inputs["lora_params"]["cuda_graph_params"]
         ranks, _ = params.get_moe_slot_inputs(LAYER, MODULE)
+        if not ranks.is_pinned():  # as on machines with confidential computing
+            raise Unavailable("the tables of LoRA are not pinned here, and a graph cannot read them")
         self._ground.read(self._slots, params.token_to_slot_host)
         self._ground.read(self._ranks, ranks)
         return {"ranks": self._ranks}
