@@ -1,12 +1,14 @@
 // As much of `watch` as it cannot do without, to see where its time goes. Loaded by the driver as `watch` itself is, with
 // KVFIX_LAYER=callback it subscribes to the same calls and does nothing; with KVFIX_LAYER=flag it lets the stream write
-// a number behind each copy, too. And the calls of mprotect alone, without an interpreter between them.
+// a number behind each copy, too; with KVFIX_LAYER=pages it makes the pages of the source read-only besides, until the
+// next wait. And the calls of mprotect alone, without an interpreter between them.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "watch/driver_api.h"
 
@@ -22,7 +24,12 @@ cuda::Result (*is_capturing)(cuda::Handle, int*);
 cuda::Result (*host_register)(void*, std::size_t, unsigned);
 cuda::Result (*device_pointer)(cuda::Address*, void*, unsigned);
 alignas(kPage) std::uint32_t words[kPage / sizeof(std::uint32_t)];
-bool writes = false;
+bool writes = false, protects = false;
+struct {
+    std::uintptr_t begin;
+    std::size_t bytes;
+} spans[1024];
+std::size_t spans_used = 0;
 cuda::Address word = 0;
 std::uint32_t sequence = 0;
 
@@ -43,21 +50,42 @@ bool prepare(bool pins) {
     return word != 0;
 }
 
+void protect(std::uintptr_t begin, std::size_t bytes) {
+    const auto first = begin & ~(kPage - 1);
+    spans[spans_used] = {first, ((begin + bytes + kPage - 1) & ~(kPage - 1)) - first};
+    if (mprotect(reinterpret_cast<void*>(first), spans[spans_used].bytes, PROT_READ) == 0) {
+        ++spans_used;
+    }
+}
+
+void open_all() {
+    while (spans_used > 0) {
+        --spans_used;
+        mprotect(reinterpret_cast<void*>(spans[spans_used].begin), spans[spans_used].bytes, PROT_READ | PROT_WRITE);
+    }
+}
+
 void on_call(void*, int, std::uint32_t id, const void* raw) {
     const auto& data = *static_cast<const cupti::CallbackData*>(raw);
     const bool copies = id == 277 || id == 279 || id == 281 || id == 306;
     const bool pins = id == 39 || id == 271 || id == 294;
+    const bool waits = id == 126 || id == 17 || id == 800;
     static thread_local bool inside = false;
-    if (!writes || inside || data.site != cupti::kExit || (!copies && !pins)) {
+    if (!writes || inside || data.site != cupti::kExit || (!copies && !pins && !waits)) {
         return;
     }
     inside = true;
     int capturing = 0;
     if (prepare(pins) && copies) {
-        auto* stream = static_cast<const cuda::args::Copy*>(data.arguments)->stream;
-        if (is_capturing(stream, &capturing) == cuda::kSuccess && capturing == 0) {
-            static_cast<void>(write_value(stream, word, ++sequence, 0));
+        const auto& copy = *static_cast<const cuda::args::Copy*>(data.arguments);
+        if (is_capturing(copy.stream, &capturing) == cuda::kSuccess && capturing == 0) {
+            static_cast<void>(write_value(copy.stream, word, ++sequence, 0));
         }
+        if (protects && spans_used < std::size(spans)) {
+            protect(copy.src, copy.bytes);
+        }
+    } else if (waits) {
+        open_all();
     }
     inside = false;
 }
@@ -82,7 +110,8 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     if (layer == nullptr || driver == nullptr || profiler == nullptr) {
         return 1;
     }
-    writes = std::strcmp(layer, "flag") == 0;
+    protects = std::strcmp(layer, "pages") == 0;
+    writes = protects || std::strcmp(layer, "flag") == 0;
     find(write_value, driver, "cuStreamWriteValue32_v2");
     find(is_capturing, driver, "cuStreamIsCapturing");
     find(host_register, driver, "cuMemHostRegister_v2");
