@@ -7,11 +7,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 results=$(realpath "${1:?usage: watch_cost.sh RESULTS_DIR [arguments]}")
 shift
+. integration/gpu/watch/library.sh
 scratch=$(mktemp -d)
-if [ ! -e trtllm_kvfix/libkvfix_watch.so ]; then
-  cmake -S . -B "$scratch/build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVFIX_KERNELS=OFF --log-level=WARNING
-  cmake --build "$scratch/build" --target kvfix_watch --parallel 8
-  cp "$scratch/build/libkvfix_watch.so" trtllm_kvfix/
-fi
 c++ -O2 -std=c++20 -shared -fPIC -I cpp integration/gpu/watch/layers.cc -o "$scratch/layers.so" -ldl
 exec timeout 55 python3 -m integration.gpu.watch.cost "$scratch/layers.so" "$results/watch_cost.csv" "$@"
