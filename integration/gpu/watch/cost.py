@@ -69,9 +69,12 @@ def arms(layers: str, folder: Path) -> dict[str, dict[str, str]]:
     }
 
 
-def taken(layers: str, rounds: int, folder: Path, measures: list[str]) -> Figures:
+def taken(layers: str, rounds: int, folder: Path, measures: list[str], decode: bool) -> Figures:
     figures: Figures = defaultdict(list)
     workers = {arm: Worker(layers, variables) for arm, variables in arms(layers, folder).items()}
+    if decode:
+        workers["plain"].ask("cycles")
+        measures = [*measures, f"decode {workers['plain'].answer()['cycles']:.0f}"]
     for measure in measures:  # what is made at the first use is made here, in all of them at once
         for worker in workers.values():
             worker.ask(measure)
@@ -83,7 +86,7 @@ def taken(layers: str, rounds: int, folder: Path, measures: list[str]) -> Figure
             for arm, worker in workers.items():
                 worker.ask(measure)
                 for figure, value in worker.answer().items():
-                    figures[arm, measure, figure].append(value)
+                    figures[arm, "decode" if measure.startswith("decode") else measure, figure].append(value)
     for worker in workers.values():
         worker.end()
     return figures
@@ -141,7 +144,8 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        figures = taken(given.layers, given.rounds, folder, [each for each in MEASURES if given.only in each])
+        measures = [each for each in MEASURES if given.only in each]
+        figures = taken(given.layers, given.rounds, folder, measures, given.only in "decode")
         (watched,) = read(folder)
         print(f"watched: {watched.numbers}, notes {watched.notes}")
         if watched.races or watched.refused:

@@ -26,8 +26,7 @@ MEASURES = (
     *(f"copy {bytes_} {at_once} 0" for bytes_ in SIZES for at_once in AT_ONCE),
     *(f"copy {bytes_} 1 1" for bytes_ in SIZES),
     "launch",
-    "decode",
-)
+)  # and "decode CYCLES", where "cycles" says how many a kernel spins
 
 
 class Work:
@@ -44,6 +43,7 @@ class Work:
         measures: dict[str, Callable[..., dict[str, float]]] = {
             "copy": self.copy,
             "launch": self.launch,
+            "cycles": self.cycles,
             "decode": self.decode,
         }
         return measures[kind](*map(int, arguments))
@@ -87,8 +87,19 @@ class Work:
         self.cuda.synchronize()
         return {"us": took / LAUNCHES / 1000}
 
-    def decode(self) -> dict[str, float]:
-        torch, buffers, devices, cycles = decode_room()
+    def cycles(self) -> dict[str, float]:
+        """For how many a kernel spins so that all of a step take STEP_MS: asked once, since clocks change."""
+        torch, *_ = decode_room()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(1 << 28)
+        begin.record()
+        torch.cuda._sleep(1 << 24)
+        end.record()
+        torch.cuda.synchronize()
+        return {"cycles": (1 << 24) * STEP_MS / KERNELS / begin.elapsed_time(end)}
+
+    def decode(self, cycles: int) -> dict[str, float]:
+        torch, buffers, devices = decode_room()
         took = []
         for _ in range(STEPS):
             begin = time.perf_counter_ns()
@@ -109,19 +120,11 @@ class Work:
 
 
 @cache
-def decode_room() -> tuple[Any, list[Any], list[Any], int]:
-    """The buffers of the decode loop, and for how many cycles a kernel spins so that all take STEP_MS."""
+def decode_room() -> tuple[Any, list[Any], list[Any]]:
     import torch  # noqa: PLC0415
 
     buffers = [torch.zeros(1024, dtype=torch.int32, pin_memory=True) for _ in range(COPIES)]
-    devices = [torch.zeros(1024, dtype=torch.int32, device="cuda") for _ in range(COPIES)]
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(1 << 24)
-    begin.record()
-    torch.cuda._sleep(1 << 24)
-    end.record()
-    torch.cuda.synchronize()
-    return torch, buffers, devices, int((1 << 24) * STEP_MS / KERNELS / begin.elapsed_time(end))
+    return torch, buffers, [torch.zeros(1024, dtype=torch.int32, device="cuda") for _ in range(COPIES)]
 
 
 if __name__ == "__main__":
