@@ -15,7 +15,6 @@ constexpr std::size_t kLength = 16;  // in bytes and str
 constexpr std::size_t kBytes = 32;   // in bytes: what they hold
 constexpr std::size_t kCframe = 56;  // in a thread's state, of 3.11 and 3.12
 constexpr std::uint8_t kOwnedByC = 3;
-constexpr std::uint64_t kNowhere = ~std::uint64_t{0};
 
 template <typename T>
 T read_at(const void* base, std::size_t offset) {
@@ -48,7 +47,7 @@ class Lines {
     std::uint64_t of_locations(std::uint64_t offset) {
         for (std::uint64_t end = 0; at_ < end_;) {
             const int kind = *at_ >> 3 & 15;
-            end += ((*at_++ & 7U) + 1) * 2;
+            end += 2 * ((*at_++ & 7ULL) + 1);
             if (kind >= 10 && kind <= 12) {
                 line_ += kind - 10;
             } else if (kind == 13 || kind == 14) {
