@@ -2,7 +2,8 @@
 
 A control, or a loop without the fix, touches what the device still uses: it has to be caught at a statement of the case
 or of the stand-in. With the fix nothing is to be reported. H5 is the device against itself, which `watch` does not see:
-there nothing is reported either way. A row is one process.
+there nothing is reported either way. An early copy that the stager gave up because it was late still reads what the
+host writes next; `late` counts them, and only where there is one may it be reported. A row is one process.
 """
 
 import argparse
@@ -32,6 +33,7 @@ class Row:
     arm: str
     times: int
     wrong: int
+    late: int
     races: int
     possible: int
     statements: str
@@ -44,18 +46,20 @@ def row_of(hazard: str, what: str, name: str, case: str, arm: str, times: int) -
     command = [sys.executable, "-m", "integration.gpu.watch.ours_work", what, name, arm, str(times)]
     done, report = Run(command, "report").outcome()
     lines = done.stdout.strip().splitlines()
-    wrong = json.loads(lines[-1])["wrong"] if lines and lines[-1].startswith("{") else -1
+    said = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {"wrong": -1, "late": 0}
+    wrong, late = said["wrong"], said["late"]
     found = [*report.get("races", []), *report.get("possible", [])]
     races, possible = occurrences(report, "races"), occurrences(report, "possible")
-    said = [statement(race) for race in found]
-    row = Row(hazard, what, case, arm, times, wrong, races, possible, " | ".join(said), done.returncode, False)
+    at = [statement(race) for race in found]
+    row = Row(hazard, what, case, arm, times, wrong, late, races, possible, " | ".join(at), done.returncode, False)
     if hazard == DEVICE_ALONE:
         row.ok = (races, possible, done.returncode) == (0, 0, 0)
     elif arm == "fixed":
-        row.ok = (races, possible, done.returncode, wrong) == (0, 0, 0, 0)
+        silent = (races, possible, done.returncode) == (0, 0, 0)
+        row.ok = wrong == 0 and (silent or (late > 0 and all(map(of_early_copy, found))))
     else:
         at_least = times if what == "verify" else 1
-        row.ok = races + possible >= at_least and wrong > 0 and any(said)
+        row.ok = races + possible >= at_least and wrong > 0 and any(at)
     if not row.ok:
         row.detail = " | ".join(done.stderr.strip().splitlines()[-30:])
     return row
@@ -67,6 +71,10 @@ def statement(race: dict[str, Any]) -> str:
         if line is not None and any(part in file for part in OURS):
             return f"{Path(file).name}:{line} in {function}: {getline(file, line).strip()}"
     return ""
+
+
+def of_early_copy(race: dict[str, Any]) -> bool:
+    return bool(race["use_stack"]["python"][0][0].endswith("staging/offset_stager.py"))
 
 
 def rows(iterations: int, steps: int, at_once: int, only: str) -> Iterator[Row]:
