@@ -5,24 +5,23 @@ watched, and three with a part of `watch` (layers.cc). A row is the median of on
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 
 from integration.gpu.watch.cost_work import MEASURES
+from integration.gpu.watch.table import table
 from trtllm_kvfix.settings import environment
 from trtllm_kvfix.watch import launch
 from trtllm_kvfix.watch.races import read
 
 ARMS = ("plain", "callback", "flag", "pages", "watched")
-FIELDS = ("date", "device", "commit", "cores", "arm", "measure", "figure", "median_us", "rounds")
+FIELDS = ("commit", "cores", "arm", "measure", "figure", "median_us", "rounds")
 LIMIT_STEP, LIMIT_COPY_US, LIMIT_LAUNCH_US = 1.05, 3.0, 0.5
 
 Figures = dict[tuple[str, str, str], list[float]]  # by arm, measure and figure
@@ -92,23 +91,11 @@ def taken(layers: str, rounds: int, folder: Path, measures: list[str], decode: b
     return figures
 
 
-def device_name() -> str:
-    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    except (OSError, subprocess.CalledProcessError):
-        return "made up"
-
-
 def write_rows(file: Path, figures: Figures, rounds: int) -> None:
-    new = not file.exists()
-    with file.open("a", newline="", encoding="utf-8") as out:
-        writer = csv.writer(out)
-        if new:
-            writer.writerow(FIELDS)
-        where = (datetime.now(timezone.utc).date(), device_name(), os.environ.get("KVFIX_COMMIT", ""), os.cpu_count())
+    with table(file, FIELDS) as add:
         for (arm, measure, figure), values in figures.items():
-            writer.writerow((*where, arm, measure, figure, f"{median(values):.3f}", rounds))
+            commit = os.environ.get("KVFIX_COMMIT", "")
+            add((commit, os.cpu_count(), arm, measure, figure, f"{median(values):.3f}", rounds))
 
 
 def verdict(figures: Figures) -> bool:

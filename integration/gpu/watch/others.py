@@ -6,7 +6,6 @@ machine has a row that says so.
 """
 
 import argparse
-import csv
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from integration.gpu.watch.rows import PROGRAMS
+from integration.gpu.watch.table import table
 
 LIMIT_S = 60
 CHOSEN = (
@@ -124,12 +124,9 @@ def main() -> int:
     given = parser.parse_args()
     print(f"compute-sanitizer: {compute_sanitizer() or 'not on this machine'}", flush=True)
     unseen = 0
-    with given.results.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(field.name for field in fields(Row))
+    with table(given.results, [field.name for field in fields(Row)]) as add:
         for row in rows(given.at_once):
-            writer.writerow(astuple(row))
-            file.flush()
+            add(astuple(row))
             unseen += row.tool == "watch" and row.sees != "yes"
             print(f"{row.program:28} {row.tool:26} {row.sees:8} {row.detail[:150]}", flush=True)
     return int(unseen > 0)

@@ -7,7 +7,6 @@ host writes next; `late` counts them, and only where there is one may it be repo
 """
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 
 from integration.gpu.watch.ours_work import STANDINS
 from integration.gpu.watch.rows import Run, occurrences
+from integration.gpu.watch.table import table
 from trtllm_kvfix.tools.verify.catalogue import CASES
 
 DEVICE_ALONE = "H5"
@@ -101,12 +101,9 @@ def main() -> int:
     parser.add_argument("--only", default="")
     given = parser.parse_args()
     bad = 0
-    with given.results.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(field.name for field in fields(Row))
+    with table(given.results, [field.name for field in fields(Row)]) as add:
         for row in rows(given.iterations, given.steps, given.at_once, given.only):
-            writer.writerow(astuple(row))
-            file.flush()
+            add(astuple(row))
             bad += not row.ok
             print("ok " if row.ok else "BAD", *astuple(row)[:-1], flush=True)
             if row.detail:

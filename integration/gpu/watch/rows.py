@@ -6,7 +6,6 @@ it had to be; the exit code is 1 where a row is not. `--only TEXT` picks program
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from integration.gpu.watch import clean, planted, planted_graphs, planted_torch, planted_touches
+from integration.gpu.watch.table import table
 
 LIMIT_S = 180
 POSSIBLE = planted.POSSIBLE | planted_torch.POSSIBLE
@@ -149,12 +149,9 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=max((os.cpu_count() or 2) // 2, 1))
     given = parser.parse_args()
     bad = 0
-    with given.results.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(field.name for field in fields(Row))
+    with table(given.results, [field.name for field in fields(Row)]) as add:
         for row in all_rows(given.programs, given.only, given.times, given.seconds, given.fresh, given.at_once):
-            writer.writerow(astuple(row))
-            file.flush()
+            add(astuple(row))
             if not row.ok:
                 bad += 1
                 print(*astuple(row), flush=True)
