@@ -1,7 +1,10 @@
 #include "watch/python.h"
 
 #include <dlfcn.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -10,16 +13,27 @@ namespace kvfix::watch {
 namespace {
 
 constexpr int kFramesMax = 64;
+constexpr std::uint64_t kTableMax = 1 << 20;  // what is longer, in bytes or signs, is none
+constexpr std::uint64_t kNameMax = 1 << 12;
 constexpr std::size_t kType = 8;     // in an object
 constexpr std::size_t kLength = 16;  // in bytes and str
 constexpr std::size_t kBytes = 32;   // in bytes: what they hold
 constexpr std::size_t kCframe = 56;  // in a thread's state, of 3.11 and 3.12
 constexpr std::uint8_t kOwnedByC = 3;
 
+// Frames of another thread may go while they are read: the kernel reads those, and says so where there is nothing.
+[[gnu::tls_model("initial-exec")]] thread_local bool of_another_thread = false;
+
 template <typename T>
 T read_at(const void* base, std::size_t offset) {
-    T value;
-    std::memcpy(static_cast<void*>(&value), static_cast<const char*>(base) + offset, sizeof value);
+    T value{};
+    const char* from = static_cast<const char*>(base) + offset;
+    if (of_another_thread) {
+        iovec to{&value, sizeof value};
+        iovec there{const_cast<char*>(from), sizeof value};
+        return process_vm_readv(getpid(), &to, 1, &there, 1, 0) == sizeof value ? value : T{};
+    }
+    std::memcpy(static_cast<void*>(&value), from, sizeof value);
     return value;
 }
 
@@ -27,15 +41,15 @@ T read_at(const void* base, std::size_t offset) {
 class Lines {
   public:
     Lines(const void* table, std::uint64_t first)
-        : at_(static_cast<const std::uint8_t*>(table) + kBytes),
-          end_(at_ + read_at<std::uint64_t>(table, kLength)),
+        : table_(table),
+          end_(kBytes + std::min(read_at<std::uint64_t>(table, kLength), kTableMax)),
           line_(static_cast<std::int64_t>(first)) {}
 
     // 3.10: for each piece its bytes and by how much the line grows, -128 where it has none.
     std::uint64_t of_pairs(std::uint64_t offset) {
-        for (std::uint64_t end = 0; end_ - at_ >= 2; at_ += 2) {
-            end += at_[0];
-            const auto delta = static_cast<std::int8_t>(at_[1]);
+        for (std::uint64_t end = 0; at_ + 2 <= end_;) {
+            end += next();
+            const auto delta = static_cast<std::int8_t>(next());
             line_ += delta == -128 ? 0 : delta;
             if (offset < end) {
                 return static_cast<std::uint64_t>(line_);
@@ -46,19 +60,20 @@ class Lines {
     // From 3.11 on: a byte with the kind of a piece and its length in instructions; lines and columns follow by kind.
     std::uint64_t of_locations(std::uint64_t offset) {
         for (std::uint64_t end = 0; at_ < end_;) {
-            const int kind = *at_ >> 3 & 15;
-            end += 2 * ((*at_++ & 7ULL) + 1);
+            const unsigned head = next();
+            const unsigned kind = head >> 3 & 15;
+            end += 2 * ((head & 7ULL) + 1);
             if (kind >= 10 && kind <= 12) {
                 line_ += kind - 10;
             } else if (kind == 13 || kind == 14) {
                 const std::uint64_t delta = number();
-                line_ +=
-                    (delta & 1) != 0 ? -static_cast<std::int64_t>(delta >> 1) : static_cast<std::int64_t>(delta >> 1);
+                const auto lines = static_cast<std::int64_t>(delta >> 1);
+                line_ += (delta & 1) != 0 ? -lines : lines;
             }
             if (offset < end) {
                 return static_cast<std::uint64_t>(line_);
             }
-            while (at_ < end_ && (*at_ & 0x80) == 0) {  // only the first byte of a piece has this bit
+            while (at_ < end_ && (byte() & 0x80) == 0) {  // only the first byte of a piece has this bit
                 ++at_;
             }
         }
@@ -66,19 +81,27 @@ class Lines {
     }
 
   private:
+    unsigned byte() const { return read_at<std::uint8_t>(table_, at_); }
+    unsigned next() {
+        const unsigned value = byte();
+        ++at_;
+        return value;
+    }
     std::uint64_t number() {
         std::uint64_t value = 0;
-        for (unsigned shift = 0; at_ < end_ && shift < 64; shift += 6) {
-            value |= (*at_ & 63ULL) << shift;
-            if ((*at_++ & 64) == 0) {
+        for (unsigned shift = 0; at_ < end_ && shift < 60; shift += 6) {
+            const unsigned part = next();
+            value |= (part & 63ULL) << shift;
+            if ((part & 64) == 0) {
                 break;
             }
         }
         return value;
     }
 
-    const std::uint8_t* at_;
-    const std::uint8_t* end_;
+    const void* table_;
+    std::uint64_t at_ = kBytes;
+    std::uint64_t end_;
     std::int64_t line_;
 };
 
@@ -164,6 +187,7 @@ std::uint64_t Python::instruction(const void* frame) const {
 }
 
 std::uint64_t Python::place(void* state) const {
+    of_another_thread = state != this->state();
     const void* frame = innermost(state);
     std::uint64_t hash = frame == nullptr ? 0 : 1;
     for (int depth = 0; frame != nullptr && depth < kFramesMax; ++depth) {
@@ -193,21 +217,18 @@ std::uint64_t Python::line(const void* code, std::uint64_t at) const {
 void Python::print_name(const void* name, Text& text) const {
     const auto state = read_at<std::uint32_t>(name, kBytes);
     const std::size_t width = state >> 2 & 7;
-    const bool ascii = (state & 0x40) != 0;
-    const char* signs = static_cast<const char*>(name) + (ascii ? layout_->ascii : layout_->other);
-    const auto length = read_at<std::uint64_t>(name, kLength);
-    if (ascii) {
-        text.bytes(signs, length);
-        return;
-    }
-    for (std::size_t at = 0; at < length; ++at) {
-        std::uint32_t sign = 0;
-        std::memcpy(&sign, signs + at * width, width);
-        print_utf8(sign, text);
+    const std::size_t head = (state & 0x40) != 0 ? layout_->ascii : layout_->other;
+    const std::uint64_t length = std::min(read_at<std::uint64_t>(name, kLength), kNameMax);
+    for (std::size_t at = head; at < head + length * width; at += width) {
+        print_utf8(width == 1   ? read_at<std::uint8_t>(name, at)
+                   : width == 2 ? read_at<std::uint16_t>(name, at)
+                                : read_at<std::uint32_t>(name, at),
+                   text);
     }
 }
 
 void Python::print(void* state, Text& text) const {
+    of_another_thread = state != this->state();
     const void* frame = innermost(state);
     for (int depth = 0; frame != nullptr && depth < kFramesMax; ++depth) {
         if (shown(frame)) {

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 LIBRARY = ctypes.PyDLL(sys.argv[1])
+LIBRARY.own_state.restype = ctypes.c_void_p
+LIBRARY.print_frames.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
 ROOM = ctypes.create_string_buffer(1 << 16)
 checked: list[int] = []
 
@@ -25,10 +27,15 @@ def walk(frame: Any) -> list[str]:
     return found
 
 
+def printed(size: int) -> list[str]:
+    return ROOM.raw[:size].decode("utf-8", "surrogatepass").splitlines()
+
+
 def here(*_: object) -> int:
+    own = LIBRARY.own_state()
     # One line: the line of this frame, too, has to be the same for both.
-    size, want = LIBRARY.print_frames(ROOM, len(ROOM)), walk(sys._getframe())
-    got = ROOM.raw[:size].decode("utf-8", "surrogatepass").splitlines()
+    size, want = LIBRARY.print_frames(own, ROOM, len(ROOM)), walk(sys._getframe())
+    got = printed(size)
     assert got == want, "\n".join(["", *got, "but", *want])
     checked.append(len(want))
     return 0
@@ -109,4 +116,25 @@ thread = threading.Thread(target=deep, args=(3,))
 thread.start()
 thread.join()
 assert len(checked) == 24, checked
+
+# Another thread's, while it waits; and what is no thread's at all.
+states: list[int] = []
+begun, done = threading.Event(), threading.Event()
+
+
+def waiting() -> None:
+    states.append(LIBRARY.own_state())
+    begun.set()
+    done.wait()
+
+
+thread = threading.Thread(target=waiting)
+thread.start()
+begun.wait()
+lines = printed(LIBRARY.print_frames(states[0], ROOM, len(ROOM)))
+done.set()
+thread.join()
+assert any(line.endswith(" in waiting") for line in lines), lines
+for nowhere in (8, states[0], ctypes.addressof(ROOM)):
+    LIBRARY.print_frames(nowhere, ROOM, len(ROOM))
 sys.stdout.write("as the interpreter says\n")
