@@ -42,8 +42,8 @@ bool Guard::nothing_in(Span span) const {
            std::none_of(openings_.begin(), openings_.begin() + openings_end_, meets);
 }
 
-// What the uses in flight want for the page, and until where nothing changes.
-Guard::Wanted Guard::wanted(std::uintptr_t page, std::uintptr_t end) const {
+// What the first `count` uses want for the page, and until where nothing changes.
+Guard::Wanted Guard::wanted(std::uintptr_t page, std::uintptr_t end, std::size_t count) const {
     Wanted found{end, Protection::open, false};
     const auto covers = [&](const auto& each) {
         if (each.end <= page || each.begin >= found.until) {
@@ -52,7 +52,7 @@ Guard::Wanted Guard::wanted(std::uintptr_t page, std::uintptr_t end) const {
         found.until = each.begin > page ? each.begin : std::min(found.until, each.end);
         return each.begin <= page;
     };
-    for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed); ++at) {
+    for (std::size_t at = 0; at < count; ++at) {
         if (covers(spans_[at])) {
             found.by_uses = std::max(found.by_uses, needed(list_[at]));
         }
@@ -63,9 +63,10 @@ Guard::Wanted Guard::wanted(std::uintptr_t page, std::uintptr_t end) const {
     return found;
 }
 
-// Give pages the protection that they have to have. With `added`, which is not among the uses yet, only those are touched
-// that differ by it. Pages side by side are changed by one call: it costs more than everything else here.
+// Give pages the protection that they have to have. With `added`, the last of the uses, only those are touched that differ
+// by it. Pages side by side are changed by one call: it costs more than everything else here.
 bool Guard::apply(Span span, const Use* added) {
+    const std::size_t count = uses_.load(std::memory_order_relaxed) - (added == nullptr ? 0 : 1);
     bool done = true;
     Span change{};
     Protection to = Protection::open;
@@ -73,7 +74,7 @@ bool Guard::apply(Span span, const Use* added) {
         done = (change.begin == change.end || pages_.protect(change.begin, change.end - change.begin, to)) && done;
     };
     for (std::uintptr_t page = span.begin; page < span.end;) {
-        const Wanted had = wanted(page, span.end);
+        const Wanted had = wanted(page, span.end, count);
         const Protection all = added == nullptr ? had.by_uses : std::max(had.by_uses, needed(*added));
         const Protection now = had.open ? Protection::open : all;
         if (added == nullptr || (!had.open && all != had.by_uses)) {
@@ -134,27 +135,31 @@ bool Guard::add(Use use) {
     if (uses_.load(std::memory_order_relaxed) == kUsesMax) {
         retire_locked();
     }
+    const std::size_t at = uses_.load(std::memory_order_relaxed);
+    if (at == kUsesMax) {
+        counts.dropped.fetch_add(1, std::memory_order_relaxed);
+        return false;
+    }
     const Span span = pages_of(use.shape.begin, use.shape.end());
-    // Before the pages change: who faults there must not take them for somebody else's.
+    const bool alone = nothing_in(span);
+    use.id = next_id_++;
+    spans_[at] = span;
+    list_[at] = use;
+    // Before the pages change: who asks without the lock, or faults there, must not believe that nothing is ours.
+    uses_.store(at + 1, std::memory_order_relaxed);
     lowest_.store(std::min(lowest_.load(std::memory_order_relaxed), span.begin), std::memory_order_relaxed);
     highest_.store(std::max(highest_.load(std::memory_order_relaxed), span.end), std::memory_order_relaxed);
-    const bool alone = nothing_in(span);
-    if (uses_.load(std::memory_order_relaxed) == kUsesMax ||
-        !(alone ? pages_.protect(span.begin, span.end - span.begin, needed(use)) : apply(span, &use))) {
-        static_cast<void>(apply(span, nullptr));
+    if (!(alone ? pages_.protect(span.begin, span.end - span.begin, needed(use)) : apply(span, &use))) {
+        remove_id(use.id);
         counts.dropped.fetch_add(1, std::memory_order_relaxed);
         return false;
     }
     if (!alone) {  // the same buffer again: the new use has taken the pages over as they were
         take_out([&](const Span& each, const Use& old) {
-            return span.begin <= each.begin && each.end <= span.end && needed(old) <= needed(use) && old.finished();
+            const bool covered = span.begin <= each.begin && each.end <= span.end;
+            return covered && old.id != use.id && needed(old) <= needed(use) && old.finished();
         });
     }
-    use.id = next_id_++;
-    const std::size_t at = uses_.load(std::memory_order_relaxed);
-    spans_[at] = span;
-    list_[at] = use;
-    uses_.store(at + 1, std::memory_order_relaxed);
     counts.guarded.fetch_add(1, std::memory_order_relaxed);
     return true;
 }

@@ -87,7 +87,7 @@ class Guard {
     };
     static Span pages_of(std::uintptr_t begin, std::uintptr_t end);
     bool nothing_in(Span span) const;
-    Wanted wanted(std::uintptr_t page, std::uintptr_t end) const;
+    Wanted wanted(std::uintptr_t page, std::uintptr_t end, std::size_t count) const;
     bool apply(Span span, const Use* added);
     // Those for which `gone(span, use)` holds leave the books; with `remove` their pages are opened, too.
     template <typename Gone>

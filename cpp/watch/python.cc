@@ -29,7 +29,7 @@ T read_at(const void* base, std::size_t offset) {
     T value{};
     const char* from = static_cast<const char*>(base) + offset;
     if (of_another_thread) {
-        iovec to{&value, sizeof value};
+        iovec to{static_cast<void*>(&value), sizeof value};
         iovec there{const_cast<char*>(from), sizeof value};
         return process_vm_readv(getpid(), &to, 1, &there, 1, 0) == sizeof value ? value : T{};
     }
