@@ -22,6 +22,7 @@ from integration.gpu.watch.table import table
 from trtllm_kvfix.tools.verify.catalogue import CASES
 
 DEVICE_ALONE = "H5"
+KNOWN = Path(__file__).with_name("known.txt")
 OURS = ("tools/verify/", "tests/standin/")  # where the statement has to be
 
 
@@ -44,7 +45,8 @@ class Row:
 
 def row_of(hazard: str, what: str, name: str, case: str, arm: str, times: int) -> Row:
     command = [sys.executable, "-m", "integration.gpu.watch.ours_work", what, name, arm, str(times)]
-    done, report = Run(command, "report").outcome()
+    options = ("--suppress", str(KNOWN)) if what == "standin" else ()
+    done, report = Run(command, "report", options).outcome()
     lines = done.stdout.strip().splitlines()
     said = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {"wrong": -1, "late": 0}
     wrong, late = said["wrong"], said["late"]
@@ -58,8 +60,9 @@ def row_of(hazard: str, what: str, name: str, case: str, arm: str, times: int) -
         silent = (races, possible, done.returncode) == (0, 0, 0)
         row.ok = wrong == 0 and (silent or (late > 0 and all(map(of_early_copy, found))))
     else:
-        at_least = times if what == "verify" else 1
-        row.ok = races + possible >= at_least and wrong > 0 and any(at)
+        # The loop waits for other things, too: not every step that is held meets a touch, or one that changes a value.
+        often, corrupt = (times, wrong > 0) if what == "verify" else (1, True)
+        row.ok = races + possible >= often and corrupt and all(at)
     if not row.ok:
         row.detail = " | ".join(done.stderr.strip().splitlines()[-30:])
     return row
@@ -96,7 +99,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
     parser.add_argument("--iterations", type=int, default=20, help="of each arm of verify")
-    parser.add_argument("--steps", type=int, default=100, help="of the stand-in's loop")
+    parser.add_argument("--steps", type=int, default=300, help="of the stand-in's loop")
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--only", default="")
     given = parser.parse_args()

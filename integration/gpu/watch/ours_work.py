@@ -10,10 +10,14 @@ still reads what the host writes next, and nobody uses what it brings.
 
 import json
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
+
+REQUESTS = 24
 
 
 class StandIn(NamedTuple):
@@ -55,15 +59,54 @@ def verify(number: int, arm: str, iterations: int) -> tuple[int, int]:
 
 
 def standin(name: str, arm: str, steps: int) -> tuple[int, int]:
-    from integration.gpu import test_overlay as loop  # noqa: PLC0415
-    from tests.executor.test_graph_inputs import LORA  # noqa: PLC0415
+    """Serves until so many steps have been held in front of their copies, or of their graph."""
+    from tests.executor.test_graph_inputs import LORA, for_graphs  # noqa: PLC0415
+    from tests.standin.fixture import upstream  # noqa: PLC0415
+    from tests.standin.serving import Server  # noqa: PLC0415
     from trtllm_kvfix.metrics import counters  # noqa: PLC0415
 
     given = STANDINS[name]
-    llm_args: dict[str, Any] = dict(loop.V2) if name == "offsets-v2" else {"kv_cache_config": loop.HOST_TIER}
-    llm_args |= LORA if given.graphs else {}
-    with loop.standing_in(given.variant), nullcontext() if arm == "unfixed" else loop.applied(given.fix_id):
-        return loop.corruptions(llm_args, steps, graphs=given.graphs)[1], int(counters.late_copies.value)
+    device = "cuda" if find_spec("torch") is None else "torch"  # ours on the same driver
+    tier: dict[str, Any] = {"max_tokens": 192, "host_cache_size": 32 * 64}
+    llm_args = {"kv_cache_config": tier | ({"use_kv_cache_manager_v2": True} if name == "offsets-v2" else {})}
+    with upstream(given.variant, device):
+        import_module("tensorrt_llm._torch.pyexecutor.py_executor_creator")
+        with nullcontext() if arm == "unfixed" else applied(given.fix_id):
+            server = Server(llm_args | (LORA if given.graphs else {}))
+
+            def serve(number: int) -> None:
+                made = server.workload(REQUESTS, seed=number)
+                for at, each in enumerate(made):  # no prompt begins as another does
+                    tokens = [number, at, *each.input_tokens]
+                    made[at] = server.request(number * REQUESTS + at, tokens, each.max_new_tokens)
+                server.run(for_graphs(server, made) if given.graphs else made)
+
+            serve(0)  # what is loaded at the first use waits for held streams
+            assert server.witness is not None
+            server.witness.corruptions.clear()
+            with server.stall(replay=given.graphs) as stall:
+                number = 1
+                while stall.held < steps:
+                    serve(number)
+                    number += 1
+            server.close()
+            return len({corruption.step for corruption in server.witness.corruptions}), int(counters.late_copies.value)
+
+
+@contextmanager
+def applied(fix_id: str | None) -> Iterator[None]:
+    """That fix alone; None: all that are needed."""
+    from trtllm_kvfix.fix_ids import FIX_IDS  # noqa: PLC0415
+    from trtllm_kvfix.fixes import ALL  # noqa: PLC0415
+    from trtllm_kvfix.overlay.registry import Registry  # noqa: PLC0415
+    from trtllm_kvfix.overlay.upstream import Upstream  # noqa: PLC0415
+    from trtllm_kvfix.sections import FixChoices, Settings  # noqa: PLC0415
+
+    chosen = FixChoices.model_validate({name: "on" if name == fix_id else "off" for name in FIX_IDS})
+    registry = Registry(ALL)
+    registry.apply(Settings() if fix_id is None else Settings(fixes=chosen), Upstream(), at_last=True)
+    yield
+    assert registry.revert() == []
 
 
 if __name__ == "__main__":

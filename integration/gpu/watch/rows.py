@@ -49,11 +49,12 @@ class Row:
 class Run:
     command: list[str]
     mode: str
+    options: tuple[str, ...] = ()  # of watch
 
     def outcome(self) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "report.json"
-            watch = [sys.executable, "-m", "trtllm_kvfix", "watch", "--json", str(file)]
+            watch = [sys.executable, "-m", "trtllm_kvfix", "watch", "--json", str(file), *self.options]
             watch += ["--hold"] if self.mode == "hold" else []
             prefix = [] if self.mode == "plain" else [*watch, "--"]
             try:
