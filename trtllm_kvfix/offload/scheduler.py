@@ -48,7 +48,7 @@ class OffloadScheduler:
     def index(self) -> TierIndex | None:
         """Made once the worker side knows how many blocks fit."""
         if self._index is None and self._link.slots is not None:
-            self._index = TierIndex(self._link.slots, self._tokens_per_block)
+            self._index = TierIndex(self._link.slots, self._tokens_per_block, admission=self._settings.admission)
         return self._index
 
     def require_tier(self) -> None:
@@ -239,7 +239,8 @@ class OffloadScheduler:
             if claim is None:
                 return False
             stored = claim.first + len(claim.slots)
-            self.tally.dropped(max(end - max(stored, live.covered), 0))
+            missing = max(end - max(stored, live.covered), 0)
+            (self.tally.declined if claim.declined else self.tally.dropped)(missing)
             if claim.slots:
                 self._store(live, claim.first, stored, tuple(claim.slots))
         live.cover(whole)
