@@ -4,14 +4,13 @@ A block is stored once the kernels of its last token have been given to the devi
 iteration tells. So a step that was scheduled and then not run has promised nothing.
 """
 
-import logging
 from itertools import count
 from typing import Any
 
 from trtllm_kvfix.blocks.identity import identity_of, tokens_of
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import TierIndex
+from trtllm_kvfix.offload.directions import Directions
 from trtllm_kvfix.offload.in_use import InUse
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, NextStep, Step, StoreJob
@@ -19,9 +18,6 @@ from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, added_blocks
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tally import Tally
 from trtllm_kvfix.offload_section import OffloadSettings
-
-_log = logging.getLogger("trtllm_kvfix.offload")
-FAILED_IN_A_ROW_MAX = 32
 
 
 class OffloadScheduler:
@@ -42,7 +38,7 @@ class OffloadScheduler:
         self._loads: dict[int, tuple[LoadJob, PendingLoad]] = {}
         self._sources = InUse()
         self._next = NextStep()
-        self._failed_in_a_row = {"store": 0, "load": 0}
+        self._directions = Directions(switches)
 
     @property
     def index(self) -> TierIndex | None:
@@ -129,8 +125,7 @@ class OffloadScheduler:
         self._take_ended()
         if self._switches.read() and self._index is not None:
             self._index.drop()
-            self._failed_in_a_row = {"store": 0, "load": 0}
-            counters.offload_given_up.put(0)
+            self._directions.begin_again()
         if scheduler_output is not None:
             for data in scheduler_output.new_requests:
                 self._begin(data)
@@ -163,23 +158,8 @@ class OffloadScheduler:
             self._finishing.pop(request_id).close()
         return Late(self._next.take(self._sources.take_fences()), closed)
 
-    def _works(self, direction: str) -> bool:
-        """Whether transfers are planned: an operator may say no, and where none succeeds there is no use in it."""
-        wanted = self._switches.store if direction == "store" else self._switches.load
-        return wanted and self._failed_in_a_row[direction] < FAILED_IN_A_ROW_MAX
-
-    def _note_end(self, direction: str, ended: Ended) -> None:
-        if ended.no_room or ended.bad_slots:
-            return  # says nothing of the next one
-        self._failed_in_a_row[direction] = self._failed_in_a_row[direction] + 1 if ended.error else 0
-        if self._failed_in_a_row[direction] == FAILED_IN_A_ROW_MAX:
-            counters.offload_given_up.add()
-            _log.error(
-                "no more %ss: %d failed in a row, the last with: %s", direction, FAILED_IN_A_ROW_MAX, ended.error
-            )
-
     def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
-        if not self._works("load"):
+        if not self._directions.work("load"):
             return None
         # Never the block with the last token, which is always computed.
         live.index_blocks((live.length - 1) // self._tokens_per_block)
@@ -230,7 +210,7 @@ class OffloadScheduler:
     def _plan_store(self, live: LiveRequest) -> bool:
         """Give what the host tier lacks of the request to a job. False: later, another job sends the same blocks."""
         whole = live.whole_blocks()
-        if whole <= live.covered or not self._works("store"):
+        if whole <= live.covered or not self._directions.work("store"):
             return True
         end = live.worth_storing(whole, self._settings.offload_priority_min)
         if end > live.covered:
@@ -275,7 +255,7 @@ class OffloadScheduler:
         else:
             self._index.commit(store.slots)
         self.tally.stored(len(store.slots), ended)
-        self._note_end("store", ended)
+        self._directions.note_end("store", ended)
         for live in (self._live.get(store.request_id), self._finishing.get(store.request_id)):
             if live is not None:
                 live.jobs.discard(ended.job)
@@ -287,7 +267,7 @@ class OffloadScheduler:
         self._index.condemn(ended.bad_slots)
         self._index.unpin(load.slots)
         self.tally.loaded(len(load_job.slots), ended)
-        self._note_end("load", ended)
+        self._directions.note_end("load", ended)
         live = self._live.get(load_job.request_id)
         if live is not None and live.load is load:
             live.load = None
