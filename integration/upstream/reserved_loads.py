@@ -114,19 +114,20 @@ def _taken_back(server: Server) -> None:
     """The batch is dropped once its step has been told, before its loads may begin; its request comes back."""
     connector, manager = server.connector, server.manager
     rewind = vars(sys.modules[type(manager).__module__])["rewind_context_after_cache_drop"]
-    handle, seen = connector.handle_metadata, list[int]()
+    dispatch, seen = connector.mark_prefix_loads_dispatched, list[int]()
+    states = server.batch_manager.LlmRequestState
 
-    def handle_metadata() -> None:
-        handle()
+    def mark_prefix_loads_dispatched() -> None:
         request = connector._prefix_load_requests.get(3)
-        if request is not None and not seen:
-            seen.append(3)
+        if request is not None and not seen and connector._bound_prefix_load_ids:
+            seen.append(request.state == states.DISAGG_GENERATION_TRANS_IN_PROGRESS)
+            request.state = states.CONTEXT_INIT
             manager.free_resources(request)
             rewind(request, manager.tokens_per_block)
-            request.state = server.batch_manager.LlmRequestState.CONTEXT_INIT
+        dispatch()
 
-    connector.handle_metadata = handle_metadata
-    _remark_unless(server, lambda: bool(seen), "no load was taken back")
+    connector.mark_prefix_loads_dispatched = mark_prefix_loads_dispatched
+    _remark_unless(server, lambda: seen == [True], f"no load was taken back: {seen}")
 
 
 def _forgotten(server: Server) -> None:
