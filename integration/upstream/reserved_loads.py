@@ -28,7 +28,19 @@ def reserved_loads() -> list[Scenario]:
         # Upstream queries as before where an executor does not reserve.
         _of("v2-ours-queried", COMES_BACK, _queried, reused_min=28),
         _of("v2-ours-queried-load-fails", COMES_BACK, _queried_and_fails, recomputed_min=1),
+        Scenario("v2-capacity-only", ALL, False, SMALL, COMES_BACK, prepare=_capacity_only, connector="recorder", **V2),
     ]
+
+
+def _capacity_only(server: Server) -> None:
+    """A connector that moves nothing and is asked nothing, but for what it is told at the start."""
+    connector = server.connector
+    connector.capacity_only = True
+    connector.configure_prefix_reservations(enabled=True)
+    asked = list[str]()
+    for name in ("get_num_new_matched_tokens", "build_connector_meta", "update_state_after_alloc", "request_finished"):
+        setattr(connector.scheduler, name, lambda *_, name=name: asked.append(name))
+    _remark_unless(server, lambda: not asked, "a connector of capacity alone was asked")
 
 
 def _of(name: str, arrivals: Any, plant: Callable[[Server], None] = lambda _: None, **given: Any) -> Scenario:
