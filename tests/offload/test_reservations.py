@@ -10,6 +10,7 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload import kept_blocks, recompute
+from trtllm_kvfix.offload.layer_groups import ByGroup
 from trtllm_kvfix.offload.plan import Ended
 from trtllm_kvfix.offload.reservations import computing_what_did_not_come, end_loads
 
@@ -19,6 +20,7 @@ from .upstream_double import Request, RequestData
 
 NUMBER = 7  # of the reservation
 BLOCKS = list(range(10, 16))
+MORE = list(range(30, 36))  # of a second layer group
 
 
 class Accepted(NamedTuple):
@@ -29,7 +31,7 @@ class Accepted(NamedTuple):
     start: int
     end: int
     is_async: bool
-    block_ids_by_layer_group: list[list[int]]
+    block_ids_by_layer_group: ByGroup
     tokens: list[int]
     cache_salt: str | None = None
 
@@ -134,6 +136,14 @@ def test_what_is_accepted_is_loaded_with_the_report_and_not_before(
     assert bench.worker.get_finished_prefix_loads() == []
     release(bench, request_2, 0, end_of_it)
     assert nothing_is_left(bench)
+
+
+@pytest.mark.parametrize("groups", [[BLOCKS, MORE], {1: MORE, 0: BLOCKS}])
+def test_blocks_of_layer_groups_come_as_lists_and_by_number(groups: ByGroup, bench: Bench, request_2: Request) -> None:
+    bench.scheduler.update_state_after_alloc_by_layer_group(request_2, groups)
+    output = Output(Accepted(NUMBER, 2, 0, 20, True, groups, request_2.tokens))
+    (job,) = bench.scheduler.build_connector_meta(output).loads
+    assert job.blocks == (*BLOCKS[:5], *MORE[:5])
 
 
 def test_a_load_that_is_taken_back_never_begins(bench: Bench, request_2: Request) -> None:
@@ -286,6 +296,16 @@ def test_what_is_found_is_counted_once_however_often_upstream_asks(bench: Bench)
     accepted(bench, request, 12)
     after = counters.offload_prompt_tokens.value, counters.offload_host_hit_tokens.value
     assert (after[0] - before[0], after[1] - before[1]) == (24, 12)
+
+
+def test_a_request_that_is_left_alone_is_counted_once(bench: Bench) -> None:
+    request = Request(2, prompt(1), sampling_config=SimpleNamespace(beam_width=2))
+    before = counters.offload_requests_skipped.value
+    for number in range(3):
+        assert bench.scheduler.reserve_prefix(request, 0, number) == (0, False)
+        bench.scheduler.request_reset(request)
+    bench.scheduler.update_state_after_alloc(request, BLOCKS)
+    assert counters.offload_requests_skipped.value == before + 1
 
 
 def test_nothing_is_reserved_for_a_prompt_that_nobody_had_or_that_failed_before(bench: Bench) -> None:

@@ -37,6 +37,7 @@ class OffloadScheduler:
         link.plan_late, link.request_over = self.plan_late, self.request_over
         self._stores: dict[int, StoreJob] = {}  # not ended on all ranks
         self._reported: Any = None  # the last step that upstream told
+        self._reserves = False  # upstream asks for promises, again and again
         self._sources = InUse()
         self._next = NextStep()
         self._loads = Loads(tokens_per_block, settings.min_reuse_blocks, self._next, self._sources)
@@ -64,6 +65,7 @@ class OffloadScheduler:
 
     def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
         """The same while upstream schedules: it may come to nothing, and upstream asks again in the next iteration."""
+        self._reserves = True
         live = self._look_up(request, num_computed_tokens)
         if live is None:
             return 0, False
@@ -83,7 +85,8 @@ class OffloadScheduler:
         if index is None:  # this request is older than the cache
             return None
         if identity is None:
-            self.tally.opaque(request.request_id)
+            if not self._reserves:  # then it is counted once it has room
+                self.tally.opaque(request.request_id)
             return None
         sequence = index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
         had = num_computed_tokens // self._tokens_per_block
@@ -100,6 +103,8 @@ class OffloadScheduler:
         """`blocks` of each layer group. Upstream may have got room for less than it was promised, or for nothing."""
         live = self._live.get(request.request_id)
         if live is None:
+            if self._reserves and self.index is not None and identity_of(request) is None:
+                self.tally.opaque(request.request_id)
             self._sources.about_to_be_written(blocks)
             return
         live.blocks = blocks
