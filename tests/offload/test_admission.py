@@ -40,7 +40,8 @@ class Served:
         return tokens
 
     def end(self, step: Step) -> None:
-        self.link.ended.extend(Ended(job.job, "") for job in (*step.stores, *step.loads))
+        jobs = [store.job for store in step.stores] + [load.job for load in step.loads]
+        self.link.ended.extend(Ended(job, "") for job in jobs)
 
 
 @pytest.mark.parametrize("admission", ["adaptive", "all"])
