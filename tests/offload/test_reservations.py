@@ -12,7 +12,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload import kept_blocks, recompute
 from trtllm_kvfix.offload.layer_groups import ByGroup
 from trtllm_kvfix.offload.plan import Ended
-from trtllm_kvfix.offload.reservations import computing_what_did_not_come, end_loads
+from trtllm_kvfix.offload.reservations import end_loads
 
 from .conftest import Bench, MakeBench, serve_alone
 from .test_promises import prompt
@@ -236,42 +236,6 @@ def test_a_load_of_a_promise_that_is_gone_ends_and_brings_nothing(bench: Bench, 
     assert end(bench) == [NUMBER]
     assert bench.worker.reservations_to_recompute == {NUMBER: 2}
     assert nothing_is_left(bench)
-
-
-class Manager:
-    """As much of upstream's connector manager as finishes loads."""
-
-    def __init__(self, bench: Bench, requests: list[Request], ending: list[Request]) -> None:
-        self.worker = bench.worker
-        self.requests = {request.request_id: request for request in requests}
-        self._prefix_load_requests = {request.request_id: request for request in requests}
-        self._finished_load_terminations = ending
-        self.freed: list[int] = []
-        self.worker.cache_manager = self
-        self.kv_cache_map: dict[int, Any] = {}
-        self.tokens_per_block = 4
-
-    def free_resources(self, request: Request) -> None:
-        self.freed.append(request.request_id)
-
-    def finish(self, reservation_ids: list[int]) -> None:
-        for number in reservation_ids:
-            self._prefix_load_requests.pop(number - 100)
-
-
-def test_a_request_whose_load_failed_computes_unless_it_is_ending(bench: Bench) -> None:
-    requests = [Request(number, prompt(number)) for number in (2, 3, 4)]
-    for request in requests:
-        request.context_current_position = 20
-    manager = Manager(bench, requests, ending=[requests[1]])
-    bench.worker.side.reserved_to_recompute.update({102: 2, 103: 3})
-    before = counters.offload_recomputed_requests.value
-    computing_what_did_not_come(Manager.finish)(manager, [102, 103, 104])
-    assert manager.freed == [2]
-    assert [request.context_current_position for request in requests] == [0, 20, 20]
-    assert bench.worker.reservations_to_recompute == {}
-    assert counters.offload_recomputed_requests.value == before + 1
-    assert bench.scheduler.reserve_prefix(requests[0], 0, 9) == (0, False), "once is enough"
 
 
 def test_a_load_that_fails_on_its_way_is_told_as_over(bench: Bench, request_2: Request) -> None:
