@@ -42,6 +42,20 @@ def test_nobody_starts_whose_last_token_might_not_fit() -> None:
         assert ids(scheduler(b).schedule_request([second, third])) == [2, 3]
 
 
+@pytest.mark.parametrize(("blocks", "fitting"), [(9, [1, 2]), (8, [1])])
+def test_what_somebody_holds_is_not_taken_twice(blocks: int, fitting: list[int]) -> None:
+    """The first holds 4 blocks and will take 2. Of the 7 of the second these 4 are there already."""
+    with bench(blocks=blocks) as b:
+        first, second = b.request(1, range(16)), b.request(2, [*range(16), 99])
+        b.prepare([first])
+        b.computed(first)
+        b.impl.store_context_blocks(first)
+        assert ids(scheduler(b).schedule_request([first, second])) == fitting
+        b.prepare([second], [first])
+        for each in (first, second):
+            b.impl.remove_sequence(each.request_id, each, False)
+
+
 def test_a_small_one_does_not_overtake_a_large_one_for_ever() -> None:
     with bench(blocks=9) as b:
         running, large, small = (b.request(n, [100 * n + i for i in range(size)]) for n, size in

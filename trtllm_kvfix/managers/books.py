@@ -6,6 +6,8 @@ Growth comes second, because it may evict what the batch is to reuse. Until then
 touched: upstream goes through the whole batch asking each whether it is at its first chunk.
 """
 
+from collections import Counter
+from collections.abc import Mapping, Set
 from typing import Any
 
 from trtllm_kvfix.managers.copies import Copies
@@ -15,17 +17,18 @@ from trtllm_kvfix.native import BlockManager, OutOfBlocks
 
 
 class Books:
-    """The caller holds a lock around every call."""
+    """The caller holds a lock around every call, but for what `growing` says."""
 
     def __init__(self, core: BlockManager, copies: Copies, tokens_per_block: int) -> None:
         self.core = core
         self.live: dict[int, Sequence] = {}
+        self.growing: list[int] = []  # one entry for each position; may be appended to without the lock
+        self.dummies: set[int] = set()  # of the live ones
         self._in_prompt: dict[int, Sequence] = {}  # of the live ones, whose positions still move
         self._copies = copies
         self._tokens_per_block = tokens_per_block
         self.config = core.config
         self._arriving: dict[int, tuple[Any, Prompt]] = {}
-        self._growing: dict[int, int] = {}
 
     # ---- what upstream asks for ----
 
@@ -44,14 +47,6 @@ class Books:
         if request.is_dummy_request:
             self.settle()  # upstream expects the refusal of a dummy from this very call
 
-    def grow(self, request_id: int) -> None:
-        sequence = self.live.get(request_id)
-        if sequence is None and request_id not in self._arriving:
-            raise RuntimeError(f"request {request_id} has no sequence to grow")
-        self._growing[request_id] = self._growing.get(request_id, 0) + 1
-        if sequence is not None and sequence.is_dummy:
-            self.settle()
-
     def report(self, request: Any) -> None:
         """A chunk of its prompt has been computed. Unknown requests have ended before."""
         sequence = self.live.get(request.request_id)
@@ -67,11 +62,12 @@ class Books:
 
     def remove(self, request_id: int, request: Any) -> None:
         """Upstream also frees requests that were never added. Without a request nothing more is kept for reuse."""
-        self._growing.pop(request_id, None)
+        self._forget_growth({request_id})
         if self._arriving.pop(request_id, None) is not None:
             return
         sequence = self.live.pop(request_id, None)
         self._in_prompt.pop(request_id, None)
+        self.dummies.discard(request_id)
         if sequence is None:
             return
         if request is None or sequence.is_private or request.is_dummy_request:
@@ -79,7 +75,7 @@ class Books:
         else:
             tokens, computed = sequence.known_at_end(request)
             self.core.remove_sequence(request_id, tokens=tokens, computed=computed)
-        if all(each.is_dummy for each in self.live.values()):
+        if len(self.live) == len(self.dummies):
             self.end_copies()  # no step will come to do it, and nobody could be admitted
 
     # ---- when it happens ----
@@ -93,14 +89,17 @@ class Books:
                 del self._in_prompt[request_id]
 
     def settle(self) -> None:
+        """Everybody noted is admitted, then grown. Nothing else queues copies."""
+        if not (self._arriving or self.growing):
+            return
         if self._arriving:
             self._admit()
-        if self._growing:
+        if self.growing:
             self._reserve()
         self._copies.submit()
 
     def end_copies(self) -> None:
-        self._copies.submit()
+        self._copies.submit()  # what a batch queued that then failed
         self._copies.end()
 
     def _admit(self) -> None:
@@ -108,25 +107,37 @@ class Books:
         try:
             batch = self.core.add_sequence_batch([prompt.sequence for _, prompt in arriving.values()])
         except OutOfBlocks:
-            for request_id in arriving:
-                self._growing.pop(request_id, None)
+            self._forget_growth(arriving.keys())
             raise
         for admission in batch.admitted:
             request, prompt = arriving[admission.request_id]
             reused = admission.tokens_reused
             sequence = Sequence(request, prompt, reused)
             self.live[admission.request_id] = self._in_prompt[admission.request_id] = sequence
+            if sequence.is_dummy:
+                self.dummies.add(admission.request_id)
             forget_prompt(request)
             tell_reuse(request, reused, self._tokens_per_block)
 
     def _reserve(self) -> None:
-        growing, self._growing = self._growing, {}
-        ids, counts = list(growing), list(growing.values())
+        ids = self.growing[:]
+        del self.growing[: len(ids)]  # others may be appending
+        counts: Mapping[int, int] = dict.fromkeys(ids, 1)
+        if len(counts) != len(ids):
+            counts = Counter(ids)
         try:
-            self.core.add_tokens(ids, counts)
+            self._grow(counts)
         except OutOfBlocks:
             # What copies of this iteration hold comes free when they have ended: the same moment on every rank.
             self.end_copies()
-            self.core.add_tokens(ids, counts)
-        for request_id, count in growing.items():
-            self.live[request_id].length += count
+            self._grow(counts)
+
+    def _grow(self, counts: Mapping[int, int]) -> None:
+        self.core.add_tokens(list(counts), list(counts.values()))
+        live = self.live
+        for request_id, count in counts.items():
+            live[request_id].length += count
+
+    def _forget_growth(self, ids: Set[int]) -> None:
+        if self.growing:
+            self.growing[:] = [each for each in self.growing if each not in ids]

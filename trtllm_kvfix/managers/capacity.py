@@ -42,9 +42,11 @@ class GuaranteedNoEvict:
         """(those that fit, those that wait for another server's cache: none, those to pause: none)."""
         self.kv_cache_manager.start_scheduling()
         questions = self.kv_cache_manager.questions
-        started, reserved, waiting = questions.by_progress(active_requests)
-        free = questions.free_blocks() - reserved
+        started, waiting = questions.by_progress(active_requests)
         chosen = started[: self.max_num_requests]
+        if not waiting or len(chosen) == self.max_num_requests:
+            return chosen, [], []
+        free = questions.free_blocks() - questions.still_to_take(started)
         adapters = _Adapters(self.peft_cache_manager, started)
         wait_for = questions.being_computed() if self.kv_cache_manager.enable_block_reuse else set()
         for request in waiting:

@@ -26,7 +26,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def locked(method: Method) -> Method:
-    """The core takes calls from any thread; what is noted between upstream's calls needs a lock of its own."""
+    """The core takes calls from any thread; what is noted between upstream's calls needs a lock of its own.
+
+    Calls of every iteration take it without a wrapper around them.
+    """
 
     @wraps(method)
     def call(self: "NativeKvCache", *args: Any, **kwargs: Any) -> Any:
@@ -121,11 +124,11 @@ class NativeKvCache:
 
     # ---- the life of a request ----
 
-    @locked
     def sync_transfer_manager_with_buffer_manager(self) -> None:
         """The head of every `prepare_resources`: the fixed point at which copies end."""
-        self._books.begin_iteration()
-        self._comparison.step()
+        with self._lock:
+            self._books.begin_iteration()
+            self._comparison.step()
 
     @locked
     def add_sequence(self, request_id: int, input_length: int, beam_width: int, llm_request: Any) -> None:
@@ -137,15 +140,20 @@ class NativeKvCache:
             self._books.add(request_id, length, beam_width, request)
 
     def add_token(self, request_id: int, detach_swa_front_blocks: bool = True) -> None:
-        """The one call that upstream makes for each request of each iteration, so without a wrapper around it."""
-        del detach_swa_front_blocks  # there is no window to leave
-        with self._lock:
-            self._books.grow(request_id)
+        """The one call that upstream makes for each request of each iteration: a note, which needs no lock.
 
-    @locked
+        A request that is unknown is named by the call that settles.
+        """
+        del detach_swa_front_blocks  # there is no window to leave
+        books = self._books
+        books.growing.append(request_id)
+        if request_id in books.dummies:
+            self.refresh_blocks()  # upstream expects the refusal of a dummy from this very call
+
     def refresh_blocks(self) -> None:
-        self._books.settle()
-        self.core.refresh_blocks()
+        with self._lock:
+            self._books.settle()
+            self.core.refresh_blocks()
 
     @locked
     def store_context_blocks(self, llm_request: Any) -> None:
@@ -211,10 +219,10 @@ class NativeKvCache:
 
     # ---- what capacity schedulers ask ----
 
-    @locked
     def start_scheduling(self) -> None:
-        self._books.settle()
-        self._books.end_copies()
+        with self._lock:
+            self._books.settle()
+            self._books.end_copies()
 
     @locked
     def get_remaining_blocks_to_completion(self, req: Any, window_size: int, cached_summary: Any = None) -> int:

@@ -16,6 +16,7 @@ class Sequence:
 
     def __init__(self, request: Any, prompt: Prompt, reused: int) -> None:
         self.request = request
+        self.request_id: int = prompt.sequence.request_id
         self.prompt: Prompt | None = prompt  # until it is computed
         self.prompt_length = prompt.length
         self.length = prompt.length  # positions reserved
