@@ -209,8 +209,6 @@ def test_names_that_are_not_served_say_so() -> None:
     with bench() as b:
         with pytest.raises(AttributeError, match="does not serve truncate_blocks"):
             b.impl.truncate_blocks([1], 1)
-        with pytest.raises(NotServed, match="pinning"):
-            b.impl.remove_sequence(1, None, True)
         with pytest.raises(NotServed, match="unified memory"):
             b.impl.allocate_pools(True)
         with pytest.raises(NotServed, match="max_beam_width"):

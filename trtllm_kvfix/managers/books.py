@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Set
 from typing import Any
 
+from trtllm_kvfix.managers.clock import Clock
 from trtllm_kvfix.managers.copies import Copies
+from trtllm_kvfix.managers.pins import Pins
 from trtllm_kvfix.managers.prompts import Prompt, forget_prompt, prompt_of, tell_reuse
 from trtllm_kvfix.managers.sequence import Sequence
 from trtllm_kvfix.native import BlockManager, OutOfBlocks
@@ -19,13 +21,15 @@ from trtllm_kvfix.native import BlockManager, OutOfBlocks
 class Books:
     """The caller holds a lock around every call, but for what `growing` says."""
 
-    def __init__(self, core: BlockManager, copies: Copies, tokens_per_block: int) -> None:
+    def __init__(self, core: BlockManager, copies: Copies, clock: Clock, tokens_per_block: int) -> None:
         self.core = core
         self.live: dict[int, Sequence] = {}
         self.growing: list[int] = []  # one entry for each position; may be appended to without the lock
         self.dummies: set[int] = set()  # of the live ones
         self._in_prompt: dict[int, Sequence] = {}  # of the live ones, whose positions still move
+        self.pins = Pins(core)
         self._copies = copies
+        self._clock = clock
         self._tokens_per_block = tokens_per_block
         self.config = core.config
         self._arriving: dict[int, tuple[Any, Prompt]] = {}
@@ -35,7 +39,7 @@ class Books:
     def add(self, request_id: int, length: int, beam_width: int, request: Any) -> None:
         if beam_width != 1:
             raise RuntimeError(f"request {request_id} has {beam_width} beams; one is served")
-        if request_id in self.live or request_id in self._arriving:
+        if self.knows(request_id):
             raise RuntimeError(f"request {request_id} was added and not removed; adding it again would lose its blocks")
         prompt = prompt_of(request, self.config)
         if prompt.length != length or prompt.sequence.request_id != request_id:
@@ -54,6 +58,23 @@ class Books:
             return
         computed = sequence.reported()
         self.core.store_context_blocks(request.request_id, computed)
+
+    def store(self, request_id: int, request: Any) -> None:
+        """Offer what a live request has computed of its prompt, without waiting for a report."""
+        self.settle()
+        sequence = self.live[request_id]
+        if sequence.is_private:
+            return
+        sampled = request.get_num_tokens(0) > sequence.prompt_length  # from a step that had computed all of it
+        self.core.store_context_blocks(request_id, sequence.prompt_length if sampled else sequence.computed)
+
+    def knows(self, request_id: int) -> bool:
+        return request_id in self.live or request_id in self._arriving
+
+    def pin(self, request_id: int) -> list[int]:
+        self.settle()
+        self.end_copies()  # a block that is being brought cannot be pinned
+        return self.pins.pin(request_id)
 
     def rewind(self, request_id: int, count: int) -> None:
         self.settle()
@@ -83,6 +104,7 @@ class Books:
     def begin_iteration(self) -> None:
         """Everything before is settled; chunks that were enqueued since are noted."""
         self.end_copies()
+        self._clock.step()
         for request_id, sequence in list(self._in_prompt.items()):
             sequence.look()
             if not sequence.is_in_prompt:
@@ -111,6 +133,8 @@ class Books:
             raise
         for admission in batch.admitted:
             request, prompt = arriving[admission.request_id]
+            if prompt.has_duration:
+                self._clock.start()
             reused = admission.tokens_reused
             sequence = Sequence(request, prompt, reused)
             self.live[admission.request_id] = self._in_prompt[admission.request_id] = sequence

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trtllm_kvfix.managers.events import EventManager
+
 
 @dataclass(frozen=True)
 class Element:
@@ -59,6 +61,8 @@ class Layout:
     partial_reuse: bool
     copy_on_partial_reuse: bool
     offload_priority_min: int
+    events: EventManager | None
+    pins_by_list: bool  # a pinned request is named by all its blocks, not by its last one
 
     @property
     def layers(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from trtllm_kvfix.managers import retention
 from trtllm_kvfix.native import BlockManagerConfig, SequenceRequest, block_hashes
 
 _KEPT = "_kvfix_prompt"
@@ -22,12 +23,15 @@ class Prompt:
 
     def __init__(self, request: Any, config: BlockManagerConfig) -> None:
         self.is_private = is_private(request)
+        kept = retention.of(request)
+        self.has_duration = kept is not None and kept.has_duration
         self.sequence = SequenceRequest(
             request.request_id,
             request.get_tokens(0),
             lora_id=request.lora_task_id,
             salt=f"private {next(_serials)}" if self.is_private else request.cache_salt_id,
             extra_keys=list(_images(request)),
+            retention=None if kept is None else kept.for_the_core(),
         )
         self._config = config
         self._hashes: list[int] | None = None
