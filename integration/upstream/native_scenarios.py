@@ -6,8 +6,10 @@ Without the overlay upstream's own books run, and in S its overlap loop overwrit
 from dataclasses import replace
 from typing import Any
 
+from integration.upstream.arrivals import Arrival
 from integration.upstream.ending_scenarios import endings, failures
 from integration.upstream.native_crowds import ERAS, WIDE, crowd
+from integration.upstream.native_held import KEPT, failing_offloads, held, kept_stem, routed
 from integration.upstream.scenarios import ALL, SERVED, Scenario
 from integration.upstream.server import Shape
 
@@ -45,11 +47,28 @@ def ended() -> list[Scenario]:
     ]
 
 
+def beside() -> list[Scenario]:
+    """Somebody uses the manager beside its loop."""
+    small = replace(WIDE, blocks=18)
+    hosted = replace(small, host_blocks=24)
+    first = Arrival(100, [*KEPT, 7], 1)
+    keeping = _crowded("native-retention", replace(small, blocks=44), 9, prepare=kept_stem)
+    return [
+        # What says events is not among D's excerpts.
+        _crowded("native-events", replace(hosted, events=4096), 5, prepare=routed, eras=("S",)),
+        _crowded("native-pins", replace(small, blocks=24), 2, prepare=held),
+        _crowded("native-pins-host", replace(hosted, blocks=34), 5, prepare=held),
+        replace(keeping, arrivals=(first, *keeping.arrivals)),
+        _crowded("native-fail-offloads", hosted, 5, prepare=failing_offloads, moves_min=10),
+    ]
+
+
 def natives() -> list[Scenario]:
     small = replace(WIDE, blocks=18)
     chunks = replace(small, chunked=True, chunk_max=8, budget=16)
     return [
         *ended(),
+        *beside(),
         Scenario("native-served", ALL, True, WIDE, SERVED, mended=("D",), eras=ERAS, kind="native"),
         _crowded("native-crowd", WIDE, 1, reused_min=60),
         _crowded("native-crowd-small", small, 2, moves_min=1),

@@ -66,6 +66,11 @@ class NativeServer(Server):
     engine_class = MemoryEngine
     engine: MemoryEngine
     at_end: Callable[[], None] = staticmethod(lambda: None)
+    retention_of: Callable[[Arrival], Any] = staticmethod(lambda _: None)
+
+    def keywords_of(self, arrival: Arrival) -> dict[str, Any]:
+        config = self.retention_of(arrival)
+        return {} if config is None else {"kv_cache_retention_config": config}
 
     def _v1_manager(self, **more: Any) -> Any:
         kind, own = self.resources.KVCacheManager, self.tree.constructors.get("KVCacheManager")
@@ -101,7 +106,10 @@ class NativeServer(Server):
         return super().serve(arrivals, cancels)
 
     def _look(self, outcome: Outcome) -> None:
-        self.at_end()
+        try:
+            self.at_end()
+        except AssertionError as error:
+            outcome.remarks.append(str(error))
         impl: NativeKvCache = self.manager.impl
         outcome.corrupt, outcome.batches = self.engine.contents.corrupt, self.engine.findings.batches
         outcome.computed = sum(end - begin for batch in outcome.batches for _, begin, end in batch["contexts"])

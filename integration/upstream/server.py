@@ -41,6 +41,7 @@ class Shape:
     reuse: bool = True
     latent: bool = False  # MLA: one side instead of K and V
     overlap: bool = True
+    events: int = 0  # that the cache's event buffer holds
 
 
 @dataclass
@@ -94,6 +95,7 @@ class Server:
         config = provided.KvCacheConfig(
             enable_block_reuse=shape.reuse,
             max_attention_window=list(shape.windows) if shape.windows != (shape.max_seq_len,) else None,
+            event_buffer_max_size=shape.events,
         )
         counts = dict.fromkeys(sorted(set(shape.windows)), (shape.blocks, shape.host_blocks))
         kind = self.resources.KVCacheManager
@@ -189,10 +191,16 @@ class Server:
             input_tokens=arrival.prompt,
             sampling_config=sampling,
             is_streaming=False,
+            **self.keywords_of(arrival),
         )
         made.py_forwarded = 0
         made.py_beam_width = self.shape.beams
         return made
+
+    def keywords_of(self, arrival: Arrival) -> dict[str, Any]:
+        """What else upstream passes to the constructor of this request."""
+        del arrival
+        return {}
 
     def serve(self, arrivals: list[Arrival], cancels: dict[int, list[int]] | None = None) -> Outcome:
         """Run the executor's own loop in this thread until everybody is answered, or it dies."""
