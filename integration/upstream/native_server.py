@@ -72,17 +72,20 @@ class NativeServer(Server):
         config = self.retention_of(arrival)
         return {} if config is None else {"kv_cache_retention_config": config}
 
-    def _v1_manager(self, **more: Any) -> Any:
+    def _manager(self) -> Any:
+        self._give_back_constructor()
+        return super()._manager()
+
+    def _give_back_constructor(self) -> None:
+        """Upstream's. The rig's stands there because the bound class does not take what is passed; ours does."""
         kind, own = self.resources.KVCacheManager, self.tree.constructors.get("KVCacheManager")
         if own is not None and kind.__init__ is not own:
-            # The rig's stands there because the bound class does not take what upstream's passes. Ours does.
             kind.__init__ = own
             lacking = [name for name in vars(Windows) if name[:2] != "__" and name not in vars(kind)]
             for name in lacking:
                 setattr(kind, name, vars(Windows)[name])
             given = [name for name in self.tree.lacking["KVCacheManager"] if name != "__init__"]
             self.tree.lacking["KVCacheManager"] = given + lacking
-        return super()._v1_manager(**more)
 
     def _executor(self) -> Any:
         executor = super()._executor()

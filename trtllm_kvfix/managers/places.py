@@ -56,7 +56,7 @@ class Place:
         return [Replacement(Seam(self.TRIGGER, self.name), partial(Substitute, active, self.ours))]
 
 
-def _cache(*args: Any, **kwargs: Any) -> Any:
+def native_cache(*args: Any, **kwargs: Any) -> Any:
     objection = build_objection(Upstream())
     if objection:
         raise NotServed(f"{SETTING}: {objection}")
@@ -67,7 +67,7 @@ def _cache(*args: Any, **kwargs: Any) -> Any:
     return NativeKvCache(**kwargs)
 
 
-def _events(*args: Any, **kwargs: Any) -> Any:
+def native_events(*args: Any, **kwargs: Any) -> Any:
     from trtllm_kvfix.managers.events import EventManager  # noqa: PLC0415  needs the extension
 
     return EventManager(*args, **kwargs)
@@ -95,8 +95,8 @@ def build_objection(upstream: Upstream) -> str:
 
 
 ALL = (
-    Place(RESOURCE_MANAGER, "KVCacheManagerCpp", _cache),
-    Place(RESOURCE_MANAGER, "KVCacheEventManagerCpp", _events, is_needed=False),
+    Place(RESOURCE_MANAGER, "KVCacheManagerCpp", native_cache),
+    Place(RESOURCE_MANAGER, "KVCacheEventManagerCpp", native_events, is_needed=False),
     Place(CREATOR, "BindCapacityScheduler", _capacity_scheduler),
     retention,
 )
