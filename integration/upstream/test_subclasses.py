@@ -14,6 +14,7 @@ from integration.upstream.native_crowds import ERAS
 from integration.upstream.native_server import NativeServer
 from integration.upstream.running import Result, apart
 from integration.upstream.scenarios import SCENARIOS as ALL_SCENARIOS
+from integration.upstream.scenarios import believes
 from trtllm_kvfix import subclasses
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
@@ -80,3 +81,13 @@ def answers_as_upstreams(server: Any) -> None:
 def test_what_goes_by_the_exact_type_answers_as_for_upstreams() -> None:
     found = run("D", "native-served", prepare=answers_as_upstreams)
     assert found.result == "right", found.remark
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_batches_are_fitted_when_the_executor_is_known(is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler takes 8 tokens to be cached that no longer are: upstream's batch has 24 of 16 tokens."""
+    if not is_told:
+        monkeypatch.setattr(OwnManagersServer, "_executor", NativeServer._executor)
+    scenario = SCENARIOS["put-off-cancelled"]
+    found = run("D", "native-served", shape=scenario.shape, arrivals=scenario.arrivals, prepare=believes({2: 8}))
+    assert (found.result == "right") == is_told, found.remark
