@@ -195,6 +195,28 @@ def kept_stem(server: Any) -> None:
     server.at_end = at_end
 
 
+# ---- pauses ----
+
+
+def pausing(server: Any) -> None:
+    """More run than fit: some must be paused, and come again."""
+    if not is_ours(server):
+        return
+    paused: list[int] = []
+    scheduler, capacity = server.executor.scheduler, server.executor.scheduler.capacity
+
+    def counting(active: list[Any]) -> Any:
+        found = capacity(active)
+        paused.extend(each.request_id for each in found[2])
+        return found
+
+    def at_end() -> None:
+        assert paused, "nobody was paused"
+
+    scheduler.capacity = counting
+    server.at_end = at_end
+
+
 # ---- copies that fail ----
 
 

@@ -65,7 +65,10 @@ def drawn(seed: int) -> Scenario:
     )
     if shape.chunked:
         shape = replace(shape, chunk_max=chance.choice([0, 8, 16]), budget=chance.choice([16, 32, 64]))
-    arrivals, cancels = crowd(seed, REQUESTS)
+    packed = chance.random() < 0.5
+    if packed:
+        shape = replace(shape, policy="MAX_UTILIZATION")
+    arrivals, cancels = crowd(seed, REQUESTS, 20 if packed else 7)
     return Scenario(f"load-{seed}", ALL, False, shape, arrivals, cancels, prepare=prepare, kind="native")
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from integration.upstream.arrivals import Arrival
 from integration.upstream.ending_scenarios import endings, failures
 from integration.upstream.native_crowds import ERAS, WIDE, crowd
-from integration.upstream.native_held import KEPT, failing_offloads, held, kept_stem, routed
+from integration.upstream.native_held import KEPT, failing_offloads, held, kept_stem, pausing, routed
 from integration.upstream.scenarios import ALL, SERVED, Scenario
 from integration.upstream.server import Shape
 
 
 def _crowded(name: str, shape: Shape, seed: int, **more: Any) -> Scenario:
-    arrivals, cancels = crowd(seed)
+    arrivals, cancels = crowd(seed, longest_answer=20 if shape.policy == "MAX_UTILIZATION" else 7)
     more = {"mended": ("D",), "eras": ERAS, "kind": "native"} | more
     return Scenario(name, ALL, shape.overlap, shape, arrivals, cancels, **more)
 
@@ -51,6 +51,7 @@ def beside() -> list[Scenario]:
     """Somebody uses the manager beside its loop."""
     small = replace(WIDE, blocks=18)
     hosted = replace(small, host_blocks=24)
+    packed = replace(small, policy="MAX_UTILIZATION")
     first = Arrival(100, [*KEPT, 7], 1)
     keeping = _crowded("native-retention", replace(small, blocks=44), 9, prepare=kept_stem)
     return [
@@ -59,6 +60,10 @@ def beside() -> list[Scenario]:
         _crowded("native-pins", replace(small, blocks=24), 2, prepare=held),
         _crowded("native-pins-host", replace(hosted, blocks=34), 5, prepare=held),
         replace(keeping, arrivals=(first, *keeping.arrivals)),
+        _crowded("native-pauses", packed, 10, prepare=pausing),
+        _crowded("native-pauses-chunks", replace(packed, chunked=True, chunk_max=8, budget=24), 11, prepare=pausing),
+        _crowded("native-pauses-plain-loop", replace(packed, overlap=False), 12, prepare=pausing),
+        _crowded("native-pauses-host", replace(packed, host_blocks=20), 13, prepare=pausing),
         _crowded("native-fail-offloads", hosted, 5, prepare=failing_offloads, moves_min=10),
     ]
 

@@ -25,8 +25,9 @@ class FittingScheduler(Scheduler):
         self.capacity = capacity
 
     def schedule_request(self, active: list[Any], inflight: Any) -> Any:
-        fitting, _, _ = self.capacity(active)
-        return super().schedule_request(fitting, inflight)
+        fitting, _, paused = self.capacity(active)
+        output = super().schedule_request(fitting, inflight)
+        return output._replace(paused_requests=[*output.paused_requests, *paused])
 
 
 class FittingServer(Server):
@@ -40,7 +41,7 @@ class FittingServer(Server):
 
     def _scheduler(self, states: Any) -> Any:
         algorithms = import_module("tensorrt_llm.bindings.internal.algorithms")
-        policy = self.batch_manager.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
+        policy = getattr(self.batch_manager.CapacitySchedulerPolicy, self.shape.policy)
         bound = algorithms.CapacityScheduler(
             max_num_requests=self.shape.max_batch_size,
             capacity_scheduler_policy=policy,
@@ -99,7 +100,7 @@ class NativeServer(Server):
         return self.tree.lacking["PyExecutor"]
 
     def _scheduler(self, states: Any) -> Any:
-        capacity = scheduler_for(self.shape.max_batch_size, self.manager.impl)
+        capacity = scheduler_for(self.shape.max_batch_size, self.manager.impl, None, self.shape.policy)
         assert capacity is not None
         return FittingScheduler(self.shape, states, capacity.schedule_request)
 

@@ -42,6 +42,7 @@ class Shape:
     latent: bool = False  # MLA: one side instead of K and V
     overlap: bool = True
     events: int = 0  # that the cache's event buffer holds
+    policy: str = "GUARANTEED_NO_EVICT"  # of the native manager's capacity scheduler, and of the bound one beside it
 
 
 @dataclass

@@ -52,8 +52,22 @@ class Questions:
         """The same of one. A request that has none takes those of its prompt that nobody holds, and what it grows."""
         if request.request_id in self._books.live:
             return self.still_to_take([request])
+        return self.to_admit(request, request.max_new_tokens)
+
+    def to_admit(self, request: Any, ahead: int) -> int:
+        """Of one that has none, until it has grown by so many tokens."""
         prompt = prompt_of(request, self._books.config)
-        (blocks,) = self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=request.max_new_tokens)
+        (blocks,) = self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead)
+        return blocks
+
+    def next_step(self, started: Iterable[Any]) -> int:
+        """Blocks that these take for their next tokens. A prompt has its blocks."""
+        growing = [each.request_id for each in started if each.is_generation_in_progress_state]
+        return self._books.core.blocks_to_grow(growing, [1] * len(growing))
+
+    def free_without(self, paused: Iterable[Any]) -> int:
+        """`free_blocks`, had these given theirs back."""
+        (blocks,) = self._books.core.free_blocks_without([each.request_id for each in paused])
         return blocks
 
     def one_step(self, request: Any, *, two_steps: bool) -> int:
