@@ -47,6 +47,8 @@ class Request:
     def is_generation_in_progress_state(self) -> bool:
         return not self.is_context_init_state
 
+    is_generation_complete_state = False
+
     @property
     def is_first_context_chunk(self) -> bool:
         return self.context_current_position == 0

@@ -145,6 +145,14 @@ class Engine:
             row += beams
         return batch
 
+    def slots_of(self, request_id: int, window: int) -> list[int]:
+        slots: list[int] = self.manager.impl.witness_slots(request_id, window)[0]
+        return slots
+
+    def fill(self, window: int, slots: list[int], tokens: list[int], begin: int, end: int) -> None:
+        """What a connector writes of a prompt."""
+        self.contents.fill(window, slots, tokens, begin, end)
+
     def pools(self) -> list[tuple[int, int, int]]:
         """(pool, window, what a slot number is multiplied by), out of the layer table."""
         mapping = self.manager.kv_cache_pool_mapping.tolist()

@@ -68,7 +68,8 @@ def drawn(seed: int) -> Scenario:
     packed = chance.random() < 0.5
     if packed:
         shape = replace(shape, policy="MAX_UTILIZATION")
-    arrivals, cancels = crowd(seed, REQUESTS, 20 if packed else 7)
+    # The longest fits alone.
+    arrivals, cancels = crowd(seed, REQUESTS, min(20, blocks * shape.tokens_per_block - 35) if packed else 7)
     return Scenario(f"load-{seed}", ALL, False, shape, arrivals, cancels, prepare=prepare, kind="native")
 
 

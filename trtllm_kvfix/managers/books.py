@@ -12,8 +12,9 @@ from typing import Any
 
 from trtllm_kvfix.managers.clock import Clock
 from trtllm_kvfix.managers.copies import Copies
+from trtllm_kvfix.managers.layout import Layout
 from trtllm_kvfix.managers.pins import Pins
-from trtllm_kvfix.managers.prompts import Prompt, forget_prompt, prompt_of, tell_reuse
+from trtllm_kvfix.managers.prompts import Prompt, bound_half, forget_prompt, prompt_of, tell_reuse
 from trtllm_kvfix.managers.sequence import Sequence
 from trtllm_kvfix.native import BlockManager, OutOfBlocks
 
@@ -21,7 +22,7 @@ from trtllm_kvfix.native import BlockManager, OutOfBlocks
 class Books:
     """The caller holds a lock around every call, but for what `growing` says."""
 
-    def __init__(self, core: BlockManager, copies: Copies, clock: Clock, tokens_per_block: int) -> None:
+    def __init__(self, core: BlockManager, copies: Copies, clock: Clock, layout: Layout) -> None:
         self.core = core
         self.live: dict[int, Sequence] = {}
         self.growing: list[int] = []  # one entry for each position; may be appended to without the lock
@@ -30,7 +31,8 @@ class Books:
         self.pins = Pins(core)
         self._copies = copies
         self._clock = clock
-        self._tokens_per_block = tokens_per_block
+        self._tokens_per_block = layout.tokens_per_block
+        self._connector = layout.connector
         self.config = core.config
         self._arriving: dict[int, tuple[Any, Prompt]] = {}
 
@@ -136,12 +138,19 @@ class Books:
             if prompt.has_duration:
                 self._clock.start()
             reused = admission.tokens_reused
-            sequence = Sequence(request, prompt, reused)
+            at = reused + self._matched(request, reused)
+            sequence = Sequence(request, prompt, reused, at)
             self.live[admission.request_id] = self._in_prompt[admission.request_id] = sequence
             if sequence.is_dummy:
                 self.dummies.add(admission.request_id)
             forget_prompt(request)
-            tell_reuse(request, reused, self._tokens_per_block)
+            tell_reuse(request, at, self._tokens_per_block)
+
+    def _matched(self, request: Any, reused: int) -> int:
+        """Tokens behind those reused that a connector will write, before a step reads them."""
+        if self._connector is None or request.is_dummy_request:
+            return 0
+        return int(self._connector.get_num_new_matched_tokens(bound_half(request), reused))
 
     def _reserve(self) -> None:
         ids = self.growing[:]

@@ -86,10 +86,10 @@ class GuaranteedNoEvict(Policy):
     def schedule_request(self, active_requests: Any) -> Scheduled:
         self.kv_cache_manager.start_scheduling()
         questions = self.kv_cache_manager.questions
-        started, waiting = questions.by_progress(active_requests)
+        started, waiting, loading = questions.by_progress(active_requests)
         chosen = started[: self.max_num_requests]
         if waiting and len(chosen) < self.max_num_requests:
-            free = questions.free_blocks() - questions.still_to_take(started)
+            free = questions.free_blocks() - questions.still_to_take(started + loading)
             self._start(chosen, waiting, free, questions.to_completion)
         return chosen, [], []
 
@@ -98,7 +98,7 @@ class MaxUtilization(Policy):
     def schedule_request(self, active_requests: Any) -> Scheduled:
         self.kv_cache_manager.start_scheduling()
         questions = self.kv_cache_manager.questions
-        chosen, waiting = questions.by_progress(active_requests)
+        chosen, waiting, _ = questions.by_progress(active_requests)
         paused: list[Any] = []
         free, next_step = questions.free_blocks(), questions.next_step(chosen)
         while next_step > free:

@@ -76,7 +76,7 @@ class NativeKvCache(Asked, Held):
         self._memory = Memory(device, self.layout)
         self._copies = Copies(self.core, device, self._memory, self.layout.stream)
         serial = next_serial()
-        self._books = Books(self.core, self._copies, Clock(self.core, serial), self.tokens_per_block)
+        self._books = Books(self.core, self._copies, Clock(self.core, serial), self.layout)
         self._questions = Questions(self._books, self.tokens_per_block)
         self._comparison = Comparison(self.core, serial)
         if self.layout.events is not None:

@@ -29,18 +29,21 @@ class Questions:
         primary = self._books.core.get_kv_cache_stats().windows[0].primary
         return primary.free + primary.cached
 
-    def by_progress(self, active_requests: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-        """(those that hold blocks and will take more, those that wait for their first)."""
+    def by_progress(self, active_requests: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """(those that run, those that wait for their first block, those that hold blocks and wait for a load)."""
         live = self._books.live
         started: list[Any] = []
         waiting: list[Any] = []
+        loading: list[Any] = []
         for request in active_requests:
             if request.request_id in live:
                 if request.is_generation_in_progress_state or request.is_context_init_state:
                     started.append(request)
+                elif not request.is_generation_complete_state:
+                    loading.append(request)
             elif request.is_context_init_state:
                 waiting.append(request)
-        return started, waiting
+        return started, waiting, loading
 
     def still_to_take(self, started: Iterable[Any]) -> int:
         """Blocks that these will take until their last tokens, besides those that they hold."""

@@ -14,7 +14,8 @@ class Sequence:
     the i-th report of a request ends its i-th chunk.
     """
 
-    def __init__(self, request: Any, prompt: Prompt, reused: int) -> None:
+    def __init__(self, request: Any, prompt: Prompt, reused: int, begins_at: int) -> None:
+        """begins_at: where the model begins, behind what a connector brings."""
         self.request = request
         self.request_id: int = prompt.sequence.request_id
         self.prompt: Prompt | None = prompt  # until it is computed
@@ -24,7 +25,7 @@ class Sequence:
         self.most: int = prompt.length + request.max_new_tokens  # positions that it may come to
         self.is_private = prompt.is_private
         self.is_dummy: bool = request.is_dummy_request
-        self._position = reused
+        self._position = begins_at
         self._chunk_ends: deque[int] = deque()  # computed or being computed, not reported yet
 
     @property
