@@ -6,6 +6,7 @@ Each rank has a simulated device of its own, which takes its own time for copies
 import json
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -89,15 +90,29 @@ def bench_of(comm: Any, device: native.Device, stream: int) -> Bench:
     return bench
 
 
-def run(comm: Any, *, alone: bool) -> dict[str, Any]:
+def forget(bench: Bench) -> None:
+    """What the others still find."""
+    bench.impl.core.reset_reuse_state()
+
+
+def poll(bench: Bench) -> None:
+    """End a ticket where its copies happen to be done, which here they never are: the others wait for them."""
+    copies: Any = bench.impl._copies
+    copies.end = lambda: None
+
+
+TASKS = {"equal": lambda _: None, "forget": forget, "poll": poll}
+
+
+def run(comm: Any, do_alone: Callable[[Bench], None]) -> dict[str, Any]:
     device = native.open_device("cpu", seed=comm.rank + 1)
     stream = device.create_stream()
     with on_stream(device, stream):
         bench = bench_of(comm, device, stream)
         loop, digests = Loop(bench), []
         for iteration in range(1, ITERATIONS + 1):
-            if alone and iteration == ALONE_AT and comm.rank == comm.size - 1:
-                bench.impl.core.reset_reuse_state()
+            if iteration == ALONE_AT and comm.rank == comm.size - 1:
+                do_alone(bench)
             try:
                 loop.iterate()
             except RanksDiffer as error:
@@ -115,7 +130,7 @@ def run(comm: Any, *, alone: bool) -> dict[str, Any]:
 
 def main(task: str) -> None:
     comm = MPI.COMM_WORLD
-    found = comm.gather(run(comm, alone=task == "alone"))
+    found = comm.gather(run(comm, TASKS[task]))
     if comm.rank == 0:
         sys.stdout.write(json.dumps(found) + "\n")
 

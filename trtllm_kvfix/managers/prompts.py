@@ -70,7 +70,8 @@ def is_private(request: Any) -> bool:
 
 def bound_half(request: Any) -> Any:
     """A copy of the part that C++ has, as C++ hands it out. Upstream's Python half hides some of its names."""
-    kind = next(each for each in type(request).__mro__ if not isinstance(each.__init__, FunctionType))
+    kinds = [each for each in type(request).__mro__ if "__init__" in vars(each)]
+    kind: Any = next(each for each in kinds if not isinstance(vars(each)["__init__"], FunctionType))
     return kind(request)
 
 
