@@ -194,7 +194,7 @@ class Server:
             is_streaming=False,
             **self.keywords_of(arrival),
         )
-        made.py_forwarded = 0
+        made.py_forwarded, made.py_generates_from = 0, len(arrival.prompt)
         made.py_beam_width = self.shape.beams
         return made
 
