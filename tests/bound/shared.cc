@@ -1,6 +1,6 @@
 // Names that look the same in every era.
-#include <nanobind/stl/chrono.h>
 #include <nanobind/stl/bind_vector.h>
+#include <nanobind/stl/chrono.h>
 
 #include "manager.h"
 #include "scheduling.h"
