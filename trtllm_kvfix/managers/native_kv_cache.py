@@ -134,7 +134,8 @@ class NativeKvCache(Asked, Held):
         books = self._books
         books.growing.append(request_id)
         if request_id in books.dummies:
-            self.refresh_blocks()  # upstream expects the refusal of a dummy from this very call
+            with self._lock:
+                books.settle()  # upstream expects the refusal of a dummy from this very call
 
     def refresh_blocks(self) -> None:
         with self._lock:
