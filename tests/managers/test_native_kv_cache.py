@@ -1,13 +1,10 @@
 """The object in the place of `.impl`, called as upstream's loops call it."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from tests.managers.making import bench, keywords
 from trtllm_kvfix.errors import NotServed, OutOfBlocks, UnknownRequest
-from trtllm_kvfix.managers.capacity import scheduler_for
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 
 
@@ -228,47 +225,3 @@ def test_statistics_can_be_written_and_count_iterations() -> None:
         iteration = b.impl.get_iteration_stats()[64]
         assert (iteration.iter_reused_blocks, iteration.iter_partial_reused_blocks) == (3, 1)
         assert b.impl.get_token_count(2) == 10
-
-
-class Connector:
-    """Has 4 tokens behind what it is told to be computed."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int]] = []
-
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> int:
-        assert not hasattr(request, "py_request_id"), "C++ hands out its own half"
-        self.asked.append((request.request_id, num_computed_tokens))
-        return 4
-
-
-def test_a_connector_is_asked_about_each_request_behind_what_is_reused() -> None:
-    connector = Connector()
-    with bench(kv_connector_manager=connector) as b:
-        b.served(1, range(10))
-        request = b.request(2, range(20))
-        request.py_request_id = 2
-        request.context_chunk_size = 20
-        b.prepare([request])
-        assert connector.asked == [(1, 0), (2, 10)]
-        assert request.context_current_position == 14
-        dummy = b.request(3, [1] * 8)
-        dummy.is_dummy_request = True
-        b.impl.add_sequence(3, 8, 1, dummy)
-        assert len(connector.asked) == 2
-        assert b.cached(range(20)) == 8, "what is being loaded cannot be found, and the part of a block has an owner"
-        request.move_to_next_context_chunk()
-        b.impl.store_context_blocks(request)
-        assert b.cached(range(21)) == 20, "with what the connector has brought"
-
-
-def test_a_request_whose_load_runs_keeps_its_claim_on_what_it_will_grow_by() -> None:
-    """It is nobody who runs, and would be overtaken."""
-    with bench(blocks=8, kv_connector_manager=Connector()) as b:
-        loading = b.request(1, range(16))
-        b.prepare([loading])
-        loading.state = b.era.LlmRequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
-        policy = scheduler_for(8, b.impl)
-        assert policy is not None
-        late = b.request(2, range(100, 104))
-        assert policy.schedule_request([loading, late])[0] == []

@@ -137,14 +137,18 @@ class Books:
             request, prompt = arriving[admission.request_id]
             if prompt.has_duration:
                 self._clock.start()
-            reused = admission.tokens_reused
-            at = reused + self._matched(request, reused)
-            sequence = Sequence(request, prompt, reused, at)
+            sequence = Sequence(request, prompt, admission.tokens_reused)
             self.live[admission.request_id] = self._in_prompt[admission.request_id] = sequence
             if sequence.is_dummy:
                 self.dummies.add(admission.request_id)
             forget_prompt(request)
-            tell_reuse(request, at, self._tokens_per_block)
+        for admission in batch.admitted:  # all are known by now, should a connector raise
+            self._tell(self.live[admission.request_id], admission.tokens_reused)
+
+    def _tell(self, sequence: Sequence, reused: int) -> None:
+        at = reused + self._matched(sequence.request, reused)
+        sequence.begin_at(at)
+        tell_reuse(sequence.request, at, self._tokens_per_block)
 
     def _matched(self, request: Any, reused: int) -> int:
         """Tokens behind those reused that a connector will write, before a step reads them."""

@@ -14,8 +14,7 @@ class Sequence:
     the i-th report of a request ends its i-th chunk.
     """
 
-    def __init__(self, request: Any, prompt: Prompt, reused: int, begins_at: int) -> None:
-        """begins_at: where the model begins, behind what a connector brings."""
+    def __init__(self, request: Any, prompt: Prompt, reused: int) -> None:
         self.request = request
         self.request_id: int = prompt.sequence.request_id
         self.prompt: Prompt | None = prompt  # until it is computed
@@ -25,7 +24,7 @@ class Sequence:
         self.most: int = prompt.length + request.max_new_tokens  # positions that it may come to
         self.is_private = prompt.is_private
         self.is_dummy: bool = request.is_dummy_request
-        self._position = begins_at
+        self._position = reused
         self._chunk_ends: deque[int] = deque()  # computed or being computed, not reported yet
 
     @property
@@ -33,12 +32,17 @@ class Sequence:
         """More chunks are to be enqueued."""
         return self._position < self.prompt_length
 
+    def begin_at(self, position: int) -> None:
+        """Where the model begins: behind what a connector brings."""
+        self._position = position
+
     def look(self) -> None:
         """Note the end of a chunk that has been enqueued since the last look."""
         if not self.is_in_prompt:
             return
         position = min(self.request.context_current_position, self.prompt_length)
-        if position > self._position:
+        # Backwards where a load has failed: a chunk more is counted then, so less is taken to be computed, never more.
+        if position != self._position:
             self._chunk_ends.append(position)
             self._position = position
 
