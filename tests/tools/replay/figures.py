@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
-from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind, Outcome
+from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostAdmission, HostTierKind, Outcome
 from trtllm_kvfix.tools.replay.workload import generate
 
 from .shapes import shape, tiny_workload
@@ -38,6 +38,7 @@ def cases() -> Iterator[Case]:
     ):
         changed = {
             "host_tier": kind,
+            "host_admission": HostAdmission.ALL,  # the other one came later
             "blocks_host": host,
             "tokens_per_iteration": step,
             "iteration_ms": ms,

@@ -28,7 +28,7 @@ class Attentive(ConnectorTier):
     """Sees every request in every iteration."""
 
     def __init__(self, slots: int, case: Case) -> None:
-        super().__init__(slots, case.shape.tokens_per_block, Replay(case.workload, case.shape).known)
+        super().__init__(slots, case.shape.tokens_per_block, Replay(case.workload, case.shape).known, "all")
         self.steps = 0
 
     def step(self, running: Sequence[tuple[int, int]]) -> None:  # type: ignore[override]  # as a protocol allows

@@ -85,7 +85,7 @@ class Replay:
         self._now_ms = 0.0
         self._tally = Tally(shape.bytes_per_block)
         if tier is None and shape.host_tier is HostTierKind.CONNECTOR and shape.blocks_host:
-            tier = ConnectorTier(shape.blocks_host, shape.tokens_per_block, self.known)
+            tier = ConnectorTier(shape.blocks_host, shape.tokens_per_block, self.known, shape.host_admission.value)
         self._tier = tier
         self._tier_is_quiet = tier is None
         if tier is not None:

@@ -4,14 +4,14 @@ from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKin
 
 _TIERS = {
     HostTierKind.BUILT_IN: "TensorRT-LLM's own host tier (takes what the GPU evicts, drops the least recently used)",
-    HostTierKind.CONNECTOR: "the offload connector's host tier (takes what is computed, drops the least recently used)",
+    HostTierKind.CONNECTOR: "the offload connector's host tier (admission: {admission}, drops the least recently used)",
 }
 _TO_HOST = {HostTierKind.BUILT_IN: "blocks evicted to host", HostTierKind.CONNECTOR: "blocks stored to host"}
 _ADMISSIONS = {Admission.BATCH: "batch admission", Admission.ONE_BY_ONE: "one-by-one admission"}
 
 
 def tier_of(shape: CacheShape) -> str:
-    return _TIERS[shape.host_tier]
+    return _TIERS[shape.host_tier].format(admission=shape.host_admission.value)
 
 
 def to_host(shape: CacheShape) -> str:
