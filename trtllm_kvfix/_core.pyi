@@ -13,12 +13,13 @@ def build_info() -> dict[str, str]:
 
 class OutOfBlocks(RuntimeError):
     """
-    A window cannot serve the call. Has blocks_needed, blocks_free and window_size.
+    A window cannot serve the call. Has blocks_needed, blocks_free, window_size and tier.
     """
 
     blocks_needed: int
     blocks_free: int
     window_size: int | None
+    tier: str
 
 class UnknownRequest(KeyError):
     """No live sequence has this request id."""
@@ -412,6 +413,9 @@ class KvCacheStats:
     @property
     def sequences(self) -> int: ...
 
+    @property
+    def sequences_suspended(self) -> int: ...
+
 class BlockManager:
     """
     A two-tier paged block manager. Every method may be called from any thread.
@@ -538,6 +542,21 @@ class BlockManager:
 
     def check_invariants(self) -> None:
         """Recounts everything; raises InvariantViolation."""
+
+    def suspend_sequence(self, request_id: int) -> int:
+        """
+        Swaps a live sequence out: its blocks are copied to host and given up in primary. Returns how many copies are queued. All or nothing: OutOfBlocks (tier 'host') where the host tier has no room, BlockInFlight where a block of the sequence has not arrived.
+        """
+
+    def resume_sequence(self, request_id: int) -> int:
+        """
+        Brings a suspended sequence back, as it was. Returns how many copies are queued. All or nothing: OutOfBlocks, BlockInFlight where a copy to host has not ended, ValueError where one was lost.
+        """
+
+    def blocks_to_resume(self, request_id: int) -> list[int]:
+        """
+        Primary blocks, window by window, that resume_sequence would take of those free or cached.
+        """
 
 class PinnedArray:
     """Pinned host memory with a shape."""

@@ -12,6 +12,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/manager_class.h"
 #include "bindings/strong_numbers.h"
 #include "bindings/wide_integers.h"
 #include "core/block_manager.h"
@@ -122,8 +123,6 @@ void copy_offsets(const BlockManager& self, const Offsets& output, nb::handle re
     const OffsetTable table{output.data(), output.shape(0), output.shape(1), output.shape(3)};
     without_gil([&] { self.copy_batch_block_offsets(table, ids, beam_width, offset, {scale, v_offset}); });
 }
-
-using ManagerClass = nb::class_<BlockManager>;
 
 void bind_sequences(ManagerClass& c) {
     using namespace nb::literals;
@@ -278,6 +277,7 @@ void bind_manager(nb::module_& m) {
     bind_tables(manager);
     bind_questions(manager);
     bind_upkeep(manager);
+    bind_verbs(manager);
 }
 
 }  // namespace kvfix::bindings

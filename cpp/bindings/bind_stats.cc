@@ -53,7 +53,8 @@ void bind_stats(nb::module_& m) {
         .def_ro("iteration", &KvCacheStats::iteration)
         .def_ro("current", &KvCacheStats::current)
         .def_ro("events_dropped", &KvCacheStats::events_dropped)
-        .def_ro("sequences", &KvCacheStats::sequences);
+        .def_ro("sequences", &KvCacheStats::sequences)
+        .def_ro("sequences_suspended", &KvCacheStats::sequences_suspended);
 }
 
 }  // namespace kvfix::bindings

@@ -10,6 +10,7 @@
 #include "core/evict.h"
 #include "core/invariants.h"
 #include "core/pin.h"
+#include "core/preempt.h"
 #include "core/report.h"
 #include "core/retain.h"
 #include "core/store.h"
@@ -68,6 +69,23 @@ std::vector<BlockId> BlockManager::remove_sequence(RequestId id, bool store, boo
                                                    std::optional<std::uint32_t> computed) {
     const ManagerGuard guard(mutex_);
     return store::remove(state_, id, store, pin, tokens, computed);
+}
+
+// ------------------------------------------------------------------------------------------------ preemption
+
+std::uint64_t BlockManager::suspend_sequence(RequestId id) {
+    const ManagerGuard guard(mutex_);
+    return preempt::suspend(state_, id);
+}
+
+std::uint64_t BlockManager::resume_sequence(RequestId id) {
+    const ManagerGuard guard(mutex_);
+    return preempt::resume(state_, id);
+}
+
+std::vector<std::uint64_t> BlockManager::blocks_to_resume(RequestId id) const {
+    const ManagerGuard guard(mutex_);
+    return preempt::blocks_to_resume(state_, id);
 }
 
 // ------------------------------------------------------------------------------------------------ pins
@@ -134,7 +152,7 @@ std::vector<std::uint64_t> BlockManager::free_blocks_without(std::span<const Req
 
 std::uint32_t BlockManager::get_token_count(RequestId id) const {
     const ManagerGuard guard(mutex_);
-    return state_.sequences.at(id).length;
+    return state_.sequences.at_any(id).length;
 }
 
 std::uint32_t BlockManager::get_num_front_blocks_removed(RequestId id, WindowSize window_size) const {
@@ -189,7 +207,7 @@ KvCacheStats BlockManager::get_kv_cache_stats() const {
 
 RequestStats BlockManager::get_request_stats(RequestId id) const {
     const ManagerGuard guard(mutex_);
-    return state_.sequences.at(id).stats;
+    return state_.sequences.at_any(id).stats;
 }
 
 std::vector<BlockEvent> BlockManager::get_latest_events() {

@@ -43,6 +43,12 @@ class BlockManager {
                                          std::optional<std::span<const TokenId>> tokens,
                                          std::optional<std::uint32_t> computed = std::nullopt);
 
+    // A suspended sequence has its bytes in host and holds no primary block; only resuming and removing it, and questions about it, are
+    // allowed until it is back. Copies queued.
+    std::uint64_t suspend_sequence(RequestId id);
+    std::uint64_t resume_sequence(RequestId id);
+    std::vector<std::uint64_t> blocks_to_resume(RequestId id) const;
+
     std::vector<BlockId> pin_blocks(RequestId id);
     std::vector<PinnedSlot> pin_blocks_by_id(std::span<const BlockId> ids);
     void unpin_blocks_by_id(std::span<const BlockId> ids, std::optional<Tier> tier);

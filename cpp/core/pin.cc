@@ -59,7 +59,13 @@ std::vector<PinnedSlot> by_id(State& state, std::span<const BlockId> ids) {
         if (!block.settled(kPrimary) && !block.settled(kHost)) {
             throw BlockInFlight(id);
         }
-        places.emplace_back(place, block.settled(kPrimary) ? kPrimary : kHost);
+        const std::size_t tier = block.settled(kPrimary) ? kPrimary : kHost;
+        if (tier == kHost && !block.in_tree && block.pins[kHost] == 0) {
+            throw std::invalid_argument(
+                "block " + std::to_string(number(id)) +
+                " is in host for its owner or a transfer alone: what may be written on in primary is not pinned there");
+        }
+        places.emplace_back(place, tier);
     }
     KVFIX_PAUSE("pin.found");
     std::vector<PinnedSlot> out;

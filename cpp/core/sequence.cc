@@ -1,6 +1,8 @@
 #include "core/sequence.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace kvfix {
@@ -13,6 +15,7 @@ void clear(Sequence& sequence) {
     sequence.grown_tokens.clear();
     sequence.length = sequence.computed = 0;
     sequence.doubtful_from = kNone;
+    sequence.suspended = false;
     for (HeldBlocks& held : sequence.windows) {
         held.shared.clear();
         held.tails.clear();
@@ -38,6 +41,11 @@ void Sequence::read_tokens(std::uint32_t position, std::span<TokenId> out) const
     if (!out.empty()) {
         std::ranges::copy(std::span(grown_tokens).subspan(position - prompt_length(), out.size()), out.begin());
     }
+}
+
+void Sequence::refuse_suspended() const {
+    throw std::invalid_argument("request " + std::to_string(id()) +
+                                " is suspended and holds no primary block: resume it first");
 }
 
 void Sequence::learn(std::span<const TokenId> tokens) {

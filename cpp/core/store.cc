@@ -7,6 +7,7 @@
 
 #include "core/grow.h"
 #include "core/hold.h"
+#include "core/keep.h"
 #include "core/pin.h"
 #include "core/publish.h"
 #include "core/steps.h"
@@ -180,20 +181,10 @@ void check_whole_tokens(const Sequence& sequence, std::span<const TokenId> token
     }
 }
 
-// Last block first, so that the end of a prefix is evicted before its beginning.
-void let_go_all(State& state, const Sequence& sequence) {
+// As letting go, of what a suspended sequence keeps.
+void keep_none(State& state, const Sequence& sequence) {
     for (Window& window : state.windows) {
-        const HeldBlocks& held = sequence.windows[window.index];
-        for (const auto& tail : held.tails) {
-            for (const BlockIndex block : tail) {
-                if (block != kNone) {
-                    hold::let_go(state, window, block);
-                }
-            }
-        }
-        for (std::size_t position = held.shared.size(); position-- > 0 && held.shared[position] != kNone;) {
-            hold::let_go(state, window, held.shared[position]);
-        }
+        sequence.windows[window.index].for_each_from_last([&](BlockIndex block) { keep::end(state, window, block); });
     }
 }
 
@@ -202,7 +193,8 @@ void let_go_all(State& state, const Sequence& sequence) {
 void enter(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
     window.tree.add(block, parent);
     ++state.current.blocks_stored;
-    publish(state, window, EventKind::stored, block, Tier::primary, &request);
+    const Tier tier = window.blocks[block].has(kPrimary) ? Tier::primary : Tier::host;
+    publish(state, window, EventKind::stored, block, tier, &request);
 }
 
 void context(State& state, RequestId id, std::uint32_t tokens_computed) {
@@ -244,12 +236,13 @@ void full_blocks(State& state, Window& window, Sequence& sequence, std::uint32_t
 
 std::vector<BlockId> remove(State& state, RequestId id, bool store, bool pin,
                             std::optional<std::span<const TokenId>> tokens, std::optional<std::uint32_t> computed) {
-    Sequence& sequence = state.sequences.at(id);
+    Sequence& sequence = state.sequences.at_any(id);
     grow::check_computed(sequence, computed.value_or(0));
     if (tokens) {
         check_whole_tokens(sequence, *tokens);
     }
     if (pin) {
+        sequence.check_not_suspended();
         pin::check_settled(state, sequence);
     }
     if (tokens && tokens->size() > sequence.known()) {
@@ -263,7 +256,12 @@ std::vector<BlockId> remove(State& state, RequestId id, bool store, bool pin,
         }
     }
     std::vector<BlockId> pinned = pin ? pin::held(state, sequence) : std::vector<BlockId>{};
-    let_go_all(state, sequence);
+    if (sequence.suspended) {
+        keep_none(state, sequence);
+        --state.sequences_suspended;
+    } else {
+        hold::let_go_all(state, sequence);
+    }
     state.sequences.remove(id);
     return pinned;
 }

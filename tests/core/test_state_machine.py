@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from . import pair_verbs
 from . import strategies as draws
 from .bad_calls import BAD_CALLS
 from .event_mirror import full_blocks, hash_of
@@ -123,6 +124,19 @@ class BlockManagerMachine(RuleBasedStateMachine):
         more = max(0, self.length(request_id) - len(prefix) - cut)
         values = prefix + data.draw(st.lists(draws.tokens, min_size=more, max_size=more))
         self.pair.remove(request_id, tokens=values, computed=self.length(request_id))
+
+    # ------------------------------------------------------------------------------------------ preemption
+
+    @precondition(has_live)
+    @rule(index=draws.indices)
+    def suspend(self, index: int) -> None:
+        pair_verbs.suspend(self.pair, self.live(index))
+
+    @precondition(lambda self: self.pair.model.suspended())
+    @rule(index=draws.indices)
+    def resume(self, index: int) -> None:
+        suspended = self.pair.model.suspended()
+        pair_verbs.resume(self.pair, suspended[index % len(suspended)])
 
     # ------------------------------------------------------------------------------------------ pins
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+from . import pair_verbs
 from .event_mirror import full_blocks, hash_of
 from .model import Config, Request, Retention, WindowShape
 from .model.values import TIERS, Range, Salt, Tier
@@ -44,6 +45,8 @@ class Walk:
             self.store: 5,
             self.remove: 10,
             self.rewind: 2,
+            self.suspend: 2,
+            self.resume: 3,
             self.pin: 2,
             self.unpin: 4,
             self.look_up: 2,
@@ -56,7 +59,7 @@ class Walk:
             self.pair.check()
 
     def live(self) -> list[int]:
-        return list(self.model.state.sequences)
+        return self.model.live()
 
     # -------------------------------------------------------------------------------------------- sequences
 
@@ -134,6 +137,15 @@ class Walk:
     def rewind(self) -> None:
         if self.live():
             self.pair.rewind(self.rng.choice(self.live()), self.rng.randint(0, 5))
+
+    def suspend(self) -> None:
+        if self.live():
+            pair_verbs.suspend(self.pair, self.rng.choice(self.live()))
+
+    def resume(self) -> None:
+        suspended = self.model.suspended()
+        if suspended and not pair_verbs.resume(self.pair, self.rng.choice(suspended)) and self.rng.random() < 0.3:
+            self.pair.remove(self.rng.choice(suspended), store=self.rng.random() < 0.7)
 
     # -------------------------------------------------------------------------------------------- pins
 

@@ -119,7 +119,15 @@ void World::compute(Live& live) {
     }
     verify(live);  // it reads all that it holds
     const std::uint32_t begin = live.written;
-    for (const Held& held : held_by(live)) {
+    const std::vector<Held> blocks = held_by(live);
+    const auto awaited = [&](const Held& held) {
+        const Slot& slot = memory_.at(held.place);
+        return slot.flying && held.block * block_tokens() + slot.flying_tokens > begin;
+    };
+    if (std::ranges::any_of(blocks, awaited)) {
+        return;  // it comes back from host with positions that were reserved and not computed
+    }
+    for (const Held& held : blocks) {
         for (std::uint32_t offset = 0; offset < block_tokens(); ++offset) {
             const std::uint32_t position = held.block * block_tokens() + offset;
             if (position >= begin && position < end) {
@@ -195,8 +203,10 @@ void World::end(Ticket ticket, bool fail) {
     }
     const auto outcome = twins_.change([&](BlockManager& manager) { return manager.fail(ticket); });
     promise(bool(outcome), "a ticket cannot be failed");
-    promise(outcome.answer.size() == hurt.size() && std::set(outcome.answer.begin(), outcome.answer.end()) == hurt,
-            "fail() does not name those who hold what did not come");
+    std::set<RequestId> named(outcome.answer.begin(), outcome.answer.end());
+    promise(named.size() == outcome.answer.size(), "fail() names somebody twice");
+    note_lost(flight, named);
+    promise(named == hurt, "fail() does not name those who hold what did not come");
     memory_.land(ticket, &random_);
     ++tally_.tickets_failed;
     verify_all();

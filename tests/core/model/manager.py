@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from . import asking, conservation, growth, pins, storing, transfers
+from . import asking, conservation, growth, pins, preemption, storing, transfers
 from .admission import Plan, fit, plan_batch, within_budget
 from .applying import apply_batch
 from .state import Block, Sequence, State, Transfer, Window
@@ -37,9 +37,30 @@ class ModelManager:
         self.state = State(config, [Window(shape) for shape in config.windows])
 
     def sequence(self, request_id: int) -> Sequence:
+        seq = self.any_sequence(request_id)
+        if seq.suspended:
+            raise ValueError(f"request {request_id} is suspended")
+        return seq
+
+    def any_sequence(self, request_id: int) -> Sequence:
         if request_id not in self.state.sequences:
             raise UnknownRequest(request_id)
         return self.state.sequences[request_id]
+
+    def live(self) -> list[int]:
+        return [request_id for request_id, seq in self.state.sequences.items() if not seq.suspended]
+
+    def suspended(self) -> list[int]:
+        return [request_id for request_id, seq in self.state.sequences.items() if seq.suspended]
+
+    def suspend_sequence(self, request_id: int) -> int:
+        return preemption.suspend(self.state, self.sequence(request_id))
+
+    def resume_sequence(self, request_id: int) -> int:
+        return preemption.resume(self.state, self.any_sequence(request_id))
+
+    def blocks_to_resume(self, request_id: int) -> list[int]:
+        return preemption.blocks_to_resume(self.state, self.any_sequence(request_id))
 
     def add_sequence_batch(self, requests: list[Request], tokens_new_max: int | None = None) -> BatchAdmission:
         ids = [request.request_id for request in requests]
@@ -101,10 +122,12 @@ class ModelManager:
         tokens: list[int] | None = None,
         computed: int | None = None,
     ) -> list[Block]:
-        seq = self.sequence(request_id)
+        seq = self.any_sequence(request_id)
         check_computed(seq, computed or 0)
         if tokens is not None:
             check_whole_tokens(seq, tokens)
+        if pin and seq.suspended:
+            raise ValueError(f"request {request_id} is suspended")
         pinned = pins.pin_sequence(self.state, seq) if pin else []
         if tokens is not None and len(tokens) > len(seq.known):
             seq.known = list(tokens)
@@ -147,10 +170,10 @@ class ModelManager:
         return asking.free_blocks_without(self.state, [self.sequence(each) for each in ids])
 
     def get_token_count(self, request_id: int) -> int:
-        return self.sequence(request_id).length
+        return self.any_sequence(request_id).length
 
     def get_num_front_blocks_removed(self, request_id: int, w: int) -> int:
-        return asking.front_blocks_removed(self.sequence(request_id), w)
+        return asking.front_blocks_removed(self.any_sequence(request_id), w)
 
     def get_cache_blocks(self, request_id: int, w: int) -> list[list[Block | None]]:
         """[beam][position]; None where the block has left the window."""
@@ -187,7 +210,7 @@ class ModelManager:
                     self.state.drop(top)
 
     def get_request_stats(self, request_id: int) -> RequestStats:
-        return self.sequence(request_id).stats
+        return self.any_sequence(request_id).stats
 
     def check_invariants(self) -> None:
         conservation.check(self.state)

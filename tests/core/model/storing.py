@@ -52,10 +52,17 @@ def remove(state: State, seq: Sequence, store: bool) -> None:
         partial = state.config.partial_reuse and seq.request.beam_width == 1
         for w in range(len(state.windows)):
             enter_tree(state, seq, w, length, partial)
+    let_go_all(state, seq)
+    del state.sequences[seq.request.request_id]
+
+
+def let_go_all(state: State, seq: Sequence) -> None:
     for row in seq.columns:
         for column in reversed(row):
             if not column.left:
                 for block in column.blocks:
-                    block.refs -= 1
+                    if seq.suspended:
+                        block.keepers -= 1
+                    else:
+                        block.refs -= 1
                     state.refresh(block)
-    del state.sequences[seq.request.request_id]
