@@ -24,19 +24,6 @@ namespace {
 
 using Offsets = nb::ndarray<std::int32_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
-template <class T>
-std::optional<std::vector<T>> read_optional(nb::handle values, const char* field) {
-    return values.is_none() ? std::nullopt : std::optional(read_integers<T>(values, {field}));
-}
-
-std::vector<BlockId> read_ids(nb::handle values, const Field& field) {
-    std::vector<BlockId> ids;
-    for (const std::uint64_t value : read_integers<std::uint64_t>(values, field)) {
-        ids.push_back(BlockId{value});
-    }
-    return ids;
-}
-
 RequestPtr request_of(nb::handle item) {
     if (!nb::isinstance<SequenceRequest>(item)) {
         throw nb::type_error(("requests: expected SequenceRequest, got " + shown(item)).c_str());
@@ -278,6 +265,7 @@ void bind_manager(nb::module_& m) {
     bind_questions(manager);
     bind_upkeep(manager);
     bind_verbs(manager);
+    bind_pin_handles(m, manager);
 }
 
 }  // namespace kvfix::bindings

@@ -80,7 +80,7 @@ void leave_window(State& state, const Sequence& sequence, Window& window) {
     });
     KVFIX_PAUSE("suspend.kept");
     for (const BlockIndex block : without_copy) {
-        transfer::copy_to_host(state, window, block);
+        transfer::copy_to_host(state, window, block, evict::take_host_slot(state, window));
         keep::begin(state, window, block, kHost);
     }
 }

@@ -13,7 +13,8 @@ constexpr std::size_t kSpareMax = 1024;
 void clear(Sequence& sequence) {
     sequence.request.reset();
     sequence.grown_tokens.clear();
-    sequence.length = sequence.computed = 0;
+    sequence.length = sequence.computed = sequence.committed = 0;
+    sequence.hashes.clear();
     sequence.doubtful_from = kNone;
     sequence.suspended = false;
     for (HeldBlocks& held : sequence.windows) {
@@ -55,7 +56,8 @@ void Sequence::learn(std::span<const TokenId> tokens) {
     }
 }
 
-void Sequence::forget(std::uint32_t position) {
+void Sequence::forget(std::uint32_t position, std::uint32_t tokens_per_block) {
+    hashes.resize(std::min<std::size_t>(hashes.size(), position / tokens_per_block));
     for (; known() > position; grown_tokens.pop_back()) {
         grown_digest.remove(digest_of_words(grown_tokens.size() - 1, grown_tokens.back()));
     }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/block_hash.h"
 #include "core/errors.h"
 #include "core/request.h"
 #include "core/set_digest.h"
@@ -96,8 +97,11 @@ struct Sequence {
     // The first block that left a window while its bytes had not arrived. Whether they ever did is not known, so nothing from
     // there on is stored, in any window: every layer computes from what the layers before it made of those bytes.
     std::uint32_t doubtful_from = kNone;
-    bool suspended = false;  // it keeps its blocks in host, and owns none
-    std::uint64_t mark = 0;  // scratch of calls that take several ids
+    bool suspended = false;       // it keeps its blocks in host, and owns none
+    std::uint64_t mark = 0;       // scratch of calls that take several ids
+    std::uint32_t committed = 0;  // leading positions that entered the tree while it lived: not rewound
+    // Of its full blocks, as far as somebody asked; forget() takes back those whose tokens go, given the block's size.
+    std::vector<BlockHash> hashes;
     std::vector<HeldBlocks> windows;
     std::vector<StoreCursor> cursors;
     RequestStats stats;
@@ -109,7 +113,7 @@ struct Sequence {
 
     void learn(std::span<const TokenId> tokens);
     // What is known from that position on.
-    void forget(std::uint32_t position);
+    void forget(std::uint32_t position, std::uint32_t tokens_per_block);
     // Throws std::invalid_argument.
     void check_not_suspended() const {
         if (suspended) [[unlikely]] {

@@ -89,11 +89,11 @@ void onboard(State& state, Window& window, BlockIndex block) {
     publish(state, window, EventKind::updated, block, Tier::primary);
 }
 
-void copy_to_host(State& state, Window& window, BlockIndex block) {
+void copy_to_host(State& state, Window& window, BlockIndex block, SlotIndex slot) {
     Block& record = window.blocks[block];
     check(record.settled(kPrimary) && !record.has(kHost), "a block is copied down that is not in primary alone");
-    record.slot[kHost] = evict::take_host_slot(state, window);
-    check(record.has(kHost), "a host slot is needed and none can be had");
+    check(slot != kNone, "a host slot is needed and none can be had");
+    record.slot[kHost] = slot;
     record.begin_flight(kHost);
     ++window.in_flight[kHost];
     state.ledger.queue({TransferKind::offload, window.index, record.slot[kPrimary], record.slot[kHost],

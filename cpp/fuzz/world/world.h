@@ -110,6 +110,13 @@ class World {
     std::uint32_t reported(const Live& live);
     void leave_windows(Live& live, std::uint32_t computed) const;
 
+    // world_names.cc
+    void store_live();
+    void expect_named(const Live& live);
+    void offload_hashes();
+    void truncate();
+    void drop_tenant();
+
     // world_preempt.cc
     Away* any_suspended();
     void suspend();

@@ -85,6 +85,12 @@ void World::take() {
     promise(bool(outcome), "take_transfers refuses");
     const TransferBatch& batch = outcome.answer;
     tell([&] { return "take ticket " + text(batch.ticket) + " of " + text(batch.items.size()); });
+    for (const TransferItem& item : batch.items) {
+        tell([&] {
+            return "  copy " + text(item.tokens) + " tokens of " + name(memory_.source_of(item)) + " to " +
+                   name(memory_.destination_of(item)) + ", block " + text(number(item.block_id));
+        });
+    }
     promise((batch.ticket == 0) == batch.items.empty(), "a ticket of nothing, or none of something");
     queued_ = false;
     const auto onboards = std::ranges::count(batch.items, TransferKind::onboard, &TransferItem::kind);

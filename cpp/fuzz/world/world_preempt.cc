@@ -92,7 +92,8 @@ void World::resume() {
     }
     onboards_promised_ += outcome.answer[0];
     queued_ = queued_ || outcome.answer[0] != 0;
-    const Live& live = live_.emplace(id, std::move(away->live)).first->second;
+    Live& live = live_.emplace(id, std::move(away->live)).first->second;
+    live.writer = ++writers_;  // what it wrote before stays good, even if the copies that bring it back are lost
     suspended_.erase(id);
     held_by(live);
     verify(live);

@@ -2,18 +2,20 @@
 
 from contextlib import suppress
 
-from . import asking, conservation, growth, pins, preemption, storing, transfers
+from . import asking, conservation, growth, offloading, pins, preemption, pruning, storing, transfers
 from .admission import Plan, fit, plan_batch, within_budget
 from .applying import apply_batch
 from .state import Block, Sequence, State, Transfer, Window
 from .values import (
     PRIORITY_DEFAULT,
     BatchAdmission,
+    BlockInFlight,
     Config,
     OutOfBlocks,
     PrefixReuse,
     Request,
     RequestStats,
+    Salt,
     Tier,
     UnknownRequest,
 )
@@ -29,6 +31,18 @@ def check_whole_tokens(seq: Sequence, tokens: list[int]) -> None:
 def check_computed(seq: Sequence, computed: int) -> None:
     if not 0 <= computed <= seq.length:
         raise ValueError(f"{computed} positions computed of {seq.length}")
+
+
+def check_told(seq: Sequence, tokens: list[int] | None, computed: int | None) -> None:
+    check_computed(seq, computed or 0)
+    if tokens is not None:
+        check_whole_tokens(seq, tokens)
+
+
+def learn_told(seq: Sequence, tokens: list[int] | None, computed: int | None) -> None:
+    if tokens is not None and len(tokens) > len(seq.known):
+        seq.known = list(tokens)
+    seq.tokens_computed = max(seq.tokens_computed, computed or 0)
 
 
 class ModelManager:
@@ -123,17 +137,39 @@ class ModelManager:
         computed: int | None = None,
     ) -> list[Block]:
         seq = self.any_sequence(request_id)
-        check_computed(seq, computed or 0)
-        if tokens is not None:
-            check_whole_tokens(seq, tokens)
+        check_told(seq, tokens, computed)
         if pin and seq.suspended:
             raise ValueError(f"request {request_id} is suspended")
         pinned = pins.pin_sequence(self.state, seq) if pin else []
-        if tokens is not None and len(tokens) > len(seq.known):
-            seq.known = list(tokens)
-        seq.tokens_computed = max(seq.tokens_computed, computed or 0)
+        learn_told(seq, tokens, computed)
         storing.remove(self.state, seq, store)
         return pinned
+
+    def store_blocks_for_reuse(
+        self, request_id: int, pin: bool = False, tokens: list[int] | None = None, computed: int | None = None
+    ) -> list[Block]:
+        seq = self.sequence(request_id)
+        check_told(seq, tokens, computed)
+        if pin and any(block.in_flight["primary"] for block in seq.held_blocks()):
+            raise BlockInFlight
+        learn_told(seq, tokens, computed)
+        entered = min(seq.tokens_computed, len(seq.known))
+        for w in range(len(self.state.windows)):
+            blocks = storing.enter_tree(self.state, seq, w, entered, partial=False)
+            seq.committed = max(seq.committed, blocks * self.config.tokens_per_block)
+        pinned = pins.pin_sequence(self.state, seq) if pin else []
+        for w in range(len(self.state.windows)):
+            growth.leave(self.state, seq, w)
+        return pinned
+
+    def truncate_blocks(self, request: Request, tokens_kept: int) -> int:
+        return pruning.truncate(self.state, request, tokens_kept)
+
+    def drop_tenant(self, lora_id: int | None, salt: Salt) -> int:
+        return pruning.drop_tenant(self.state, lora_id, salt)
+
+    def offload_blocks(self, w: int, candidates: list[list[Block]], stop_on_miss: bool) -> list[Block | None]:
+        return offloading.offload(self.state, self.state.windows[w], candidates, stop_on_miss)
 
     def pin_blocks(self, request_id: int) -> list[Block]:
         return pins.pin_sequence(self.state, self.sequence(request_id))

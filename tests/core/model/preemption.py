@@ -34,7 +34,8 @@ def suspend(state: State, seq: Sequence) -> int:
             if block.slots["host"] is not None:
                 keep(state, block)
         for block, tokens in without_copy:
-            copy_to_host(state, window, block, len(block.tokens) if block.in_tree else tokens)
+            assert make_host_room(state, window)
+            queue_copy_to_host(state, window, block, len(block.tokens) if block.in_tree else tokens)
             keep(state, block)
     let_go_all(state, seq)
     seq.suspended = True
@@ -49,9 +50,8 @@ def check_host_room(window: Window, blocks: list[Block]) -> None:
         raise OutOfBlocks(needed, free, window.shape.size)
 
 
-def copy_to_host(state: State, window: Window, block: Block, tokens: int) -> None:
+def queue_copy_to_host(state: State, window: Window, block: Block, tokens: int) -> None:
     """The primary slot stays the block's own until somebody wants it."""
-    assert make_host_room(state, window)
     slot_target, slot_source = assign(state, window, block, "host"), block.slots["primary"]
     assert slot_source is not None
     state.queue_transfer("offload", window, (block, slot_source), (block, slot_target), tokens)

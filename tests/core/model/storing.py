@@ -5,30 +5,35 @@ from .state import Block, Root, Sequence, State
 from .values import Tokens
 
 
-def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) -> None:
-    """The sequence's first `length` tokens, block by block; with `partial` the incomplete last block too."""
+def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) -> int:
+    """The sequence's first `length` tokens, block by block; with `partial` the incomplete last block too.
+
+    Returns how many leading blocks have been passed or entered.
+    """
     if not state.config.block_reuse:
-        return
+        return 0
+    index = -1
     size = state.config.tokens_per_block
     node: Root | Block = state.windows[w].root(seq.request.root)
     for index, column in enumerate(seq.columns[w][: seq.first_unsure()]):
         tokens = tuple(seq.known[index * size : min((index + 1) * size, length)])
         block = column.blocks[0]
         if not tokens or len(column.blocks) > 1:
-            return
+            return index
         if block.in_tree:
             node = block
             continue
         if len(tokens) < size:
             if partial and not column.left:
                 enter_incomplete(state, seq, node, block, index * size, tokens)
-            return
+            return index
         known_as = twin(node, tokens, seq.request, index * size)
         if known_as is None:
             if column.left:
-                return
+                return index
             add_child(state, seq, node, block, index * size, tokens)
         node = known_as or block
+    return index + 1
 
 
 def enter_incomplete(state: State, seq: Sequence, node: Root | Block, block: Block, begin: int, tokens: Tokens) -> None:
