@@ -192,8 +192,10 @@ void bind_config(nb::module_& m) {
         .def_ro("events_max", &BlockManagerConfig::events_max)
         .def_ro("hash_bits", &BlockManagerConfig::hash_bits)
         .def_prop_ro("seed", &seed_of)
-        .def("__reduce__",
-             [](nb::handle self) { return reduced(self, keywords_of(nb::cast<const BlockManagerConfig&>(self))); })
+        .def(
+            "__reduce__",
+            [](nb::handle self) { return reduced(self, keywords_of(nb::cast<const BlockManagerConfig&>(self))); },
+            nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
         .def("__repr__", &text_of);
 }
 

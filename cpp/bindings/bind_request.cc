@@ -168,7 +168,9 @@ void bind_request(nb::module_& m) {
         .def_prop_ro("ranges", &range_tuples)
         .def_ro("decode_priority", &Retention::decode_priority)
         .def_ro("decode_duration_ms", &Retention::decode_duration_ms)
-        .def("__reduce__", [](nb::handle self) { return reduced(self, keywords_of(nb::cast<const Retention&>(self))); })
+        .def(
+            "__reduce__", [](nb::handle self) { return reduced(self, keywords_of(nb::cast<const Retention&>(self))); },
+            nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
         .def("__repr__", [](const Retention& r) {
             return Repr("Retention")
                 .add("ranges", "[" + std::to_string(r.ranges.size()) + "]")
@@ -203,7 +205,8 @@ void bind_request(nb::module_& m) {
         .def_prop_ro("retention", [](const SequenceRequest& r) { return r.request->retention; })
         .def(
             "__reduce__",
-            [](nb::handle self) { return reduced(self, keywords_of(*nb::cast<const SequenceRequest&>(self).request)); })
+            [](nb::handle self) { return reduced(self, keywords_of(*nb::cast<const SequenceRequest&>(self).request)); },
+            nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
         .def("__repr__", [](const SequenceRequest& r) { return text_of(*r.request); });
 
     m.def(

@@ -6,13 +6,13 @@ import pickle
 
 import pytest
 
-from trtllm_kvfix.native import BlockManagerConfig, OutOfBlocks, Retention, SequenceRequest, block_hashes
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig, OutOfBlocks, Retention, SequenceRequest, block_hashes
 
 from .scenes import BLOCK, NO_HASH, SEED, begin, hashes, leave_behind, manager, prompt, run_transfers
 
 
-def owned(m: object) -> int:
-    return m.get_kv_cache_stats().windows[0].primary.owned  # type: ignore[attr-defined]
+def owned(m: BlockManager) -> int:
+    return m.get_kv_cache_stats().windows[0].primary.owned
 
 
 def test_a_with_block_pins_for_as_long_as_it_lasts() -> None:
