@@ -32,7 +32,7 @@ TEST(LiveStore, OffersWhatWasGrownAndTakesNothingOfItBack) {
     EXPECT_EQ(manager.reusable(joined(tokens(8, 1000), {1})), 8U);
     manager.rewind_kv_cache(1, 2);
     EXPECT_THROW(manager.rewind_kv_cache(1, 1), std::invalid_argument) << "others may hold the block";
-    manager.grow(1, {7}, 8);
+    manager.grow(1, Tokens{7}, 8);
     manager.remove(1, 9);
     EXPECT_EQ(manager.reusable(joined(tokens(8, 1000), {7, 8})), 9U);
     manager.check_invariants();
