@@ -1,0 +1,170 @@
+"""The KV cache: `NativeKvCache`, as it would stand behind upstream's V1 manager, and its pages as the model sees them.
+
+A page holds one layer's K, or V, of one block: [KV heads, tokens, head size]. Cached values are float32, for which the
+cache has no name: it is told of halves, twice as many.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from trtllm_kvfix.engine.config import EngineConfig
+from trtllm_kvfix.engine.machine import Machine, view
+from trtllm_kvfix.engine.model import Array, Model
+from trtllm_kvfix.engine.request import Request
+from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
+from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
+from trtllm_kvfix.staging import on_stream
+
+HALVES = 2  # in a float32
+
+
+class Cache:
+    def __init__(self, machine: Machine, config: EngineConfig, model: Model) -> None:
+        self._machine = machine
+        self._config = config
+        self.copy_stream = machine.device.create_stream()
+        # Nothing runs here. Books that take it for the model's stream order their copies behind nothing: hazard H5.
+        self._idle = machine.device.create_stream()
+        self._late_copies: int | None = None  # the gate that holds them
+        self.books = NativeKvCache(
+            num_kv_heads_per_layer=[model.kv_heads] * len(model.layers),
+            size_per_head=model.head_size * HALVES,
+            tokens_per_block=config.tokens_per_block,
+            blocks_per_window={config.length_max: (config.blocks_primary, config.blocks_host)},
+            max_attention_window_vec=[config.length_max],
+            max_sequence_length=config.length_max,
+            dtype="HALF",
+            stream=self.copy_stream,
+            enable_block_reuse=True,
+            onboard_blocks=True,
+        )
+        with machine.current():
+            self.books.allocate_pools(False)
+        self.core = self.books.core
+        layout = self.books.layout.pools[0]
+        self.pages_per_block, self.v_offset = layout.offset_scale, layout.kv_factor - 1
+        self.blocks_per_sequence = self.books.max_blocks_per_seq
+        shape = (
+            config.blocks_primary * self.pages_per_block, model.kv_heads, config.tokens_per_block, model.head_size,
+        )  # fmt: skip
+        address = int(self.books.get_block_pool_pointers()[0, 0])
+        self.pages: Array = view(machine.xp, self.books, address, shape, "float32")
+        self.pages[:] = 0
+
+    # ---- an iteration ----
+
+    def begin(self) -> None:
+        """Copies of the last iteration end."""
+        self._let_copies_go()
+        self.books.sync_transfer_manager_with_buffer_manager()
+
+    def prepare(self, arriving: Sequence[Request], growing: Sequence[Request]) -> list[Request]:
+        """Admit, then grow each by a position. Returns those of `arriving` for whom there was no room after all."""
+        with self._ordering():
+            refused = self._admit(arriving)
+            for request in growing:
+                self.books.add_token(request.request_id)
+            self.books.refresh_blocks()
+        for request in arriving:
+            if request not in refused:
+                request.tokens_reused += request.context_current_position
+        return refused
+
+    def _admit(self, arriving: Sequence[Request]) -> list[Request]:
+        if not arriving:
+            return []
+        if self._config.manager == "native":
+            try:
+                self.books.add_sequence_batch([(r.request_id, r.prompt_len, 1) for r in arriving], list(arriving))
+                self.books.get_token_count(arriving[0].request_id)  # all are admitted now
+            except OutOfBlocks:
+                return list(arriving)
+            return []
+        refused = []
+        for request in arriving:
+            try:
+                self.books.add_sequence(request.request_id, request.prompt_len, 1, request)
+                self.books.get_token_count(request.request_id)  # it is admitted now, alone
+            except OutOfBlocks:
+                refused.append(request)
+        return refused
+
+    @contextmanager
+    def _ordering(self) -> Iterator[None]:
+        """Whom the copies between the tiers wait for, and who waits for them."""
+        device = self._machine.device
+        if self._config.has("transfer-order"):
+            yield
+            return
+        if self._config.late_every and self._late_copies is None:
+            self._late_copies = device.close_gate(self.copy_stream)
+        with on_stream(device, self._idle):
+            yield
+
+    def store(self, request: Request) -> None:
+        """A chunk of its prompt has been computed."""
+        self.books.store_context_blocks(request)
+        if not self._config.has("computed-blocks"):
+            self._offer_all(request)
+
+    def _let_copies_go(self) -> None:
+        """They come after the step that needed them: nobody has told them of it, nor it of them."""
+        if self._late_copies is not None:
+            self._machine.settle()
+            gate, self._late_copies = self._late_copies, None
+            self._machine.device.open_gate(gate)
+
+    def remove(self, request: Request) -> None:
+        self._let_copies_go()
+        if not self._config.has("computed-blocks"):
+            self._offer_all(request)
+        self.books.remove_sequence(request.request_id, request, False)
+
+    def _offer_all(self, request: Request) -> None:
+        """Upstream's 1.2.0: every block of the prompt, computed or not."""
+        if request.in_prompt:
+            self.core.store_context_blocks(request.request_id, request.prompt_len)
+
+    # ---- questions ----
+
+    def free_blocks(self) -> int:
+        return self.books.questions.free_blocks()
+
+    def blocks_to_grow(self, requests: Sequence[Request]) -> int:
+        ids = [request.request_id for request in requests]
+        return int(self.core.blocks_to_grow(ids, [1] * len(ids))) if ids else 0
+
+    def blocks_to_admit(self, request: Request) -> int:
+        return self.core.blocks_to_admit(self._named(request))[0]
+
+    def promised(self, request: Request) -> int:
+        """Tokens that would be reused, were it admitted now."""
+        return self.core.analyze_prefix_reuse(self._named(request)).tokens
+
+    def _named(self, request: Request) -> SequenceRequest:
+        return SequenceRequest(
+            request.request_id, request.tokens, lora_id=request.lora_task_id, salt=request.cache_salt_id
+        )
+
+    # ---- where a sequence lies ----
+
+    def write_pages(self, table: Any, requests: Sequence[Request]) -> None:
+        """As attention wants them: the page of the first layer's K, and of its V."""
+        self.books.copy_batch_block_offsets(table, [r.request_id for r in requests], 1, 0)
+
+    def write_blocks(self, row: Any, request: Request) -> None:
+        """As V2's tables hold them: numbers of blocks, that a kernel makes pages of."""
+        self.core.copy_batch_block_offsets(row, [request.request_id], 1, 0)
+
+    def digest(self) -> int:
+        return self.core.digest()
+
+    def check(self) -> None:
+        self.core.check_invariants()
+
+    def close(self) -> None:
+        self.begin()
+        self.books.release_pools()
+        for stream in (self.copy_stream, self._idle):
+            self._machine.device.destroy_stream(stream)

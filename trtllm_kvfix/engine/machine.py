@@ -1,0 +1,201 @@
+"""Where the engine runs: a device, the stream of its model, and memory that both the device and the model see.
+
+On a GPU the model is torch's, on the simulated device numpy's: there a forward pass is a host function in stream order,
+which an event starts and a gate ends. What is held begins when the host waits for it, and not before: every device may
+be that late, and a busy one is. So the order in which a fix matters is chosen, and no copy wins a race by luck.
+"""
+
+import ctypes
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from trtllm_kvfix.engine.blas import use_one_thread
+from trtllm_kvfix.engine.model import Array, Model
+from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.native import Device, DeviceArray, DeviceError, PinnedArray, open_device
+from trtllm_kvfix.staging import Mark, on_stream
+
+Work: TypeAlias = Callable[[], None]
+
+
+def open_machine(name: str, *, seed: int = 0) -> "Machine":
+    """`auto` is the first GPU where torch can use it, or else the simulated device."""
+    try:
+        device = open_device(name, seed=seed)
+        torch = None if device.simulated else _torch()
+        if name == "auto" and not device.simulated and torch is None:
+            device = open_device("cpu", seed=seed)
+    except (DeviceError, ValueError) as error:
+        raise SettingsError(f"--device is '{name}': {error}") from error
+    if not device.simulated and torch is None:
+        raise SettingsError(f"--device is '{name}': on a GPU the engine needs torch with CUDA; pip install torch")
+    return Machine(device, torch)
+
+
+def _torch() -> Any:
+    try:
+        import torch  # noqa: PLC0415  an extra
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+class Memory:
+    """Device memory of ours, and the array that the model sees."""
+
+    def __init__(self, device: Device, xp: Any, shape: Sequence[int], dtype: str) -> None:
+        self.memory: DeviceArray = device.empty(shape, dtype)
+        self.address, self.nbytes = self.memory.address, self.memory.nbytes
+        self.array: Array = view(xp, self.memory, self.address, shape, dtype)
+
+
+def view(xp: Any, owner: Any, address: int, shape: Sequence[int], dtype: str) -> Array:
+    """Device memory as an array of numpy or torch, which keeps its owner."""
+    if xp is np:
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        raw: Any = (ctypes.c_uint8 * count).from_address(address)
+        raw.owner = owner
+        return np.frombuffer(raw, dtype).reshape(shape)
+    return xp.as_tensor(_CudaMemory(owner, address, shape, dtype), device="cuda")
+
+
+class _CudaMemory:
+    """Names device memory the way torch reads it."""
+
+    def __init__(self, owner: Any, address: int, shape: Sequence[int], dtype: str) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": tuple(shape), "typestr": np.dtype(dtype).str, "data": (address, False), "version": 3,
+        }  # fmt: skip
+
+
+class Machine:
+    def __init__(self, device: Device, torch: Any) -> None:
+        if torch is None:
+            use_one_thread()
+        self.device = device
+        self.xp: Any = np if torch is None else torch
+        self._torch_stream: Any = torch and torch.cuda.Stream()
+        self.stream: int = device.create_stream() if torch is None else self._torch_stream.cuda_stream
+        self._worker = _HostFunctions(device, self.stream) if torch is None else None
+        self._gates: deque[tuple[int, int]] = deque()  # (number, gate), closed
+        self.held = 0  # gates closed so far
+
+    @property
+    def simulated(self) -> bool:
+        return self.device.simulated
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """What is enqueued inside goes to the model's stream."""
+        inner = nullcontext() if self._torch_stream is None else self.xp.cuda.stream(self._torch_stream)
+        with on_stream(self.device, self.stream), inner:
+            yield
+
+    def load(self, model: Model) -> Model:
+        return model if self.simulated else model.on(lambda each: self.xp.from_numpy(each).cuda())
+
+    def memory(self, shape: Sequence[int], dtype: str = "int32") -> Memory:
+        return Memory(self.device, self.xp, shape, dtype)
+
+    def pinned(self, shape: Sequence[int], dtype: str = "int32") -> PinnedArray:
+        return self.device.pinned(shape, dtype)
+
+    def copy(self, dst: Any, src: Any, nbytes: int) -> None:
+        """Reads its source when it executes."""
+        self.device.copy(dst.address, src.address, nbytes, self.stream)
+
+    def launch(self, work: Work) -> None:
+        if self._worker is None:
+            work()
+        else:
+            self._worker.launch(work)
+
+    # ---- what is held ----
+
+    def hold(self) -> None:
+        """What is enqueued from now on begins when somebody waits for it."""
+        self.held += 1
+        self._gates.append((self.held, self.device.close_gate(self.stream)))
+
+    def let_go(self, number: int) -> None:
+        """Of what stands behind the first `number` gates."""
+        while self._gates and self._gates[0][0] <= number:
+            self.device.open_gate(self._gates.popleft()[1])
+
+    def fence(self) -> "Fence":
+        return Fence(self)
+
+    def settle(self) -> None:
+        self.let_go(self.held)
+        self.device.synchronize(self.stream)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what a forward pass has raised."""
+        if self._worker is not None and self._worker.error is not None:
+            raise KvfixError(f"a forward pass failed: {self._worker.error!r}") from self._worker.error
+
+    def close(self) -> None:
+        self.let_go(self.held)
+        self.device.synchronize(self.stream)
+        if self._worker is not None:
+            self._worker.close()
+            self.device.destroy_stream(self.stream)
+
+
+class Fence:
+    """An event behind what the stream has been given so far."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._mark = Mark(machine.device, machine.stream)
+        self._behind = 0
+
+    def record(self) -> None:
+        self._behind = self._machine.held
+        self._mark.record()
+
+    def wait(self) -> None:
+        self._machine.let_go(self._behind)
+        self._mark.wait()
+        self._machine.check()
+
+
+class _HostFunctions:
+    """Runs functions of the host in the order of a simulated stream."""
+
+    def __init__(self, device: Device, stream: int) -> None:
+        self.error: Exception | None = None
+        self._device = device
+        self._stream = stream
+        self._queue: SimpleQueue[tuple[int, int, Work] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="kvfix-engine-forward", daemon=True)
+        self._thread.start()
+
+    def launch(self, work: Work) -> None:
+        begin = self._device.create_event()
+        self._device.record(begin, self._stream)
+        self._queue.put((begin, self._device.close_gate(self._stream), work))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            begin, end, work = item
+            try:
+                self._device.wait(begin)
+                work()
+            except Exception as error:  # the stream must go on: whoever waits for it raises this
+                self.error = self.error or error
+            finally:
+                self._device.destroy_event(begin)
+                self._device.open_gate(end)
