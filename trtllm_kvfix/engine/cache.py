@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from trtllm_kvfix.engine.config import EngineConfig
-from trtllm_kvfix.engine.machine import Machine, view
+from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.engine.model import Array, Model
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
@@ -45,11 +47,10 @@ class Cache:
         layout = self.books.layout.pools[0]
         self.pages_per_block, self.v_offset = layout.offset_scale, layout.kv_factor - 1
         self.blocks_per_sequence = self.books.max_blocks_per_seq
-        shape = (
-            config.blocks_primary * self.pages_per_block, model.kv_heads, config.tokens_per_block, model.head_size,
-        )  # fmt: skip
-        address = int(self.books.get_block_pool_pointers()[0, 0])
-        self.pages: Array = view(machine.xp, self.books, address, shape, "float32")
+        page = (model.kv_heads, config.tokens_per_block, model.head_size)
+        pool = self.books.get_unique_primary_pool()
+        halves = np.asarray(pool) if machine.simulated else pool
+        self.pages: Array = halves.view(machine.xp.float32).reshape(-1, *page)
         self.pages[:] = 0
 
     # ---- an iteration ----

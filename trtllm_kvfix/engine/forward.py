@@ -14,6 +14,7 @@ from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.engine.model import Array, Model, attend
 from trtllm_kvfix.engine.tables import Tables
 
+REHEARSED = 24  # numbers of tokens
 RESULTS = 3  # of steps: one is read while the next two may be on their way
 
 
@@ -35,8 +36,8 @@ class Forward:
         self._reads: Any = [each.array for each in self._results]
         self._adapters = GraphAdapters(machine, config) if config.graphs else None
         self._replays: dict[int, Any] = {}  # CUDA graphs, by the number of rows
-        if self._adapters is not None and not machine.simulated:
-            self._capture(config.requests_max)
+        if not machine.simulated:
+            self._rehearse(config)
 
     def launch(self, batch: Batch, step: int) -> None:
         """Behind its inputs and tables. Its tokens are then copied to where `tokens` reads them."""
@@ -116,22 +117,30 @@ class Forward:
         else:
             self._replays[rows].replay()
 
-    def _capture(self, rows_max: int) -> None:
-        """One for each number of rows. What the runs before it write goes to pages that nobody has yet."""
-        assert self._adapters is not None, "only engines with graphs capture"
-        torch = self._machine.xp
-        run = partial(self._run, (), blocks=self._table.shape[2], adapters=self._adapters.device)
+    def _rehearse(self, config: EngineConfig) -> None:
+        """Launch what will be launched: a driver may wait for a held stream to load a kernel. Then capture.
+
+        What these runs write goes to pages that nobody has yet.
+        """
+        blocks_max = self._table.shape[2]
         self._machine.settle()
         with self._machine.current():
-            pool = None
-            for rows in range(rows_max, 0, -1):
-                run(rows)
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
-                    run(rows)
-                pool = graph.pool()
-                self._replays[rows] = graph
+            for count in range(2, config.tokens_max, -(-config.tokens_max // REHEARSED)):
+                for blocks in {1, blocks_max // 4 + 1, blocks_max // 2 + 1, blocks_max}:
+                    self._run((count,), 1, blocks, self._inputs.adapters)
+            if self._adapters is not None:
+                self._capture(config.requests_max, blocks_max, self._adapters.device)
             self._pages[:] = 0
             self._last.array[:] = 0
-            torch.cuda.synchronize()
+            self._machine.xp.cuda.synchronize()
+
+    def _capture(self, rows_max: int, blocks: int, adapters: Array) -> None:
+        """One for each number of rows."""
+        cuda, pool = self._machine.xp.cuda, None
+        for rows in range(rows_max, 0, -1):
+            self._run((), rows, blocks, adapters)
+            cuda.synchronize()
+            self._replays[rows] = graph = cuda.CUDAGraph()
+            with cuda.graph(graph, pool=pool, stream=cuda.current_stream()):
+                self._run((), rows, blocks, adapters)
+            pool = graph.pool()

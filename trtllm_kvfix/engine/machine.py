@@ -5,12 +5,11 @@ which an event starts and a gate ends. What is held begins when the host waits f
 be that late, and a busy one is. So the order in which a fix matters is chosen, and no copy wins a race by luck.
 """
 
-import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Lock, Thread
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,10 +17,13 @@ import numpy as np
 from trtllm_kvfix.engine.blas import use_one_thread
 from trtllm_kvfix.engine.model import Array, Model
 from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.managers import tensors
+from trtllm_kvfix.managers.layout import Element
 from trtllm_kvfix.native import Device, DeviceArray, DeviceError, PinnedArray, open_device
 from trtllm_kvfix.staging import Mark, on_stream
 
 Work: TypeAlias = Callable[[], None]
+HELD_S_MAX = 10.0  # a step takes some milliseconds
 
 
 def open_machine(name: str, *, seed: int = 0) -> "Machine":
@@ -52,27 +54,9 @@ class Memory:
     def __init__(self, device: Device, xp: Any, shape: Sequence[int], dtype: str) -> None:
         self.memory: DeviceArray = device.empty(shape, dtype)
         self.address, self.nbytes = self.memory.address, self.memory.nbytes
-        self.array: Array = view(xp, self.memory, self.address, shape, dtype)
-
-
-def view(xp: Any, owner: Any, address: int, shape: Sequence[int], dtype: str) -> Array:
-    """Device memory as an array of numpy or torch, which keeps its owner."""
-    if xp is np:
-        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        raw: Any = (ctypes.c_uint8 * count).from_address(address)
-        raw.owner = owner
-        return np.frombuffer(raw, dtype).reshape(shape)
-    return xp.as_tensor(_CudaMemory(owner, address, shape, dtype), device="cuda")
-
-
-class _CudaMemory:
-    """Names device memory the way torch reads it."""
-
-    def __init__(self, owner: Any, address: int, shape: Sequence[int], dtype: str) -> None:
-        self.owner = owner
-        self.__cuda_array_interface__ = {
-            "shape": tuple(shape), "typestr": np.dtype(dtype).str, "data": (address, False), "version": 3,
-        }  # fmt: skip
+        element = Element(dtype, dtype, np.dtype(dtype).itemsize)
+        seen = tensors.view(device, self.memory, tuple(shape), element)
+        self.array: Array = np.asarray(seen) if xp is np else seen
 
 
 class Machine:
@@ -84,8 +68,12 @@ class Machine:
         self._torch_stream: Any = torch and torch.cuda.Stream()
         self.stream: int = device.create_stream() if torch is None else self._torch_stream.cuda_stream
         self._worker = _HostFunctions(device, self.stream) if torch is None else None
+        self._lock = Lock()  # guards the next two
         self._gates: deque[tuple[int, int]] = deque()  # (number, gate), closed
         self.held = 0  # gates closed so far
+        self._watchdog: Thread | None = None
+        self._closing = Event()
+        self._stuck = False
 
     @property
     def simulated(self) -> bool:
@@ -121,13 +109,28 @@ class Machine:
 
     def hold(self) -> None:
         """What is enqueued from now on begins when somebody waits for it."""
-        self.held += 1
-        self._gates.append((self.held, self.device.close_gate(self.stream)))
+        if self._watchdog is None and not self.simulated:
+            self._watchdog = Thread(target=self._watch, name="kvfix-engine-watchdog", daemon=True)
+            self._watchdog.start()
+        with self._lock:
+            self.held += 1
+            self._gates.append((self.held, self.device.close_gate(self.stream)))
 
     def let_go(self, number: int) -> None:
         """Of what stands behind the first `number` gates."""
-        while self._gates and self._gates[0][0] <= number:
-            self.device.open_gate(self._gates.popleft()[1])
+        with self._lock:
+            while self._gates and self._gates[0][0] <= number:
+                self.device.open_gate(self._gates.popleft()[1])
+
+    def _watch(self) -> None:
+        """A driver may wait for all streams, such as to load a kernel: then nobody is left to open the gate."""
+        seen = None
+        while not self._closing.wait(HELD_S_MAX):
+            held = self._gates[0] if self._gates else None
+            if held is not None and held == seen:
+                self._stuck = True
+                self.let_go(self.held)
+            seen = held
 
     def fence(self) -> "Fence":
         return Fence(self)
@@ -138,11 +141,14 @@ class Machine:
         self.check()
 
     def check(self) -> None:
-        """Raise what a forward pass has raised."""
+        """Raise what a forward pass has raised, or that a gate had to be opened by force."""
+        if self._stuck:
+            raise KvfixError(f"the host waited for a stream that it held itself, for more than {HELD_S_MAX:g} s")
         if self._worker is not None and self._worker.error is not None:
             raise KvfixError(f"a forward pass failed: {self._worker.error!r}") from self._worker.error
 
     def close(self) -> None:
+        self._closing.set()
         self.let_go(self.held)
         self.device.synchronize(self.stream)
         if self._worker is not None:

@@ -1,0 +1,101 @@
+"""A report as a table of what was read, and plain words. Nothing is counted here."""
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trtllm_kvfix.tools.demo.outcome import AnswerRead, Report, SceneOutcome
+
+SHOWN = 4  # answers of a scene: a page shows all
+COLUMN = 29  # letters
+
+
+def print_report(console: Console, report: Report) -> None:
+    console.print(f"{report.device}: {len(report.scenes)} chats, each without one fix and with all", style="bold")
+    for scene in report.scenes:
+        console.print()
+        console.print(f"{scene.fix} ({scene.hazard})", style="bold", highlight=False)
+        console.print(scene.title + ".", markup=False, highlight=False, soft_wrap=True)
+        console.print(_table(scene))
+        console.print(summary(scene), markup=False, highlight=False, soft_wrap=True)
+    console.print()
+    for line in (*notes(report), *complaints(report), conclusion(report)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(scene: SceneOutcome) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("user", "should read", "reads without the fix", "with it"):
+        table.add_column(heading, no_wrap=True)
+    fixed = {(answer.user, answer.turn): answer for answer in scene.fixed.answers}
+    for answer in chosen(scene):
+        with_it = fixed[answer.user, answer.turn]
+        table.add_row(
+            Text(answer.user),
+            Text(short(answer.expected)),
+            Text(short(answer.read), style="green" if answer.right else "red"),
+            Text("right", style="green") if with_it.right else Text(short(with_it.read), style="bold red"),
+        )
+    return table
+
+
+def chosen(scene: SceneOutcome) -> list[AnswerRead]:
+    """Those that tell most: with somebody else's text, then other wrong ones."""
+    order = sorted(scene.control.answers, key=lambda answer: (answer.from_whom is None, answer.right))
+    return order[:SHOWN]
+
+
+def short(text: str) -> str:
+    """A column of a narrow terminal."""
+    text = printable(text)
+    return text if len(text) <= COLUMN else text[: COLUMN - 1] + "…"
+
+
+def printable(text: str) -> str:
+    return text.replace("\n", "⏎").replace("\r", "⏎") or "(nothing)"
+
+
+def summary(scene: SceneOutcome) -> str:
+    control, total = scene.control, len(scene.control.answers)
+    text = f"Without: {len(control.wrong)} of {total} answers are wrong"
+    whose = sorted({answer.from_whom for answer in control.foreign if answer.from_whom})
+    if whose:
+        text += f", {len(control.foreign)} of them carry the text of {' or '.join(whose)}"
+    voices = sum(answer.in_another_voice for answer in control.answers)
+    if voices:
+        text += f", {voices} of them are in another user's voice"
+    return f"{text}. With: {len(scene.fixed.wrong)} of {total}."
+
+
+def notes(report: Report) -> Iterator[str]:
+    if report.simulated:
+        yield (
+            "The device is simulated: numpy computes, and streams, copies and events keep CUDA's promises and no "
+            "others. It shows the order of operations, not speed."
+        )
+    yield (
+        "The order is chosen: the device begins a step's copies when the host waits for them, as a busy one may. A "
+        "control is this package's engine with the named protection taken out, driven as upstream drives it; it is not "
+        "TensorRT-LLM."
+    )
+
+
+def complaints(report: Report) -> Iterator[str]:
+    for scene in report.scenes:
+        if scene.fixed.wrong:
+            yield f"{scene.fix}: {len(scene.fixed.wrong)} answers are wrong although every fix is on. This is a bug."
+        if not scene.control.wrong:
+            yield f"{scene.fix}: no answer is wrong without it, so the scene shows nothing. This is a bug."
+
+
+def conclusion(report: Report) -> str:
+    wrong = sum(len(scene.control.wrong) for scene in report.scenes)
+    foreign = sum(len(scene.control.foreign) for scene in report.scenes)
+    answers = sum(len(scene.control.answers) for scene in report.scenes)
+    fixed = sum(len(scene.fixed.wrong) for scene in report.scenes)
+    return (
+        f"Of {answers} answers, {wrong} were wrong without the fixes, {foreign} of them with another user's text; "
+        f"with the fixes {fixed} were wrong."
+    )
