@@ -136,17 +136,12 @@ class Cache:
         ids = [request.request_id for request in requests]
         return int(self.core.blocks_to_grow(ids, [1] * len(ids))) if ids else 0
 
-    def blocks_to_admit(self, request: Request) -> int:
-        return self.core.blocks_to_admit(self._named(request))[0]
-
-    def promised(self, request: Request) -> int:
-        """Tokens that would be reused, were it admitted now."""
-        return self.core.analyze_prefix_reuse(self._named(request)).tokens
-
-    def _named(self, request: Request) -> SequenceRequest:
-        return SequenceRequest(
+    def prospect(self, request: Request) -> tuple[int, int]:
+        """(blocks that it would take, tokens that it would reuse), were it admitted now and alone."""
+        prompt = SequenceRequest(
             request.request_id, request.tokens, lora_id=request.lora_task_id, salt=request.cache_salt_id
         )
+        return self.core.blocks_to_admit(prompt)[0], self.core.analyze_prefix_reuse(prompt).tokens
 
     # ---- where a sequence lies ----
 

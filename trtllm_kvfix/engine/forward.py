@@ -31,7 +31,6 @@ class Forward:
         self._table = tables.destination.array[0]
         self._inputs = inputs.device
         self._last = machine.memory((config.requests_max,))  # by seat: the newest token
-        self._last.array[:] = 0
         self._results = [machine.pinned((config.requests_max,)) for _ in range(RESULTS)]
         self._reads: Any = [each.array for each in self._results]
         self._adapters = GraphAdapters(machine, config) if config.graphs else None
@@ -125,9 +124,11 @@ class Forward:
         blocks_max = self._table.shape[2]
         self._machine.settle()
         with self._machine.current():
-            for count in range(2, config.tokens_max, -(-config.tokens_max // REHEARSED)):
+            others = config.requests_max - 1
+            for count in range(2, config.tokens_max - others, -(-config.tokens_max // REHEARSED)):
                 for blocks in {1, blocks_max // 4 + 1, blocks_max // 2 + 1, blocks_max}:
-                    self._run((count,), 1, blocks, self._inputs.adapters)
+                    for singles in {0, 1, others}:
+                        self._run((count,), singles, blocks, self._inputs.adapters)
             if self._adapters is not None:
                 self._capture(config.requests_max, blocks_max, self._adapters.device)
             self._pages[:] = 0

@@ -49,7 +49,7 @@ def _torch() -> Any:
 
 
 class Memory:
-    """Device memory of ours, and the array that the model sees."""
+    """Device memory of ours, zeroed, and the array that the model sees."""
 
     def __init__(self, device: Device, xp: Any, shape: Sequence[int], dtype: str) -> None:
         self.memory: DeviceArray = device.empty(shape, dtype)
@@ -57,6 +57,7 @@ class Memory:
         element = Element(dtype, dtype, np.dtype(dtype).itemsize)
         seen = tensors.view(device, self.memory, tuple(shape), element)
         self.array: Array = np.asarray(seen) if xp is np else seen
+        self.array[:] = 0
 
 
 class Machine:

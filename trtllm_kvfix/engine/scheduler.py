@@ -86,11 +86,10 @@ class Scheduler:
         self._promised: dict[int, int] = {}
         while self.waiting and self._seats and budget > 0:
             request = self.waiting[0]
-            needed = self._cache.blocks_to_admit(request)
+            needed, promised = self._cache.prospect(request)
             if needed > free:
                 break
             free -= needed
-            promised = self._cache.promised(request)
             budget -= len(request.tokens) - promised
             self.waiting.popleft()
             request.begin(self._seats.pop())

@@ -14,6 +14,7 @@ from trtllm_kvfix.engine.cache import Cache
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.engine.request import Request
+from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.staging import OffsetStager
 
 WORD_BYTES = 4
@@ -29,7 +30,6 @@ class Tables(ABC):
         self.cache = cache
         self.shape = (1, config.requests_max, 2, cache.blocks_per_sequence)
         self.destination = machine.memory(self.shape)
-        self.destination.array[:] = 0
         self.memory = machine.pinned(self.shape)
         self.host: Any = self.memory.array
         self.stager = self._stager(**self._layout()) if config.has(self.fix) else None
@@ -75,6 +75,8 @@ class TablesV2(Tables):
     fix = "staged-offsets-v2"
 
     def __init__(self, machine: Machine, config: EngineConfig, cache: Cache) -> None:
+        if not (config.has(self.fix) or machine.device.has_kernels):
+            raise SettingsError(f"{self.fix}=off launches a kernel, and this build has none for {machine.device.name}")
         super().__init__(machine, config, cache)
         self.numbers = machine.pinned((config.requests_max,))
 
