@@ -65,3 +65,11 @@ def test_bad_usage_exits_with_2() -> None:
     assert run("--manager", "none").exit_code == 2
     assert run("--html", "nowhere/at/all.html").exit_code == 2
     assert CliRunner().invoke(main, ["demo", "--device", "abacus"]).exit_code == 2
+
+
+def test_the_picture_shows_what_the_terminal_shows_and_fetches_nothing(tmp_path: Path) -> None:
+    picture = tmp_path / "demo.svg"
+    assert run("--fix", "graph-inputs=off", "--svg", picture).exit_code == 0
+    text = picture.read_text(encoding="utf-8")
+    assert "HER_PUMPKINS_EVERY_NIGHt!" in text.replace("&#160;", " ")
+    assert "url(https" not in text and 'url("http' not in text

@@ -14,7 +14,7 @@ from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.demo.chat import USERS
 from trtllm_kvfix.tools.demo.outcome import Report
 from trtllm_kvfix.tools.demo.page import page
-from trtllm_kvfix.tools.demo.report import print_report
+from trtllm_kvfix.tools.demo.report import picture, print_report
 from trtllm_kvfix.tools.demo.scenes import Scene, choose, play
 from trtllm_kvfix.tools.progress import progress_bar
 
@@ -42,8 +42,21 @@ EXIT_INTERRUPTED = 130
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a page with everything that was read.",
 )
+@click.option(
+    "--svg",
+    "svg_path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw what the terminal shows.",
+)
 def demo(
-    device_name: str, choices: tuple[str, ...], manager: str | None, seed: int, as_json: bool, html_path: Path | None
+    device_name: str,
+    choices: tuple[str, ...],
+    manager: str | None,
+    seed: int,
+    as_json: bool,
+    html_path: Path | None,
+    svg_path: Path | None,
 ) -> None:
     """Let a few users chat, without each fix and with all: what they should read, and what they read.
 
@@ -51,8 +64,9 @@ def demo(
     Exits with 0 when answers are wrong without each fix and none is with it, with 1 when not, with 2 on bad usage.
     """
     scenes = choose(choices, manager)
-    if html_path is not None and not html_path.parent.is_dir():
-        raise SettingsError(f"--html is '{html_path}': there is no directory {html_path.parent}")
+    for option, path in (("--html", html_path), ("--svg", svg_path)):
+        if path is not None and not path.parent.is_dir():
+            raise SettingsError(f"{option} is '{path}': there is no directory {path.parent}")
     try:
         report = run(scenes, device_name, seed)
     except KeyboardInterrupt:
@@ -61,6 +75,8 @@ def demo(
         raise KvfixError(f"the device failed: {error}") from error
     if html_path is not None:
         html_path.write_text(page(report), encoding="utf-8")
+    if svg_path is not None:
+        svg_path.write_text(picture(report), encoding="utf-8")
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:

@@ -1,6 +1,8 @@
 """A report as a table of what was read, and plain words. Nothing is counted here."""
 
+import re
 from collections.abc import Iterator
+from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
@@ -9,23 +11,37 @@ from rich.text import Text
 from trtllm_kvfix.tools.demo.outcome import AnswerRead, Report, SceneOutcome
 
 SHOWN = 4  # answers of a scene: a page shows all
-COLUMN = 29  # letters
+LETTERS = 29  # of an answer, in a narrow terminal
+PICTURE_COLUMNS, PICTURE_LETTERS = 108, 48
 
 
-def print_report(console: Console, report: Report) -> None:
-    console.print(f"{report.device}: {len(report.scenes)} chats, each without one fix and with all", style="bold")
+def print_report(console: Console, report: Report, letters: int = LETTERS) -> None:
+    def say(line: str, style: str = "") -> None:
+        # A terminal wraps by itself, so that what is copied out of it has no breaks; a picture cannot.
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=not console.record)
+
+    scenes = len(report.scenes)
+    say(f"{report.device}: {scenes} chat{'s' * (scenes > 1)}, each without one fix and with all", "bold")
     for scene in report.scenes:
-        console.print()
-        console.print(f"{scene.fix} ({scene.hazard})", style="bold", highlight=False)
-        console.print(scene.title + ".", markup=False, highlight=False, soft_wrap=True)
-        console.print(_table(scene))
-        console.print(summary(scene), markup=False, highlight=False, soft_wrap=True)
-    console.print()
+        say("")
+        say(f"{scene.fix} ({scene.hazard})", "bold")
+        say(scene.title + ".")
+        console.print(_table(scene, letters))
+        say(summary(scene))
+    say("")
     for line in (*notes(report), *complaints(report), conclusion(report)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(line)
 
 
-def _table(scene: SceneOutcome) -> Table:
+def picture(report: Report) -> str:
+    """What a terminal shows, as SVG that fetches nothing from elsewhere."""
+    console = Console(record=True, file=StringIO(), width=PICTURE_COLUMNS, force_terminal=True)
+    print_report(console, report, PICTURE_LETTERS)
+    drawn = console.export_svg(title="trtllm-kvfix demo", unique_id="demo")
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+
+
+def _table(scene: SceneOutcome, letters: int) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("user", "should read", "reads without the fix", "with it"):
         table.add_column(heading, no_wrap=True)
@@ -34,9 +50,9 @@ def _table(scene: SceneOutcome) -> Table:
         with_it = fixed[answer.user, answer.turn]
         table.add_row(
             Text(answer.user),
-            Text(short(answer.expected)),
-            Text(short(answer.read), style="green" if answer.right else "red"),
-            Text("right", style="green") if with_it.right else Text(short(with_it.read), style="bold red"),
+            Text(short(answer.expected, letters)),
+            Text(short(answer.read, letters), style="green" if answer.right else "red"),
+            Text("right", style="green") if with_it.right else Text(short(with_it.read, letters), style="bold red"),
         )
     return table
 
@@ -47,10 +63,9 @@ def chosen(scene: SceneOutcome) -> list[AnswerRead]:
     return order[:SHOWN]
 
 
-def short(text: str) -> str:
-    """A column of a narrow terminal."""
+def short(text: str, letters: int) -> str:
     text = printable(text)
-    return text if len(text) <= COLUMN else text[: COLUMN - 1] + "…"
+    return text if len(text) <= letters else text[: letters - 1] + "…"
 
 
 def printable(text: str) -> str:
