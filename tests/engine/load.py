@@ -9,8 +9,8 @@ from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.loop import Engine
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.engine.model import Model
-from trtllm_kvfix.engine.random_model import random_model
 from trtllm_kvfix.engine.request import Request
+from trtllm_kvfix.tools.bench.random_model import random_model
 
 # The best token of each answer leads by at least this: float32 sums of another order differ by a hundredth of it.
 MARGIN = 1e-3
@@ -73,6 +73,9 @@ class Played:
             self.wrong = [r.request_id for r in requests if r.answer != load.expected[r.request_id]]
             self.counts = engine.scheduler.counts
             self.stats = engine.cache.core.get_kv_cache_stats().total
+            tier = engine.cache.tier
+            self.blocks_evicted = self.stats.blocks_offloaded if tier is None else tier.stats.evicted
+            self.blocks_loaded = self.stats.blocks_onboarded if tier is None else tier.loads
             self.digest = engine.cache.digest()
             self.steps = engine.steps
         finally:

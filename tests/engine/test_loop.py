@@ -9,10 +9,10 @@ from tests.engine.load import LENGTH_MAX, TIGHT, VOCABULARY, Load
 from trtllm_kvfix.engine.config import HAZARDS, EngineConfig
 from trtllm_kvfix.engine.loop import Engine
 from trtllm_kvfix.engine.machine import Machine, open_machine
-from trtllm_kvfix.engine.random_model import random_model
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.native import DeviceError, unplug
+from trtllm_kvfix.tools.bench.random_model import random_model
 
 MODEL = random_model(0, positions=LENGTH_MAX, vocabulary=VOCABULARY)
 

@@ -26,6 +26,8 @@ ENGINES = {
     "V2 tables": replace(TIGHT, layout="v2"),
     "no overlap": replace(TIGHT, overlap=False),
     "no graphs": replace(TIGHT, graphs=False),
+    "the connector": replace(TIGHT, tier="connector"),
+    "the connector and a late device": replace(TIGHT, tier="connector", late_every=1),
     "a late device": replace(TIGHT, late_every=1),
     "a device that is late now and then": replace(TIGHT, late_every=3),
 }
@@ -37,7 +39,7 @@ def test_every_token_is_the_reference_s(config: EngineConfig) -> None:
     assert played.wrong == []
     # What the load is for has happened.
     assert played.counts.preemptions > 0
-    assert played.stats.blocks_onboarded > 0 and played.stats.blocks_offloaded > 0
+    assert played.blocks_loaded > 0 and played.blocks_evicted > 0
     assert played.stats.tokens_reused > 0 and played.stats.blocks_copied > 0
 
 
@@ -46,6 +48,12 @@ def test_each_fix_is_needed(fix: str) -> None:
     racy, fixed = Played(load(), without(TIGHT, fix)), Played(load(), with_fix(TIGHT, fix))
     assert racy.wrong, "a control that cannot bite shows nothing"
     assert fixed.wrong == []
+
+
+def test_the_connector_s_order_is_needed() -> None:
+    config = replace(TIGHT, tier="connector")
+    assert Played(load(), without(config, "transfer-order")).wrong, "a control that cannot bite shows nothing"
+    assert Played(load(), with_fix(config, "transfer-order")).wrong == []
 
 
 def test_the_order_is_chosen_not_lucky() -> None:

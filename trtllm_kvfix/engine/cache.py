@@ -6,16 +6,19 @@ cache has no name: it is told of halves, twice as many.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from trtllm_kvfix.engine.batch import Batch
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.machine import Machine
 from trtllm_kvfix.engine.model import Array, Model
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
+from trtllm_kvfix.offload.loop_tier import LoopTier, Scheduled
 from trtllm_kvfix.staging import on_stream
 
 HALVES = 2  # in a float32
@@ -29,11 +32,12 @@ class Cache:
         # Nothing runs here. Books that take it for the model's stream order their copies behind nothing: hazard H5.
         self._idle = machine.device.create_stream()
         self._late_copies: int | None = None  # the gate that holds them
+        is_own = config.tier == "native"
         self.books = NativeKvCache(
             num_kv_heads_per_layer=[model.kv_heads] * len(model.layers),
             size_per_head=model.head_size * HALVES,
             tokens_per_block=config.tokens_per_block,
-            blocks_per_window={config.length_max: (config.blocks_primary, config.blocks_host)},
+            blocks_per_window={config.length_max: (config.blocks_primary, config.blocks_host * is_own)},
             max_attention_window_vec=[config.length_max],
             max_sequence_length=config.length_max,
             dtype="HALF",
@@ -52,12 +56,22 @@ class Cache:
         halves = np.asarray(pool) if machine.simulated else pool
         self.pages: Array = halves.view(machine.xp.float32).reshape(-1, *page)
         self.pages[:] = 0
+        self.tier = self._connector(pool) if config.blocks_host and not is_own else None
+        self._loading: dict[int, Request] = {}
+        self.leaving: dict[int, Request] = {}  # ended, and their blocks are still being saved
+
+    def _connector(self, pool: Array) -> LoopTier:
+        address, shape = int(self.books.get_block_pool_pointers()[0, 0]), tuple(pool.shape)
+        told = SimpleNamespace(address=address, shape=shape, nbytes=pool.nbytes, dtype=pool.dtype)
+        machine, config = self._machine, self._config
+        return LoopTier(machine.device, told, config.tokens_per_block, config.blocks_host, machine.settle)
 
     # ---- an iteration ----
 
     def begin(self) -> None:
         """Copies of the last iteration end."""
         self._let_copies_go()
+        self._take_progress()
         self.books.sync_transfer_manager_with_buffer_manager()
 
     def prepare(self, arriving: Sequence[Request], growing: Sequence[Request]) -> list[Request]:
@@ -69,8 +83,48 @@ class Cache:
             self.books.refresh_blocks()
         for request in arriving:
             if request not in refused:
+                self._look_in_tier(request)
                 request.tokens_reused += request.context_current_position
         return refused
+
+    def transfer(self, batch: Batch) -> None:
+        """What the connector stores and loads beside this step."""
+        if self.tier is None:
+            return
+        parts = batch.parts
+        blocks = self.books.get_batch_cache_block_ids([part.request.request_id for part in parts], 0)
+        scheduled = [
+            Scheduled(part.request, part.begin, part.tokens, own[0]) for part, own in zip(parts, blocks, strict=True)
+        ]
+        is_ordered = self._config.has("transfer-order")
+        self.tier.step(scheduled, self._machine.stream if is_ordered else self._idle)
+        if self._config.late_every and not is_ordered:
+            self.tier.wait()  # nothing holds these: they are over before the step begins
+
+    def _look_in_tier(self, request: Request) -> None:
+        if self.tier is not None and self.tier.admitted(
+            request, request.context_current_position, self._blocks(request)
+        ):
+            request.loading = True
+            self._loading[request.request_id] = request
+
+    def _take_progress(self) -> None:
+        if self.tier is None:
+            return
+        progress = self.tier.progress()
+        for request_id, position in progress.loaded.items():
+            request = self._loading.pop(request_id)
+            request.loading, request.context_current_position = False, position
+            self.books.store_context_blocks(request)  # as a chunk that has been computed
+        for request_id in progress.saved:
+            self.books.remove_sequence(request_id, self.leaving.pop(request_id), False)
+
+    def wait_for_leaving(self) -> None:
+        while self.leaving:
+            self._take_progress()
+
+    def _blocks(self, request: Request) -> list[int]:
+        return self.books.get_cache_block_ids(request.request_id, 0)[0]
 
     def _admit(self, arriving: Sequence[Request]) -> list[Request]:
         if not arriving:
@@ -95,7 +149,7 @@ class Cache:
     def _ordering(self) -> Iterator[None]:
         """Whom the copies between the tiers wait for, and who waits for them."""
         device = self._machine.device
-        if self._config.has("transfer-order"):
+        if self._config.has("transfer-order") or self.tier is not None:
             yield
             return
         if self._config.late_every and self._late_copies is None:
@@ -120,6 +174,13 @@ class Cache:
         self._let_copies_go()
         if not self._config.has("computed-blocks"):
             self._offer_all(request)
+        if self.tier is not None:
+            if not request.finished or request.loading:
+                self._loading.pop(request.request_id, None)
+                self.tier.over(request)
+            elif self.tier.ended(request, self._blocks(request)):
+                self.leaving[request.request_id] = request
+                return
         self.books.remove_sequence(request.request_id, request, False)
 
     def _offer_all(self, request: Request) -> None:
@@ -161,6 +222,8 @@ class Cache:
 
     def close(self) -> None:
         self.begin()
+        if self.tier is not None:
+            self.tier.close()
         self.books.release_pools()
         for stream in (self.copy_stream, self._idle):
             self._machine.device.destroy_stream(stream)

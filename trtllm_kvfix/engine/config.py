@@ -15,6 +15,7 @@ HAZARDS = {
     "graph-inputs": "H9",
 }
 MANAGERS = ("native", "one-by-one")
+TIERS = ("native", "connector")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class EngineConfig:
     requests_max: int = 8  # in a batch
     tokens_max: int = 64  # in an iteration: longer prompts are computed in chunks
     length_max: int = 512  # of a prompt and its answer
+    tier: str = "native"  # whose host tier: the manager's, or the offload connector's
     manager: str = "native"
     layout: str = "v1"  # of block tables
     graphs: bool = True  # steps that only generate are replayed
@@ -37,6 +39,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.manager not in MANAGERS:
             raise SettingsError(f"manager is '{self.manager}'; known are {', '.join(MANAGERS)}")
+        if self.tier not in TIERS:
+            raise SettingsError(f"tier is '{self.tier}'; known are {', '.join(TIERS)}")
         for fix in self.off:
             self._check_off(fix)
         if self.blocks_primary * self.tokens_per_block < self.length_max:

@@ -65,7 +65,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return len(self.scheduler) > 0 or len(self._flying) > 0
+        return len(self.scheduler) > 0 or len(self._flying) > 0 or len(self.cache.leaving) > 0
 
     def step(self) -> list[Request]:
         """One iteration. Returns those that have ended in it."""
@@ -100,6 +100,7 @@ class Engine:
         late = every > 0 and self.steps % every == 0
         if late:
             self._machine.hold()
+        self.cache.transfer(batch)
         self._inputs.ship(batch)
         if late:
             self._machine.hold()  # whoever waits for the inputs does not wait for the tables

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from trtllm_kvfix.engine.blas import use_one_thread
+from trtllm_kvfix.blas import use_one_thread
 from trtllm_kvfix.engine.model import Array, Model
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.managers import tensors

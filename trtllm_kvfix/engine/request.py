@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 
 @dataclass(eq=False)
@@ -21,6 +22,7 @@ class Request:
     decoded: int = 0  # positions behind the prompt given to the device since it was admitted
     seat: int = -1
     finished: bool = False
+    loading: bool = False  # waits for the connector, and is in no batch
     preemptions: int = 0
     tokens_reused: int = 0
     token_times_s: list[float] = field(default_factory=list)
@@ -28,7 +30,8 @@ class Request:
     prompt_len: int = field(init=False)
 
     is_dummy_request = False
-    multimodal_hashes = None
+    multimodal_hashes = py_multimodal_data = None
+    sampling_config = SimpleNamespace(beam_width=1)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -69,7 +72,7 @@ class Request:
     def wait_again(self) -> None:
         """It has lost its blocks. What it has said becomes a part of its prompt when it is admitted again."""
         self.context_current_position = self.decoded = 0
-        self.seat = -1
+        self.loading, self.seat = False, -1
 
     def begin(self, seat: int) -> None:
         self.seat = seat

@@ -39,6 +39,9 @@ class Scheduler:
         needed = self._cache.blocks_to_grow(growing)
         preempted = False
         while needed > self._cache.free_blocks():
+            if self._cache.leaving:
+                self._cache.wait_for_leaving()
+                continue
             growing = self._preempt(growing)
             needed = self._cache.blocks_to_grow(growing)
             preempted = True
@@ -49,7 +52,7 @@ class Scheduler:
         batch = Batch()
         budget = self._config.tokens_max - len(growing)
         for request in self.running:
-            if budget and request.in_prompt and request not in growing:
+            if budget and request.in_prompt and not request.loading and request not in growing:
                 batch.parts.append(prompt_part(request, budget))
                 budget -= batch.parts[-1].tokens
         self.counts.tokens_computed += batch.tokens

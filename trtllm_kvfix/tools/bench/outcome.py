@@ -13,6 +13,7 @@ class ArmOutcome(_Found):
     name: str
     manager: str
     layout: str
+    tier: str
     host_blocks: int
     off: list[str]
     tokens_per_s: float  # of answers

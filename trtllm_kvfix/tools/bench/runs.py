@@ -12,10 +12,10 @@ from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.loop import Engine
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.engine.model import Model
-from trtllm_kvfix.engine.random_model import random_model
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.tools.bench.arrivals import Arrival
 from trtllm_kvfix.tools.bench.outcome import ArmOutcome
+from trtllm_kvfix.tools.bench.random_model import random_model
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ SIZES = {"small": SMALL, "large": LARGE}
 def ways(base: EngineConfig, *, graphs: bool) -> list[Way]:
     """graphs: the device has some, so that doing without them is another way."""
     v2, one_by_one = replace(base, layout="v2"), replace(base, manager="one-by-one")
+    connector = replace(base, tier="connector")
     found = [
         Way("all fixes", base),
         *(_without(base, fix) for fix in ("staged-offsets-v1", "input-copy-fence", "graph-inputs", "transfer-order")),
@@ -62,6 +63,8 @@ def ways(base: EngineConfig, *, graphs: bool) -> list[Way]:
         _without(v2, "staged-offsets-v2"),
         Way("requests one by one", one_by_one),
         _without(one_by_one, "computed-blocks"),
+        Way("the connector as host tier", connector),
+        _without(connector, "transfer-order"),
         Way("no host tier", replace(base, blocks_host=0)),
         Way("no overlap", replace(base, overlap=False)),
     ]
@@ -152,6 +155,7 @@ def outcome(way: Way, runs: Sequence[Run]) -> ArmOutcome:
         name=way.name,
         manager=config.manager,
         layout=config.layout,
+        tier=config.tier if config.blocks_host else "none",
         host_blocks=config.blocks_host,
         off=sorted(config.off),
         tokens_per_s=median(one.tokens_per_s for one in runs),
