@@ -117,15 +117,14 @@ class Forward:
             self._replays[rows].replay()
 
     def _rehearse(self, config: EngineConfig) -> None:
-        """Launch what will be launched: a driver may wait for a held stream to load a kernel. Then capture.
-
-        What these runs write goes to pages that nobody has yet.
+        """Capture; and where steps are held, launch what will be launched: a driver may wait for a held stream to load
+        a kernel. What these runs write goes to pages that nobody has yet.
         """
-        blocks_max = self._table.shape[2]
+        blocks_max, others = self._table.shape[2], config.requests_max - 1
         self._machine.settle()
         with self._machine.current():
-            others = config.requests_max - 1
-            for count in range(2, config.tokens_max - others, -(-config.tokens_max // REHEARSED)):
+            step = -(-config.tokens_max // REHEARSED)
+            for count in range(2, config.tokens_max - others, step) if config.late_every else ():
                 for blocks in {1, blocks_max // 4 + 1, blocks_max // 2 + 1, blocks_max}:
                     for singles in {0, 1, others}:
                         self._run((count,), singles, blocks, self._inputs.adapters)

@@ -45,7 +45,10 @@ def _torch() -> Any:
         import torch  # noqa: PLC0415  an extra
     except ImportError:
         return None
-    return torch if torch.cuda.is_available() else None
+    if not torch.cuda.is_available():
+        return None
+    torch.set_float32_matmul_precision("highest")  # some images have the shorter one as their default
+    return torch
 
 
 class Memory:
