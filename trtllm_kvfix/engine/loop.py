@@ -98,9 +98,9 @@ class Engine:
         self.steps += 1
         every = self.config.late_every
         late = every > 0 and self.steps % every == 0
+        self.cache.transfer(batch)
         if late:
             self._machine.hold()
-        self.cache.transfer(batch)
         self._inputs.ship(batch)
         if late:
             self._machine.hold()  # whoever waits for the inputs does not wait for the tables

@@ -18,7 +18,9 @@ def run(*arguments: str | Path) -> Result:
 
 
 def test_every_fix_manager_and_tier_has_its_way() -> None:
-    found = [way.config for way in ways(SMALL.config, graphs=True)]
+    chosen = ways(SMALL.config, graphs=True)
+    found = [way.config for way in chosen]
+    assert len({way.name for way in chosen}) == len(chosen), "a picture has one bar for each name"
     assert {fix for config in found for fix in config.off} == set(HAZARDS)
     assert {config.manager for config in found} == {"native", "one-by-one"}
     assert {config.blocks_host > 0 for config in found} == {True, False}

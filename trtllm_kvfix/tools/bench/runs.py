@@ -60,19 +60,19 @@ def ways(base: EngineConfig, *, graphs: bool) -> list[Way]:
         Way("all fixes", base),
         *(_without(base, fix) for fix in ("staged-offsets-v1", "input-copy-fence", "graph-inputs", "transfer-order")),
         Way("V2 tables, all fixes", v2),
-        _without(v2, "staged-offsets-v2"),
+        _without(v2, "staged-offsets-v2", "V2 tables, "),
         Way("requests one by one", one_by_one),
-        _without(one_by_one, "computed-blocks"),
+        _without(one_by_one, "computed-blocks", "one by one, "),
         Way("the connector as host tier", connector),
-        _without(connector, "transfer-order"),
+        _without(connector, "transfer-order", "connector, "),
         Way("no host tier", replace(base, blocks_host=0)),
         Way("no overlap", replace(base, overlap=False)),
     ]
     return [*found, Way("no CUDA graphs", replace(base, graphs=False))] if graphs else found
 
 
-def _without(config: EngineConfig, fix: str) -> Way:
-    return Way(f"without {fix}", replace(config, off=frozenset((fix,))))
+def _without(config: EngineConfig, fix: str, what: str = "") -> Way:
+    return Way(f"{what}without {fix}", replace(config, off=frozenset((fix,))))
 
 
 class Run(NamedTuple):
