@@ -1,6 +1,7 @@
 """Both sides of the connector under a loop of our own, on one rank: what upstream's executor calls, in its order."""
 
 from collections.abc import Callable, Iterable, Sequence
+from time import sleep
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -11,6 +12,9 @@ from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
+
+
+POLL_S = 1e-4
 
 
 class Scheduled(NamedTuple):
@@ -106,6 +110,7 @@ class LoopTier:
     def wait(self) -> None:
         """For what has begun. The next `progress` tells of it."""
         while self._worker.requests_in_transfer():
+            sleep(POLL_S)
             self._look()
 
     def close(self) -> None:
