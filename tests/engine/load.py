@@ -69,14 +69,14 @@ class Played:
         try:
             requests = load.requests()
             engine.run(requests)
-            engine.cache.check()
+            engine.cache.core.check_invariants()
             self.wrong = [r.request_id for r in requests if r.answer != load.expected[r.request_id]]
             self.counts = engine.scheduler.counts
             self.stats = engine.cache.core.get_kv_cache_stats().total
             tier = engine.cache.tier
             self.blocks_evicted = self.stats.blocks_offloaded if tier is None else tier.stats.evicted
             self.blocks_loaded = self.stats.blocks_onboarded if tier is None else tier.loads
-            self.digest = engine.cache.digest()
+            self.digest = engine.cache.core.digest()
             self.steps = engine.steps
         finally:
             engine.close()

@@ -62,7 +62,7 @@ def test_a_request_that_hangs_up_leaves_nothing_behind(engine: Engine, steps: in
     engine.run()
     assert other.answer == load.expected[other.request_id]
     assert engine.cache.free_blocks() == TIGHT.blocks_primary
-    engine.cache.check()
+    engine.cache.core.check_invariants()
 
 
 def test_a_cache_that_cannot_hold_a_sequence_is_refused() -> None:

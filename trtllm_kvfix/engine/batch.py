@@ -30,10 +30,6 @@ class Batch:
         return sum(part.tokens for part in self.parts)
 
     @property
-    def prompts(self) -> list[Part]:
-        return [part for part in self.parts if part.in_prompt]
-
-    @property
     def generates_only(self) -> bool:
         return not any(part.in_prompt for part in self.parts)
 

@@ -31,7 +31,6 @@ class Cache:
         self.copy_stream = machine.device.create_stream()
         # Nothing runs here. Books that take it for the model's stream order their copies behind nothing: hazard H5.
         self._idle = machine.device.create_stream()
-        self._late_copies: int | None = None  # the gate that holds them
         is_own = config.tier == "native"
         self.books = NativeKvCache(
             num_kv_heads_per_layer=[model.kv_heads] * len(model.layers),
@@ -120,7 +119,8 @@ class Cache:
             self.books.remove_sequence(request_id, self.leaving.pop(request_id), False)
 
     def wait_for_leaving(self) -> None:
-        while self.leaving:
+        while self.leaving and self.tier is not None:
+            self.tier.wait()
             self._take_progress()
 
     def _blocks(self, request: Request) -> list[int]:
@@ -148,13 +148,12 @@ class Cache:
     @contextmanager
     def _ordering(self) -> Iterator[None]:
         """Whom the copies between the tiers wait for, and who waits for them."""
-        device = self._machine.device
         if self._config.has("transfer-order") or self.tier is not None:
             yield
             return
-        if self._config.late_every and self._late_copies is None:
-            self._late_copies = device.close_gate(self.copy_stream)
-        with on_stream(device, self._idle):
+        if self._config.late_every:
+            self._machine.hold_copies(self.copy_stream)
+        with on_stream(self._machine.device, self._idle):
             yield
 
     def store(self, request: Request) -> None:
@@ -165,10 +164,9 @@ class Cache:
 
     def _let_copies_go(self) -> None:
         """They come after the step that needed them: nobody has told them of it, nor it of them."""
-        if self._late_copies is not None:
+        if self._machine.holds_copies:
             self._machine.settle()
-            gate, self._late_copies = self._late_copies, None
-            self._machine.device.open_gate(gate)
+            self._machine.let_copies_go()
 
     def remove(self, request: Request) -> None:
         self._let_copies_go()
@@ -213,12 +211,6 @@ class Cache:
     def write_blocks(self, row: Any, request: Request) -> None:
         """As V2's tables hold them: numbers of blocks, that a kernel makes pages of."""
         self.core.copy_batch_block_offsets(row, [request.request_id], 1, 0)
-
-    def digest(self) -> int:
-        return self.core.digest()
-
-    def check(self) -> None:
-        self.core.check_invariants()
 
     def close(self) -> None:
         self.begin()

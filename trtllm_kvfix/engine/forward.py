@@ -10,11 +10,11 @@ from trtllm_kvfix.engine.batch import Batch
 from trtllm_kvfix.engine.cache import Cache
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.inputs import GraphAdapters, Inputs
-from trtllm_kvfix.engine.machine import Machine
+from trtllm_kvfix.engine.machine import Machine, Memory
 from trtllm_kvfix.engine.model import Array, Model, attend
 from trtllm_kvfix.engine.tables import Tables
 
-REHEARSED = 24  # numbers of tokens
+REHEARSED = 8  # numbers of tokens
 RESULTS = 3  # of steps: one is read while the next two may be on their way
 
 
@@ -30,8 +30,8 @@ class Forward:
         self._tokens_per_block = config.tokens_per_block
         self._table = tables.destination.array[0]
         self._inputs = inputs.device
-        self._last = machine.memory((config.requests_max,))  # by seat: the newest token
-        self._results = [machine.pinned((config.requests_max,)) for _ in range(RESULTS)]
+        self._last = Memory(machine, (config.requests_max,))  # by seat: the newest token
+        self._results = [machine.device.pinned((config.requests_max,), "int32") for _ in range(RESULTS)]
         self._reads: Any = [each.array for each in self._results]
         self._adapters = GraphAdapters(machine, config) if config.graphs else None
         self._replays: dict[int, Any] = {}  # CUDA graphs, by the number of rows
@@ -132,15 +132,17 @@ class Forward:
                 self._capture(config.requests_max, blocks_max, self._adapters.device)
             self._pages[:] = 0
             self._last.array[:] = 0
-            self._machine.xp.cuda.synchronize()
+            self._machine.settle()
 
     def _capture(self, rows_max: int, blocks: int, adapters: Array) -> None:
-        """One for each number of rows."""
-        cuda, pool = self._machine.xp.cuda, None
+        """One for each number of rows. Without torch's own context, which collects garbage each time."""
+        pool = self._machine.xp.cuda.graph_pool_handle()
         for rows in range(rows_max, 0, -1):
             self._run((), rows, blocks, adapters)
-            cuda.synchronize()
-            self._replays[rows] = graph = cuda.CUDAGraph()
-            with cuda.graph(graph, pool=pool, stream=cuda.current_stream()):
+            self._machine.settle()
+            self._replays[rows] = graph = self._machine.xp.cuda.CUDAGraph()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
                 self._run((), rows, blocks, adapters)
-            pool = graph.pool()
+            finally:
+                graph.capture_end()

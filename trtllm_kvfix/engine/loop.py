@@ -41,7 +41,7 @@ class Engine:
             self._forward = Forward(machine, config, model, self.cache, self._tables, self._inputs)
             machine.settle()
         self.scheduler = Scheduler(config, self.cache)
-        self._ends = [machine.fence() for _ in range(2)]
+        self._ends = [Fence(machine, "a step") for _ in range(2)]
         self._flying: deque[Step] = deque()
         self.steps = 0
 

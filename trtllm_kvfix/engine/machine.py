@@ -5,11 +5,13 @@ which an event starts and a gate ends. What is held begins when the host waits f
 be that late, and a busy one is. So the order in which a fix matters is chosen, and no copy wins a race by luck.
 """
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
+from time import perf_counter, sleep
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,11 +21,13 @@ from trtllm_kvfix.engine.model import Array, Model
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.managers import tensors
 from trtllm_kvfix.managers.layout import Element
-from trtllm_kvfix.native import Device, DeviceArray, DeviceError, PinnedArray, open_device
+from trtllm_kvfix.native import Device, DeviceArray, DeviceError, open_device
 from trtllm_kvfix.staging import Mark, on_stream
 
 Work: TypeAlias = Callable[[], None]
 HELD_S_MAX = 10.0  # a step takes some milliseconds
+WAIT_S_MAX = 30.0  # the watchdog comes first
+SPIN_S, POLL_S = 5e-3, 5e-5
 
 
 def open_machine(name: str, *, seed: int = 0) -> "Machine":
@@ -37,6 +41,8 @@ def open_machine(name: str, *, seed: int = 0) -> "Machine":
         raise SettingsError(f"--device is '{name}': {error}") from error
     if not device.simulated and torch is None:
         raise SettingsError(f"--device is '{name}': on a GPU the engine needs torch with CUDA; pip install torch")
+    if torch is not None:
+        gc.collect()  # giving memory back waits for held streams: nothing of an earlier engine may be left to do so
     return Machine(device, torch)
 
 
@@ -54,12 +60,11 @@ def _torch() -> Any:
 class Memory:
     """Device memory of ours, zeroed, and the array that the model sees."""
 
-    def __init__(self, device: Device, xp: Any, shape: Sequence[int], dtype: str) -> None:
-        self.memory: DeviceArray = device.empty(shape, dtype)
+    def __init__(self, machine: "Machine", shape: Sequence[int]) -> None:
+        self.memory: DeviceArray = machine.device.empty(shape, "int32")
         self.address, self.nbytes = self.memory.address, self.memory.nbytes
-        element = Element(dtype, dtype, np.dtype(dtype).itemsize)
-        seen = tensors.view(device, self.memory, tuple(shape), element)
-        self.array: Array = np.asarray(seen) if xp is np else seen
+        seen = tensors.view(machine.device, self.memory, tuple(shape), Element("int32", "int32", 4))
+        self.array: Array = np.asarray(seen) if machine.simulated else seen
         self.array[:] = 0
 
 
@@ -72,9 +77,10 @@ class Machine:
         self._torch_stream: Any = torch and torch.cuda.Stream()
         self.stream: int = device.create_stream() if torch is None else self._torch_stream.cuda_stream
         self._worker = _HostFunctions(device, self.stream) if torch is None else None
-        self._lock = Lock()  # guards the next two
+        self._lock = Lock()  # guards the next three
         self._gates: deque[tuple[int, int]] = deque()  # (number, gate), closed
         self.held = 0  # gates closed so far
+        self._copies: int | None = None  # the gate of another stream
         self._watchdog: Thread | None = None
         self._closing = Event()
         self._stuck = False
@@ -93,12 +99,6 @@ class Machine:
     def load(self, model: Model) -> Model:
         return model if self.simulated else model.on(lambda each: self.xp.from_numpy(each).cuda())
 
-    def memory(self, shape: Sequence[int], dtype: str = "int32") -> Memory:
-        return Memory(self.device, self.xp, shape, dtype)
-
-    def pinned(self, shape: Sequence[int], dtype: str = "int32") -> PinnedArray:
-        return self.device.pinned(shape, dtype)
-
     def copy(self, dst: Any, src: Any, nbytes: int) -> None:
         """Reads its source when it executes."""
         self.device.copy(dst.address, src.address, nbytes, self.stream)
@@ -113,12 +113,9 @@ class Machine:
 
     def hold(self) -> None:
         """What is enqueued from now on begins when somebody waits for it."""
-        if self._watchdog is None and not self.simulated:
-            self._watchdog = Thread(target=self._watch, name="kvfix-engine-watchdog", daemon=True)
-            self._watchdog.start()
         with self._lock:
             self.held += 1
-            self._gates.append((self.held, self.device.close_gate(self.stream)))
+            self._gates.append((self.held, self._closed(self.stream)))
 
     def let_go(self, number: int) -> None:
         """Of what stands behind the first `number` gates."""
@@ -126,23 +123,44 @@ class Machine:
             while self._gates and self._gates[0][0] <= number:
                 self.device.open_gate(self._gates.popleft()[1])
 
+    def hold_copies(self, stream: int) -> None:
+        """What another stream is given from now on begins when it is let go."""
+        with self._lock:
+            if self._copies is None:
+                self._copies = self._closed(stream)
+
+    def let_copies_go(self) -> None:
+        with self._lock:
+            gate, self._copies = self._copies, None
+            if gate is not None:
+                self.device.open_gate(gate)
+
+    @property
+    def holds_copies(self) -> bool:
+        return self._copies is not None
+
+    def _closed(self, stream: int) -> int:
+        if self._watchdog is None:
+            self._watchdog = Thread(target=self._watch, name="kvfix-engine-watchdog", daemon=True)
+            self._watchdog.start()
+        return self.device.close_gate(stream)
+
     def _watch(self) -> None:
         """A driver may wait for all streams, such as to load a kernel: then nobody is left to open the gate."""
         seen = None
         while not self._closing.wait(HELD_S_MAX):
-            held = self._gates[0] if self._gates else None
+            held = self._gates[0] if self._gates else self._copies
             if held is not None and held == seen:
                 self._stuck = True
                 self.let_go(self.held)
+                self.let_copies_go()
             seen = held
 
-    def fence(self) -> "Fence":
-        return Fence(self)
-
     def settle(self) -> None:
-        self.let_go(self.held)
-        self.device.synchronize(self.stream)
-        self.check()
+        """Everything that the stream was given is over."""
+        end = Fence(self, "everything that it was given")
+        end.record()
+        end.wait()
 
     def check(self) -> None:
         """Raise what a forward pass has raised, or that a gate had to be opened by force."""
@@ -153,7 +171,10 @@ class Machine:
 
     def close(self) -> None:
         self._closing.set()
+        if self._watchdog is not None:
+            self._watchdog.join()
         self.let_go(self.held)
+        self.let_copies_go()
         self.device.synchronize(self.stream)
         if self._worker is not None:
             self._worker.close()
@@ -161,10 +182,11 @@ class Machine:
 
 
 class Fence:
-    """An event behind what the stream has been given so far."""
+    """An event behind what the stream has been given so far. Nobody waits for it for ever."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, what: str) -> None:
         self._machine = machine
+        self._what = what
         self._mark = Mark(machine.device, machine.stream)
         self._behind = 0
 
@@ -174,7 +196,13 @@ class Fence:
 
     def wait(self) -> None:
         self._machine.let_go(self._behind)
-        self._mark.wait()
+        begin = perf_counter()
+        while not self._mark.done():
+            waited = perf_counter() - begin
+            if waited > WAIT_S_MAX:
+                raise KvfixError(f"{self._machine.device.name} has not ended {self._what} within {WAIT_S_MAX:g} s")
+            if self._machine.simulated or waited > SPIN_S:  # numpy's thread needs the interpreter meanwhile
+                sleep(POLL_S)
         self._machine.check()
 
 

@@ -12,7 +12,6 @@ class Request:
     max_new_tokens: int
     adapter: int = 0
     stop: int = -1  # a token that ends the answer and is not part of it
-    user: str = ""
     salt: int | None = None
     arrival_s: float = 0.0
 
@@ -23,7 +22,6 @@ class Request:
     seat: int = -1
     finished: bool = False
     loading: bool = False  # waits for the connector, and is in no batch
-    preemptions: int = 0
     tokens_reused: int = 0
     token_times_s: list[float] = field(default_factory=list)
     # The prompt as it is computed: one that was preempted has its answer so far in it.

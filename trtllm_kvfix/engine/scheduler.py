@@ -78,7 +78,6 @@ class Scheduler:
         last = self.running[-1]
         self.let_go(last)
         last.wait_again()
-        last.preemptions += 1
         self.counts.preemptions += 1
         self.waiting.appendleft(last)
         return [request for request in growing if request is not last]

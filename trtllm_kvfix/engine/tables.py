@@ -12,7 +12,7 @@ import numpy as np
 
 from trtllm_kvfix.engine.cache import Cache
 from trtllm_kvfix.engine.config import EngineConfig
-from trtllm_kvfix.engine.machine import Machine
+from trtllm_kvfix.engine.machine import Machine, Memory
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.staging import OffsetStager
@@ -29,8 +29,8 @@ class Tables(ABC):
         self.machine = machine
         self.cache = cache
         self.shape = (1, config.requests_max, 2, cache.blocks_per_sequence)
-        self.destination = machine.memory(self.shape)
-        self.memory = machine.pinned(self.shape)
+        self.destination = Memory(machine, self.shape)
+        self.memory = machine.device.pinned(self.shape, "int32")
         self.host: Any = self.memory.array
         self.stager = self._stager(**self._layout()) if config.has(self.fix) else None
 
@@ -78,7 +78,7 @@ class TablesV2(Tables):
         if not (config.has(self.fix) or machine.device.has_kernels):
             raise SettingsError(f"{self.fix}=off launches a kernel, and this build has none for {machine.device.name}")
         super().__init__(machine, config, cache)
-        self.numbers = machine.pinned((config.requests_max,))
+        self.numbers = machine.device.pinned((config.requests_max,), "int32")
 
     def _layout(self) -> dict[str, Any]:
         return {"layout": "v2", "index_scales": [self.cache.pages_per_block], "kv_offset": [self.cache.v_offset]}

@@ -1,10 +1,11 @@
 """Both sides of the connector under a loop of our own, on one rank: what upstream's executor calls, in its order."""
 
 from collections.abc import Callable, Iterable, Sequence
-from time import sleep
+from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.ranks import OneRank
@@ -13,7 +14,7 @@ from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 
-
+WAIT_S_MAX = 30.0
 POLL_S = 1e-4
 
 
@@ -109,7 +110,11 @@ class LoopTier:
 
     def wait(self) -> None:
         """For what has begun. The next `progress` tells of it."""
+        begin = monotonic()
         while self._worker.requests_in_transfer():
+            if monotonic() - begin > WAIT_S_MAX:
+                waiting = sorted(self._worker.requests_in_transfer())
+                raise KvfixError(f"transfers of requests {waiting} have not ended within {WAIT_S_MAX:g} s")
             sleep(POLL_S)
             self._look()
 

@@ -102,9 +102,7 @@ class Chat:
     def next_request(self, request_id: int) -> Request:
         self.said += "\n" + self.user.asks[len(self.answers)]
         stop = recite.LETTERS.index("\r") if self.user.adapter == SHOUTS else recite.END
-        return Request(
-            request_id, recite.encode(self.said), ANSWER_MAX, self.user.adapter, stop, self.user.name
-        )  # fmt: skip
+        return Request(request_id, recite.encode(self.said), ANSWER_MAX, self.user.adapter, stop)
 
     def take(self, request: Request) -> None:
         turn = len(self.answers)

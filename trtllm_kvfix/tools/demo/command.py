@@ -11,12 +11,10 @@ from trtllm_kvfix.engine.config import HAZARDS, MANAGERS
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.native import DeviceError
-from trtllm_kvfix.tools.demo.chat import USERS
 from trtllm_kvfix.tools.demo.outcome import Report
 from trtllm_kvfix.tools.demo.page import page
-from trtllm_kvfix.tools.demo.report import picture, print_report
+from trtllm_kvfix.tools.demo.report import Printer, picture
 from trtllm_kvfix.tools.demo.scenes import Scene, choose, play
-from trtllm_kvfix.tools.progress import progress_bar
 
 EXIT_INTERRUPTED = 130
 
@@ -67,8 +65,9 @@ def demo(
     for option, path in (("--html", html_path), ("--svg", svg_path)):
         if path is not None and not path.parent.is_dir():
             raise SettingsError(f"{option} is '{path}': there is no directory {path.parent}")
+    printer = Printer(Console(quiet=as_json))
     try:
-        report = run(scenes, device_name, seed)
+        report = run(scenes, device_name, seed, printer)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except DeviceError as error:
@@ -79,23 +78,18 @@ def demo(
         svg_path.write_text(picture(report), encoding="utf-8")
     if as_json:
         click.echo(report.model_dump_json(indent=2))
-    else:
-        print_report(Console(), report)
     sys.exit(0 if report.proven else 1)
 
 
-def run(scenes: list[Scene], device_name: str, seed: int) -> Report:
+def run(scenes: list[Scene], device_name: str, seed: int, printer: Printer) -> Report:
     machine = open_machine(device_name, seed=seed)
     device, simulated = machine.device.name, machine.simulated
     machine.close()
-    answers = sum(len(user.asks) for user in USERS)
-    with progress_bar("demo", len(scenes) * 2 * answers) as on_finished:
-        done = 0
-
-        def on_answer() -> None:
-            nonlocal done
-            done += 1
-            on_finished(done)
-
-        outcomes = [play(scene, device_name, seed, on_answer) for scene in scenes]
-    return Report(version=__version__, device=device, simulated=simulated, seed=seed, scenes=outcomes)
+    printer.begin(device, len(scenes))
+    outcomes = []
+    for scene in scenes:
+        outcomes.append(play(scene, device_name, seed))
+        printer.scene(outcomes[-1])
+    report = Report(version=__version__, device=device, simulated=simulated, seed=seed, scenes=outcomes)
+    printer.end(report)
+    return report

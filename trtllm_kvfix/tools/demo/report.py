@@ -15,28 +15,42 @@ LETTERS = 29  # of an answer, in a narrow terminal
 PICTURE_COLUMNS, PICTURE_LETTERS = 108, 48
 
 
-def print_report(console: Console, report: Report, letters: int = LETTERS) -> None:
-    def say(line: str, style: str = "") -> None:
-        # A terminal wraps by itself, so that what is copied out of it has no breaks; a picture cannot.
-        console.print(line, style=style, markup=False, highlight=False, soft_wrap=not console.record)
+class Printer:
+    """Prints scene by scene, so that who waits sees what has been found."""
 
-    scenes = len(report.scenes)
-    say(f"{report.device}: {scenes} chat{'s' * (scenes > 1)}, each without one fix and with all", "bold")
-    for scene in report.scenes:
-        say("")
-        say(f"{scene.fix} ({scene.hazard})", "bold")
-        say(scene.title + ".")
-        console.print(_table(scene, letters))
-        say(summary(scene))
-    say("")
-    for line in (*notes(report), *complaints(report), conclusion(report)):
-        say(line)
+    def __init__(self, console: Console, letters: int = LETTERS) -> None:
+        self._console = console
+        self._letters = letters
+
+    def begin(self, device: str, scenes: int) -> None:
+        self._say(f"{device}: {scenes} chat{'s' * (scenes > 1)}, each without one fix and with all", "bold")
+
+    def scene(self, scene: SceneOutcome) -> None:
+        self._say("")
+        self._say(f"{scene.fix} ({scene.hazard})", "bold")
+        self._say(scene.title + ".")
+        self._console.print(_table(scene, self._letters))
+        self._say(summary(scene))
+
+    def end(self, report: Report) -> None:
+        self._say("")
+        for line in (*notes(report), *complaints(report), conclusion(report)):
+            self._say(line)
+
+    def _say(self, line: str, style: str = "") -> None:
+        # A terminal wraps by itself, so that what is copied out of it has no breaks; a picture cannot.
+        wraps = not self._console.record
+        self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=wraps)
 
 
 def picture(report: Report) -> str:
     """What a terminal shows, as SVG that fetches nothing from elsewhere."""
     console = Console(record=True, file=StringIO(), width=PICTURE_COLUMNS, force_terminal=True)
-    print_report(console, report, PICTURE_LETTERS)
+    printer = Printer(console, PICTURE_LETTERS)
+    printer.begin(report.device, len(report.scenes))
+    for scene in report.scenes:
+        printer.scene(scene)
+    printer.end(report)
     drawn = console.export_svg(title="trtllm-kvfix demo", unique_id="demo")
     return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
 

@@ -1,6 +1,6 @@
 """One scene for each fix that can change an answer: the chat without it, where the order matters, and with it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trtllm_kvfix.engine.config import HAZARDS, EngineConfig, check_id
@@ -94,15 +94,15 @@ def choose(choices: Sequence[str], manager: str | None) -> list[Scene]:
     ]
 
 
-def play(scene: Scene, device: str, seed: int, on_answer: Callable[[], object]) -> SceneOutcome:
+def play(scene: Scene, device: str, seed: int) -> SceneOutcome:
     return SceneOutcome(
         fix=scene.fix,
         hazard=HAZARDS[scene.fix],
         title=scene.title,
         without=scene.without,
         manager=scene.config.manager,
-        control=_arm(_racy(scene), device, seed, on_answer),
-        fixed=_arm(scene.config, device, seed, on_answer),
+        control=_arm(_racy(scene), device, seed),
+        fixed=_arm(scene.config, device, seed),
     )
 
 
@@ -110,11 +110,11 @@ def _racy(scene: Scene) -> EngineConfig:
     return replace(scene.config, off=frozenset((scene.fix,)))
 
 
-def _arm(config: EngineConfig, device: str, seed: int, on_answer: Callable[[], object]) -> Arm:
+def _arm(config: EngineConfig, device: str, seed: int) -> Arm:
     machine = open_machine(device, seed=seed)
     session = Session(machine, config)
     try:
-        answers = session.run(on_answer)
+        answers = session.run()
         counts, stats = session.engine.scheduler.counts, session.engine.cache.core.get_kv_cache_stats().total
         return Arm(
             answers=[_read(answer) for answer in answers],

@@ -1,7 +1,5 @@
 """Everybody's conversations with one engine, from the first question to the last answer."""
 
-from collections.abc import Callable
-
 from trtllm_kvfix.engine import recite
 from trtllm_kvfix.engine.config import EngineConfig
 from trtllm_kvfix.engine.loop import Engine
@@ -24,7 +22,7 @@ class Session:
         self._requests = 0
         self._stranger: Request | None = None
 
-    def run(self, on_answer: Callable[[], object] = lambda: None) -> list[Answer]:
+    def run(self) -> list[Answer]:
         """Answers in the order of users and turns."""
         *early, late = self._chats
         for chat in early:
@@ -35,12 +33,11 @@ class Session:
             for request in self.engine.step():
                 chat = self._live.pop(request.request_id)
                 chat.take(request)
-                on_answer()
                 if not chat.over:
                     self._ask(chat)
             self._come_and_go(late)
         answers = [answer for chat in self._chats for answer in chat.answers]
-        self.engine.cache.check()
+        self.engine.cache.core.check_invariants()
         return answers
 
     def close(self) -> None:
