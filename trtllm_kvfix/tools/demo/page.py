@@ -10,6 +10,8 @@ from string import Template
 from trtllm_kvfix.tools.demo.outcome import AnswerRead, Report, SceneOutcome
 from trtllm_kvfix.tools.demo.report import complaints, conclusion, notes, printable, summary
 
+AGREES_MIN = 4  # letters in a row
+
 
 def page(report: Report) -> str:
     template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
@@ -62,15 +64,19 @@ def row(answer: AnswerRead, fixed: AnswerRead) -> Iterator[str]:
 
 
 def marked(answer: AnswerRead) -> str:
-    """What is right in it, pale; what is not, marked."""
+    """What it should not have said is marked; letters that agree by chance are not told apart from it."""
     if answer.right:
         return escape(answer.read)
-    text = []
-    matcher = SequenceMatcher(None, answer.expected, answer.read, autojunk=False)
-    for kind, _, _, begin, end in matcher.get_opcodes():
-        part = escape(printable(answer.read[begin:end])) if end > begin else ""
-        text.append(part if kind == "equal" else f"<mark>{part}</mark>" if part else "")
-    return "".join(text) or "<mark>(nothing)</mark>"
+    text, at = [], 0
+    for _, begin, size in SequenceMatcher(None, answer.expected, answer.read, autojunk=False).get_matching_blocks():
+        if size >= AGREES_MIN or begin == 0 or answer.in_another_voice or begin == len(answer.read):
+            text.append(mark(answer.read[at:begin]) + escape(printable(answer.read[begin : begin + size], "")))
+            at = begin + size
+    return "".join(text) or mark("(nothing)")
+
+
+def mark(text: str) -> str:
+    return f"<mark>{escape(printable(text))}</mark>" if text else ""
 
 
 def tag(answer: AnswerRead) -> str:

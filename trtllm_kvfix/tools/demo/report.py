@@ -82,8 +82,8 @@ def short(text: str, letters: int) -> str:
     return text if len(text) <= letters else text[: letters - 1] + "…"
 
 
-def printable(text: str) -> str:
-    return text.replace("\n", "⏎").replace("\r", "⏎") or "(nothing)"
+def printable(text: str, nothing: str = "(nothing)") -> str:
+    return text.replace("\n", "⏎").replace("\r", "⏎") or nothing
 
 
 def summary(scene: SceneOutcome) -> str:
