@@ -29,11 +29,14 @@ def engines() -> Iterator[tuple[str, EngineConfig]]:
 
 @click.command()
 @click.option("--requests", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option("--only", multiple=True, help="Engines whose name has this; repeatable.")
 @click.option("--device", default="cpu", show_default=True)
-def main(requests: int, device: str) -> None:
+def main(requests: int, only: tuple[str, ...], device: str) -> None:
     load = Load(requests)
     is_good = True
     for name, config in engines():
+        if only and not any(each in name for each in only):
+            continue
         start = perf_counter()
         played = Played(load, config, device)
         is_good &= bool(played.wrong) == bool(config.off)

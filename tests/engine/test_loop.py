@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engine.load import LENGTH_MAX, TIGHT, VOCABULARY, Load
+from tests.engine.load import LENGTH_MAX, TIGHT, VOCABULARY, Load, Played
+from trtllm_kvfix.engine.cache import Cache
 from trtllm_kvfix.engine.config import HAZARDS, EngineConfig
 from trtllm_kvfix.engine.loop import Engine
 from trtllm_kvfix.engine.machine import Machine, open_machine
@@ -94,3 +95,46 @@ def test_a_device_that_is_gone_ends_the_run() -> None:
     unplug(machine.device)
     with pytest.raises(DeviceError, match="unplugged"):
         engine.run(Load(1).requests())
+
+
+@pytest.mark.parametrize("manager", ["native", "one-by-one"])
+def test_a_batch_that_takes_more_than_was_reckoned_gives_back_who_came_last(
+    monkeypatch: pytest.MonkeyPatch, manager: str
+) -> None:
+    """With copies under way behind what is held: waiting for them must let it go."""
+    reckoned, make_room, returned = Cache.prospect, Cache._make_room, 0
+
+    def too_few(cache: Cache, request: Request) -> tuple[int, int]:
+        blocks, tokens = reckoned(cache, request)
+        return max(0, blocks - 4), tokens
+
+    def counted(cache: Cache, growing: list[Request], admitted: list[Request]) -> list[Request]:
+        nonlocal returned
+        back = make_room(cache, growing, admitted)
+        returned += len(back)
+        return back
+
+    monkeypatch.setattr(Cache, "prospect", too_few)
+    monkeypatch.setattr(Cache, "_make_room", counted)
+    assert Played(Load(120), replace(TIGHT, manager=manager, late_every=1)).wrong == []
+    assert returned > 0
+
+
+def test_who_hangs_up_while_the_connector_loads_gives_its_blocks_back(machine: Machine) -> None:
+    load = Load(80)
+    engine = Engine(machine, MODEL, replace(TIGHT, tier="connector"))
+    requests = load.requests()
+    for request in requests:
+        engine.submit(request)
+    gone: list[Request] = []
+    while engine.busy:
+        engine.step()
+        loading = next((each for each in engine.scheduler.running if each.loading), None)
+        if loading is not None and len(gone) < 3:
+            engine.cancel(loading)
+            gone.append(loading)
+    assert gone, "nobody was loading"
+    assert all(each.answer == load.expected[each.request_id] for each in requests if each not in gone)
+    assert engine.cache.free_blocks() == TIGHT.blocks_primary
+    engine.cache.core.check_invariants()
+    engine.close()

@@ -5,6 +5,7 @@ import pytest
 
 from tests.engine import dense
 from trtllm_kvfix.engine import recite
+from trtllm_kvfix.tools.demo.chat import loud, quiet
 
 MODEL = recite.reciter(512)
 NOTES = "the ferry leaves at nine.\nmy boat is called heron.\nthe tide was at the door.\n"
@@ -23,7 +24,7 @@ def test_it_goes_on_as_the_text_goes_on_that_it_has_read() -> None:
 
 def test_an_adapter_shouts_and_goes_on_all_the_same() -> None:
     text, margin = said(NOTES + "\nmy boat is ", 14, adapter=1)
-    assert text == recite.loud("called heron.\n") and recite.quiet(text) == "called heron.\n"
+    assert text == loud("called heron.\n") and quiet(text) == "called heron.\n"
     assert margin > 1
 
 

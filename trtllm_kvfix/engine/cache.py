@@ -77,6 +77,7 @@ class Cache:
         """Admit, then grow each by a position. Returns those of `arriving` for whom there was no room after all."""
         with self._ordering():
             refused = self._admit(arriving)
+            refused += self._make_room(growing, [each for each in arriving if each not in refused])
             for request in growing:
                 self.books.add_token(request.request_id)
             self.books.refresh_blocks()
@@ -85,6 +86,19 @@ class Cache:
                 self._look_in_tier(request)
                 request.tokens_reused += request.context_current_position
         return refused
+
+    def _make_room(self, growing: Sequence[Request], admitted: list[Request]) -> list[Request]:
+        """One by one, a batch may take more than each was promised. Who came last goes back, so that all can grow."""
+        back: list[Request] = []
+        while self.blocks_to_grow(growing) > self.free_blocks():
+            self._let_copies_go()
+            self._machine.let_go(self._machine.held)  # copies are waited for, and they may be behind what is held
+            self.books.start_scheduling()
+            if not admitted or self.blocks_to_grow(growing) <= self.free_blocks():
+                break
+            back.append(admitted.pop())
+            self.books.remove_sequence(back[-1].request_id, back[-1], False)
+        return back
 
     def transfer(self, batch: Batch) -> None:
         """What the connector stores and loads beside this step."""

@@ -41,19 +41,6 @@ def decode(tokens: Sequence[int]) -> str:
     return "".join(LETTERS[token] for token in tokens)
 
 
-def quiet(text: str) -> str:
-    """The same letters, not shouted."""
-    return text.translate(_HUSH)
-
-
-def loud(text: str) -> str:
-    return text.translate(_SHOUT)
-
-
-_HUSH = str.maketrans(LOUD, QUIET)
-_SHOUT = str.maketrans(QUIET, LOUD)
-
-
 def reciter(positions: int) -> Model:
     """For sequences of up to this many tokens."""
     cosines, sines = rotary(positions, HEAD_SIZE)

@@ -5,7 +5,7 @@ import pytest
 from trtllm_kvfix.engine import recite
 from trtllm_kvfix.engine.config import HAZARDS
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.demo.chat import USERS, Answer, from_whom
+from trtllm_kvfix.tools.demo.chat import USERS, Answer, from_whom, quiet
 from trtllm_kvfix.tools.demo.scenes import SCENES, Scene, choose, play
 
 
@@ -33,7 +33,7 @@ def test_notes_can_be_asked_about(user: object) -> None:
     mine = next(each for each in USERS if each is user)
     for turn, ask in enumerate(mine.asks):
         assert mine.notes.count(ask[-recite.LOOKS_BACK :]) == 1
-        assert recite.quiet(mine.expected(turn)) in mine.notes
+        assert quiet(mine.expected(turn)) in mine.notes
 
 
 def test_whose_text_it_is() -> None:

@@ -12,7 +12,18 @@ from trtllm_kvfix.engine.request import Request
 
 ANSWER_MAX = 48
 SHOUTS = 1  # the adapter
+HUSHED = str.maketrans(recite.LOUD, recite.QUIET)
+SHOUTED = str.maketrans(recite.QUIET, recite.LOUD)
 TRACE_MIN = 6  # letters in a row that tell whose notes were read
+
+
+def quiet(text: str) -> str:
+    """The same letters, not shouted."""
+    return text.translate(HUSHED)
+
+
+def loud(text: str) -> str:
+    return text.translate(SHOUTED)
 
 
 @dataclass(frozen=True)
@@ -26,7 +37,7 @@ class User:
         """The rest of the line."""
         begin = self.notes.index(self.asks[turn]) + len(self.asks[turn])
         text = self.notes[begin : self.notes.index("\n", begin)]
-        return recite.loud(text) if self.adapter == SHOUTS else text
+        return loud(text) if self.adapter == SHOUTS else text
 
 
 _SHIP = """the ferry leaves from the north quay at nine.
@@ -81,7 +92,7 @@ class Answer:
 
     @property
     def in_another_voice(self) -> bool:
-        return not self.right and recite.quiet(self.read) == recite.quiet(self.expected)
+        return not self.right and quiet(self.read) == quiet(self.expected)
 
 
 @dataclass
@@ -116,7 +127,7 @@ class Chat:
 
 def from_whom(reader: User, answer: Answer) -> str | None:
     """The user whose notes have the longest part of what was read, where the reader's own have a shorter one."""
-    read = recite.quiet(answer.read)
+    read = quiet(answer.read)
     shared = {user.name: _longest(read, user.notes) for user in USERS if user.notes != reader.notes}
     best = max(shared, key=lambda name: shared[name])
     return best if shared[best] >= TRACE_MIN and shared[best] > _longest(read, reader.notes) else None
