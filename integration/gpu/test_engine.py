@@ -4,7 +4,6 @@ The embedded engine on real streams, with CUDA graphs: token by token as the den
 each fix off, in the order in which it matters.
 """
 
-import os
 from dataclasses import replace
 from functools import cache
 
@@ -18,7 +17,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-REQUESTS = int(os.environ.get("KVFIX_ENGINE_REQUESTS", "150"))
+REQUESTS = 150
 
 
 @cache

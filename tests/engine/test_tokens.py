@@ -1,9 +1,8 @@
 """Token by token against a dense reference: reuse, chunks, preemption, both tiers, and each fix off and on.
 
-KVFIX_ENGINE_REQUESTS sets how many requests each engine gets.
+`long_run.py` does the same with many requests, and counts.
 """
 
-import os
 from dataclasses import replace
 from functools import cache
 
@@ -12,7 +11,7 @@ import pytest
 from tests.engine.load import TIGHT, Load, Played, with_fix, without
 from trtllm_kvfix.engine.config import HAZARDS, EngineConfig
 
-REQUESTS = int(os.environ.get("KVFIX_ENGINE_REQUESTS", "150"))
+REQUESTS = 150
 
 
 @cache
