@@ -720,7 +720,7 @@ class CopyEngine:
 class HostPool:
     """The memory of the host tier: pinned slots, one behind the other."""
 
-    def __init__(self, device: Device, *, host_bytes: int, block_bytes: int, piece_bytes_max: int = 1073741824, page_bytes: int = 4096, numa_node: int | None = None, huge_pages: bool = True) -> None: ...
+    def __init__(self, device: Device, *, host_bytes: int, block_bytes: int, piece_bytes_max: int = 1073741824, page_bytes: int = 4096, numa_node: int | None = None, huge_pages: bool = True, shared: bool = False) -> None: ...
 
     @property
     def address(self) -> int:
@@ -744,6 +744,10 @@ class HostPool:
 
     @property
     def numa_bound(self) -> bool: ...
+
+    @property
+    def descriptor(self) -> int:
+        """Of the pages where another process may map them, or -1."""
 
     @property
     def at_same_address_on_device(self) -> bool:
@@ -839,6 +843,9 @@ class TransferLane:
         """
 
     def stats(self) -> LaneStats: ...
+
+def crc32c(bytes: Any, starts: Any, length: int) -> list[int]:
+    """CRC-32C of the ranges of an array of bytes that begin at `starts`."""
 
 def fail_operation(device: Device, ordinal: int) -> None:
     """Simulated device: the ordinal-th operation enqueued from now on fails."""
