@@ -5,7 +5,7 @@ all groups have of a block.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 OVER = "its request is over"  # why a transfer never began
@@ -28,6 +28,24 @@ class LoadJob(NamedTuple):
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
     position: int  # of the first block that is written: where computing begins if the load fails
+    until: int | None = None  # where it begins otherwise, if the load brings less than was promised
+
+
+class FetchJob(NamedTuple):
+    """Host slots that are filled from the remote tier, while a request waits."""
+
+    job: int
+    request_id: int
+    keys: tuple[bytes, ...]
+    slots: tuple[int, ...]
+
+
+class PutJob(NamedTuple):
+    """Host slots whose blocks go to the remote tier as well."""
+
+    job: int
+    keys: tuple[bytes, ...]
+    slots: tuple[int, ...]
 
 
 def places(job: StoreJob | LoadJob) -> Iterator[tuple[int, int]]:
@@ -42,13 +60,15 @@ class Step:
     stores: tuple[StoreJob, ...] = ()
     loads: tuple[LoadJob, ...] = ()
     fences: tuple[int, ...] = ()
+    fetches: tuple[FetchJob, ...] = ()
+    puts: tuple[PutJob, ...] = ()
 
     def without(self, jobs: Collection[StoreJob | LoadJob]) -> "Step":
         stores = tuple(job for job in self.stores if job not in jobs)
-        return Step(stores, tuple(job for job in self.loads if job not in jobs), self.fences)
+        return replace(self, stores=stores, loads=tuple(job for job in self.loads if job not in jobs))
 
     def __bool__(self) -> bool:
-        return bool(self.stores or self.loads or self.fences)
+        return bool(self.stores or self.loads or self.fences or self.fetches or self.puts)
 
 
 class NextStep:
@@ -57,10 +77,12 @@ class NextStep:
     def __init__(self) -> None:
         self.stores: list[StoreJob] = []
         self.loads: list[LoadJob] = []
+        self.fetches: list[FetchJob] = []
+        self.puts: list[PutJob] = []
 
     def take(self, fences: tuple[int, ...]) -> Step:
-        step = Step(tuple(self.stores), tuple(self.loads), fences)
-        self.stores, self.loads = [], []
+        step = Step(tuple(self.stores), tuple(self.loads), fences, tuple(self.fetches), tuple(self.puts))
+        self.stores, self.loads, self.fetches, self.puts = [], [], [], []
         return step
 
     def drop_stores(self, request_id: int) -> list[StoreJob]:

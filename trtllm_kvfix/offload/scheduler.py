@@ -66,15 +66,16 @@ class OffloadScheduler:
             return 0, False
         sequence = index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
         had = num_computed_tokens // self._tokens_per_block
-        live = LiveRequest(request.request_id, index, sequence, tokens_of(request), had, frozen=before is not None)
+        tokens, is_back = tokens_of(request), before is not None
+        live = LiveRequest(request.request_id, index, sequence, tokens, had, identity, frozen=is_back)
         live.computed = num_computed_tokens
         if before is not None:
             live.jobs = before.jobs
         self._live[live.request_id] = live
         live.load = self._find_load(live, num_computed_tokens)
-        tokens = live.load.tokens if live.load else 0
-        self.tally.looked_up(live.length, num_computed_tokens, tokens)
-        return tokens, live.load is not None
+        gained = live.load.tokens if live.load else 0
+        self.tally.looked_up(live.length, num_computed_tokens, gained)
+        return gained, live.load is not None
 
     def update_state_after_alloc(self, request: Any, blocks: list[list[int]]) -> None:
         """`blocks` of each layer group. Upstream may have got room for less than it was promised, or for nothing."""
@@ -86,15 +87,17 @@ class OffloadScheduler:
         # All that will be written, by a load or by computing: of a request that comes back, no report tells it again.
         first = live.computed // self._tokens_per_block
         self._sources.about_to_be_written([group[first:] for group in blocks])
-        load = live.load
-        if load is None or load.job is not None:
-            return
+        if live.load is not None and live.load.job is None:
+            self._tell_load(live, live.load)
+
+    def _tell_load(self, live: LiveRequest, load: PendingLoad) -> None:
         load.job = next(self._numbers)
         slots = tuple(load.slots[: max(live.allocated - load.first, 0)])
         end = load.first + len(slots)
         # The device may have a part of the first block, which is written whole: a load that fails takes it along.
         position = load.first * self._tokens_per_block
-        job = LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position)
+        until = end * self._tokens_per_block if load.is_short else None
+        job = LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position, until)
         self._loads[job.job] = job, load
         self._sources.add(job)
         self._next.loads.append(job)
@@ -104,8 +107,7 @@ class OffloadScheduler:
         live = self._live.get(request.request_id)
         load = live.load if live is not None else None
         if live is not None and load is not None and load.job is None and start <= load.position:
-            live.index.unpin(load.slots)
-            load.slots = []
+            load.empty(live.index)
 
     def request_reset(self, request: Any) -> None:
         """Its blocks are gone, and it will begin again as a new one."""
@@ -260,10 +262,13 @@ class OffloadScheduler:
 
     def _take_ended(self) -> None:
         for ended in self._link.take_ended():
-            if ended.job in self._stores:
-                self._end_store(ended)
-            else:
-                self._end_load(ended)
+            self._end(ended)
+
+    def _end(self, ended: Ended) -> None:
+        if ended.job in self._stores:
+            self._end_store(ended)
+        else:
+            self._end_load(ended)
 
     def _end_store(self, ended: Ended) -> None:
         store = self._stores.pop(ended.job)
