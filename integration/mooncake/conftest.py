@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -29,9 +29,8 @@ def master() -> Iterator[Master]:
 @pytest.fixture
 def node(master: Master) -> Iterator[Node]:
     """Memory of somebody else's, which stays when engines go."""
-    made = Node(master.address)
-    yield made
-    made.kill()
+    with closing(Node(master.address)) as made:
+        yield made
 
 
 @pytest.fixture

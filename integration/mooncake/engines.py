@@ -1,4 +1,4 @@
-"""An engine in a process of its own: the tests' executor on a simulated device, with the connector and a remote tier."""
+"""An engine as a process: the tests' executor on a simulated device, and the connector with a remote tier."""
 
 import multiprocessing
 import os
@@ -111,7 +111,8 @@ def main(pipe: Connection, environ: dict[str, str]) -> None:
 
 class Engine:
     def __init__(self, master: str, host_blocks: int = 256, **remote: Any) -> None:
-        settings = {"kind": "mooncake", "master": master, "model": "a model"} | {"min_reuse_blocks": 2} | remote
+        settings = {"kind": "mooncake", "master": master, "model": "a model", "min_reuse_blocks": 2}
+        settings |= {"lookup_wait_ms": 1000} | remote  # others keep this machine busy
         environ = {f"{PREFIX}REMOTE_{name.upper()}": str(value) for name, value in settings.items()}
         environ[f"{PREFIX}HOST_BYTES"] = str(host_blocks * BLOCK_BYTES)
         if str(MOONCAKE) not in sys.path:

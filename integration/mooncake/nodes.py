@@ -80,7 +80,7 @@ class Node:
         said = self.process.stdout.readline()
         assert said == "up\n", said
 
-    def kill(self) -> None:
+    def close(self) -> None:
         self.process.kill()
         self.process.communicate()
 

@@ -1,8 +1,10 @@
-"""The store fails in every way that was found. The engine computes instead, right and without waiting long, and goes on."""
+"""The store fails in every way that was found. The engine computes instead, waits for nothing long, and goes on."""
 
 import os
 import signal
 import sys
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from integration.mooncake.engines import Engine, MakeEngine
@@ -29,13 +31,11 @@ def tamper(master: Master, how: str) -> str:
 
 def goes_on(engine: Engine) -> None:
     """It serves other prompts from the store as before, and nothing is held."""
-    engine.serve([9, *PROMPT])
+    other = [9, *PROMPT[1:-1], 9]
+    engine.serve(other)
     engine.ask("forget_host_tier")
-    until(
-        lambda: engine.serve([9, *PROMPT]).loaded == BEHIND,
-        "nothing is loaded any more",
-        lambda: engine.ask("forget_host_tier"),
-    )
+    forget = partial(engine.ask, "forget_host_tier")
+    until(lambda: engine.serve(other).loaded == BEHIND, "nothing is loaded any more", forget)
     assert engine.ask("blocks_in_use") == 0
 
 
@@ -80,12 +80,13 @@ def test_a_node_that_dies_during_a_load(make_engine: MakeEngine, node: Node) -> 
 
 
 def test_a_node_that_stops_during_a_load_writes_nothing_later(make_engine: MakeEngine, node: Node) -> None:
-    engine = make_engine(host_blocks=16, timeout_s=2)
+    engine = make_engine(host_blocks=48, timeout_s=2)
     answer = stored(engine)
     before, starts = engine.ask("porter")
     engine.ask("after_look", f"kill -STOP {node.process.pid}")
     again = engine.serve(PROMPT)
     assert again.loaded == 0 and again.answer == answer
+    assert engine.ask("counts")["offload_remote_late"] == 1
     assert engine.ask("blocks_in_use") == 0  # so the process that could have written them has gone
     assert not Path(f"/proc/{before}").exists()
     node.process.send_signal(signal.SIGCONT)
@@ -116,7 +117,7 @@ def test_a_master_that_dies_and_comes_back(make_engine: MakeEngine, master: Mast
     master.come_back()
     assert engine.serve([5, *PROMPT]).loaded == 0  # a new master knows nothing of what there was
     goes_on(engine)
-    until(lambda: other.serve([9, *PROMPT]).loaded == BEHIND, "the other engine does not come back")
+    until(lambda: other.serve([9, *PROMPT[1:-1], 9]).loaded == BEHIND, "the other engine does not come back")
     del node
 
 
@@ -124,20 +125,19 @@ def test_a_master_that_comes_later(master: Master) -> None:
     master.kill()
     engine = Engine(master.address)
     try:
-        assert engine.serve(PROMPT).loaded == 0
+        assert engine.serve([3, *PROMPT]).loaded == 0
         assert engine.ask("counts")["offload_remote_up"] == 0
         master.come_back()
-        node = Node(master.address)
-        engine.ask("up")
-        stored(engine)
-        assert engine.serve(PROMPT).loaded == BEHIND
-        node.kill()
+        with closing(Node(master.address)):
+            engine.ask("up")
+            stored(engine)
+            assert engine.serve(PROMPT).loaded == BEHIND
     finally:
         engine.kill()
 
 
 def test_a_store_without_room(make_engine: MakeEngine, node: Node) -> None:
-    node.kill()
+    node.close()
     engine = make_engine()
     answer = stored(engine)
     assert engine.serve(PROMPT).answer == answer

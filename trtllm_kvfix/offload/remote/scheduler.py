@@ -124,14 +124,17 @@ class RemoteScheduler(OffloadScheduler):
         if not estimate.is_worth:
             counters.offload_remote_not_worth.add()
         if self._estimates % SAID_EVERY == 0:
-            _log.info(
-                "remote tier: %d tokens are %d bytes, %.3f s to load (%.0f MB/s) and %.3f s to compute (%.0f "
-                "tokens/s): %s; one estimate in %d is told", tokens, nbytes, estimate.load_s, (self.worth.bytes_per_s or 0) / 1e6,
-                estimate.compute_s, self.worth.tokens_per_s or 0, "loaded" if estimate.is_worth else "computed",
-                SAID_EVERY,
-            )  # fmt: skip
+            self._say(nbytes, tokens, estimate)
         self._estimates += 1
         return estimate
+
+    def _say(self, nbytes: int, tokens: int, estimate: Estimate) -> None:
+        _log.info(
+            "remote tier: %d tokens are %d bytes, %.3f s to load at %.0f MB/s, and %.3f s to compute at %.0f tokens/s: "
+            "%s (one estimate in %d is told)",
+            tokens, nbytes, estimate.load_s, (self.worth.bytes_per_s or 0) / 1e6, estimate.compute_s,
+            self.worth.tokens_per_s or 0, "loaded" if estimate.is_worth else "computed", SAID_EVERY,
+        )  # fmt: skip
 
     def _with_fetch(self, live: LiveRequest, position: int, found: PendingLoad | None, end: int) -> PendingLoad | None:
         """Claim slots. Where there are too few, or others fill them now, the request has what the host pool holds."""
@@ -237,10 +240,11 @@ class RemoteScheduler(OffloadScheduler):
         live, store = stored.live, self._link.store
         wait = sum(len(slots) for _, slots in self._putting.values())
         room = max(live.index.slots // PUT_SHARE, 1) - wait
-        if store is None or not store.is_up or live.chain is None or stored.end - stored.first > room:
-            counters.offload_remote_dropped_blocks.add(stored.end - stored.first)
+        end = min(stored.end, stored.first + room) if store is not None and store.is_up else stored.first
+        counters.offload_remote_dropped_blocks.add(stored.end - max(end, stored.first))
+        if live.chain is None or end <= stored.first:
             return False
-        slots = live.index.pin(live.sequence, stored.first, stored.end)
+        slots = live.index.pin(live.sequence, stored.first, end)
         if not slots:
             return False
         keys = live.chain.keys[stored.first : stored.first + len(slots)]
