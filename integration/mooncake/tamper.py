@@ -1,11 +1,11 @@
-"""tamper.py MOONCAKE MASTER METRICS flip|swap|remove: change every block in the store, as faults change one."""
+"""tamper.py MOONCAKE MASTER METRICS flip|swap|remove [NAME]: change every block there, or the one of that name."""
 
 import os
 import sys
 import urllib.request
 from typing import Any
 
-MOONCAKE, MASTER, METRICS, HOW = sys.argv[1:]
+MOONCAKE, MASTER, METRICS, HOW, *CHOSEN = sys.argv[1:]
 sys.path.append(MOONCAKE)
 
 
@@ -30,7 +30,7 @@ def main() -> None:
 
     store = MooncakeDistributedStore()
     assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", MASTER) == 0
-    names = names_of(METRICS)
+    names = CHOSEN or names_of(METRICS)
     contents = [] if HOW == "remove" else contents_instead(store, names)
     assert [store.remove(name, True) for name in names] == [0] * len(names)
     assert [store.put(name, content) for name, content in zip(names, contents, strict=False)] == [0] * len(contents)
