@@ -113,7 +113,12 @@ class Porter:
                 pause_s = 1.0 if monotonic() - began > PAUSE_S_MAX else min(2 * pause_s, PAUSE_S_MAX)
                 self._closing.wait(pause_s / 2)
         except Exception as error:
-            self.error = error
+            with self._lock:
+                process, self.error = self._process, error
+            if process is not None:
+                process.kill()
+                process.wait()
+            self._lost()
 
     def _live_once(self) -> None:
         """Start a process, hear it out, and see to it that it is gone."""

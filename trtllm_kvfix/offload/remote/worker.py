@@ -8,7 +8,6 @@ from typing import Any
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool
-from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.layout import Layout
 from trtllm_kvfix.offload.limits import text_of
 from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
@@ -19,6 +18,7 @@ from trtllm_kvfix.offload.remote.model import layout_parts
 from trtllm_kvfix.offload.remote.porter import Porter
 from trtllm_kvfix.offload.remote.scheduler import PART
 from trtllm_kvfix.offload.worker import OffloadWorker, summed_up
+from trtllm_kvfix.overlay import fuse
 
 _log = logging.getLogger("trtllm_kvfix.offload")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -115,10 +115,9 @@ class RemoteWorker(OffloadWorker):
     def _ended_here(self) -> list[Ended]:
         ended = super()._ended_here()
         if self.porter is not None:
-            with guarded(PART):
-                counters.offload_remote_up.put(self.porter.is_up)
-                if self.porter.error is not None:
-                    raise self.porter.error
+            counters.offload_remote_up.put(self.porter.is_up)
+            if self.porter.error is not None:
+                fuse.of(PART).blow(f"its thread ended with {self.porter.error}")
             ended += [self._ended(*each) for each in self.porter.take_answered()]
         self._put_next()
         at_once, self._at_once_remote = self._at_once_remote, []
