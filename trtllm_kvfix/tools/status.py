@@ -78,10 +78,10 @@ def fix_line(entry: dict[str, Any], fix_id: str) -> str:
 
 def table_of_tiers(tiers: list[dict[str, Any]]) -> Table:
     shown = Table(box=None, title="host tiers of the offload connector", title_justify="left")
-    for column in ("rank", "pid", "blocks", "requested", "mapped", "pinned", "failed", "first error"):
+    for column in ("rank", "pid", "blocks", "requested", "mapped", "pinned", "failed", "first error", "remote tier"):
         shown.add_column(column, overflow="fold")
     for tier in tiers:
         sizes = (bytes_text(tier[f"{kind}_bytes"]) for kind in ("requested", "mapped", "pinned"))
         counts = (str(tier[name]) for name in ("rank", "pid", "slots"))
-        shown.add_row(*counts, *sizes, str(tier["transfers_failed"]), tier["first_error"] or "-")
+        shown.add_row(*counts, *sizes, str(tier["transfers_failed"]), tier["first_error"] or "-", tier["remote"] or "-")
     return shown

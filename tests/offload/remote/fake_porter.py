@@ -1,4 +1,4 @@
-"""A porter whose store is a dict, and that answers when a test says so. Late writes and losses are the test's to play."""
+"""A porter whose store is a dict, and that answers when a test says so."""
 
 import ctypes
 from collections import deque

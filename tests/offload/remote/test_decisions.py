@@ -81,8 +81,7 @@ def test_a_fetch_brings_what_was_put(make_remote: MakeRemote, memory: dict[Key, 
 def test_a_fetch_of_other_contents_is_read_as_such(make_remote: MakeRemote, memory: dict[Key, bytes]) -> None:
     """The control: the executor's comparison sees what the store has changed, where nobody checks it."""
     stored(make_remote)
-    for key in memory:
-        memory[key] = bytes(len(memory[key]))
+    memory.update({key: bytes(len(content)) for key, content in memory.items()})
     second = make_remote()
     submitted(second, 1)
     second.executor.run()

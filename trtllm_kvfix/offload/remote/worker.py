@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,13 @@ class RemoteWorker(OffloadWorker):
         for put in step.puts if step else ():
             self._told_jobs.add(put.job)
             self._puts.append(put)
+
+    def finished(
+        self, finished_request_ids: Iterable[int], loading_request_ids: Iterable[int]
+    ) -> tuple[list[int], list[int]]:
+        if self.porter is not None:
+            self._report.remote_is(f"{'up' if self.porter.is_up else 'down'}: {self.porter.text}")
+        return super().finished(finished_request_ids, loading_request_ids)
 
     def close(self) -> bool:
         wait_s = self._settings.shutdown_timeout_s
