@@ -1,5 +1,6 @@
 """Fetches and puts between a host pool and a store that answers when the test says so."""
 
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -97,16 +98,16 @@ def test_a_request_waits_for_its_fetch_and_others_run(make_remote: MakeRemote) -
     other = Request(2, [1, 2, 3], max_new_tokens=2)
     bench.executor.submit(other)
     steps(bench)
-    assert waits.state is State.LOADING and other.state is State.GONE
+    assert [waits.state, other.state] == [State.LOADING, State.GONE]
     porter_of(bench).holds_gets = False
     bench.executor.run()
-    assert waits.state is State.GONE and bench.executor.corrupt == []
+    assert [one.state for one in bench.executor.done] == [State.GONE] * 2 and bench.executor.corrupt == []
     settle(bench)
 
 
 def late(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on every fetch has taken too long."""
-    now = remote_scheduler.monotonic()
+    now = monotonic()
     monkeypatch.setattr(remote_scheduler, "monotonic", lambda: now + 1000)
     steps(bench)
 

@@ -36,7 +36,7 @@ GOLDEN = "1cc9da1c0d77b666b6e3d6da7d9e86e06a974c5b3d5d8b8ebcdcecf03bf9af36"
     ids=str,
 )  # fmt: skip
 def test_whatever_differs_makes_all_keys_differ(other: dict[str, Any]) -> None:
-    others = [{}, {"salt": "1"}, {"salt": 1}, {"salt": b"1"}, {"lora_id": 0}, {"lora_id": 1}]
+    others: list[dict[str, Any]] = [{}, {"salt": "1"}, {"salt": 1}, {"salt": b"1"}, {"lora_id": 0}, {"lora_id": 1}]
     found = keys(**other)
     assert len(set(found)) == 3
     for one in others:
