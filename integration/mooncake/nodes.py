@@ -13,7 +13,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 MOONCAKE = ROOT / "build" / "mooncake"
 SECONDS_MAX = 60.0
-LEASE_MS = 500
 # A node says that it is up, and stays until its standard input ends.
 NODE = """
 import sys
@@ -50,7 +49,7 @@ class Master:
     def _started(self) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
             [str(MOONCAKE / "mooncake" / "mooncake_master"), f"--rpc_port={self.port}",
-             f"--metrics_port={self.metrics_port}", f"--default_kv_lease_ttl={LEASE_MS}", "--client_ttl=3"],
+             f"--metrics_port={self.metrics_port}", "--client_ttl=3"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         until(self._listens, "the master does not listen")

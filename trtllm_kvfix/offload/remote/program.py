@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from time import monotonic
@@ -24,8 +24,7 @@ from trtllm_kvfix.offload.remote.messages import Answer, Look, Message, Outcome,
 from trtllm_kvfix.offload.remote.seals import SEAL_BYTES, Seals
 from trtllm_kvfix.offload.remote.store import MooncakeStore, Store
 
-BATCH_BYTES = 32 << 20  # of one call: while one batch is checked, another one travels
-GETTERS = 2
+BATCH_BYTES = 32 << 20  # of one call: while one batch is checked, the next one travels
 MASTER_S_MAX = 2.0
 
 
@@ -39,9 +38,8 @@ class Porter:
         self._seals = Seals(self._pool, spec.block_bytes, self._seal_bytes)
         for memory in (self._pool, self._seal_bytes):
             store.register(memory.ctypes.data, memory.nbytes)
-        self._lookers = ThreadPoolExecutor(1)
-        self._getters = ThreadPoolExecutor(GETTERS)
-        self._putters = ThreadPoolExecutor(1)
+        # A thread each: two calls of one direction at once take longer than one behind the other.
+        self._looker, self._getter, self._putter, self._sealer = (ThreadPoolExecutor(1) for _ in range(4))
 
     def run(self) -> None:
         """Until the engine closes its end."""
@@ -51,14 +49,19 @@ class Porter:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Look):
-            self._lookers.submit(self._look, message)
+            self._looker.submit(self._look, message)
             return
         size = max(BATCH_BYTES // self._spec.block_bytes, 1)
-        pool, work = (self._putters, self._put) if isinstance(message, Put) else (self._getters, self._get)
         batches = [slice(at, at + size) for at in range(0, len(message.keys), size)]
         job = Job(message.number, len(batches), self._tell)
         for number, batch in enumerate(batches):
-            pool.submit(job.do, number, work, message.keys[batch], message.slots[batch])
+            chosen = message.keys[batch], message.slots[batch]
+            if isinstance(message, Put):
+                sealed = self._sealer.submit(self._seal, *chosen)
+                self._putter.submit(job.do, number, self._put, sealed, *chosen)
+            else:
+                got = self._getter.submit(self._get, *chosen)
+                self._sealer.submit(job.do, number, self._check, got, *chosen)
 
     def _look(self, look: Look) -> None:
         ranks = self._spec.ranks
@@ -71,14 +74,19 @@ class Porter:
         found = (all(there[at : at + ranks]) for at in range(0, len(there), ranks))
         self._tell(Answer(look.number, tuple(Outcome.WHOLE if each else Outcome.MISSING for each in found)))
 
-    def _put(self, keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
+    def _seal(self, keys: Sequence[bytes], slots: Sequence[int]) -> None:
         self._seals.write(keys, slots)
+
+    def _put(self, sealed: Future[None], keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
+        sealed.result()
         return self._store.put(self._names(keys), self._payloads(slots))
 
     def _get(self, keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
         self._seals.clear(slots)
-        outcomes = self._store.get(self._names(keys), self._payloads(slots))
-        holding = self._seals.hold(keys, slots)
+        return self._store.get(self._names(keys), self._payloads(slots))
+
+    def _check(self, got: Future[list[Outcome]], keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
+        outcomes, holding = got.result(), self._seals.hold(keys, slots)
         return [
             Outcome.BAD if outcome is Outcome.WHOLE and not holds else outcome
             for outcome, holds in zip(outcomes, holding, strict=True)

@@ -9,6 +9,7 @@ from trtllm_kvfix.offload.remote.messages import Outcome
 # Answers of Mooncake Store, seen with 0.3.13: what is there already is put with success, and costs no transfer.
 NO_SPACE = -200
 NOT_FOUND = -704
+LEASE_OVER = -707  # all has come, but the store might have evicted it on the way: the seal knows
 LOCAL_BUFFER_BYTES = 16 << 20  # of the client itself; blocks do not pass it
 METADATA = "P2PHANDSHAKE"  # clients tell each other where their memory lies; there is no further service
 
@@ -60,7 +61,7 @@ class MooncakeStore:
 
 
 def outcome_of(code: int, nbytes: int) -> Outcome:
-    if code == nbytes:
+    if code in (nbytes, LEASE_OVER):
         return Outcome.WHOLE
     return Outcome.MISSING if code == NOT_FOUND else Outcome.FAILED
 
