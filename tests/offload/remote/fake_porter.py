@@ -3,7 +3,11 @@
 import ctypes
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
+import pytest
+
+from trtllm_kvfix.offload.remote import start, worker
 from trtllm_kvfix.offload.remote.messages import Answer, Get, Message, Outcome, Put, Spec
 
 Key = tuple[bytes, int]
@@ -70,3 +74,23 @@ class FakePorter:
             return Outcome.MISSING
         ctypes.memmove(address, self.memory[key], size)
         return Outcome.WHOLE
+
+
+def planted(patch: pytest.MonkeyPatch, memory: dict[Key, bytes]) -> None:
+    """Whoever starts a connector from now on has a FakePorter in it, and a remote tier in its settings."""
+    pools: list[Any] = []
+    noting = worker.RemoteWorker._noting_the_pool
+
+    def noting_here(side: Any, *args: Any) -> Any:
+        pools.append(noting(side, *args))
+        return pools[-1]
+
+    def porter(spec: Spec, timeout_s: float) -> FakePorter:
+        del timeout_s
+        return FakePorter(spec, pools[-1].address, memory)
+
+    patch.setattr(worker.RemoteWorker, "_noting_the_pool", noting_here)
+    patch.setattr(worker, "Porter", porter)
+    patch.setattr(start, "find_spec", lambda _: object())
+    for name, value in {"kind": "mooncake", "master": "here:1", "model": "m"}.items():
+        patch.setenv(f"TRTLLM_KVFIX_OFFLOAD_REMOTE_{name.upper()}", value)

@@ -21,6 +21,7 @@ from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceReques
 from trtllm_kvfix.tools.replay.generating import Generating
 from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, HostTier, Known
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind, Outcome, Requests
+from trtllm_kvfix.tools.replay.remote_tier import RemoteTier
 from trtllm_kvfix.tools.replay.tally import Tally
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
@@ -83,7 +84,7 @@ class Replay:
         self._now_ms = 0.0
         self._tally = Tally(shape.bytes_per_block)
         if tier is None and shape.host_tier is HostTierKind.CONNECTOR and shape.blocks_host:
-            tier = ConnectorTier(shape.blocks_host, shape.tokens_per_block, self.known)
+            tier = self._connector()
         self._tier = tier
         if tier is not None:
             tier.attach(self._manager)
@@ -110,6 +111,12 @@ class Replay:
             counted=None if self._tier is None else self._tier.counted(),
             elapsed_s=perf_counter() - started,
         )
+
+    def _connector(self) -> ConnectorTier:
+        sizes = self._shape.blocks_host, self._shape.tokens_per_block
+        if self._shape.blocks_remote:
+            return RemoteTier(*sizes, self.known, self._shape.blocks_remote)
+        return ConnectorTier(*sizes, self.known)
 
     def known(self, index: int) -> Known:
         """What a host tier may know of a request."""

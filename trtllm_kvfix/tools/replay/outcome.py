@@ -30,6 +30,7 @@ class CacheShape(_Counted):
     blocks_primary: int
     blocks_host: int
     host_tier: HostTierKind = HostTierKind.BUILT_IN
+    blocks_remote: int = 0  # of the store behind the connector's host tier
     bytes_per_block: int | None
     max_batch_size: int
     max_num_tokens: int
@@ -49,6 +50,7 @@ class Reuse(_Counted):
     primary: int
     host: int
     computed: int
+    remote: int = 0  # of host: came from the store behind it just then
 
     @computed_field  # type: ignore[prop-decorator]
     @property

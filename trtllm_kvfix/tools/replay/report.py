@@ -31,6 +31,7 @@ CACHE_ROWS: list[Row] = [
     ("prompt tokens reused", lambda o: _share(o.tokens.primary + o.tokens.host, o.tokens.hit_rate)),
     ("  from primary", lambda o: _share(o.tokens.primary, o.tokens.hit_rate - o.tokens.hit_rate_host)),
     ("  from host", lambda o: _share(o.tokens.host, o.tokens.hit_rate_host)),
+    ("    of these, from the remote tier", lambda o: f"{o.tokens.remote:,}"),
     ("prompt tokens computed", lambda o: f"{o.tokens.computed:,}"),
     ("prompt blocks reused", lambda o: _share(o.blocks.primary + o.blocks.host, o.blocks.hit_rate)),
     ("  from primary", lambda o: _share(o.blocks.primary, o.blocks.hit_rate - o.blocks.hit_rate_host)),
@@ -67,7 +68,7 @@ def print_report(console: Console, report: Report) -> None:
 def print_sweep(console: Console, report: Report) -> None:
     _print_header(console, report)
     table = Table(box=None, header_style="bold")
-    for title in ("host blocks", "size", "reused", "from host", "gain, points", "to host", "back"):
+    for title in ("host blocks", "size", "reused", "from host", "from remote", "gain, points", "to host", "back"):
         table.add_column(title, justify="right", no_wrap=True)
     before: Outcome | None = None
     for outcome in report.outcomes:
@@ -77,6 +78,7 @@ def print_sweep(console: Console, report: Report) -> None:
             "" if size is None else bytes_text(size * outcome.shape.blocks_host),
             f"{outcome.tokens.hit_rate:.2%}",
             f"{outcome.tokens.hit_rate_host:.2%}",
+            f"{outcome.tokens.remote:,}",
             "" if before is None else f"{100 * (outcome.tokens.hit_rate - before.tokens.hit_rate):+.2f}",
             _bytes_or_blocks(outcome.moved.blocks_to_host, outcome.moved.bytes_to_host),
             _bytes_or_blocks(outcome.moved.blocks_to_primary, outcome.moved.bytes_to_primary),
