@@ -8,6 +8,7 @@ Ratios are to the faster of the store's own in the same round. Contents are comp
 
 import argparse
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -15,21 +16,22 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import Any
 
 import numpy as np
 from measure import REPOSITORY, RESULTS, Row, Summary, report
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(REPOSITORY))
 from integration.mooncake.nodes import MOONCAKE, Master, Node, until
 from trtllm_kvfix.native import HostPool, open_device
-from trtllm_kvfix.offload.remote.messages import Outcome, Spec
+from trtllm_kvfix.offload.remote.messages import Answer, Message, Outcome, Spec
 from trtllm_kvfix.offload.remote.porter import Porter
 
 MIB = 1 << 20
 BLOCK_BYTES = (256 << 10, MIB, 4 * MIB)
 BURST_BYTES = 128 * MIB
 CALL_BYTES = 32 * MIB
+POLL_S = 2e-4
 SEGMENT_BYTES = 3 << 30  # the store evicts what is put first
 # Put or get the first slots under numbered names, as told line by line, and say how long it took.
 OWN = """
@@ -89,10 +91,10 @@ def measured(master: Master, rounds: int) -> Iterator[Row]:
                         if number:  # the first round opens connections
                             speeds.setdefault((what, way.__name__), []).append(gbps)
             run.close()
-        for (what, way), values in speeds.items():
+        for (what, name), values in speeds.items():
             own = zip(values, speeds[what, "own"], speeds[what, "own_parts"], strict=True)
             ratio = Summary.of([ours / max(theirs) for ours, *theirs in own])
-            yield Row(f"remote_{what}", block_bytes, way, "gbps", Summary.of(values), ratio)
+            yield Row(f"remote_{what}", block_bytes, name, "gbps", Summary.of(values), ratio)
 
 
 class Run:
@@ -138,8 +140,10 @@ class Run:
         began = perf_counter()
         ask = self.client.put if what == "put" else self.client.get
         assert ask(keys, tuple(self._slots(what))) is not None
-        answers: list[Any] = []
-        until(lambda: answers.extend(self.client.take_answered()) or answers, "no answer", lambda: sleep(2e-4))
+        answers: list[tuple[Message, Answer]] = []
+        while not answers:
+            sleep(POLL_S)  # as an engine's loop looks now and then
+            answers = self.client.take_answered()
         took = perf_counter() - began
         assert set(answers[0][1].outcomes) == {Outcome.WHOLE}, answers[0][1].error
         return self._compared(what, took)
@@ -162,10 +166,8 @@ class Run:
         return self.process.stdout.readline().strip()
 
 
-def memory_of(pool: HostPool) -> Any:
-    import ctypes  # noqa: PLC0415  for this alone
-
-    return np.frombuffer((ctypes.c_uint8 * pool.bytes).from_address(pool.address), np.uint8)
+def memory_of(pool: HostPool) -> NDArray[np.uint8]:
+    return np.frombuffer(mmap.mmap(pool.descriptor, pool.bytes), np.uint8)
 
 
 if __name__ == "__main__":

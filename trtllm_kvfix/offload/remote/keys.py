@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtllm_kvfix.blocks.identity import Identity
 
@@ -38,7 +39,7 @@ class KeyChain:
         self._tokens_per_block = tokens_per_block
         self.keys: list[bytes] = []
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
         """By whole blocks."""
         step = 4 * self._tokens_per_block
         content = np.asarray(tokens, "<i4").tobytes()
