@@ -22,17 +22,17 @@ from measure import REPOSITORY, RESULTS, Row, Summary, report
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(REPOSITORY))
-from integration.mooncake.nodes import MOONCAKE, Master, Node, until
+from integration.mooncake.nodes import MOONCAKE, Master, Node, client_of, until
 from trtllm_kvfix.native import HostPool, open_device
 from trtllm_kvfix.offload.remote.messages import Answer, Message, Outcome, Spec
 from trtllm_kvfix.offload.remote.porter import Porter
 
 MIB = 1 << 20
 BLOCK_BYTES = (256 << 10, MIB, 4 * MIB)
-BURST_BYTES = 128 * MIB
+BURST_BYTES = 256 * MIB
 CALL_BYTES = 32 * MIB
 POLL_S = 2e-4
-SEGMENT_BYTES = 3 << 30  # the store evicts what is put first
+SEGMENT_BYTES = 2 << 30  # more than what is put in one round
 # Put or get the first slots under numbered names, as told line by line, and say how long it took.
 OWN = """
 import json, mmap, sys, time
@@ -82,7 +82,7 @@ def main() -> None:
 def measured(master: Master, rounds: int) -> Iterator[Row]:
     for block_bytes in BLOCK_BYTES:
         with closing(Node(master.address, SEGMENT_BYTES)):
-            run = Run(master.address, block_bytes)
+            run, janitor = Run(master.address, block_bytes), client_of(master.address)
             speeds: dict[tuple[str, str], list[float]] = {}
             for number in range(rounds + 1):
                 for way in (run.own, run.own_parts, run.porter)[:: 1 if number % 2 else -1]:
@@ -90,6 +90,8 @@ def measured(master: Master, rounds: int) -> Iterator[Row]:
                         gbps = BURST_BYTES / way(what, number) / 1e9
                         if number:  # the first round opens connections
                             speeds.setdefault((what, way.__name__), []).append(gbps)
+                janitor.remove_all(True)
+            janitor.close()
             run.close()
         for (what, name), values in speeds.items():
             own = zip(values, speeds[what, "own"], speeds[what, "own_parts"], strict=True)
