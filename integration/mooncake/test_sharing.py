@@ -1,10 +1,20 @@
 """Two engines on one store: what the same tokens and the same model are, they share, and nothing else."""
 
+from pathlib import Path
+
 from integration.mooncake.engines import MakeEngine
-from integration.mooncake.nodes import Node
+from integration.mooncake.nodes import Node, until
 
 PROMPT = list(range(100, 148))
 BEHIND = 44  # the block with the last token is always computed
+
+
+def is_alive(process: int) -> bool:
+    """Rather than gone, or left by a parent that was killed."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_what_one_engine_has_computed_another_one_loads(make_engine: MakeEngine, node: Node) -> None:
@@ -37,7 +47,9 @@ def test_an_engine_that_was_killed_finds_its_prefixes(make_engine: MakeEngine, n
     first = make_engine()
     answer = first.serve(PROMPT).answer
     first.ask("settle")
+    porter, _ = first.ask("porter")
     first.kill()
+    until(lambda: not is_alive(porter), "its porter stays")
     again = make_engine().serve(PROMPT)
     assert again.loaded == BEHIND and again.answer == answer
     del node
@@ -49,7 +61,9 @@ def test_an_engine_brings_memory_of_its_own(make_engine: MakeEngine) -> None:
     first.serve(PROMPT)
     first.ask("settle")
     assert make_engine().serve(PROMPT).loaded == BEHIND
+    porter, _ = first.ask("porter")
     first.close()
+    assert not is_alive(porter)
     assert make_engine().serve(PROMPT).loaded == 0
 
 

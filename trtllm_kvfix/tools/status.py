@@ -36,6 +36,9 @@ def status(as_json: bool, dump: bool) -> None:
         click.echo("no process of this user runs TensorRT-LLM with the hook")
     if tiers:
         Console().print(table_of_tiers(tiers))
+    for tier in tiers:
+        if tier.get("remote"):
+            click.echo(f"rank {tier['rank']}: remote tier {tier['remote']}")
 
 
 def flight_records(folder: Path) -> list[dict[str, Any]]:
@@ -78,10 +81,10 @@ def fix_line(entry: dict[str, Any], fix_id: str) -> str:
 
 def table_of_tiers(tiers: list[dict[str, Any]]) -> Table:
     shown = Table(box=None, title="host tiers of the offload connector", title_justify="left")
-    for column in ("rank", "pid", "blocks", "requested", "mapped", "pinned", "failed", "first error", "remote tier"):
+    for column in ("rank", "pid", "blocks", "requested", "mapped", "pinned", "failed", "first error"):
         shown.add_column(column, overflow="fold")
     for tier in tiers:
         sizes = (bytes_text(tier[f"{kind}_bytes"]) for kind in ("requested", "mapped", "pinned"))
         counts = (str(tier[name]) for name in ("rank", "pid", "slots"))
-        shown.add_row(*counts, *sizes, str(tier["transfers_failed"]), tier["first_error"] or "-", tier["remote"] or "-")
+        shown.add_row(*counts, *sizes, str(tier["transfers_failed"]), tier["first_error"] or "-")
     return shown
