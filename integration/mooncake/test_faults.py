@@ -107,6 +107,17 @@ def test_a_master_that_stops_delays_nobody(make_engine: MakeEngine, master: Mast
     del node
 
 
+def test_a_lookup_that_has_no_end_ends_the_porter(make_engine: MakeEngine, master: Master, node: Node) -> None:
+    engine = make_engine(lookup_wait_ms=20, timeout_s=1)
+    stored(engine)
+    before, _ = engine.ask("porter")
+    master.process.send_signal(signal.SIGSTOP)
+    assert engine.serve(PROMPT).loaded == 0
+    until(lambda: engine.ask("porter")[0] != before, "the lookup goes on", lambda: engine.serve([2, 3]))
+    master.process.send_signal(signal.SIGCONT)
+    del node
+
+
 def test_a_master_that_dies_and_comes_back(make_engine: MakeEngine, master: Master, node: Node) -> None:
     engine, other = make_engine(), make_engine()
     answer = stored(engine)

@@ -12,6 +12,8 @@ from trtllm_kvfix import cli
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.offload.remote.messages import Spec
 from trtllm_kvfix.offload.remote.porter import Porter
+from trtllm_kvfix.offload.remote.scheduler import PART
+from trtllm_kvfix.overlay import fuse
 
 from .conftest import MakeRemote
 from .test_decisions import porter_of, served
@@ -40,9 +42,13 @@ def test_without_its_process_a_porter_is_down_and_asked_for_nothing(monkeypatch:
     assert porter.look((b"k",), 1) is None and porter.take_answered() == []
 
 
-def test_a_fault_of_the_porters_thread_ends_the_remote_tier_alone(make_remote: MakeRemote) -> None:
+def test_a_fault_of_the_porters_thread_ends_the_remote_tier_alone(
+    make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuse, "_fuses", {})
     bench = make_remote()
     porter_of(bench).error = RuntimeError("lost")  # type: ignore[assignment]
     porter_of(bench).is_up = False
     assert served(bench, 1) == 0
+    assert fuse.of(PART).blown
     assert served(bench, 1) == 44, "from the host tier"

@@ -63,7 +63,6 @@ class Porter:
         finally:
             with self._lock:
                 self._looks.pop(number, None)
-                self._asked.pop(number, None)
         return None if answer.error else [outcome is Outcome.WHOLE for outcome in answer.outcomes]
 
     def put(self, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> int | None:
@@ -73,14 +72,17 @@ class Porter:
     def get(self, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> int | None:
         return self._ask(Get(next(self._numbers), keys, slots))
 
-    def take_answered(self) -> list[tuple[Message, Answer]]:
-        """What has been answered, or never will be. Nobody uses the slots of those any more."""
+    def end_if_stuck(self) -> None:
+        """A call of the store that has no end would keep all that come behind it."""
         late = monotonic() - self._timeout_s
         with self._lock:
-            is_late = any(since < late for message, since in self._asked.values() if not isinstance(message, Look))
+            is_late = any(since < late for _, since in self._asked.values())
             process = self._process
         if is_late and process is not None:
             process.kill()
+
+    def take_answered(self) -> list[tuple[Message, Answer]]:
+        """What has been answered, or never will be. Nobody uses the slots of those any more."""
         return [self._answered.popleft() for _ in range(len(self._answered))]
 
     def close(self, wait_s: float) -> bool:

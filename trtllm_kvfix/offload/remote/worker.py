@@ -88,6 +88,7 @@ class RemoteWorker(OffloadWorker):
         self, finished_request_ids: Iterable[int], loading_request_ids: Iterable[int]
     ) -> tuple[list[int], list[int]]:
         if self.porter is not None:
+            self.porter.end_if_stuck()
             self._report.remote_is(f"{'up' if self.porter.is_up else 'down'}: {self.porter.text}")
         return super().finished(finished_request_ids, loading_request_ids)
 
