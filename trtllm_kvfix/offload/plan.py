@@ -81,7 +81,9 @@ class NextStep:
         self.puts: list[PutJob] = []
 
     def take(self, fences: tuple[int, ...]) -> Step:
-        step = Step(tuple(self.stores), tuple(self.loads), fences, tuple(self.fetches), tuple(self.puts))
+        step = Step(
+            tuple(self.stores), tuple(self.loads), fences, fetches=tuple(self.fetches), puts=tuple(self.puts)
+        )  # fmt: skip
         self.stores, self.loads, self.fetches, self.puts = [], [], [], []
         return step
 

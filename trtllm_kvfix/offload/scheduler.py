@@ -97,7 +97,7 @@ class OffloadScheduler:
         # The device may have a part of the first block, which is written whole: a load that fails takes it along.
         position = load.first * self._tokens_per_block
         until = end * self._tokens_per_block if load.is_short else None
-        job = LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position, until)
+        job = LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position, until=until)
         self._loads[job.job] = job, load
         self._sources.add(job)
         self._next.loads.append(job)
