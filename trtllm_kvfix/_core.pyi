@@ -890,6 +890,10 @@ class TierClaim:
     @property
     def slots(self) -> list[int]: ...
 
+    @property
+    def declined(self) -> bool:
+        """Blocks are missing that are not worth pushing others out."""
+
 class TierIndexStats:
     """Blocks now, and those evicted since the index was made."""
 
@@ -915,8 +919,10 @@ class TierIndex:
     The books of a tier that somebody else fills and reads. Each call costs what is new.
     """
 
-    def __init__(self, slots: int, tokens_per_block: int, *, hash_bits: int = 64) -> None:
-        """hash_bits: fewer force collisions, for tests."""
+    def __init__(self, slots: int, tokens_per_block: int, *, hash_bits: int = 64, admission: str = 'all') -> None:
+        """
+        hash_bits: fewer force collisions, for tests. admission: what may push others out, `all` or, where that would find more, `adaptive`ly those blocks alone that had been asked for before.
+        """
 
     @property
     def slots(self) -> int: ...

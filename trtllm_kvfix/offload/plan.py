@@ -28,6 +28,7 @@ class LoadJob(NamedTuple):
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
     position: int  # of the first block that is written: where computing begins if the load fails
+    reservation: int | None = None  # upstream's number of it, under which it waits for the end
     until: int | None = None  # where it begins otherwise, if the load brings less than was promised
 
 
@@ -55,11 +56,13 @@ def places(job: StoreJob | LoadJob) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Step:
-    """The transfers of one iteration. `fences` are jobs that end before anything else of the iteration begins."""
+    """The transfers of one iteration. `fences` are jobs that end before anything else of the iteration begins,
+    `taken_back` those that were told and must not begin."""
 
     stores: tuple[StoreJob, ...] = ()
     loads: tuple[LoadJob, ...] = ()
     fences: tuple[int, ...] = ()
+    taken_back: tuple[int, ...] = ()
     fetches: tuple[FetchJob, ...] = ()
     puts: tuple[PutJob, ...] = ()
 
@@ -68,7 +71,7 @@ class Step:
         return replace(self, stores=stores, loads=tuple(job for job in self.loads if job not in jobs))
 
     def __bool__(self) -> bool:
-        return bool(self.stores or self.loads or self.fences or self.fetches or self.puts)
+        return any((self.stores, self.loads, self.fences, self.taken_back, self.fetches, self.puts))
 
 
 class NextStep:
@@ -77,14 +80,16 @@ class NextStep:
     def __init__(self) -> None:
         self.stores: list[StoreJob] = []
         self.loads: list[LoadJob] = []
+        self.taken_back: list[int] = []
         self.fetches: list[FetchJob] = []
         self.puts: list[PutJob] = []
 
     def take(self, fences: tuple[int, ...]) -> Step:
         step = Step(
-            tuple(self.stores), tuple(self.loads), fences, fetches=tuple(self.fetches), puts=tuple(self.puts)
+            tuple(self.stores), tuple(self.loads), fences,
+            tuple(self.taken_back), tuple(self.fetches), tuple(self.puts),
         )  # fmt: skip
-        self.stores, self.loads, self.fetches, self.puts = [], [], [], []
+        self.stores, self.loads, self.taken_back, self.fetches, self.puts = [], [], [], [], []
         return step
 
     def drop_stores(self, request_id: int) -> list[StoreJob]:

@@ -25,8 +25,13 @@ class PendingLoad:
     position: int  # tokens that the device had
     tokens: int  # that the load adds
     job: int | None = None  # once the destinations are known
+    reserved: bool = False  # upstream releases it part by part; offload/reservations.py
     fetch: "PendingFetch | None" = None  # what comes from the remote tier first
     is_short: bool = False  # it brings less than was promised
+
+    @property
+    def end(self) -> int:
+        return self.position + self.tokens
 
     def empty(self, index: TierIndex) -> None:
         """Nobody wants what it has."""
@@ -69,6 +74,7 @@ class LiveRequest:
     due: int = field(init=False)  # tokens that must be computed before there is more to cover
     jobs: set[int] = field(default_factory=set)  # stores that have not ended
     load: PendingLoad | None = None
+    is_counted: bool = True  # what it found; of a reservation once it has come to something
     chain: "KeyChain | None" = None  # names its blocks where they go to the remote tier as well
     users: int = 0  # who needs the sequence beyond the end of the request
     is_over: bool = False
@@ -137,8 +143,7 @@ class LiveRequest:
         return told + [PRIORITY_DEFAULT] * (end - self.covered - len(told))
 
     def part(self, first: int, end: int) -> tuple[int, ...]:
-        """Blocks first to end of one layer group, then of the next, as jobs have them."""
-        return tuple(chain.from_iterable(group[first:end] for group in self.blocks))
+        return part_of(self.blocks, first, end)
 
     def let_go_of_load(self) -> None:
         """Of what it was promised, unless that is on its way: then it is held until it has arrived."""
@@ -163,6 +168,11 @@ class LiveRequest:
     def _close_unused(self) -> None:
         if self.is_over and not self.users:
             self.index.close(self.sequence)
+
+
+def part_of(blocks: list[list[int]], first: int, end: int) -> tuple[int, ...]:
+    """Blocks first to end of one layer group, then of the next, as jobs have them."""
+    return tuple(chain.from_iterable(group[first:end] for group in blocks))
 
 
 def added_blocks(data: Any) -> list[list[int]]:

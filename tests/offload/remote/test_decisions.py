@@ -40,7 +40,7 @@ def settle(bench: Bench) -> None:
     """Until nothing is on its way; then nothing is kept of any request."""
     side = bench.scheduler.side
     for _ in range(STEPS_MAX):
-        if not (side._stores or side._loads or side._storing or side._putting or side._fetching):
+        if not (side._stores or side._loads._running or side._storing or side._putting or side._fetching):
             break
         bench.executor.step()
         bench.executor.idle()

@@ -85,7 +85,9 @@ class RemoteScheduler(OffloadScheduler):
         if store is not None and (adapter is None or self._remote.shared_adapters):
             live.chain = KeyChain(store.root, live.identity, self._tokens_per_block)
         found = super()._find_load(live, num_computed_tokens)
-        if live.chain is None or fuse.of(PART).blown or not self._works("load"):
+        if live.chain is None or fuse.of(PART).blown or not self._directions.work("load"):
+            return found
+        if self._reserves:  # upstream may take a part of a promise, or come back on it, in the middle of a fetch
             return found
         end = 0
         with guarded(PART):
@@ -183,8 +185,7 @@ class RemoteScheduler(OffloadScheduler):
             live.index.unpin(load.slots)
         elif live.is_over:  # upstream waits for its load all the same
             job = LoadJob(next(self._numbers), live.request_id, (), (), 0)
-            self._loads[job.job] = job, load
-            self._next.loads.append(job)
+            self._loads.plan(job, load)
         else:
             first, end = max(load.first, fetch.first), fetch.first + len(fetch.slots)
             come = live.index.pin(live.sequence, first, end) if has_come else []

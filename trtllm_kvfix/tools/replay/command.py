@@ -12,7 +12,7 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.sizes import ModelShape, blocks_of
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.replay.engine import Workload
-from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind, Report
+from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostAdmission, HostTierKind, Report
 from trtllm_kvfix.tools.replay.plot import check_plot, plot
 from trtllm_kvfix.tools.replay.report import print_report, print_sweep
 from trtllm_kvfix.tools.replay.runs import Result, Run, comparison, execute, sweep
@@ -42,6 +42,11 @@ class _Task(NamedTuple):
     "--host-tier",
     type=click.Choice([kind.value for kind in HostTierKind]),
     help="TensorRT-LLM's own, or the connector's.",
+)
+@click.option(
+    "--host-admission",
+    type=click.Choice([kind.value for kind in HostAdmission]),
+    help="kvfix.offload.admission, of the connector's.",
 )
 @click.option("--remote", "blocks_remote", metavar="SIZE", help="A store behind the connector's host tier.")
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Most sequences at a time.")
@@ -130,6 +135,7 @@ def _shape(options: dict[str, Any]) -> CacheShape:
         blocks_primary=blocks_of(options["blocks_primary"], bytes_per_block, "--blocks-primary"),
         blocks_host=blocks_of(options["blocks_host"], bytes_per_block, "--blocks-host"),
         host_tier=HostTierKind(options["host_tier"]),
+        host_admission=HostAdmission(options["host_admission"]),
         blocks_remote=blocks_remote,
         bytes_per_block=bytes_per_block,
         max_batch_size=options["max_batch_size"],

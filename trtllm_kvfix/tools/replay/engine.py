@@ -113,10 +113,11 @@ class Replay:
         )
 
     def _connector(self) -> ConnectorTier:
-        sizes = self._shape.blocks_host, self._shape.tokens_per_block
-        if self._shape.blocks_remote:
-            return RemoteTier(*sizes, self.known, self._shape.blocks_remote)
-        return ConnectorTier(*sizes, self.known)
+        shape, admission = self._shape, self._shape.host_admission.value
+        sizes = shape.blocks_host, shape.tokens_per_block
+        if shape.blocks_remote:
+            return RemoteTier(*sizes, self.known, shape.blocks_remote, admission)
+        return ConnectorTier(*sizes, self.known, admission)
 
     def known(self, index: int) -> Known:
         """What a host tier may know of a request."""

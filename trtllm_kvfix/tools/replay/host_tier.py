@@ -73,8 +73,10 @@ class Live:
 class ConnectorTier:
     """A prediction: the same index, and nothing of the connector's transfers."""
 
-    def __init__(self, slots: int, tokens_per_block: int, known: Callable[[int], Known]) -> None:
-        self._index = TierIndex(slots, tokens_per_block)
+    def __init__(
+        self, slots: int, tokens_per_block: int, known: Callable[[int], Known], admission: str = "adaptive"
+    ) -> None:
+        self._index = TierIndex(slots, tokens_per_block, admission=admission)
         self._tokens_per_block = tokens_per_block
         self._known = known
         self._live: dict[int, Live] = {}

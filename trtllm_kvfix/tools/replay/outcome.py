@@ -19,6 +19,13 @@ class HostTierKind(str, Enum):
     CONNECTOR = "connector"
 
 
+class HostAdmission(str, Enum):
+    """kvfix.offload.admission, of the connector alone."""
+
+    ADAPTIVE = "adaptive"
+    ALL = "all"
+
+
 class _Counted(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,6 +37,7 @@ class CacheShape(_Counted):
     blocks_primary: int
     blocks_host: int
     host_tier: HostTierKind = HostTierKind.BUILT_IN
+    host_admission: HostAdmission = HostAdmission.ADAPTIVE
     blocks_remote: int = 0  # of the store behind the connector's host tier
     bytes_per_block: int | None
     max_batch_size: int

@@ -34,8 +34,15 @@ class Store:
 
 
 class RemoteTier(ConnectorTier):
-    def __init__(self, slots: int, tokens_per_block: int, known: Callable[[int], Known], blocks_remote: int) -> None:
-        super().__init__(slots, tokens_per_block, known)
+    def __init__(
+        self,
+        slots: int,
+        tokens_per_block: int,
+        known: Callable[[int], Known],
+        blocks_remote: int,
+        admission: str = "adaptive",
+    ) -> None:
+        super().__init__(slots, tokens_per_block, known, admission)
         self._store_of_all = Store(blocks_remote)
         self._chains: dict[int, KeyChain] = {}  # by sequence of the index
 
