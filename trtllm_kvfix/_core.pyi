@@ -946,9 +946,9 @@ class TierIndex:
         How many of its leading blocks can be read. They are the newest from now on.
         """
 
-    def claim(self, sequence: int, end: int, *, known: int = 0, priorities: Any = ()) -> TierClaim | None:
+    def claim(self, sequence: int, end: int, *, known: int = 0, priorities: Any = (), reused: bool = False) -> TierClaim | None:
         """
-        Slots for what its first `end` blocks lack, as far as there is room. known: leading blocks that were here once, or are elsewhere: they take free slots alone. priorities: of the last blocks before `end`. None while another claim fills one of them.
+        Slots for what its first `end` blocks lack, as far as there is room. known: leading blocks that were here once, or are elsewhere: they take free slots alone. priorities: of the last blocks before `end`. reused: somebody had them before and wants them again, so they may push others out whatever admission is. None while another claim fills one of them.
         """
 
     def commit(self, slots: Any) -> None:

@@ -141,7 +141,7 @@ class RemoteScheduler(OffloadScheduler):
     def _with_fetch(self, live: LiveRequest, position: int, found: PendingLoad | None, end: int) -> PendingLoad | None:
         """Claim slots. Where there are too few, or others fill them now, the request has what the host pool holds."""
         index, first = live.index, position // self._tokens_per_block
-        claim = index.claim(live.sequence, end)
+        claim = index.claim(live.sequence, end, reused=True)  # it comes back, so it is worth its place
         if claim is None or not claim.slots:
             return found
         end = claim.first + len(claim.slots)

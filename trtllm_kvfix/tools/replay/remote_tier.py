@@ -52,7 +52,7 @@ class RemoteTier(ConnectorTier):
         end = held + self._store_of_all.leading(keys) if limit - here >= MIN_REUSE_BLOCKS else held
         if end - here < MIN_REUSE_BLOCKS:
             return held
-        claim = self._index.claim(live.sequence, end)
+        claim = self._index.claim(live.sequence, end, reused=True)
         if claim is None:
             return held
         self._index.commit(claim.slots)
