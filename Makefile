@@ -77,9 +77,10 @@ bound: $(VENV)/.bound  ## build upstream's bound classes as the tests declare th
 
 build: $(VENV)/.built  ## build the extension and install the package into .venv, editable
 
-verify: build  ## admission, both ways; then each hazard beside its fix, on a GPU or a simulated device
+verify: build  ## admission, both ways; each hazard beside its fix, on a GPU or a simulated device; what users read
 	@trtllm-kvfix replay --generate small --compare
 	@trtllm-kvfix verify
+	@trtllm-kvfix demo
 
 test: test-py test-cpp  ## run all tests; those in C++ where GoogleTest is installed
 

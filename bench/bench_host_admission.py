@@ -69,7 +69,7 @@ class Watched:
     def counted(self) -> Counted:
         return Counted(0, 0, 0) if self._tier is None else self._tier.counted()
 
-    def _counting(self, call: Callable[[HostTier], None]) -> None:
+    def _counting(self, call: Callable[[HostTier], object]) -> None:
         if self._tier is not None:
             before = self._tier.counted().stored
             call(self._tier)

@@ -76,7 +76,7 @@ std::vector<std::uint64_t> free_blocks_without(const State& state, std::span<con
 
 std::uint32_t front_blocks_removed(const State& state, RequestId id, WindowSize window_size) {
     const Window& window = window_of(state, window_size);
-    return state.sequences.at(id).windows[window.index].left;
+    return state.sequences.at_any(id).windows[window.index].left;
 }
 
 Priority priority_of(const State& state, BlockId id) {

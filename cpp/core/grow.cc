@@ -135,6 +135,11 @@ void check_rewind(const State& state, const Sequence& sequence, std::uint32_t co
         throw std::invalid_argument(who + std::to_string(count) + " is more than the " + std::to_string(grown) +
                                     " tokens grown since the prompt");
     }
+    if (sequence.length - count < sequence.committed) {
+        throw std::invalid_argument(who + "rewinding by " + std::to_string(count) + " would take back some of the " +
+                                    std::to_string(sequence.committed) +
+                                    " tokens that store_blocks_for_reuse has offered to others");
+    }
     const std::uint32_t computed = std::min(sequence.computed, sequence.length - count);
     for (const Window& window : state.windows) {
         const std::uint32_t may_have_left = blocks_behind(state, window, computed);
@@ -193,7 +198,7 @@ void rewind(State& state, RequestId id, std::uint32_t count) {
     }
     sequence.length = length;
     sequence.computed = std::min(sequence.computed, length);
-    sequence.forget(length);
+    sequence.forget(length, state.tokens_per_block());
 }
 
 // Told too much, others would find bytes that nobody has written.

@@ -38,6 +38,12 @@ void let_go(State& state, Window& window, BlockIndex block) {
     }
 }
 
+void let_go_all(State& state, const Sequence& sequence) {
+    for (Window& window : state.windows) {
+        sequence.windows[window.index].for_each_from_last([&](BlockIndex block) { let_go(state, window, block); });
+    }
+}
+
 BlockIndex allocate(State& state, Window& window, Priority priority, std::optional<std::uint32_t> duration_ms) {
     return make_private(state, window, evict::take_primary_slot(state, window), priority, duration_ms);
 }

@@ -12,6 +12,8 @@ namespace kvfix::hold {
 void claim(Window& window, BlockIndex block);
 // One owner less.
 void let_go(State& state, Window& window, BlockIndex block);
+// Of every block of a sequence, last block first, so that the end of a prefix is evicted before its beginning.
+void let_go_all(State& state, const Sequence& sequence);
 // A private block with a primary slot and one owner. Evicts; the caller has checked Window::allocatable().
 BlockIndex allocate(State& state, Window& window, Priority priority, std::optional<std::uint32_t> duration_ms);
 // The unowned, unheld, childless block gives its primary slot to a new private block.

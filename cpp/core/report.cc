@@ -27,7 +27,8 @@ KvCacheStats stats_of(const State& state) {
     out.iteration = state.iteration;
     out.current = state.current;
     out.events_dropped = state.events.dropped();
-    out.sequences = state.sequences.size();
+    out.sequences = state.sequences.size() - state.sequences_suspended;
+    out.sequences_suspended = state.sequences_suspended;
     for (const Window& each : state.windows) {
         const WindowStats window = stats_of(each);
         out.max_num_blocks += window.primary.blocks;

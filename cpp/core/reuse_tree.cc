@@ -64,6 +64,9 @@ ParentRef ReuseTree::open_root(const std::string& identity) {
     free_roots_.pop_back();
     roots_[root] = Root{identity, root_key(identity), kNone};
     root_by_identity_.emplace(identity, root);
+    if (tenants_) {
+        tenants_->add(identity);
+    }
     return ParentRef::root(root);
 }
 
@@ -80,6 +83,16 @@ BlockIndex ReuseTree::find_child(ParentRef parent, std::uint64_t key, const Bloc
 BlockHash ReuseTree::hash_below(ParentRef parent, BlockIndex block) const {
     const BlockHash above = is_root(parent) ? hasher_.root(identity_of(parent)) : (*hash_book_)[parent.block()];
     return hasher_.block(above, store_.content(block), store_.extras(block));
+}
+
+std::vector<std::string> ReuseTree::identities_of(std::optional<std::int64_t> lora_id, const Salt& salt) {
+    if (!tenants_) {
+        tenants_.emplace();
+        for (const auto& [identity, root] : root_by_identity_) {  // ordered there, whatever the order here
+            tenants_->add(identity);
+        }
+    }
+    return tenants_->find(lora_id, salt);
 }
 
 void ReuseTree::keep_hashes() {
@@ -158,6 +171,9 @@ ParentRef ReuseTree::remove(BlockIndex block) {
     if (is_root(parent) && children_of(parent) == kNone) {
         const std::uint32_t root = parent.root_index();
         root_by_identity_.erase(roots_[root].identity);
+        if (tenants_) {
+            tenants_->remove(roots_[root].identity);
+        }
         free_roots_.push_back(root);
     }
     record.in_tree = false;

@@ -17,6 +17,7 @@
 #include "core/hash_book.h"
 #include "core/hash_index.h"
 #include "core/index_hash.h"
+#include "core/tenant_index.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -73,6 +74,11 @@ class ReuseTree {
     void collect_descendants(BlockIndex block, std::vector<BlockIndex>& out) const;
     void collect_all(std::vector<BlockIndex>& out) const;
     void collect_direct_children(BlockIndex block, std::vector<BlockIndex>& out) const;
+    void collect_root_children(ParentRef root, std::vector<BlockIndex>& out) const {
+        collect_children(roots_[root.root_index()].children, out);
+    }
+    // Identities of roots of that adapter, that salt, or both. Known from the first call on, which looks at every root.
+    std::vector<std::string> identities_of(std::optional<std::int64_t> lora_id, const Salt& salt);
 
     // Heap order of the treaps: fixed per block, spread evenly, the same wherever the seed is.
     std::uint32_t rank(BlockIndex block) const;
@@ -109,6 +115,7 @@ class ReuseTree {
     const std::uint64_t rank_seed_;
     HashIndex index_;
     std::optional<HashBook> hash_book_;
+    std::optional<TenantIndex> tenants_;
     std::vector<Root> roots_;
     std::vector<std::uint32_t> free_roots_;
     struct KeyedHash {

@@ -43,6 +43,12 @@ struct BlockDigests {
     SetDigest sum;
 };
 
+// A block of suspended sequences: how many, and the tier in which one lock of theirs keeps it.
+struct KeptBlock {
+    std::uint32_t sequences;
+    std::size_t tier;
+};
+
 struct Window {
     Window(const BlockManagerConfig& manager, std::uint32_t window_index, std::uint64_t id_base)
         : config(manager.windows[window_index]),
@@ -64,7 +70,8 @@ struct Window {
     EvictionQueue host_redundant_queue;  // blocks that also have a primary slot
     EvictionQueue host_only_queue;
     std::array<std::uint64_t, kTiers> in_flight{0, 0};
-    bool has_failed = false;  // a transfer, ever
+    bool has_failed = false;                         // a transfer, ever
+    std::unordered_map<BlockIndex, KeptBlock> kept;  // lookups only; never iterated
     RetentionClocks clocks;
     BlockDigests block_digests;
 

@@ -5,30 +5,35 @@ from .state import Block, Root, Sequence, State
 from .values import Tokens
 
 
-def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) -> None:
-    """The sequence's first `length` tokens, block by block; with `partial` the incomplete last block too."""
+def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) -> int:
+    """The sequence's first `length` tokens, block by block; with `partial` the incomplete last block too.
+
+    Returns how many leading blocks have been passed or entered.
+    """
     if not state.config.block_reuse:
-        return
+        return 0
+    index = -1
     size = state.config.tokens_per_block
     node: Root | Block = state.windows[w].root(seq.request.root)
     for index, column in enumerate(seq.columns[w][: seq.first_unsure()]):
         tokens = tuple(seq.known[index * size : min((index + 1) * size, length)])
         block = column.blocks[0]
         if not tokens or len(column.blocks) > 1:
-            return
+            return index
         if block.in_tree:
             node = block
             continue
         if len(tokens) < size:
             if partial and not column.left:
                 enter_incomplete(state, seq, node, block, index * size, tokens)
-            return
+            return index
         known_as = twin(node, tokens, seq.request, index * size)
         if known_as is None:
             if column.left:
-                return
+                return index
             add_child(state, seq, node, block, index * size, tokens)
         node = known_as or block
+    return index + 1
 
 
 def enter_incomplete(state: State, seq: Sequence, node: Root | Block, block: Block, begin: int, tokens: Tokens) -> None:
@@ -52,10 +57,17 @@ def remove(state: State, seq: Sequence, store: bool) -> None:
         partial = state.config.partial_reuse and seq.request.beam_width == 1
         for w in range(len(state.windows)):
             enter_tree(state, seq, w, length, partial)
+    let_go_all(state, seq)
+    del state.sequences[seq.request.request_id]
+
+
+def let_go_all(state: State, seq: Sequence) -> None:
     for row in seq.columns:
         for column in reversed(row):
             if not column.left:
                 for block in column.blocks:
-                    block.refs -= 1
+                    if seq.suspended:
+                        block.keepers -= 1
+                    else:
+                        block.refs -= 1
                     state.refresh(block)
-    del state.sequences[seq.request.request_id]

@@ -73,6 +73,13 @@ class Reuse(_Counted):
         return self.host / total if total else 0.0
 
 
+class Bounds(_Counted):
+    """Prompt tokens that could have been reused at most, by the requests that were not refused."""
+
+    clairvoyant: int  # by a cache of as many blocks that knows what will be asked for
+    ceiling: int  # by a cache without limit
+
+
 class Moved(_Counted):
     """Transfers of one block each, and the bytes they carry where the size of a block is known."""
 
@@ -109,6 +116,12 @@ class Outcome(_Counted):
     blocks_dropped: int  # left the cache altogether
     budget: Budget
     elapsed_s: float
+    bounds: Bounds | None = None  # nothing where the report is partial
+
+    def rate(self, tokens: int) -> float:
+        """As a share of all prompt tokens, like the hit rates."""
+        total = self.tokens.primary + self.tokens.host + self.tokens.computed
+        return tokens / total if total else 0.0
 
     @property
     def kept_its_promise(self) -> bool:
