@@ -119,6 +119,15 @@ def test_tables_and_pictures_name_the_tier(tmp_path: Path, tier: str, name: str,
     assert "ceiling, of no limit" in texts
 
 
+def test_what_came_from_a_remote_tier_is_shown_where_there_is_one() -> None:
+    connector = "--generate", "small", "--host-tier", "connector"
+    store = "--remote", "10000"
+    assert "from the remote tier" in run(*connector, "--blocks-host", "60", *store).stdout
+    assert "from the remote tier" not in run(*connector, "--blocks-host", "60").stdout
+    assert "remote" in run(*connector, *store, "--sweep", "60").stdout
+    assert "remote" not in run(*connector, "--sweep", "60").stdout
+
+
 def test_a_sweep_fits_eighty_columns() -> None:
     size = ("--bytes-per-block", str(2**25))
     lines = run("--generate", "small", *size, "--sweep", "0,100,104857").stdout.splitlines()
