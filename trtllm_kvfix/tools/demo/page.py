@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from difflib import SequenceMatcher
 from html import escape
-from importlib.resources import files
-from string import Template
 
+from trtllm_kvfix.pages import filled
 from trtllm_kvfix.tools.demo.outcome import AnswerRead, Report, SceneOutcome
 from trtllm_kvfix.tools.demo.report import complaints, conclusion, notes, printable, summary
 
@@ -14,8 +13,8 @@ AGREES_MIN = 4  # letters in a row
 
 
 def page(report: Report) -> str:
-    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    return Template(template).substitute(
+    return filled(
+        __package__,
         device=escape(report.device),
         headline=escape(headline(report)),
         facts=facts(report),
