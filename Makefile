@@ -54,7 +54,7 @@ FORCE:
 
 # The editable install knows modules by their paths, so one that comes, goes or moves needs another install.
 $(VENV)/.modules: $(VENV)/.ready FORCE
-	@find trtllm_kvfix -name '*.py' | LC_ALL=C sort >$@.now; cmp -s $@.now $@ && rm $@.now || mv $@.now $@
+	@now=$@.$$$$; find trtllm_kvfix -name '*.py' | LC_ALL=C sort >$$now; cmp -s $$now $@ && rm $$now || mv $$now $@
 
 $(VENV)/.built: $(VENV)/.ready $(VENV)/.modules $(NATIVE_SOURCES)
 	@echo "building and installing the package"
