@@ -8,16 +8,16 @@ from rich.console import Console
 
 from trtllm_kvfix import __version__
 from trtllm_kvfix.engine.machine import open_machine
-from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.bench.arrivals import Sizes, from_trace, generated
 from trtllm_kvfix.tools.bench.outcome import Report
-from trtllm_kvfix.tools.bench.plot import check_plot, plot
+from trtllm_kvfix.tools.bench.plot import plot
 from trtllm_kvfix.tools.bench.report import print_report
 from trtllm_kvfix.tools.bench.runs import SIZES, VOCABULARY, execute, ways
+from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.progress import progress_bar
 
-EXIT_INTERRUPTED = 130
 RATE = {"small": 100.0, "large": 60.0}
 REQUESTS = {"small": 40, "large": 160}
 

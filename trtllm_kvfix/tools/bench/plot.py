@@ -1,21 +1,9 @@
-"""The arms as bars. matplotlib is an extra, so it is looked for before the work and used after."""
+"""The arms as bars."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
-from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.tools.bench.outcome import Report
-
-SUFFIXES = (".png", ".svg")
-
-
-def check_plot(path: Path) -> None:
-    if path.suffix.lower() not in SUFFIXES:
-        raise SettingsError(f"--plot is {path}: the file name ends in {' or '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise SettingsError(f"--plot is {path}: there is no folder {path.parent}")
-    if find_spec("matplotlib") is None:
-        raise SettingsError("--plot needs matplotlib, which is not installed: pip install 'trtllm-kvfix[report]'")
+from trtllm_kvfix.tools.pictures import save
 
 
 def plot(report: Report, path: Path) -> None:
@@ -33,4 +21,4 @@ def plot(report: Report, path: Path) -> None:
     first.legend()
     for axes in (throughput, first):
         axes.grid(visible=True, axis="x", alpha=0.3)
-    figure.savefig(path)
+    save(figure, path)

@@ -9,14 +9,12 @@ from rich.console import Console
 from trtllm_kvfix import __version__
 from trtllm_kvfix.engine.config import HAZARDS, MANAGERS
 from trtllm_kvfix.engine.machine import open_machine
-from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError, SettingsError
 from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.demo.outcome import Report
 from trtllm_kvfix.tools.demo.page import page
 from trtllm_kvfix.tools.demo.report import Printer, picture
 from trtllm_kvfix.tools.demo.scenes import Scene, choose, play
-
-EXIT_INTERRUPTED = 130
 
 
 @click.command()

@@ -8,12 +8,13 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.errors import EXIT_INTERRUPTED, SettingsError
 from trtllm_kvfix.sizes import ModelShape, blocks_of
+from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.replay.engine import Workload
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostAdmission, HostTierKind, Report
-from trtllm_kvfix.tools.replay.plot import check_plot, plot
+from trtllm_kvfix.tools.replay.plot import plot
 from trtllm_kvfix.tools.replay.report import print_report, print_sweep
 from trtllm_kvfix.tools.replay.runs import Result, comparison, execute, jobs_for, sweep
 from trtllm_kvfix.tools.replay.side_by_side import Run
@@ -21,8 +22,6 @@ from trtllm_kvfix.tools.replay.source import STANDARD_INPUT, name_of
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, read_trace
 from trtllm_kvfix.tools.replay.workload import GENERATORS, generate
-
-EXIT_INTERRUPTED = 130
 
 
 class _Task(NamedTuple):
