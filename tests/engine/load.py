@@ -1,6 +1,7 @@
 """Requests that share beginnings, come in waves, and have answers that no rounding can change."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
@@ -21,6 +22,18 @@ DOCUMENTS = 12
 TIGHT = EngineConfig(
     tokens_per_block=8, blocks_primary=36, blocks_host=48, requests_max=6, tokens_max=64, length_max=LENGTH_MAX
 )
+ENGINES = {
+    "native": TIGHT,
+    "one by one": replace(TIGHT, manager="one-by-one"),
+    "V2 tables": replace(TIGHT, layout="v2"),
+    "no overlap": replace(TIGHT, overlap=False),
+    "no graphs": replace(TIGHT, graphs=False),
+    "the connector": replace(TIGHT, tier="connector"),
+    "the connector and a late device": replace(TIGHT, tier="connector", late_every=1),
+    "a late device": replace(TIGHT, late_every=1),
+    "a device that is late now and then": replace(TIGHT, late_every=3),
+}
+REQUESTS = 150
 
 
 class Load:
@@ -54,6 +67,11 @@ class Load:
     def _draw(self, tokens: int) -> list[int]:
         drawn: list[int] = self._random.integers(0, VOCABULARY, tokens).tolist()
         return drawn
+
+
+@cache
+def usual_load() -> Load:
+    return Load(REQUESTS)
 
 
 def replace_request(request: Request) -> Request:
