@@ -18,18 +18,8 @@ def test_whatever_becomes_of_a_promise_nothing_is_wrong_or_left(seed: int, make_
     traffic, before, executor = Traffic(bench, seed), counters.offload_errors.value, bench.executor
     assert isinstance(executor, ReservingExecutor)
 
-    def between(step: int) -> None:
-        while traffic.number < REQUESTS and len(executor.waiting) < 3 and len(traffic.open) < 10:
-            traffic.turn()
-        traffic.collect()
-        if executor.scheduled:
-            traffic.disturb()
-        if step % 16 == 0:
-            bench.index.check_invariants()
-            executor.check_reads()
-
     traffic.turn()
-    executor.run(between)
+    executor.run(traffic.between)
     bench.scheduler.build_connector_meta(None)
     assert executor.corrupt == []
     assert executor.loaded_tokens > REQUESTS, "the host tier was used"
