@@ -39,7 +39,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help bound build verify test gtest test-py test-cpp test-mpi test-nixl test-mooncake test-ray test-upstream test-clients lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help bound build verify test gtest test-py test-cpp test-mpi test-nixl test-mooncake test-ray test-upstream test-clients lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -153,6 +153,11 @@ stubs: build  ## rewrite trtllm_kvfix/_core.pyi from the built extension
 
 bench: build bound  ## measure and append to bench/results; BENCH_ARGS=--quick for a look
 	@$(PY) bench/run_all.py $(BENCH_ARGS)
+
+# Its second build takes a minute or two once for each commit; `git worktree prune` forgets what `make clean` removed.
+bench-against: build  ## compare quick figures with another commit: REV=HEAD~1
+	@$(if $(REV),,echo "which commit? make bench-against REV=HEAD~1"; exit 2)
+	@$(PY) bench/against.py $(REV) $(BENCH_ARGS)
 
 bench-cpp: $(VENV)/.ready  ## measure the core without Python; needs Google Benchmark
 	@$(call cpp_build,bench,-DCMAKE_BUILD_TYPE=Release -DKVFIX_BUILD_BENCH=ON)
