@@ -197,7 +197,7 @@ class Handler(BaseHTTPRequestHandler):
 def test_probe_wants_a_token_and_not_health(completion: str | None, code: int) -> None:
     with Server(completion) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        command = [sys.executable, EXAMPLES / "container" / "answers.py", server.url, "2"]
+        command: list[str | Path] = [sys.executable, EXAMPLES / "container" / "answers.py", server.url, "2"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         server.released.set()
         server.shutdown()
@@ -205,6 +205,6 @@ def test_probe_wants_a_token_and_not_health(completion: str | None, code: int) -
 
 
 def test_probe_says_where_nobody_listens() -> None:
-    command = [sys.executable, EXAMPLES / "container" / "answers.py", "http://127.0.0.1:1", "2"]
+    command: list[str | Path] = [sys.executable, EXAMPLES / "container" / "answers.py", "http://127.0.0.1:1", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "no answer from http://127.0.0.1:1" in done.stderr) == (1, True)
