@@ -39,7 +39,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help bound build verify test gtest test-py test-cpp test-mpi test-nixl test-mooncake test-ray test-upstream test-clients lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help bound build verify test gtest test-py test-cpp test-dist test-mpi test-nixl test-mooncake test-ray test-upstream test-clients lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,10 @@ test-cpp: gtest  ## run the C++ tests
 		cmake --build build/tests -- --quiet && \
 		ctest --test-dir build/tests --output-on-failure --no-tests=error -j $(JOBS); \
 	fi
+
+# In environments of their own: nothing that is installed for development can stand in for what a user lacks.
+test-dist: $(VENV)/.dev build  ## build sdist and wheel, and run the commands from them with the lowest and newest dependencies
+	@$(PY) -m pytest integration/dist
 
 test-mpi: build bound  ## run the tests with ranks of their own; with CI set, Open MPI must be there
 	@$(if $(CI),command -v mpirun >/dev/null || { echo "mpirun is missing: apt install openmpi-bin"; exit 1; })
@@ -195,7 +199,7 @@ mutants: build bound  ## plant mistakes in cpp/staging and require that the test
 
 # The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.
 ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01
-ci: lint test test-mpi test-nixl test-mooncake tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
+ci: lint test test-dist test-mpi test-nixl test-mooncake tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
 
 clean:  ## remove .venv and everything built
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
