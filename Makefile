@@ -158,7 +158,7 @@ stubs: build  ## rewrite trtllm_kvfix/_core.pyi from the built extension
 bench: build bound  ## measure and append to bench/results; BENCH_ARGS=--quick for a look
 	@$(PY) bench/run_all.py $(BENCH_ARGS)
 
-# Its second build takes a minute or two once for each commit; `git worktree prune` forgets what `make clean` removed.
+# The other commit is compiled once, which takes a minute or two.
 bench-against: build  ## compare quick figures with another commit: REV=HEAD~1
 	@$(if $(REV),,echo "which commit? make bench-against REV=HEAD~1"; exit 2)
 	@$(PY) bench/against.py $(REV) $(BENCH_ARGS)

@@ -89,13 +89,15 @@ def built(commit: str) -> Path:
         return python
     print(f"building {commit} in {tree.parent.relative_to(REPOSITORY)}", flush=True)
     if not tree.exists():
-        subprocess.run(["git", "worktree", "prune"], cwd=REPOSITORY, check=True)
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, commit], cwd=REPOSITORY, check=True)
+        # Forced, as `make clean` takes the folder away and not git's note of it.
+        add = ["git", "worktree", "add", "--quiet", "--force", "--detach"]
+        subprocess.run([*add, tree, commit], cwd=REPOSITORY, check=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--clear", venv], check=True)
     # As a folder and not as a place for packages: the hook of our editable install is not read there.
     site = Path(sysconfig.get_path("purelib", vars={"base": str(venv)}))
     (site / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    command: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
+    shown: list[str | Path] = [sys.executable, REPOSITORY / "tools" / "build_progress.py", "compiled", "--"]
+    command = [*shown, sys.executable, "-m", "pip", "--python", python, "install", "--verbose", "--no-deps"]
     command += ["--no-build-isolation", "--ignore-installed", f"--config-settings=build-dir={WORK / commit / 'build'}"]
     subprocess.run([*command, tree], check=True)
     mark.touch()
@@ -124,9 +126,10 @@ def compare(program: Path, other: Side, here: Side, rounds: int) -> list[Compare
 
 def measured(program: Path, side: Side) -> Figures | None:
     """The rows of a quick run; None where the package lacks what the program calls."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = dict(os.environ)
     if side.commit is not None:
         environment["KVFIX_COMMIT"] = side.commit
+        environment.pop("PYTHONPATH", None)  # it may lead to this checkout's package
     with tempfile.TemporaryDirectory() as folder:
         command: list[str | Path] = [side.python, program, "--quick", "--results", folder]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
