@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trtllm_kvfix import __version__
+from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.errors import KvfixError
 
 # A command is imported when it is asked for, so that start-up stays cheap and one that cannot be loaded harms no other.
@@ -47,6 +47,7 @@ class LazyGroup(click.Group):
         module_name, attribute = COMMANDS[cmd_name].split(":")
         with one_line_errors():
             command: click.Command = getattr(import_module(module_name), attribute)
+        command.epilog = command.epilog or usage.epilog_of(cmd_name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -54,7 +55,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=LazyGroup, epilog=usage.COMPLETION, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="trtllm-kvfix")
 @click.option(
     "--config",

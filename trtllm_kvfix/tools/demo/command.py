@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from trtllm_kvfix import __version__
+from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.engine.config import HAZARDS, MANAGERS
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError, SettingsError
@@ -18,12 +18,20 @@ from trtllm_kvfix.tools.demo.scenes import Scene, choose, play
 
 
 @click.command()
-@click.option("--device", "device_name", default="auto", show_default=True, metavar="cpu|cuda[:N]|auto")
+@click.option(
+    "--device",
+    "device_name",
+    default="auto",
+    show_default=True,
+    metavar="cpu|cuda[:N]|auto",
+    shell_complete=usage.devices,
+)
 @click.option(
     "--fix",
     "choices",
     multiple=True,
     metavar="ID=off|on",
+    shell_complete=usage.one_of(f"{fix_id}={word}" for fix_id in HAZARDS for word in ("off", "on")),
     help=f"`off`: show only what is lost without it; `on`: leave its scene out; repeatable. {', '.join(HAZARDS)}.",
 )
 @click.option(

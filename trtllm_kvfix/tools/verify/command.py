@@ -7,7 +7,7 @@ from typing import NamedTuple
 import click
 from rich.console import Console
 
-from trtllm_kvfix import __version__
+from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError, SettingsError
 from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.progress import progress_bar
@@ -20,8 +20,22 @@ from trtllm_kvfix.tools.verify.runner import run_case
 
 
 @click.command()
-@click.option("--device", "device_name", default="auto", show_default=True, metavar="cpu|cuda[:N]|auto")
-@click.option("--case", "names", multiple=True, metavar="NAME", help=f"One of {', '.join(NAMES)}; repeatable.")
+@click.option(
+    "--device",
+    "device_name",
+    default="auto",
+    show_default=True,
+    metavar="cpu|cuda[:N]|auto",
+    shell_complete=usage.devices,
+)
+@click.option(
+    "--case",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=usage.one_of(NAMES),
+    help=f"One of {', '.join(NAMES)}; repeatable.",
+)
 @click.option("--iterations", type=click.IntRange(min=1), default=150, show_default=True, help="Of each arm.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of contents and simulation.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
