@@ -20,7 +20,7 @@ from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
-from trtllm_kvfix.tools.verify.case import Arm, Case, Comparison, Lane, Side
+from trtllm_kvfix.tools.verify.case import Arm, Case, Comparison, ControlKind, Lane, Side
 from trtllm_kvfix.tools.verify.transfers import BLOCK_BYTES, BLOCK_WORDS, BLOCKS, BYTES, SHAPE, addresses
 
 TOKENS_PER_BLOCK = 4
@@ -219,6 +219,7 @@ CASES = (
         hazard="H5",
         title="Connector: a prompt goes to the host tier while the kernels that write its blocks are queued",
         call="the connector is told that the prompt has been computed",
+        control_kind=ControlKind.WRONG_STREAM,
         control=side(
             StoreThroughConnector,
             ordered=False,
@@ -232,6 +233,7 @@ CASES = (
         hazard="H5",
         title="Connector: a prompt comes back into blocks that queued attention reads for their last owner",
         call="the connector is told where the prompt's blocks are",
+        control_kind=ControlKind.WRONG_STREAM,
         control=side(
             LoadThroughConnector, ordered=False, effect="attention runs and reads what was loaded for somebody else"
         ),
