@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.tools.written import check_folder, say_written, unwritable
+from trtllm_kvfix.written import check_folder, say_written, unwritable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from trtllm_kvfix.tools.demo.outcome import Report, SceneOutcome
 from trtllm_kvfix.tools.demo.page import page
 from trtllm_kvfix.tools.demo.report import Printer, picture
 from trtllm_kvfix.tools.demo.scenes import Scene, choose, play
-from trtllm_kvfix.tools.written import check_folder, write
+from trtllm_kvfix.written import check_folder, write
 
 
 @click.command()

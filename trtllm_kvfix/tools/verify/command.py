@@ -18,7 +18,7 @@ from trtllm_kvfix.tools.verify.outcome import CaseOutcome, DeviceInfo, Report, V
 from trtllm_kvfix.tools.verify.page import page
 from trtllm_kvfix.tools.verify.report import print_report
 from trtllm_kvfix.tools.verify.runner import run_case
-from trtllm_kvfix.tools.written import check_folder, write
+from trtllm_kvfix.written import check_folder, write
 
 
 @click.command()
