@@ -1,4 +1,4 @@
-"""Append what `trtllm-kvfix replay --sweep ... --json` printed to results/sweep.csv, one row for each size.
+"""Append what `trtllm-kvfix replay --json` printed: a sweep to results/sweep.csv, a comparison to results/compare.csv.
 
 `trtllm-kvfix replay TRACE ... --sweep 0,200GiB --json | python bench/record_replay.py --results bench/results`
 
@@ -13,11 +13,9 @@ from typing import Any
 
 from measure import FACTS, RESULTS, append
 
-COLUMNS = (
-    *FACTS,
-    "workload",
-    "host_tier",
-    "admission",
+Outcome = dict[str, Any]
+
+SWEEP_COLUMNS = (
     "host_gib",
     "reused_percent",
     "host_percent",
@@ -26,36 +24,67 @@ COLUMNS = (
     "tib_to_host",
     "tib_to_primary",
 )
+COMPARE_COLUMNS = (
+    "host_gib",
+    "reused_percent",
+    "iterations_admitting",
+    "overshoots",
+    "tokens_over_max",
+    "promises",
+    "promises_broken",
+    "tokens_short",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     arguments = parser.parse_args()
-    append(arguments.results / "sweep.csv", COLUMNS, rows(json.load(sys.stdin)))
-
-
-def rows(report: dict[str, Any]) -> list[list[Any]]:
+    report = json.load(sys.stdin)
     if report["partial"]:
         sys.exit("the replay was interrupted, so its figures are of a part of the trace")
-    return [row(report["workload"], outcome) for outcome in report["outcomes"]]
+    outcomes, workload = report["outcomes"], report["workload"]
+    if len({outcome["admission"] for outcome in outcomes}) > 1:
+        columns = (*FACTS, "workload", "admission", *COMPARE_COLUMNS)
+        rows = [[workload, each["admission"], *compared(each)] for each in outcomes]
+        append(arguments.results / "compare.csv", columns, rows)
+    else:
+        columns = (*FACTS, "workload", "host_tier", "admission", *SWEEP_COLUMNS)
+        rows = [[workload, *tier(each), *swept(each)] for each in outcomes]
+        append(arguments.results / "sweep.csv", columns, rows)
 
 
-def row(workload: str, outcome: dict[str, Any]) -> list[Any]:
-    shape, tokens, moved = outcome["shape"], outcome["tokens"], outcome["moved"]
-    total = tokens["primary"] + tokens["host"] + tokens["computed"]
-    shares = [tokens["primary"] + tokens["host"], tokens["host"], *(outcome["bounds"][name] for name in BOUNDS)]
+def tier(outcome: Outcome) -> list[str]:
+    shape = outcome["shape"]
+    return [shape["host_tier"], shape["host_admission"] if shape["host_tier"] == "connector" else ""]
+
+
+def swept(outcome: Outcome) -> list[str]:
+    tokens, bounds, moved = outcome["tokens"], outcome["bounds"], outcome["moved"]
+    reused = tokens["primary"] + tokens["host"]
+    shares = (reused, tokens["host"], bounds["clairvoyant"], bounds["ceiling"])
     return [
-        workload,
-        shape["host_tier"],
-        shape["host_admission"] if shape["host_tier"] == "connector" else "",
-        f"{shape['blocks_host'] * shape['bytes_per_block'] / 2**30:.6g}",
-        *(f"{100 * share / total:.6g}" for share in shares),
+        host_gib(outcome),
+        *(percent(outcome, share) for share in shares),
         *(f"{moved[name] / 2**40:.6g}" for name in ("bytes_to_host", "bytes_to_primary")),
     ]
 
 
-BOUNDS = ("clairvoyant", "ceiling")
+def compared(outcome: Outcome) -> list[Any]:
+    tokens, budget = outcome["tokens"], outcome["budget"]
+    counts = [budget[name] for name in COMPARE_COLUMNS[2:]]
+    return [host_gib(outcome), percent(outcome, tokens["primary"] + tokens["host"]), *counts]
+
+
+def host_gib(outcome: Outcome) -> str:
+    shape = outcome["shape"]
+    return f"{shape['blocks_host'] * shape['bytes_per_block'] / 2**30:.6g}"
+
+
+def percent(outcome: Outcome, share: int) -> str:
+    tokens = outcome["tokens"]
+    return f"{100 * share / (tokens['primary'] + tokens['host'] + tokens['computed']):.6g}"
+
 
 if __name__ == "__main__":
     main()
