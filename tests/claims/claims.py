@@ -10,9 +10,10 @@ from typing import Any
 from tests.claims.pages import FIGURE, NUMBER, ROOT, Block, Cell, cells, label, plain
 from tests.claims.rows import NoSuchRow, Rows
 
+LET = "let "  # names what several formulas of a note have in common
 WHOLE_TABLE = "this table"  # holds conditions, limits or settings alone
 _HELPERS = {"min": min, "max": max, "sum": sum, "len": len, "median": median, "abs": abs, "zip": zip, "round": round}
-_HELPERS |= {"int": int, "sorted": sorted, "divmod": divmod}
+_HELPERS |= {"int": int}
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Claim:
     formulas: dict[str, str]
 
     @property
+    def keys(self) -> list[str]:
+        return [key for key in self.formulas if not key.startswith(LET)]
+
+    @property
     def commits(self) -> set[str]:
         common = self.rows.common.get("commit")
         return {*([common] if common else ()), *re.findall(r'commit="([0-9a-f]+\+?)"', " ".join(self.formulas.values()))}
@@ -31,6 +36,9 @@ class Claim:
         names: dict[str, Any] = {**_HELPERS, "v": self.rows.value, "each": self.rows.each}
         if cell is not None:
             names |= {"row": cell.row, "column": cell.column}
+        for name, formula in self.formulas.items():
+            if name.startswith(LET):
+                names[name.removeprefix(LET)] = eval(formula, {"__builtins__": {}, **names})  # noqa: S307  as below
         # The formula is ours, as the page is. Names are globals, so that comprehensions see them.
         result = eval(self.formulas[key], {"__builtins__": {}, **names})  # noqa: S307
         return [float(each) for each in (result if isinstance(result, tuple | list) else (result,))]
@@ -96,7 +104,7 @@ def _not_shown(block: Block) -> Iterator[str]:
 def _of_words(block: Block) -> Iterator[str]:
     words = block.words
     spans: list[tuple[int, int]] = []
-    phrases = [(claim, key) for claim in claims_of(block) for key in claim.formulas]
+    phrases = [(claim, key) for claim in claims_of(block) for key in claim.keys]
     for claim, phrase in [*phrases, *((None, each) for each in given(block))]:
         key = " ".join(plain(phrase).split())
         places = [found.span() for found in re.finditer(rf"(?<![\w.,]){re.escape(key)}(?![\w])", words)]
@@ -117,7 +125,7 @@ def _of_table(block: Block) -> Iterator[str]:
     found = list(cells(block))
     is_numeric = sum(cell.is_figure for cell in found) > 1
     for cell in found:
-        keys = [(claim, key) for claim in claims for key in claim.formulas if key in (cell.row, cell.column)]
+        keys = [(claim, key) for claim in claims for key in claim.keys if key in (cell.row, cell.column)]
         used |= {key for _, key in keys} | {name for name in conditions if name in (cell.row, cell.column)}
         if not NUMBER.search(cell.text):
             continue
@@ -130,7 +138,7 @@ def _of_table(block: Block) -> Iterator[str]:
             counts = is_numeric if cell.is_figure else FIGURE.search(cell.text)
             if counts:
                 yield f"no row is named for {cell.text!r} in row {cell.row!r}, column {cell.column!r}"
-    for name in {*conditions, *(key for claim in claims for key in claim.formulas)} - used:
+    for name in {*conditions, *(key for claim in claims for key in claim.keys)} - used:
         yield f"its note names {name!r}, which is no label of the table"
 
 
