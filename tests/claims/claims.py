@@ -29,8 +29,8 @@ class Claim:
 
     @property
     def commits(self) -> set[str]:
-        common = self.rows.common.get("commit")
-        return {*([common] if common else ()), *re.findall(r'commit="([0-9a-f]+\+?)"', " ".join(self.formulas.values()))}
+        found = set(re.findall(r'commit="([0-9a-f]+\+?)"', " ".join(self.formulas.values())))
+        return found | {value for name, value in self.rows.common.items() if name == "commit"}
 
     def numbers(self, key: str, cell: Cell | None) -> list[float]:
         names: dict[str, Any] = {**_HELPERS, "v": self.rows.value, "each": self.rows.each}
@@ -38,9 +38,9 @@ class Claim:
             names |= {"row": cell.row, "column": cell.column}
         for name, formula in self.formulas.items():
             if name.startswith(LET):
-                names[name.removeprefix(LET)] = eval(formula, {"__builtins__": {}, **names})  # noqa: S307  as below
+                names[name.removeprefix(LET)] = eval(formula, {"__builtins__": {}, **names})
         # The formula is ours, as the page is. Names are globals, so that comprehensions see them.
-        result = eval(self.formulas[key], {"__builtins__": {}, **names})  # noqa: S307
+        result = eval(self.formulas[key], {"__builtins__": {}, **names})
         return [float(each) for each in (result if isinstance(result, tuple | list) else (result,))]
 
 

@@ -1,0 +1,36 @@
+"""What pages show of our own commands, compared with what the commands print."""
+
+import json
+import re
+import shlex
+
+from click.testing import CliRunner
+
+from tests.claims.pages import ROOT, blocks, label
+from trtllm_kvfix.cli import main
+
+DOCS = ROOT / "docs"
+
+
+def test_replay_md_shows_what_the_command_prints() -> None:
+    page = (DOCS / "replay.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```\n\$ trtllm-kvfix (replay [^\n]*)\n(.*?)```", page, re.DOTALL)
+    printed = CliRunner().invoke(main, shlex.split(shown[0])).stdout
+    assert [line.rstrip() for line in printed.splitlines()] == [line.rstrip() for line in shown[1].splitlines()]
+
+
+def test_engine_md_shows_what_the_demo_finds() -> None:
+    report = json.loads(CliRunner().invoke(main, ["demo", "--device", "cpu", "--json"]).stdout)
+    found = {}
+    for scene in report["scenes"]:
+        answers = scene["control"]["answers"]
+        wrong = sum(not answer["right"] for answer in answers)
+        foreign = sum(answer["from_whom"] is not None for answer in answers)
+        found[f"{scene['fix']} ({scene['hazard']})"] = [f"{wrong} of {len(answers)}", foreign]
+        assert all(answer["right"] for answer in scene["fixed"]["answers"])
+    (table,) = (block for block in blocks(DOCS / "engine.md") if "wrong answers | of them" in block.text)
+    shown = {}
+    for line in table.text.splitlines()[2:]:
+        name, _, wrong, foreign = (part.strip() for part in line.strip("|").split("|"))
+        shown[label(name)] = [wrong, int(foreign.split(",")[0])]
+    assert shown == found
