@@ -29,7 +29,7 @@ class Claim:
 
     @property
     def commits(self) -> set[str]:
-        found = set(re.findall(r'commit="([0-9a-f]+\+?)"', " ".join(self.formulas.values())))
+        found = set(re.findall(r'"([0-9a-f]{7}\+?)"', " ".join(self.formulas.values())))
         return found | {value for name, value in self.rows.common.items() if name == "commit"}
 
     def numbers(self, key: str, cell: Cell | None) -> list[float]:

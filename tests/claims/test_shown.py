@@ -34,3 +34,13 @@ def test_engine_md_shows_what_the_demo_finds() -> None:
         name, _, wrong, foreign = (part.strip() for part in line.strip("|").split("|"))
         shown[label(name)] = [wrong, int(foreign.split(",")[0])]
     assert shown == found
+
+
+def test_offload_md_says_what_a_large_store_brings_to_each_admission() -> None:
+    page = " ".join((DOCS / "offload.md").read_text(encoding="utf-8").split())
+    (command,) = re.findall(r"`trtllm-kvfix (replay --generate chat [^`]*)`", page)
+    for admission in ("all", "adaptive"):
+        arguments = [*shlex.split(command), "--host-admission", admission, "--json"]
+        (outcome,) = json.loads(CliRunner().invoke(main, arguments).stdout)["outcomes"]
+        assert f"{100 * outcome['tokens']['hit_rate']:.1f} %" in page
+        assert f"{outcome['moved']['blocks_to_host']:,}" in page
