@@ -8,9 +8,9 @@ A note in front of a paragraph or table says where its figures come from. It is 
     -->
 
 The first line names a file and what all its rows have in common. Each further line computes the numbers in a phrase of
-the text, or in the cells under a heading or beside a label of a table. `row` and `column` are the labels of a cell. `v`
-is the value of the only row that fits, `each` those of all that fit. A line that begins with `let` names what several
-formulas share. The section that quotes a figure names its commit.
+the text, or in the cells under a heading or beside a label of a table. `row` and `column` are the labels of a cell,
+`line["fix"]` is its neighbour under that heading. `v` is the value of the only row that fits, `each` those of all that
+fit. A line that begins with `let` names what several formulas share. The section that quotes a figure names its commit.
 
     <!-- given: 10 ms; batch -->                         conditions, limits and settings: nobody measured them
     <!-- shown by: tests/claims/test_shown.py -->        a test compares the text with what the code prints

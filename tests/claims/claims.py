@@ -35,7 +35,7 @@ class Claim:
     def numbers(self, key: str, cell: Cell | None) -> list[float]:
         names: dict[str, Any] = {**_HELPERS, "v": self.rows.value, "each": self.rows.each}
         if cell is not None:
-            names |= {"row": cell.row, "column": cell.column}
+            names |= {"row": cell.row, "column": cell.column, "line": cell.line}
         for name, formula in self.formulas.items():
             if name.startswith(LET):
                 names[name.removeprefix(LET)] = eval(formula, {"__builtins__": {}, **names})

@@ -47,6 +47,7 @@ class Cell:
     row: str
     column: str
     text: str
+    line: dict[str, str]  # the labels of its row's other cells, by column
 
     @property
     def is_figure(self) -> bool:
@@ -90,8 +91,9 @@ def cells(table: Block) -> Iterator[Cell]:
     columns = [label(part) for part in _split(head)]
     for line in body:
         first, *rest = _split(line)
+        labels = dict(zip(columns, map(label, (first, *rest)), strict=True))
         for column, text in zip(columns[1:], rest, strict=True):
-            yield Cell(label(first), column, plain(text).strip())
+            yield Cell(label(first), column, plain(text).strip(), labels)
 
 
 def _split(line: str) -> list[str]:
