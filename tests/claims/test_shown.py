@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from pathlib import Path
 
 from click.testing import CliRunner
 
@@ -21,7 +22,7 @@ def test_replay_md_shows_what_the_command_prints() -> None:
 
 def test_engine_md_shows_what_the_demo_finds() -> None:
     report = json.loads(CliRunner().invoke(main, ["demo", "--device", "cpu", "--json"]).stdout)
-    found = {}
+    found: dict[str, list[object]] = {}
     for scene in report["scenes"]:
         answers = scene["control"]["answers"]
         wrong = sum(not answer["right"] for answer in answers)
@@ -29,10 +30,10 @@ def test_engine_md_shows_what_the_demo_finds() -> None:
         found[f"{scene['fix']} ({scene['hazard']})"] = [f"{wrong} of {len(answers)}", foreign]
         assert all(answer["right"] for answer in scene["fixed"]["answers"])
     (table,) = (block for block in blocks(DOCS / "engine.md") if "wrong answers | of them" in block.text)
-    shown = {}
+    shown: dict[str, list[object]] = {}
     for line in table.text.splitlines()[2:]:
-        name, _, wrong, foreign = (part.strip() for part in line.strip("|").split("|"))
-        shown[label(name)] = [wrong, int(foreign.split(",")[0])]
+        name, _, answers_wrong, others = (part.strip() for part in line.strip("|").split("|"))
+        shown[label(name)] = [answers_wrong, int(others.split(",")[0])]
     assert shown == found
 
 
@@ -44,3 +45,10 @@ def test_offload_md_says_what_a_large_store_brings_to_each_admission() -> None:
         (outcome,) = json.loads(CliRunner().invoke(main, arguments).stdout)["outcomes"]
         assert f"{100 * outcome['tokens']['hit_rate']:.1f} %" in page
         assert f"{outcome['moved']['blocks_to_host']:,}" in page
+
+
+def test_the_picture_of_readme_md_is_what_the_demo_draws(tmp_path: Path) -> None:
+    drawn = tmp_path / "demo.svg"
+    arguments = ["demo", "--device", "cpu", "--fix", "staged-offsets-v1=off", "--svg", str(drawn)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert drawn.read_text(encoding="utf-8") == (DOCS / "demo.svg").read_text(encoding="utf-8"), "draw it again"

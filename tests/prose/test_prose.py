@@ -40,6 +40,8 @@ def test_wrapping_changes_no_word_and_leaves_tables_and_code_alone() -> None:
     assert wrapped(text).split() == text.split()
     assert wrapped(wrapped(text)) == wrapped(text)
     assert wrapped(text).count(wide) == 5
+    code = "word " * 23 + "`some code of several words` and more"
+    assert wrapped(code) == "word " * 22 + "word\n`some code of several words` and more"
 
 
 def test_references_without_a_link_are_found() -> None:

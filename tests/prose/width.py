@@ -8,6 +8,7 @@ from typing import NamedTuple
 COLUMNS = 120
 _ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s")
 _LEAD = re.compile(r"\s*(?:[-*]\s+|\d+\.\s+)?")
+_KEPT = "\0"  # stands for a space inside code, where no line may end
 _DEFINITION = re.compile(r"\[[^\]]+\]: ")
 
 
@@ -63,11 +64,13 @@ def _wrapped(item: list[str]) -> list[str]:
     found = _LEAD.match(item[0])
     lead = found.group() if found else ""
     body = " ".join([item[0][len(lead) :], *(line.strip() for line in item[1:])])
-    return textwrap.wrap(
-        body,
+    whole = re.sub(r"`[^`]*`", lambda code: code.group().replace(" ", _KEPT), body)
+    lines = textwrap.wrap(
+        whole,
         COLUMNS,
         initial_indent=lead,
         subsequent_indent=" " * len(lead),
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace(_KEPT, " ") for line in lines]
