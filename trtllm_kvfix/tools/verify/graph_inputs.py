@@ -159,7 +159,7 @@ CASES = (
         ),
         fixed=Side(
             FencedSteps,
-            how="An event lies behind the replay, and who fills the table waits for it (fix graph-inputs).",
+            how="An event lies behind the replay, and a step that fills the table waits for it (fix graph-inputs).",
             meanwhile="step B is about to fill the same table, and waits",
             effect="the replay of step A runs and finds step A; then step B fills the table",
         ),
