@@ -27,7 +27,7 @@ def defined(text: str) -> str:
 
 def unlinked(text: str) -> list[str]:
     """References that no reader can follow."""
-    text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"```.*?```|<!--.*?-->|`[^`\n]*`", "", text, flags=re.DOTALL)
     definitions = dict(_DEFINITION.findall(text))
     plain = _REFERENCE.findall(_DEFINITION.sub("", text))
     plain += [each for each, link in _INLINE.findall(text) if link != address(each)]
