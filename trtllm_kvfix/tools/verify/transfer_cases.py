@@ -26,7 +26,7 @@ def build(
 
 
 def without_edge(arm: type[TransferArm], order: str, meanwhile: str, effect: str) -> Side:
-    how = f"As upstream did it: the streams know nothing of each other. Source order {order.upper()}."
+    how = f"As in connectors before their fix: no event orders the streams. Source order {order.upper()}."
     return Side(partial(build, arm, Unordered, order), how, meanwhile, effect)
 
 
