@@ -88,6 +88,7 @@ def test_html_is_written_beside_what_is_printed(tmp_path: Path) -> None:
     assert "offsets-v1" in path.read_text(encoding="utf-8")
     assert "offsets-v1" in result.stdout
     assert result.stderr == f"Wrote {path}\n"
+    assert run("--case", "offsets-v1").stderr == "For a page with a timeline of every arm, add --html FILE.\n"
 
 
 def test_a_page_that_cannot_be_written_is_bad_usage_after_the_results_are_shown(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def verify(
         click.echo(report.model_dump_json(indent=2))
     else:
         print_report(Console(), report)
+        if html_path is None:
+            click.echo("For a page with a timeline of every arm, add --html FILE.", err=True)
     write("--html", html_path, lambda: page(report))
     sys.exit(exit_code(report))
 
