@@ -84,7 +84,7 @@ class FixChoices(RootModel[Mapping[str, Choice]]):
 
 
 class FixSettings(Section):
-    """What a fix may be told besides on and off; each one gets it when its replacements are made."""
+    """Settings of a fix besides on and off; each fix gets them when its replacements are made."""
 
     read_back_every: int = Field(default=0, ge=0)  # one shipment in so many is read back and compared; 0: none
     staging_slots: int = Field(default=3, ge=2, le=64)  # of each ring: shipments that may be pending at once

@@ -27,6 +27,8 @@ def page(report: Report) -> str:
 
 def headline(report: Report) -> str:
     where = "on a simulated device" if report.simulated else f"on {report.device}"
+    if report.partial and all(scene.shown for scene in report.scenes):
+        return f"{len(report.scenes)} of {report.scenes_planned} scenes ran before the interrupt, {where}"
     if report.proven:
         return f"What users read without the fixes, {where}"
     return f"Not every scene shows what it should, {where}"
@@ -63,7 +65,7 @@ def row(answer: AnswerRead, fixed: AnswerRead) -> Iterator[str]:
 
 
 def marked(answer: AnswerRead) -> str:
-    """What it should not have said is marked; letters that agree by chance are not told apart from it."""
+    """What it should not have said is marked; letters that agree by chance may be marked as well."""
     if answer.right:
         return escape(answer.read)
     text, at = [], 0

@@ -30,10 +30,13 @@ def page(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
+    where = "On a simulated device" if report.device.simulated else f"On {report.device.name}"
     if report.proven:
-        return "Upstream's order corrupts every time. The fix never does."
+        return f"{where}, every control corrupts every time. The fix never does."
     bad = sum(case.verdict is not Verdict.PROVEN for case in report.cases)
-    return f"{bad} of {len(report.cases)} cases do not show what they should."
+    if report.partial and not bad:
+        return f"{where}, {len(report.cases)} of {report.cases_planned} cases ran before the interrupt."
+    return f"{where}, {bad} of {len(report.cases)} cases do not show what they should."
 
 
 def facts(report: Report) -> str:
@@ -49,7 +52,8 @@ def paragraphs(lines: Iterable[str]) -> str:
 def row(case: CaseOutcome, *, is_first: bool) -> str:
     name = f'<a href="#{case.case}">{case.case}</a>' if is_first else ""
     numbers = (pending(case), f"{case.control.call_us_median:.1f}", f"{case.fixed.call_us_median:.1f}")
-    cells = [f"<td>{text}</td>" for text in (name, escape(case.variant), meter(case.control), meter(case.fixed))]
+    words = (name, escape(case.variant), escape(case.control_kind.value))
+    cells = [f"<td>{text}</td>" for text in (*words, meter(case.control), meter(case.fixed))]
     cells += [f'<td class="number">{text}</td>' for text in numbers]
     cells += [f'<td><span class="tag {TAGS[case.verdict]}">{case.verdict.value}</span></td>']
     return f'<tr class="{"first" if is_first else ""}">{"".join(cells)}</tr>'
@@ -78,7 +82,8 @@ def arms(case: CaseOutcome) -> Iterator[str]:
         if arm is None:
             continue
         yield '<div class="arm">'
-        yield f"<header><div><h3>{name}</h3><p>{escape(arm.how)}</p></div>{result(arm)}</header>"
+        what = f"{name}: {case.control_kind.value}" if arm is case.control else name
+        yield f"<header><div><h3>{escape(what)}</h3><p>{escape(arm.how)}</p></div>{result(arm)}</header>"
         yield f'<div class="scroll">{drawn(arm, scale)}</div>'
         yield f"<ol>{''.join(legend(case, arm))}</ol>"
         yield from example(arm)
