@@ -48,40 +48,64 @@ class BlockManagerConfig:
         """
 
     @property
-    def tokens_per_block(self) -> int: ...
+    def tokens_per_block(self) -> int:
+        """Tokens that a full block holds."""
 
     @property
-    def blocks_primary(self) -> int | dict[int, int]: ...
+    def blocks_primary(self) -> int | dict[int, int]:
+        """Slots on the GPU: one number, or one for each window."""
 
     @property
-    def blocks_host(self) -> int | dict[int, int]: ...
+    def blocks_host(self) -> int | dict[int, int]:
+        """
+        Slots of the host tier: one number, or one for each window. 0: no host tier.
+        """
 
     @property
-    def window_sizes(self) -> list[int] | None: ...
+    def window_sizes(self) -> list[int] | None:
+        """
+        Sizes of attention windows in tokens, each with slots and a tree of its own. None: full attention.
+        """
 
     @property
-    def max_beam_width(self) -> int: ...
+    def max_beam_width(self) -> int:
+        """The widest beam that a request may ask for."""
 
     @property
-    def block_reuse(self) -> bool: ...
+    def block_reuse(self) -> bool:
+        """False: nothing is ever matched or stored."""
 
     @property
-    def partial_reuse(self) -> bool: ...
+    def partial_reuse(self) -> bool:
+        """A block that matches in part is reused in part."""
 
     @property
-    def copy_on_partial_reuse(self) -> bool: ...
+    def copy_on_partial_reuse(self) -> bool:
+        """
+        A partial match in use is copied. False: it is only ever taken over, and so used once.
+        """
 
     @property
-    def offload_priority_min(self) -> int: ...
+    def offload_priority_min(self) -> int:
+        """
+        Blocks of a lower retention priority are dropped when evicted, not copied to host.
+        """
 
     @property
-    def events_max(self) -> int: ...
+    def events_max(self) -> int:
+        """
+        Events that wait to be read at most; more push the oldest out. 0: no events.
+        """
 
     @property
-    def hash_bits(self) -> int: ...
+    def hash_bits(self) -> int:
+        """
+        Bits of block hashes that count; fewer than 128 force collisions, for tests.
+        """
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """The key of block hashes: a secret, the same on ranks that must agree."""
 
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -98,13 +122,20 @@ class Retention:
         """
 
     @property
-    def ranges(self) -> list[tuple[int, int | None, int, int | None]]: ...
+    def ranges(self) -> list[tuple[int, int | None, int, int | None]]:
+        """
+        (token_start, token_end or None, priority, duration_ms or None), ascending and disjoint.
+        """
 
     @property
-    def decode_priority(self) -> int: ...
+    def decode_priority(self) -> int:
+        """Priority of the blocks that growth takes."""
 
     @property
-    def decode_duration_ms(self) -> int | None: ...
+    def decode_duration_ms(self) -> int | None:
+        """
+        How long decode_priority lasts from the moment the block is only cached. None: for ever.
+        """
 
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -121,28 +152,42 @@ class SequenceRequest:
         """
 
     @property
-    def request_id(self) -> int: ...
+    def request_id(self) -> int:
+        """The name of the sequence in every later call."""
 
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """The length of the prompt."""
 
     @property
-    def tokens(self) -> list[int]: ...
+    def tokens(self) -> list[int]:
+        """The prompt, as a new list."""
 
     @property
-    def beam_width(self) -> int: ...
+    def beam_width(self) -> int:
+        """
+        Beams share the full blocks of the prompt; each has an incomplete last block of its own.
+        """
 
     @property
-    def lora_id(self) -> int | None: ...
+    def lora_id(self) -> int | None:
+        """Blocks are shared among requests of one adapter only."""
 
     @property
-    def salt(self) -> str | bytes | int | None: ...
+    def salt(self) -> str | bytes | int | None:
+        """
+        Blocks are shared among requests of one salt only. Kinds never match: 1, "1" and b"1" differ.
+        """
 
     @property
-    def extra_keys(self) -> list[tuple[int, int, bytes]]: ...
+    def extra_keys(self) -> list[tuple[int, int, bytes]]:
+        """
+        Multimodal spans (token_start, token_end, digest), which are part of the identity of their blocks.
+        """
 
     @property
-    def retention(self) -> Retention | None: ...
+    def retention(self) -> Retention | None:
+        """How long its blocks are worth keeping. None: priority 35."""
 
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -157,22 +202,28 @@ class Admission:
     """What one request got; its numbers alone, whatever shared its batch."""
 
     @property
-    def request_id(self) -> int: ...
+    def request_id(self) -> int:
+        """The request."""
 
     @property
-    def tokens_reused(self) -> int: ...
+    def tokens_reused(self) -> int:
+        """Leading tokens of the prompt that need not be computed."""
 
     @property
-    def tokens_new(self) -> int: ...
+    def tokens_new(self) -> int:
+        """Tokens of the prompt that must be computed: at least one."""
 
     @property
-    def blocks_reused(self) -> int: ...
+    def blocks_reused(self) -> int:
+        """Blocks claimed, a partial match included, summed over windows."""
 
     @property
-    def blocks_onboarded(self) -> int: ...
+    def blocks_onboarded(self) -> int:
+        """Copies from host to primary that were queued for this request."""
 
     @property
-    def blocks_new(self) -> int: ...
+    def blocks_new(self) -> int:
+        """Blocks without any reused token, summed over windows and beams."""
 
     def __repr__(self) -> str: ...
 
@@ -182,10 +233,14 @@ class BatchAdmission:
     """
 
     @property
-    def admitted(self) -> list[Admission]: ...
+    def admitted(self) -> list[Admission]:
+        """One result for each request that fits, in the order of the call."""
 
     @property
-    def deferred(self) -> list[int]: ...
+    def deferred(self) -> list[int]:
+        """
+        The first request that would exceed tokens_new_max, and all after it. They are untouched.
+        """
 
     def __repr__(self) -> str: ...
 
@@ -193,13 +248,16 @@ class PrefixReuse:
     """What admitting the request alone, now, would reuse."""
 
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Tokens that would be reused."""
 
     @property
-    def blocks_primary(self) -> int: ...
+    def blocks_primary(self) -> int:
+        """Of these blocks, those that are in primary."""
 
     @property
-    def blocks_host(self) -> int: ...
+    def blocks_host(self) -> int:
+        """Those that are only in host and would be copied up."""
 
     def __repr__(self) -> str: ...
 
@@ -209,22 +267,34 @@ class TransferItem:
     """
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """
+        'onboard': host to primary. 'offload': primary to host. 'copy': within primary.
+        """
 
     @property
-    def slot_src(self) -> int: ...
+    def slot_src(self) -> int:
+        """
+        The slot to read: in host for 'onboard', in primary for the other kinds.
+        """
 
     @property
-    def slot_dst(self) -> int: ...
+    def slot_dst(self) -> int:
+        """
+        The slot to write: in host for 'offload', in primary for the other kinds.
+        """
 
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Leading tokens of the block that must be copied; the rest is not used."""
 
     @property
-    def block_id(self) -> int: ...
+    def block_id(self) -> int:
+        """The block that the destination belongs to."""
 
     @property
-    def window_size(self) -> int | None: ...
+    def window_size(self) -> int | None:
+        """The window whose slots these are. None: full attention."""
 
     def __repr__(self) -> str: ...
 
@@ -234,10 +304,16 @@ class TransferBatch:
     """
 
     @property
-    def ticket(self) -> int: ...
+    def ticket(self) -> int:
+        """
+        What complete() or fail() takes, once. 0: nothing was queued, and nothing need be ended.
+        """
 
     @property
-    def items(self) -> list[TransferItem]: ...
+    def items(self) -> list[TransferItem]:
+        """
+        The copies. An offload may have to read a slot before a later item writes it.
+        """
 
     def __len__(self) -> int: ...
 
@@ -247,19 +323,24 @@ class PinnedBlock:
     """A block that stays where it is until it is unpinned."""
 
     @property
-    def block_hash(self) -> int: ...
+    def block_hash(self) -> int:
+        """The hash under which the block was found."""
 
     @property
-    def block_id(self) -> int: ...
+    def block_id(self) -> int:
+        """What unpin_blocks_by_id() takes."""
 
     @property
-    def slot(self) -> int: ...
+    def slot(self) -> int:
+        """Where the block is, in its tier."""
 
     @property
-    def tier(self) -> str: ...
+    def tier(self) -> str:
+        """'primary' or 'host'."""
 
     @property
-    def window_size(self) -> int | None: ...
+    def window_size(self) -> int | None:
+        """The window whose slot it is. None: full attention."""
 
     def __repr__(self) -> str: ...
 
@@ -269,41 +350,54 @@ class BlockEvent:
     """
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """'stored', 'removed' or 'updated'."""
 
     @property
-    def event_id(self) -> int: ...
+    def event_id(self) -> int:
+        """
+        Counts up by one; a gap means that events were dropped (KvCacheStats.events_dropped).
+        """
 
     @property
-    def block_hash(self) -> int: ...
+    def block_hash(self) -> int:
+        """The hash of the block, which covers everything before it, too."""
 
     @property
-    def parent_hash(self) -> int | None: ...
+    def parent_hash(self) -> int | None:
+        """The hash of the block before it. None: it is the first."""
 
     @property
-    def tokens(self) -> list[int]: ...
+    def tokens(self) -> list[int]:
+        """Of a stored block, its tokens; else empty."""
 
     @property
-    def tokens_per_block(self) -> int: ...
+    def tokens_per_block(self) -> int:
+        """Of the manager."""
 
     @property
-    def lora_id(self) -> int | None: ...
+    def lora_id(self) -> int | None:
+        """Of a stored block, the adapter of its prefix."""
 
     @property
-    def salt(self) -> str | bytes | int | None: ...
+    def salt(self) -> str | bytes | int | None:
+        """Of a stored block, the salt of its prefix."""
 
     @property
     def extra_keys(self) -> list[tuple[int, int, bytes]]:
         """Multimodal spans, in offsets from the block's first token."""
 
     @property
-    def tier(self) -> str: ...
+    def tier(self) -> str:
+        """The tier from which it is read: 'primary' or 'host'."""
 
     @property
-    def priority(self) -> int: ...
+    def priority(self) -> int:
+        """Its retention priority."""
 
     @property
-    def window_size(self) -> int | None: ...
+    def window_size(self) -> int | None:
+        """The window whose tree it is in. None: full attention."""
 
     def __repr__(self) -> str: ...
 
@@ -311,46 +405,60 @@ class CacheCounters:
     """What happened over an iteration, or since the start."""
 
     @property
-    def requests(self) -> int: ...
+    def requests(self) -> int:
+        """Requests admitted."""
 
     @property
-    def tokens_reused(self) -> int: ...
+    def tokens_reused(self) -> int:
+        """Prompt tokens that were found in the cache."""
 
     @property
-    def tokens_new(self) -> int: ...
+    def tokens_new(self) -> int:
+        """Prompt tokens that had to be computed."""
 
     @property
-    def blocks_reused(self) -> int: ...
+    def blocks_reused(self) -> int:
+        """Blocks claimed by admissions."""
 
     @property
-    def blocks_reused_partial(self) -> int: ...
+    def blocks_reused_partial(self) -> int:
+        """Of these, matches of a part of a block."""
 
     @property
-    def blocks_onboarded(self) -> int: ...
+    def blocks_onboarded(self) -> int:
+        """Copies from host to primary."""
 
     @property
-    def blocks_copied(self) -> int: ...
+    def blocks_copied(self) -> int:
+        """Copies within primary."""
 
     @property
-    def blocks_new(self) -> int: ...
+    def blocks_new(self) -> int:
+        """Prompt blocks without any reused token."""
 
     @property
-    def blocks_missed(self) -> int: ...
+    def blocks_missed(self) -> int:
+        """Full prompt blocks that were not reused."""
 
     @property
-    def blocks_grown(self) -> int: ...
+    def blocks_grown(self) -> int:
+        """Blocks that growth took."""
 
     @property
-    def blocks_stored(self) -> int: ...
+    def blocks_stored(self) -> int:
+        """Blocks that entered the tree."""
 
     @property
-    def blocks_offloaded(self) -> int: ...
+    def blocks_offloaded(self) -> int:
+        """Copies from primary to host."""
 
     @property
-    def blocks_dropped(self) -> int: ...
+    def blocks_dropped(self) -> int:
+        """Blocks whose content eviction has lost, those behind them included."""
 
     @property
-    def blocks_failed(self) -> int: ...
+    def blocks_failed(self) -> int:
+        """Copies that failed."""
 
     def __repr__(self) -> str: ...
 
@@ -358,25 +466,32 @@ class RequestStats:
     """What one live request got and grew."""
 
     @property
-    def tokens_reused(self) -> int: ...
+    def tokens_reused(self) -> int:
+        """Prompt tokens that were found in the cache."""
 
     @property
-    def tokens_new(self) -> int: ...
+    def tokens_new(self) -> int:
+        """Prompt tokens that had to be computed."""
 
     @property
-    def blocks_reused(self) -> int: ...
+    def blocks_reused(self) -> int:
+        """Blocks claimed by its admission."""
 
     @property
-    def blocks_onboarded(self) -> int: ...
+    def blocks_onboarded(self) -> int:
+        """Copies from host to primary that its admission queued."""
 
     @property
-    def blocks_new(self) -> int: ...
+    def blocks_new(self) -> int:
+        """Prompt blocks without any reused token."""
 
     @property
-    def blocks_missed(self) -> int: ...
+    def blocks_missed(self) -> int:
+        """Full prompt blocks that were not reused, summed over windows."""
 
     @property
-    def blocks_grown(self) -> int: ...
+    def blocks_grown(self) -> int:
+        """Blocks that growth took."""
 
     def __repr__(self) -> str: ...
 
@@ -384,19 +499,24 @@ class TierStats:
     """blocks = free + cached + owned + in_flight"""
 
     @property
-    def blocks(self) -> int: ...
+    def blocks(self) -> int:
+        """All slots of the tier."""
 
     @property
-    def free(self) -> int: ...
+    def free(self) -> int:
+        """Slots that hold nothing."""
 
     @property
-    def cached(self) -> int: ...
+    def cached(self) -> int:
+        """Slots that can be found and that eviction may take."""
 
     @property
-    def owned(self) -> int: ...
+    def owned(self) -> int:
+        """Slots of live sequences, and those that are pinned, locked or kept."""
 
     @property
-    def in_flight(self) -> int: ...
+    def in_flight(self) -> int:
+        """Slots that a transfer still writes."""
 
     def __repr__(self) -> str: ...
 
@@ -404,13 +524,16 @@ class WindowStats:
     """One window's slots."""
 
     @property
-    def window_size(self) -> int | None: ...
+    def window_size(self) -> int | None:
+        """None: full attention."""
 
     @property
-    def primary(self) -> TierStats: ...
+    def primary(self) -> TierStats:
+        """The slots on the GPU."""
 
     @property
-    def host(self) -> TierStats: ...
+    def host(self) -> TierStats:
+        """The slots of the host tier."""
 
     def __repr__(self) -> str: ...
 
@@ -418,40 +541,52 @@ class KvCacheStats:
     """A snapshot; reading it resets nothing."""
 
     @property
-    def max_num_blocks(self) -> int: ...
+    def max_num_blocks(self) -> int:
+        """Primary slots, all windows."""
 
     @property
-    def free_num_blocks(self) -> int: ...
+    def free_num_blocks(self) -> int:
+        """Primary slots that are free or cached."""
 
     @property
-    def used_num_blocks(self) -> int: ...
+    def used_num_blocks(self) -> int:
+        """Primary slots that are owned or in flight."""
 
     @property
-    def tokens_per_block(self) -> int: ...
+    def tokens_per_block(self) -> int:
+        """Of the manager."""
 
     @property
-    def cache_hit_rate(self) -> float: ...
+    def cache_hit_rate(self) -> float:
+        """Blocks reused / (reused + missed), since the start."""
 
     @property
-    def windows(self) -> list[WindowStats]: ...
+    def windows(self) -> list[WindowStats]:
+        """Each window's slots, ascending by size."""
 
     @property
-    def total(self) -> CacheCounters: ...
+    def total(self) -> CacheCounters:
+        """Since the start."""
 
     @property
-    def iteration(self) -> CacheCounters: ...
+    def iteration(self) -> CacheCounters:
+        """Of the iteration that the last refresh_blocks() ended."""
 
     @property
-    def current(self) -> CacheCounters: ...
+    def current(self) -> CacheCounters:
+        """Since that call."""
 
     @property
-    def events_dropped(self) -> int: ...
+    def events_dropped(self) -> int:
+        """Events that were pushed out before anybody read them."""
 
     @property
-    def sequences(self) -> int: ...
+    def sequences(self) -> int:
+        """Live sequences."""
 
     @property
-    def sequences_suspended(self) -> int: ...
+    def sequences_suspended(self) -> int:
+        """Sequences that were swapped out."""
 
     def __repr__(self) -> str: ...
 
