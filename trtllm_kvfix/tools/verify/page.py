@@ -79,7 +79,7 @@ def arms(case: CaseOutcome) -> Iterator[str]:
             continue
         yield '<div class="arm">'
         yield f"<header><div><h3>{name}</h3><p>{escape(arm.how)}</p></div>{result(arm)}</header>"
-        yield f'<div class="scroll">{drawn(arm, scale)}</div>'
+        yield f'<div class="scroll" tabindex="0">{drawn(arm, scale)}</div>'
         yield f"<ol>{''.join(legend(case, arm))}</ol>"
         yield from example(arm)
         yield "</div>"
