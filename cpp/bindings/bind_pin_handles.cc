@@ -78,7 +78,8 @@ void bind_pin_handles(nb::module_& m, ManagerClass& manager) {
         .def_prop_ro("ids", &ids_of, "Block ids, in the order in which they were asked for.")
         .def_prop_ro("slots", &slots_of, nb::sig("def slots(self) -> list[tuple[int, str]]"),
                      "(slot, tier) of each, as they were pinned.")
-        .def_prop_ro("released", &Pins::released, nb::call_guard<GilReleased>())
+        .def_prop_ro("released", &Pins::released, nb::call_guard<GilReleased>(),
+                     "Whether the pins have been ended by this handle.")
         .def("release", &Pins::release, nb::call_guard<GilReleased>(),
              "Ends every pin of this handle, once. ValueError where somebody has unpinned one of the blocks by its id.")
         .def("__len__", [](const PinHandle& pins) { return pins.held().size(); })

@@ -53,7 +53,7 @@ def section(race: Race, number: int, kind: str) -> str:
             f'<section id="{kind}-{number}">',
             f'<h2>{escape(title(race))} <span class="tag {tag}">{kind}</span></h2>',
             f"<p>{escape(times)}. {escape(where(race))}</p>",
-            f'<div class="scroll">{timeline(race)}</div>',
+            f'<div class="scroll" tabindex="0">{timeline(race)}</div>',
             bytes_bar(race),
             '<div class="stacks">',
             *stack(f"Thread {race.use_thread} enqueued", race.use_stack),

@@ -50,7 +50,7 @@ def section(scene: SceneOutcome) -> str:
     return (
         f'<section id="{scene.fix}"><h2>{escape(scene.title)}</h2>'
         f"<p>{scene.hazard}, without <code>{scene.fix}</code>. {escape(scene.without)}</p>"
-        '<div class="scroll"><table><thead><tr><th>user</th><th>asks</th><th>should read</th>'
+        '<div class="scroll" tabindex="0"><table><thead><tr><th>user</th><th>asks</th><th>should read</th>'
         f"<th>reads without the fix</th><th>reads with it</th></tr></thead><tbody>{rows}</tbody></table></div>"
         f'<p class="sum">{escape(summary(scene))}</p></section>'
     )

@@ -84,7 +84,7 @@ def arms(case: CaseOutcome) -> Iterator[str]:
         yield '<div class="arm">'
         what = f"{name}: {case.control_kind.value}" if arm is case.control else name
         yield f"<header><div><h3>{escape(what)}</h3><p>{escape(arm.how)}</p></div>{result(arm)}</header>"
-        yield f'<div class="scroll">{drawn(arm, scale)}</div>'
+        yield f'<div class="scroll" tabindex="0">{drawn(arm, scale)}</div>'
         yield f"<ol>{''.join(legend(case, arm))}</ol>"
         yield from example(arm)
         yield "</div>"
@@ -96,6 +96,13 @@ def result(arm: ArmOutcome) -> str:
 
 
 def legend(case: CaseOutcome, arm: ArmOutcome) -> Iterator[str]:
+    for number, (when, text) in enumerate(moments(case, arm), 1):
+        cells = (("key", str(number)), ("when", when), ("what", text))
+        yield "".join(("<li>", *(f'<span class="{kind}">{escape(cell)}</span>' for kind, cell in cells), "</li>"))
+
+
+def moments(case: CaseOutcome, arm: ArmOutcome) -> Iterator[tuple[str, str]]:
+    """When each numbered moment of a timeline was, and what happened then."""
     at = arm.timeline
     ends = (at.returned_us, at.disturbed_us, None, None)
     texts = (
@@ -104,10 +111,8 @@ def legend(case: CaseOutcome, arm: ArmOutcome) -> Iterator[str]:
         f"the work is still pending, as in {arm.pending}/{arm.iterations} iterations; the gate is opened",
         f"{arm.effect} (seen done)",
     )
-    for number, (begin, end, text) in enumerate(zip(marks(at), ends, texts, strict=True), 1):
-        when = f"{begin:.1f} µs" if end is None else f"{begin:.1f} to {end:.1f} µs"
-        cells = (("key", str(number)), ("when", when), ("what", text))
-        yield "".join(("<li>", *(f'<span class="{kind}">{escape(cell)}</span>' for kind, cell in cells), "</li>"))
+    for begin, end, text in zip(marks(at), ends, texts, strict=True):
+        yield f"{begin:.1f} µs" if end is None else f"{begin:.1f} to {end:.1f} µs", text
 
 
 def example(arm: ArmOutcome) -> Iterator[str]:
