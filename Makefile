@@ -39,7 +39,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help bound build verify test gtest test-py test-cpp test-dist test-mpi test-nixl test-mooncake test-ray test-upstream test-clients lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help bound build verify test gtest test-py test-cpp test-dist test-mpi test-nixl test-mooncake test-ray test-upstream test-clients test-pages docs lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -140,6 +140,19 @@ test-clients: build bound  ## run KVBM's and LMCache's own connectors beside our
 		$(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/clients $(CLIENTS); }
 	@$(PY) -m pytest integration/clients
 
+test-pages: build  ## look at the pages of verify, demo and watch in Chromium; with CI set, it must be there
+	@$(PY) -m pytest integration/pages
+
+$(VENV)/.docs: $(VENV)/.built pyproject.toml
+	@echo "installing what builds the documentation"
+	@$(INSTALL) -e '.[docs]'
+	@touch $@
+
+# Strict: a dead link, or a page that is in no menu, fails. The variable silences an advertisement of the theme.
+docs: $(VENV)/.docs  ## build the documentation as a site, in build/docs
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@echo "the site is in build/docs; look at it with $(PY) -m http.server -d build/docs"
+
 lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
 	@ruff check
 	@ruff format --check
@@ -199,7 +212,7 @@ mutants: build bound  ## plant mistakes in cpp/staging and require that the test
 
 # The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.
 ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01
-ci: lint test test-dist test-mpi test-nixl test-mooncake tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
+ci: lint docs test test-pages test-dist test-mpi test-nixl test-mooncake tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
 
 clean:  ## remove .venv and everything built
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -77,6 +77,7 @@ def bench(
 
             arms = execute(chosen, size.model(), arrivals, device_name, repeats, on_run)
     except KeyboardInterrupt:
+        click.echo("Interrupted: the ways take turns, so nothing can be compared before the last run.", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except DeviceError as error:
         raise KvfixError(f"the device failed: {error}") from error

@@ -71,7 +71,7 @@ def doctor(as_json: bool, source: Path | None) -> None:
     """Say what is installed here, and what each fix would do.
 
     Exits with 1 when TensorRT-LLM is not installed here, the native extension is missing or unfit for use, a fix fails
-    its self-test, one that this TensorRT-LLM needs is off, or it cannot be told whether one is needed.
+    its self-test, one that this TensorRT-LLM needs is off, or a probe cannot decide whether one is needed.
     """
     report = examine(source)
     if as_json:
