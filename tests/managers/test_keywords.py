@@ -70,9 +70,8 @@ def test_pools_are_laid_out_by_heads(dtype: str, nbytes: int, cache_type: str, s
     assert [layout.place_of(layer) for layer in range(3)] == [(1, 0), (0, 0), (1, 1)]
 
 
-def test_connectors_are_served_for_1_2_alone() -> None:
+def test_connectors_are_served() -> None:
     given = keywords(S, kv_connector_manager=object())
     assert layout_of(given).connector is given["kv_connector_manager"]
     del given["temp_attention_window_inputs"]
-    with pytest.raises(NotServed, match=r"newer than 1\.2"):
-        layout_of(given)
+    assert layout_of(given).connector is given["kv_connector_manager"]

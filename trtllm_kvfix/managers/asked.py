@@ -56,13 +56,6 @@ class Asked:
         del window_size, cached_summary
         return self._questions.one_step(req, two_steps=two_steps_look_ahead)
 
-    @locked
-    def find_new_context_block(self, unique_tokens: Any, llm_request: Any) -> tuple[int, ...] | None:
-        """The tokens up to and with the first block that is not cached: they can be compared, and counted."""
-        del unique_tokens  # the request has them
-        block = self._questions.prefix_of(llm_request).first_new
-        return None if block is None else tuple(llm_request.get_tokens(0)[: (block + 1) * self.tokens_per_block])
-
     @property
     def questions(self) -> Questions:
         """For the capacity scheduler of ours."""

@@ -73,7 +73,7 @@ class Policy(ABC):
         if hasattr(request, "estimated_reusable_tokens"):
             # What newer schedulers of chunks charge by. An estimate that is too high would exceed their budget.
             request.estimated_reusable_tokens = prefix.tokens
-        name = None if prefix.first_new is None else prefix.prompt.hash_of(prefix.first_new)
+        name = None if prefix.first_new is None else questions.name_of(prefix.prompt, prefix.first_new)
         if name is None:
             return False
         if name in wait_for:

@@ -73,12 +73,6 @@ def _same_pools(value: Any, given: Mapping[str, Any]) -> str:
     return "pools of different shapes are not served" if others else ""
 
 
-def _connector(value: Any, given: Mapping[str, Any]) -> str:
-    """Builds that pass no temporary window any more are those whose connectors ask for hashes of what is computed."""
-    is_newer = "temp_attention_window_inputs" not in given
-    return "a connector of a build newer than 1.2 is not served" if value is not None and is_newer else ""
-
-
 def _own_events(value: Any, _given: Mapping[str, Any]) -> str:
     known = value is None or isinstance(value, EventManager)
     return "" if known else f"{type(value).__name__} was made before ours could take its place"
@@ -111,7 +105,7 @@ CHECKS: Mapping[str, Check] = {
     "event_manager": _own_events,
     "enable_partial_reuse": _anything,
     "copy_on_partial_reuse": _anything,
-    "kv_connector_manager": _connector,
+    "kv_connector_manager": _anything,
     "enable_indexer_k_cache": _nothing("sparse attention"),
     "indexer_k_cache_quant_block_size": _anything,  # these count where there is an indexer
     "indexer_k_cache_index_head_dim": _anything,

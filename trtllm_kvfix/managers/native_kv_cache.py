@@ -20,6 +20,7 @@ from trtllm_kvfix.managers.keywords import layout_of
 from trtllm_kvfix.managers.layout import Layout
 from trtllm_kvfix.managers.locks import answering, locked
 from trtllm_kvfix.managers.memory import Memory, layer_table
+from trtllm_kvfix.managers.named import Named
 from trtllm_kvfix.managers.questions import Questions
 from trtllm_kvfix.managers.ranks import Comparison, next_serial
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig
@@ -27,7 +28,7 @@ from trtllm_kvfix.offload.ranks import Ranks, agreed_seed, ranks_here
 from trtllm_kvfix.staging import current_place
 
 
-class NativeKvCache(Asked, Held):
+class NativeKvCache(Asked, Held, Named):
     is_variable_window = False
     cross_kv = False
 
@@ -182,10 +183,7 @@ class NativeKvCache(Asked, Held):
     @answering
     def get_batch_cache_block_ids(self, request_ids: list[int], window_size: int) -> list[list[list[int]]]:
         del window_size
-        slots = np.empty((1, max(1, len(request_ids)), 2, self.max_blocks_per_seq), np.int32)
-        self.core.copy_batch_block_offsets(slots, request_ids, 1, 0)
-        held = [-(-self._books.live[each].length // self.tokens_per_block) for each in request_ids]
-        return [[slots[0, row, 0, :blocks].tolist()] for row, blocks in enumerate(held)]
+        return [[slots] for slots in self._books.slots.of(request_ids)]
 
     def get_cache_block_ids(self, request_id: int, window_size: int) -> list[list[int]]:
         return self.get_batch_cache_block_ids([request_id], window_size)[0]

@@ -16,7 +16,12 @@ class Prefix(NamedTuple):
 
     prompt: Prompt
     tokens: int  # whole blocks that admission will find, whatever else is in its batch
-    first_new: int | None  # the first full block that is not; None where all are
+    blocks: int  # full ones that are cached; the last token of a prompt is computed always, also where its block is
+    is_whole: bool  # all full blocks are cached
+
+    @property
+    def first_new(self) -> int | None:
+        return None if self.is_whole else self.blocks
 
 
 class Questions:
@@ -59,7 +64,7 @@ class Questions:
 
     def to_admit(self, request: Any, ahead: int) -> int:
         """Of one that has none, until it has grown by so many tokens."""
-        prompt = prompt_of(request, self._books.config)
+        prompt = prompt_of(request)
         (blocks,) = self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead)
         return blocks
 
@@ -84,19 +89,35 @@ class Questions:
 
     def prefix_of(self, request: Any) -> Prefix:
         unit = self._tokens_per_block
-        prompt = prompt_of(request, self._books.config)
+        prompt = prompt_of(request)
         reuse = self._books.core.analyze_prefix_reuse(prompt.sequence).tokens
         whole = prompt.length // unit
-        # The last token of a prompt is computed always, also where its block is cached.
         cached = whole if reuse == prompt.length - 1 else reuse // unit
-        return Prefix(prompt, reuse // unit * unit, None if cached >= whole else cached)
+        return Prefix(prompt, reuse // unit * unit, cached, cached >= whole)
+
+    def held_blocks(self, prefix: Prefix) -> int:
+        """Of its cached blocks, those that a sequence holds."""
+        if not prefix.blocks:
+            return 0
+        # With one more token the last of them is taken as a whole, and nothing but a block for that token is new.
+        asked = prefix.prompt.begins(prefix.blocks * self._tokens_per_block, and_then=0)
+        (taken,) = self._books.core.blocks_to_admit(asked)
+        return prefix.blocks + 1 - taken
 
     def being_computed(self) -> set[int]:
         """The hashes of the blocks that live prompts are about to bring into the cache: the next one of each."""
         unit = self._tokens_per_block
         prompts = [(each.prompt, each.computed) for each in self._books.live.values() if each.prompt is not None]
-        names = {prompt.hash_of(computed // unit) for prompt, computed in prompts if not prompt.is_private}
+        names = {
+            prompt.hash_of(computed // unit, self._books.config)
+            for prompt, computed in prompts
+            if not prompt.is_private
+        }
         return {name for name in names if name is not None}
+
+    def name_of(self, prompt: Prompt, block: int) -> int | None:
+        """Names the prompt up to the end of this block; None where it is not full."""
+        return prompt.hash_of(block, self._books.config)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._tokens_per_block)

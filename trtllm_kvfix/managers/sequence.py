@@ -14,16 +14,22 @@ class Sequence:
     the i-th report of a request ends its i-th chunk.
     """
 
-    def __init__(self, request: Any, prompt: Prompt, reused: int) -> None:
+    __slots__ = (
+        "_chunk_ends", "_position", "computed", "is_dummy", "is_private", "length", "most", "names", "prompt",
+        "prompt_length", "request", "request_id",
+    )  # fmt: skip
+
+    def __init__(self, request: Any, prompt: Prompt, reused: int, *, is_dummy: bool) -> None:
         self.request = request
-        self.request_id: int = prompt.sequence.request_id
+        self.request_id = prompt.request_id
         self.prompt: Prompt | None = prompt  # until it is computed
         self.prompt_length = prompt.length
         self.length = prompt.length  # positions reserved
         self.computed = reused  # leading positions whose values are in the cache, as far as reported
         self.most: int = prompt.length + request.max_new_tokens  # positions that it may come to
         self.is_private = prompt.is_private
-        self.is_dummy: bool = request.is_dummy_request
+        self.is_dummy = is_dummy
+        self.names: list[int] = []  # of full blocks, as far as somebody has asked for them
         self._position = reused
         self._chunk_ends: deque[int] = deque()  # computed or being computed, not reported yet
 
