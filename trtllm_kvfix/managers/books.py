@@ -8,22 +8,18 @@ touched: upstream goes through the whole batch asking each whether it is at its 
 
 from collections import Counter
 from collections.abc import Mapping, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 from trtllm_kvfix.managers.clock import Clock
 from trtllm_kvfix.managers.copies import Copies
 from trtllm_kvfix.managers.layout import Layout
 from trtllm_kvfix.managers.pins import Pins
-from trtllm_kvfix.managers.prompts import Prompt, bound_half, forget_prompt, prompt_of, tell_reuse
+from trtllm_kvfix.managers.prompts import Prompt, bound_half, forget_prompt, prompt_to_admit, tell_reuse
 from trtllm_kvfix.managers.sequence import Sequence
 from trtllm_kvfix.managers.slots import Slots
 from trtllm_kvfix.native import BlockManager, OutOfBlocks
 
-
-class Arriving(NamedTuple):
-    request: Any
-    prompt: Prompt
-    is_dummy: bool
+Arriving = tuple[Any, Prompt, bool]  # the request; whether it is a dummy
 
 
 class Books:
@@ -52,13 +48,13 @@ class Books:
         if request_id in self.live or request_id in self._arriving:
             raise RuntimeError(f"request {request_id} was added and not removed; adding it again would lose its blocks")
         is_dummy = request.is_dummy_request
-        prompt = prompt_of(request, length, is_dummy=is_dummy)
+        prompt = prompt_to_admit(request, request_id, length, is_dummy=is_dummy)
         if prompt.length != length or prompt.request_id != request_id:
             raise RuntimeError(
                 f"request {request_id} is to be added with {length} tokens, but is request "
                 f"{prompt.request_id} with {prompt.length}"
             )
-        self._arriving[request_id] = Arriving(request, prompt, is_dummy)
+        self._arriving[request_id] = request, prompt, is_dummy
         if is_dummy:
             self.settle()  # upstream expects the refusal of a dummy from this very call
 
@@ -143,7 +139,7 @@ class Books:
     def _admit(self) -> None:
         arriving, self._arriving = self._arriving, {}
         try:
-            batch = self.core.add_sequence_batch([each.prompt.sequence for each in arriving.values()])
+            batch = self.core.add_sequence_batch([prompt.sequence for _, prompt, _ in arriving.values()])
         except OutOfBlocks:
             self._forget_growth(arriving.keys())
             raise

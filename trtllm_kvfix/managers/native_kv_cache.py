@@ -117,9 +117,9 @@ class NativeKvCache(Asked, Held, Named):
             self._books.begin_iteration()
             self._comparison.step()
 
-    @locked
     def add_sequence(self, request_id: int, input_length: int, beam_width: int, llm_request: Any) -> None:
-        self._books.add(request_id, input_length, beam_width, llm_request)
+        with self._lock:
+            self._books.add(request_id, input_length, beam_width, llm_request)
 
     @locked
     def add_sequence_batch(self, request_infos: list[tuple[int, int, int]], llm_requests: list[Any]) -> None:

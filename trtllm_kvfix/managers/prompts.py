@@ -6,7 +6,8 @@ name, get a root of their own: nobody finds their blocks.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from functools import cache
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -59,18 +60,17 @@ def note_prompt(request: Any, tokens: Any) -> None:
     setattr(request, _KEPT, Prompt(request, tokens))
 
 
-def prompt_of(request: Any, length: int | None = None, *, is_dummy: bool | None = None) -> Prompt:
+def prompt_of(request: Any) -> Prompt:
+    return prompt_to_admit(request, request.request_id, request.get_num_tokens(0), is_dummy=request.is_dummy_request)
+
+
+def prompt_to_admit(request: Any, request_id: int, length: int, *, is_dummy: bool) -> Prompt:
     """A request that was preempted has a longer prompt than before; one becomes a dummy after it was made.
 
-    Each of the other two is asked of the request where the caller does not know it: that costs a call into C++.
+    The caller knows the request's own answers: to ask it again costs a call into C++ for each.
     """
     kept: Prompt | None = getattr(request, _KEPT, None)
-    if (
-        kept is None
-        or kept.length != (request.get_num_tokens(0) if length is None else length)
-        or kept.request_id != request.request_id
-        or (not kept.is_private and (request.is_dummy_request if is_dummy is None else is_dummy))
-    ):
+    if kept is None or kept.length != length or kept.request_id != request_id or (is_dummy and not kept.is_private):
         kept = Prompt(request)
         setattr(request, _KEPT, kept)
     return kept
@@ -109,7 +109,7 @@ def tell_reuse(request: Any, reused: int, tokens_per_block: int) -> None:
 
     A chunk that is not the last one ends on a block's boundary.
     """
-    if hasattr(request, "set_prepopulated_prompt_len"):
+    if _is_told_by_call(type(request)):
         request.set_prepopulated_prompt_len(reused, tokens_per_block)
         return
     size = request.context_chunk_size
@@ -117,3 +117,8 @@ def tell_reuse(request: Any, reused: int, tokens_per_block: int) -> None:
         size = (reused + size) // tokens_per_block * tokens_per_block - reused
     request.context_current_position = reused
     request.context_chunk_size = size
+
+
+@cache
+def _is_told_by_call(kind: Hashable) -> bool:
+    return hasattr(kind, "set_prepopulated_prompt_len")

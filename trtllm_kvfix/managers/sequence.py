@@ -1,6 +1,5 @@
 """A live sequence, as upstream tells of it: what is reserved, and which chunks of its prompt have been computed."""
 
-from collections import deque
 from typing import Any
 
 from trtllm_kvfix.managers.prompts import Prompt
@@ -31,7 +30,7 @@ class Sequence:
         self.is_dummy = is_dummy
         self.names: list[int] = []  # of full blocks, as far as somebody has asked for them
         self._position = reused
-        self._chunk_ends: deque[int] = deque()  # computed or being computed, not reported yet
+        self._chunk_ends: list[int] = []  # computed or being computed, not reported yet
 
     @property
     def is_in_prompt(self) -> bool:
@@ -56,7 +55,7 @@ class Sequence:
         """A batch with a chunk of this prompt has ended. Returns how much of the prompt is computed by now."""
         self.look()
         if self._chunk_ends:
-            self.computed = self._chunk_ends.popleft()
+            self.computed = self._chunk_ends.pop(0)
         if self.computed == self.prompt_length:
             self.prompt = None
         return self.computed
