@@ -8,6 +8,7 @@ from integration.upstream.server import Shape
 
 
 def crowded(name: str, shape: Shape, seed: int, **more: Any) -> Scenario:
-    arrivals, cancels = crowd(seed, longest_answer=20 if shape.policy == "MAX_UTILIZATION" else 7)
+    longest = more.pop("longest_answer", 20 if shape.policy == "MAX_UTILIZATION" else 7)
+    arrivals, cancels = crowd(seed, more.pop("count", 40), longest_answer=longest)
     more = {"mended": ("D",), "eras": ERAS, "kind": "native"} | more
     return Scenario(name, ALL, shape.overlap, shape, arrivals, cancels, **more)

@@ -12,6 +12,7 @@ from integration.upstream.native_connected import connected
 from integration.upstream.native_crowded import crowded
 from integration.upstream.native_crowds import ERAS, WIDE
 from integration.upstream.native_held import KEPT, failing_offloads, held, kept_stem, pausing, routed
+from integration.upstream.native_windows import windowed
 from integration.upstream.scenarios import ALL, SERVED, Scenario
 
 
@@ -70,6 +71,7 @@ def natives() -> list[Scenario]:
         *ended(),
         *beside(),
         *connected(),
+        *windowed(),
         Scenario("native-served", ALL, True, WIDE, SERVED, mended=("D",), eras=ERAS, kind="native"),
         crowded("native-crowd", WIDE, 1, reused_min=60),
         crowded("native-crowd-small", small, 2, moves_min=1),

@@ -18,9 +18,9 @@ S = load().S
     [
         {"max_beam_width": 2},
         {"sink_token_length": 4},
-        {"temp_attention_window_inputs": object()},
         {"blocks_per_window": {64: (8, 0), 16: (8, 0)}},
-        {"max_attention_window_vec": [64, 16]},
+        {"max_attention_window_vec": [64, 16], "blocks_per_window": {64: (16, 0)}},
+        {"max_attention_window_vec": [-1], "blocks_per_window": {-1: (16, 0)}},
         {"dtype": S.DataType.NVFP4},
         {"dtype": S.DataType.INT8},
         {"cache_type": S.CacheType.CROSS},
@@ -43,11 +43,24 @@ def test_what_is_not_served_is_refused_by_its_keyword(changes: dict[str, Any]) -
 
 
 def test_a_window_below_the_longest_sequence_slides_where_nothing_else_says_so() -> None:
-    late = keywords(S, max_attention_window_vec=[32], blocks_per_window={32: (8, 0)})
-    assert layout_of(late).blocks_per_sequence == 16, "1.2 passes the length before it was cut to the pool"
-    del late["temp_attention_window_inputs"]
-    with pytest.raises(NotServed, match=r"^max_sequence_length=64: sliding"):
-        layout_of(late)
+    cut = keywords(S, max_attention_window_vec=[32], blocks_per_window={32: (16, 0)})
+    assert layout_of(cut).blocks_per_sequence == 16, "1.2 passes the length before it was cut to the pool"
+    assert not layout_of(cut).slides
+    assert layout_of(cut | {"temp_attention_window_inputs": object()}).slides
+    del cut["temp_attention_window_inputs"]
+    assert layout_of(cut).slides
+
+
+@pytest.mark.parametrize(("longest", "is_served"), [(64, True), (44, True), (39, False)])
+def test_windows_are_as_long_as_the_largest_where_a_small_pool_has_cut_it(longest: int, is_served: bool) -> None:
+    """11 blocks hold 44 tokens. Where the pool was not the reason, sequences are as long as before."""
+    counts = {longest: (16 if longest == 64 else 11, 0), 16: (16 if longest == 64 else 11, 0)}
+    given = keywords(S, max_attention_window_vec=[longest, 16], blocks_per_window=counts)
+    if is_served:
+        assert [each.size for each in layout_of(given).windows] == [16, longest]
+        return
+    with pytest.raises(NotServed, match=r"^blocks_per_window=.*sequence of 64 tokens"):
+        layout_of(given)
 
 
 def test_a_constructor_that_says_too_little_is_refused() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from trtllm_kvfix.managers.clock import Clock
 from trtllm_kvfix.managers.copies import Copies
-from trtllm_kvfix.managers.layout import Layout
+from trtllm_kvfix.managers.layout import Layout, Window
 from trtllm_kvfix.managers.pins import Pins
 from trtllm_kvfix.managers.prompts import Prompt, bound_half, forget_prompt, prompt_to_admit, tell_reuse
 from trtllm_kvfix.managers.sequence import Sequence
@@ -32,11 +32,12 @@ class Books:
         self.dummies: set[int] = set()  # of the live ones
         self._in_prompt: dict[int, Sequence] = {}  # of the live ones, whose positions still move
         self.pins = Pins(core)
-        self.slots = Slots(core, layout.blocks_per_sequence)
+        self.slots = Slots(core, layout)
         self._copies = copies
         self._clock = clock
         self._tokens_per_block = layout.tokens_per_block
         self._connector = layout.connector
+        self._slides = layout.slides
         self.config = core.config
         self._arriving: dict[int, Arriving] = {}
 
@@ -107,8 +108,8 @@ class Books:
         if len(self.live) == len(self.dummies):
             self.end_copies()  # no step will come to do it, and nobody could be admitted
 
-    def block_in(self, slot: int) -> int | None:
-        return self.slots.block_in(slot, self.live)
+    def block_in(self, slot: int, window: Window) -> int | None:
+        return self.slots.block_in(slot, window, self.live)
 
     # ---- when it happens ----
 
@@ -177,8 +178,9 @@ class Books:
             self._grow(counts)
 
     def _grow(self, counts: Mapping[int, int]) -> None:
-        self.core.add_tokens(list(counts), list(counts.values()))
         live = self.live
+        computed = [live[each].computed_for_growth() for each in counts] if self._slides else None
+        self.core.add_tokens(list(counts), list(counts.values()), computed=computed)
         for request_id, count in counts.items():
             live[request_id].length += count
 

@@ -16,7 +16,7 @@ from typing import Any
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers.keywords import named
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
-from trtllm_kvfix.managers.questions import Questions
+from trtllm_kvfix.managers.questions import Blocks, Questions, fits, less
 
 Scheduled = tuple[list[Any], list[Any], list[Any]]  # who fits; who waits for another server's cache: none; who pauses
 
@@ -48,7 +48,7 @@ class Policy(ABC):
     @abstractmethod
     def schedule_request(self, active_requests: Any) -> Scheduled: ...
 
-    def _start(self, chosen: list[Any], waiting: Iterable[Any], free: int, needed: Callable[[Any], int]) -> None:
+    def _start(self, chosen: list[Any], waiting: Iterable[Any], free: Blocks, needed: Callable[[Any], Blocks]) -> None:
         """Adds to those chosen, who run, as many of the others as fit, in their order."""
         questions = self.kv_cache_manager.questions
         adapters = _Adapters(self.peft_cache_manager, chosen)
@@ -59,10 +59,10 @@ class Policy(ABC):
             if self._gains_by_waiting(request, questions, wait_for):
                 continue
             blocks = needed(request)
-            if blocks > free:
+            if not fits(blocks, free):
                 break  # whoever came later must not overtake it for ever
             if adapters.claim(request):
-                free -= blocks
+                free = less(free, blocks)
                 chosen.append(request)
 
     def _gains_by_waiting(self, request: Any, questions: Questions, wait_for: set[int]) -> bool:
@@ -89,7 +89,7 @@ class GuaranteedNoEvict(Policy):
         started, waiting, loading = questions.by_progress(active_requests)
         chosen = started[: self.max_num_requests]
         if waiting and len(chosen) < self.max_num_requests:
-            free = questions.free_blocks() - questions.still_to_take(started + loading)
+            free = less(questions.free_blocks(), questions.still_to_take(started + loading))
             self._start(chosen, waiting, free, questions.to_completion)
         return chosen, [], []
 
@@ -101,14 +101,14 @@ class MaxUtilization(Policy):
         chosen, waiting, _ = questions.by_progress(active_requests)
         paused: list[Any] = []
         free, next_step = questions.free_blocks(), questions.next_step(chosen)
-        while next_step > free:
+        while not fits(next_step, free):
             paused.append(chosen.pop())
             free, next_step = questions.free_without(paused), questions.next_step(chosen)
         del chosen[self.max_num_requests :]
         if not paused and waiting:
             # Without a block to spare it would be paused at once; but alone it need not share.
             ahead = self.kv_cache_manager.tokens_per_block if chosen else 1
-            self._start(chosen, waiting, free - next_step, lambda each: questions.to_admit(each, ahead))
+            self._start(chosen, waiting, less(free, next_step), lambda each: questions.to_admit(each, ahead))
         return chosen, [], paused
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.events import FIRST_HALF
+from trtllm_kvfix.managers.layout import Layout
 from trtllm_kvfix.managers.locks import answering, locked
 from trtllm_kvfix.managers.prompts import Prompt
 from trtllm_kvfix.managers.questions import Prefix, Questions
@@ -27,6 +28,7 @@ class PrefixReuseSummary(NamedTuple):
 
 class Named:
     core: BlockManager
+    layout: Layout
     tokens_per_block: int
     _books: Books
     _lock: threading.RLock
@@ -47,8 +49,7 @@ class Named:
 
     @answering
     def get_priority_by_block_id(self, block_id: int, window_size: int) -> int:
-        del window_size
-        block = self._books.block_in(block_id)
+        block = self._books.block_in(block_id, self.layout.window_of(window_size))
         return PRIORITY_OF_NOBODY if block is None else self.core.get_priority_by_block_id(block)
 
     def get_memory_pool_block_indices(self, block_ids: Sequence[int], window_size: int) -> list[int]:
@@ -57,8 +58,7 @@ class Named:
 
     @answering
     def get_num_front_blocks_removed(self, request_id: int, window_size: int) -> int:
-        del window_size
-        return self.core.get_num_front_blocks_removed(request_id)
+        return self.core.get_num_front_blocks_removed(request_id, self.layout.window_of(window_size).name)
 
     @locked
     def analyze_prefix_reuse(self, unique_tokens: Any, llm_request: Any) -> PrefixReuseSummary:

@@ -6,8 +6,7 @@ name, get a root of their own: nobody finds their blocks.
 """
 
 import struct
-from collections.abc import Hashable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -109,7 +108,7 @@ def tell_reuse(request: Any, reused: int, tokens_per_block: int) -> None:
 
     A chunk that is not the last one ends on a block's boundary.
     """
-    if _is_told_by_call(type(request)):
+    if hasattr(request, "set_prepopulated_prompt_len"):
         request.set_prepopulated_prompt_len(reused, tokens_per_block)
         return
     size = request.context_chunk_size
@@ -117,8 +116,3 @@ def tell_reuse(request: Any, reused: int, tokens_per_block: int) -> None:
         size = (reused + size) // tokens_per_block * tokens_per_block - reused
     request.context_current_position = reused
     request.context_chunk_size = size
-
-
-@cache
-def _is_told_by_call(kind: Hashable) -> bool:
-    return hasattr(kind, "set_prepopulated_prompt_len")

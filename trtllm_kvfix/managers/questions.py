@@ -1,4 +1,4 @@
-"""What a capacity scheduler asks, of one window of full attention and one beam.
+"""What a capacity scheduler asks, of one beam. Numbers of blocks are lists: one for each window, ascending.
 
 A block that a request would reuse is free where it is cached, and admission takes it from there. One that another
 request holds is not taken again.
@@ -9,6 +9,16 @@ from typing import Any, NamedTuple
 
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
+
+Blocks = list[int]
+
+
+def less(blocks: Blocks, others: Blocks) -> Blocks:
+    return [each - other for each, other in zip(blocks, others, strict=True)]
+
+
+def fits(blocks: Blocks, free: Blocks) -> bool:
+    return all(each <= left for each, left in zip(blocks, free, strict=True))
 
 
 class Prefix(NamedTuple):
@@ -25,14 +35,15 @@ class Prefix(NamedTuple):
 
 
 class Questions:
-    def __init__(self, books: Books, tokens_per_block: int) -> None:
+    def __init__(self, books: Books, tokens_per_block: int, windows: int) -> None:
         self._books = books
         self._tokens_per_block = tokens_per_block
+        self._windows = windows
 
-    def free_blocks(self) -> int:
+    def free_blocks(self) -> Blocks:
         """Free, or cached and nobody's."""
-        primary = self._books.core.get_kv_cache_stats().windows[0].primary
-        return primary.free + primary.cached
+        tiers = [window.primary for window in self._books.core.get_kv_cache_stats().windows]
+        return [primary.free + primary.cached for primary in tiers]
 
     def by_progress(self, active_requests: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """(those that run, those that wait for their first block, those that hold blocks and wait for a load)."""
@@ -50,33 +61,34 @@ class Questions:
                 waiting.append(request)
         return started, waiting, loading
 
-    def still_to_take(self, started: Iterable[Any]) -> int:
-        """Blocks that these will take until their last tokens, besides those that they hold."""
+    def still_to_take(self, started: Iterable[Any]) -> Blocks:
+        """Blocks that these will take until their last tokens, besides those that they hold.
+
+        As if none left its window meanwhile: nobody is promised what another has not given back yet.
+        """
         sequences = [self._books.live[each.request_id] for each in started]
         left = [max(0, each.most - each.length) for each in sequences]
-        return self._books.core.blocks_to_grow([each.request_id for each in sequences], left)
+        return self._in_each(self._books.core.blocks_to_grow([each.request_id for each in sequences], left))
 
-    def to_completion(self, request: Any) -> int:
+    def to_completion(self, request: Any) -> Blocks:
         """The same of one. A request that has none takes those of its prompt that nobody holds, and what it grows."""
         if request.request_id in self._books.live:
             return self.still_to_take([request])
         return self.to_admit(request, request.max_new_tokens)
 
-    def to_admit(self, request: Any, ahead: int) -> int:
+    def to_admit(self, request: Any, ahead: int) -> Blocks:
         """Of one that has none, until it has grown by so many tokens."""
         prompt = prompt_of(request)
-        (blocks,) = self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead)
-        return blocks
+        return self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead)
 
-    def next_step(self, started: Iterable[Any]) -> int:
+    def next_step(self, started: Iterable[Any]) -> Blocks:
         """Blocks that these take for their next tokens. A prompt has its blocks."""
         growing = [each.request_id for each in started if each.is_generation_in_progress_state]
-        return self._books.core.blocks_to_grow(growing, [1] * len(growing))
+        return self._in_each(self._books.core.blocks_to_grow(growing, [1] * len(growing)))
 
-    def free_without(self, paused: Iterable[Any]) -> int:
+    def free_without(self, paused: Iterable[Any]) -> Blocks:
         """`free_blocks`, had these given theirs back."""
-        (blocks,) = self._books.core.free_blocks_without([each.request_id for each in paused])
-        return blocks
+        return self._books.core.free_blocks_without([each.request_id for each in paused])
 
     def one_step(self, request: Any, *, two_steps: bool) -> int:
         if request.is_context_init_state and request.is_first_context_chunk:
@@ -101,7 +113,7 @@ class Questions:
             return 0
         # With one more token the last of them is taken as a whole, and nothing but a block for that token is new.
         asked = prefix.prompt.begins(prefix.blocks * self._tokens_per_block, and_then=0)
-        (taken,) = self._books.core.blocks_to_admit(asked)
+        *_, taken = self._books.core.blocks_to_admit(asked)  # the largest window claims most
         return prefix.blocks + 1 - taken
 
     def being_computed(self) -> set[int]:
@@ -118,6 +130,9 @@ class Questions:
     def name_of(self, prompt: Prompt, block: int) -> int | None:
         """Names the prompt up to the end of this block; None where it is not full."""
         return prompt.hash_of(block, self._books.config)
+
+    def _in_each(self, blocks: int) -> Blocks:
+        return [blocks] * self._windows
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._tokens_per_block)

@@ -60,6 +60,13 @@ class Sequence:
             self.prompt = None
         return self.computed
 
+    def computed_for_growth(self) -> int:
+        """Leading positions that the device has computed when the next one is reserved, so that a window may slide.
+
+        The last one may be in the step that runs meanwhile.
+        """
+        return self.computed if self.computed < self.prompt_length else max(self.computed, self.length - 1)
+
     def known_at_end(self, request: Any) -> tuple[list[int] | None, int]:
         """The tokens to keep, None where the prompt says it all, and how many positions are computed.
 
