@@ -86,6 +86,19 @@ def without_updates(server: Any) -> None:
     events._merged = lambda found, window: own([each for each in found if each.kind != "updated"], window)
 
 
+def tables_of_other_windows(server: Any) -> None:
+    slots = server.manager.impl._books.slots
+    own = slots._table
+    slots._table = lambda ids: own(ids)[::-1]
+
+
+def a_model_that_looks_further_back(server: Any) -> None:
+    """What has left a window is somebody else's by now."""
+    engine = server.engine
+    own = engine._window
+    engine._window = lambda pool: own(pool) + 3 * server.manager.tokens_per_block
+
+
 def by_other_names(server: Any) -> None:
     """Hashes of a root that no request has."""
     impl = server.manager.impl
@@ -125,6 +138,10 @@ def nobody_notes(server: Any) -> None:
         ("native-crowd-host", without_copies, "a pinned block"),
         ("native-crowd-host", without_waiting, "a pinned block"),
         ("native-crowd-chunks", ahead_of_the_device, "a pinned block"),
+        ("native-windows", tables_of_other_windows, "reads"),
+        ("native-windows", a_model_that_looks_further_back, "reads"),
+        ("native-windows-host", without_copies, "a pinned block"),
+        ("native-windows-chunks", ahead_of_the_device, "a pinned block"),
     ],
 )
 def test_what_is_left_out_shows(name: str, spoil: Callable[[Any], None], complaint: str) -> None:

@@ -63,6 +63,13 @@ def test_windows_are_as_long_as_the_largest_where_a_small_pool_has_cut_it(longes
         layout_of(given)
 
 
+def test_the_only_window_is_that_of_all_layers_whatever_it_is_called() -> None:
+    """For MLA upstream renames it in one of the two."""
+    layout = layout_of(keywords(S, max_attention_window_vec=[40], blocks_per_window={64: (16, 0)}))
+    assert layout.layers == 3
+    assert layout.window_of(40) is layout.window_of(64)
+
+
 def test_a_constructor_that_says_too_little_is_refused() -> None:
     given = keywords(S)
     del given["dtype"]

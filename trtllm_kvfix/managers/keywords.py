@@ -51,7 +51,7 @@ def _head_size(value: Any, _given: Mapping[str, Any]) -> str:
 def _whole_sequences(value: Any, given: Mapping[str, Any]) -> str:
     """A window holds all of a prompt until it is computed, however far it reaches back."""
     vector = set(given["max_attention_window_vec"])
-    if vector != set(value) or min(vector) <= 0:
+    if (vector != set(value) and not len(vector) == len(value) == 1) or min(*vector, *value) <= 0:
         return f"layers have the windows {sorted(vector)}"
     if not _slides(given):
         return ""

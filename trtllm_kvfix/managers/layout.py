@@ -83,8 +83,9 @@ class Layout:
         return self.windows[0].name is not None
 
     def window_of(self, size: int) -> Window:
+        """The only one whatever its size is said to be: upstream may have shortened it meanwhile."""
         for window in self.windows:
-            if window.size == size:
+            if window.size == size or len(self.windows) == 1:
                 return window
         raise KeyError(f"there is no window of {size}; there are {[each.size for each in self.windows]}")
 
@@ -111,7 +112,8 @@ def pools_of(
     """For each window, ascending, one pool for each number of heads, ascending."""
     found = []
     for window in windows:
-        layers = [layer for layer in range(len(heads_per_layer)) if vector[layer % len(vector)] == window.size]
+        every = range(len(heads_per_layer))
+        layers = [each for each in every if len(windows) == 1 or vector[each % len(vector)] == window.size]
         for heads in sorted({heads_per_layer[layer] for layer in layers}):
             own = tuple(layer for layer in layers if heads_per_layer[layer] == heads)
             found.append(PoolShape(window, own, kv_factor, heads * values_per_head, element))
