@@ -39,7 +39,8 @@ class Pinner:
     def _look(self) -> None:
         for prompt, hashes in self._chance.sample(self._prompts, min(PROMPTS_PER_LOOK, len(self._prompts))):
             names = prefix_names(prompt)
-            for window in self._core.config.window_sizes or [None]:
+            windows: list[int | None] = [*(self._core.config.window_sizes or (None,))]
+            for window in windows:
                 found = self._core.find_and_pin_blocks_by_hash(hashes, stop_on_miss=False, window_size=window)
                 for number, block in enumerate(found):
                     if block is None:
