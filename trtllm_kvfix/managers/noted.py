@@ -5,6 +5,7 @@ long its blocks are to be kept it takes and never shows again.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ def noting(make: Callable[..., None]) -> Callable[..., None]:
         if wanted is not None:
             retention.note(self, wanted)
         if kwargs.get(TOKENS) is not None:
-            note_prompt(self, kwargs[TOKENS])
+            # Tokens that the core does not take are refused when the request is admitted, and not here.
+            with suppress(TypeError, ValueError, OverflowError):
+                note_prompt(self, kwargs[TOKENS])
 
     return make_and_note
