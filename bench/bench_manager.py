@@ -3,9 +3,9 @@
 Both sides run the statements of upstream's `prepare_resources`, `update_resources` and scheduling of 1.2, for requests
 that generate, and for batches of prompts that arrive: short ones that nobody knows, and those of the workloads W4 and
 W4s, of which three quarters are cached. A request is made as upstream makes it, and noted by us where ours serves:
-that has a row of its own. The other side is kvfix_bound, the extension of the tests: it is declared as upstream's
-binding is, and its books are empty at the start. Rounds take turns, so a machine that slows down for a while slows
-both. `make bound` builds it.
+that has a row of its own, and so has scheduling, which asks both what is cached. The other side is kvfix_bound, the
+extension of the tests: it is declared as upstream's binding is, and its books are empty at the start. Rounds take
+turns, so a machine that slows down for a while slows both. `make bound` builds it.
 """
 
 import argparse
@@ -47,7 +47,10 @@ class Side(NamedTuple):
 
 
 class Arrivals(NamedTuple):
+    """Microseconds of a request, by side."""
+
     made: dict[str, list[float]]
+    scheduled: dict[str, list[float]]
     admitted: dict[str, list[float]]
 
 
@@ -126,11 +129,11 @@ def generate(side: Side, requests: Sequence[Any], table: Any) -> None:
     impl.copy_batch_block_offsets(table, ids, 1, 0)
 
 
-def made(era: Any, side: Side, first: int, prompts: Sequence[Sequence[int]]) -> list[Any]:
+def made(era: Any, side: Side, first: int, prompts: Sequence[Sequence[int]], answer: int = 1) -> list[Any]:
     return [
         side.request(
             request_id=first + number,
-            max_new_tokens=ROUNDS * ITERATIONS * 4,
+            max_new_tokens=answer,
             input_tokens=prompt,
             sampling_config=era.SamplingConfig(),
             is_streaming=False,
@@ -145,7 +148,7 @@ def unknown(count: int, first: int) -> list[list[int]]:
 
 
 def generating(era: Any, side: Side, count: int) -> list[Any]:
-    requests = made(era, side, 0, unknown(count, 0))
+    requests = made(era, side, 0, unknown(count, 0), answer=ROUNDS * ITERATIONS * 4)
     admit(side.impl, requests)
     for each in requests:
         each.move_to_next_context_chunk()
@@ -187,13 +190,16 @@ def of_trace(era: Any, stream: int, name: str) -> Arrivals:
 
 
 def arriving(era: Any, pair: tuple[Side, Side], batches: list[list[list[int]]]) -> Arrivals:
-    """Microseconds of a request. The first batch warms up, or brings the prefixes."""
-    found = Arrivals({side.name: [] for side in pair}, {side.name: [] for side in pair})
+    """The first batch warms up, or brings the prefixes."""
+    found = Arrivals(*[{side.name: list[float]() for side in pair} for _ in range(3)])
     for number, prompts in enumerate(batches):
         for side in pair:
             requests: list[Any] = []
             make = partial(made, era, side, number * 1000, prompts)
             arrive = microseconds(lambda make=make, into=requests: into.extend(make()))  # type: ignore[misc]
+            for each in requests:
+                each.state = era.LlmRequestState.CONTEXT_INIT
+            schedule = microseconds(partial(side.schedule, requests))
             spent = microseconds(partial(admit, side.impl, requests))
             for each in requests:
                 each.move_to_next_context_chunk()
@@ -201,6 +207,7 @@ def arriving(era: Any, pair: tuple[Side, Side], batches: list[list[list[int]]]) 
                 side.impl.remove_sequence(each.request_id, each, False)
             if number:
                 found.made[side.name].append(arrive / len(prompts))
+                found.scheduled[side.name].append(schedule / len(prompts))
                 found.admitted[side.name].append(spent / len(prompts))
     return found
 
@@ -231,6 +238,7 @@ def main() -> None:
         admissions |= {f"admit-{name}": of_trace(kvfix_bound.S, stream, name) for name in TRACES}
         for workload, arrivals in admissions.items():
             found += rows(workload, "make_us_per_request", arrivals.made)
+            found += rows(workload, "schedule_us_per_request", arrivals.scheduled)
             found += rows(workload, "admit_us_per_request", arrivals.admitted)
     report("manager.csv", found, arguments.results)
 

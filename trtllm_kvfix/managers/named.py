@@ -11,7 +11,7 @@ from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.events import FIRST_HALF
 from trtllm_kvfix.managers.layout import Layout
 from trtllm_kvfix.managers.locks import answering, locked
-from trtllm_kvfix.managers.prompts import Prompt
+from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 from trtllm_kvfix.managers.questions import Prefix, Questions
 from trtllm_kvfix.native import BlockManager, SequenceRequest, block_hashes
 
@@ -63,14 +63,14 @@ class Named:
     @locked
     def analyze_prefix_reuse(self, unique_tokens: Any, llm_request: Any) -> PrefixReuseSummary:
         del unique_tokens  # the request has them
-        prefix = self._questions.prefix_of(llm_request)
+        prefix = self._questions.prefix_of(prompt_of(llm_request))
         return PrefixReuseSummary(self._questions.held_blocks(prefix), prefix.blocks, self._first_new(prefix))
 
     @locked
     def find_new_context_block(self, unique_tokens: Any, llm_request: Any) -> tuple[int, ...] | None:
         """The same of older builds: it can be compared, and counted."""
         del unique_tokens
-        return self._first_new(self._questions.prefix_of(llm_request))
+        return self._first_new(self._questions.prefix_of(prompt_of(llm_request)))
 
     def _first_new(self, prefix: Prefix) -> tuple[int, ...] | None:
         if prefix.first_new is None:

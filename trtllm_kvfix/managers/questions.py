@@ -74,11 +74,10 @@ class Questions:
         """The same of one. A request that has none takes those of its prompt that nobody holds, and what it grows."""
         if request.request_id in self._books.live:
             return self.still_to_take([request])
-        return self.to_admit(request, request.max_new_tokens)
+        return self.to_admit(prompt_of(request), request.max_new_tokens)
 
-    def to_admit(self, request: Any, ahead: int) -> Blocks:
+    def to_admit(self, prompt: Prompt, ahead: int) -> Blocks:
         """Of one that has none, until it has grown by so many tokens."""
-        prompt = prompt_of(request)
         return self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead)
 
     def next_step(self, started: Iterable[Any]) -> Blocks:
@@ -99,9 +98,8 @@ class Questions:
         left = max(0, request.max_new_tokens - (sequence.length - sequence.prompt_length))
         return self._blocks(sequence.length + min(2 if two_steps else 1, left)) - self._blocks(sequence.length)
 
-    def prefix_of(self, request: Any) -> Prefix:
+    def prefix_of(self, prompt: Prompt) -> Prefix:
         unit = self._tokens_per_block
-        prompt = prompt_of(request)
         reuse = self._books.core.analyze_prefix_reuse(prompt.sequence).tokens
         whole = prompt.length // unit
         cached = whole if reuse == prompt.length - 1 else reuse // unit
