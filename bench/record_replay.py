@@ -1,4 +1,5 @@
-"""Append what `trtllm-kvfix replay --json` printed: a sweep to results/sweep.csv, a comparison to results/compare.csv.
+"""Append what `trtllm-kvfix replay --json` printed: a sweep to results/sweep.csv, or remote_sweep.csv with a
+remote tier, a comparison to results/compare.csv.
 
 `trtllm-kvfix replay TRACE ... --sweep 0,200GiB --json | python bench/record_replay.py --results bench/results`
 
@@ -24,6 +25,7 @@ SWEEP_COLUMNS = (
     "tib_to_host",
     "tib_to_primary",
 )
+REMOTE_COLUMNS = ("remote_gib", "remote_percent")
 COMPARE_COLUMNS = (
     "host_gib",
     "reused_percent",
@@ -44,14 +46,18 @@ def main() -> None:
     if report["partial"]:
         sys.exit("the replay was interrupted, so its figures are of a part of the trace")
     outcomes, workload = report["outcomes"], report["workload"]
+    is_remote = any(each["shape"]["blocks_remote"] for each in outcomes)
+    columns: tuple[str, ...] = (*FACTS, "workload", "host_tier", "admission", *SWEEP_COLUMNS)
     if len({outcome["admission"] for outcome in outcomes}) > 1:
-        columns = (*FACTS, "workload", "admission", *COMPARE_COLUMNS)
+        name, columns = "compare.csv", (*FACTS, "workload", "admission", *COMPARE_COLUMNS)
         rows = [[workload, each["admission"], *compared(each)] for each in outcomes]
-        append(arguments.results / "compare.csv", columns, rows)
+    elif is_remote:
+        name, columns = "remote_sweep.csv", (*columns, *REMOTE_COLUMNS)
+        rows = [[workload, *tier(each), *swept(each), *remote(each)] for each in outcomes]
     else:
-        columns = (*FACTS, "workload", "host_tier", "admission", *SWEEP_COLUMNS)
+        name = "sweep.csv"
         rows = [[workload, *tier(each), *swept(each)] for each in outcomes]
-        append(arguments.results / "sweep.csv", columns, rows)
+    append(arguments.results / name, columns, rows)
 
 
 def tier(outcome: Outcome) -> list[str]:
@@ -68,6 +74,12 @@ def swept(outcome: Outcome) -> list[str]:
         *(percent(outcome, share) for share in shares),
         *(f"{moved[name] / 2**40:.6g}" for name in ("bytes_to_host", "bytes_to_primary")),
     ]
+
+
+def remote(outcome: Outcome) -> list[str]:
+    shape = outcome["shape"]
+    size = f"{shape['blocks_remote'] * shape['bytes_per_block'] / 2**30:.6g}"
+    return [size, percent(outcome, outcome["tokens"]["remote"])]
 
 
 def compared(outcome: Outcome) -> list[Any]:

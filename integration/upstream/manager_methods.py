@@ -78,6 +78,16 @@ class Manager:
         found: list[int] = self.impl.get_cache_block_ids(request.py_request_id, window)[0]
         return found
 
+    def commit_and_get_block_hashes(self: Any, request: Any, window_size: int | None = None) -> list[int]:
+        """The extension of the tests names no blocks."""
+        if not hasattr(self.impl, "commit_and_get_block_hashes_for_request"):
+            return []
+        window = window_size or self.max_attention_window_vec[0]
+        return list(self.impl.commit_and_get_block_hashes_for_request(request, window))
+
+    def get_priority_by_block_id(self: Any, block_id: int, window_size: int | None = None) -> int:
+        return int(self.impl.get_priority_by_block_id(block_id, window_size or self.max_attention_window_vec[0]))
+
     def unpin_blocks_by_id(self: Any, block_id: Any) -> None:
         self.impl.unpin_blocks_by_id(block_id)
 

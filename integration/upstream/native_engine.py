@@ -32,6 +32,7 @@ class Forward:
 
 class MemoryEngine(Engine):
     values_read = 0
+    positions_left = 0  # out of the window of whoever would have read them
 
     def _launched(self, contexts: list[Any], generations: list[Any], steps: list[Step]) -> Any:
         forward = Forward(steps)
@@ -56,17 +57,21 @@ class MemoryEngine(Engine):
                 for side in range(self.manager.kv_factor):
                     for head in range(self.manager.num_kv_heads_per_layer[layer]):
                         where = self._places(pool, layer, place, side, head, offsets[pool, row, side], step.end)
-                        self._visit(step, self._words(pool), where, _values(names, layer, side, head), layer)
+                        self._visit(step, pool, where, _values(names, layer, side, head), layer)
 
-    def _visit(self, step: Step, words: Words, where: Any, wanted: Words, layer: int) -> None:
+    def _visit(self, step: Step, pool: int, where: Any, wanted: Words, layer: int) -> None:
+        """A token sees those of its window, itself among them; the first token of the step sees furthest."""
+        words = self._words(pool)
         words[where[step.begin :]] = wanted[step.begin : step.end]
-        found = words[where[: step.begin]]
+        first = max(0, step.begin + 1 - self._window(pool))
+        found = words[where[first : step.begin]]
         self.values_read += len(found)
-        wrong = np.nonzero(found != wanted[: step.begin])[0]
+        self.positions_left += first
+        wrong = np.nonzero(found != wanted[first : step.begin])[0]
         if len(wrong):
             what = "nothing" if found[wrong[0]] == 0 else "something else"
             self.contents.corrupt.append(
-                f"request {step.request_id}: token {wrong[0]} of {step.begin}, layer {layer}, reads {what}"
+                f"request {step.request_id}: token {first + wrong[0]} of {step.begin}, layer {layer}, reads {what}"
             )
 
     def slots_of(self, request_id: int, window: int) -> list[int]:
@@ -74,10 +79,11 @@ class MemoryEngine(Engine):
         return list(slots)
 
     def fill(self, window: int, slots: list[int], tokens: list[int], begin: int, end: int) -> None:
-        del window  # there is one
         names = _unsigned(prefix_names(tokens))
         unit = self.manager.tokens_per_block
         for pool, layer, place in self._layers():
+            if self._window(pool) != window:
+                continue
             scale = self.manager.impl.layout.pools[pool].offset_scale
             for side in range(self.manager.kv_factor):
                 row = np.array([slot * scale + side for slot in slots])
@@ -99,19 +105,27 @@ class MemoryEngine(Engine):
         units = row[positions // tokens].astype(np.int64) + place * self.manager.kv_factor
         return units * side_words + head * tokens + positions % tokens
 
+    def _window(self, pool: int) -> int:
+        """By the layers of the pool: upstream lets them take turns."""
+        vector = self.manager.max_attention_window_vec
+        layer = next(layer for own, layer, _ in self._layers() if own == pool)
+        return int(vector[layer % len(vector)])
+
     def _words(self, pool: int, tier: int = 0) -> Words:
         """A pool on the device, or its host tier."""
         address = int(self.manager.kv_cache_pool_pointers[pool, tier])
-        layout = self.manager.impl.layout
-        slots = layout.blocks_host if tier else layout.blocks_primary
-        memory: Any = (ctypes.c_uint32 * (slots * layout.pools[pool].slot_bytes // WORD)).from_address(address)
+        shape = self.manager.impl.layout.pools[pool]
+        slots = shape.window.blocks_host if tier else shape.window.blocks_primary
+        memory: Any = (ctypes.c_uint32 * (slots * shape.slot_bytes // WORD)).from_address(address)
         return np.frombuffer(memory, np.uint32)
 
-    def read_block(self, names: list[int], number: int, slot: int, tier: str) -> None:
-        """From the host, now: what a slot of a tier holds of a prompt's block."""
+    def read_block(self, names: list[int], number: int, slot: int, tier: str, window: int | None = None) -> None:
+        """From the host, now: what a slot of a tier holds of a prompt's block. Without a window, in all pools."""
         tokens = self.manager.tokens_per_block
         mine = _unsigned(names[number * tokens : (number + 1) * tokens])
         for pool, layer, place in self._layers():
+            if window is not None and self._window(pool) != window:
+                continue
             words = self._words(pool, 1 if tier == "host" else 0)
             heads = self.manager.num_kv_heads_per_layer[layer]
             for side in range(self.manager.kv_factor):

@@ -132,7 +132,7 @@ class Holder:
         if len(self._held) == HELD_MAX:
             self._let_go()
         self._held.append((request_id, self._manager.store_blocks_for_reuse(request, True)))
-        (slots,) = self._manager.impl.get_cache_block_ids(request_id, self._manager.impl.layout.window)
+        (slots,) = self._manager.impl.get_cache_block_ids(request_id, self._manager.impl.layout.windows[0].size)
         self._orders.put((request_id, request.get_tokens(0)[: request.prompt_len], list(slots)))
 
     def _let_go(self) -> None:

@@ -20,6 +20,7 @@ from integration.upstream.server import Server, Shape
 
 REQUESTS = 120
 ITERATIONS_MAX = 3000
+LONGEST = 64  # tokens of a sequence
 
 
 class Promises:
@@ -52,7 +53,7 @@ def prepare(server: Server) -> None:
         books.core = Promises(books.core)
 
 
-def drawn(seed: int) -> Scenario:
+def drawn(seed: int, *, windows: bool = False) -> Scenario:
     chance = random.Random(seed)
     blocks = chance.choice([12, 14, 18, 24, 40, 160])
     shape: Shape = replace(
@@ -68,8 +69,13 @@ def drawn(seed: int) -> Scenario:
     packed = chance.random() < 0.5
     if packed:
         shape = replace(shape, policy="MAX_UTILIZATION")
+    if windows:
+        sizes = chance.choice([(64, 16), (64, 8, 24), (16,), (64, 4)])
+        shape = replace(shape, blocks=max(blocks, LONGEST // shape.tokens_per_block), windows=sizes, layers=6)
     # The longest fits alone.
-    arrivals, cancels = crowd(seed, REQUESTS, min(20, blocks * shape.tokens_per_block - 35) if packed else 7)
+    answer = min(20, blocks * shape.tokens_per_block - 35) if packed else 7
+    count, answer = (REQUESTS // 4, 24) if windows else (REQUESTS, answer)
+    arrivals, cancels = crowd(seed, count, answer)
     return Scenario(f"load-{seed}", ALL, False, shape, arrivals, cancels, prepare=prepare, kind="native")
 
 
@@ -85,15 +91,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--first", type=int, default=1, help="the seed of the first run")
     parser.add_argument("--alone", action="store_true", help="do not run upstream's own manager beside it")
+    parser.add_argument("--windows", action="store_true", help="layers of several windows, or one that slides; alone")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     wrong = batches = ours = theirs = 0
     for seed in range(given.first, given.first + given.runs):
-        scenario = drawn(seed)
+        scenario = drawn(seed, windows=given.windows)
         result = apart(given.tree / given.era, given.era, scenario, "all")
         batches += len(result.tree.get("batches", []))
         ours += computed(result)
-        if not given.alone:
+        if not (given.alone or given.windows):
             theirs += computed(apart(given.tree / given.era, given.era, scenario, "off"))
         if result.result != "right":
             wrong += 1

@@ -38,12 +38,16 @@ class Pinner:
 
     def _look(self) -> None:
         for prompt, hashes in self._chance.sample(self._prompts, min(PROMPTS_PER_LOOK, len(self._prompts))):
-            pinned = [each for each in self._core.find_and_pin_blocks_by_hash(hashes) if each is not None]
             names = prefix_names(prompt)
-            for number, block in enumerate(pinned):
-                self._engine.read_block(names, number, block.slot, block.tier)
-                self._core.unpin_blocks_by_id([block.block_id], tier=block.tier)
-            self.blocks_read += len(pinned)
+            windows: list[int | None] = [*(self._core.config.window_sizes or (None,))]
+            for window in windows:
+                found = self._core.find_and_pin_blocks_by_hash(hashes, stop_on_miss=False, window_size=window)
+                for number, block in enumerate(found):
+                    if block is None:
+                        continue
+                    self._engine.read_block(names, number, block.slot, block.tier, window)
+                    self._core.unpin_blocks_by_id([block.block_id], tier=block.tier)
+                    self.blocks_read += 1
 
     def _hashes(self, prompt: list[int]) -> list[int]:
         return native.block_hashes(native.SequenceRequest(0, prompt), self._core.config)

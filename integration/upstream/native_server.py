@@ -16,6 +16,8 @@ from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.staging import on_stream
 
+VSWA_RULE = "uses_vswa_kv_cache_layout"
+
 
 class FittingScheduler(Scheduler):
     """Behind a capacity scheduler, as upstream's is: who may run is asked first, then how much of it."""
@@ -54,10 +56,11 @@ class FittingServer(Server):
 
 
 class Windows:
-    """What D's constructor calls and no excerpt holds, for one window of full attention."""
+    """What D's constructor calls and no excerpt holds."""
 
-    def _resolve_max_attention_window_vec(self, *, max_seq_len: int, **_: Any) -> list[int]:
-        return [max_seq_len]
+    def _resolve_max_attention_window_vec(self, *, max_seq_len: int, **given: Any) -> list[int]:
+        windows = given["kv_cache_config"].max_attention_window or [max_seq_len]
+        return [min(max_seq_len, window) for window in windows]
 
     def get_max_atten_window_upper_bound(self, *, blocks_in_primary_pool: int, tokens_per_block: int, **_: Any) -> int:
         return blocks_in_primary_pool * tokens_per_block
@@ -85,6 +88,9 @@ class NativeServer(Server):
             lacking = [name for name in vars(Windows) if name[:2] != "__" and name not in vars(kind)]
             for name in lacking:
                 setattr(kind, name, vars(Windows)[name])
+            if hasattr(self.resources, VSWA_RULE):
+                setattr(self.resources, VSWA_RULE, lambda vector: len(set(vector)) > 1)  # of a module without excerpt
+                lacking.append(VSWA_RULE)
             given = [name for name in self.tree.lacking["KVCacheManager"] if name != "__init__"]
             self.tree.lacking["KVCacheManager"] = given + lacking
 
@@ -125,7 +131,8 @@ class NativeServer(Server):
         impl.core.check_invariants()
         total = impl.core.get_kv_cache_stats().total
         outcome.moves = total.blocks_copied + total.blocks_offloaded + total.blocks_onboarded
-        outcome.released = impl.get_kv_cache_stats().free_num_blocks == self.shape.blocks
+        free = impl.get_kv_cache_stats().num_free_blocks_per_window_size.values()
+        outcome.released = set(free) == {self.shape.blocks}
 
 
 def make_server(tree: Any, device: Any, shape: Any, connector: Any) -> Server:

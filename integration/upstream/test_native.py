@@ -23,14 +23,13 @@ from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 
 TREES = Path(os.environ.get("UPSTREAM", ""))
 pytestmark = pytest.mark.skipif(not (TREES / "S" / "tensorrt_llm").is_dir(), reason="UPSTREAM names no excerpts")
-# What upstream's V1 class calls for what is refused at start: transfers, connectors, events, indexers, routing.
+# What upstream's V1 class calls for what is refused at start: indexers, pools of different shapes.
 NOT_SERVED = {
     "get_indexer_k_cache_pool_data",
-    "get_priority_by_block_id",
     "pool_configurations",
-    "truncate_blocks",
-    "analyze_prefix_reuse",
 }
+# What D's V1 class calls in methods that are not among the excerpts, with its arguments.
+BEYOND_EXCERPTS = {("commit_and_get_block_hashes_for_request", 2), ("get_memory_pool_block_indices", 2)}
 V1 = "KVCacheManager"
 SCENARIOS = {each.name: each for each in ALL_SCENARIOS if each.kind == "native"}
 
@@ -43,7 +42,8 @@ def run(name: str, spoil: Callable[[Any], None] = lambda _: None) -> Result:
         scenario.prepare(server)
         spoil(server)
 
-    return apart(TREES / "S", "S", replace(scenario, prepare=prepare), "all")
+    era = "S" if "S" in scenario.eras else "D"
+    return apart(TREES / era, era, replace(scenario, prepare=prepare), "all")
 
 
 def without_copies(server: Any) -> None:
@@ -86,6 +86,46 @@ def without_updates(server: Any) -> None:
     events._merged = lambda found, window: own([each for each in found if each.kind != "updated"], window)
 
 
+def tables_of_other_windows(server: Any) -> None:
+    slots = server.manager.impl._books.slots
+    own = slots._table
+    slots._table = lambda ids: own(ids)[::-1]
+
+
+def a_model_that_looks_further_back(server: Any) -> None:
+    """What has left a window is somebody else's by now."""
+    engine = server.engine
+    own = engine._window
+    engine._window = lambda pool: own(pool) + 3 * server.manager.tokens_per_block
+
+
+def by_other_names(server: Any) -> None:
+    """Hashes of a root that no request has."""
+    impl = server.manager.impl
+    own = impl.commit_and_get_block_hashes_for_request
+    impl.commit_and_get_block_hashes_for_request = lambda *of: [each ^ 1 for each in own(*of)]
+
+
+def in_other_slots(server: Any) -> None:
+    """A connector is told of blocks that are not the request's."""
+    server.manager.get_cache_indices = lambda request: list(range(len(request.get_tokens(0)) // 4 + 1))
+
+
+def nobody_recomputes(server: Any) -> None:
+    """Whose load has failed is not put back."""
+
+    class Lost(dict[int, int]):
+        def __setitem__(self, *_: int) -> None: ...
+
+    server.connector.worker.side.recompute = Lost()
+
+
+def failures_end_well(server: Any) -> None:
+    """Copies that have failed are said to have arrived."""
+    copies = server.manager.impl._copies
+    copies._fail = lambda ticket, _: copies._core.complete(ticket)
+
+
 def nobody_notes(server: Any) -> None:
     """What a request wants to be kept is lost with the constructor's keyword."""
     server.retention_of = lambda _: None
@@ -98,6 +138,10 @@ def nobody_notes(server: Any) -> None:
         ("native-crowd-host", without_copies, "a pinned block"),
         ("native-crowd-host", without_waiting, "a pinned block"),
         ("native-crowd-chunks", ahead_of_the_device, "a pinned block"),
+        ("native-windows", tables_of_other_windows, "reads"),
+        ("native-windows", a_model_that_looks_further_back, "reads"),
+        ("native-windows-host", without_copies, "a pinned block"),
+        ("native-windows-chunks", ahead_of_the_device, "a pinned block"),
     ],
 )
 def test_what_is_left_out_shows(name: str, spoil: Callable[[Any], None], complaint: str) -> None:
@@ -114,6 +158,11 @@ def test_what_is_left_out_shows(name: str, spoil: Callable[[Any], None], complai
         ("native-pins", nobody_holds, "a pinned block"),
         ("native-events", without_updates, "the events say"),
         ("native-retention", nobody_notes, "that were to be kept"),
+        ("native-ours-load-fails", nobody_recomputes, "corrupt"),
+        ("native-ours-fail-offloads", failures_end_well, "a pinned block"),
+        ("native-told", by_other_names, "its hashes are not"),
+        ("native-told", in_other_slots, "a pinned block"),
+        ("native-told", nobody_notes, "that were"),
     ],
 )
 def test_those_beside_the_loop_see_what_is_wrong(name: str, spoil: Callable[[Any], None], complaint: str) -> None:
@@ -137,7 +186,7 @@ def test_every_name_that_upstream_calls_is_there_and_takes_its_arguments(era: st
     module = provided.bound_module()
     given = keywords(getattr(module, era))
     impl = NativeKvCache(**given)
-    found = set(calls_on_impl(TREES / era))
+    found = set(calls_on_impl(TREES / era)) | BEYOND_EXCERPTS
     assert {"add_token", "refresh_blocks", "remove_sequence"} <= {name for name, _ in found}
     for name, arguments in found:
         if name in NOT_SERVED:

@@ -18,9 +18,9 @@ S = load().S
     [
         {"max_beam_width": 2},
         {"sink_token_length": 4},
-        {"temp_attention_window_inputs": object()},
         {"blocks_per_window": {64: (8, 0), 16: (8, 0)}},
-        {"max_attention_window_vec": [64, 16]},
+        {"max_attention_window_vec": [64, 16], "blocks_per_window": {64: (16, 0)}},
+        {"max_attention_window_vec": [-1], "blocks_per_window": {-1: (16, 0)}},
         {"dtype": S.DataType.NVFP4},
         {"dtype": S.DataType.INT8},
         {"cache_type": S.CacheType.CROSS},
@@ -43,11 +43,31 @@ def test_what_is_not_served_is_refused_by_its_keyword(changes: dict[str, Any]) -
 
 
 def test_a_window_below_the_longest_sequence_slides_where_nothing_else_says_so() -> None:
-    late = keywords(S, max_attention_window_vec=[32], blocks_per_window={32: (8, 0)})
-    assert layout_of(late).blocks_per_sequence == 16, "1.2 passes the length before it was cut to the pool"
-    del late["temp_attention_window_inputs"]
-    with pytest.raises(NotServed, match=r"^max_sequence_length=64: sliding"):
-        layout_of(late)
+    cut = keywords(S, max_attention_window_vec=[32], blocks_per_window={32: (16, 0)})
+    assert layout_of(cut).blocks_per_sequence == 16, "1.2 passes the length before it was cut to the pool"
+    assert not layout_of(cut).slides
+    assert layout_of(cut | {"temp_attention_window_inputs": object()}).slides
+    del cut["temp_attention_window_inputs"]
+    assert layout_of(cut).slides
+
+
+@pytest.mark.parametrize(("longest", "is_served"), [(64, True), (44, True), (39, False)])
+def test_windows_are_as_long_as_the_largest_where_a_small_pool_has_cut_it(longest: int, is_served: bool) -> None:
+    """11 blocks hold 44 tokens. Where the pool was not the reason, sequences are as long as before."""
+    counts = {longest: (16 if longest == 64 else 11, 0), 16: (16 if longest == 64 else 11, 0)}
+    given = keywords(S, max_attention_window_vec=[longest, 16], blocks_per_window=counts)
+    if is_served:
+        assert [each.size for each in layout_of(given).windows] == [16, longest]
+        return
+    with pytest.raises(NotServed, match=r"^blocks_per_window=.*sequence of 64 tokens"):
+        layout_of(given)
+
+
+def test_the_only_window_is_that_of_all_layers_whatever_it_is_called() -> None:
+    """For MLA upstream renames it in one of the two."""
+    layout = layout_of(keywords(S, max_attention_window_vec=[40], blocks_per_window={64: (16, 0)}))
+    assert layout.layers == 3
+    assert layout.window_of(40) is layout.window_of(64)
 
 
 def test_a_constructor_that_says_too_little_is_refused() -> None:
@@ -70,9 +90,8 @@ def test_pools_are_laid_out_by_heads(dtype: str, nbytes: int, cache_type: str, s
     assert [layout.place_of(layer) for layer in range(3)] == [(1, 0), (0, 0), (1, 1)]
 
 
-def test_connectors_are_served_for_1_2_alone() -> None:
+def test_connectors_are_served() -> None:
     given = keywords(S, kv_connector_manager=object())
     assert layout_of(given).connector is given["kv_connector_manager"]
     del given["temp_attention_window_inputs"]
-    with pytest.raises(NotServed, match=r"newer than 1\.2"):
-        layout_of(given)
+    assert layout_of(given).connector is given["kv_connector_manager"]

@@ -207,8 +207,8 @@ def test_a_request_freed_before_it_was_admitted_takes_nothing() -> None:
 
 def test_names_that_are_not_served_say_so() -> None:
     with bench() as b:
-        with pytest.raises(AttributeError, match="does not serve truncate_blocks"):
-            b.impl.truncate_blocks([1], 1)
+        with pytest.raises(AttributeError, match="does not serve get_indexer_k_cache_pool"):
+            b.impl.get_indexer_k_cache_pool()
         with pytest.raises(NotServed, match="unified memory"):
             b.impl.allocate_pools(True)
         with pytest.raises(NotServed, match="max_beam_width"):

@@ -10,7 +10,7 @@ import pytest
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.managers.making import Bench, bench
 from trtllm_kvfix import native
-from trtllm_kvfix.managers import retention
+from trtllm_kvfix.managers import noted, retention
 from trtllm_kvfix.managers.clock import Clock
 
 MINUTE_MS = 60_000
@@ -36,15 +36,15 @@ def test_the_keyword_is_noted_and_copied_as_upstream_copies_a_request() -> None:
         def __init__(self, **given: Any) -> None:
             self.given = given
 
-    Request.__init__ = retention.noting(Request.__init__)  # type: ignore[method-assign]
+    Request.__init__ = noted.noting(Request.__init__)  # type: ignore[method-assign]
     assert retention.of(Request(kv_cache_retention_config=None)) is None
     wanted = config(80, timedelta(seconds=1.5), decode=10)
     wanted.token_range_retention_configs.insert(
         0, SimpleNamespace(token_start=40, token_end=50, priority=1, duration_ms=None)
     )
-    noted = retention.of(Request(kv_cache_retention_config=wanted))
-    assert noted == retention.Kept(((0, None, 80, 1500), (40, 50, 1, None)), 10, None)
-    assert deepcopy(noted) == noted
+    found = retention.of(Request(kv_cache_retention_config=wanted))
+    assert found == retention.Kept(((0, None, 80, 1500), (40, 50, 1, None)), 10, None)
+    assert deepcopy(found) == found
 
 
 @pytest.mark.parametrize("first_is_kept", [True, False])

@@ -10,6 +10,7 @@ _REFERENCE = re.compile(r"(?<![\w[])([TV]#\d+)")
 _LINKED = re.compile(r"\[([TV]#\d+)\](?![:(])")
 _INLINE = re.compile(r"\[([TV]#\d+)\]\((\S+?)\)")
 _DEFINITION = re.compile(r"^\[([TV]#\d+)\]: (\S+)$", re.MULTILINE)
+_CODE = re.compile(r"```.*?```|<!--.*?-->|`[^`\n]*`", re.DOTALL)  # and notes
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -21,13 +22,13 @@ def address(reference: str) -> str:
 def defined(text: str) -> str:
     """The page with a definition of each reference at its end."""
     body = _DEFINITION.sub("", text).rstrip("\n") + "\n"
-    found = sorted(set(_LINKED.findall(body)), key=lambda each: (each[0], int(each[2:])))
+    found = sorted(set(_LINKED.findall(_CODE.sub("", body))), key=lambda each: (each[0], int(each[2:])))
     return body + ("\n" if found else "") + "".join(f"[{each}]: {address(each)}\n" for each in found)
 
 
 def unlinked(text: str) -> list[str]:
     """References that no reader can follow."""
-    text = re.sub(r"```.*?```|<!--.*?-->|`[^`\n]*`", "", text, flags=re.DOTALL)
+    text = _CODE.sub("", text)
     definitions = dict(_DEFINITION.findall(text))
     plain = _REFERENCE.findall(_DEFINITION.sub("", text))
     plain += [each for each, link in _INLINE.findall(text) if link != address(each)]

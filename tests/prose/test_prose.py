@@ -50,7 +50,7 @@ def test_references_without_a_link_are_found() -> None:
     assert unlinked("It is [T#15546].\n\n[T#15546]: https://github.com/NVIDIA/TensorRT-LLM/pull/15547\n") == ["T#15546"]
     assert unlinked("[T#1](https://github.com/NVIDIA/TensorRT-LLM/pull/2)") == ["T#1"]
     assert unlinked("[T#1](https://github.com/NVIDIA/TensorRT-LLM/pull/1)") == []
-    page = defined("It is [T#15546] and [V#1].\n")
+    page = defined("It is [T#15546] and [V#1], not `[T#2]`.\n")
     assert unlinked(page) == []
     assert page.endswith("/vllm-project/vllm/pull/1\n") and defined(page) == page
 

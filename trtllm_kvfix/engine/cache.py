@@ -203,7 +203,8 @@ class Cache:
     # ---- questions ----
 
     def free_blocks(self) -> int:
-        return self.books.questions.free_blocks()
+        (blocks,) = self.books.questions.free_blocks()
+        return blocks
 
     def blocks_to_grow(self, requests: Sequence[Request]) -> int:
         ids = [request.request_id for request in requests]

@@ -25,12 +25,17 @@ class Asked:
 
     @locked
     def get_kv_cache_stats(self) -> statistics.CacheStats:
-        return statistics.cache_stats(self.core.get_kv_cache_stats(), self.layout.window, self._memory.device_bytes)
+        sizes = [window.size for window in self.layout.windows]
+        return statistics.cache_stats(self.core.get_kv_cache_stats(), sizes, self._memory.device_bytes)
 
     @locked
     def get_iteration_stats(self) -> dict[int, statistics.IterationStats]:
-        slot_bytes = sum(pool.slot_bytes for pool in self.layout.pools)
-        return {self.layout.window: statistics.iteration_stats(self.core.get_kv_cache_stats(), slot_bytes)}
+        """What happened is counted over all windows, and shown with the largest."""
+        stats = self.core.get_kv_cache_stats()
+        *smaller, largest = self.layout.windows
+        slot_bytes = sum(pool.slot_bytes for pool in self.layout.pools) if not smaller else 0  # they differ
+        found = {each.size: statistics.iteration_stats(stats, each.index, None, 0) for each in smaller}
+        return found | {largest.size: statistics.iteration_stats(stats, largest.index, stats.iteration, slot_bytes)}
 
     # ---- what capacity schedulers ask ----
 
@@ -41,13 +46,13 @@ class Asked:
 
     @locked
     def get_remaining_blocks_to_completion(self, req: Any, window_size: int, cached_summary: Any = None) -> int:
-        del window_size, cached_summary
-        return self._questions.to_completion(req)
+        del cached_summary
+        return self._questions.to_completion(req)[self.layout.window_of(window_size).index]
 
     @locked
     def get_remaining_blocks_to_completion_batch(self, requests: list[Any], window_size: int) -> list[int]:
-        del window_size
-        return [self._questions.to_completion(each) for each in requests]
+        index = self.layout.window_of(window_size).index
+        return [self._questions.to_completion(each)[index] for each in requests]
 
     @locked
     def get_needed_blocks_one_step(
@@ -55,13 +60,6 @@ class Asked:
     ) -> int:
         del window_size, cached_summary
         return self._questions.one_step(req, two_steps=two_steps_look_ahead)
-
-    @locked
-    def find_new_context_block(self, unique_tokens: Any, llm_request: Any) -> tuple[int, ...] | None:
-        """The tokens up to and with the first block that is not cached: they can be compared, and counted."""
-        del unique_tokens  # the request has them
-        block = self._questions.prefix_of(llm_request).first_new
-        return None if block is None else tuple(llm_request.get_tokens(0)[: (block + 1) * self.tokens_per_block])
 
     @property
     def questions(self) -> Questions:

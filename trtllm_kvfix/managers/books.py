@@ -12,11 +12,14 @@ from typing import Any
 
 from trtllm_kvfix.managers.clock import Clock
 from trtllm_kvfix.managers.copies import Copies
-from trtllm_kvfix.managers.layout import Layout
+from trtllm_kvfix.managers.layout import Layout, Window
 from trtllm_kvfix.managers.pins import Pins
-from trtllm_kvfix.managers.prompts import Prompt, bound_half, forget_prompt, prompt_of, tell_reuse
+from trtllm_kvfix.managers.prompts import Prompt, bound_half, forget_prompt, prompt_to_admit, tell_reuse
 from trtllm_kvfix.managers.sequence import Sequence
+from trtllm_kvfix.managers.slots import Slots
 from trtllm_kvfix.native import BlockManager, OutOfBlocks
+
+Arriving = tuple[Any, Prompt, bool]  # the request; whether it is a dummy
 
 
 class Books:
@@ -29,28 +32,31 @@ class Books:
         self.dummies: set[int] = set()  # of the live ones
         self._in_prompt: dict[int, Sequence] = {}  # of the live ones, whose positions still move
         self.pins = Pins(core)
+        self.slots = Slots(core, layout)
         self._copies = copies
         self._clock = clock
         self._tokens_per_block = layout.tokens_per_block
         self._connector = layout.connector
+        self._slides = layout.slides
         self.config = core.config
-        self._arriving: dict[int, tuple[Any, Prompt]] = {}
+        self._arriving: dict[int, Arriving] = {}
 
     # ---- what upstream asks for ----
 
     def add(self, request_id: int, length: int, beam_width: int, request: Any) -> None:
         if beam_width != 1:
             raise RuntimeError(f"request {request_id} has {beam_width} beams; one is served")
-        if self.knows(request_id):
+        if request_id in self.live or request_id in self._arriving:
             raise RuntimeError(f"request {request_id} was added and not removed; adding it again would lose its blocks")
-        prompt = prompt_of(request, self.config)
-        if prompt.length != length or prompt.sequence.request_id != request_id:
+        is_dummy = request.is_dummy_request
+        prompt = prompt_to_admit(request, request_id, length, is_dummy=is_dummy)
+        if prompt.length != length or prompt.request_id != request_id:
             raise RuntimeError(
                 f"request {request_id} is to be added with {length} tokens, but is request "
-                f"{prompt.sequence.request_id} with {prompt.length}"
+                f"{prompt.request_id} with {prompt.length}"
             )
-        self._arriving[request_id] = (request, prompt)
-        if request.is_dummy_request:
+        self._arriving[request_id] = request, prompt, is_dummy
+        if is_dummy:
             self.settle()  # upstream expects the refusal of a dummy from this very call
 
     def report(self, request: Any) -> None:
@@ -88,6 +94,7 @@ class Books:
         self._forget_growth({request_id})
         if self._arriving.pop(request_id, None) is not None:
             return
+        self.slots.moved()
         sequence = self.live.pop(request_id, None)
         self._in_prompt.pop(request_id, None)
         self.dummies.discard(request_id)
@@ -100,6 +107,9 @@ class Books:
             self.core.remove_sequence(request_id, tokens=tokens, computed=computed)
         if len(self.live) == len(self.dummies):
             self.end_copies()  # no step will come to do it, and nobody could be admitted
+
+    def block_in(self, slot: int, window: Window) -> int | None:
+        return self.slots.block_in(slot, window, self.live)
 
     # ---- when it happens ----
 
@@ -120,6 +130,7 @@ class Books:
             self._admit()
         if self.growing:
             self._reserve()
+        self.slots.moved()
         self._copies.submit()
 
     def end_copies(self) -> None:
@@ -129,32 +140,29 @@ class Books:
     def _admit(self) -> None:
         arriving, self._arriving = self._arriving, {}
         try:
-            batch = self.core.add_sequence_batch([prompt.sequence for _, prompt in arriving.values()])
+            batch = self.core.add_sequence_batch([prompt.sequence for _, prompt, _ in arriving.values()])
         except OutOfBlocks:
             self._forget_growth(arriving.keys())
             raise
-        for admission in batch.admitted:
-            request, prompt = arriving[admission.request_id]
+        for (request_id, (request, prompt, is_dummy)), admission in zip(arriving.items(), batch.admitted, strict=True):
             if prompt.has_duration:
                 self._clock.start()
-            sequence = Sequence(request, prompt, admission.tokens_reused)
-            self.live[admission.request_id] = self._in_prompt[admission.request_id] = sequence
-            if sequence.is_dummy:
-                self.dummies.add(admission.request_id)
+            sequence = Sequence(request, prompt, admission.tokens_reused, is_dummy=is_dummy)
+            self.live[request_id] = self._in_prompt[request_id] = sequence
+            if is_dummy:
+                self.dummies.add(request_id)
             forget_prompt(request)
-        for admission in batch.admitted:  # all are known by now, should a connector raise
-            self._tell(self.live[admission.request_id], admission.tokens_reused)
+        for request_id in arriving:  # all are known by now, should a connector raise
+            self._tell(self.live[request_id])
 
-    def _tell(self, sequence: Sequence, reused: int) -> None:
-        at = reused + self._matched(sequence.request, reused)
-        sequence.begin_at(at)
-        tell_reuse(sequence.request, at, self._tokens_per_block)
-
-    def _matched(self, request: Any, reused: int) -> int:
-        """Tokens behind those reused that a connector will write, before a step reads them."""
-        if self._connector is None or request.is_dummy_request:
-            return 0
-        return int(self._connector.get_num_new_matched_tokens(bound_half(request), reused))
+    def _tell(self, sequence: Sequence) -> None:
+        begin = sequence.computed
+        if self._connector is not None and not sequence.is_dummy:
+            # Tokens behind those reused that a connector will write, before a step reads them.
+            begin += int(self._connector.get_num_new_matched_tokens(bound_half(sequence.request), begin))
+            sequence.begin_at(begin)
+        if begin:
+            tell_reuse(sequence.request, begin, self._tokens_per_block)
 
     def _reserve(self) -> None:
         ids = self.growing[:]
@@ -170,8 +178,9 @@ class Books:
             self._grow(counts)
 
     def _grow(self, counts: Mapping[int, int]) -> None:
-        self.core.add_tokens(list(counts), list(counts.values()))
         live = self.live
+        computed = [live[each].computed_for_growth() for each in counts] if self._slides else None
+        self.core.add_tokens(list(counts), list(counts.values()), computed=computed)
         for request_id, count in counts.items():
             live[request_id].length += count
 

@@ -16,8 +16,10 @@ from typing import Any
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers.keywords import named
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
-from trtllm_kvfix.managers.questions import Questions
+from trtllm_kvfix.managers.prompts import Prompt, prompt_of
+from trtllm_kvfix.managers.questions import Blocks, Questions, fits, less
 
+Needed = Callable[[Any, Prompt], Blocks]  # of a request that has none
 Scheduled = tuple[list[Any], list[Any], list[Any]]  # who fits; who waits for another server's cache: none; who pauses
 
 
@@ -48,7 +50,7 @@ class Policy(ABC):
     @abstractmethod
     def schedule_request(self, active_requests: Any) -> Scheduled: ...
 
-    def _start(self, chosen: list[Any], waiting: Iterable[Any], free: int, needed: Callable[[Any], int]) -> None:
+    def _start(self, chosen: list[Any], waiting: Iterable[Any], free: Blocks, needed: Needed) -> None:
         """Adds to those chosen, who run, as many of the others as fit, in their order."""
         questions = self.kv_cache_manager.questions
         adapters = _Adapters(self.peft_cache_manager, chosen)
@@ -56,24 +58,25 @@ class Policy(ABC):
         for request in waiting:
             if len(chosen) >= self.max_num_requests:
                 break
-            if self._gains_by_waiting(request, questions, wait_for):
+            prompt = prompt_of(request)
+            if self._gains_by_waiting(request, prompt, questions, wait_for):
                 continue
-            blocks = needed(request)
-            if blocks > free:
+            blocks = needed(request, prompt)
+            if not fits(blocks, free):
                 break  # whoever came later must not overtake it for ever
             if adapters.claim(request):
-                free -= blocks
+                free = less(free, blocks)
                 chosen.append(request)
 
-    def _gains_by_waiting(self, request: Any, questions: Questions, wait_for: set[int]) -> bool:
+    def _gains_by_waiting(self, request: Any, prompt: Prompt, questions: Questions, wait_for: set[int]) -> bool:
         """Somebody computes the very block that it needs first: in a later iteration that is cached."""
         if not self.kv_cache_manager.enable_block_reuse:
             return False
-        prefix = questions.prefix_of(request)
+        prefix = questions.prefix_of(prompt)
         if hasattr(request, "estimated_reusable_tokens"):
             # What newer schedulers of chunks charge by. An estimate that is too high would exceed their budget.
             request.estimated_reusable_tokens = prefix.tokens
-        name = None if prefix.first_new is None else prefix.prompt.hash_of(prefix.first_new)
+        name = None if prefix.first_new is None else questions.name_of(prompt, prefix.first_new)
         if name is None:
             return False
         if name in wait_for:
@@ -89,8 +92,8 @@ class GuaranteedNoEvict(Policy):
         started, waiting, loading = questions.by_progress(active_requests)
         chosen = started[: self.max_num_requests]
         if waiting and len(chosen) < self.max_num_requests:
-            free = questions.free_blocks() - questions.still_to_take(started + loading)
-            self._start(chosen, waiting, free, questions.to_completion)
+            free = less(questions.free_blocks(), questions.still_to_take(started + loading))
+            self._start(chosen, waiting, free, lambda each, prompt: questions.to_admit(prompt, each.max_new_tokens))
         return chosen, [], []
 
 
@@ -101,14 +104,14 @@ class MaxUtilization(Policy):
         chosen, waiting, _ = questions.by_progress(active_requests)
         paused: list[Any] = []
         free, next_step = questions.free_blocks(), questions.next_step(chosen)
-        while next_step > free:
+        while not fits(next_step, free):
             paused.append(chosen.pop())
             free, next_step = questions.free_without(paused), questions.next_step(chosen)
         del chosen[self.max_num_requests :]
         if not paused and waiting:
             # Without a block to spare it would be paused at once; but alone it need not share.
             ahead = self.kv_cache_manager.tokens_per_block if chosen else 1
-            self._start(chosen, waiting, free - next_step, lambda each: questions.to_admit(each, ahead))
+            self._start(chosen, waiting, less(free, next_step), lambda _, prompt: questions.to_admit(prompt, ahead))
         return chosen, [], paused
 
 

@@ -8,6 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from trtllm_kvfix.errors import NotServed
@@ -94,8 +96,10 @@ class EventManager:
         self._append([(window, KVCacheCreatedData(blocks))])
 
     def add(self, events: Iterable[BlockEvent], window: int) -> None:
-        """The core's events since the last call, in order."""
-        self._append([(window, data) for data in self._merged(events, window)])
+        """The core's events since the last call, in order. window: of those that name none, as there is only one."""
+        named = ((event.window_size or window, event) for event in events)
+        for each, neighbours in groupby(named, key=itemgetter(0)):
+            self._append([(each, data) for data in self._merged((event for _, event in neighbours), each)])
 
     def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
         """Those since the last call. Waits for the first of them; without a limit where none is given."""

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.events import KVCacheEvent
 from trtllm_kvfix.managers.layout import Layout
@@ -26,6 +27,7 @@ class Held:
 
     @locked
     def pin_blocks(self, request_id: int) -> None:
+        self._refuse_windows()
         self._books.pin(request_id)
 
     @locked
@@ -36,8 +38,13 @@ class Held:
             self._books.pins.unpin(block_ids)
 
     def _pinned(self, request_id: int) -> Any:
+        self._refuse_windows()
         slots = self._books.pin(request_id) if self._books.knows(request_id) else []
         return slots if self.layout.pins_by_list else self._books.pins.chain(slots)
+
+    def _refuse_windows(self) -> None:
+        if self.layout.slides:
+            raise NotServed("blocks of several or sliding windows are not pinned: their slots do not name them")
 
     # ---- events ----
 
@@ -45,7 +52,7 @@ class Held:
         """What happened since the last call can be read from now on. On ranks that show no events it is dropped."""
         events = self.core.get_latest_events()
         if self.layout.events is not None:
-            self.layout.events.add(events, self.layout.window)
+            self.layout.events.add(events, self.layout.windows[0].size)
 
     def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
         events = self.layout.events

@@ -8,7 +8,7 @@ from typing import Any
 
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers.events import EventManager
-from trtllm_kvfix.managers.layout import ELEMENTS, Layout, pools_of
+from trtllm_kvfix.managers.layout import ELEMENTS, Layout, Window, pools_of
 
 OFFLOAD_PRIORITY_MIN = 30  # where upstream says none
 
@@ -48,14 +48,23 @@ def _head_size(value: Any, _given: Mapping[str, Any]) -> str:
     return "" if len(sizes) == 1 and min(sizes) > 0 else "one head size above 0 for all layers is served"
 
 
-def _one_window(value: Any, _given: Mapping[str, Any]) -> str:
-    return "" if len(set(value)) == 1 else "only one attention window is served"
+def _whole_sequences(value: Any, given: Mapping[str, Any]) -> str:
+    """A window holds all of a prompt until it is computed, however far it reaches back."""
+    vector = set(given["max_attention_window_vec"])
+    if (vector != set(value) and not len(vector) == len(value) == 1) or min(*vector, *value) <= 0:
+        return f"layers have the windows {sorted(vector)}"
+    if not _slides(given):
+        return ""
+    longest, tokens = _longest(given), int(given["tokens_per_block"])
+    small = {size: primary for size, (primary, _) in value.items() if primary * tokens < longest}
+    return f"each window needs blocks for a sequence of {longest} tokens, and {small} have fewer" if small else ""
 
 
-def _full_attention(value: Any, given: Mapping[str, Any]) -> str:
-    """Where upstream no longer passes a temporary window, a sliding one is shorter than the longest sequence."""
-    slides = "temp_attention_window_inputs" not in given and min(given["max_attention_window_vec"]) < value
-    return "sliding windows are not served" if slides else ""
+def _no_windows(what: str) -> Check:
+    def check(value: Any, given: Mapping[str, Any]) -> str:
+        return f"{what} over windows is not served" if value is not None and _slides(given) else ""
+
+    return check
 
 
 def _dtype(value: Any, _given: Mapping[str, Any]) -> str:
@@ -73,12 +82,6 @@ def _same_pools(value: Any, given: Mapping[str, Any]) -> str:
     return "pools of different shapes are not served" if others else ""
 
 
-def _connector(value: Any, given: Mapping[str, Any]) -> str:
-    """Builds that pass no temporary window any more are those whose connectors ask for hashes of what is computed."""
-    is_newer = "temp_attention_window_inputs" not in given
-    return "a connector of a build newer than 1.2 is not served" if value is not None and is_newer else ""
-
-
 def _own_events(value: Any, _given: Mapping[str, Any]) -> str:
     known = value is None or isinstance(value, EventManager)
     return "" if known else f"{type(value).__name__} was made before ours could take its place"
@@ -94,15 +97,15 @@ CHECKS: Mapping[str, Check] = {
     "size_per_head": _head_size,
     "size_per_head_per_layer": _head_size,
     "tokens_per_block": _anything,
-    "blocks_per_window": _one_window,
+    "blocks_per_window": _whole_sequences,
     "max_num_sequences": _anything,  # the table of offsets is upstream's
     "max_beam_width": _only(1),
-    "max_attention_window_vec": _one_window,
-    "temp_attention_window_inputs": _nothing("a sliding window"),
+    "max_attention_window_vec": _anything,
+    "temp_attention_window_inputs": _anything,  # bounds what upstream's sliding windows hold
     "dtype": _dtype,
     "sink_token_length": _only(0),
     "stream": _anything,
-    "max_sequence_length": _full_attention,
+    "max_sequence_length": _anything,
     "chunk_size": _anything,  # bounds what sliding windows hold
     "enable_block_reuse": _anything,
     "onboard_blocks": _onboards,
@@ -111,7 +114,7 @@ CHECKS: Mapping[str, Check] = {
     "event_manager": _own_events,
     "enable_partial_reuse": _anything,
     "copy_on_partial_reuse": _anything,
-    "kv_connector_manager": _connector,
+    "kv_connector_manager": _no_windows("a connector"),
     "enable_indexer_k_cache": _nothing("sparse attention"),
     "indexer_k_cache_quant_block_size": _anything,  # these count where there is an indexer
     "indexer_k_cache_index_head_dim": _anything,
@@ -130,20 +133,20 @@ NEEDED = (
 def layout_of(given: Mapping[str, Any]) -> Layout:
     """Raises NotServed, which names the keyword."""
     _check(given)
-    ((window, (primary, host)),) = given["blocks_per_window"].items()
     tokens = int(given["tokens_per_block"])
-    longest = max(window, given["max_sequence_length"])
+    vector = tuple(given["max_attention_window_vec"])
+    windows = _windows_of(given)
     priority = given.get("secondary_offload_min_priority")
     return Layout(
         tokens_per_block=tokens,
-        window=window,
-        blocks_primary=primary,
-        blocks_host=host,
-        blocks_per_sequence=-(-longest // tokens),
+        windows=windows,
+        window_vector=vector,
+        blocks_per_sequence=-(-max(*vector, given["max_sequence_length"]) // tokens),
         pools=pools_of(
+            windows,
+            vector,
             given["num_kv_heads_per_layer"],
-            _one(_head_sizes(given)),
-            tokens,
+            tokens * _one(_head_sizes(given)),
             1 if named(given.get("cache_type", "SELF")) == "SELFKONLY" else 2,
             ELEMENTS[named(given["dtype"])],
         ),
@@ -157,6 +160,32 @@ def layout_of(given: Mapping[str, Any]) -> Layout:
         # Builds that let go of blocks one by one pass no temporary window any more.
         pins_by_list="temp_attention_window_inputs" not in given,
     )
+
+
+def _windows_of(given: Mapping[str, Any]) -> tuple[Window, ...]:
+    slides = _slides(given)
+    return tuple(
+        Window(index, size, primary, host, size if slides else None)
+        for index, (size, (primary, host)) in enumerate(sorted(given["blocks_per_window"].items()))
+    )
+
+
+def _slides(given: Mapping[str, Any]) -> bool:
+    """Older builds say so by a temporary window; a single window that is only as long as the pool slides nowhere."""
+    vector = given["max_attention_window_vec"]
+    if len(set(vector)) > 1:
+        return True
+    if "temp_attention_window_inputs" in given:
+        return given["temp_attention_window_inputs"] is not None
+    return bool(vector[0] < given["max_sequence_length"])
+
+
+def _longest(given: Mapping[str, Any]) -> int:
+    """Where a pool is small, upstream shortens the largest window, and sequences with it, to what the pool holds."""
+    largest: int = max(given["blocks_per_window"])
+    holds: int = given["blocks_per_window"][largest][0] * int(given["tokens_per_block"])
+    longest = int(given["max_sequence_length"])
+    return largest if holds < longest and largest > holds - int(given["tokens_per_block"]) else max(longest, largest)
 
 
 def _check(given: Mapping[str, Any]) -> None:

@@ -24,9 +24,21 @@ ELEMENTS = {
 
 
 @dataclass(frozen=True)
-class PoolShape:
-    """The layers that have one number of heads. Memory: [slots, layers, kv_factor, values of one block]."""
+class Window:
+    """An attention window, and the slots of its layers. Each window has books of its own in the core."""
 
+    index: int  # ascending by size
+    size: int
+    blocks_primary: int
+    blocks_host: int
+    name: int | None  # as the core calls it; None: the only one, which nothing leaves
+
+
+@dataclass(frozen=True)
+class PoolShape:
+    """The layers of one window and one number of heads. Memory: [slots, layers, kv_factor, values of one block]."""
+
+    window: Window
     layers: tuple[int, ...]  # of this rank, ascending
     kv_factor: int  # 2: K and V; 1: MLA, which keeps one latent
     values: int  # of one layer's K in one block: heads * tokens * size of a head
@@ -52,9 +64,8 @@ class Layout:
     """Everything that the constructor's keywords say."""
 
     tokens_per_block: int
-    window: int
-    blocks_primary: int
-    blocks_host: int
+    windows: tuple[Window, ...]  # ascending
+    window_vector: tuple[int, ...]  # as upstream says it: layers take turns
     blocks_per_sequence: int
     pools: tuple[PoolShape, ...]
     stream: int  # on which the model runs
@@ -65,6 +76,18 @@ class Layout:
     events: EventManager | None
     connector: Any  # upstream's manager of connectors, or None
     pins_by_list: bool  # a pinned request is named by all its blocks, not by its last one
+
+    @property
+    def slides(self) -> bool:
+        """Blocks leave a window while their sequence lives."""
+        return self.windows[0].name is not None
+
+    def window_of(self, size: int) -> Window:
+        """The only one whatever its size is said to be: upstream may have shortened it meanwhile."""
+        for window in self.windows:
+            if window.size == size or len(self.windows) == 1:
+                return window
+        raise KeyError(f"there is no window of {size}; there are {[each.size for each in self.windows]}")
 
     @property
     def layers(self) -> int:
@@ -79,15 +102,19 @@ class Layout:
 
 
 def pools_of(
-    heads_per_layer: Sequence[int], head_size: int, tokens_per_block: int, kv_factor: int, element: Element
+    windows: Sequence[Window],
+    vector: Sequence[int],
+    heads_per_layer: Sequence[int],
+    values_per_head: int,
+    kv_factor: int,
+    element: Element,
 ) -> tuple[PoolShape, ...]:
-    """One pool for each number of heads, ascending."""
-    return tuple(
-        PoolShape(
-            tuple(layer for layer, own in enumerate(heads_per_layer) if own == heads),
-            kv_factor,
-            heads * tokens_per_block * head_size,
-            element,
-        )
-        for heads in sorted(set(heads_per_layer))
-    )
+    """For each window, ascending, one pool for each number of heads, ascending."""
+    found = []
+    for window in windows:
+        every = range(len(heads_per_layer))
+        layers = [each for each in every if len(windows) == 1 or vector[each % len(vector)] == window.size]
+        for heads in sorted({heads_per_layer[layer] for layer in layers}):
+            own = tuple(layer for layer in layers if heads_per_layer[layer] == heads)
+            found.append(PoolShape(window, own, kv_factor, heads * values_per_head, element))
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""The memory behind the slots: a pool for each number of heads on the device, and the same again in pinned memory."""
+"""The memory behind the slots: pools on the device, as layout.py says, and the same again in pinned memory."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ import numpy.typing as npt
 from trtllm_kvfix.managers import tensors
 from trtllm_kvfix.managers.layout import Layout, PoolShape
 from trtllm_kvfix.native import Device, DeviceArray, HostPool, TransferItem
+
+End = tuple[int | None, str, int]  # window, tier, slot
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,12 @@ class Memory:
         self._device = device
         self._layout = layout
         self._primary: list[DeviceArray] = []
-        self._host: list[HostPool] = []
-        for pool in layout.pools:
-            self._primary.append(device.empty((layout.blocks_primary * pool.slot_bytes,), "uint8"))
-            if layout.blocks_host:
-                size = layout.blocks_host * pool.slot_bytes
-                self._host.append(HostPool(device, host_bytes=size, block_bytes=pool.slot_bytes))
+        self._host: dict[int, HostPool] = {}  # by pool
+        for index, pool in enumerate(layout.pools):
+            self._primary.append(device.empty((pool.window.blocks_primary * pool.slot_bytes,), "uint8"))
+            if pool.window.blocks_host:
+                size = pool.window.blocks_host * pool.slot_bytes
+                self._host[index] = HostPool(device, host_bytes=size, block_bytes=pool.slot_bytes)
 
     @property
     def device_bytes(self) -> int:
@@ -42,7 +44,7 @@ class Memory:
     def release(self) -> None:
         """Nothing on the device may use it any more."""
         self._primary.clear()
-        for pool in self._host:
+        for pool in self._host.values():
             pool.close()
         self._host.clear()
 
@@ -51,13 +53,13 @@ class Memory:
         table = np.zeros((len(self._primary), 2), np.int64)
         for index, pool in enumerate(self._primary):
             table[index, 0] = pool.address
-            table[index, 1] = self._host[index].address if self._host else 0
+            table[index, 1] = self._host[index].address if index in self._host else 0
         return tensors.on_cpu(table)
 
     def pool(self, index: int) -> Any:
         """[slots, layers, kv_factor, values]."""
         shape = self._layout.pools[index]
-        sides = (self._layout.blocks_primary, len(shape.layers), shape.kv_factor, shape.values)
+        sides = (shape.window.blocks_primary, len(shape.layers), shape.kv_factor, shape.values)
         return tensors.view(self._device, self._primary[index], sides, shape.element)
 
     def layer(self, layer: int) -> Any:
@@ -68,8 +70,8 @@ class Memory:
     def waves(self, items: Iterable[TransferItem]) -> Iterator[Spans]:
         """The items in groups. Within one, none writes what another reads or writes, so their order is free."""
         group: list[TransferItem] = []
-        read: set[tuple[str, int]] = set()
-        written: set[tuple[str, int]] = set()
+        read: set[End] = set()
+        written: set[End] = set()
         for item in items:
             source, target = _ends(item)
             if source in written or target in written or target in read:
@@ -85,22 +87,25 @@ class Memory:
         spans = Spans([], [], [])
         for index, shape in enumerate(self._layout.pools):
             for item in items:
+                if item.window_size != shape.window.name:
+                    continue
                 source, target = _ends(item)
                 spans.src.append(self._address(index, shape, source))
                 spans.dst.append(self._address(index, shape, target))
                 spans.nbytes.append(shape.slot_bytes)
         return spans
 
-    def _address(self, index: int, shape: PoolShape, end: tuple[str, int]) -> int:
-        tier, slot = end
+    def _address(self, index: int, shape: PoolShape, end: End) -> int:
+        _, tier, slot = end
         base = self._primary[index].address if tier == "primary" else self._host[index].address
         return base + slot * shape.slot_bytes
 
 
-def _ends(item: TransferItem) -> tuple[tuple[str, int], tuple[str, int]]:
-    """(tier, slot) that it reads, and that it writes."""
+def _ends(item: TransferItem) -> tuple[End, End]:
+    """What it reads, and what it writes."""
     reads_host, writes_host = item.kind == "onboard", item.kind == "offload"
-    return ("host" if reads_host else "primary", item.slot_src), ("host" if writes_host else "primary", item.slot_dst)
+    source = item.window_size, "host" if reads_host else "primary", item.slot_src
+    return source, (item.window_size, "host" if writes_host else "primary", item.slot_dst)
 
 
 def layer_table(layout: Layout) -> Any:

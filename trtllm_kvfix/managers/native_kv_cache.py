@@ -20,6 +20,7 @@ from trtllm_kvfix.managers.keywords import layout_of
 from trtllm_kvfix.managers.layout import Layout
 from trtllm_kvfix.managers.locks import answering, locked
 from trtllm_kvfix.managers.memory import Memory, layer_table
+from trtllm_kvfix.managers.named import Named
 from trtllm_kvfix.managers.questions import Questions
 from trtllm_kvfix.managers.ranks import Comparison, next_serial
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig
@@ -27,8 +28,7 @@ from trtllm_kvfix.offload.ranks import Ranks, agreed_seed, ranks_here
 from trtllm_kvfix.staging import current_place
 
 
-class NativeKvCache(Asked, Held):
-    is_variable_window = False
+class NativeKvCache(Asked, Held, Named):
     cross_kv = False
 
     def __init__(self, **given: Any) -> None:
@@ -42,8 +42,7 @@ class NativeKvCache(Asked, Held):
         self.core = BlockManager(
             BlockManagerConfig(
                 tokens_per_block=layout.tokens_per_block,
-                blocks_primary=layout.blocks_primary,
-                blocks_host=layout.blocks_host,
+                **_windows_of(layout),
                 block_reuse=layout.reuse,
                 partial_reuse=layout.partial_reuse,
                 copy_on_partial_reuse=layout.copy_on_partial_reuse,
@@ -55,13 +54,12 @@ class NativeKvCache(Asked, Held):
         self.tokens_per_block = layout.tokens_per_block
         self.enable_block_reuse = layout.reuse
         self.num_pools = len(layout.pools)
-        self.max_num_blocks = layout.blocks_primary
+        self.max_num_blocks = sum(window.blocks_primary for window in layout.windows)
         self.max_blocks_per_seq = layout.blocks_per_sequence
-        self.max_attention_window_vec = [layout.window]
+        self.max_attention_window_vec = list(layout.window_vector)
+        self.is_variable_window = len(layout.windows) > 1
         self._lock = threading.RLock()
         self._has_pools = False
-        self._table: Any = None
-        self._rows_of_pools: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"kvfix.manager: native does not serve {name}; docs/native-manager.md says what it does")
@@ -77,10 +75,11 @@ class NativeKvCache(Asked, Held):
         self._copies = Copies(self.core, device, self._memory, self.layout.stream)
         serial = next_serial()
         self._books = Books(self.core, self._copies, Clock(self.core, serial), self.layout)
-        self._questions = Questions(self._books, self.tokens_per_block)
+        self._questions = Questions(self._books, self.tokens_per_block, len(self.layout.windows))
         self._comparison = Comparison(self.core, serial)
         if self.layout.events is not None:
-            self.layout.events.created(self.layout.window, [self.layout.blocks_primary, self.layout.blocks_host])
+            for window in self.layout.windows:
+                self.layout.events.created(window.size, [window.blocks_primary, window.blocks_host])
         self._has_pools = True
 
     @locked
@@ -116,9 +115,9 @@ class NativeKvCache(Asked, Held):
             self._books.begin_iteration()
             self._comparison.step()
 
-    @locked
     def add_sequence(self, request_id: int, input_length: int, beam_width: int, llm_request: Any) -> None:
-        self._books.add(request_id, input_length, beam_width, llm_request)
+        with self._lock:
+            self._books.add(request_id, input_length, beam_width, llm_request)
 
     @locked
     def add_sequence_batch(self, request_infos: list[tuple[int, int, int]], llm_requests: list[Any]) -> None:
@@ -174,32 +173,30 @@ class NativeKvCache(Asked, Held):
         use_swa_context_slots: bool = False,
     ) -> None:
         del use_swa_cyclic_slots, use_swa_context_slots
-        for rows, pool in zip(self._rows_of(output), self.layout.pools, strict=True):
-            self.core.copy_batch_block_offsets(
-                rows, request_ids, beam_width, offset, scale=pool.offset_scale, v_offset=pool.kv_factor - 1
-            )
+        self._books.slots.write_offsets(output, request_ids, beam_width, offset)
 
     @answering
     def get_batch_cache_block_ids(self, request_ids: list[int], window_size: int) -> list[list[list[int]]]:
-        del window_size
-        slots = np.empty((1, max(1, len(request_ids)), 2, self.max_blocks_per_seq), np.int32)
-        self.core.copy_batch_block_offsets(slots, request_ids, 1, 0)
-        held = [-(-self._books.live[each].length // self.tokens_per_block) for each in request_ids]
-        return [[slots[0, row, 0, :blocks].tolist()] for row, blocks in enumerate(held)]
+        return [[slots] for slots in self._books.slots.of(request_ids, self.layout.window_of(window_size))]
 
     def get_cache_block_ids(self, request_id: int, window_size: int) -> list[list[int]]:
         return self.get_batch_cache_block_ids([request_id], window_size)[0]
 
     def get_last_block_id(self, request_id: int) -> int:
-        return self.get_cache_block_ids(request_id, self.layout.window)[0][-1]
+        return self.get_cache_block_ids(request_id, self.layout.windows[0].size)[0][-1]
 
     @answering
     def get_token_count(self, request_id: int) -> int:
         return self._books.live[request_id].length
 
-    def _rows_of(self, output: Any) -> list[Any]:
-        """The table's part of each pool, as the core writes it. Upstream has one table and passes it every time."""
-        if output is not self._table:
-            array = output.numpy() if hasattr(output, "numpy") else output
-            self._table, self._rows_of_pools = output, [array[i : i + 1] for i in range(self.num_pools)]
-        return self._rows_of_pools
+
+def _windows_of(layout: Layout) -> dict[str, Any]:
+    """For the core's config."""
+    if not layout.slides:
+        (window,) = layout.windows
+        return {"blocks_primary": window.blocks_primary, "blocks_host": window.blocks_host}
+    return {
+        "window_sizes": [window.size for window in layout.windows],
+        "blocks_primary": {window.size: window.blocks_primary for window in layout.windows},
+        "blocks_host": {window.size: window.blocks_host for window in layout.windows},
+    }

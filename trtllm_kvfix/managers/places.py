@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import NotServed
-from trtllm_kvfix.managers import retention
+from trtllm_kvfix.managers import noted
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import CREATOR, RESOURCE_MANAGER, Upstream
 
@@ -98,5 +98,5 @@ ALL = (
     Place(RESOURCE_MANAGER, "KVCacheManagerCpp", native_cache),
     Place(RESOURCE_MANAGER, "KVCacheEventManagerCpp", native_events, is_needed=False),
     Place(CREATOR, "BindCapacityScheduler", _capacity_scheduler),
-    retention,
+    noted,
 )

@@ -1,7 +1,8 @@
 """What of a request names its blocks: tokens, LoRA, salt, images. Read once for each prompt and kept on the request.
 
-The bound request takes attributes, so what is kept goes with it. Dummies, and inputs that tokens do not name, get a
-root of their own: nobody finds their blocks.
+It is read while the request is made, where its tokens need not be copied out of it again; and anew where it has been
+preempted. The bound request takes attributes, so what is kept goes with it. Dummies, and inputs that tokens do not
+name, get a root of their own: nobody finds their blocks.
 """
 
 import struct
@@ -22,37 +23,54 @@ _EMBEDDINGS = ("prompt_embedding_table", "multimodal_embedding")
 class Prompt:
     """One prompt as the core takes it."""
 
-    def __init__(self, request: Any, config: BlockManagerConfig) -> None:
+    __slots__ = ("_hashes", "has_duration", "is_private", "length", "request_id", "sequence")
+
+    def __init__(self, request: Any, tokens: Any = None) -> None:
         self.is_private = is_private(request)
         kept = retention.of(request)
         self.has_duration = kept is not None and kept.has_duration
+        self.request_id: int = request.request_id
         self.sequence = SequenceRequest(
-            request.request_id,
-            request.get_tokens(0),
+            self.request_id,
+            request.get_tokens(0) if tokens is None else tokens,
             lora_id=request.lora_task_id,
             salt=f"private {next(_serials)}" if self.is_private else request.cache_salt_id,
             extra_keys=list(_images(request)),
             retention=None if kept is None else kept.for_the_core(),
         )
-        self._config = config
+        self.length = self.sequence.num_tokens
         self._hashes: list[int] | None = None
 
-    @property
-    def length(self) -> int:
-        return self.sequence.num_tokens
-
-    def hash_of(self, block: int) -> int | None:
-        """Names the prompt up to the end of this block; None where it is not full."""
+    def hash_of(self, block: int, config: BlockManagerConfig) -> int | None:
         if self._hashes is None:
-            self._hashes = [] if self.is_private else block_hashes(self.sequence, self._config)
+            self._hashes = [] if self.is_private else block_hashes(self.sequence, config)
         return self._hashes[block] if block < len(self._hashes) else None
 
+    def begins(self, count: int, *, and_then: int) -> SequenceRequest:
+        """Its first tokens and another one, under the same root."""
+        own = self.sequence
+        spans = [(begin, min(end, count), digest) for begin, end, digest in own.extra_keys if begin < count]
+        tokens = [*own.tokens[:count], and_then]
+        return SequenceRequest(self.request_id, tokens, lora_id=own.lora_id, salt=own.salt, extra_keys=spans)
 
-def prompt_of(request: Any, config: BlockManagerConfig) -> Prompt:
-    """A request that was preempted has a longer prompt than before."""
+
+def note_prompt(request: Any, tokens: Any) -> None:
+    """Of a request that has just been made of these tokens."""
+    setattr(request, _KEPT, Prompt(request, tokens))
+
+
+def prompt_of(request: Any) -> Prompt:
+    return prompt_to_admit(request, request.request_id, request.get_num_tokens(0), is_dummy=request.is_dummy_request)
+
+
+def prompt_to_admit(request: Any, request_id: int, length: int, *, is_dummy: bool) -> Prompt:
+    """A request that was preempted has a longer prompt than before; one becomes a dummy after it was made.
+
+    The caller knows the request's own answers: to ask it again costs a call into C++ for each.
+    """
     kept: Prompt | None = getattr(request, _KEPT, None)
-    if kept is None or kept.length != request.get_num_tokens(0) or kept.sequence.request_id != request.request_id:
-        kept = Prompt(request, config)
+    if kept is None or kept.length != length or kept.request_id != request_id or (is_dummy and not kept.is_private):
+        kept = Prompt(request)
         setattr(request, _KEPT, kept)
     return kept
 
@@ -90,8 +108,6 @@ def tell_reuse(request: Any, reused: int, tokens_per_block: int) -> None:
 
     A chunk that is not the last one ends on a block's boundary.
     """
-    if reused == 0:
-        return
     if hasattr(request, "set_prepopulated_prompt_len"):
         request.set_prepopulated_prompt_len(reused, tokens_per_block)
         return

@@ -1,4 +1,4 @@
-"""What a capacity scheduler asks, of one window of full attention and one beam.
+"""What a capacity scheduler asks, of one beam. Numbers of blocks are lists: one for each window, ascending.
 
 A block that a request would reuse is free where it is cached, and admission takes it from there. One that another
 request holds is not taken again.
@@ -10,24 +10,40 @@ from typing import Any, NamedTuple
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 
+Blocks = list[int]
+
+
+def less(blocks: Blocks, others: Blocks) -> Blocks:
+    return [each - other for each, other in zip(blocks, others, strict=True)]
+
+
+def fits(blocks: Blocks, free: Blocks) -> bool:
+    return all(each <= left for each, left in zip(blocks, free, strict=True))
+
 
 class Prefix(NamedTuple):
     """What of a prompt is cached now."""
 
     prompt: Prompt
     tokens: int  # whole blocks that admission will find, whatever else is in its batch
-    first_new: int | None  # the first full block that is not; None where all are
+    blocks: int  # full ones that are cached; the last token of a prompt is computed always, also where its block is
+    is_whole: bool  # all full blocks are cached
+
+    @property
+    def first_new(self) -> int | None:
+        return None if self.is_whole else self.blocks
 
 
 class Questions:
-    def __init__(self, books: Books, tokens_per_block: int) -> None:
+    def __init__(self, books: Books, tokens_per_block: int, windows: int) -> None:
         self._books = books
         self._tokens_per_block = tokens_per_block
+        self._windows = windows
 
-    def free_blocks(self) -> int:
+    def free_blocks(self) -> Blocks:
         """Free, or cached and nobody's."""
-        primary = self._books.core.get_kv_cache_stats().windows[0].primary
-        return primary.free + primary.cached
+        tiers = [window.primary for window in self._books.core.get_kv_cache_stats().windows]
+        return [primary.free + primary.cached for primary in tiers]
 
     def by_progress(self, active_requests: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """(those that run, those that wait for their first block, those that hold blocks and wait for a load)."""
@@ -45,33 +61,33 @@ class Questions:
                 waiting.append(request)
         return started, waiting, loading
 
-    def still_to_take(self, started: Iterable[Any]) -> int:
-        """Blocks that these will take until their last tokens, besides those that they hold."""
+    def still_to_take(self, started: Iterable[Any]) -> Blocks:
+        """Blocks that these will take until their last tokens, besides those that they hold.
+
+        As if none left its window meanwhile: nobody is promised what another has not given back yet.
+        """
         sequences = [self._books.live[each.request_id] for each in started]
         left = [max(0, each.most - each.length) for each in sequences]
-        return self._books.core.blocks_to_grow([each.request_id for each in sequences], left)
+        return self._in_each(self._books.core.blocks_to_grow([each.request_id for each in sequences], left))
 
-    def to_completion(self, request: Any) -> int:
+    def to_completion(self, request: Any) -> Blocks:
         """The same of one. A request that has none takes those of its prompt that nobody holds, and what it grows."""
         if request.request_id in self._books.live:
             return self.still_to_take([request])
-        return self.to_admit(request, request.max_new_tokens)
+        return self.to_admit(prompt_of(request), request.max_new_tokens)
 
-    def to_admit(self, request: Any, ahead: int) -> int:
+    def to_admit(self, prompt: Prompt, ahead: int) -> Blocks:
         """Of one that has none, until it has grown by so many tokens."""
-        prompt = prompt_of(request, self._books.config)
-        (blocks,) = self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead)
-        return blocks
+        return self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead)
 
-    def next_step(self, started: Iterable[Any]) -> int:
+    def next_step(self, started: Iterable[Any]) -> Blocks:
         """Blocks that these take for their next tokens. A prompt has its blocks."""
         growing = [each.request_id for each in started if each.is_generation_in_progress_state]
-        return self._books.core.blocks_to_grow(growing, [1] * len(growing))
+        return self._in_each(self._books.core.blocks_to_grow(growing, [1] * len(growing)))
 
-    def free_without(self, paused: Iterable[Any]) -> int:
+    def free_without(self, paused: Iterable[Any]) -> Blocks:
         """`free_blocks`, had these given theirs back."""
-        (blocks,) = self._books.core.free_blocks_without([each.request_id for each in paused])
-        return blocks
+        return self._books.core.free_blocks_without([each.request_id for each in paused])
 
     def one_step(self, request: Any, *, two_steps: bool) -> int:
         if request.is_context_init_state and request.is_first_context_chunk:
@@ -82,21 +98,39 @@ class Questions:
         left = max(0, request.max_new_tokens - (sequence.length - sequence.prompt_length))
         return self._blocks(sequence.length + min(2 if two_steps else 1, left)) - self._blocks(sequence.length)
 
-    def prefix_of(self, request: Any) -> Prefix:
+    def prefix_of(self, prompt: Prompt) -> Prefix:
         unit = self._tokens_per_block
-        prompt = prompt_of(request, self._books.config)
         reuse = self._books.core.analyze_prefix_reuse(prompt.sequence).tokens
         whole = prompt.length // unit
-        # The last token of a prompt is computed always, also where its block is cached.
         cached = whole if reuse == prompt.length - 1 else reuse // unit
-        return Prefix(prompt, reuse // unit * unit, None if cached >= whole else cached)
+        return Prefix(prompt, reuse // unit * unit, cached, cached >= whole)
+
+    def held_blocks(self, prefix: Prefix) -> int:
+        """Of its cached blocks, those that a sequence holds."""
+        if not prefix.blocks:
+            return 0
+        # With one more token the last of them is taken as a whole, and nothing but a block for that token is new.
+        asked = prefix.prompt.begins(prefix.blocks * self._tokens_per_block, and_then=0)
+        *_, taken = self._books.core.blocks_to_admit(asked)  # the largest window claims most
+        return prefix.blocks + 1 - taken
 
     def being_computed(self) -> set[int]:
         """The hashes of the blocks that live prompts are about to bring into the cache: the next one of each."""
         unit = self._tokens_per_block
         prompts = [(each.prompt, each.computed) for each in self._books.live.values() if each.prompt is not None]
-        names = {prompt.hash_of(computed // unit) for prompt, computed in prompts if not prompt.is_private}
+        names = {
+            prompt.hash_of(computed // unit, self._books.config)
+            for prompt, computed in prompts
+            if not prompt.is_private
+        }
         return {name for name in names if name is not None}
+
+    def name_of(self, prompt: Prompt, block: int) -> int | None:
+        """Names the prompt up to the end of this block; None where it is not full."""
+        return prompt.hash_of(block, self._books.config)
+
+    def _in_each(self, blocks: int) -> Blocks:
+        return [blocks] * self._windows
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._tokens_per_block)

@@ -1,22 +1,14 @@
 """How long a request wants its blocks kept: upstream's `KvCacheRetentionConfig`.
 
-The bound request takes it and never shows it again. So it is noted on the request when that is made, under a name that
-upstream copies to a request's children.
+Noted on the request while it is made, under a name that upstream copies to a request's children.
 """
 
-from collections.abc import Callable
 from datetime import timedelta
-from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from trtllm_kvfix.overlay.fix import Replacement, Seam
-from trtllm_kvfix.overlay.upstream import LLM_REQUEST
 
 if TYPE_CHECKING:
     from trtllm_kvfix.native import Retention
-    from trtllm_kvfix.overlay.activation import Activation
 
-TRIGGER = LLM_REQUEST
 KEYWORD = "kv_cache_retention_config"
 NOTED = "py_kvfix_retention"
 
@@ -38,21 +30,8 @@ class Kept(NamedTuple):
         return Retention(list(self.ranges), self.decode_priority, self.decode_duration_ms)
 
 
-def replacements(active: "Activation") -> list[Replacement]:
-    if active.settings.manager != "native":
-        return []
-    return [Replacement(Seam(TRIGGER, "LlmRequest.__init__"), noting)]
-
-
-def noting(make: Callable[..., None]) -> Callable[..., None]:
-    @wraps(make)
-    def make_and_note(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        config = kwargs.get(KEYWORD)
-        if config is not None:
-            setattr(self, NOTED, kept(config))
-
-    return make_and_note
+def note(request: Any, config: Any) -> None:
+    setattr(request, NOTED, kept(config))
 
 
 def kept(config: Any) -> Kept:

@@ -1,6 +1,5 @@
 """A live sequence, as upstream tells of it: what is reserved, and which chunks of its prompt have been computed."""
 
-from collections import deque
 from typing import Any
 
 from trtllm_kvfix.managers.prompts import Prompt
@@ -14,18 +13,24 @@ class Sequence:
     the i-th report of a request ends its i-th chunk.
     """
 
-    def __init__(self, request: Any, prompt: Prompt, reused: int) -> None:
+    __slots__ = (
+        "_chunk_ends", "_position", "computed", "is_dummy", "is_private", "length", "most", "names", "prompt",
+        "prompt_length", "request", "request_id",
+    )  # fmt: skip
+
+    def __init__(self, request: Any, prompt: Prompt, reused: int, *, is_dummy: bool) -> None:
         self.request = request
-        self.request_id: int = prompt.sequence.request_id
+        self.request_id = prompt.request_id
         self.prompt: Prompt | None = prompt  # until it is computed
         self.prompt_length = prompt.length
         self.length = prompt.length  # positions reserved
         self.computed = reused  # leading positions whose values are in the cache, as far as reported
         self.most: int = prompt.length + request.max_new_tokens  # positions that it may come to
         self.is_private = prompt.is_private
-        self.is_dummy: bool = request.is_dummy_request
+        self.is_dummy = is_dummy
+        self.names: list[int] = []  # of full blocks, as far as somebody has asked for them
         self._position = reused
-        self._chunk_ends: deque[int] = deque()  # computed or being computed, not reported yet
+        self._chunk_ends: list[int] = []  # computed or being computed, not reported yet
 
     @property
     def is_in_prompt(self) -> bool:
@@ -50,10 +55,17 @@ class Sequence:
         """A batch with a chunk of this prompt has ended. Returns how much of the prompt is computed by now."""
         self.look()
         if self._chunk_ends:
-            self.computed = self._chunk_ends.popleft()
+            self.computed = self._chunk_ends.pop(0)
         if self.computed == self.prompt_length:
             self.prompt = None
         return self.computed
+
+    def computed_for_growth(self) -> int:
+        """Leading positions that the device has computed when the next one is reserved, so that a window may slide.
+
+        The last one may be in the step that runs meanwhile.
+        """
+        return self.computed if self.computed < self.prompt_length else max(self.computed, self.length - 1)
 
     def known_at_end(self, request: Any) -> tuple[list[int] | None, int]:
         """The tokens to keep, None where the prompt says it all, and how many positions are computed.

@@ -1,8 +1,9 @@
 """The numbers that upstream's iteration statistics read. Fields can be written: newer builds subtract from them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trtllm_kvfix.native import KvCacheStats
+from trtllm_kvfix.native import CacheCounters, KvCacheStats
 
 
 @dataclass
@@ -30,29 +31,31 @@ class IterationStats:
     secondary_max_num_blocks: int
     secondary_free_num_blocks: int
     secondary_used_num_blocks: int
-    iter_alloc_total_blocks: int
-    iter_alloc_new_blocks: int
-    iter_reused_blocks: int
-    iter_full_reused_blocks: int
-    iter_partial_reused_blocks: int
-    iter_missed_blocks: int
-    iter_cache_hit_rate: float
-    iter_gen_alloc_blocks: int
-    iter_onboard_blocks: int
-    iter_onboard_bytes: int
-    iter_offload_blocks: int
-    iter_offload_bytes: int
-    iter_intra_device_copy_blocks: int
-    iter_intra_device_copy_bytes: int
+    iter_alloc_total_blocks: int = 0
+    iter_alloc_new_blocks: int = 0
+    iter_reused_blocks: int = 0
+    iter_full_reused_blocks: int = 0
+    iter_partial_reused_blocks: int = 0
+    iter_missed_blocks: int = 0
+    iter_cache_hit_rate: float = 0.0
+    iter_gen_alloc_blocks: int = 0
+    iter_onboard_blocks: int = 0
+    iter_onboard_bytes: int = 0
+    iter_offload_blocks: int = 0
+    iter_offload_bytes: int = 0
+    iter_intra_device_copy_blocks: int = 0
+    iter_intra_device_copy_bytes: int = 0
 
 
-def cache_stats(core: KvCacheStats, window: int, device_bytes: int) -> CacheStats:
-    primary, total = core.windows[0].primary, core.total
-    free = primary.free + primary.cached
+def cache_stats(core: KvCacheStats, sizes: Sequence[int], device_bytes: int) -> CacheStats:
+    """sizes: of the windows, ascending."""
+    total, tiers = core.total, [window.primary for window in core.windows]
+    free = [primary.free + primary.cached for primary in tiers]
+    blocks = sum(primary.blocks for primary in tiers)
     return CacheStats(
-        max_num_blocks=primary.blocks,
-        free_num_blocks=free,
-        used_num_blocks=primary.blocks - free,
+        max_num_blocks=blocks,
+        free_num_blocks=sum(free),
+        used_num_blocks=blocks - sum(free),
         tokens_per_block=core.tokens_per_block,
         alloc_total_blocks=total.blocks_new + total.blocks_grown,
         alloc_new_blocks=total.blocks_new,
@@ -60,34 +63,41 @@ def cache_stats(core: KvCacheStats, window: int, device_bytes: int) -> CacheStat
         missed_blocks=total.blocks_missed,
         cache_hit_rate=_rate(total.blocks_reused, total.blocks_missed),
         allocated_bytes=device_bytes,
-        num_free_blocks_per_window_size={window: free},
+        num_free_blocks_per_window_size=dict(zip(sizes, free, strict=True)),
     )
 
 
-def iteration_stats(core: KvCacheStats, slot_bytes: int) -> IterationStats:
-    primary, host, seen = core.windows[0].primary, core.windows[0].host, core.iteration
-    return IterationStats(
+def iteration_stats(core: KvCacheStats, window: int, seen: CacheCounters | None, slot_bytes: int) -> IterationStats:
+    """seen: what happened, where this window is the one that shows it."""
+    primary, host = core.windows[window].primary, core.windows[window].host
+    found = IterationStats(
         primary_max_num_blocks=primary.blocks,
         primary_free_num_blocks=primary.free + primary.cached,
         primary_used_num_blocks=primary.blocks - primary.free - primary.cached,
         secondary_max_num_blocks=host.blocks,
         secondary_free_num_blocks=host.free + host.cached,
         secondary_used_num_blocks=host.blocks - host.free - host.cached,
-        iter_alloc_total_blocks=seen.blocks_new + seen.blocks_grown,
-        iter_alloc_new_blocks=seen.blocks_new,
-        iter_reused_blocks=seen.blocks_reused,
-        iter_full_reused_blocks=seen.blocks_reused - seen.blocks_reused_partial,
-        iter_partial_reused_blocks=seen.blocks_reused_partial,
-        iter_missed_blocks=seen.blocks_missed,
-        iter_cache_hit_rate=_rate(seen.blocks_reused, seen.blocks_missed),
-        iter_gen_alloc_blocks=seen.blocks_grown,
-        iter_onboard_blocks=seen.blocks_onboarded,
-        iter_onboard_bytes=seen.blocks_onboarded * slot_bytes,
-        iter_offload_blocks=seen.blocks_offloaded,
-        iter_offload_bytes=seen.blocks_offloaded * slot_bytes,
-        iter_intra_device_copy_blocks=seen.blocks_copied,
-        iter_intra_device_copy_bytes=seen.blocks_copied * slot_bytes,
     )
+    if seen is not None:
+        _count(found, seen, slot_bytes)
+    return found
+
+
+def _count(found: IterationStats, seen: CacheCounters, slot_bytes: int) -> None:
+    found.iter_alloc_total_blocks = seen.blocks_new + seen.blocks_grown
+    found.iter_alloc_new_blocks = seen.blocks_new
+    found.iter_reused_blocks = seen.blocks_reused
+    found.iter_full_reused_blocks = seen.blocks_reused - seen.blocks_reused_partial
+    found.iter_partial_reused_blocks = seen.blocks_reused_partial
+    found.iter_missed_blocks = seen.blocks_missed
+    found.iter_cache_hit_rate = _rate(seen.blocks_reused, seen.blocks_missed)
+    found.iter_gen_alloc_blocks = seen.blocks_grown
+    found.iter_onboard_blocks = seen.blocks_onboarded
+    found.iter_onboard_bytes = seen.blocks_onboarded * slot_bytes
+    found.iter_offload_blocks = seen.blocks_offloaded
+    found.iter_offload_bytes = seen.blocks_offloaded * slot_bytes
+    found.iter_intra_device_copy_blocks = seen.blocks_copied
+    found.iter_intra_device_copy_bytes = seen.blocks_copied * slot_bytes
 
 
 def _rate(reused: int, missed: int) -> float:
