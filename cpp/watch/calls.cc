@@ -33,9 +33,9 @@ Enqueued Call::on(cuda::Handle stream) const {
 
 void add_sides(const Sides& sides, int order, Enqueued& behind) {
     if (order != cuda::kOrderDuringCall) {  // else the source is free when the call returns
-        behind.side(sides.src, Kind::copy, false);
+        behind.add({sides.src, Kind::copy, false});
     }
-    behind.side(sides.dst, Kind::copy, true);
+    behind.add({sides.dst, Kind::copy, true});
 }
 
 // What follows takes what the driver's functions take, or the first of it.
@@ -84,12 +84,12 @@ void copy(const Call& call, std::uintptr_t dst, std::uintptr_t src, std::size_t 
 
 void copy_from_array(const Call& call, std::uintptr_t dst, cuda::Handle /*array*/, std::size_t /*offset*/,
                      std::size_t bytes, cuda::Handle stream) {
-    call.on(stream).side(line(dst, bytes), Kind::copy, true);
+    call.on(stream).add({line(dst, bytes), Kind::copy, true});
 }
 
 void copy_to_array(const Call& call, cuda::Handle /*array*/, std::size_t /*offset*/, std::uintptr_t src,
                    std::size_t bytes, cuda::Handle stream) {
-    call.on(stream).side(line(src, bytes), Kind::copy, false);
+    call.on(stream).add({line(src, bytes), Kind::copy, false});
 }
 
 template <typename Copy>
@@ -134,13 +134,13 @@ void copy_batch_3d_v1(const Call& call, std::size_t count, cuda::BatchCopy3d* co
 
 template <typename Value>
 void memset(const Call& call, std::uintptr_t dst, Value /*value*/, std::size_t count, cuda::Handle stream) {
-    call.on(stream).side(line(dst, count * sizeof(Value)), Kind::memset, true);
+    call.on(stream).add({line(dst, count * sizeof(Value)), Kind::memset, true});
 }
 
 template <typename Value>
 void memset_2d(const Call& call, std::uintptr_t dst, std::size_t pitch, Value /*value*/, std::size_t width,
                std::size_t height, cuda::Handle stream) {
-    call.on(stream).side(rectangle(dst, width * sizeof(Value), height, pitch), Kind::memset, true);
+    call.on(stream).add({rectangle(dst, width * sizeof(Value), height, pitch), Kind::memset, true});
 }
 
 void launched(const Call& call, cuda::Handle function, cuda::Handle stream, void** params, void** extra) {
@@ -148,7 +148,7 @@ void launched(const Call& call, cuda::Handle function, cuda::Handle stream, void
     if (!pinned.empty()) {
         Enqueued behind = call.on(stream);
         for (const std::uintptr_t address : pinned) {
-            behind.pointer(address, Kind::kernel);
+            behind.add({line(address, 1), Kind::kernel, true, false});
         }
     }
 }
@@ -189,7 +189,7 @@ void set_node(const Call& call, cuda::Handle executable, cuda::Handle node, cons
 }
 
 void set_child(const Call& call, cuda::Handle executable, cuda::Handle node, cuda::Handle graph) {
-    call.parts.graphs.set_child(executable, node, graph);
+    call.parts.graphs.set(executable, node, graph);
 }
 
 void set_any_node(const Call& call, cuda::Handle executable, cuda::Handle node, const cuda::NodeParams* params) {
@@ -201,7 +201,7 @@ void set_any_node(const Call& call, cuda::Handle executable, cuda::Handle node, 
         case cuda::kNodeKernel:
             return set_node(call, executable, node, &params->kernel);
         case cuda::kNodeGraph:
-            return set_child(call, executable, node, params->graph);
+            return set_node(call, executable, node, &params->graph);
         default:
             return;
     }

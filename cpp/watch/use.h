@@ -24,11 +24,18 @@ struct Shape {
 enum class Kind : std::uint8_t { copy, memset, kernel, graph_copy, graph_memset, graph_kernel };
 enum class Access : std::uint8_t { read, write, give_back };
 
-struct Use {
+// What the device does with some of it.
+struct Side {
     Shape shape;
     Kind kind = Kind::copy;
     bool device_writes = false;
-    bool certain = true;  // range and direction are known: a touch is a race, not only a possible one
+    // Range and direction are known: a touch is a race, not only a possible one. Else it begins there, and may go on.
+    bool certain = true;
+
+    bool forbids(Access access) const { return device_writes || access != Access::read; }
+};
+
+struct Use : Side {
     // The stream writes `sequence` into `flag` behind the use. It only grows, and wraps.
     const volatile std::uint32_t* flag = nullptr;
     std::uint32_t sequence = 0;
@@ -40,7 +47,6 @@ struct Use {
     std::uint64_t id = 0;
 
     bool finished() const { return static_cast<std::int32_t>(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - sequence) >= 0; }
-    bool forbids(Access access) const { return device_writes || access != Access::read; }
 };
 
 }  // namespace kvfix::watch
