@@ -76,7 +76,7 @@ class Graphs {
 
     std::vector<Node> read(cuda::Handle graph) {
         std::size_t count = 0;
-        if (!driver_.reads_graphs() || driver_.graph_nodes(graph, nullptr, &count) != cuda::kSuccess) {
+        if (driver_.without_graphs != nullptr || driver_.graph_nodes(graph, nullptr, &count) != cuda::kSuccess) {
             return {};
         }
         std::vector<cuda::Handle> handles(count);

@@ -124,10 +124,10 @@ const char* start(Watcher& watch) {
     Calls::for_each_number([&](std::uint32_t number) {
         static_cast<void>(cupti.enable(1, subscriber, cupti::kDriverDomain, number));  // older ones know fewer
     });
-    if (!driver.reads_kernels()) {
+    if (driver.without_kernels != nullptr) {
         watch.report.note("the driver does not tell kernels' parameters (12.4 does): kernels are not watched");
     }
-    if (!driver.reads_graphs()) {
+    if (driver.without_graphs != nullptr) {
         watch.report.note("the driver does not tell the nodes of graphs: graphs are not watched");
     }
     return nullptr;
