@@ -242,7 +242,7 @@ constexpr std::array<Entry, kNumbersEnd> table() {
     constexpr int before = cupti::kEnter;  // what takes something away must be seen before it happens
     constexpr int after = cupti::kExit;
     std::array<Entry, kNumbersEnd> made{};
-#define CALL(name, number, when, handler, per_thread) made[number] = {when, per_thread, Spread<&handler>::call};
+#define CALL(name, number, when, handler, per_thread) made[number] = {when, per_thread, Spread<handler>::call};
 #include "watch/calls.def"
 #undef CALL
     return made;
