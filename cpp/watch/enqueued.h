@@ -23,7 +23,7 @@ class Enqueued {
         }
         if (!side.certain) {
             side.shape.width = std::min(range.end - side.shape.begin, kKernelBytesMax);
-            watch_.report.numbers().trimmed += side.shape.end() < range.end ? 1 : 0;
+            count(watch_.counts.trimmed, side.shape.end() < range.end ? 1 : 0);
         }
         static_cast<void>(watch_.guard.add({side, mark_.flag, mark_.sequence, stack_, self().id, key_.context,
                                             reinterpret_cast<std::uintptr_t>(key_.stream), since_ns_}));
@@ -40,7 +40,7 @@ class Enqueued {
             if (mark_.flag != nullptr) {
                 stack_ = watch_.stacks.take();
             } else if (!streams_.capturing(key_.stream)) {
-                ++watch_.report.numbers().unwatched_streams;
+                count(watch_.counts.unwatched_streams);
             }
         }
         return mark_.flag != nullptr;

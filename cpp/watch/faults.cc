@@ -85,7 +85,7 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
     if (watch->guard.locked_by_me()) {
         // A handler of the program interrupted us at our books. Waiting for ourselves would never end: open the page.
         const std::uintptr_t page = address & ~(Guard::kPage - 1);
-        watch->guard.counts.dropped.fetch_add(1, std::memory_order_relaxed);
+        count(watch->counts.dropped);
         return mprotect(reinterpret_cast<void*>(page), Guard::kPage, PROT_READ | PROT_WRITE) == 0;
     }
     const bool writes = (context.uc_mcontext.gregs[REG_ERR] & kWriteFault) != 0;

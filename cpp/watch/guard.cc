@@ -137,7 +137,7 @@ bool Guard::add(Use use) {
     }
     const std::size_t at = uses_.load(std::memory_order_relaxed);
     if (at == kUsesMax) {
-        counts.dropped.fetch_add(1, std::memory_order_relaxed);
+        count(counts_.dropped);
         return false;
     }
     const Span span = pages_of(use.shape.begin, use.shape.end());
@@ -151,7 +151,7 @@ bool Guard::add(Use use) {
     highest_.store(std::max(highest_.load(std::memory_order_relaxed), span.end), std::memory_order_relaxed);
     if (!(alone ? pages_.protect(span.begin, span.end - span.begin, needed(use)) : apply(span, &use))) {
         remove_id(use.id);
-        counts.dropped.fetch_add(1, std::memory_order_relaxed);
+        count(counts_.dropped);
         return false;
     }
     if (!alone) {  // the same buffer again: the new use has taken the pages over as they were
@@ -160,7 +160,7 @@ bool Guard::add(Use use) {
             return covered && old.id != use.id && needed(old) <= needed(use) && old.finished();
         });
     }
-    counts.guarded.fetch_add(1, std::memory_order_relaxed);
+    count(counts_.guarded);
     return true;
 }
 
@@ -187,7 +187,7 @@ Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
     const auto here = [&](const Span& each) { return each.begin < span.end && span.begin < each.end; };
     const bool ended = remove([&](const Span& each, const Use& use) { return here(each) && use.finished(); }) != 0;
     if (ended) {
-        counts.faults_stale.fetch_add(1, std::memory_order_relaxed);
+        count(counts_.faults_stale);
     }
     bool neighbour = false;
     for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed); ++at) {
@@ -211,12 +211,12 @@ Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
     } else if (!neighbour) {
         verdict.answer = ended ? Answer::opened : Answer::nothing;
     } else if (open_for(span, &verdict.opening)) {
-        counts.steps.fetch_add(1, std::memory_order_relaxed);
+        count(counts_.steps);
         verdict.answer = Answer::step;
     } else {
         // No room to open one page among protected ones: what is in flight here cannot be watched any longer.
         const std::size_t lost = remove([&](const Span& each, const Use&) { return here(each); });
-        counts.dropped.fetch_add(lost, std::memory_order_relaxed);
+        count(counts_.dropped, lost);
         verdict.answer = Answer::opened;
     }
     return verdict;
@@ -281,7 +281,7 @@ void Guard::forget_context(const void* context) {
 void Guard::open_all() { forget_context(nullptr); }
 
 void Guard::open_all_in_child() {
-    lock_.reset();
+    lock_.unlock();  // whoever had it is not here
     openings_ = {};
     openings_end_ = 0;
     open_all();

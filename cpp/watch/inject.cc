@@ -76,7 +76,6 @@ void in_child() {
 
 void at_end() {
     if (Watcher* watch = watcher()) {
-        watch->report.update();
         watch->guard.open_all();
         set_watcher(nullptr);
     }

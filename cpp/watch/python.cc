@@ -105,25 +105,6 @@ class Lines {
     std::int64_t line_;
 };
 
-void print_utf8(std::uint32_t sign, Text& text) {
-    std::array<char, 4> made;
-    std::size_t count = 0;
-    const auto tail = [&](unsigned shift) { made[count++] = static_cast<char>(0x80 | (sign >> shift & 63)); };
-    if (sign < 0x80) {
-        made[count++] = static_cast<char>(sign);
-    } else if (sign < 0x800) {
-        made[count++] = static_cast<char>(0xc0 | sign >> 6);
-        tail(0);
-    } else if (sign < 0x10000) {
-        made[count++] = static_cast<char>(0xe0 | sign >> 12);
-        tail(6), tail(0);
-    } else {
-        made[count++] = static_cast<char>(0xf0 | (sign >> 18 & 7));
-        tail(12), tail(6), tail(0);
-    }
-    text.bytes(made.data(), count);
-}
-
 }  // namespace
 
 // Where each version keeps what is read here: in a thread's state, a frame, a code object and a str. Tests compare what
@@ -219,24 +200,28 @@ void Python::print_name(const void* name, Text& text) const {
     const std::size_t width = state >> 2 & 7;
     const std::size_t head = (state & 0x40) != 0 ? layout_->ascii : layout_->other;
     const std::uint64_t length = std::min(read_at<std::uint64_t>(name, kLength), kNameMax);
+    text << "\"";
     for (std::size_t at = head; at < head + length * width; at += width) {
-        print_utf8(width == 1   ? read_at<std::uint8_t>(name, at)
-                   : width == 2 ? read_at<std::uint16_t>(name, at)
-                                : read_at<std::uint32_t>(name, at),
-                   text);
+        text.sign(width == 1   ? read_at<std::uint8_t>(name, at)
+                  : width == 2 ? read_at<std::uint16_t>(name, at)
+                               : read_at<std::uint32_t>(name, at));
     }
+    text << "\"";
 }
 
 void Python::print(void* state, Text& text) const {
     of_another_thread = state != this->state();
     const void* frame = innermost(state);
-    for (int depth = 0; frame != nullptr && depth < kFramesMax; ++depth) {
+    bool fits = true;
+    for (int depth = 0; fits && frame != nullptr && depth < kFramesMax; ++depth) {
         if (shown(frame)) {
             const auto* code = read_at<const void*>(frame, layout_->code);
-            print_name(read_at<const void*>(code, layout_->file), text << "  File \"");
-            text << "\", line " << line(code, instruction(frame)) << " in ";
-            print_name(read_at<const void*>(code, layout_->name), text);
-            text << "\n";
+            fits = text.whole([&] {
+                print_name(read_at<const void*>(code, layout_->file), text.item() << "[");
+                text << "," << line(code, instruction(frame)) << ",";
+                print_name(read_at<const void*>(code, layout_->name), text);
+                text << "]";
+            });
         }
         frame = read_at<const void*>(frame, layout_->previous);
     }

@@ -18,7 +18,7 @@ class Python {
     void* state() const { return thread_state_ == nullptr ? nullptr : thread_state_(); }
     // A number for where the thread is in its Python code, 0 where that is not known.
     std::uint64_t place(void* state) const;
-    // File, line and function of each frame, the innermost first.
+    // File, line and function of each frame, the innermost first, as items of a list.
     void print(void* state, Text& text) const;
     bool unknown() const { return thread_state_ != nullptr && layout_ == nullptr; }
 

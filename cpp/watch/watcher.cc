@@ -40,7 +40,10 @@ Watcher* watcher() { return the_watcher.load(std::memory_order_acquire); }
 void set_watcher(Watcher* started) { the_watcher.store(started, std::memory_order_release); }
 
 Watcher::Watcher(const Settings& with, Pages& pages)
-    : settings(with), guard(pages, with.hold), report(with.folder, guard.counts, stacks) {}
+    : settings(with),
+      counts(counts_in(with.folder)),
+      guard(pages, counts, with.hold),
+      report(with.folder, counts, stacks) {}
 
 void Watcher::raced(const Verdict& verdict, Access access, const char* how, const void* instruction,
                     void* const* frames) {

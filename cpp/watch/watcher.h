@@ -21,6 +21,7 @@ struct Watcher {
     Watcher(const Settings& with, Pages& pages);
 
     Settings settings;
+    Counts& counts;
     Guard guard;
     Stacks stacks;
     Report report;
