@@ -56,10 +56,8 @@ inline Shape shape_of(const cuda::Copy3d::Side& side, const cuda::Copy3d& copy) 
 }
 
 inline Shape shape_of(const cuda::Operand3d& side, const cuda::BatchCopy3d& copy) {
-    const auto& at = side.pointer;
-    return side.type != cuda::kOperandPointer
-               ? Shape{}
-               : box(at.begin, at.row_length, at.layer_height, copy.width, copy.height, copy.depth);
+    const std::uintptr_t begin = side.type == cuda::kOperandPointer ? side.begin : 0;
+    return box(begin, side.row_length, side.layer_height, copy.width, copy.height, copy.depth);
 }
 
 template <typename Copy>

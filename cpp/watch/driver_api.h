@@ -63,17 +63,9 @@ struct BatchAttributes {
 
 struct Operand3d {
     int type;
-    union {
-        struct {
-            Address begin;
-            std::size_t row_length, layer_height;  // in bytes and rows; 0 means as the copy
-            Location hint;
-        } pointer;
-        struct {
-            Handle array;
-            std::size_t x, y, z;
-        } array;
-    };
+    Address begin;  // as all that follows, of memory; an array has other members there, and not more
+    std::size_t row_length, layer_height;  // in bytes and rows; 0 means as the copy
+    Location hint;
 };
 
 struct BatchCopy3d {
@@ -138,16 +130,13 @@ inline constexpr int kExit = 1;
 inline constexpr int kManySubscribers = 39;
 inline constexpr int kLimitReached = 12;
 
-struct CallbackData {
+struct CallbackData {  // the beginning of it
     int site;
     const char* name;
     const void* arguments;
     const void* result;
     const char* symbol;
     void* context;
-    std::uint32_t context_id;
-    std::uint64_t* correlation_data;
-    std::uint32_t correlation_id;
 };
 
 using Callback = void (*)(void* user, int domain, std::uint32_t id, const void* data);

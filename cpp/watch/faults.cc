@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstring>
 
-#include "watch/libc.h"
 #include "watch/stacks.h"
 #include "watch/thread.h"
 #include "watch/watcher.h"
@@ -129,7 +128,7 @@ void chain(int signal, siginfo_t* info, void* context) {
     if (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) {
         struct sigaction ending{};
         ending.sa_handler = SIG_DFL;
-        libc::sigaction_(signal, &ending, nullptr);
+        libc_sigaction(signal, &ending, nullptr);
         if (!by_kernel) {
             syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), signal);
         }
@@ -214,9 +213,9 @@ bool install_handlers(bool can_step) {
         sigdelset(&action.sa_mask, signal);
     }
     action.sa_sigaction = on_fault;
-    const bool segv = libc::sigaction_(SIGSEGV, &action, &program.segv) == 0;
+    const bool segv = libc_sigaction(SIGSEGV, &action, &program.segv) == 0;
     action.sa_sigaction = on_trap;
-    const bool trap = libc::sigaction_(SIGTRAP, &action, &program.trap) == 0;
+    const bool trap = libc_sigaction(SIGTRAP, &action, &program.trap) == 0;
     installed.store(segv && trap, std::memory_order_release);
     return segv && trap;
 }

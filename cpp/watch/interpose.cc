@@ -21,7 +21,6 @@
 #include <new>
 
 #include "watch/faults.h"
-#include "watch/libc.h"
 #include "watch/thread.h"
 #include "watch/watcher.h"
 
@@ -131,7 +130,7 @@ void* started(void* raw) {
 
 }  // namespace
 
-int libc::sigaction_(int signal, const struct sigaction* action, struct sigaction* before) {
+int libc_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
     return next_sigaction(signal, action, before);
 }
 

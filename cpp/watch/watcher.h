@@ -10,17 +10,11 @@
 
 namespace kvfix::watch {
 
-struct Settings {
-    const char* folder = nullptr;  // for the reports
-    const char* cupti = nullptr;   // places to look for CUPTI in, separated by colons
-    bool hold = false;
-    std::uint64_t hold_limit_ns = 0;
-};
-
 struct Watcher {
-    Watcher(const Settings& with, Pages& pages);
+    // Reports go to the folder. A thread that races is held for so long at most; 0 is not at all.
+    Watcher(const char* folder, std::uint64_t hold_limit_ns, Pages& pages);
 
-    Settings settings;
+    const std::uint64_t hold_ns;
     Counts& counts;
     Guard guard;
     Stacks stacks;

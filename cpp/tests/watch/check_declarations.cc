@@ -41,7 +41,9 @@ static_assert(sizeof(cuda::Copy2d) == sizeof(CUDA_MEMCPY2D) && sizeof(cuda::Copy
 SAME(cuda::BatchAttributes, order, CUmemcpyAttributes, srcAccessOrder);
 static_assert(sizeof(cuda::BatchAttributes) == sizeof(CUmemcpyAttributes));
 SAME(cuda::Operand3d, type, CUmemcpy3DOperand, type);
-SAME(cuda::Operand3d, pointer.row_length, CUmemcpy3DOperand, op.ptr.rowLength);
+SAME(cuda::Operand3d, begin, CUmemcpy3DOperand, op.ptr.ptr);
+SAME(cuda::Operand3d, row_length, CUmemcpy3DOperand, op.ptr.rowLength);
+static_assert(sizeof(cuda::Operand3d) == sizeof(CUmemcpy3DOperand));
 SAME(cuda::BatchCopy3d, dst, CUDA_MEMCPY3D_BATCH_OP, dst);
 SAME(cuda::BatchCopy3d, width, CUDA_MEMCPY3D_BATCH_OP, extent.width);
 SAME(cuda::BatchCopy3d, depth, CUDA_MEMCPY3D_BATCH_OP, extent.depth);
