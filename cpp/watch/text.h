@@ -69,7 +69,7 @@ class Text {
     Text& unit(std::uint32_t value) {
         *this << "\\u";
         for (const int shift : {12, 8, 4, 0}) {
-            bytes("0123456789abcdef" + (value >> shift & 15), 1);
+            bytes(&"0123456789abcdef"[value >> shift & 15], 1);
         }
         return *this;
     }

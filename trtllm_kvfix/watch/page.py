@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from shlex import join
 
-from trtllm_kvfix.pages import filled
+from trtllm_kvfix.pages import filled, paragraphs
 from trtllm_kvfix.watch.races import Race, Stack
-from trtllm_kvfix.watch.report import UNSEEN, Report, summary, title, where
+from trtllm_kvfix.watch.report import Report, summary, title, where
 
 LABELS, SPAN, RIGHT = 150, 720, 40  # widths: names of lanes, the time between use and touch, what follows
 WIDTH = LABELS + SPAN + RIGHT
@@ -16,10 +16,6 @@ TOP, LANE, GAP = 20, 30, 12
 def page(report: Report) -> str:
     sections = [section(race, number, "race") for number, race in enumerate(report.races, 1)]
     sections += [section(race, number, "possible") for number, race in enumerate(report.possible, 1)]
-    notes = [
-        *report.notes,
-        *(f"{report.numbers[name]:,} {text}" for name, text in UNSEEN.items() if report.numbers[name]),
-    ]
     return filled(
         __package__,
         command=escape(join(report.command)),
@@ -30,7 +26,7 @@ def page(report: Report) -> str:
             f"The command ended with {report.status}{', threads that raced were held' if report.held else ''}."
         ),
         sections="\n".join(sections),
-        notes="".join(f"<p>{escape(note)}</p>" for note in notes),
+        notes=paragraphs(report.notes),
     )
 
 

@@ -10,16 +10,7 @@ from typing import Any, NamedTuple
 
 PAIRS_MAX = 1024
 # As struct Counts in cpp/watch/counts.h has them.
-NUMBERS = (
-    "guarded",
-    "faults_stale",
-    "steps",
-    "dropped",
-    "unwatched_streams",
-    "trimmed",
-    "pairs_lost",
-    "gave_up",
-)
+NUMBERS = ("guarded", "faults_stale", "steps", "dropped", "unwatched_streams", "trimmed", "pairs_lost", "gave_up")
 COUNTS = struct.Struct(f"<{len(NUMBERS) + PAIRS_MAX}Q")
 # Frames of the driver's side of a call say nothing about who made it.
 DRIVER = re.compile(r"lib(cupti|cuda)\.so|libcudart")
@@ -109,7 +100,7 @@ def merged(processes: Iterable[Watched]) -> list[Race]:
 def _process(path: Path) -> Watched:
     numbers, times = _counts(path.with_suffix(".counts"))
     process = Watched(int(path.stem), [], [], numbers)
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             found = json.loads(line)
         except ValueError:  # the process's death cut it off
