@@ -109,7 +109,7 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
             Frames frames;
             native_frames(frames, 4);
             const auto* instruction = reinterpret_cast<const void*>(context.uc_mcontext.gregs[REG_RIP]);
-            watch->raced(verdict, access, nullptr, instruction, frames.data());
+            watch->raced({verdict, access, nullptr, instruction, frames.data()});
             return true;
         }
     }

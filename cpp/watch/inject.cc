@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cstring>
-#include <new>
 #include <string>
 
 #include "watch/calls.h"
@@ -19,12 +18,9 @@
 namespace kvfix::watch {
 namespace {
 
-// Never destroyed: threads of the program run on while it exits.
-alignas(Watcher) std::array<std::byte, sizeof(Watcher)> watcher_room;
-alignas(Calls) std::array<std::byte, sizeof(Calls)> calls_room;
 ProcessPages pages;
 Driver driver;
-Calls* calls = nullptr;
+Calls* calls = nullptr;  // as the watcher never destroyed: threads of the program run on while it exits
 
 struct Cupti {
     int (*subscribe)(void** subscriber, cupti::Callback callback, void* user) = nullptr;
@@ -98,7 +94,7 @@ bool start(Watcher& watch) {
         watch.report.note("refused: CUPTI (libcupti.so) is not found");
         return false;
     }
-    calls = new (calls_room.data()) Calls(watch, driver);
+    calls = new Calls(watch, driver);
     void* subscriber = nullptr;
     const int refused = cupti.subscribe(&subscriber, on_call, nullptr);
     if (refused != 0) {
@@ -108,9 +104,10 @@ bool start(Watcher& watch) {
                           std::to_string(refused).c_str());
         return false;
     }
-    Calls::for_each_number([&](std::uint32_t number) {
-        static_cast<void>(cupti.enable(1, subscriber, cupti::kDriverDomain, number));  // older ones know fewer
-    });
+    // Older ones know fewer of them.
+#define CALL(name, number, when, handler, per_thread) cupti.enable(1, subscriber, cupti::kDriverDomain, number);
+#include "watch/calls.def"
+#undef CALL
     if (driver.without_kernels != nullptr) {
         watch.report.note("the driver does not tell kernels' parameters (12.4 does): kernels are not watched");
     }
@@ -142,7 +139,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     }
     const char* hold_ms = getenv("KVFIX_WATCH_HOLD_MS");
     const std::uint64_t hold_ns = hold_ms == nullptr ? 0 : strtoull(hold_ms, nullptr, 10) * 1'000'000U;
-    auto* watch = new (watcher_room.data()) Watcher(folder, hold_ns, pages);
+    auto* watch = new Watcher(folder, hold_ns, pages);
     if (!watch->report.open_for_writing()) {
         fprintf(stderr, "trtllm-kvfix watch: no report can be written to %s; nothing is watched\n", folder);
         return 1;

@@ -26,12 +26,6 @@ class Python {
     struct Layout;
     static const Layout kLayouts[];
 
-    const void* innermost(void* state) const;
-    std::uint64_t instruction(const void* frame) const;
-    bool shown(const void* frame) const;
-    std::uint64_t line(const void* code, std::uint64_t offset) const;
-    void print_name(const void* name, Text& text) const;
-
     void* (*thread_state_)() = nullptr;
     const void* code_type_ = nullptr;
     const Layout* layout_ = nullptr;

@@ -45,10 +45,8 @@ Watcher::Watcher(const char* folder, std::uint64_t hold_limit_ns, Pages& pages)
       guard(pages, counts, hold_ns != 0),
       report(folder, counts, stacks) {}
 
-void Watcher::raced(const Verdict& verdict, Access access, const char* how, const void* instruction,
-                    void* const* frames) {
-    const Use& use = verdict.use;
-    const Race race{verdict, access, how, instruction, frames};
+void Watcher::raced(const Race& race) {
+    const Use& use = race.verdict.use;
     const Pair pair = report.say(race);
     if (hold_ns == 0) {
         return;
@@ -74,7 +72,7 @@ Opening Watcher::settle(std::uintptr_t begin, std::size_t bytes, Access access, 
         if (verdict.answer != Answer::race) {
             return verdict.opening;
         }
-        raced(verdict, access, how, nullptr, nullptr);
+        raced({verdict, access, how, nullptr, nullptr});
     }
 }
 
@@ -84,7 +82,7 @@ void Watcher::give_back(std::uintptr_t begin, std::size_t bytes, const char* how
     }
     const Verdict verdict = guard.give_back(begin, bytes);
     if (verdict.answer == Answer::race) {
-        raced(verdict, Access::give_back, how, nullptr, nullptr);
+        raced({verdict, Access::give_back, how, nullptr, nullptr});
     }
 }
 

@@ -20,8 +20,8 @@ struct Watcher {
     Stacks stacks;
     Report report;
 
-    // One race: say it, and in hold mode wait for the device. `how` names a touch that is no instruction's.
-    void raced(const Verdict& verdict, Access access, const char* how, const void* instruction, void* const* frames);
+    // One race: say it, and in hold mode wait for the device.
+    void raced(const Race& race);
     // Before the kernel touches memory for the program; what it returns must be closed behind the call.
     Opening settle(std::uintptr_t begin, std::size_t bytes, Access access, const char* how);
     // Memory that goes back to its owner.
