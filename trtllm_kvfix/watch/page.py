@@ -16,15 +16,14 @@ TOP, LANE, GAP = 20, 30, 12
 def page(report: Report) -> str:
     sections = [section(race, number, "race") for number, race in enumerate(report.races, 1)]
     sections += [section(race, number, "possible") for number, race in enumerate(report.possible, 1)]
+    held = ", threads that raced were held" if report.held else ""
     return filled(
         __package__,
+        subject=join(report.command),
+        headline=headline(report),
         command=escape(join(report.command)),
-        headline=escape(headline(report)),
         verdict="failed" if report.races else "proven",
-        summary=escape(summary(report)),
-        ended=escape(
-            f"The command ended with {report.status}{', threads that raced were held' if report.held else ''}."
-        ),
+        summary=escape(f"{summary(report)}. The command ended with {report.status}{held}."),
         sections="\n".join(sections),
         notes=paragraphs(report.notes),
     )

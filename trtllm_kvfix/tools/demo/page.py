@@ -15,8 +15,8 @@ AGREES_MIN = 4  # letters in a row
 def page(report: Report) -> str:
     return filled(
         __package__,
-        device=escape(report.device),
-        headline=escape(headline(report)),
+        subject=report.device,
+        headline=headline(report),
         facts=facts(report),
         verdict="proven" if report.proven else "failed",
         conclusion=paragraphs([*complaints(report), conclusion(report)]),

@@ -18,8 +18,8 @@ def page(report: Report) -> str:
     groups = [list(group) for _, group in groupby(report.cases, key=lambda case: case.case)]
     return filled(
         __package__,
-        device=escape(report.device.name),
-        headline=escape(headline(report)),
+        subject=report.device.name,
+        headline=headline(report),
         facts=facts(report),
         verdict="proven" if report.proven else "failed",
         conclusion=paragraphs([*complaints(report), conclusion(report)]),
