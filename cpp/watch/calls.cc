@@ -55,7 +55,7 @@ void host_register(const Call& call, std::uintptr_t begin, std::size_t bytes, un
 }
 
 void give_back(const Call& call, std::uintptr_t begin, const char* how) {
-    const Range range = call.parts.ranges.remove(begin);
+    const Span range = call.parts.ranges.remove(begin);
     call.parts.watch.give_back(range.begin, range.end - range.begin, how);
 }
 

@@ -17,7 +17,7 @@ class Enqueued {
 
     // Nothing happens where the memory is not pinned.
     void add(Side side) {
-        const Range range = side.shape.empty() ? Range{} : ranges_.find(side.shape.begin);
+        const Span range = side.shape.empty() ? Span{} : ranges_.find(side.shape.begin);
         if (range.empty() || !marked()) {
             return;
         }

@@ -24,10 +24,7 @@ class Pages {
 };
 
 // Pages that stay open while one instruction, or one call of the kernel, goes through.
-struct Opening {
-    std::uintptr_t begin = 0;
-    std::uintptr_t end = 0;
-};
+using Opening = Span;
 
 enum class Answer : std::uint8_t {
     foreign,  // nothing of ours is there
@@ -72,9 +69,6 @@ class Guard {
     bool idle() const { return uses_.load(std::memory_order_relaxed) == 0; }
 
   private:
-    struct Span {
-        std::uintptr_t begin, end;
-    };
     struct Wanted {
         std::uintptr_t until;
         Protection by_uses;
@@ -90,7 +84,7 @@ class Guard {
     template <typename Gone>
     std::size_t remove(Gone gone);
     void remove_id(std::uint64_t id);
-    bool open_for(Span span, Opening* opening);
+    bool open_for(Span span);
     void retire_locked();
 
     OwnedLock lock_;

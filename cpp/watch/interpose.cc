@@ -84,7 +84,7 @@ class Settled {
         for (const iovec* part = parts; part < parts + count && count_ < openings_.size(); ++part) {
             const auto begin = reinterpret_cast<std::uintptr_t>(part->iov_base);
             const Opening opening = watch->settle(begin, part->iov_len, access, how);
-            if (opening.end != 0) {
+            if (!opening.empty()) {
                 openings_[count_++] = opening;
             }
         }

@@ -10,13 +10,9 @@
 #include <shared_mutex>
 #include <vector>
 
-namespace kvfix::watch {
+#include "watch/use.h"
 
-struct Range {
-    std::uintptr_t begin = 0;
-    std::uintptr_t end = 0;
-    bool empty() const { return begin == end; }
-};
+namespace kvfix::watch {
 
 class Ranges {
   public:
@@ -27,13 +23,13 @@ class Ranges {
         mark(begin / kGranule, (begin + bytes - 1) / kGranule + 1, true);
     }
 
-    Range remove(std::uintptr_t begin) {
+    Span remove(std::uintptr_t begin) {
         const std::unique_lock held(mutex_);
         const auto behind = after(begin);
         if (behind == sorted_.begin() || std::prev(behind)->begin != begin) {
             return {};
         }
-        const Range range = *std::prev(behind);
+        const Span range = *std::prev(behind);
         const auto next = sorted_.erase(std::prev(behind));
         // Those beside it may share its first and its last granule.
         std::uintptr_t first = begin / kGranule;
@@ -45,13 +41,13 @@ class Ranges {
     }
 
     // The range that holds the address, or an empty one.
-    Range find(std::uintptr_t address) const {
+    Span find(std::uintptr_t address) const {
         if (!near(address)) {
             return {};
         }
         const std::shared_lock held(mutex_);
         const auto behind = after(address);
-        return behind != sorted_.begin() && address < std::prev(behind)->end ? *std::prev(behind) : Range{};
+        return behind != sorted_.begin() && address < std::prev(behind)->end ? *std::prev(behind) : Span{};
     }
 
     // Costs two reads and no lock: almost every word that is asked for is device memory, or no address at all.
@@ -66,9 +62,9 @@ class Ranges {
     static constexpr std::uintptr_t kGranule = std::uintptr_t{2} << 20;
     static constexpr std::uintptr_t kGranules = (std::uintptr_t{1} << 47) / kGranule;
 
-    std::vector<Range>::const_iterator after(std::uintptr_t address) const {
+    std::vector<Span>::const_iterator after(std::uintptr_t address) const {
         return std::upper_bound(sorted_.begin(), sorted_.end(), address,
-                                [](std::uintptr_t value, const Range& range) { return value < range.begin; });
+                                [](std::uintptr_t value, const Span& range) { return value < range.begin; });
     }
 
     void mark(std::uintptr_t first, std::uintptr_t end, bool pinned) {
@@ -80,7 +76,7 @@ class Ranges {
     }
 
     mutable std::shared_mutex mutex_;
-    std::vector<Range> sorted_;
+    std::vector<Span> sorted_;
     // A bit for each granule that holds pinned memory. The kernel gives memory only to what is used of it.
     using Bits = std::atomic<std::uint64_t>;
     std::unique_ptr<Bits[], void (*)(void*)> granules_{static_cast<Bits*>(std::calloc(kGranules / 64, sizeof(Bits))),

@@ -6,6 +6,16 @@
 
 namespace kvfix::watch {
 
+// Addresses from `begin` to before `end`.
+struct Span {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+
+    bool operator==(const Span&) const = default;
+    bool empty() const { return begin == end; }
+    bool meets(const Span& other) const { return begin < other.end && other.begin < end; }
+};
+
 // Bytes in memory: `slices` times `rows` times `width` bytes. What lies in one piece is one row of one slice.
 struct Shape {
     std::uintptr_t begin = 0;
