@@ -139,7 +139,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     }
     const char* hold_ms = getenv("KVFIX_WATCH_HOLD_MS");
     const std::uint64_t hold_ns = hold_ms == nullptr ? 0 : strtoull(hold_ms, nullptr, 10) * 1'000'000U;
-    auto* watch = new Watcher(folder, hold_ns, pages);
+    static auto* const watch = new Watcher(folder, hold_ns, pages);
     if (!watch->report.open_for_writing()) {
         fprintf(stderr, "trtllm-kvfix watch: no report can be written to %s; nothing is watched\n", folder);
         return 1;

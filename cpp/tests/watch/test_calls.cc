@@ -217,6 +217,38 @@ TEST_F(CallsTest, WaitingForTheDeviceOpensWhatHasEnded) {
     }
 }
 
+TEST_F(CallsTest, AStreamsWordIsFreeWhenItsLastNumberHasCome) {
+    std::array<char, 3> streams{};
+    const auto word_of = [&](char& stream) {
+        told(306, kDevice, kHost, std::size_t{10}, static_cast<cuda::Handle>(&stream));
+        return FakeDriver::word;
+    };
+    volatile std::uint32_t* const first = word_of(streams[0]);
+    tell(cupti::kEnter, 0, 326, static_cast<cuda::Handle>(streams.data()));
+    EXPECT_NE(word_of(streams[1]), first);
+    *first = 1;
+    EXPECT_EQ(word_of(streams[2]), first);
+    EXPECT_EQ(FakeDriver::written.back().second, 2U);
+}
+
+TEST_F(CallsTest, WhatWasUnloadedIsAskedForAgain) {
+    std::array<std::uintptr_t, 2> given{17, kHost};
+    std::array<void*, 1> params{&given};
+    void** const none = nullptr;
+    const auto launch = [&] { told(307, function_, 1U, 1U, 1U, 1U, 1U, 1U, 0U, stream_, params.data(), none); };
+    for (const std::uint32_t number : {22, 680}) {
+        FakeDriver::parameter_bytes = {8, 0};
+        tell(cupti::kEnter, 0, number, stream_);
+        launch();
+        FakeDriver::parameter_bytes = {16, 0};
+        launch();
+        expect_no_use();
+        tell(cupti::kEnter, 0, number, stream_);
+        launch();
+        expect_use(kHost, kBytes, true, Kind::kernel);
+    }
+}
+
 TEST_F(CallsTest, AContextTakesItsUsesAlong) {
     for (const std::uint32_t number : {322, 387, 544, 389, 545}) {
         told(306, kDevice, kHost, std::size_t{10}, stream_);
