@@ -16,17 +16,18 @@ class Enqueued {
         : watch_(watch), streams_(streams), ranges_(ranges), key_(key) {}
 
     // Nothing happens where the memory is not pinned.
-    void add(Side side) {
+    void add(const Side& side) {
         const Span range = side.shape.empty() ? Span{} : ranges_.find(side.shape.begin);
         if (range.empty() || !marked()) {
             return;
         }
+        const auto stream = reinterpret_cast<std::uintptr_t>(key_.stream);
+        Use use{side, mark_.flag, mark_.sequence, stack_, self().id, key_.context, stream, since_ns_};
         if (!side.certain) {
-            side.shape.width = std::min(range.end - side.shape.begin, kKernelBytesMax);
-            count(watch_.counts.trimmed, side.shape.end() < range.end ? 1 : 0);
+            use.shape.width = std::min(range.end - side.shape.begin, kKernelBytesMax);
+            count(watch_.counts.trimmed, use.shape.end() < range.end ? 1 : 0);
         }
-        static_cast<void>(watch_.guard.add({side, mark_.flag, mark_.sequence, stack_, self().id, key_.context,
-                                            reinterpret_cast<std::uintptr_t>(key_.stream), since_ns_}));
+        static_cast<void>(watch_.guard.add(use));
     }
 
   private:
