@@ -15,12 +15,6 @@ struct Calls {
     Calls(Watcher& watcher, const Driver& driver)
         : watch(watcher), streams(driver), kernels(driver), graphs(driver, kernels, ranges) {}
 
-    template <typename F>
-    static void for_each_number(F call) {
-#define CALL(name, number, when, handler, per_thread) call(std::uint32_t{number});
-#include "watch/calls.def"
-#undef CALL
-    }
     void on_call(std::uint32_t number, const cupti::CallbackData& data);
 
     Watcher& watch;

@@ -1,7 +1,9 @@
 // The driver's entry points that we call ourselves, found at run time in the library that the program has loaded.
 #pragma once
 
-#include <cstdint>
+#include <dlfcn.h>
+
+#include <type_traits>
 
 #include "watch/driver_api.h"
 
@@ -9,30 +11,52 @@ namespace kvfix::watch {
 
 struct Driver {
     // The name of what is missing, null where everything that matters is there.
-    const char* load();
-
-    cuda::Result (*write_value)(cuda::Handle stream, cuda::Address to, std::uint32_t value, unsigned flags) = nullptr;
-    cuda::Result (*is_capturing)(cuda::Handle stream, int* status) = nullptr;
-    cuda::Result (*host_register)(void* begin, std::size_t bytes, unsigned flags) = nullptr;
-    cuda::Result (*device_pointer)(cuda::Address* device, void* host, unsigned flags) = nullptr;
-    cuda::Result (*exchange_capture_mode)(int* mode) = nullptr;
-    // What follows may be missing; kernels and graphs are not watched then.
-    cuda::Result (*function_param)(cuda::Handle function, std::size_t index, std::size_t* offset,
-                                   std::size_t* bytes) = nullptr;
-    cuda::Result (*kernel_param)(cuda::Handle kernel, std::size_t index, std::size_t* offset,
-                                 std::size_t* bytes) = nullptr;
-    cuda::Result (*graph_nodes)(cuda::Handle graph, cuda::Handle* nodes, std::size_t* count) = nullptr;
-    cuda::Result (*node_type)(cuda::Handle node, int* type) = nullptr;
-    cuda::Result (*memcpy_node)(cuda::Handle node, cuda::Copy3d* params) = nullptr;
-    cuda::Result (*memset_node)(cuda::Handle node, cuda::MemsetNode* params) = nullptr;
-    cuda::Result (*kernel_node)(cuda::Handle node, cuda::KernelNode* params) = nullptr;
-    cuda::Result (*child_graph)(cuda::Handle node, cuda::Handle* graph) = nullptr;
-
-    bool reads_kernels() const { return function_param != nullptr; }
-    bool reads_graphs() const {
-        return graph_nodes != nullptr && node_type != nullptr && memcpy_node != nullptr && memset_node != nullptr &&
-               kernel_node != nullptr && child_graph != nullptr;
+    const char* load() {
+        void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+        if (library == nullptr) {
+            return "libcuda.so.1";
+        }
+        const char* missing = nullptr;
+        const auto find = [&](auto& call, const char* name, const char*& without) {
+            call = reinterpret_cast<std::remove_reference_t<decltype(call)>>(dlsym(library, name));
+            without = call == nullptr ? name : without;
+        };
+        find(write_value, "cuStreamWriteValue32_v2", missing);
+        find(is_capturing, "cuStreamIsCapturing", missing);
+        find(host_register, "cuMemHostRegister_v2", missing);
+        find(device_pointer, "cuMemHostGetDevicePointer_v2", missing);
+        find(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", missing);
+        find(function_param, "cuFuncGetParamInfo", without_kernels);
+        find(graph_nodes, "cuGraphGetNodes", without_graphs);
+        find(node_type, "cuGraphNodeGetType", without_graphs);
+        find(memcpy_node, "cuGraphMemcpyNodeGetParams", without_graphs);
+        find(memset_node, "cuGraphMemsetNodeGetParams", without_graphs);
+        find(kernel_node, "cuGraphKernelNodeGetParams_v2", without_graphs);
+        find(child_graph, "cuGraphChildGraphNodeGetGraph", without_graphs);
+        const char* without_libraries = nullptr;
+        find(kernel_param, "cuKernelGetParamInfo", without_libraries);
+        return missing;
     }
+
+    template <typename... Arguments>
+    using Call = cuda::Result (*)(Arguments...);
+
+    Call<cuda::Handle, cuda::Address, std::uint32_t, unsigned> write_value = nullptr;
+    Call<cuda::Handle, int*> is_capturing = nullptr;
+    Call<void*, std::size_t, unsigned> host_register = nullptr;
+    Call<cuda::Address*, void*, unsigned> device_pointer = nullptr;
+    Call<int*> exchange_capture_mode = nullptr;
+    // Of a function, and of a kernel of a library, where the driver has such: offset and bytes of a parameter.
+    Call<cuda::Handle, std::size_t, std::size_t*, std::size_t*> function_param = nullptr, kernel_param = nullptr;
+    Call<cuda::Handle, cuda::Handle*, std::size_t*> graph_nodes = nullptr;
+    Call<cuda::Handle, int*> node_type = nullptr;
+    Call<cuda::Handle, cuda::Copy3d*> memcpy_node = nullptr;
+    Call<cuda::Handle, cuda::MemsetNode*> memset_node = nullptr;
+    Call<cuda::Handle, cuda::KernelNode*> kernel_node = nullptr;
+    Call<cuda::Handle, cuda::Handle*> child_graph = nullptr;
+    // What an older driver lacks, so that these are not watched.
+    const char* without_kernels = nullptr;
+    const char* without_graphs = nullptr;
 };
 
 }  // namespace kvfix::watch

@@ -1,9 +1,11 @@
 // What one call of the program has enqueued, turned into uses of pinned memory.
 #pragma once
 
-#include "watch/driver.h"
+#include <algorithm>
+
 #include "watch/ranges.h"
 #include "watch/streams.h"
+#include "watch/thread.h"
 #include "watch/watcher.h"
 
 namespace kvfix::watch {
@@ -13,21 +15,42 @@ class Enqueued {
     Enqueued(Watcher& watch, Streams& streams, const Ranges& ranges, const StreamKey& key)
         : watch_(watch), streams_(streams), ranges_(ranges), key_(key) {}
 
-    // One side of a copy or a memset; nothing happens where the memory is not pinned.
-    void side(Shape shape, Kind kind, bool device_writes) { add(shape, kind, device_writes, true); }
-    // An address that a kernel was given: what it does there, and how far it goes, is not known.
-    void pointer(std::uintptr_t address, Kind kind);
-    void add(const Shape& shape, Kind kind, bool device_writes, bool certain);
+    // Nothing happens where the memory is not pinned.
+    void add(const Side& side) {
+        const Span range = side.shape.empty() ? Span{} : ranges_.find(side.shape.begin);
+        if (range.empty() || !marked()) {
+            return;
+        }
+        const auto stream = reinterpret_cast<std::uintptr_t>(key_.stream);
+        Use use{side, mark_.flag, mark_.sequence, stack_, self().id, key_.context, stream, since_ns_};
+        if (!side.certain) {
+            use.shape.width = std::min(range.end - side.shape.begin, kKernelBytesMax);
+            count(watch_.counts.trimmed, use.shape.end() < range.end ? 1 : 0);
+        }
+        static_cast<void>(watch_.guard.add(use));
+    }
 
   private:
     static constexpr std::size_t kKernelBytesMax = std::size_t{64} << 20;
+
+    // For the first use the stream is asked to say when it is past it, and the program where it is.
+    bool marked() {
+        if (since_ns_ == 0) {
+            since_ns_ = now_ns();
+            mark_ = streams_.mark(key_);
+            if (mark_.flag != nullptr) {
+                stack_ = watch_.stacks.take();
+            } else if (!streams_.capturing(key_.stream)) {
+                count(watch_.counts.unwatched_streams);
+            }
+        }
+        return mark_.flag != nullptr;
+    }
 
     Watcher& watch_;
     Streams& streams_;
     const Ranges& ranges_;
     StreamKey key_;
-    // Taken for the first use: the stream's mark, and where the program is.
-    bool marked_ = false;
     Mark mark_;
     std::uint32_t stack_ = 0;
     std::uint64_t since_ns_ = 0;

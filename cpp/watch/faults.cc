@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstring>
 
-#include "watch/libc.h"
 #include "watch/stacks.h"
 #include "watch/thread.h"
 #include "watch/watcher.h"
@@ -85,7 +84,7 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
     if (watch->guard.locked_by_me()) {
         // A handler of the program interrupted us at our books. Waiting for ourselves would never end: open the page.
         const std::uintptr_t page = address & ~(Guard::kPage - 1);
-        watch->guard.counts.dropped.fetch_add(1, std::memory_order_relaxed);
+        count(watch->counts.dropped);
         return mprotect(reinterpret_cast<void*>(page), Guard::kPage, PROT_READ | PROT_WRITE) == 0;
     }
     const bool writes = (context.uc_mcontext.gregs[REG_ERR] & kWriteFault) != 0;
@@ -110,7 +109,7 @@ bool resolve(std::uintptr_t address, ucontext_t& context) {
             Frames frames;
             native_frames(frames, 4);
             const auto* instruction = reinterpret_cast<const void*>(context.uc_mcontext.gregs[REG_RIP]);
-            watch->raced(verdict, access, nullptr, instruction, frames.data());
+            watch->raced({verdict, access, nullptr, instruction, frames.data()});
             return true;
         }
     }
@@ -129,7 +128,7 @@ void chain(int signal, siginfo_t* info, void* context) {
     if (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) {
         struct sigaction ending{};
         ending.sa_handler = SIG_DFL;
-        libc::sigaction_(signal, &ending, nullptr);
+        libc_sigaction(signal, &ending, nullptr);
         if (!by_kernel) {
             syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), signal);
         }
@@ -214,9 +213,9 @@ bool install_handlers(bool can_step) {
         sigdelset(&action.sa_mask, signal);
     }
     action.sa_sigaction = on_fault;
-    const bool segv = libc::sigaction_(SIGSEGV, &action, &program.segv) == 0;
+    const bool segv = libc_sigaction(SIGSEGV, &action, &program.segv) == 0;
     action.sa_sigaction = on_trap;
-    const bool trap = libc::sigaction_(SIGTRAP, &action, &program.trap) == 0;
+    const bool trap = libc_sigaction(SIGTRAP, &action, &program.trap) == 0;
     installed.store(segv && trap, std::memory_order_release);
     return segv && trap;
 }

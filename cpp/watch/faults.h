@@ -19,5 +19,7 @@ bool install_handlers(bool can_step);
 // What the program sees of the two signals: as if our handlers were not there.
 int program_sigaction(int signal, const struct sigaction* action, struct sigaction* before);
 bool is_ours(int signal);
+// The C library's own, behind the one that stands in front of it.
+int libc_sigaction(int signal, const struct sigaction* action, struct sigaction* before);
 
 }  // namespace kvfix::watch

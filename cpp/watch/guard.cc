@@ -31,13 +31,13 @@ std::uintptr_t Shape::first_in(std::uintptr_t from, std::uintptr_t to) const {
     return std::min(next, to);
 }
 
-Guard::Span Guard::pages_of(std::uintptr_t begin, std::uintptr_t end) {
+Span Guard::pages_of(std::uintptr_t begin, std::uintptr_t end) {
     return {begin & ~(kPage - 1), (end + kPage - 1) & ~(kPage - 1)};
 }
 
 bool Guard::nothing_in(Span span) const {
     const std::size_t count = uses_.load(std::memory_order_relaxed);
-    const auto meets = [&](const auto& each) { return each.begin < span.end && span.begin < each.end; };
+    const auto meets = [&](const Span& each) { return each.meets(span); };
     return std::none_of(spans_.begin(), spans_.begin() + count, meets) &&
            std::none_of(openings_.begin(), openings_.begin() + openings_end_, meets);
 }
@@ -45,7 +45,7 @@ bool Guard::nothing_in(Span span) const {
 // What the first `count` uses want for the page, and until where nothing changes.
 Guard::Wanted Guard::wanted(std::uintptr_t page, std::uintptr_t end, std::size_t count) const {
     Wanted found{end, Protection::open, false};
-    const auto covers = [&](const auto& each) {
+    const auto covers = [&](const Span& each) {
         if (each.end <= page || each.begin >= found.until) {
             return false;
         }
@@ -137,7 +137,7 @@ bool Guard::add(Use use) {
     }
     const std::size_t at = uses_.load(std::memory_order_relaxed);
     if (at == kUsesMax) {
-        counts.dropped.fetch_add(1, std::memory_order_relaxed);
+        count(counts_.dropped);
         return false;
     }
     const Span span = pages_of(use.shape.begin, use.shape.end());
@@ -151,7 +151,7 @@ bool Guard::add(Use use) {
     highest_.store(std::max(highest_.load(std::memory_order_relaxed), span.end), std::memory_order_relaxed);
     if (!(alone ? pages_.protect(span.begin, span.end - span.begin, needed(use)) : apply(span, &use))) {
         remove_id(use.id);
-        counts.dropped.fetch_add(1, std::memory_order_relaxed);
+        count(counts_.dropped);
         return false;
     }
     if (!alone) {  // the same buffer again: the new use has taken the pages over as they were
@@ -160,19 +160,19 @@ bool Guard::add(Use use) {
             return covered && old.id != use.id && needed(old) <= needed(use) && old.finished();
         });
     }
-    counts.guarded.fetch_add(1, std::memory_order_relaxed);
+    count(counts_.guarded);
     return true;
 }
 
-bool Guard::open_for(Span span, Opening* opening) {
+bool Guard::open_for(Span span) {
     std::size_t at = 0;
-    while (at < openings_end_ && openings_[at].end != 0) {
+    while (at < openings_end_ && !openings_[at].empty()) {
         ++at;
     }
     if (at == kOpeningsMax || !pages_.protect(span.begin, span.end - span.begin, Protection::open)) {
         return false;
     }
-    *opening = openings_[at] = {span.begin, span.end};
+    openings_[at] = span;
     openings_end_ = std::max(openings_end_, at + 1);
     return true;
 }
@@ -184,10 +184,10 @@ Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
     }
     const std::lock_guard<OwnedLock> held(lock_);
     const Span span = pages_of(begin, begin + bytes);
-    const auto here = [&](const Span& each) { return each.begin < span.end && span.begin < each.end; };
+    const auto here = [&](const Span& each) { return each.meets(span); };
     const bool ended = remove([&](const Span& each, const Use& use) { return here(each) && use.finished(); }) != 0;
     if (ended) {
-        counts.faults_stale.fetch_add(1, std::memory_order_relaxed);
+        count(counts_.faults_stale);
     }
     bool neighbour = false;
     for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed); ++at) {
@@ -210,13 +210,14 @@ Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
         }
     } else if (!neighbour) {
         verdict.answer = ended ? Answer::opened : Answer::nothing;
-    } else if (open_for(span, &verdict.opening)) {
-        counts.steps.fetch_add(1, std::memory_order_relaxed);
+    } else if (open_for(span)) {
+        verdict.opening = span;
+        count(counts_.steps);
         verdict.answer = Answer::step;
     } else {
         // No room to open one page among protected ones: what is in flight here cannot be watched any longer.
         const std::size_t lost = remove([&](const Span& each, const Use&) { return here(each); });
-        counts.dropped.fetch_add(lost, std::memory_order_relaxed);
+        count(counts_.dropped, lost);
         verdict.answer = Answer::opened;
     }
     return verdict;
@@ -225,15 +226,15 @@ Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
 void Guard::close(const Opening& opening) {
     const std::lock_guard<OwnedLock> held(lock_);
     for (std::size_t at = 0; at < openings_end_; ++at) {
-        if (openings_[at].begin == opening.begin && openings_[at].end == opening.end) {
+        if (openings_[at] == opening) {
             openings_[at] = {};
             break;
         }
     }
-    while (openings_end_ > 0 && openings_[openings_end_ - 1].end == 0) {
+    while (openings_end_ > 0 && openings_[openings_end_ - 1].empty()) {
         --openings_end_;
     }
-    static_cast<void>(apply({opening.begin, opening.end}, nullptr));
+    static_cast<void>(apply(opening, nullptr));
 }
 
 void Guard::remove_id(std::uint64_t id) {
@@ -281,7 +282,7 @@ void Guard::forget_context(const void* context) {
 void Guard::open_all() { forget_context(nullptr); }
 
 void Guard::open_all_in_child() {
-    lock_.reset();
+    lock_.unlock();  // whoever had it is not here
     openings_ = {};
     openings_end_ = 0;
     open_all();

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "watch/counts.h"
 #include "watch/owned_lock.h"
 #include "watch/use.h"
 
@@ -23,10 +24,7 @@ class Pages {
 };
 
 // Pages that stay open while one instruction, or one call of the kernel, goes through.
-struct Opening {
-    std::uintptr_t begin = 0;
-    std::uintptr_t end = 0;
-};
+using Opening = Span;
 
 enum class Answer : std::uint8_t {
     foreign,  // nothing of ours is there
@@ -43,10 +41,6 @@ struct Verdict {
     Opening opening;
 };
 
-struct GuardCounts {
-    std::atomic<std::uint64_t> guarded{0}, faults_stale{0}, steps{0}, dropped{0};
-};
-
 class Guard {
   public:
     static constexpr std::size_t kUsesMax = 4096;
@@ -54,7 +48,7 @@ class Guard {
     static constexpr std::uintptr_t kPage = 4096;
 
     // With `hold`, a use that was raced for stays guarded until release() is called for it.
-    Guard(Pages& pages, bool hold) : pages_(pages), hold_(hold) {}
+    Guard(Pages& pages, Counts& counts, bool hold) : counts_(counts), pages_(pages), hold_(hold) {}
 
     // False where there is no room, or the pages refuse: the use is not watched then.
     bool add(Use use);
@@ -74,12 +68,7 @@ class Guard {
     bool locked_by_me() const { return lock_.mine(); }
     bool idle() const { return uses_.load(std::memory_order_relaxed) == 0; }
 
-    GuardCounts counts;
-
   private:
-    struct Span {
-        std::uintptr_t begin, end;
-    };
     struct Wanted {
         std::uintptr_t until;
         Protection by_uses;
@@ -95,10 +84,11 @@ class Guard {
     template <typename Gone>
     std::size_t remove(Gone gone);
     void remove_id(std::uint64_t id);
-    bool open_for(Span span, Opening* opening);
+    bool open_for(Span span);
     void retire_locked();
 
     OwnedLock lock_;
+    Counts& counts_;
     Pages& pages_;
     const bool hold_;
     std::atomic<std::size_t> uses_{0};

@@ -1,5 +1,6 @@
 // The entry that the driver calls when a program that has CUDA_INJECTION64_PATH starts to use it.
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
 #include <cstdio>
@@ -7,7 +8,7 @@
 
 #include <array>
 #include <cstring>
-#include <new>
+#include <string>
 
 #include "watch/calls.h"
 #include "watch/driver.h"
@@ -17,12 +18,9 @@
 namespace kvfix::watch {
 namespace {
 
-// Never destroyed: threads of the program run on while it exits.
-alignas(Watcher) std::array<std::byte, sizeof(Watcher)> watcher_room;
-alignas(Calls) std::array<std::byte, sizeof(Calls)> calls_room;
 ProcessPages pages;
 Driver driver;
-Calls* calls = nullptr;
+Calls* calls = nullptr;  // as the watcher never destroyed: threads of the program run on while it exits
 
 struct Cupti {
     int (*subscribe)(void** subscriber, cupti::Callback callback, void* user) = nullptr;
@@ -37,24 +35,19 @@ struct Cupti {
         enable = reinterpret_cast<decltype(enable)>(dlsym(library, "cuptiEnableCallback"));
         return subscribe != nullptr && enable != nullptr;
     }
-    // The one that the program has loaded comes first: two of them in a process hinder each other.
+    // The one that the program has loaded comes first: two of them in a process hinder each other. `places` are
+    // separated by colons.
     bool find(const char* places) {
-        for (const char* name : {"libcupti.so.13", "libcupti.so.12"}) {
-            if (open(name, RTLD_NOLOAD)) {
+        if (open("libcupti.so.13", RTLD_NOLOAD) || open("libcupti.so.12", RTLD_NOLOAD)) {
+            return true;
+        }
+        std::string paths = places == nullptr ? "" : places;
+        char* rest = nullptr;
+        for (const char* path = strtok_r(paths.data(), ":", &rest); path != nullptr;
+             path = strtok_r(nullptr, ":", &rest)) {
+            if (open(path, 0)) {
                 return true;
             }
-        }
-        std::array<char, 1024> path;
-        while (places != nullptr && *places != '\0') {
-            const std::size_t length = strcspn(places, ":");
-            if (length < path.size()) {
-                std::memcpy(path.data(), places, length);
-                path[length] = '\0';
-                if (open(path.data(), 0)) {
-                    return true;
-                }
-            }
-            places += length + (places[length] == ':' ? 1 : 0);
         }
         return open("libcupti.so.13", 0) || open("libcupti.so.12", 0) || open("libcupti.so", 0);
     }
@@ -76,71 +69,63 @@ void in_child() {
 
 void at_end() {
     if (Watcher* watch = watcher()) {
-        watch->report.update();
         watch->guard.open_all();
         set_watcher(nullptr);
     }
 }
 
 bool debugged() {
-    FILE* status = fopen("/proc/self/status", "re");
-    if (status == nullptr) {
-        return false;
-    }
-    std::array<char, 256> line;
-    long tracer = 0;
-    while (fgets(line.data(), static_cast<int>(line.size()), status) != nullptr) {
-        if (strncmp(line.data(), "TracerPid:", 10) == 0) {
-            tracer = strtol(line.data() + 10, nullptr, 10);
-        }
-    }
-    fclose(status);
-    return tracer != 0;
+    std::array<char, 4096> status{};
+    const int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    const bool any = read(file, status.data(), status.size() - 1) > 0;
+    close(file);
+    const char* tracer = any ? strstr(status.data(), "TracerPid:") : nullptr;
+    return tracer != nullptr && strtol(tracer + strlen("TracerPid:"), nullptr, 10) != 0;
 }
 
-// Why this process is not watched, null where it is.
-const char* start(Watcher& watch) {
+// False where this process cannot be watched, with a note that says why.
+bool start(Watcher& watch) {
     if (const char* missing = driver.load()) {
         watch.report.note("refused: the driver has no ", missing);
-        return missing;
+        return false;
     }
     Cupti cupti;
-    if (!cupti.find(watch.settings.cupti)) {
+    if (!cupti.find(getenv("KVFIX_WATCH_CUPTI"))) {
         watch.report.note("refused: CUPTI (libcupti.so) is not found");
-        return "libcupti.so";
+        return false;
     }
-    calls = new (calls_room.data()) Calls(watch, driver);
+    calls = new Calls(watch, driver);
     void* subscriber = nullptr;
     const int refused = cupti.subscribe(&subscriber, on_call, nullptr);
     if (refused != 0) {
         const bool taken = refused == cupti::kManySubscribers || refused == cupti::kLimitReached;
-        std::array<char, 32> code;
-        snprintf(code.data(), code.size(), " (%d)", refused);
-        watch.report.note(taken ? "refused: another subscriber of CUPTI is in this process, a profiler perhaps"
-                                : "refused: CUPTI takes no subscriber",
-                          code.data());
-        return "subscribe";
+        watch.report.note(taken ? "refused: another subscriber of CUPTI is in this process, a profiler perhaps, error "
+                                : "refused: CUPTI takes no subscriber, error ",
+                          std::to_string(refused).c_str());
+        return false;
     }
-    Calls::for_each_number([&](std::uint32_t number) {
-        static_cast<void>(cupti.enable(1, subscriber, cupti::kDriverDomain, number));  // older ones know fewer
-    });
-    if (!driver.reads_kernels()) {
+    // Older ones know fewer of them.
+#define CALL(name, number, when, handler, per_thread) cupti.enable(1, subscriber, cupti::kDriverDomain, number);
+#include "watch/calls.def"
+#undef CALL
+    if (driver.without_kernels != nullptr) {
         watch.report.note("the driver does not tell kernels' parameters (12.4 does): kernels are not watched");
     }
-    if (!driver.reads_graphs()) {
+    if (driver.without_graphs != nullptr) {
         watch.report.note("the driver does not tell the nodes of graphs: graphs are not watched");
     }
-    return nullptr;
-}
-
-Settings from_environment() {
-    Settings settings;
-    settings.folder = getenv("KVFIX_WATCH_DIR");
-    settings.cupti = getenv("KVFIX_WATCH_CUPTI");
-    const char* hold_ms = getenv("KVFIX_WATCH_HOLD_MS");
-    settings.hold = hold_ms != nullptr && *hold_ms != '\0';
-    settings.hold_limit_ns = settings.hold ? strtoull(hold_ms, nullptr, 10) * 1'000'000U : 0;
-    return settings;
+    const bool traced = debugged();
+    if (traced) {
+        watch.report.note("a debugger is attached: after a neighbour's touch a page is no longer watched");
+    }
+    if (watch.stacks.python.unknown()) {
+        watch.report.note("this Python is not known (CPython 3.10 to 3.13 is): its frames are missing");
+    }
+    if (!install_handlers(!traced)) {
+        watch.report.note("refused: the handlers of SIGSEGV and SIGTRAP cannot be installed");
+        return false;
+    }
+    return true;
 }
 
 }  // namespace
@@ -148,33 +133,23 @@ Settings from_environment() {
 
 extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     using namespace kvfix::watch;
-    const Settings settings = from_environment();
-    if (settings.folder == nullptr || watcher() != nullptr) {
+    const char* folder = getenv("KVFIX_WATCH_DIR");
+    if (folder == nullptr || watcher() != nullptr) {
         return 1;
     }
-    auto* watch = new (watcher_room.data()) Watcher(settings, pages);
+    const char* hold_ms = getenv("KVFIX_WATCH_HOLD_MS");
+    const std::uint64_t hold_ns = hold_ms == nullptr ? 0 : strtoull(hold_ms, nullptr, 10) * 1'000'000U;
+    static auto* const watch = new Watcher(folder, hold_ns, pages);
     if (!watch->report.open_for_writing()) {
-        fprintf(stderr, "trtllm-kvfix watch: no report can be written to %s; nothing is watched\n", settings.folder);
+        fprintf(stderr, "trtllm-kvfix watch: no report can be written to %s; nothing is watched\n", folder);
         return 1;
     }
     watch->stacks.start();
-    if (start(*watch) != nullptr) {
-        return 1;
+    if (start(*watch)) {
+        set_watcher(watch);
+        pthread_atfork(nullptr, nullptr, in_child);
+        atexit(at_end);
+        watch->report.note("watching");
     }
-    const bool traced = debugged();
-    if (traced) {
-        watch->report.note("a debugger is attached: after a neighbour's touch a page is no longer watched");
-    }
-    if (!install_handlers(!traced)) {
-        watch->report.note("refused: the handlers of SIGSEGV and SIGTRAP cannot be installed");
-        return 1;
-    }
-    if (watch->stacks.python.unknown()) {
-        watch->report.note("this Python is not known (CPython 3.10 to 3.13 is): its frames are missing");
-    }
-    set_watcher(watch);
-    pthread_atfork(nullptr, nullptr, in_child);
-    atexit(at_end);
-    watch->report.note("watching");
     return 1;
 }

@@ -21,7 +21,6 @@
 #include <new>
 
 #include "watch/faults.h"
-#include "watch/libc.h"
 #include "watch/thread.h"
 #include "watch/watcher.h"
 
@@ -62,15 +61,11 @@ KVFIX_NEXT(pthread_create);
 // Memory that the kernel is about to touch for the program: its pages stay open until the call has returned.
 class Settled {
   public:
-    Settled(const char* how, Access access) : how_(how), access_(access) {}
-    Settled(const char* how, Access access, const void* begin, std::size_t bytes) : Settled(how, access) {
-        add(begin, bytes);
+    Settled(const char* how, Access access, const void* begin, std::size_t bytes) {
+        const iovec part{const_cast<void*>(begin), bytes};
+        settle(how, access, &part, 1);
     }
-    Settled(const char* how, Access access, const iovec* parts, ssize_t count) : Settled(how, access) {
-        for (ssize_t at = 0; parts != nullptr && at < count; ++at) {
-            add(parts[at].iov_base, parts[at].iov_len);
-        }
-    }
+    Settled(const char* how, Access access, const iovec* parts, ssize_t count) { settle(how, access, parts, count); }
     Settled(const Settled&) = delete;
     Settled& operator=(const Settled&) = delete;
     ~Settled() {
@@ -81,19 +76,20 @@ class Settled {
     }
 
   private:
-    void add(const void* begin, std::size_t bytes) {
+    void settle(const char* how, Access access, const iovec* parts, ssize_t count) {
         Watcher* watch = watcher();
-        if (watch == nullptr || watch->guard.idle() || count_ == openings_.size()) {
+        if (watch == nullptr || watch->guard.idle() || parts == nullptr) {
             return;
         }
-        const Opening opening = watch->settle(reinterpret_cast<std::uintptr_t>(begin), bytes, access_, how_);
-        if (opening.end != 0) {
-            openings_[count_++] = opening;
+        for (const iovec* part = parts; part < parts + count && count_ < openings_.size(); ++part) {
+            const auto begin = reinterpret_cast<std::uintptr_t>(part->iov_base);
+            const Opening opening = watch->settle(begin, part->iov_len, access, how);
+            if (!opening.empty()) {
+                openings_[count_++] = opening;
+            }
         }
     }
 
-    const char* how_;
-    Access access_;
     std::array<Opening, 16> openings_{};
     std::size_t count_ = 0;
 };
@@ -131,7 +127,7 @@ void* started(void* raw) {
 
 }  // namespace
 
-int libc::sigaction_(int signal, const struct sigaction* action, struct sigaction* before) {
+int libc_sigaction(int signal, const struct sigaction* action, struct sigaction* before) {
     return next_sigaction(signal, action, before);
 }
 

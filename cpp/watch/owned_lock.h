@@ -36,8 +36,6 @@ class OwnedLock {
         return true;
     }
     void unlock() { owner_.store(nullptr, std::memory_order_release); }
-    // In a forked child, whose other threads are gone.
-    void reset() { unlock(); }
 
   private:
     std::atomic<const void*> owner_{nullptr};

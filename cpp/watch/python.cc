@@ -105,25 +105,6 @@ class Lines {
     std::int64_t line_;
 };
 
-void print_utf8(std::uint32_t sign, Text& text) {
-    std::array<char, 4> made;
-    std::size_t count = 0;
-    const auto tail = [&](unsigned shift) { made[count++] = static_cast<char>(0x80 | (sign >> shift & 63)); };
-    if (sign < 0x80) {
-        made[count++] = static_cast<char>(sign);
-    } else if (sign < 0x800) {
-        made[count++] = static_cast<char>(0xc0 | sign >> 6);
-        tail(0);
-    } else if (sign < 0x10000) {
-        made[count++] = static_cast<char>(0xe0 | sign >> 12);
-        tail(6), tail(0);
-    } else {
-        made[count++] = static_cast<char>(0xf0 | (sign >> 18 & 7));
-        tail(12), tail(6), tail(0);
-    }
-    text.bytes(made.data(), count);
-}
-
 }  // namespace
 
 // Where each version keeps what is read here: in a thread's state, a frame, a code object and a str. Tests compare what
@@ -134,6 +115,48 @@ struct Python::Layout {
     std::size_t current, code, previous, instruction, owner;
     std::size_t first_line, file, name, lines, instructions;
     std::size_t ascii, other;  // sizes of the heads of the two kinds of str
+
+    const void* innermost(const void* state) const {
+        const void* holder = state != nullptr && through_cframe ? read_at<const void*>(state, kCframe) : state;
+        return holder == nullptr ? nullptr : read_at<const void*>(holder, current);
+    }
+    const void* code_of(const void* frame) const { return read_at<const void*>(frame, code); }
+    const void* before(const void* frame) const { return read_at<const void*>(frame, previous); }
+
+    // Where the frame is: in bytes from the first instruction in 3.10, an address in the code object later.
+    std::uint64_t instruction_of(const void* frame) const {
+        return instructions == 0 ? 2 * static_cast<std::uint64_t>(read_at<std::int32_t>(frame, instruction))
+                                 : read_at<std::uint64_t>(frame, instruction);
+    }
+
+    // Frames that stand for a call from C, and what is no frame, are left out.
+    bool shown(const void* frame, const void* code_type) const {
+        const bool by_c = owner != 0 && read_at<std::uint8_t>(frame, owner) == kOwnedByC;
+        return code_of(frame) != nullptr && !by_c && read_at<const void*>(code_of(frame), kType) == code_type;
+    }
+
+    std::uint64_t line(const void* frame) const {
+        const void* const in = code_of(frame);
+        const std::uint64_t at = instruction_of(frame);
+        Lines walk(read_at<const void*>(in, lines), read_at<std::uint32_t>(in, first_line));
+        return instructions == 0 ? walk.of_pairs(at)
+                                 : walk.of_locations(at - reinterpret_cast<std::uintptr_t>(in) - instructions);
+    }
+
+    // A str in its compact form, which names in code objects have: signs of one, two or four bytes behind its head.
+    void print(const void* str, Text& text) const {
+        const auto state = read_at<std::uint32_t>(str, kBytes);
+        const std::size_t width = state >> 2 & 7;
+        const std::size_t head = (state & 0x40) != 0 ? ascii : other;
+        const std::uint64_t length = std::min(read_at<std::uint64_t>(str, kLength), kNameMax);
+        text << "\"";
+        for (std::size_t at = head; at < head + length * width; at += width) {
+            text.sign(width == 1   ? read_at<std::uint8_t>(str, at)
+                      : width == 2 ? read_at<std::uint16_t>(str, at)
+                                   : read_at<std::uint32_t>(str, at));
+        }
+        text << "\"";
+    }
 };
 const Python::Layout Python::kLayouts[] = {
     {310, false, 24, 32, 24, 96, 0, 40, 104, 112, 120, 0, 48, 72},
@@ -165,80 +188,39 @@ void Python::find() {
     }
     // A build with other structures, such as one for debugging, shows itself by what is no code object.
     void* own = state();
-    const void* frame = own == nullptr ? nullptr : innermost(own);
-    if (frame != nullptr && read_at<const void*>(read_at<const void*>(frame, layout_->code), kType) != code_type_) {
+    const void* frame = layout_ == nullptr ? nullptr : layout_->innermost(own);
+    if (frame != nullptr && read_at<const void*>(layout_->code_of(frame), kType) != code_type_) {
         layout_ = nullptr;
     }
 }
 
-const void* Python::innermost(void* state) const {
-    if (state == nullptr || layout_ == nullptr) {
-        return nullptr;
-    }
-    const void* holder = layout_->through_cframe ? read_at<const void*>(state, kCframe) : state;
-    return holder == nullptr ? nullptr : read_at<const void*>(holder, layout_->current);
-}
-
-// Where the frame is: in bytes from the first instruction in 3.10, an address in the code object later.
-std::uint64_t Python::instruction(const void* frame) const {
-    return layout_->instructions == 0
-               ? 2 * static_cast<std::uint64_t>(read_at<std::int32_t>(frame, layout_->instruction))
-               : read_at<std::uint64_t>(frame, layout_->instruction);
-}
-
 std::uint64_t Python::place(void* state) const {
     of_another_thread = state != this->state();
-    const void* frame = innermost(state);
+    const void* frame = layout_ == nullptr ? nullptr : layout_->innermost(state);
     std::uint64_t hash = frame == nullptr ? 0 : 1;
     for (int depth = 0; frame != nullptr && depth < kFramesMax; ++depth) {
-        hash = mixed(hash, read_at<std::uint64_t>(frame, layout_->code));
-        hash = mixed(hash, instruction(frame));
-        frame = read_at<const void*>(frame, layout_->previous);
+        hash = mixed(hash, reinterpret_cast<std::uintptr_t>(layout_->code_of(frame)));
+        hash = mixed(hash, layout_->instruction_of(frame));
+        frame = layout_->before(frame);
     }
     return hash;
 }
 
-// Frames that stand for a call from C, and what is no frame, are left out.
-bool Python::shown(const void* frame) const {
-    const auto* code = read_at<const void*>(frame, layout_->code);
-    const bool by_c = layout_->owner != 0 && read_at<std::uint8_t>(frame, layout_->owner) == kOwnedByC;
-    return code != nullptr && !by_c && read_at<const void*>(code, kType) == code_type_;
-}
-
-std::uint64_t Python::line(const void* code, std::uint64_t at) const {
-    Lines lines(read_at<const void*>(code, layout_->lines), read_at<std::uint32_t>(code, layout_->first_line));
-    if (layout_->instructions == 0) {
-        return lines.of_pairs(at);
-    }
-    return lines.of_locations(at - reinterpret_cast<std::uintptr_t>(code) - layout_->instructions);
-}
-
-// A str in its compact form, which names in code objects have: signs of one, two or four bytes behind its head.
-void Python::print_name(const void* name, Text& text) const {
-    const auto state = read_at<std::uint32_t>(name, kBytes);
-    const std::size_t width = state >> 2 & 7;
-    const std::size_t head = (state & 0x40) != 0 ? layout_->ascii : layout_->other;
-    const std::uint64_t length = std::min(read_at<std::uint64_t>(name, kLength), kNameMax);
-    for (std::size_t at = head; at < head + length * width; at += width) {
-        print_utf8(width == 1   ? read_at<std::uint8_t>(name, at)
-                   : width == 2 ? read_at<std::uint16_t>(name, at)
-                                : read_at<std::uint32_t>(name, at),
-                   text);
-    }
-}
-
 void Python::print(void* state, Text& text) const {
     of_another_thread = state != this->state();
-    const void* frame = innermost(state);
-    for (int depth = 0; frame != nullptr && depth < kFramesMax; ++depth) {
-        if (shown(frame)) {
-            const auto* code = read_at<const void*>(frame, layout_->code);
-            print_name(read_at<const void*>(code, layout_->file), text << "  File \"");
-            text << "\", line " << line(code, instruction(frame)) << " in ";
-            print_name(read_at<const void*>(code, layout_->name), text);
-            text << "\n";
+    const void* frame = layout_ == nullptr ? nullptr : layout_->innermost(state);
+    bool fits = true;
+    for (int depth = 0; fits && frame != nullptr && depth < kFramesMax; ++depth) {
+        if (layout_->shown(frame, code_type_)) {
+            const void* code = layout_->code_of(frame);
+            fits = text.whole([&] {
+                layout_->print(read_at<const void*>(code, layout_->file), text.item() << "[");
+                text << "," << layout_->line(frame) << ",";
+                layout_->print(read_at<const void*>(code, layout_->name), text);
+                text << "]";
+            });
         }
-        frame = read_at<const void*>(frame, layout_->previous);
+        frame = layout_->before(frame);
     }
 }
 

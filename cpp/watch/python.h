@@ -18,19 +18,13 @@ class Python {
     void* state() const { return thread_state_ == nullptr ? nullptr : thread_state_(); }
     // A number for where the thread is in its Python code, 0 where that is not known.
     std::uint64_t place(void* state) const;
-    // File, line and function of each frame, the innermost first.
+    // File, line and function of each frame, the innermost first, as items of a list.
     void print(void* state, Text& text) const;
     bool unknown() const { return thread_state_ != nullptr && layout_ == nullptr; }
 
   private:
     struct Layout;
     static const Layout kLayouts[];
-
-    const void* innermost(void* state) const;
-    std::uint64_t instruction(const void* frame) const;
-    bool shown(const void* frame) const;
-    std::uint64_t line(const void* code, std::uint64_t offset) const;
-    void print_name(const void* name, Text& text) const;
 
     void* (*thread_state_)() = nullptr;
     const void* code_type_ = nullptr;

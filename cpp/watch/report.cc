@@ -12,51 +12,32 @@
 namespace kvfix::watch {
 namespace {
 
-constexpr std::uint64_t kFormat = 1;
-
 constexpr std::array kKinds{"copy", "memset", "kernel", "copy of a graph", "memset of a graph", "kernel of a graph"};
 constexpr std::array kAccesses{"read", "write", "free"};
 
-void write_all(int file, const char* text, std::size_t bytes) {
-    while (bytes > 0) {
-        const ssize_t written = write(file, text, bytes);
-        if (written <= 0) {
-            return;
-        }
-        text += written;
-        bytes -= static_cast<std::size_t>(written);
-    }
+int open_in(const char* folder, const char* suffix, int flags) {
+    std::array<char, 1024> path;
+    std::snprintf(path.data(), path.size(), "%s/%d.%s", folder, getpid(), suffix);
+    return folder == nullptr ? -1 : open(path.data(), flags | O_CREAT | O_CLOEXEC, 0644);
 }
 
 }  // namespace
 
-void Report::open(const char* folder) {
-    started_ns_ = now_ns();
-    if (folder == nullptr) {
-        return;
-    }
-    std::array<char, 1024> path;
-    std::snprintf(path.data(), path.size(), "%s/%d.races", folder, getpid());
-    file_ = ::open(path.data(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    std::snprintf(path.data(), path.size(), "%s/%d.counts", folder, getpid());
-    const int counts = ::open(path.data(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (counts >= 0) {
-        if (ftruncate(counts, sizeof(Numbers)) == 0) {
-            void* mapped = mmap(nullptr, sizeof(Numbers), PROT_READ | PROT_WRITE, MAP_SHARED, counts, 0);
-            numbers_ = mapped == MAP_FAILED ? &spare_ : static_cast<Numbers*>(mapped);
+Counts& counts_in(const char* folder) {
+    static Counts spare{};
+    const int file = open_in(folder, "counts", O_RDWR);
+    void* mapped = MAP_FAILED;
+    if (file >= 0) {
+        if (ftruncate(file, sizeof(Counts)) == 0) {
+            mapped = mmap(nullptr, sizeof(Counts), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         }
-        ::close(counts);
+        close(file);
     }
-    numbers_->pid = static_cast<std::uint64_t>(getpid());
-    numbers_->format = kFormat;
+    return mapped == MAP_FAILED ? spare : *static_cast<Counts*>(mapped);
 }
 
-void Report::update() {
-    numbers_->guarded = counts_.guarded.load(std::memory_order_relaxed);
-    numbers_->faults_stale = counts_.faults_stale.load(std::memory_order_relaxed);
-    numbers_->steps = counts_.steps.load(std::memory_order_relaxed);
-    numbers_->dropped = counts_.dropped.load(std::memory_order_relaxed);
-}
+Report::Report(const char* folder, Counts& counts, const Stacks& stacks)
+    : counts_(counts), stacks_(stacks), file_(open_in(folder, "races", O_WRONLY | O_APPEND)), started_ns_(now_ns()) {}
 
 Pair Report::say(const Race& race) {
     const Use& use = race.verdict.use;
@@ -76,12 +57,11 @@ Pair Report::say(const Race& race) {
         write_race(pair, race);
     }
     if (pair == pairs_) {
-        ++numbers_->pairs_lost;
+        count(counts_.pairs_lost);
         pair = kPairsMax - 1;
     } else {
-        ++numbers_->times[pair];
+        count(counts_.times[pair]);
     }
-    update();
     lock_.unlock();
     return pair;
 }
@@ -89,27 +69,31 @@ Pair Report::say(const Race& race) {
 void Report::write_race(Pair pair, const Race& race) {
     const Use& use = race.verdict.use;
     const Shape& shape = use.shape;
-    const std::uint64_t now = now_ns();
     std::array<char, 17> thread_name{};
     prctl(PR_GET_NAME, thread_name.data());
 
-    Text text(buffer_.data(), buffer_.size() - 8);
-    text << "race " << std::uint64_t{pair} << "\ngrade " << (use.certain ? "race" : "possible") << "\ntouch "
-         << kAccesses[static_cast<std::size_t>(race.access)] << "\nhow " << (race.how == nullptr ? "" : race.how)
-         << "\nuse " << kKinds[static_cast<std::size_t>(use.kind)] << "\ndevice "
-         << (use.device_writes ? "writes" : "reads");
-    (text << "\nbegin ").hex(shape.begin);
-    text << "\nbytes " << shape.end() - shape.begin << "\nat " << race.verdict.at - shape.begin << "\nwidth "
-         << shape.width << "\nrows " << shape.rows * shape.slices;
-    (text << "\nstream ").hex(use.stream);
-    text << "\nage_ns " << now - use.since_ns << "\nsince_ns " << use.since_ns - started_ns_ << "\nuse_thread "
-         << static_cast<std::uint64_t>(use.thread) << "\ntouch_thread " << static_cast<std::uint64_t>(self().id)
-         << "\ntouch_thread_name " << thread_name.data() << "\nstack use\n";
-    stacks_.print(use.stack, text);
-    text << "stack touch\n";
-    stacks_.print_here(text, race.frames);
-    text << "end\n";
-    write_all(file_, text.data(), text.size());
+    Text text(buffer_.data(), buffer_.size());
+    text << "{";
+    text.name("number") << pair;
+    text.name("certain") << (use.certain ? "true" : "false");
+    text.name("touch").quoted(kAccesses[static_cast<std::size_t>(race.access)]);
+    text.name("how").quoted(race.how == nullptr ? "" : race.how);
+    text.name("use").quoted(kKinds[static_cast<std::size_t>(use.kind)]);
+    text.name("device").quoted(use.device_writes ? "writes" : "reads");
+    text.name("begin") << shape.begin;
+    text.name("bytes") << shape.end() - shape.begin;
+    text.name("at") << race.verdict.at - shape.begin;
+    text.name("width") << shape.width;
+    text.name("rows") << shape.rows * shape.slices;
+    text.name("stream") << use.stream;
+    text.name("age_ns") << now_ns() - use.since_ns;
+    text.name("since_ns") << use.since_ns - started_ns_;
+    text.name("use_thread") << static_cast<std::uint64_t>(use.thread);
+    text.name("touch_thread") << static_cast<std::uint64_t>(self().id);
+    text.name("thread_name").quoted(thread_name.data());
+    stacks_.print(use.stack, text.name("use_stack"));
+    stacks_.print_here(text.name("touch_stack"), race.frames);
+    write_line(text << "}\n");
 }
 
 void Report::note(const char* text, const char* detail) {
@@ -117,24 +101,34 @@ void Report::note(const char* text, const char* detail) {
         return;
     }
     Text line(buffer_.data(), buffer_.size());
-    line << "note " << text << detail << "\n";
-    write_all(file_, line.data(), line.size());
+    (line << "{").name("note") << "\"";
+    write_line(line.escaped(text).escaped(detail) << "\"}\n");
     lock_.unlock();
+}
+
+void Report::write_line(Text& line) {
+    const char* from = line.data();
+    for (const char* const end = from + line.size(); from < end;) {
+        const ssize_t written = write(file_, from, static_cast<std::size_t>(end - from));
+        if (written <= 0) {
+            return;
+        }
+        from += written;
+    }
 }
 
 void Report::give_up(Pair pair) {
     given_up_[pair].store(true, std::memory_order_relaxed);
-    ++numbers_->gave_up;
+    count(counts_.gave_up);
     note("hold gave up: the device did not finish in time, the touch went on; race ", pair < pairs_ ? "" : "unlisted");
 }
 
 void Report::close_in_child() {
-    lock_.reset();
+    lock_.unlock();  // whoever had it is not here
     if (file_ >= 0) {
-        ::close(file_);
+        close(file_);
     }
     file_ = -1;
-    numbers_ = &spare_;
 }
 
 }  // namespace kvfix::watch

@@ -1,10 +1,10 @@
-// What was seen, on disk as soon as it was seen: each race once in a text that is appended to, and numbers in a file that
-// is mapped, so that they outlive the process however it ends.
+// What was seen, on disk as soon as it was seen: each race once as a line of JSON, and a count of it.
 #pragma once
 
 #include <array>
 #include <cstdint>
 
+#include "watch/counts.h"
 #include "watch/guard.h"
 #include "watch/owned_lock.h"
 #include "watch/stacks.h"
@@ -22,47 +22,30 @@ struct Race {
 // A use and a touch that were seen together: where in the program each of them is.
 using Pair = std::uint32_t;
 
-inline constexpr std::size_t kPairsMax = 1024;
-
-// The layout of the mapped file, which trtllm_kvfix/watch/races.py reads.
-struct Numbers {
-    std::uint64_t format;
-    std::uint64_t pid;
-    std::uint64_t guarded, faults_stale, steps, dropped;
-    std::uint64_t unwatched_streams;  // uses on a stream that took no flag
-    std::uint64_t trimmed;            // kernels' ranges that were cut to the limit
-    std::uint64_t pairs_lost;         // races that found no room
-    std::uint64_t gave_up;
-    std::uint64_t times[kPairsMax];
-};
+// A file of this process in the folder, for the counts; some memory where that cannot be.
+Counts& counts_in(const char* folder);
 
 class Report {
   public:
-    Report(const char* folder, GuardCounts& counts, const Stacks& stacks) : counts_(counts), stacks_(stacks) {
-        open(folder);
-    }
+    Report(const char* folder, Counts& counts, const Stacks& stacks);
 
     Pair say(const Race& race);
     // A line about what could not be watched.
     void note(const char* text, const char* detail = "");
     bool gave_up(Pair pair) const { return given_up_[pair].load(std::memory_order_relaxed); }
     void give_up(Pair pair);
-    void update();
     void close_in_child();
     bool open_for_writing() const { return file_ >= 0; }
-    Numbers& numbers() { return *numbers_; }
 
   private:
-    void open(const char* folder);
     void write_race(Pair pair, const Race& race);
+    void write_line(Text& line);
 
-    GuardCounts& counts_;
+    Counts& counts_;
     const Stacks& stacks_;
     OwnedLock lock_;
     int file_ = -1;
-    std::uint64_t started_ns_ = 0;
-    Numbers spare_{};  // where the file cannot be mapped
-    Numbers* numbers_ = &spare_;
+    std::uint64_t started_ns_;
     std::array<std::uint64_t, kPairsMax> places_{};
     std::size_t pairs_ = 0;
     std::array<std::atomic<bool>, kPairsMax> given_up_{};

@@ -28,23 +28,25 @@ void native_frames(Frames& frames, int skip) {
     frames[kept] = nullptr;
 }
 
+// Module, offset in it and symbol of each; frames of our own are nobody's business.
 void print_native(Text& text, void* const* frames) {
     Dl_info ours{};
     dladdr(reinterpret_cast<void*>(&print_native), &ours);
-    for (; frames != nullptr && *frames != nullptr; ++frames) {
+    text.name("native") << "[";
+    for (bool fits = true; fits && frames != nullptr && *frames != nullptr; ++frames) {
         Dl_info info{};
-        if (dladdr(*frames, &info) == 0 || info.dli_fname == nullptr) {
-            (text << "  ? ").hex(reinterpret_cast<std::uintptr_t>(*frames)) << "\n";
+        const bool known = dladdr(*frames, &info) != 0 && info.dli_fname != nullptr;
+        if (known && info.dli_fbase == ours.dli_fbase) {
             continue;
         }
-        if (info.dli_fbase == ours.dli_fbase) {
-            continue;
-        }
-        const auto offset =
-            reinterpret_cast<std::uintptr_t>(*frames) - reinterpret_cast<std::uintptr_t>(info.dli_fbase);
-        (text << "  " << info.dli_fname << " ").hex(offset)
-            << " " << (info.dli_sname == nullptr ? "" : info.dli_sname) << "\n";
+        const auto base = known ? reinterpret_cast<std::uintptr_t>(info.dli_fbase) : 0;
+        fits = text.whole([&] {
+            text.item() << "[";
+            text.quoted(known ? info.dli_fname : "?") << "," << reinterpret_cast<std::uintptr_t>(*frames) - base << ",";
+            text.quoted(known && info.dli_sname != nullptr ? info.dli_sname : "") << "]";
+        });
     }
+    text << "]";
 }
 
 void Stacks::start() {
@@ -92,26 +94,27 @@ std::uint32_t Stacks::take() {
 }
 
 void Stacks::print(std::uint32_t stack, Text& text) const {
-    if (stack != 0) {
-        const Entry& entry = entries_[stack - 1];
-        text << texts_ + entry.python << "native\n";
-        print_native(text, entry.native.data());
-    }
+    const Entry* entry = stack == 0 ? nullptr : &entries_[stack - 1];
+    (text << "{").name("python") << "[" << (entry == nullptr ? "" : texts_ + entry->python) << "]";
+    print_native(text, entry == nullptr ? nullptr : entry->native.data());
+    text << "}";
 }
 
 void Stacks::print_here(Text& text, void* const* frames) const {
     void* state = python.state();
+    text << "{";
     if (lock_.lock_unless_mine()) {
-        if (state != nullptr) {
-            python.print(state, text);
-        } else if (self().parent_python != nullptr && tgkill(getpid(), self().parent, 0) == 0) {
-            text << "started by thread " << static_cast<std::uint64_t>(self().parent) << "\n";
-            python.print(self().parent_python, text);
+        if (state == nullptr && self().parent_python != nullptr && tgkill(getpid(), self().parent, 0) == 0) {
+            text.name("started_by") << static_cast<std::uint64_t>(self().parent);
+            state = self().parent_python;
         }
+        text.name("python") << "[";
+        python.print(state, text);
+        text << "]";
         lock_.unlock();
     }
-    text << "native\n";
     print_native(text, frames);
+    text << "}";
 }
 
 std::uint64_t Stacks::place_here(const void* instruction) const {

@@ -6,6 +6,16 @@
 
 namespace kvfix::watch {
 
+// Addresses from `begin` to before `end`.
+struct Span {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+
+    bool operator==(const Span&) const = default;
+    bool empty() const { return begin == end; }
+    bool meets(const Span& other) const { return begin < other.end && other.begin < end; }
+};
+
 // Bytes in memory: `slices` times `rows` times `width` bytes. What lies in one piece is one row of one slice.
 struct Shape {
     std::uintptr_t begin = 0;
@@ -24,11 +34,18 @@ struct Shape {
 enum class Kind : std::uint8_t { copy, memset, kernel, graph_copy, graph_memset, graph_kernel };
 enum class Access : std::uint8_t { read, write, give_back };
 
-struct Use {
+// What the device does with some of it.
+struct Side {
     Shape shape;
     Kind kind = Kind::copy;
     bool device_writes = false;
-    bool certain = true;  // range and direction are known: a touch is a race, not only a possible one
+    // Range and direction are known: a touch is a race, not only a possible one. Else it begins there, and may go on.
+    bool certain = true;
+
+    bool forbids(Access access) const { return device_writes || access != Access::read; }
+};
+
+struct Use : Side {
     // The stream writes `sequence` into `flag` behind the use. It only grows, and wraps.
     const volatile std::uint32_t* flag = nullptr;
     std::uint32_t sequence = 0;
@@ -40,7 +57,6 @@ struct Use {
     std::uint64_t id = 0;
 
     bool finished() const { return static_cast<std::int32_t>(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - sequence) >= 0; }
-    bool forbids(Access access) const { return device_writes || access != Access::read; }
 };
 
 }  // namespace kvfix::watch

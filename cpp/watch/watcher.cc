@@ -39,19 +39,20 @@ std::uint64_t now_ns() {
 Watcher* watcher() { return the_watcher.load(std::memory_order_acquire); }
 void set_watcher(Watcher* started) { the_watcher.store(started, std::memory_order_release); }
 
-Watcher::Watcher(const Settings& with, Pages& pages)
-    : settings(with), guard(pages, with.hold), report(with.folder, guard.counts, stacks) {}
+Watcher::Watcher(const char* folder, std::uint64_t hold_limit_ns, Pages& pages)
+    : hold_ns(hold_limit_ns),
+      counts(counts_in(folder)),
+      guard(pages, counts, hold_ns != 0),
+      report(folder, counts, stacks) {}
 
-void Watcher::raced(const Verdict& verdict, Access access, const char* how, const void* instruction,
-                    void* const* frames) {
-    const Use& use = verdict.use;
-    const Race race{verdict, access, how, instruction, frames};
+void Watcher::raced(const Race& race) {
+    const Use& use = race.verdict.use;
     const Pair pair = report.say(race);
-    if (!settings.hold) {
+    if (hold_ns == 0) {
         return;
     }
     // A pair that waited in vain once would do so again: whoever polls on purpose must not be slowed down for ever.
-    const std::uint64_t until = now_ns() + settings.hold_limit_ns;
+    const std::uint64_t until = now_ns() + hold_ns;
     while (!use.finished() && !report.gave_up(pair)) {
         if (now_ns() >= until) {
             report.give_up(pair);
@@ -71,7 +72,7 @@ Opening Watcher::settle(std::uintptr_t begin, std::size_t bytes, Access access, 
         if (verdict.answer != Answer::race) {
             return verdict.opening;
         }
-        raced(verdict, access, how, nullptr, nullptr);
+        raced({verdict, access, how, nullptr, nullptr});
     }
 }
 
@@ -81,7 +82,7 @@ void Watcher::give_back(std::uintptr_t begin, std::size_t bytes, const char* how
     }
     const Verdict verdict = guard.give_back(begin, bytes);
     if (verdict.answer == Answer::race) {
-        raced(verdict, Access::give_back, how, nullptr, nullptr);
+        raced({verdict, Access::give_back, how, nullptr, nullptr});
     }
 }
 

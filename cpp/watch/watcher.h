@@ -10,23 +10,18 @@
 
 namespace kvfix::watch {
 
-struct Settings {
-    const char* folder = nullptr;  // for the reports
-    const char* cupti = nullptr;   // places to look for CUPTI in, separated by colons
-    bool hold = false;
-    std::uint64_t hold_limit_ns = 0;
-};
-
 struct Watcher {
-    Watcher(const Settings& with, Pages& pages);
+    // Reports go to the folder. A thread that races is held for so long at most; 0 is not at all.
+    Watcher(const char* folder, std::uint64_t hold_limit_ns, Pages& pages);
 
-    Settings settings;
+    const std::uint64_t hold_ns;
+    Counts& counts;
     Guard guard;
     Stacks stacks;
     Report report;
 
-    // One race: say it, and in hold mode wait for the device. `how` names a touch that is no instruction's.
-    void raced(const Verdict& verdict, Access access, const char* how, const void* instruction, void* const* frames);
+    // One race: say it, and in hold mode wait for the device.
+    void raced(const Race& race);
     // Before the kernel touches memory for the program; what it returns must be closed behind the call.
     Opening settle(std::uintptr_t begin, std::size_t bytes, Access access, const char* how);
     // Memory that goes back to its owner.

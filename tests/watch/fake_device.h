@@ -112,9 +112,9 @@ API cuGraphNodeGetType(void*, int* type) { return *type = kvfix::watch::cuda::kN
 API cuGraphMemcpyNodeGetParams(void* node, kvfix::watch::cuda::Copy3d* params) {
     const auto& copied = *static_cast<Copied*>(node);
     *params = {};
-    params->src_type = params->dst_type = kvfix::watch::cuda::kMemoryUnified;
-    params->src_device = copied.src;
-    params->dst_device = copied.dst;
+    params->src.type = params->dst.type = kvfix::watch::cuda::kMemoryUnified;
+    params->src.device = copied.src;
+    params->dst.device = copied.dst;
     params->width = copied.bytes;
     params->height = params->depth = 1;
     return kSuccess;

@@ -32,7 +32,7 @@ char context;
 template <typename Arguments, typename Body>
 int told(std::uint32_t id, const char* name, Arguments arguments, Body body) {
     int result = kSuccess;
-    CallbackData data{0, name, &arguments, &result, nullptr, &context, 1, nullptr, 1};
+    CallbackData data{0, name, &arguments, &result, nullptr, &context};
     const bool tell = subscriber != nullptr && enabled[id];
     if (tell) {
         subscriber(subscriber_data, 1, id, &data);

@@ -2,12 +2,10 @@
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 
 import click
 
-from trtllm_kvfix.settings import environment
 from trtllm_kvfix.watch import launch
 from trtllm_kvfix.watch.page import page
 from trtllm_kvfix.watch.races import read
@@ -51,11 +49,8 @@ def watch(
     check_folder("--json", json_file)
     check_folder("--html", html_file)
     suppressions = load(suppress) if suppress is not None else []
-    folder = Path(tempfile.mkdtemp(prefix="trtllm-kvfix-watch-"))
+    folder, environ = launch.prepared(round(hold_limit * 1000) if hold else None)
     try:
-        inherited = environment()
-        environ = {**inherited, **launch.variables(inherited, folder, round(hold_limit * 1000) if hold else None)}
-        launch.probe(environ, folder)
         status = launch.run(command, environ)
         report = Report.of(list(command), status, hold, read(folder), suppressions)
     finally:

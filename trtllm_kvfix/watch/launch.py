@@ -1,15 +1,18 @@
 """Start a command so that the library is in it: what it needs in its environment, and whether it will work here."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.settings import environment
 from trtllm_kvfix.watch.races import read
 
 LIBRARY = "libkvfix_watch.so"
@@ -48,6 +51,19 @@ def library() -> Path:
         if (place / LIBRARY).exists():
             return place / LIBRARY
     raise CannotWatch(f"{LIBRARY} is not installed; it is built for x86-64 Linux alone")
+
+
+def prepared(hold_ms: int | None) -> tuple[Path, dict[str, str]]:
+    """A folder for the reports, which is the caller's to remove, and an environment in which programs are watched."""
+    folder = Path(tempfile.mkdtemp(prefix="trtllm-kvfix-watch-"))
+    try:
+        inherited = environment()
+        environ = {**inherited, **variables(inherited, folder, hold_ms)}
+        probe(environ, folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder, environ
 
 
 def variables(environ: Mapping[str, str], folder: Path, hold_ms: int | None) -> dict[str, str]:

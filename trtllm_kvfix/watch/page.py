@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from shlex import join
 
-from trtllm_kvfix.pages import filled
+from trtllm_kvfix.pages import filled, paragraphs
 from trtllm_kvfix.watch.races import Race, Stack
-from trtllm_kvfix.watch.report import UNSEEN, Report, summary, title, where
+from trtllm_kvfix.watch.report import Report, summary, title, where
 
 LABELS, SPAN, RIGHT = 150, 720, 40  # widths: names of lanes, the time between use and touch, what follows
 WIDTH = LABELS + SPAN + RIGHT
@@ -16,21 +16,16 @@ TOP, LANE, GAP = 20, 30, 12
 def page(report: Report) -> str:
     sections = [section(race, number, "race") for number, race in enumerate(report.races, 1)]
     sections += [section(race, number, "possible") for number, race in enumerate(report.possible, 1)]
-    notes = [
-        *report.notes,
-        *(f"{report.numbers[name]:,} {text}" for name, text in UNSEEN.items() if report.numbers[name]),
-    ]
+    held = ", threads that raced were held" if report.held else ""
     return filled(
         __package__,
+        subject=join(report.command),
+        headline=headline(report),
         command=escape(join(report.command)),
-        headline=escape(headline(report)),
         verdict="failed" if report.races else "proven" if report.numbers["guarded"] else "doubtful",
-        summary=escape(summary(report)),
-        ended=escape(
-            f"The command ended with {report.status}{', threads that raced were held' if report.held else ''}."
-        ),
+        summary=escape(f"{summary(report)}. The command ended with {report.status}{held}."),
         sections="\n".join(sections),
-        notes="".join(f"<p>{escape(note)}</p>" for note in notes),
+        notes=paragraphs(report.notes),
     )
 
 

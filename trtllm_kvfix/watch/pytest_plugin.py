@@ -7,7 +7,6 @@ ours need is imported where it is used: pytest loads this one wherever the packa
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -31,21 +30,17 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     from trtllm_kvfix.settings import environment  # noqa: PLC0415
     from trtllm_kvfix.watch import launch  # noqa: PLC0415
 
-    inherited = environment()
-    if inherited.get(launch.ENV_FOLDER):
+    if environment().get(launch.ENV_FOLDER):
         return
-    folder = Path(tempfile.mkdtemp(prefix="trtllm-kvfix-watch-"))
     try:
-        environ = {**inherited, **launch.variables(inherited, folder, None), ENV_OWNER: str(os.getpid())}
-        launch.probe(environ, folder)
+        _, environ = launch.prepared(None)
     except KvfixError as error:
-        shutil.rmtree(folder)
         raise pytest.UsageError(f"--watch: {error}") from error
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.stop_global_capturing()  # its files end with this program
     sys.stdout.flush()
-    os.execve(sys.executable, sys.orig_argv, environ)
+    os.execve(sys.executable, sys.orig_argv, {**environ, ENV_OWNER: str(os.getpid())})
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,24 +54,20 @@ def pytest_configure(config: pytest.Config) -> None:
         known = config.getoption("watch_suppress")
         owned = inherited.get(ENV_OWNER) == str(os.getpid())
         watching = Watching(Path(folder), suppressions.load(known) if known else [], owned)
-        config.pluginmanager.register(watching, Watching.NAME)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    watching = config.pluginmanager.get_plugin(Watching.NAME)
-    if watching is not None and watching.owned:
-        shutil.rmtree(watching.folder, ignore_errors=True)
+        config.pluginmanager.register(watching)
 
 
 class Watching:
     """Compares what was seen before each test with what was seen behind it, child processes included."""
 
-    NAME = "kvfix-watching"
-
     def __init__(self, folder: Path, known: list[Any], owned: bool) -> None:
         self.folder = folder
         self.known = known
         self.owned = owned
+
+    def pytest_unconfigure(self) -> None:
+        if self.owned:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def seen(self) -> dict[tuple[object, ...], Any]:
         from trtllm_kvfix.watch import races, suppressions  # noqa: PLC0415

@@ -1,28 +1,17 @@
 """What the library wrote about each process: races, notes and numbers; and the races of all processes merged."""
 
+import json
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-FORMAT = 1
 PAIRS_MAX = 1024
-# As struct Numbers in cpp/watch/report.h has them.
-NUMBERS = (
-    "guarded",
-    "faults_stale",
-    "steps",
-    "dropped",
-    "unwatched_streams",
-    "trimmed",
-    "pairs_lost",
-    "gave_up",
-)
-COUNTS = struct.Struct(f"<2Q{len(NUMBERS)}Q{PAIRS_MAX}Q")
-PYTHON_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-NATIVE_FRAME = re.compile(r"  (?P<module>\S+) (?P<offset>0x[0-9a-f]+) (?P<symbol>\S*)")
+# As struct Counts in cpp/watch/counts.h has them.
+NUMBERS = ("guarded", "faults_stale", "steps", "dropped", "unwatched_streams", "trimmed", "pairs_lost", "gave_up")
+COUNTS = struct.Struct(f"<{len(NUMBERS) + PAIRS_MAX}Q")
 # Frames of the driver's side of a call say nothing about who made it.
 DRIVER = re.compile(r"lib(cupti|cuda)\.so|libcudart")
 
@@ -109,83 +98,41 @@ def merged(processes: Iterable[Watched]) -> list[Race]:
 
 
 def _process(path: Path) -> Watched:
-    pid = int(path.stem)
     numbers, times = _counts(path.with_suffix(".counts"))
-    races, notes = [], []
-    for block in _blocks(path.read_text(encoding="utf-8", errors="replace").splitlines()):
-        if isinstance(block, str):
-            notes.append(block)
+    process = Watched(int(path.stem), [], [], numbers)
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            found = json.loads(line)
+        except ValueError:  # the process's death cut it off
             continue
-        number, race = _race(block)
-        race.times = max(times[number], 1)
-        race.pids = [pid]
-        races.append(race)
-    return Watched(pid, races, notes, numbers)
+        if "note" in found:
+            process.notes.append(found["note"])
+        else:
+            number = found.pop("number")
+            process.races.append(_race(found, max(times[number], 1), process.pid))
+    return process
 
 
 def _counts(path: Path) -> tuple[dict[str, int], Sequence[int]]:
     try:
-        values = COUNTS.unpack(path.read_bytes())
+        values: Sequence[int] = COUNTS.unpack(path.read_bytes())
     except (OSError, struct.error):
-        return dict.fromkeys(NUMBERS, 0), [0] * PAIRS_MAX
-    return dict(zip(NUMBERS, values[2:], strict=False)), values[2 + len(NUMBERS) :]
+        values = [0] * (len(NUMBERS) + PAIRS_MAX)
+    return dict(zip(NUMBERS, values, strict=False)), values[len(NUMBERS) :]
 
 
-def _blocks(lines: Iterable[str]) -> Iterator[str | list[str]]:
-    """A note as its text, a race as its lines; one that the process's death cut off is left out."""
-    block: list[str] | None = None
-    for line in lines:
-        if line.startswith("race "):
-            block = [line]
-        elif block is None:
-            if line.startswith("note "):
-                yield line.removeprefix("note ")
-        elif line == "end":
-            yield block
-            block = None
-        else:
-            block.append(line)
+def _race(found: dict[str, Any], times: int, pid: int) -> Race:
+    """Its fields as the library names them, but for the unit of times."""
+    for name in ("age", "since"):
+        found[f"{name}_us"] = found.pop(f"{name}_ns") / 1000
+    for name in ("use_stack", "touch_stack"):
+        found[name] = _stack(found[name])
+    return Race(**found, times=times, pids=[pid])
 
 
-def _race(lines: list[str]) -> tuple[int, Race]:
-    head = lines[: lines.index("stack use")]
-    stacks = lines[len(head) + 1 :]
-    middle = stacks.index("stack touch")
-    of = dict(line.partition(" ")[::2] for line in head)
-    race = Race(
-        certain=of["grade"] == "race",
-        touch=of["touch"],
-        how=of["how"],
-        use=of["use"],
-        device=of["device"],
-        begin=int(of["begin"], 16),
-        bytes=int(of["bytes"]),
-        at=int(of["at"]),
-        width=int(of["width"]),
-        rows=int(of["rows"]),
-        stream=int(of["stream"], 16),
-        age_us=int(of["age_ns"]) / 1000,
-        since_us=int(of["since_ns"]) / 1000,
-        use_thread=int(of["use_thread"]),
-        touch_thread=int(of["touch_thread"]),
-        thread_name=of["touch_thread_name"],
-        use_stack=_stack(stacks[:middle]),
-        touch_stack=_stack(stacks[middle + 1 :]),
-    )
-    return int(of["race"]), race
-
-
-def _stack(lines: Iterable[str]) -> Stack:
-    python, native = [], []
-    started_by = None
-    for line in lines:
-        if found := PYTHON_FRAME.fullmatch(line):
-            number = found["line"]
-            python.append(Frame(found["file"], int(number) if number.isdigit() else None, found["function"]))
-        elif found := NATIVE_FRAME.fullmatch(line):
-            native.append(Frame(f"{found['module']}+{found['offset']}", None, found["symbol"]))
-        elif line.startswith("started by thread "):
-            started_by = int(line.rpartition(" ")[2])
+def _stack(found: dict[str, Any]) -> Stack:
+    native = [Frame(f"{module}+{offset:#x}", None, symbol) for module, offset, symbol in found["native"]]
     while native and DRIVER.search(Path(native[0].file).name):
         native.pop(0)
-    return Stack(tuple(python), tuple(native), started_by)
+    python = (Frame(*frame) for frame in found.get("python", ()))
+    return Stack(tuple(python), tuple(native), found.get("started_by"))

@@ -34,18 +34,12 @@ class Report:
         cls, command: list[str], status: int, held: bool, processes: list[Watched], suppressions: list[Suppression]
     ) -> "Report":
         kept, suppressed = split(merged(processes), suppressions)
+        races, possible = ([race for race in kept if race.certain is certain] for certain in (True, False))
         notes = [note for process in processes for note in process.notes if note != "watching"]
-        return cls(
-            command=command,
-            status=status,
-            held=held,
-            races=[race for race in kept if race.certain],
-            possible=[race for race in kept if not race.certain],
-            suppressed=suppressed,
-            notes=list(dict.fromkeys(notes)),
-            numbers={name: sum(process.numbers[name] for process in processes) for name in NUMBERS},
-            processes=len(processes),
-        )
+        numbers = {name: sum(process.numbers[name] for process in processes) for name in NUMBERS}
+        notes += [f"{numbers[name]:,} {text}" for name, text in UNSEEN.items() if numbers[name]]
+        unique = list(dict.fromkeys(notes))
+        return cls(command, status, held, races, possible, suppressed, unique, numbers, len(processes))
 
     def failed(self, strict: bool) -> bool:
         return bool(self.races) or (strict and bool(self.possible))
@@ -76,9 +70,6 @@ def lines(report: Report) -> Iterator[str]:
             yield from race_lines(f"{heading} {number}", race)
     for note in report.notes:
         yield f"note: {note}"
-    for name, text in UNSEEN.items():
-        if report.numbers[name]:
-            yield f"note: {report.numbers[name]:,} {text}"
     yield summary(report)
 
 

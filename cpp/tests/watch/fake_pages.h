@@ -68,7 +68,8 @@ class GuardTest : public testing::Test {
     void finish_all() { finish(sequence_); }
 
     FakePages pages_;
-    std::unique_ptr<Guard> guard_ = std::make_unique<Guard>(pages_, false);
+    Counts counts_{};
+    std::unique_ptr<Guard> guard_ = std::make_unique<Guard>(pages_, counts_, false);
     std::uint32_t flag_ = 0;
     std::uint32_t sequence_ = 0;
 };

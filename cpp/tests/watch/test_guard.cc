@@ -38,7 +38,7 @@ TEST_F(GuardTest, WhatHasEndedIsNoRace) {
     EXPECT_EQ(guard_->touch(kBase, 1, Access::write).answer, Answer::opened);
     EXPECT_EQ(pages_.of(kBase), Protection::open);
     EXPECT_TRUE(guard_->idle());
-    EXPECT_EQ(guard_->counts.faults_stale.load(), 1U);
+    EXPECT_EQ(counts_.faults_stale.load(), 1U);
 }
 
 TEST_F(GuardTest, NumbersOfAStreamWrapAround) {
@@ -154,7 +154,7 @@ TEST_F(GuardTest, MemoryThatIsGoneDoesNotKeepItsNeighboursProtected) {
 }
 
 TEST_F(GuardTest, HoldKeepsThePageUntilItIsReleased) {
-    Guard holding(pages_, true);
+    Guard holding(pages_, counts_, true);
     ASSERT_TRUE(holding.add(use(kBase, 64, false)));
     const Verdict first = holding.touch(kBase, 1, Access::write);
     ASSERT_EQ(first.answer, Answer::race);
@@ -179,7 +179,7 @@ TEST_F(GuardTest, MemoryInUseThatGoesBackIsARaceAndIsForgotten) {
 TEST_F(GuardTest, PagesThatCannotBeProtectedAreNotWatched) {
     pages_.refuse = true;
     EXPECT_FALSE(guard_->add(use(kBase, 64, false)));
-    EXPECT_EQ(guard_->counts.dropped.load(), 1U);
+    EXPECT_EQ(counts_.dropped.load(), 1U);
     EXPECT_TRUE(guard_->idle());
     EXPECT_EQ(guard_->touch(kBase, 1, Access::write).answer, Answer::nothing);
 }
@@ -189,7 +189,7 @@ TEST_F(GuardTest, ThereIsRoomAgainWhenUsesHaveEnded) {
         ASSERT_TRUE(guard_->add(use(kBase + at * kPage, 64, false)));
     }
     EXPECT_FALSE(guard_->add(use(kBase, 64, false)));
-    EXPECT_EQ(guard_->counts.dropped.load(), 1U);
+    EXPECT_EQ(counts_.dropped.load(), 1U);
     finish_all();
     EXPECT_TRUE(guard_->add(use(kBase, 64, false)));
 }
@@ -201,7 +201,7 @@ TEST_F(GuardTest, WithoutRoomForAStepThePageIsNoLongerWatched) {
     }
     EXPECT_EQ(guard_->touch(kBase + 100, 1, Access::write).answer, Answer::opened);
     EXPECT_TRUE(guard_->idle());
-    EXPECT_EQ(guard_->counts.dropped.load(), 1U);
+    EXPECT_EQ(counts_.dropped.load(), 1U);
 }
 
 TEST_F(GuardTest, MemoryOfOthersIsForeign) {

@@ -81,7 +81,8 @@ TEST_F(GuardTest, HoldsForEveryOrderOfEvents) {
 // Many threads enqueue, touch and step at once. ThreadSanitizer looks on.
 TEST(GuardThreads, EverythingIsOpenWhenAllHasEnded) {
     FakePages pages;
-    const auto guard = std::make_unique<Guard>(pages, false);
+    Counts counts{};
+    const auto guard = std::make_unique<Guard>(pages, counts, false);
     std::vector<std::thread> threads;
     std::array<std::uint32_t, 4> flags{};
     for (std::uint32_t number = 0; number < flags.size(); ++number) {

@@ -65,6 +65,12 @@ void open_all() {
     }
 }
 
+struct Copy {  // as CUPTI hands over what such a call was given
+    cuda::Address dst, src;
+    std::size_t bytes;
+    cuda::Handle stream;
+};
+
 void on_call(void*, int, std::uint32_t id, const void* raw) {
     const auto& data = *static_cast<const cupti::CallbackData*>(raw);
     const bool copies = id == 277 || id == 279 || id == 281 || id == 306;
@@ -77,7 +83,7 @@ void on_call(void*, int, std::uint32_t id, const void* raw) {
     inside = true;
     int capturing = 0;
     if (prepare(pins) && copies) {
-        const auto& copy = *static_cast<const cuda::args::Copy*>(data.arguments);
+        const auto& copy = *static_cast<const Copy*>(data.arguments);
         if (is_capturing(copy.stream, &capturing) == cuda::kSuccess && capturing == 0) {
             static_cast<void>(write_value(copy.stream, word, ++sequence, 0));
         }

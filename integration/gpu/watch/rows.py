@@ -2,18 +2,23 @@
 
 A row is one process: what ran, how often the outcome was right, and what was reported. `ok` says whether that is what
 it had to be; the exit code is 1 where a row is not. `--only TEXT` picks programs, `--times N` occurrences. A row of
-`--fresh N` is N processes, each of which has to be caught.
+`--fresh N` is N processes, each of which has to be caught. A run that `--within` cut short, which is 1 too, goes on
+with `--but` the rows that it has.
 """
 
 import argparse
+import csv
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import astuple, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +116,14 @@ def has_our_frames(race: dict[str, Any]) -> bool:
     )
 
 
-def clean_rows(name: str, seconds: float) -> Iterator[Row]:
+def planted_rows(name: str, arm: str, mode: str, times: int) -> list[Row]:
+    return [planted_row(name, arm, mode, times)]
+
+
+def clean_rows(name: str, seconds: float) -> list[Row]:
     command = [sys.executable, "-m", "integration.gpu.watch.clean", name, str(seconds)]
     outputs = {}
+    rows = []
     for mode in ("plain", "report"):
         done, report = Run(command, mode).outcome()
         outputs[mode] = next((line for line in done.stdout.splitlines() if line.startswith(name)), "nothing")
@@ -122,21 +132,46 @@ def clean_rows(name: str, seconds: float) -> Iterator[Row]:
         good = done.returncode == 0 and same and races == 0
         detail = "" if good else " | ".join(done.stderr.strip().splitlines()[-40:])
         guarded = report.get("numbers", {}).get("guarded", 0)
-        yield Row(name, "clean", mode, guarded, int(same), races, possible, 0, True, done.returncode, good, detail)
+        row = Row(name, "clean", mode, guarded, int(same), races, possible, 0, True, done.returncode, good, detail)
+        rows.append(row)
+    return rows
 
 
 ARMS = (("racy", "plain"), ("racy", "report"), ("racy", "hold"), ("repaired", "report"))
+Key = tuple[str, str, str]  # program, arm, mode
+Work = dict[Key, Callable[[], list[Row]]]
 
 
-def all_rows(programs: str, only: str, times: int, seconds: float, fresh: int, at_once: int) -> Iterator[Row]:
+def all_work(programs: str, only: str, times: int, seconds: float, fresh: int) -> Work:
     names = [name for name in PROGRAMS[programs] if only in name]
-    work = [(name, arm, mode, times) for name in names for arm, mode in ARMS if times]
-    work += [(name, "racy", "fresh", fresh) for name in names if fresh]
+    keys = [(name, arm, mode, times) for name in names for arm, mode in ARMS if times]
+    keys += [(name, "racy", "fresh", fresh) for name in names if fresh]
+    work: Work = {(name, arm, mode): partial(planted_rows, name, arm, mode, often) for name, arm, mode, often in keys}
+    for name in clean.PROGRAMS if seconds else ():
+        if only in name:
+            work[name, "clean", "report"] = partial(clean_rows, name, seconds)
+    return work
+
+
+def rows_of(work: Work, within_s: float, at_once: int) -> Iterator[Row]:
+    """Each row as soon as it is known. Nothing is begun after `within_s`."""
+    until = time.monotonic() + within_s
+
+    def begun_in_time(make: Callable[[], list[Row]]) -> list[Row]:
+        return make() if time.monotonic() < until else []
+
     with ThreadPoolExecutor(at_once) as pool:
-        yield from pool.map(lambda each: planted_row(*each), work)
-        chosen = [name for name in clean.PROGRAMS if only in name and seconds]
-        for rows in pool.map(lambda name: list(clean_rows(name, seconds)), chosen):
-            yield from rows
+        futures: list[Future[list[Row]]] = [pool.submit(begun_in_time, make) for make in work.values()]
+        for future in as_completed(futures):
+            yield from future.result()
+
+
+def known_in(file: Path | None) -> Collection[Key]:
+    """What is there already, and as it has to be."""
+    if file is None or not file.exists():
+        return ()
+    with file.open(newline="", encoding="utf-8") as rows:
+        return {(row["program"], row["arm"], row["mode"]) for row in csv.DictReader(rows) if row["ok"] == "True"}
 
 
 def main() -> int:
@@ -144,20 +179,26 @@ def main() -> int:
     parser.add_argument("results", type=Path)
     parser.add_argument("--programs", choices=PROGRAMS, default="all", help="that call the driver, or torch")
     parser.add_argument("--only", default="")
+    parser.add_argument("--but", type=Path, help="a file with rows: what is as it has to be there is left out")
     parser.add_argument("--times", type=int, default=100, help="in one process; 0 for none")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each clean program; 0 for none")
     parser.add_argument("--fresh", type=int, default=0, help="fresh processes of each planted one")
     parser.add_argument("--at-once", type=int, default=max((os.cpu_count() or 2) // 2, 1))
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds after which nothing is begun")
     given = parser.parse_args()
+    work = all_work(given.programs, given.only, given.times, given.seconds, given.fresh)
+    known = known_in(given.but)
+    left = {key: make for key, make in work.items() if key not in known}
     bad = 0
     with table(given.results, [field.name for field in fields(Row)]) as add:
-        for row in all_rows(given.programs, given.only, given.times, given.seconds, given.fresh, given.at_once):
+        for row in rows_of(left, given.within, given.at_once):
             add(astuple(row))
+            left.pop((row.program, row.arm, row.mode), None)
             if not row.ok:
                 bad += 1
                 print(*astuple(row), flush=True)
-    print(f"{bad} rows are not as they have to be")
-    return int(bad > 0)
+    print(f"{bad} rows are not as they have to be, {len(left)} were not begun", *sorted({key[0] for key in left}))
+    return int(bad > 0 or len(left) > 0)
 
 
 if __name__ == "__main__":

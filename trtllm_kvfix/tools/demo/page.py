@@ -1,11 +1,11 @@
 """The report as one HTML page that needs nothing else: every answer, as it should be, without the fix, and with it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from difflib import SequenceMatcher
 from html import escape
 
-from trtllm_kvfix.pages import filled
+from trtllm_kvfix.pages import filled, paragraphs
 from trtllm_kvfix.tools.demo.outcome import AnswerRead, Report, SceneOutcome
 from trtllm_kvfix.tools.demo.report import complaints, conclusion, notes, printable, summary
 
@@ -15,8 +15,8 @@ AGREES_MIN = 4  # letters in a row
 def page(report: Report) -> str:
     return filled(
         __package__,
-        device=escape(report.device),
-        headline=escape(headline(report)),
+        subject=report.device,
+        headline=headline(report),
         facts=facts(report),
         verdict="proven" if report.proven else "failed",
         conclusion=paragraphs([*complaints(report), conclusion(report)]),
@@ -38,10 +38,6 @@ def facts(report: Report) -> str:
     written = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     shown = (report.device, f"trtllm-kvfix {report.version}", "its own engine, not TensorRT-LLM", written)
     return "".join(f"<li>{escape(fact)}</li>" for fact in shown)
-
-
-def paragraphs(lines: Iterable[str]) -> str:
-    return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 def section(scene: SceneOutcome) -> str:

@@ -1,11 +1,11 @@
 """The report as one HTML page that needs nothing else: verdict, figures, and a measured timeline of every arm."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from html import escape
 from itertools import groupby
 
-from trtllm_kvfix.pages import filled
+from trtllm_kvfix.pages import filled, paragraphs
 from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, Report, Verdict
 from trtllm_kvfix.tools.verify.report import complaints, conclusion, corrupt, notes, pending
 from trtllm_kvfix.tools.verify.report import facts as run_facts
@@ -18,8 +18,8 @@ def page(report: Report) -> str:
     groups = [list(group) for _, group in groupby(report.cases, key=lambda case: case.case)]
     return filled(
         __package__,
-        device=escape(report.device.name),
-        headline=escape(headline(report)),
+        subject=report.device.name,
+        headline=headline(report),
         facts=facts(report),
         verdict="proven" if report.proven else "failed",
         conclusion=paragraphs([*complaints(report), conclusion(report)]),
@@ -43,10 +43,6 @@ def facts(report: Report) -> str:
     written = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     shown = (*run_facts(report), f"trtllm-kvfix {report.version}", written)
     return "".join(f"<li>{escape(fact)}</li>" for fact in shown)
-
-
-def paragraphs(lines: Iterable[str]) -> str:
-    return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 def row(case: CaseOutcome, *, is_first: bool) -> str:
