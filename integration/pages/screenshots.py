@@ -25,8 +25,8 @@ PIXELS_OFF_MAX = 3  # of a part's left edge, of a width, of a drawing's height
 WIDTH_RATIO_MAX = 1.5  # of prose, some of which is as wide as so many letters
 HEIGHT_RATIO_MAX = 2.1  # of a text in another font
 # Colours, in the mean, of 255. Measured with two other fonts, and with bars or cells taken away: drawings 1.3 to 3.6
-# and 5.8 to 27, columns on a wide page 1.5 to 6.1 and 8.6 to 18, headings up to 32.
-MEAN_MAX = {"drawing": 4.6, "columns": 7.5, "prose": 40.0}
+# and 5.8 to 27, columns on a wide page 1.5 to 9.0 and above 10, headings up to 32.
+MEAN_MAX = {"drawing": 4.6, "columns": 10.0, "prose": 40.0}
 COLUMNS_MEAN_MAX_NARROW = 18.0
 NARROW = 800
 SETTLED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
