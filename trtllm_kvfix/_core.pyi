@@ -176,7 +176,7 @@ class SequenceRequest:
     @property
     def salt(self) -> str | bytes | int | None:
         """
-        Blocks are shared among requests of one salt only. Kinds never match: 1, "1" and b"1" differ.
+        Blocks are shared among requests of one salt only. A number, a text and bytes are never the same salt.
         """
 
     @property
