@@ -1,12 +1,15 @@
 // What a manager does beside admission and growth: preemption, and what is stored, moved and dropped by name.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/manager_class.h"
+#include "bindings/repr.h"
 #include "bindings/strong_numbers.h"
 #include "bindings/wide_integers.h"
 
@@ -87,9 +90,22 @@ void bind_by_name(ManagerClass& c) {
              "Returns how many blocks that were.");
 }
 
+// Waits for the manager's lock, as every other question does.
+std::string text_of(const BlockManager& self) {
+    const KvCacheStats stats = without_gil([&] { return self.get_kv_cache_stats(); });
+    return Repr("BlockManager")
+        .add("tokens_per_block", stats.tokens_per_block)
+        .add("windows", stats.windows.size())
+        .add("blocks", stats.max_num_blocks)
+        .add("free", stats.free_num_blocks)
+        .add("sequences", stats.sequences)
+        .text();
+}
+
 }  // namespace
 
 void bind_verbs(ManagerClass& manager) {
+    manager.def("__repr__", &text_of);
     bind_storing(manager);
     bind_preemption(manager);
     bind_by_name(manager);

@@ -40,10 +40,16 @@ def recorded(name: str, folder: Path) -> Path:
             name="simulated", simulated=True, has_kernels=True, has_batched_copy=True, passed_over=None
         )
         cases = [verify.CaseOutcome.model_validate(record[key]) for key in CASES]
-        text = verify_page.page(verify.Report(version="1.2.3", device=device, iterations=20, seed=0, cases=cases))
+        report = verify.Report(
+            version="1.2.3", device=device, iterations=20, seed=0, cases=cases, cases_planned=len(cases)
+        )
+        text = verify_page.page(report)
     elif name == "demo":
         scenes = [demo.SceneOutcome.model_validate(record[key]) for key in SCENES]
-        text = demo_page.page(demo.Report(version="1.2.3", device="simulated", simulated=True, seed=0, scenes=scenes))
+        played = demo.Report(
+            version="1.2.3", device="simulated", simulated=True, seed=0, scenes=scenes, scenes_planned=len(scenes)
+        )
+        text = demo_page.page(played)
     else:
         text = watch_page.page(races())
     file = folder / f"{name}-recorded.html"

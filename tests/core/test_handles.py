@@ -145,5 +145,7 @@ def test_what_is_answered_can_be_read_in_a_log() -> None:
     )
     assert "primary=TierStats(blocks=2, free=1, cached=1, owned=0, in_flight=0)" in repr(stats.windows[0])
     assert repr(m.get_request_stats(1)).startswith("RequestStats(tokens_reused=0, tokens_new=4")
+    free = stats.free_num_blocks
+    assert repr(m) == f"BlockManager(tokens_per_block=4, windows=1, blocks=2, free={free}, sequences=0)"
     assert repr(m.pins([])) == "Pins(blocks=0, released=False)"
     run_transfers(m)
