@@ -92,7 +92,7 @@ class Server:
         begin = perf_counter()
         step = self.side.build_connector_meta(output)
         took = perf_counter() - begin
-        self.link.ended.extend(Ended(store.job, "") for store in step.stores)
+        self.link.ended.extend(Ended(store.number, "") for store in step.stores)
         return took * 1e6
 
     def admit(self, request: Request) -> float:

@@ -60,7 +60,7 @@ def _carry_contents(server: Server) -> None:
 
     def take_ended() -> Any:
         server.device.release()
-        begun = {running.job.job: running.job for running in transfers._running.values()}
+        begun = {running.job.number: running.job for running in transfers._running.values()}
         for running in list(transfers._running.values()):
             running.lane.wait(running.number, WAIT_S)
         found = ended()

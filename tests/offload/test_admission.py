@@ -40,7 +40,7 @@ class Served:
         return tokens
 
     def end(self, step: Step) -> None:
-        jobs = [store.job for store in step.stores] + [load.job for load in step.loads]
+        jobs = [store.number for store in step.stores] + [load.number for load in step.loads]
         self.link.ended.extend(Ended(job, "") for job in jobs)
 
 

@@ -111,7 +111,7 @@ def test_a_load_into_blocks_that_are_still_saved_waits(bench: Bench) -> None:
     (store,) = bench.scheduler.build_connector_meta(report).stores
     bench.scheduler.get_num_new_matched_tokens(request, 0)
     bench.scheduler.update_state_after_alloc(request, [20, 21, 22, 23, 15, 24])
-    assert bench.scheduler.build_connector_meta(None).fences == (store.job,)
+    assert bench.scheduler.build_connector_meta(None).fences == (store.number,)
 
 
 def test_a_request_that_begins_again_lets_go_of_its_promise(bench: Bench) -> None:

@@ -123,7 +123,7 @@ def test_preempted_blocks_are_not_given_on_before_their_store_is_over(comes_back
     executor.step()
     if not opened:
         bench.device.open_gate(gate)
-    assert opened == [job.job]
+    assert opened == [job.number]
     assert counters.offload_early_reuse_waits.value == waits + 1
     finish(bench)
     assert loaded_by(bench, Request(3, prompt(1))) == 20

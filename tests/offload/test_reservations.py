@@ -154,7 +154,7 @@ def test_a_load_that_is_taken_back_never_begins(bench: Bench, request_2: Request
     assert bench.index.stats().owned == 5, "the other ranks have not been told"
     output.prefix_loads = []
     step = bind(bench, output)
-    assert (step.loads, step.taken_back) == ((), (job.job,))
+    assert (step.loads, step.taken_back) == ((), (job.number,))
     bench.scheduler.request_reset(request_2)
     bench.worker.start_load_kv(bench.executor.stream)
     assert end(bench) == []
@@ -243,7 +243,7 @@ def test_a_load_that_fails_on_its_way_is_told_as_over(bench: Bench, request_2: R
     transfers = bench.worker.side._transfers
     taken = transfers.take_ended
     bench.worker.start_load_kv(bench.executor.stream)
-    transfers.take_ended = lambda: [Ended(one.job, "planted" if one.job == job.job else "") for one in taken()]
+    transfers.take_ended = lambda: [Ended(one.job, "planted" if one.job == job.number else "") for one in taken()]
     assert end(bench) == [NUMBER]
     assert bench.worker.reservations_to_recompute == {NUMBER: 2}
     assert nothing_is_left(bench)

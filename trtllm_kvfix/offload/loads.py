@@ -46,7 +46,7 @@ class Loads:
         self.plan(LoadJob(job, live.request_id, live.part(load.first, end), slots, position, until=until), load)
 
     def plan(self, job: LoadJob, load: PendingLoad) -> None:
-        self._running[job.job] = job, load
+        self._running[job.number] = job, load
         self._in_use.add(job)
         self._next.loads.append(job)
 
@@ -65,7 +65,7 @@ class Loads:
         """No load of the request begins that has not been told."""
         for planned, empty in self._next.empty_loads(request_id):
             self._in_use.remove(planned)
-            self._running[planned.job] = empty, self._running[planned.job][1]
+            self._running[planned.number] = empty, self._running[planned.number][1]
 
     def end(self, ended: Ended, index: TierIndex) -> tuple[LoadJob, PendingLoad]:
         job, load = self._running.pop(ended.job)

@@ -14,7 +14,7 @@ OVER = "its request is over"  # why a transfer never began
 class StoreJob(NamedTuple):
     """Blocks of the device that are saved. They belong to the job until it has ended on every rank."""
 
-    job: int
+    number: int
     request_id: int
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
@@ -23,7 +23,7 @@ class StoreJob(NamedTuple):
 class LoadJob(NamedTuple):
     """Blocks of a request that are filled while it waits."""
 
-    job: int
+    number: int
     request_id: int
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
@@ -35,7 +35,7 @@ class LoadJob(NamedTuple):
 class FetchJob(NamedTuple):
     """Host slots that are filled from the remote tier, while a request waits."""
 
-    job: int
+    number: int
     request_id: int
     keys: tuple[bytes, ...]
     slots: tuple[int, ...]
@@ -44,7 +44,7 @@ class FetchJob(NamedTuple):
 class PutJob(NamedTuple):
     """Host slots whose blocks go to the remote tier as well."""
 
-    job: int
+    number: int
     keys: tuple[bytes, ...]
     slots: tuple[int, ...]
 
@@ -100,8 +100,8 @@ class NextStep:
     def empty_loads(self, request_id: int) -> list[tuple[LoadJob, LoadJob]]:
         """(as planned, as it will be told). Upstream waits for a load of the request, so it is told all the same."""
         emptied = [(job, job._replace(blocks=(), slots=())) for job in self.loads if job.request_id == request_id]
-        jobs = {job.job: job for _, job in emptied}
-        self.loads = [jobs.get(job.job, job) for job in self.loads]
+        jobs = {job.number: job for _, job in emptied}
+        self.loads = [jobs.get(job.number, job) for job in self.loads]
         return emptied
 
 

@@ -138,7 +138,7 @@ class OffloadScheduler:
         if request_id in self._finishing:
             self._finishing[request_id].blocks = []  # then it has nothing to store, and is told as closed
         for store in self._next.drop_stores(request_id):
-            self._end_store(Ended(store.job, OVER, no_room=True))
+            self._end_store(Ended(store.number, OVER, no_room=True))
         self._loads.empty(request_id)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
@@ -250,9 +250,9 @@ class OffloadScheduler:
 
     def _store(self, live: LiveRequest, first: int, end: int, slots: tuple[int, ...]) -> None:
         store = StoreJob(next(self._numbers), live.request_id, live.part(first, end), slots)
-        self._stores[store.job] = store
+        self._stores[store.number] = store
         self._sources.add(store)
-        live.jobs.add(store.job)
+        live.jobs.add(store.number)
         self._next.stores.append(store)
 
     def _forget(self, request_id: int) -> LiveRequest | None:

@@ -68,11 +68,11 @@ class Transfers:
 
     def refuse(self, jobs: Iterable[StoreJob | LoadJob], why: str, *, no_room: bool = False) -> None:
         """They end without having begun."""
-        self._at_once.extend(Ended(job.job, f"not begun: {why}", no_room=no_room) for job in jobs)
+        self._at_once.extend(Ended(job.number, f"not begun: {why}", no_room=no_room) for job in jobs)
 
     def wait_for(self, jobs: Collection[int]) -> None:
         """Upstream has given blocks of running jobs to somebody else: nothing may write them before they are over."""
-        for running in [one for one in self._running.values() if one.job.job in jobs]:
+        for running in [one for one in self._running.values() if one.job.number in jobs]:
             counters.offload_early_reuse_waits.add()
             self._wait(running, FENCE_S_MAX, "and other requests own its blocks")
 
@@ -82,7 +82,7 @@ class Transfers:
             for one in lane.take_ended():
                 job = self._running.pop((direction, one.number)).job
                 if one.error:
-                    ended.append(Ended(job.job, one.error))
+                    ended.append(Ended(job.number, one.error))
                     continue
                 BYTES[direction].add(one.bytes)
                 SECONDS[direction].add(one.seconds)
@@ -120,7 +120,7 @@ class Transfers:
 
     def _enqueue(self, job: StoreJob | LoadJob, direction: str, lane: TransferLane, mark: Mark) -> None:
         if not job.slots:  # upstream found no room for what it was promised
-            self._at_once.append(Ended(job.job, ""))
+            self._at_once.append(Ended(job.number, ""))
             return
         try:
             device = self._layout.device_addresses(job.blocks, len(job.slots))
@@ -140,10 +140,10 @@ class Transfers:
     def _checked(self, job: StoreJob | LoadJob) -> Ended:
         if isinstance(job, StoreJob):
             self._digests.note(job.slots)
-            return Ended(job.job, "")
+            return Ended(job.number, "")
         bad = self._digests.differing(job.slots)
         error = f"host slots {list(bad)} do not hold what was stored there" if bad else ""
-        return Ended(job.job, error, bad)
+        return Ended(job.number, error, bad)
 
     def _show(self) -> None:
         stats: Sequence[tuple[int, int]] = [

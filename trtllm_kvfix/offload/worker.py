@@ -89,14 +89,14 @@ class OffloadWorker:
             return
         self._steps.append(step)
         for store in step.stores:
-            self._owner[store.job] = store.request_id
+            self._owner[store.number] = store.request_id
         for load in step.loads:
-            self._owner[load.job] = load.request_id
+            self._owner[load.number] = load.request_id
             if load.reservation is None:
                 self._loads[load.request_id] = load
                 self._told.add(load.request_id)
             else:
-                self._reserved[load.job] = load
+                self._reserved[load.number] = load
         self._take_back(step.taken_back)
 
     def start(self, stream: int, before_loads: Callable[[], None] = lambda: None) -> None:
@@ -158,7 +158,7 @@ class OffloadWorker:
     def _take_back(self, jobs: Collection[int]) -> None:
         """Of reservations that upstream accepted and does not want any more; it has let none of them begin."""
         if jobs:
-            self._refuse(lambda job: job.job in jobs)
+            self._refuse(lambda job: job.number in jobs)
         for job in jobs:
             self._reserved.pop(job, None)
 
@@ -234,7 +234,7 @@ class OffloadWorker:
         request_id = self._owner.pop(job)
         ended = summed_up(job, reports)
         load = self._loads.get(request_id)
-        if load is not None and load.job == job:
+        if load is not None and load.number == job:
             del self._loads[request_id]
             position = load.position if ended.error else load.until
             if position is not None:

@@ -74,6 +74,6 @@ def test_what_was_reserved_is_put_once_it_is_stored(side: RemoteScheduler) -> No
     )
     output = SimpleNamespace(new_requests=[began], cached_requests=[])
     (told,) = side.build_connector_meta(output).stores
-    side._link.ended.append(Ended(told.job, ""))
+    side._link.ended.append(Ended(told.number, ""))
     (put,) = side.build_connector_meta(None).puts
     assert put.slots == told.slots

@@ -225,7 +225,7 @@ class RemoteScheduler(OffloadScheduler):
         super()._store(live, first, end, slots)
         if live.chain is not None and self._link.store is not None:
             live.hold()
-            self._storing[self._next.stores[-1].job] = Stored(live, first, end)
+            self._storing[self._next.stores[-1].number] = Stored(live, first, end)
 
     def _end_store(self, ended: Ended) -> None:
         super()._end_store(ended)

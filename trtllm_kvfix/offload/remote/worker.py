@@ -78,10 +78,10 @@ class RemoteWorker(OffloadWorker):
         super().bind(step)
         for fetch in step.fetches if step else ():
             self._told.discard(fetch.request_id)  # of an earlier life of the request
-            self._told_jobs.add(fetch.job)
+            self._told_jobs.add(fetch.number)
             self._fetch(fetch)
         for put in step.puts if step else ():
-            self._told_jobs.add(put.job)
+            self._told_jobs.add(put.number)
             self._puts.append(put)
 
     def finished(
@@ -104,7 +104,7 @@ class RemoteWorker(OffloadWorker):
     def _fetch(self, fetch: FetchJob) -> None:
         number = self.porter.get(fetch.keys, fetch.slots) if self.porter is not None else None
         if number is None:
-            self._at_once_remote.append(Ended(fetch.job, "there is no store now"))
+            self._at_once_remote.append(Ended(fetch.number, "there is no store now"))
         else:
             self._asked[number] = fetch
 
@@ -113,7 +113,7 @@ class RemoteWorker(OffloadWorker):
             put = self._puts.popleft()
             number = self.porter.put(put.keys, put.slots) if self.porter is not None else None
             if number is None:
-                self._at_once_remote.append(Ended(put.job, "there is no store now", no_room=True))
+                self._at_once_remote.append(Ended(put.number, "there is no store now", no_room=True))
             else:
                 self._asked[number] = put
 
@@ -139,7 +139,7 @@ class RemoteWorker(OffloadWorker):
             bytes_, seconds = SUMS[isinstance(message, Put)]
             bytes_.add(nbytes)
             seconds.add(answer.seconds)
-            return Ended(job.job, "")
+            return Ended(job.number, "")
         bad = [
             slot
             for slot, outcome in zip(job.slots, answer.outcomes, strict=False)
@@ -147,7 +147,7 @@ class RemoteWorker(OffloadWorker):
         ]  # fmt: skip
         why = answer.error or f"{len(failed)} of {len(job.slots)} blocks are {ENDS[failed[0] - 1]}"
         is_full = bool(failed) and set(failed) == {Outcome.FULL}
-        return Ended(job.job, why, tuple(bad), no_room=is_full)
+        return Ended(job.number, why, tuple(bad), no_room=is_full)
 
     def _end(self, job: int, reports: list[Ended]) -> None:
         if job not in self._told_jobs:
