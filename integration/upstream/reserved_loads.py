@@ -62,7 +62,7 @@ def _carry_contents(server: Server) -> None:
         server.device.release()
         begun = {running.job.number: running.job for running in transfers._running.values()}
         for running in list(transfers._running.values()):
-            running.lane.wait(running.number, WAIT_S)
+            running.lane.wait(running.job.number, WAIT_S)
         found = ended()
         for job in [begun[each.job] for each in found if each.job in begun and not each.error]:
             for block, slot in zip(job.blocks, job.slots, strict=True):
@@ -83,7 +83,7 @@ def _look_for_what_is_left(server: Server) -> None:
         look(outcome)
         worker, scheduler = server.connector.worker.side, server.connector.scheduler.side
         for running in list(worker._transfers._running.values()):
-            running.lane.wait(running.number, WAIT_S)
+            running.lane.wait(running.job.number, WAIT_S)
         worker.finished([], [])
         scheduler._take_ended()
         left = {

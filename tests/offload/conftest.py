@@ -62,7 +62,7 @@ class Bench:
         """So that a loop with nothing else to do leaves the processor to the device."""
         transfers = self.worker.side._transfers
         for running in list(transfers._running.values())[:1] if transfers else []:
-            running.lane.wait(running.number, seconds)
+            running.lane.wait(running.job.number, seconds)
 
     def take_note(self) -> None:
         """Of transfers that have ended, though no step follows."""

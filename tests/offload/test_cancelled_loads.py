@@ -32,7 +32,7 @@ def cancelled_while_it_loads(server: OffloadServer, monkeypatch: pytest.MonkeyPa
         yield
         gate.open()
     for running in list(server.worker.side._transfers._running.values()):
-        assert running.lane.wait(running.number, WAIT_S)
+        assert running.lane.wait(running.job.number, WAIT_S)
     for number in range(10, 30):  # until an iteration has learnt of it
         server.run([server.request(number, [number], 1)])
         if not server.worker.side.requests_in_transfer():

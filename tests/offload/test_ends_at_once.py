@@ -73,7 +73,7 @@ def hold_transfers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
         bench.device.open_gate(gate)
         transfers: Any = bench.worker.side._transfers
         for running in list(transfers._running.values()):
-            assert running.lane.wait(running.number, 10.0)
+            assert running.lane.wait(running.job.number, 10.0)
 
     return release
 

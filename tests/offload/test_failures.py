@@ -172,6 +172,18 @@ def test_transfers_that_find_no_room_are_no_failures(make_bench: MakeBench, monk
     require_clean(bench)
 
 
+def test_a_lane_that_is_closed_has_failed_and_is_not_full(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its blocks would count as a burst's, for ever, and nothing would say why nothing is saved."""
+    bench, errors, dropped = make_bench(), counters.offload_errors.value, counters.offload_dropped_blocks.value
+    FAULTS["the lane is closed"](monkeypatch, bench, "store")
+    serve(bench, 1, prompt(1))
+    assert counters.offload_errors.value > errors
+    assert counters.offload_dropped_blocks.value == dropped
+    require_clean(bench)
+
+
 def test_a_direction_that_only_fails_is_given_up_until_the_tier_is_emptied(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -66,7 +66,9 @@ def test_a_transfer_that_never_ends_is_an_error_with_its_reason(
     transfers._settings = transfers._settings.model_copy(update={"transfer_timeout_s": limit_s})
     try:
         if limit_s < 1:
-            with pytest.raises(StuckTransfer, match=r"of request 2 is not over after .*transfer_timeout_s"):
+            with pytest.raises(
+                StuckTransfer, match=r"request [12] is (queued|in flight) after .*transfer_timeout_s"
+            ):
                 bench.executor.step()
         else:
             bench.executor.step()

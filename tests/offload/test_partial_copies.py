@@ -44,7 +44,7 @@ class CopiesHeld:
         for running in self.running_loads():
             self.loads += 1
             if self._loads_end_first:
-                assert running.lane.wait(running.number, WAIT_S)
+                assert running.lane.wait(running.job.number, WAIT_S)
         self._server.tensors.open_gate(gate)
 
     def running_loads(self) -> list[Any]:

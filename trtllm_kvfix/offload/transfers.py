@@ -25,7 +25,6 @@ class StuckTransfer(KvfixError):
 class _Running(NamedTuple):
     job: StoreJob | LoadJob
     lane: TransferLane
-    number: int
     since: float  # by the clock of `monotonic`
 
 
@@ -42,7 +41,7 @@ class Transfers:
         ways = choose_ways(device, layout, pool, settings)  # while nothing is in the pool
         self._stores = make_lane(device, "store", ways.store, settings)
         self._loads = make_lane(device, "load", ways.load, settings)
-        self._running: dict[tuple[str, int], _Running] = {}
+        self._running: dict[int, _Running] = {}  # by number of the job
         self._at_once: list[Ended] = []  # needed no lane, or found no place in one
         self._digests = Digests(pool, settings.verify)
 
@@ -80,7 +79,7 @@ class Transfers:
         ended, self._at_once = self._at_once, []
         for direction, lane in (("store", self._stores), ("load", self._loads)):
             for one in lane.take_ended():
-                job = self._running.pop((direction, one.number)).job
+                job = self._running.pop(one.job).job
                 if one.error:
                     ended.append(Ended(job.number, one.error))
                     continue
@@ -112,10 +111,11 @@ class Transfers:
             self._wait(running, FENCE_S_MAX, f"which is more than kvfix.offload.transfer_timeout_s, {limit_s:g} s")
 
     def _wait(self, running: _Running, seconds: float, why: str) -> None:
-        if not running.lane.wait(running.number, seconds):
+        if not running.lane.wait(running.job.number, seconds):
             raise StuckTransfer(
-                f"transfer of {len(running.job.blocks)} blocks of request {running.job.request_id} is not over after "
-                f"{monotonic() - running.since:.0f} s, {why}; is the device hung?"
+                f"transfer of {len(running.job.blocks)} blocks of request {running.job.request_id} is "
+                f"{running.lane.state(running.job.number)} after {monotonic() - running.since:.0f} s, {why}; is the "
+                "device hung?"
             )
 
     def _enqueue(self, job: StoreJob | LoadJob, direction: str, lane: TransferLane, mark: Mark) -> None:
@@ -129,13 +129,15 @@ class Transfers:
             self.refuse([job], str(error))
             return
         dst, src = (host, device) if direction == "store" else (device, host)
-        number = lane.enqueue(dst, src, self._layout.sizes(len(job.slots)), after=mark)
-        if number is None:
-            stats = lane.stats()
-            why = stats.first_error if stats.broken else f"{stats.queued} transfers wait already"
-            self.refuse([job], why, no_room=not stats.broken)
-            return
-        self._running[direction, number] = _Running(job, lane, number, monotonic())
+        answer = lane.enqueue(job.number, dst, src, self._layout.sizes(len(job.slots)), after=mark)
+        if answer == "taken":
+            self._running[job.number] = _Running(job, lane, monotonic())
+        elif answer == "full":
+            self.refuse([job], f"{self._settings.queue_max} transfers wait already", no_room=True)
+        elif answer == "broken":
+            self.refuse([job], lane.stats().first_error)
+        else:
+            self.refuse([job], "the lane is closed")
 
     def _checked(self, job: StoreJob | LoadJob) -> Ended:
         if isinstance(job, StoreJob):

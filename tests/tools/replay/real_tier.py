@@ -160,7 +160,7 @@ class RealTier:
         while True:
             for running in list(transfers._running.values()):
                 self.counts[running.lane is transfers._loads] += len(running.job.blocks)
-                assert running.lane.wait(running.number, WAIT_S)
+                assert running.lane.wait(running.job.number, WAIT_S)
             saved, loaded = self.worker.get_finished(saving, loading)
             saving, loading = [], []
             waiting[0].difference_update(saved)
