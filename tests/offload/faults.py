@@ -73,9 +73,9 @@ def copy_fails(patch: pytest.MonkeyPatch, bench: Bench, direction: str) -> None:
 
     def make(lane: TransferLane, enqueue: Enqueue) -> Enqueue:
         def failing(job: int, dst: Addresses, src: Addresses, nbytes: Addresses, **options: Mark) -> str:
-            for running in list(transfers._running.values()):
+            for running in transfers.running():
                 # So that the next operation is this transfer's, on a stream that is whole.
-                assert running.lane.wait(running.job.number, 30)
+                assert running.lane is not None and running.lane.wait(running.job.number, 30)
             submitted = lane.stats().submitted
             fail_operation(bench.device, 1)
             answer = enqueue(job, dst, src, nbytes, **options)

@@ -31,7 +31,7 @@ def cancelled_while_it_loads(server: OffloadServer, monkeypatch: pytest.MonkeyPa
         assert executor.await_responses([CANCELLED, RUNS_BESIDE], WAIT_S) is not None
         yield
         gate.open()
-    for running in list(server.worker.side._transfers._running.values()):
+    for running in server.worker.side._transfers.running():
         assert running.lane.wait(running.job.number, WAIT_S)
     for number in range(10, 30):  # until an iteration has learnt of it
         server.run([server.request(number, [number], 1)])

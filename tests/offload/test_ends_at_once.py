@@ -72,7 +72,7 @@ def hold_transfers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
         monkeypatch.undo()
         bench.device.open_gate(gate)
         transfers: Any = bench.worker.side._transfers
-        for running in list(transfers._running.values()):
+        for running in transfers.running():
             assert running.lane.wait(running.job.number, 10.0)
 
     return release

@@ -9,8 +9,10 @@ import pytest
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import unplug
 from trtllm_kvfix.offload.directions import FAILED_IN_A_ROW_MAX
+from trtllm_kvfix.offload.plan import StoreJob
 
 from .conftest import BLOCK_BYTES, Bench, MakeBench, serve_alone
+from .ends import jobs
 from .faults import FAULTS, heal, transfers_missed, transfers_of
 from .upstream_double import Request, State
 
@@ -211,7 +213,7 @@ def test_what_is_on_its_way_when_everything_is_dropped_is_not_found_later(
     gate = bench.device.close_gate(executor.stream)
     executor.step()
     executor.step()
-    assert len(bench.scheduler.side._stores) == 1
+    assert len(jobs(bench.scheduler.side.ledger, StoreJob)) == 1
     file.write_text("{store: off, drop: 1}")
     bench.scheduler.build_connector_meta(None)
     bench.device.open_gate(gate)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from trtllm_kvfix.offload.connector import KvfixOffloadWorker
+from trtllm_kvfix.offload.plan import LoadJob
 
 from .stand_in import OffloadServer, offloading
 
@@ -48,8 +49,8 @@ class CopiesHeld:
         self._server.tensors.open_gate(gate)
 
     def running_loads(self) -> list[Any]:
-        running = self._server.worker.side._transfers._running
-        return [one for (direction, _), one in running.items() if direction == "load"]
+        running = self._server.worker.side._transfers.running()
+        return [one for one in running if isinstance(one.job, LoadJob)]
 
 
 @contextmanager

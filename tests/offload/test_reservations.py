@@ -11,10 +11,11 @@ import pytest
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload import kept_blocks, recompute
 from trtllm_kvfix.offload.layer_groups import ByGroup
-from trtllm_kvfix.offload.plan import Ended
+from trtllm_kvfix.offload.plan import Ended, LoadJob
 from trtllm_kvfix.offload.reservations import end_loads
 
 from .conftest import Bench, MakeBench, serve_alone
+from .ends import jobs, planned
 from .test_promises import prompt
 from .upstream_double import Request, RequestData
 
@@ -65,7 +66,8 @@ def release(bench: Bench, request: Request, start: int, end: int) -> None:
 
 
 def reserved(bench: Bench) -> int:
-    return len(bench.scheduler.side._loads.reservations)
+    side = bench.scheduler.side
+    return len(side._loads.reservations) + sum(load.reservation is not None for load in jobs(side.ledger, LoadJob))
 
 
 def accepted(bench: Bench, request: Request, end: int = 20) -> Output:
@@ -126,7 +128,7 @@ def test_what_is_accepted_is_loaded_with_the_report_and_not_before(
     end_of_it: int, bench: Bench, request_2: Request
 ) -> None:
     output = accepted(bench, request_2, end_of_it)
-    assert bench.scheduler.side._next.loads == []
+    assert planned(bench.scheduler.side.ledger, LoadJob) == []
     (job,) = bind(bench, output).loads
     assert (job.blocks, job.position) == (tuple(BLOCKS[: end_of_it // 4]), 0)
     assert bench.worker.get_finished_prefix_loads() == []

@@ -4,7 +4,6 @@ A block is stored once the kernels of its last token have been given to the devi
 iteration tells. So a step that was scheduled and then not run has promised nothing.
 """
 
-from itertools import count
 from typing import Any
 
 from trtllm_kvfix.blocks.identity import identity_of, tokens_of
@@ -12,9 +11,10 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.directions import Directions
 from trtllm_kvfix.offload.in_use import InUse
+from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.loads import Loads
-from trtllm_kvfix.offload.plan import OVER, Ended, Late, NextStep, Step, StoreJob
+from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
 from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, added_blocks, tokens_computed
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tally import Tally
@@ -31,16 +31,14 @@ class OffloadScheduler:
         self._switches = switches
         self.tally = Tally(settings.log_every_requests)
         self._index: TierIndex | None = None
-        self._numbers = count(1)
         self._live: dict[int, LiveRequest] = {}
         self._finishing: dict[int, LiveRequest] = {}  # keep their blocks until what they still lack here is on its way
         link.plan_late, link.request_over = self.plan_late, self.request_over
-        self._stores: dict[int, StoreJob] = {}  # not ended on all ranks
         self._reported: Any = None  # the last step that upstream told
         self._reserves = False  # upstream asks for promises, again and again
         self._sources = InUse()
-        self._next = NextStep()
-        self._loads = Loads(tokens_per_block, settings.min_reuse_blocks, self._next, self._sources)
+        self.ledger = link.ledger
+        self._loads = Loads(tokens_per_block, settings.min_reuse_blocks, self.ledger, self._sources)
         self._directions = Directions(switches)
 
     @property
@@ -137,8 +135,8 @@ class OffloadScheduler:
             return
         if request_id in self._finishing:
             self._finishing[request_id].blocks = []  # then it has nothing to store, and is told as closed
-        for store in self._next.drop_stores(request_id):
-            self._end_store(Ended(store.number, OVER, no_room=True))
+        for store in self.ledger.take_out(lambda job: isinstance(job, StoreJob) and job.request_id == request_id):
+            self._end_store(store, Ended(store.number, OVER, no_room=True))
         self._loads.empty(request_id)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
@@ -148,7 +146,7 @@ class OffloadScheduler:
             self._directions.begin_again()
         if scheduler_output is not None:
             self._take_report(scheduler_output)
-        return self._next.take(self._sources.take_fences())
+        return self.ledger.take_step(self._sources.take_fences())
 
     def _take_report(self, output: Any) -> None:
         """Upstream may tell a step a second time, less what it has taken back of it."""
@@ -159,7 +157,7 @@ class OffloadScheduler:
                 self._go_on(data)
         self._reported = output
         for accepted in getattr(output, "prefix_loads", ()):
-            self._loads.accept(accepted, self._numbers.__next__)
+            self._loads.accept(accepted)
 
     def request_finished(self, request: Any, blocks: list[list[int]]) -> bool:
         """True: blocks of the request are in use by a transfer until the worker side says otherwise."""
@@ -184,13 +182,13 @@ class OffloadScheduler:
         closed = tuple(request_id for request_id, live in self._finishing.items() if self._plan_store(live))
         for request_id in closed:
             self._finishing.pop(request_id).close()
-        return Late(self._next.take(self._sources.take_fences()), closed)
+        return Late(self.ledger.take_step(self._sources.take_fences()), closed)
 
     def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
         return self._loads.find(live, num_computed_tokens) if self._directions.work("load") else None
 
     def _tell_load(self, live: LiveRequest, load: PendingLoad) -> None:
-        self._loads.place(live, load, next(self._numbers))
+        self._loads.place(live, load)
 
     def _begin(self, data: Any) -> None:
         """A request runs for the first time, or begins again."""
@@ -249,11 +247,13 @@ class OffloadScheduler:
         return True
 
     def _store(self, live: LiveRequest, first: int, end: int, slots: tuple[int, ...]) -> None:
-        store = StoreJob(next(self._numbers), live.request_id, live.part(first, end), slots)
-        self._stores[store.number] = store
+        store = StoreJob(self.ledger.next_number(), live.request_id, live.part(first, end), slots)
         self._sources.add(store)
         live.jobs.add(store.number)
-        self._next.stores.append(store)
+        self.ledger.plan(store, self._plan_of(live, first))
+
+    def _plan_of(self, live: LiveRequest, first: int) -> Any:
+        """What is to be known of a store of blocks `first` and on at its end."""
 
     def _forget(self, request_id: int) -> LiveRequest | None:
         live = self._live.pop(request_id, None)
@@ -264,19 +264,19 @@ class OffloadScheduler:
         return live
 
     def _take_ended(self) -> None:
-        for ended in self._link.take_ended():
-            self._end(ended)
+        for record, ended in self.ledger.take_ended_everywhere():
+            self._end(record, ended)
 
-    def _end(self, ended: Ended) -> None:
-        if ended.job in self._stores:
-            self._end_store(ended)
+    def _end(self, record: Record, ended: Ended) -> None:
+        if isinstance(record.job, StoreJob):
+            self._end_store(record, ended)
         else:
-            self._end_load(ended)
+            self._end_load(record, ended)
 
-    def _end_store(self, ended: Ended) -> None:
-        store = self._stores.pop(ended.job)
+    def _end_store(self, record: Record, ended: Ended) -> None:
+        store = record.job
+        assert isinstance(store, StoreJob) and self._index is not None
         self._sources.remove(store)
-        assert self._index is not None
         if ended.error:
             self._index.abandon(store.slots)
         else:
@@ -287,11 +287,12 @@ class OffloadScheduler:
             if live is not None:
                 live.jobs.discard(ended.job)
 
-    def _end_load(self, ended: Ended) -> None:
-        assert self._index is not None
-        load_job, load = self._loads.end(ended, self._index)
-        self.tally.loaded(len(load_job.slots), ended)
+    def _end_load(self, record: Record, ended: Ended) -> None:
+        job, load = record.job, record.plan
+        assert isinstance(job, LoadJob) and self._index is not None
+        self._loads.end(job, load, ended, self._index)
+        self.tally.loaded(len(job.slots), ended)
         self._directions.note_end("load", ended)
-        live = self._live.get(load_job.request_id)
+        live = self._live.get(job.request_id)
         if live is not None and live.load is load:
             live.load = None

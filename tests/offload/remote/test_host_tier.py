@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.core.test_tier_admission import SLOTS, scanned, served
+from tests.offload.ends import end
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Ended
 from trtllm_kvfix.offload.remote.scheduler import RemoteScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings
@@ -74,6 +74,6 @@ def test_what_was_reserved_is_put_once_it_is_stored(side: RemoteScheduler) -> No
     )
     output = SimpleNamespace(new_requests=[began], cached_requests=[])
     (told,) = side.build_connector_meta(output).stores
-    side._link.ended.append(Ended(told.number, ""))
+    end(side.ledger, told)
     (put,) = side.build_connector_meta(None).puts
     assert put.slots == told.slots

@@ -27,7 +27,7 @@ class RealRemoteTier(RealTier):
             nothing = SimpleNamespace(new_requests=[], cached_requests=[])
             self.worker.bind_connector_meta(self.scheduler.build_connector_meta(nothing))
             self._settle([], [])
-            if not (side._stores or side._putting or side._fetching):
+            if len(side.ledger) == 0:
                 return
 
 

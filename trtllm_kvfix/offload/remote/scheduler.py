@@ -14,6 +14,7 @@ from typing import Any
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.faults import guarded
+from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.plan import Ended, FetchJob, Late, LoadJob, PutJob, Step
 from trtllm_kvfix.offload.remote.keys import KeyChain
 from trtllm_kvfix.offload.remote.pause import Pause
@@ -32,6 +33,8 @@ SAID_EVERY = 100  # estimates
 
 @dataclass
 class Fetching:
+    """What the scheduler side plans with a fetch."""
+
     live: LiveRequest
     load: PendingLoad
     fetch: PendingFetch
@@ -43,11 +46,10 @@ class Fetching:
 
 @dataclass
 class Stored:
-    """Blocks on their way to the host pool, and to the store behind it."""
+    """What it plans with a store: that its blocks, from `first` on, go to the remote tier as well."""
 
     live: LiveRequest
     first: int
-    end: int
 
 
 class RemoteScheduler(OffloadScheduler):
@@ -59,9 +61,6 @@ class RemoteScheduler(OffloadScheduler):
         self._patience_s_max = min(self._remote.timeout_s, self._settings.transfer_timeout_s / 2)
         self.worth = Worth()
         self._pause = Pause()
-        self._fetching: dict[int, Fetching] = {}  # jobs that not all ranks have ended
-        self._storing: dict[int, Stored] = {}  # stores whose blocks are to be put
-        self._putting: dict[int, tuple[LiveRequest, list[int]]] = {}
         self._estimates = 0
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
@@ -119,7 +118,7 @@ class RemoteScheduler(OffloadScheduler):
 
     def _estimate(self, nbytes: int, tokens: int) -> Estimate:
         block_bytes = self._link.store.block_bytes if self._link.store else 0
-        waiting = sum(len(each.fetch.slots) * block_bytes for each in self._fetching.values())
+        waiting = self.ledger.slots_of(FetchJob) * block_bytes
         estimate = self.worth.estimate(monotonic(), nbytes, tokens, waiting)
         counters.offload_remote_bytes_per_s.put(self.worth.bytes_per_s or 0)
         counters.offload_prefill_tokens_per_s.put(self.worth.tokens_per_s or 0)
@@ -159,22 +158,28 @@ class RemoteScheduler(OffloadScheduler):
         if fetch is None:
             super()._tell_load(live, load)
             return
-        load.fetch, load.job = None, next(self._numbers)  # on its way: nobody else gives its slots back
-        job, now = next(self._numbers), monotonic()
+        load.fetch, load.job = None, self.ledger.next_number()  # on its way: nobody else gives its slots back
+        now = monotonic()
         compute_s = load.tokens / self.worth.tokens_per_s if self.worth.tokens_per_s else self._patience_s_max
         patience_s = min(max(PATIENCE * compute_s, PATIENCE_S_MIN), self._patience_s_max)
         live.hold()
-        self._fetching[job] = Fetching(live, load, fetch, now, now + patience_s)
-        self._next.fetches.append(FetchJob(job, live.request_id, fetch.keys, tuple(fetch.slots)))
+        job = FetchJob(self.ledger.next_number(), live.request_id, fetch.keys, tuple(fetch.slots))
+        self.ledger.plan(job, Fetching(live, load, fetch, now, now + patience_s))
+
+    def _fetching(self) -> list[Fetching]:
+        """Of fetches that not all ranks have ended."""
+        if self.ledger.slots_of(FetchJob) == 0:
+            return []
+        return [record.plan for record in self.ledger if isinstance(record.job, FetchJob)]
 
     def _give_up(self) -> None:
         now = monotonic()
-        for fetching in [one for one in self._fetching.values() if not one.is_told and one.until < now]:
+        for fetching in [one for one in self._fetching() if not one.is_told and one.until < now]:
             counters.offload_remote_late.add()
             self._give(fetching, has_come=False)
 
     def _drop(self, request_id: int) -> None:
-        for fetching in self._fetching.values():
+        for fetching in self._fetching():
             fetching.is_dropped |= fetching.live.request_id == request_id
 
     def _give(self, fetching: Fetching, *, has_come: bool) -> None:
@@ -184,7 +189,7 @@ class RemoteScheduler(OffloadScheduler):
         if fetching.is_dropped:
             live.index.unpin(load.slots)
         elif live.is_over:  # upstream waits for its load all the same
-            job = LoadJob(next(self._numbers), live.request_id, (), (), 0)
+            job = LoadJob(self.ledger.next_number(), live.request_id, (), (), 0)
             self._loads.plan(job, load)
         else:
             first, end = max(load.first, fetch.first), fetch.first + len(fetch.slots)
@@ -193,16 +198,15 @@ class RemoteScheduler(OffloadScheduler):
             load.is_short = len(come) < end - first
             super()._tell_load(live, load)
 
-    def _end(self, ended: Ended) -> None:
-        if ended.job in self._fetching:
-            self._end_fetch(ended)
-        elif ended.job in self._putting:
-            self._end_put(ended)
+    def _end(self, record: Record, ended: Ended) -> None:
+        if isinstance(record.job, FetchJob):
+            self._end_fetch(record.plan, ended)
+        elif isinstance(record.job, PutJob):
+            self._end_put(record.plan, record.job, ended)
         else:
-            super()._end(ended)
+            super()._end(record, ended)
 
-    def _end_fetch(self, ended: Ended) -> None:
-        fetching = self._fetching.pop(ended.job)
+    def _end_fetch(self, fetching: Fetching, ended: Ended) -> None:
         live, slots = fetching.live, fetching.fetch.slots
         counters.offload_remote_bad_blocks.add(len(ended.bad_slots))
         if ended.error:
@@ -221,41 +225,35 @@ class RemoteScheduler(OffloadScheduler):
             self._give(fetching, has_come=not ended.error)
         live.let_go()
 
-    def _store(self, live: LiveRequest, first: int, end: int, slots: tuple[int, ...]) -> None:
-        super()._store(live, first, end, slots)
-        if live.chain is not None and self._link.store is not None:
-            live.hold()
-            self._storing[self._next.stores[-1].number] = Stored(live, first, end)
+    def _plan_of(self, live: LiveRequest, first: int) -> Stored | None:
+        if live.chain is None or self._link.store is None:
+            return None
+        live.hold()
+        return Stored(live, first)
 
-    def _end_store(self, ended: Ended) -> None:
-        super()._end_store(ended)
-        stored = self._storing.pop(ended.job, None)
-        if stored is None:
-            return
-        if not ended.error and self._put(stored):
-            return
-        stored.live.let_go()
+    def _end_store(self, record: Record, ended: Ended) -> None:
+        super()._end_store(record, ended)
+        stored = record.plan
+        if stored is not None and (ended.error or not self._put(stored.live, stored.first, len(record.job.slots))):
+            stored.live.let_go()
 
-    def _put(self, stored: Stored) -> bool:
+    def _put(self, live: LiveRequest, first: int, blocks: int) -> bool:
         """Whether it is on its way. The host pool's blocks stay where they are until it is over."""
-        live, store = stored.live, self._link.store
-        wait = sum(len(slots) for _, slots in self._putting.values())
-        room = max(live.index.slots // PUT_SHARE, 1) - wait
-        end = min(stored.end, stored.first + room) if store is not None and store.is_up else stored.first
-        counters.offload_remote_dropped_blocks.add(stored.end - max(end, stored.first))
-        if live.chain is None or end <= stored.first:
+        store = self._link.store
+        room = max(live.index.slots // PUT_SHARE, 1) - self.ledger.slots_of(PutJob)
+        count = max(min(blocks, room), 0) if store is not None and store.is_up else 0
+        counters.offload_remote_dropped_blocks.add(blocks - count)
+        if live.chain is None or count == 0:
             return False
-        slots = live.index.pin(live.sequence, stored.first, end)
+        slots = live.index.pin(live.sequence, first, first + count)
         if not slots:
             return False
-        keys = live.chain.keys[stored.first : stored.first + len(slots)]
-        job = next(self._numbers)
-        self._putting[job] = live, slots
-        self._next.puts.append(PutJob(job, tuple(keys), tuple(slots)))
+        keys = live.chain.keys[first : first + len(slots)]
+        self.ledger.plan(PutJob(self.ledger.next_number(), live.request_id, tuple(keys), tuple(slots)), live)
         return True
 
-    def _end_put(self, ended: Ended) -> None:
-        live, slots = self._putting.pop(ended.job)
+    def _end_put(self, live: LiveRequest, put: PutJob, ended: Ended) -> None:
+        slots = put.slots
         live.index.unpin(slots)
         live.let_go()
         if ended.no_room or ended.error:
