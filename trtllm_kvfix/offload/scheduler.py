@@ -45,8 +45,13 @@ class OffloadScheduler:
     def index(self) -> TierIndex | None:
         """Made once the worker side knows how many blocks fit."""
         if self._index is None and self._link.slots is not None:
-            self._index = TierIndex(self._link.slots, self._tokens_per_block, admission=self._settings.admission)
+            slots = self._slots_of_index(self._link.slots)
+            self._index = TierIndex(slots, self._tokens_per_block, admission=self._settings.admission)
         return self._index
+
+    def _slots_of_index(self, slots: int) -> int:
+        """Of the pool's, the first so many."""
+        return slots
 
     def require_tier(self) -> None:
         if self._link.slots is None:
@@ -136,7 +141,7 @@ class OffloadScheduler:
         if request_id in self._finishing:
             self._finishing[request_id].blocks = []  # then it has nothing to store, and is told as closed
         for store in self.ledger.take_out(lambda job: isinstance(job, StoreJob) and job.request_id == request_id):
-            self._end_store(store, Ended(store.number, OVER, no_room=True))
+            self._end(store, Ended(store.number, OVER, no_room=True))
         self._loads.empty(request_id)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
@@ -210,7 +215,9 @@ class OffloadScheduler:
         if live is None:
             return
         if live.frozen:
-            self._fence_growth(live, data)
+            # The device is up to an iteration ahead of what the host reports.
+            if live.may_have_grown(data.computed_position + 2 * data.num_scheduled_tokens):
+                self._sources.any_about_to_be_written()
         elif any(blocks):
             live.extend(data.new_tokens, blocks, getattr(data, "priorities", None) or ())
         else:
@@ -219,14 +226,6 @@ class OffloadScheduler:
         if live.computed >= live.due:
             self._plan_store(live)
 
-    def _fence_growth(self, live: LiveRequest, data: Any) -> None:
-        """Which blocks a request that came back grows into, upstream does not tell, up to as many as it had before."""
-        # The device is up to an iteration ahead of what the host reports.
-        reach = -(-(data.computed_position + 2 * data.num_scheduled_tokens) // self._tokens_per_block)
-        if reach > max(live.grown, live.allocated):
-            live.grown = reach
-            self._sources.any_about_to_be_written()
-
     def _plan_store(self, live: LiveRequest) -> bool:
         """Give what the host tier lacks of the request to a job. False: later, another job sends the same blocks."""
         whole = live.whole_blocks()
@@ -234,26 +233,33 @@ class OffloadScheduler:
             return True
         end = live.worth_storing(whole, self._settings.offload_priority_min)
         if end > live.covered:
-            live.index_blocks(end)
-            claim = live.index.claim(live.sequence, end, known=live.had, priorities=live.priorities_until(end))
+            claim = live.claim(end)
             if claim is None:
                 return False
             stored = claim.first + len(claim.slots)
-            missing = max(end - max(stored, live.covered), 0)
-            (self.tally.declined if claim.declined else self.tally.dropped)(missing)
+            behind = min(max(stored, live.covered), end)
+            (self.tally.declined if claim.declined else self.tally.dropped)(end - behind)
             if claim.slots:
-                self._store(live, claim.first, stored, tuple(claim.slots))
+                self._store(live, claim.first, tuple(claim.slots))
+            self._leave_out(live, behind, end)
         live.cover(whole)
         return True
 
-    def _store(self, live: LiveRequest, first: int, end: int, slots: tuple[int, ...]) -> None:
-        store = StoreJob(self.ledger.next_number(), live.request_id, live.part(first, end), slots)
+    def _leave_out(self, live: LiveRequest, first: int, end: int) -> None:
+        """Of these blocks the host tier has taken none."""
+
+    def _store(self, live: LiveRequest, first: int, slots: tuple[int, ...]) -> None:
+        store = StoreJob(self.ledger.next_number(), live.request_id, live.part(first, first + len(slots)), slots)
         self._sources.add(store)
         live.jobs.add(store.number)
         self.ledger.plan(store, self._plan_of(live, first))
 
     def _plan_of(self, live: LiveRequest, first: int) -> Any:
         """What is to be known of a store of blocks `first` and on at its end."""
+
+    def _filled(self, slots: tuple[int, ...], *, well: bool) -> None:
+        assert self._index is not None
+        (self._index.commit if well else self._index.abandon)(slots)
 
     def _forget(self, request_id: int) -> LiveRequest | None:
         live = self._live.pop(request_id, None)
@@ -269,27 +275,22 @@ class OffloadScheduler:
 
     def _end(self, record: Record, ended: Ended) -> None:
         if isinstance(record.job, StoreJob):
-            self._end_store(record, ended)
-        else:
-            self._end_load(record, ended)
+            self._end_store(record.job, record.plan, ended)
+        elif isinstance(record.job, LoadJob):
+            self._end_load(record.job, record.plan, ended)
 
-    def _end_store(self, record: Record, ended: Ended) -> None:
-        store = record.job
-        assert isinstance(store, StoreJob) and self._index is not None
+    def _end_store(self, store: StoreJob, plan: Any, ended: Ended) -> None:
+        del plan
         self._sources.remove(store)
-        if ended.error:
-            self._index.abandon(store.slots)
-        else:
-            self._index.commit(store.slots)
+        self._filled(store.slots, well=not ended.error)
         self.tally.stored(len(store.slots), ended)
         self._directions.note_end("store", ended)
         for live in (self._live.get(store.request_id), self._finishing.get(store.request_id)):
             if live is not None:
                 live.jobs.discard(ended.job)
 
-    def _end_load(self, record: Record, ended: Ended) -> None:
-        job, load = record.job, record.plan
-        assert isinstance(job, LoadJob) and self._index is not None
+    def _end_load(self, job: LoadJob, load: PendingLoad, ended: Ended) -> None:
+        assert self._index is not None
         self._loads.end(job, load, ended, self._index)
         self.tally.loaded(len(job.slots), ended)
         self._directions.note_end("load", ended)

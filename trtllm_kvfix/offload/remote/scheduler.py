@@ -3,6 +3,8 @@
     host pool <- fetch - store      a request waits for it as for any load, and then loads from the host pool
     host pool -- put --> store      behind every store to the host pool; nobody waits for it
 
+What the host tier does not take goes to the store as well, through a part of the pool that is kept for that.
+
 A fetch fills slots that are claimed for it, so nobody reads or takes them before it is over on all ranks. It brings all
 of its blocks or none. A request that has waited long enough computes, while its fetch goes on.
 """
@@ -15,9 +17,10 @@ from typing import Any
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.ledger import Record
-from trtllm_kvfix.offload.plan import Ended, FetchJob, Late, LoadJob, PutJob, Step
+from trtllm_kvfix.offload.plan import Ended, FetchJob, Late, LoadJob, PutJob, Step, StoreJob
 from trtllm_kvfix.offload.remote.keys import KeyChain
 from trtllm_kvfix.offload.remote.pause import Pause
+from trtllm_kvfix.offload.remote.puts import Puts, Stored
 from trtllm_kvfix.offload.remote.worth import Estimate, Worth
 from trtllm_kvfix.offload.requests import LiveRequest, PendingFetch, PendingLoad
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
@@ -25,7 +28,6 @@ from trtllm_kvfix.overlay import fuse
 
 _log = logging.getLogger("trtllm_kvfix.offload")
 PART = "offload-remote"
-PUT_SHARE = 4  # of the host pool, one part in so many may wait to be put
 PATIENCE = 2.0  # a request waits that many times as long as it would compute
 PATIENCE_S_MIN = 0.5
 SAID_EVERY = 100  # estimates
@@ -44,14 +46,6 @@ class Fetching:
     is_dropped: bool = False  # the request's blocks are somebody else's
 
 
-@dataclass
-class Stored:
-    """What it plans with a store: that its blocks, from `first` on, go to the remote tier as well."""
-
-    live: LiveRequest
-    first: int
-
-
 class RemoteScheduler(OffloadScheduler):
     """Called by the executor's thread alone."""
 
@@ -62,6 +56,7 @@ class RemoteScheduler(OffloadScheduler):
         self.worth = Worth()
         self._pause = Pause()
         self._estimates = 0
+        self._puts = Puts(self._link)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         if scheduler_output is not None:
@@ -202,7 +197,7 @@ class RemoteScheduler(OffloadScheduler):
         if isinstance(record.job, FetchJob):
             self._end_fetch(record.plan, ended)
         elif isinstance(record.job, PutJob):
-            self._end_put(record.plan, record.job, ended)
+            self._puts.end(record.plan, record.job, ended)
         else:
             super()._end(record, ended)
 
@@ -225,43 +220,27 @@ class RemoteScheduler(OffloadScheduler):
             self._give(fetching, has_come=not ended.error)
         live.let_go()
 
+    def _slots_of_index(self, slots: int) -> int:
+        return self._puts.share(slots)
+
+    def _leave_out(self, live: LiveRequest, first: int, end: int) -> None:
+        """What the GPU had when the request came was put when it was computed."""
+        begin = max(first, live.had)
+        slots = self._puts.stage(live, begin, end)
+        if slots:
+            self._store(live, begin, slots)
+
+    def _filled(self, slots: tuple[int, ...], *, well: bool) -> None:
+        if not self._puts.is_staged(slots):
+            super()._filled(slots, well=well)
+
     def _plan_of(self, live: LiveRequest, first: int) -> Stored | None:
-        if live.chain is None or self._link.store is None:
-            return None
-        live.hold()
-        return Stored(live, first)
+        return self._puts.plan_of(live, first)
 
-    def _end_store(self, record: Record, ended: Ended) -> None:
-        super()._end_store(record, ended)
-        stored = record.plan
-        if stored is not None and (ended.error or not self._put(stored.live, stored.first, len(record.job.slots))):
-            stored.live.let_go()
-
-    def _put(self, live: LiveRequest, first: int, blocks: int) -> bool:
-        """Whether it is on its way. The host pool's blocks stay where they are until it is over."""
-        store = self._link.store
-        room = max(live.index.slots // PUT_SHARE, 1) - self.ledger.slots_of(PutJob)
-        count = max(min(blocks, room), 0) if store is not None and store.is_up else 0
-        counters.offload_remote_dropped_blocks.add(blocks - count)
-        if live.chain is None or count == 0:
-            return False
-        slots = live.index.pin(live.sequence, first, first + count)
-        if not slots:
-            return False
-        keys = live.chain.keys[first : first + len(slots)]
-        self.ledger.plan(PutJob(self.ledger.next_number(), live.request_id, tuple(keys), tuple(slots)), live)
-        return True
-
-    def _end_put(self, live: LiveRequest, put: PutJob, ended: Ended) -> None:
-        slots = put.slots
-        live.index.unpin(slots)
-        live.let_go()
-        if ended.no_room or ended.error:
-            counters.offload_remote_dropped_blocks.add(len(slots))
-        if ended.error and not ended.no_room:
-            counters.offload_remote_errors.add()
-        if not ended.error:
-            counters.offload_remote_put_blocks.add(len(slots))
+    def _end_store(self, store: StoreJob, plan: Stored | None, ended: Ended) -> None:
+        super()._end_store(store, plan, ended)
+        if plan is not None:
+            self._puts.begin(plan, store.slots, well=not ended.error)
 
 
 def prompt_tokens_of(scheduler_output: Any) -> int:
