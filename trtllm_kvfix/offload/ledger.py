@@ -103,7 +103,8 @@ class Ledger:
         self._slots = Counter[type[Job]]()
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(self._records.values())
+        """As they are now, whatever comes or goes meanwhile."""
+        return iter(list(self._records.values()))
 
     def __len__(self) -> int:
         return len(self._records)
