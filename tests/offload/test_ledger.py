@@ -61,7 +61,7 @@ def test_slots_are_counted_by_kind() -> None:
     ledger = Ledger()
     load = ledger.plan(LoadJob(1, 7, (0, 1), (3, 4), 0), None)
     ledger.plan(PutJob(2, 7, (b"k",), (5,)), None)
-    ledger.change(load, LoadJob(1, 7, (), (), 0))
+    load.job = LoadJob(1, 7, (), (), 0)
     assert (ledger.slots_of(LoadJob), ledger.slots_of(PutJob), ledger.slots_of(StoreJob)) == (0, 1, 0)
     ledger.take_out(lambda _job: True)
     assert ledger.slots_of(PutJob) == 0

@@ -15,9 +15,8 @@ From queued to ended here a transfer is a lane's, which has the same words for i
 of a connector in one process share one ledger. A rank without a scheduler side has nothing to apply.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 from typing import Any
@@ -28,6 +27,8 @@ from trtllm_kvfix.offload.plan import Ended, Job, LoadJob, Step, step_of
 
 
 class State(Enum):
+    __hash__ = object.__hash__  # Enum's own is made of the name, in Python, for each step of each job
+
     PLANNED = "planned"
     QUEUED = "queued"
     IN_FLIGHT = "in flight"
@@ -50,14 +51,14 @@ class WrongTurn(KvfixError):
     """A job was to go where no arrow leads."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Record:
     job: Job
     plan: Any = None  # of the scheduler side, for when it has ended
     written: State = State.PLANNED
     lane: TransferLane | None = None  # that took it
     since: float | None = None  # when a lane or the porter took it, by the clock of `monotonic`
-    ends: list[Ended] = field(default_factory=list)  # what ranks have said
+    ends: tuple[Ended, ...] = ()  # what ranks have said
     is_awaited: bool = True  # upstream is to be told
 
     @property
@@ -100,7 +101,6 @@ class Ledger:
         self._taken_back: list[int] = []  # likewise: jobs that were told and must not begin
         self._ended_here: list[Ended] = []  # not told to the other ranks
         self.ended: list[Ended] = []  # everywhere, and not applied
-        self._slots = Counter[type[Job]]()
 
     def __iter__(self) -> Iterator[Record]:
         """As they are now, whatever comes or goes meanwhile."""
@@ -117,7 +117,7 @@ class Ledger:
 
     def slots_of(self, kind: type[Job]) -> int:
         """Of all jobs of this kind."""
-        return self._slots[kind]
+        return sum(len(record.job.slots) for record in self if isinstance(record.job, kind))
 
     # ------------------------------------------------------------------------------------------ scheduler side
 
@@ -125,7 +125,7 @@ class Ledger:
         return next(self._numbers)
 
     def plan(self, job: Job, plan: Any) -> Record:
-        record = self._add(Record(job, plan))
+        record = self._records[job.number] = Record(job, plan)
         self._planned.append(record)
         return record
 
@@ -140,11 +140,6 @@ class Ledger:
     def planned(self) -> list[Record]:
         """Told to nobody."""
         return list(self._planned)
-
-    def change(self, record: Record, job: Job) -> None:
-        """One that has been planned will be told so."""
-        self._slots[type(job)] += len(job.slots) - len(record.job.slots)
-        record.job = job
 
     def take_back(self, number: int) -> None:
         self._taken_back.append(number)
@@ -169,7 +164,9 @@ class Ledger:
 
     def queue(self, job: Job) -> None:
         """This rank has been told of it."""
-        (self._records.get(job.number) or self._add(Record(job))).go(State.QUEUED)
+        if job.number not in self._records:  # planned in another process
+            self._records[job.number] = Record(job)
+        self._records[job.number].go(State.QUEUED)
 
     def end_here(self, ended: Ended) -> None:
         record = self._records[ended.job]
@@ -190,13 +187,7 @@ class Ledger:
         else:
             self._apply(record)
 
-    def _add(self, record: Record) -> Record:
-        self._records[record.number] = record
-        self._slots[type(record.job)] += len(record.job.slots)
-        return record
-
     def _apply(self, record: Record) -> Record:
         record.go(State.APPLIED)
-        del self._records[record.number]
-        self._slots[type(record.job)] -= len(record.job.slots)
+        del self._records[record.job.number]
         return record

@@ -65,7 +65,7 @@ class Loads:
             load = record.job
             if isinstance(load, LoadJob) and load.request_id == request_id:
                 self._in_use.remove(load)
-                self._ledger.change(record, load._replace(blocks=(), slots=()))
+                record.job = load._replace(blocks=(), slots=())
 
     def end(self, job: LoadJob, load: PendingLoad, ended: Ended, index: TierIndex) -> None:
         self._in_use.remove(job)

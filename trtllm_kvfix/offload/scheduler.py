@@ -241,7 +241,8 @@ class OffloadScheduler:
             (self.tally.declined if claim.declined else self.tally.dropped)(end - behind)
             if claim.slots:
                 self._store(live, claim.first, tuple(claim.slots))
-            self._leave_out(live, behind, end)
+            if behind < end:
+                self._leave_out(live, behind, end)
         live.cover(whole)
         return True
 

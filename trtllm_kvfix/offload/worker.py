@@ -239,7 +239,7 @@ class OffloadWorker:
     def _note(self, ended: Ended) -> None:
         """What a rank says. Once all have said it, nobody uses the blocks of the job any more."""
         record = self._ledger[ended.job]
-        record.ends.append(ended)
+        record.ends = (*record.ends, ended)
         if len(record.ends) < self._ranks.size:
             return
         summed = summed_up(record.ends)

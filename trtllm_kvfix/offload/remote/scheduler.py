@@ -163,8 +163,6 @@ class RemoteScheduler(OffloadScheduler):
 
     def _fetching(self) -> list[Fetching]:
         """Of fetches that not all ranks have ended."""
-        if self.ledger.slots_of(FetchJob) == 0:
-            return []
         return [record.plan for record in self.ledger if isinstance(record.job, FetchJob)]
 
     def _give_up(self) -> None:
