@@ -883,7 +883,8 @@ class EndedTransfer:
     """What became of a transfer."""
 
     @property
-    def job(self) -> int: ...
+    def job(self) -> int:
+        """The number that enqueue() was given."""
 
     @property
     def error(self) -> str:

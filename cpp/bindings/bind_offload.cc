@@ -120,7 +120,7 @@ void bind_pool(nb::module_& m) {
 
 void bind_ends(nb::module_& m) {
     nb::class_<EndedTransfer>(m, "EndedTransfer", "What became of a transfer.")
-        .def_ro("job", &EndedTransfer::job)
+        .def_ro("job", &EndedTransfer::job, "The number that enqueue() was given.")
         .def_ro("error", &EndedTransfer::error, "Empty: every byte has arrived.")
         .def_ro("bytes", &EndedTransfer::bytes)
         .def_prop_ro(
