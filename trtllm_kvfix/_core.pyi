@@ -6,7 +6,7 @@ import numpy.typing
 
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 def build_info() -> dict[str, str]:
     """How this extension was built."""
@@ -1079,8 +1079,8 @@ class EndedTransfer:
     """What became of a transfer."""
 
     @property
-    def number(self) -> int:
-        """What enqueue() returned."""
+    def job(self) -> int:
+        """The number that enqueue() was given."""
 
     @property
     def error(self) -> str:
@@ -1148,16 +1148,19 @@ class TransferLane:
         streams: share the blocks of a transfer that goes by DMA. kernel_sms: multiprocessors for copies by kernel; 0 for DMA.
         """
 
-    def enqueue(self, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> int | None:
+    def enqueue(self, job: int, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> Literal['taken', 'full', 'broken', 'closed']:
         """
-        The transfer's number; None where the queue is full, or the lane broken or closed.
+        job: the caller's number of the transfer, which may not be here already. Only what is taken is kept.
         """
 
     def take_ended(self) -> list[EndedTransfer]:
-        """Each transfer once, in the order of their numbers."""
+        """Each transfer once, in the order in which they were taken."""
 
-    def wait(self, number: int, limit_s: float) -> bool:
-        """False after the limit."""
+    def state(self, job: int) -> Literal['queued', 'in flight', 'ended here'] | None:
+        """None where it was never taken, or its end has been."""
+
+    def wait(self, job: int, limit_s: float) -> bool:
+        """While it is queued or in flight here; false after the limit."""
 
     def close(self, limit_s: float) -> bool:
         """
