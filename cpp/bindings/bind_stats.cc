@@ -41,7 +41,8 @@ void bind_stats(nb::module_& m) {
     nb::class_<WindowStats>(m, "WindowStats", "One window's slots.")
         .def_ro("window_size", &WindowStats::window_size)
         .def_ro("primary", &WindowStats::primary)
-        .def_ro("host", &WindowStats::host);
+        .def_ro("host", &WindowStats::host)
+        .def_ro("kept", &WindowStats::kept);
     nb::class_<KvCacheStats>(m, "KvCacheStats", "A snapshot; reading it resets nothing.")
         .def_ro("max_num_blocks", &KvCacheStats::max_num_blocks)
         .def_ro("free_num_blocks", &KvCacheStats::free_num_blocks)

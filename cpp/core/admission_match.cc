@@ -22,7 +22,9 @@ inline BlockContent prompt_block(const Request& request, std::uint32_t position,
 
 }  // namespace
 
-const AdmissionPlan& AdmissionPlanner::match(const State& state, std::span<const RequestPtr> requests) {
+const AdmissionPlan& AdmissionPlanner::match(const State& state, std::span<const RequestPtr> requests,
+                                             std::uint32_t chunk_tokens) {
+    plan_.chunk_tokens = chunk_tokens;
     plan_.requests.clear();
     plan_.matches.clear();
     plan_.path.clear();

@@ -34,6 +34,8 @@ struct RequestPlan {
     std::uint32_t match_begin = 0;  // into AdmissionPlan::matches, one per window
 
     std::uint32_t tokens_new() const { return request->num_tokens() - reuse; }
+    // Positions that admission reserves: the reused ones and the first chunk.
+    std::uint32_t length(std::uint32_t chunk_tokens) const { return reuse + std::min(tokens_new(), chunk_tokens); }
     // Blocks that get the reused part of a block: one per beam when it is the prompt's last, incomplete one.
     std::uint32_t partial_copies(std::uint32_t tokens_per_block) const {
         const bool last_incomplete = full == request->num_tokens() / tokens_per_block;
@@ -42,6 +44,7 @@ struct RequestPlan {
 };
 
 struct AdmissionPlan {
+    std::uint32_t chunk_tokens = kNone;  // the whole prompt at once
     std::vector<RequestPlan> requests;
     std::vector<WindowMatch> matches;
     std::vector<BlockIndex> path;
@@ -58,7 +61,8 @@ struct AdmissionPlan {
     }
 };
 
-// Blocks of the prompt, over its beams, that a window must allocate beyond claims and partial reuse.
-std::uint64_t blocks_new(const RequestPlan& plan, const WindowMatch& match, std::uint32_t tokens_per_block);
+// Blocks of the first chunk, over its beams, that a window must allocate beyond claims and partial reuse.
+std::uint64_t blocks_new(const AdmissionPlan& plan, const RequestPlan& request, const WindowMatch& match,
+                         std::uint32_t tokens_per_block);
 
 }  // namespace kvfix

@@ -12,8 +12,10 @@ namespace kvfix {
 
 class AdmissionPlanner {
   public:
-    // What the requests would reuse, whether they fit or not. The plan stays until the next call.
-    const AdmissionPlan& match(const State& state, std::span<const RequestPtr> requests);
+    // What the requests would reuse, whether they fit or not. The plan stays until the next call. Prompts are reserved in chunks of
+    // up to so many tokens.
+    const AdmissionPlan& match(const State& state, std::span<const RequestPtr> requests,
+                               std::uint32_t chunk_tokens = kNone);
 
     // How many of the matched requests are admitted, in order, under the budget, after copies that have no room were given up. Throws
     // OutOfBlocks where they cannot be served without any.

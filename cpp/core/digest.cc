@@ -58,7 +58,10 @@ std::uint64_t digest_of_sequence(Sequence& sequence) {
     digest.mix(std::uint64_t{sequence.known()} << 32 | sequence.doubtful_from);
     digest.mix(sequence.grown_digest.value());
     mix_numbers(digest, sequence.stats);
+    digest.mix(sequence.claimed);
     for (const HeldBlocks& held : sequence.windows) {
+        digest.mix(std::uint64_t{held.kept} << 32 | held.room);
+        digest.mix(held.rolls ? 1U : 0U);
         digest.mix(std::uint64_t{held.left} << 32 | held.size());
         digest.mix(held.digest.value());
     }

@@ -4,12 +4,18 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/chunk.h"
 #include "core/errors.h"
 #include "core/hold.h"
 #include "core/store.h"
 
 namespace kvfix::grow {
 namespace {
+
+// Leading blocks that no position from `computed` on looks back to.
+std::uint32_t blocks_behind(const Window& window, std::uint32_t computed) {
+    return computed > window.reach() ? (computed - window.reach()) / window.blocks.tokens_per_block() : 0;
+}
 
 void check_sizes(std::size_t ids, std::size_t counts, std::size_t computed) {
     const auto check_size = [ids](std::size_t size, const char* what) {
@@ -31,7 +37,7 @@ void check_step(const Step& step, bool has_tokens) {
         refuse("counts: " + std::to_string(step.count) + " more tokens are over the limit of " +
                std::to_string(kNone / 2));
     }
-    if (has_tokens && step.count != 0 && sequence.known() != sequence.length) {
+    if (has_tokens && step.values() != 0 && sequence.known() != sequence.values_begin()) {
         refuse("tokens: positions " + std::to_string(sequence.known()) + " to " + std::to_string(sequence.length) +
                " were grown without values, so later values have no place");
     }
@@ -44,38 +50,67 @@ void check_step(const Step& step, bool has_tokens) {
 void check_tokens(std::span<const TokenId> tokens, std::span<const Step> steps) {
     std::uint64_t total = 0;
     for (const Step& step : steps) {
-        total += step.count;
+        total += step.values();
     }
     if (tokens.size() != total) {
         throw std::invalid_argument("add_tokens: " + std::to_string(tokens.size()) + " token values for " +
-                                    std::to_string(total) + " new positions");
+                                    std::to_string(total) + " new positions behind the prompts");
     }
     if (const auto negative = find_negative(tokens)) {
         refuse_negative("add_tokens, tokens", tokens, *negative);
     }
 }
 
+// Of the blocks that the step takes, those that are kept for it: what leaves in the same call comes back first.
+std::uint64_t blocks_kept(const Window& window, const Step& step, std::uint64_t needed) {
+    const Sequence& sequence = *step.sequence;
+    const HeldBlocks& held = sequence.windows[window.index];
+    const std::uint32_t computed = std::max(sequence.computed, step.computed);
+    return std::min(needed, held.kept + chunk::blocks_returned(window, sequence, blocks_behind(window, computed)));
+}
+
 void check_capacity(const State& state, std::span<const Step> steps) {
     std::uint64_t needed = 0;
-    for (const auto& [sequence, count, computed] : steps) {
-        const std::uint32_t blocks = ceil_div(sequence->length + count, state.tokens_per_block()) -
-                                     ceil_div(sequence->length, state.tokens_per_block());
-        needed += std::uint64_t{blocks} * sequence->beam_width();
+    for (const Step& step : steps) {
+        needed += blocks_taken(*step.sequence, step.count, state.tokens_per_block());
     }
     for (const Window& window : state.windows) {
-        if (needed > window.allocatable()) {
-            throw OutOfBlocks(needed, window.allocatable(), window.config.window_size);
+        std::uint64_t of_all = needed;
+        for (std::size_t i = 0; window.chunked != 0 && i < steps.size(); ++i) {
+            of_all -= blocks_kept(window, steps[i],
+                                  blocks_taken(*steps[i].sequence, steps[i].count, state.tokens_per_block()));
+        }
+        if (of_all > window.allocatable()) {
+            throw OutOfBlocks(of_all, window.allocatable(), window.config.window_size);
         }
     }
+}
+
+// The next chunk of a prompt that was not reserved as a whole. Where the step goes on behind it, growth does.
+void reserve_prompt(State& state, Sequence& sequence, std::uint32_t length) {
+    const std::uint32_t tokens_per_block = state.tokens_per_block();
+    const std::uint64_t blocks = blocks_over(*sequence.request, length, tokens_per_block) -
+                                 blocks_over(*sequence.request, sequence.length, tokens_per_block);
+    for (Window& window : state.windows) {
+        chunk::reserve(state, window, sequence, length);
+        chunk::spend(window, sequence.windows[window.index], blocks);
+    }
+    sequence.length = length;
+    sequence.stats.blocks_new += blocks * state.windows.size();
+    state.current.blocks_new += blocks * state.windows.size();
 }
 
 void take_step(State& state, const Step& step) {
     Sequence& sequence = *step.sequence;
     sequence.computed = std::max(sequence.computed, step.computed);
     leave_windows(state, sequence);
-    const std::uint32_t blocks_before = ceil_div(sequence.length, state.tokens_per_block());
-    sequence.length += step.count;
-    const std::uint32_t blocks = ceil_div(sequence.length, state.tokens_per_block()) - blocks_before;
+    const std::uint32_t length = sequence.length + step.count;
+    if (sequence.length < sequence.prompt_length()) {
+        reserve_prompt(state, sequence, std::min(length, sequence.prompt_length()));
+    }
+    const std::uint32_t blocks =
+        ceil_div(length, state.tokens_per_block()) - ceil_div(sequence.length, state.tokens_per_block());
+    sequence.length = length;
     if (blocks == 0) {
         return;
     }
@@ -110,6 +145,7 @@ void leave(State& state, Window& window, Sequence& sequence, std::uint32_t left)
     if (left <= held.left) {
         return;
     }
+    chunk::give_back(window, held, chunk::blocks_returned(window, sequence, left));
     store::full_blocks(state, window, sequence, std::min(left * state.tokens_per_block(), sequence.storable()));
     for (std::uint32_t position = held.left; position < left; ++position) {
         if (position < held.shared.size()) {
@@ -123,21 +159,16 @@ void leave(State& state, Window& window, Sequence& sequence, std::uint32_t left)
     held.left = left;
 }
 
-// Leading blocks that no position from `computed` on looks back to.
-std::uint32_t blocks_behind(const State& state, const Window& window, std::uint32_t computed) {
-    return computed > window.reach() ? (computed - window.reach()) / state.tokens_per_block() : 0;
-}
-
 void check_rewind(const State& state, const Sequence& sequence, std::uint32_t count) {
     const std::string who = "request " + std::to_string(sequence.id()) + ", count: ";
-    const std::uint32_t grown = sequence.length - sequence.prompt_length();
+    const std::uint32_t grown = sequence.values_begin() - sequence.prompt_length();
     if (count > grown) {
         throw std::invalid_argument(who + std::to_string(count) + " is more than the " + std::to_string(grown) +
                                     " tokens grown since the prompt");
     }
     const std::uint32_t computed = std::min(sequence.computed, sequence.length - count);
     for (const Window& window : state.windows) {
-        const std::uint32_t may_have_left = blocks_behind(state, window, computed);
+        const std::uint32_t may_have_left = blocks_behind(window, computed);
         if (sequence.windows[window.index].left > may_have_left) {
             throw std::invalid_argument(who + "rewinding by " + std::to_string(count) + " needs block " +
                                         std::to_string(may_have_left) + ", which has left the window of " +
@@ -147,6 +178,16 @@ void check_rewind(const State& state, const Sequence& sequence, std::uint32_t co
 }
 
 }  // namespace
+
+std::uint64_t blocks_taken(const Sequence& sequence, std::uint32_t count, std::uint32_t tokens_per_block) {
+    const std::uint32_t length = sequence.length + count;
+    if (sequence.length < sequence.prompt_length()) {
+        return blocks_over(*sequence.request, length, tokens_per_block) -
+               blocks_over(*sequence.request, sequence.length, tokens_per_block);
+    }
+    const std::uint32_t blocks = ceil_div(length, tokens_per_block) - ceil_div(sequence.length, tokens_per_block);
+    return std::uint64_t{blocks} * sequence.beam_width();
+}
 
 void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestId> ids,
                 std::span<const std::uint32_t> counts, std::optional<std::span<const TokenId>> tokens,
@@ -169,10 +210,16 @@ void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestI
     check_capacity(state, steps);
     const TokenId* next = tokens ? tokens->data() : nullptr;
     for (const Step& step : steps) {
+        const std::uint32_t values = step.values();
         take_step(state, step);
         if (next != nullptr) {
-            step.sequence->learn({next, step.count});
-            next += step.count;
+            step.sequence->learn({next, values});
+            next += values;
+        }
+    }
+    for (Window& window : state.windows) {
+        for (std::size_t i = 0; window.chunked != 0 && i < steps.size(); ++i) {
+            chunk::settle(window, *steps[i].sequence);
         }
     }
 }
@@ -193,7 +240,7 @@ void rewind(State& state, RequestId id, std::uint32_t count) {
     }
     sequence.length = length;
     sequence.computed = std::min(sequence.computed, length);
-    sequence.forget(length);
+    sequence.forget(sequence.values_begin());
 }
 
 // Told too much, others would find bytes that nobody has written.
@@ -208,7 +255,7 @@ void check_computed(const Sequence& sequence, std::uint32_t computed) {
 // The next position to be computed is the first that is not; it and all behind it look back no further than the window.
 void leave_windows(State& state, Sequence& sequence) {
     for (Window& window : state.windows) {
-        leave(state, window, sequence, blocks_behind(state, window, sequence.computed));
+        leave(state, window, sequence, blocks_behind(window, sequence.computed));
     }
 }
 

@@ -126,7 +126,7 @@ void check_tree(const Window& window) {
 
 void check_sequences(const State& state) {
     for (const Sequence* sequence : state.sequences.ordered()) {
-        check(sequence->known() <= sequence->length && sequence->prompt_length() <= sequence->length,
+        check(sequence->known() <= sequence->values_begin() && sequence->computed <= sequence->length,
               "a sequence's lengths disagree");
         for (const Window& window : state.windows) {
             const HeldBlocks& held = sequence->windows[window.index];
@@ -142,6 +142,24 @@ void check_sequences(const State& state) {
                 }
             }
         }
+    }
+}
+
+// What is kept is kept for somebody, and is there.
+void check_kept(const State& state) {
+    for (const Window& window : state.windows) {
+        std::uint64_t kept = 0;
+        std::uint32_t chunked = 0;
+        for (const Sequence* sequence : state.sequences.ordered()) {
+            const HeldBlocks& held = sequence->windows[window.index];
+            kept += held.kept;
+            chunked += held.room != 0 ? 1 : 0;
+            check(held.room == 0 || sequence->length < sequence->prompt_length(),
+                  "slots are kept for a prompt that is reserved");
+        }
+        check(kept == window.kept && chunked == window.chunked, "the counts of slots kept are wrong");
+        check(kept <= std::uint64_t{window.blocks.slots_free(kPrimary)} + window.primary_queue.size(),
+              "slots are kept that are not there");
     }
 }
 
@@ -204,6 +222,7 @@ void check_invariants(const State& state) {
         check_window_invariants(window, owners);
     }
     check_sequences(state);
+    check_kept(state);
     check_transfers(state);
 }
 

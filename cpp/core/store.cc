@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/chunk.h"
 #include "core/grow.h"
 #include "core/hold.h"
 #include "core/pin.h"
@@ -154,9 +155,9 @@ void last_partial(State& state, Window& window, Sequence& sequence, std::uint32_
 
 void check_whole_tokens(const Sequence& sequence, std::span<const TokenId> tokens) {
     const std::string who = "request " + std::to_string(sequence.id()) + ", tokens";
-    if (tokens.size() > sequence.length) {
+    if (tokens.size() > sequence.values_begin()) {
         throw std::invalid_argument(who + ": " + std::to_string(tokens.size()) + " tokens for a sequence of " +
-                                    std::to_string(sequence.length) + "; grow it first");
+                                    std::to_string(sequence.values_begin()) + "; grow it first");
     }
     if (tokens.size() < sequence.known()) {
         throw std::invalid_argument(who + ": " + std::to_string(tokens.size()) + " tokens, but " +
@@ -181,9 +182,10 @@ void check_whole_tokens(const Sequence& sequence, std::span<const TokenId> token
 }
 
 // Last block first, so that the end of a prefix is evicted before its beginning.
-void let_go_all(State& state, const Sequence& sequence) {
+void let_go_all(State& state, Sequence& sequence) {
     for (Window& window : state.windows) {
-        const HeldBlocks& held = sequence.windows[window.index];
+        HeldBlocks& held = sequence.windows[window.index];
+        chunk::end(window, held);
         for (const auto& tail : held.tails) {
             for (const BlockIndex block : tail) {
                 if (block != kNone) {
@@ -212,11 +214,17 @@ void context(State& state, RequestId id, std::uint32_t tokens_computed) {
             "request " + std::to_string(id) + ", tokens_computed: " + std::to_string(tokens_computed) +
             " is more than the prompt's " + std::to_string(sequence.prompt_length()) + " tokens");
     }
+    grow::check_computed(sequence, tokens_computed);
     sequence.computed = std::max(sequence.computed, tokens_computed);
     for (Window& window : state.windows) {
-        full_blocks(state, window, sequence, std::min(sequence.computed, sequence.prompt_length()));
+        if (!sequence.windows[window.index].rolls) {
+            full_blocks(state, window, sequence, std::min(sequence.computed, sequence.prompt_length()));
+        }
     }
     grow::leave_windows(state, sequence);
+    for (Window& window : state.windows) {
+        chunk::settle(window, sequence);
+    }
 }
 
 void full_blocks(State& state, Window& window, Sequence& sequence, std::uint32_t tokens) {

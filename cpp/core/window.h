@@ -64,15 +64,19 @@ struct Window {
     EvictionQueue host_redundant_queue;  // blocks that also have a primary slot
     EvictionQueue host_only_queue;
     std::array<std::uint64_t, kTiers> in_flight{0, 0};
-    bool has_failed = false;  // a transfer, ever
+    std::uint32_t chunked = 0;  // sequences whose prompts are not reserved to their ends
+    std::uint64_t kept = 0;     // primary slots, free or cached, that are kept for the rest of those
+    bool has_failed = false;    // a transfer, ever
     RetentionClocks clocks;
     BlockDigests block_digests;
 
     bool has_host() const { return config.blocks_host != 0; }
     // Positions that a token looks back; kNone for full attention.
     std::uint32_t reach() const { return config.window_size.value_or(kNone); }
-    // Primary slots that hold::allocate() could hand out.
-    std::uint64_t allocatable() const { return std::uint64_t{blocks.slots_free(kPrimary)} + primary_queue.size(); }
+    // Primary slots that hold::allocate() could hand out to anybody.
+    std::uint64_t allocatable() const {
+        return std::uint64_t{blocks.slots_free(kPrimary)} + primary_queue.size() - kept;
+    }
     bool evictable(BlockIndex block) const { return primary_queue.contains(block); }
     // Whether some primary slot may be without the bytes that it is said to hold.
     bool bytes_outstanding() const { return in_flight[kPrimary] != 0 || has_failed; }

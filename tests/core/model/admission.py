@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .chunks import blocks_at_most, blocks_over, there
 from .matching import Match, match
 from .state import Block, State, Window
 from .values import OutOfBlocks, Request
@@ -19,6 +20,7 @@ class Plan:
     matches: list[Match]  # per window
     reuse: int
     block_size: int
+    chunk: int | None  # tokens that are reserved at a time
     ways: list[Way] = field(default_factory=list)  # per window, if there is a partial reuse
     # While the batch is applied, per window: who took the source over, whose slot is read, and what may not be evicted.
     taken: dict[int, Block] = field(default_factory=dict)
@@ -38,8 +40,13 @@ class Plan:
         return len(self.request.tokens) - self.reuse
 
     @property
-    def blocks_prompt(self) -> int:
-        return -(-len(self.request.tokens) // self.block_size)
+    def length(self) -> int:
+        """Positions that admission reserves."""
+        return len(self.request.tokens) if self.chunk is None else self.reuse + min(self.tokens_new, self.chunk)
+
+    @property
+    def blocks_first(self) -> int:
+        return -(-self.length // self.block_size)
 
     def claimed(self, w: int) -> list[Block]:
         """Held or not."""
@@ -64,14 +71,14 @@ class Plan:
         return size is None or (index + 1) * self.block_size > self.full * self.block_size - size
 
 
-def plan_batch(state: State, requests: list[Request]) -> list[Plan]:
+def plan_batch(state: State, requests: list[Request], chunk: int | None = None) -> list[Plan]:
     plans = []
     for request in requests:
         matches = [match(state.config, window, request) for window in state.windows]
         reuse = min(m.tokens for m in matches)
         if not state.config.partial_reuse:
             reuse -= reuse % state.config.tokens_per_block
-        plans.append(Plan(request, matches, reuse, state.config.tokens_per_block))
+        plans.append(Plan(request, matches, reuse, state.config.tokens_per_block, chunk))
     for position, plan in enumerate(plans):
         if plan.rest:
             ways = [way_of(state, plans, position, w) for w in range(len(state.windows))]
@@ -100,7 +107,7 @@ def within_budget(plans: list[Plan], tokens_new_max: int | None) -> list[Plan]:
     admitted: list[Plan] = []
     spent = 0
     for plan in plans:
-        spent += plan.tokens_new
+        spent += plan.length - plan.reuse
         if tokens_new_max is not None and spent > tokens_new_max:
             break
         admitted.append(plan)
@@ -112,12 +119,13 @@ def fit(state: State, plans: list[Plan]) -> None:
     spare: list[int] = []
     kept: list[list[Block]] = []
     for w, window in enumerate(state.windows):
-        needed = sum(slots_new(plan, w) for plan in plans)
+        needed = sum(slots_new(state, plan, w) for plan in plans)
         lifted = [b for plan in plans for b in plan.held(window, w)]
         needed += len({b.serial for b in lifted if b.slots["primary"] is None})
         taken_over = [plan.source(w) for plan in plans if plan.rest and plan.ways[w] == "takeover"]
         kept.append(lifted + taken_over)
-        free = window.free("primary") + sum(b not in kept[w] for b in window.cached())
+        free = there(state, w) - sum(b in kept[w] for b in window.cached())
+        needed, free = needed - min(0, free), max(0, free)  # what is claimed may be all that is not kept
         if needed > free:
             raise OutOfBlocks(needed, free, window.shape.size)
         spare.append(free - needed)
@@ -142,7 +150,9 @@ def keep_copies(state: State, plan: Plan, spare: list[int], kept: list[list[Bloc
         kept[w].append(plan.source(w))
 
 
-def slots_new(plan: Plan, w: int) -> int:
-    total = sum(plan.width(index) for index in range(plan.full, plan.blocks_prompt))
+def slots_new(state: State, plan: Plan, w: int) -> int:
+    total = blocks_over(plan.request, len(plan.request.tokens), plan.block_size) - plan.full
+    most = blocks_at_most(state, w, plan.request, plan.chunk)
+    total = total if most is None else min(total, most)
     taken_over = bool(plan.rest) and plan.ways[w] == "takeover"
     return total - (1 if taken_over else 0)

@@ -1,5 +1,6 @@
 """The model's own conscience: what must hold between any two calls."""
 
+from .chunks import there, to_come
 from .state import Block, State, Window
 from .values import TIERS, Tier
 
@@ -21,6 +22,7 @@ def tier_counts(window: Window, tier: Tier) -> dict[str, int]:
 def check(state: State) -> None:
     locks = count_locks(state)
     owners = count_owners(state)
+    check_kept(state)
     for window in state.windows:
         for tier in TIERS:
             counts = tier_counts(window, tier)
@@ -36,6 +38,14 @@ def check(state: State) -> None:
             for tier in TIERS:
                 assert block.locks[tier] == locks.get((block.serial, tier), 0)
             check_block(state, block)
+
+
+def check_kept(state: State) -> None:
+    for w in range(len(state.windows)):
+        assert there(state, w) >= 0, "slots are kept that are not there"
+    for seq in state.sequences.values():
+        for room in seq.rooms:
+            assert room.kept <= to_come(state, seq) and (room.rolls == (room.kept < to_come(state, seq)))
 
 
 def check_block(state: State, block: Block) -> None:

@@ -55,6 +55,11 @@ class Block:
         return owned or self.in_flight[tier] or self.pins[tier] > 0 or self.locks[tier] > 0
 
     @property
+    def at_rest(self) -> bool:
+        """Whether one owner alone keeps the slot in primary."""
+        return self.refs == 1 and not (self.pins["primary"] or self.locks["primary"] or self.in_flight["primary"])
+
+    @property
     def host_group(self) -> str | None:
         """Among which host copies eviction would find this one; None where it may not be touched."""
         untouchable = self.in_flight["host"] or self.pins["host"] > 0 or self.locks["host"] > 0
@@ -85,6 +90,15 @@ class Column:
         return self.doubtful if self.left else missing
 
 
+@dataclass
+class Room:
+    """What a sequence whose prompt is not reserved to its end has beside its blocks, in one window."""
+
+    kept: int = 0
+    most: int | None = None  # blocks of its own and slots kept; None if that is the whole prompt
+    rolls: bool = False  # less is kept than the prompt needs: slots of blocks that leave come back
+
+
 @dataclass(eq=False)
 class Sequence:
     request: Request
@@ -93,6 +107,8 @@ class Sequence:
     tokens_reused: int
     tokens_computed: int
     columns: list[list[Column]]  # [window][position]
+    rooms: list[Room]  # [window]
+    claimed: int  # leading blocks that are others' too
     stats: RequestStats
 
     def first_unsure(self) -> int:

@@ -52,6 +52,8 @@ def remove(state: State, seq: Sequence, store: bool) -> None:
         partial = state.config.partial_reuse and seq.request.beam_width == 1
         for w in range(len(state.windows)):
             enter_tree(state, seq, w, length, partial)
+    for room in seq.rooms:
+        room.kept = 0
     for row in seq.columns:
         for column in reversed(row):
             if not column.left:
