@@ -59,8 +59,7 @@ std::vector<std::uint64_t> AdmissionPlanner::slots_taken(const State& state, std
     begin_marking(state);
     std::vector<std::uint64_t> out;
     for (const Window& window : state.windows) {
-        const Room room = room_without_copies(window, count);
-        out.push_back(room.needed + (window.allocatable() - room.free));
+        out.push_back(room_without_copies(window, count).taken);
         for (const RequestPlan& plan : std::span(plan_.requests).first(count)) {
             if (const WindowMatch& match = match_of(plan, window.index); locks_evictable(window, match)) {
                 mark(window.index, match.source) = serial_;
@@ -83,7 +82,7 @@ bool AdmissionPlanner::may_be_short(const State& state, std::size_t count) const
 // What all claims and takeovers take, and what copies take beyond their sources. What is served is marked.
 AdmissionPlanner::Room AdmissionPlanner::room_without_copies(const Window& window, std::size_t count) {
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
-    Room room{.needed = 0, .free = window.allocatable() + window.kept};
+    Room room{.needed = 0, .free = window.there()};
     const auto take = [&](BlockIndex block) {
         if (marked(window.index, block)) {
             return false;
@@ -105,6 +104,7 @@ AdmissionPlanner::Room AdmissionPlanner::room_without_copies(const Window& windo
             take(matched.source);
         }
     }
+    room.taken = room.needed + (window.there() - room.free);
     room.needed += window.kept - std::min(window.kept, room.free);  // what is claimed may be all that is not kept
     room.free -= std::min(window.kept, room.free);
     return room;

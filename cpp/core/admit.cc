@@ -56,7 +56,7 @@ class Batch {
 
   private:
     void claim_all(const RequestPlan& plan, Sequence& sequence);
-    void claim_window(const RequestPlan& plan, HeldBlocks& held, Window& window);
+    void claim_window(const RequestPlan& plan, Sequence& sequence, Window& window);
     Admission place_all(const RequestPlan& plan, Sequence& sequence);
     void place_window(const RequestPlan& plan, Sequence& sequence, Window& window);
     void copy_partial(const RequestPlan& plan, HeldBlocks& held, Window& window);
@@ -80,12 +80,13 @@ void Batch::claim_all(const RequestPlan& plan, Sequence& sequence) {
     sequence.computed = plan.reuse;
     sequence.claimed = plan.full;
     for (Window& window : state_.windows) {
-        claim_window(plan, sequence.windows[window.index], window);
+        claim_window(plan, sequence, window);
     }
 }
 
-void Batch::claim_window(const RequestPlan& plan, HeldBlocks& held, Window& window) {
+void Batch::claim_window(const RequestPlan& plan, Sequence& sequence, Window& window) {
     const Request& request = *plan.request;
+    HeldBlocks& held = sequence.windows[window.index];
     const std::uint32_t tokens_per_block = state_.tokens_per_block();
     const WindowMatch& match = plan_.match(plan, window.index);
     held.left = match.hold_begin;
@@ -100,6 +101,12 @@ void Batch::claim_window(const RequestPlan& plan, HeldBlocks& held, Window& wind
             }
         }
         held.append(0, block);
+    }
+    if (state_.config.block_reuse && window.tree.by_prefix()) {
+        StoreCursor& cursor = sequence.cursors[window.index];
+        cursor.position = plan.full;
+        cursor.prefix =
+            plan.full == 0 ? window.tree.beginning(request.identity) : window.tree.behind(held.shared.back());
     }
     if (match.way == PartialWay::take_over) {
         const auto [priority, duration_ms] = request.block_retention(plan.full * tokens_per_block);
@@ -210,7 +217,11 @@ PrefixReuse analyze(const State& state, AdmissionPlanner& planner, const Request
         const auto count = [&](BlockIndex block) {
             ++(window.blocks[block].has(kPrimary) ? reuse.blocks_primary : reuse.blocks_host);
         };
-        std::ranges::for_each(plan.claims(alone, window.index), count);
+        for (const BlockIndex block : plan.claims(alone, window.index)) {
+            if (block != kNone) {
+                count(block);
+            }
+        }
         if (const WindowMatch& match = plan.match(alone, window.index); match.way != PartialWay::none) {
             count(match.source);
         }

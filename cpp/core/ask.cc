@@ -78,11 +78,12 @@ std::vector<std::uint64_t> free_blocks_without(const State& state, std::span<con
     check_each_once(ids, "free_blocks_without");
     std::vector<std::uint64_t> out;
     for (const Window& window : state.windows) {
-        std::uint64_t blocks_free = window.allocatable();
+        std::uint64_t blocks_free = window.there();
+        std::uint64_t kept = window.kept;
         std::unordered_map<BlockIndex, std::uint32_t> owners_gone;
         for (const RequestId id : ids) {
             const HeldBlocks& held = state.sequences.at(id).windows[window.index];
-            blocks_free += held.kept;
+            kept -= held.kept;
             held.for_each([&](BlockIndex block) {
                 const Block& record = window.blocks[block];
                 const bool held_otherwise =
@@ -92,7 +93,7 @@ std::vector<std::uint64_t> free_blocks_without(const State& state, std::span<con
                 }
             });
         }
-        out.push_back(blocks_free);
+        out.push_back(blocks_free - std::min(blocks_free, kept));
     }
     return out;
 }

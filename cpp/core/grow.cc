@@ -64,9 +64,11 @@ void check_tokens(std::span<const TokenId> tokens, std::span<const Step> steps) 
 // Of the blocks that the step takes, those that are kept for it: what leaves in the same call comes back first.
 std::uint64_t blocks_kept(const Window& window, const Step& step, std::uint64_t needed) {
     const Sequence& sequence = *step.sequence;
-    const HeldBlocks& held = sequence.windows[window.index];
     const std::uint32_t computed = std::max(sequence.computed, step.computed);
-    return std::min(needed, held.kept + chunk::blocks_returned(window, sequence, blocks_behind(window, computed)));
+    const std::uint64_t returned = chunk::blocks_returned(window, sequence, blocks_behind(window, computed));
+    // Where pins took some of what is kept, who comes first is served.
+    const std::uint32_t kept = window.kept > window.there() ? 0 : sequence.windows[window.index].kept;
+    return std::min(needed, kept + returned);
 }
 
 void check_capacity(const State& state, std::span<const Step> steps) {
@@ -80,8 +82,9 @@ void check_capacity(const State& state, std::span<const Step> steps) {
             of_all -= blocks_kept(window, steps[i],
                                   blocks_taken(*steps[i].sequence, steps[i].count, state.tokens_per_block()));
         }
-        if (of_all > window.allocatable()) {
-            throw OutOfBlocks(of_all, window.allocatable(), window.config.window_size);
+        const std::uint64_t free = window.kept > window.there() ? window.there() : window.allocatable();
+        if (of_all > free) {
+            throw OutOfBlocks(of_all, free, window.config.window_size);
         }
     }
 }
@@ -136,7 +139,7 @@ void let_go_shared(State& state, Window& window, Sequence& sequence, std::uint32
     if (record.undelivered || record.in_flight(kPrimary)) {
         sequence.doubtful_from = std::min(sequence.doubtful_from, position);
     }
-    hold::let_go(state, window, block);
+    hold::let_go(state, window, block, true);
 }
 
 // Blocks before `left` will not be read again by this sequence: they stay findable if they can, and are let go.
@@ -153,7 +156,7 @@ void leave(State& state, Window& window, Sequence& sequence, std::uint32_t left)
             continue;
         }
         for (std::uint32_t beam = 0; beam < held.tails.size(); ++beam) {
-            hold::let_go(state, window, held.take_away(beam, position));
+            hold::let_go(state, window, held.take_away(beam, position), true);
         }
     }
     held.left = left;

@@ -29,8 +29,9 @@ void claim(Window& window, BlockIndex block) {
     }
 }
 
-void let_go(State& state, Window& window, BlockIndex block) {
+void let_go(State& state, Window& window, BlockIndex block, bool outside) {
     Block& record = window.blocks[block];
+    record.outside = outside;
     check(record.owners != 0, "a block without owners is let go");
     if (--record.owners == 0) {
         KVFIX_PAUSE("release.unowned");
@@ -45,7 +46,7 @@ BlockIndex allocate(State& state, Window& window, Priority priority, std::option
 BlockIndex take_over(State& state, Window& window, BlockIndex source, Priority priority,
                      std::optional<std::uint32_t> duration_ms) {
     const Block& record = window.blocks[source];
-    check(record.in_tree && !record.held_primary() && record.children == kNone,
+    check(record.in_tree && !record.held_primary() && !window.tree.has_children(source),
           "a block that somebody needs is taken over");
     const SlotIndex slot = evict::detach_primary(window, source);
     if (record.has(kHost)) {

@@ -11,7 +11,7 @@ namespace kvfix::hold {
 // One owner more: the block is out of eviction's reach.
 void claim(Window& window, BlockIndex block);
 // One owner less.
-void let_go(State& state, Window& window, BlockIndex block);
+void let_go(State& state, Window& window, BlockIndex block, bool outside = false);
 // A private block with a primary slot and one owner. Evicts; the caller has checked Window::allocatable().
 BlockIndex allocate(State& state, Window& window, Priority priority, std::optional<std::uint32_t> duration_ms);
 // The unowned, unheld, childless block gives its primary slot to a new private block.

@@ -158,8 +158,11 @@ void check_kept(const State& state) {
                   "slots are kept for a prompt that is reserved");
         }
         check(kept == window.kept && chunked == window.chunked, "the counts of slots kept are wrong");
-        check(kept <= std::uint64_t{window.blocks.slots_free(kPrimary)} + window.primary_queue.size(),
-              "slots are kept that are not there");
+        std::uint64_t pinned = 0;
+        for (const BlockIndex block : window.blocks.all()) {
+            pinned += window.blocks[block].pins[kPrimary] != 0 ? 1 : 0;
+        }
+        check(kept <= window.there() + pinned, "slots are kept that are not there");
     }
 }
 

@@ -11,6 +11,7 @@
 
 #include "core/errors.h"
 #include "core/request.h"
+#include "core/reuse_tree.h"
 #include "core/set_digest.h"
 #include "core/stats.h"
 #include "core/types.h"
@@ -77,6 +78,7 @@ struct StoreCursor {
     std::uint32_t position = 0;
     BlockIndex parent = kNone;     // the node at position - 1
     std::uint32_t generation = 0;  // of that node; if it has changed, storing starts over
+    ReuseTree::Prefix prefix;      // in a window instead: what comes before `position`, wherever it is by now
 };
 
 // Blocks of one window over the request's first `length` positions. Beams share the prompt's full ones.

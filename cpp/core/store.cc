@@ -27,25 +27,6 @@ bool has_arrived(const Window& window, const HeldBlocks& held, std::uint32_t pos
     return true;
 }
 
-// The first position whose bytes have not arrived, or may not have, in some window; nothing computed from there on is stored.
-std::uint32_t first_unsure(const State& state, Sequence& sequence) {
-    std::uint32_t first = sequence.doubtful_from;
-    for (const Window& window : state.windows) {
-        HeldBlocks& held = sequence.windows[window.index];
-        if (!window.bytes_outstanding()) {
-            continue;
-        }
-        held.sure = std::max(held.sure, held.left);
-        while (held.sure < std::min<std::size_t>(held.size(), first) && has_arrived(window, held, held.sure)) {
-            ++held.sure;
-        }
-        if (held.sure < held.size()) {
-            first = std::min(first, held.sure);
-        }
-    }
-    return first;
-}
-
 // Writes content and keys of the private blocks from the cursor on, and calls up the index entries that they lead to. Stops at
 // `end` or at the first block that is not held, and returns where.
 std::uint32_t write_content(Window& window, const Sequence& sequence, std::uint32_t end) {
@@ -74,12 +55,21 @@ std::uint32_t write_content(Window& window, const Sequence& sequence, std::uint3
 
 // Where the block at the cursor belongs; kNone while its root is not open.
 ParentRef parent_at(const Window& window, const StoreCursor& cursor, const Request& request) {
+    if (window.tree.by_prefix()) {
+        return window.tree.find_prefix(cursor.prefix);
+    }
     return cursor.position == 0 ? window.tree.find_root(request.identity) : cursor.parent;
 }
 
-void enter_below(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
-    const ParentRef below = parent == kNone ? window.tree.open_root(request.identity) : parent;
-    enter(state, window, block, below, request);
+// Opens the root where `parent` is none.
+void enter_below(State& state, Window& window, Sequence& sequence, BlockIndex block, ParentRef parent) {
+    const Request& request = *sequence.request;
+    const StoreCursor& cursor = sequence.cursors[window.index];
+    if (parent == kNone) {
+        parent =
+            cursor.position == 0 ? window.tree.open_root(request.identity) : window.tree.open_prefix(cursor.prefix);
+    }
+    enter(state, window, block, parent, request);
 }
 
 // The node with the content of the block at the cursor, which the sequence does not hold any more, or kNone.
@@ -104,7 +94,7 @@ bool store_next(State& state, Window& window, Sequence& sequence) {
     const Request& request = *sequence.request;
     const BlockIndex own = sequence.windows[window.index].shared[cursor.position];
     const auto advance = [&](BlockIndex node) {
-        cursor = {cursor.position + 1, node, window.blocks[node].generation};
+        cursor = {cursor.position + 1, node, window.blocks[node].generation, {}};
         return true;
     };
     if (own == kNone) {
@@ -121,7 +111,7 @@ bool store_next(State& state, Window& window, Sequence& sequence) {
     if (equal != kNone) {
         return advance(equal);
     }
-    enter_below(state, window, own, parent, request);
+    enter_below(state, window, sequence, own, parent);
     return advance(own);
 }
 
@@ -150,7 +140,10 @@ void last_partial(State& state, Window& window, Sequence& sequence, std::uint32_
     }
     window.blocks[own].num_tokens = static_cast<std::uint16_t>(rest);
     window.blocks.set_extras(own, std::move(extras));
-    enter_below(state, window, own, parent, request);
+    if (window.tree.by_prefix()) {
+        window.tree.set_above(own, cursor.prefix);
+    }
+    enter_below(state, window, sequence, own, parent);
 }
 
 void check_whole_tokens(const Sequence& sequence, std::span<const TokenId> tokens) {
@@ -201,6 +194,24 @@ void let_go_all(State& state, Sequence& sequence) {
 
 }  // namespace
 
+std::uint32_t first_unsure(const State& state, Sequence& sequence) {
+    std::uint32_t first = sequence.doubtful_from;
+    for (const Window& window : state.windows) {
+        HeldBlocks& held = sequence.windows[window.index];
+        if (!window.bytes_outstanding()) {
+            continue;
+        }
+        held.sure = std::max(held.sure, held.left);
+        while (held.sure < std::min<std::size_t>(held.size(), first) && has_arrived(window, held, held.sure)) {
+            ++held.sure;
+        }
+        if (held.sure < held.size()) {
+            first = std::min(first, held.sure);
+        }
+    }
+    return first;
+}
+
 void enter(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
     window.tree.add(block, parent);
     ++state.current.blocks_stored;
@@ -229,6 +240,10 @@ void context(State& state, RequestId id, std::uint32_t tokens_computed) {
 
 void full_blocks(State& state, Window& window, Sequence& sequence, std::uint32_t tokens) {
     if (!state.config.block_reuse) {
+        return;
+    }
+    if (window.tree.by_prefix()) {
+        blocks_by_prefix(state, window, sequence, tokens);
         return;
     }
     StoreCursor& cursor = sequence.cursors[window.index];

@@ -2,6 +2,7 @@
 // transfer, retain, pin) change it, and the manager's lock is held around every one of them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <compare>
 #include <cstddef>
@@ -49,7 +50,7 @@ struct Window {
           index(window_index),
           block_id_base(id_base),
           blocks(config.blocks_primary, config.blocks_host, manager.tokens_per_block),
-          tree(blocks, manager.hash_bits, manager.seed),
+          tree(blocks, manager.hash_bits, manager.seed, config.window_size.has_value()),
           primary_queue(blocks.size()),
           host_redundant_queue(has_host() ? blocks.size() : 0),
           host_only_queue(has_host() ? blocks.size() : 0) {}
@@ -73,10 +74,12 @@ struct Window {
     bool has_host() const { return config.blocks_host != 0; }
     // Positions that a token looks back; kNone for full attention.
     std::uint32_t reach() const { return config.window_size.value_or(kNone); }
-    // Primary slots that hold::allocate() could hand out to anybody.
-    std::uint64_t allocatable() const {
-        return std::uint64_t{blocks.slots_free(kPrimary)} + primary_queue.size() - kept;
-    }
+    // Primary slots that hold::allocate() could hand out, and those of them that anybody may have. Pins ask nobody: where they hold
+    // cached blocks, more may be kept than there is.
+    std::uint64_t there() const { return std::uint64_t{blocks.slots_free(kPrimary)} + primary_queue.size(); }
+    std::uint64_t allocatable() const { return there() - std::min(there(), kept); }
+    // Whether the block stays as long as those that follow it: what a sequence has gone on without it does not.
+    bool waits(BlockIndex block) const { return !blocks[block].outside; }
     bool evictable(BlockIndex block) const { return primary_queue.contains(block); }
     // Whether some primary slot may be without the bytes that it is said to hold.
     bool bytes_outstanding() const { return in_flight[kPrimary] != 0 || has_failed; }

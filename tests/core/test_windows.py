@@ -75,12 +75,10 @@ def test_reused_blocks_before_the_window_are_not_held() -> None:
 
 
 def test_reuse_is_what_every_window_can_serve() -> None:
-    m = manager(primary={4: 4, 16: 12}, window_sizes=[4, 16])  # type: ignore[arg-type]
+    m = manager(primary={4: 12, 16: 5}, window_sizes=[4, 16])  # type: ignore[arg-type]
     leave_behind(m, 1, prompt(1, 4 * BLOCK))
     assert reusable(m, prompt(1, 4 * BLOCK)) == 4 * BLOCK
-    m.add_sequence(
-        SequenceRequest(2, prompt(2, BLOCK))
-    )  # evicts the last block of the small window's four, and none of the other
+    m.add_sequence(SequenceRequest(2, prompt(2, 2 * BLOCK)))  # evicts the last of the large window's four, and no other
     run_transfers(m)
     promised = reusable(m, prompt(1, 4 * BLOCK))
     assert promised == 3 * BLOCK

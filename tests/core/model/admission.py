@@ -6,7 +6,7 @@ from typing import Literal
 
 from .chunks import blocks_at_most, blocks_over, there
 from .matching import Match, match
-from .state import Block, State, Window
+from .state import Block, State
 from .values import OutOfBlocks, Request
 
 Way = Literal["takeover", "copy", "onboard"]
@@ -48,34 +48,32 @@ class Plan:
     def blocks_first(self) -> int:
         return -(-self.length // self.block_size)
 
-    def claimed(self, w: int) -> list[Block]:
-        """Held or not."""
-        return self.matches[w].walked[: self.full]
+    def claimed(self, w: int) -> list[Block | None]:
+        """Held or not, there or not."""
+        return self.matches[w].found[: self.full]
 
     def source(self, w: int) -> Block:
-        return self.matches[w].block(self.full)
+        return self.matches[w].source(self.full)
 
-    def held(self, window: Window, w: int) -> list[Block]:
-        return [block for index, block in enumerate(self.claimed(w)) if self.holds(window, index)]
+    def held(self, w: int) -> list[Block]:
+        first = self.matches[w].outside(self.full)
+        return [block for block in self.claimed(w)[first:] if block is not None]
 
     def found(self, w: int) -> list[Block]:
-        return self.claimed(w) + ([self.source(w)] if self.rest else [])
+        there = [block for block in self.claimed(w) if block is not None]
+        return there + ([self.source(w)] if self.rest else [])
 
     def width(self, index: int) -> int:
         """Blocks that the sequence holds at this position: the prompt's incomplete last one exists once per beam."""
         shared = (index + 1) * self.block_size <= len(self.request.tokens)
         return 1 if shared else self.request.beam_width
 
-    def holds(self, window: Window, index: int) -> bool:
-        size = window.shape.size
-        return size is None or (index + 1) * self.block_size > self.full * self.block_size - size
-
 
 def plan_batch(state: State, requests: list[Request], chunk: int | None = None) -> list[Plan]:
     plans = []
     for request in requests:
         matches = [match(state.config, window, request) for window in state.windows]
-        reuse = min(m.tokens for m in matches)
+        reuse = max(n for n in range(len(request.tokens)) if all(m.allows(n) for m in matches))
         if not state.config.partial_reuse:
             reuse -= reuse % state.config.tokens_per_block
         plans.append(Plan(request, matches, reuse, state.config.tokens_per_block, chunk))
@@ -93,10 +91,16 @@ def way_of(state: State, plans: list[Plan], position: int, w: int) -> Way | None
     plan = plans[position]
     source = plan.source(w)
     if source.settled("primary"):
-        claimed = any(source in other.claimed(w) for other in plans)
+        claimed = any(source in other.held(w) for other in plans)
         used_before = any(other.rest and source is other.source(w) for other in plans[:position])
         at_rest = source.refs == 0 and source.pins["primary"] == 0 and source.locks["primary"] == 0
-        if at_rest and not source.children and not claimed and not used_before and plan.width(plan.full) == 1:
+        if (
+            at_rest
+            and not state.windows[w].children(source)
+            and not claimed
+            and not used_before
+            and plan.width(plan.full) == 1
+        ):
             return "takeover"
     if not state.config.copy_on_partial_reuse:
         return None
@@ -120,7 +124,7 @@ def fit(state: State, plans: list[Plan]) -> None:
     kept: list[list[Block]] = []
     for w, window in enumerate(state.windows):
         needed = sum(slots_new(state, plan, w) for plan in plans)
-        lifted = [b for plan in plans for b in plan.held(window, w)]
+        lifted = [b for plan in plans for b in plan.held(w)]
         needed += len({b.serial for b in lifted if b.slots["primary"] is None})
         taken_over = [plan.source(w) for plan in plans if plan.rest and plan.ways[w] == "takeover"]
         kept.append(lifted + taken_over)

@@ -18,8 +18,9 @@ def apply_batch(state: State, plans: list[Plan]) -> list[Admission]:
 def claim(state: State, plan: Plan, w: int, takers: dict[int, Block]) -> None:
     """What the plan counts on is out of eviction's reach from here on. `takers`: by serial of the block taken over."""
     window = state.windows[w]
+    first = plan.matches[w].outside(plan.full)
     for index, block in enumerate(plan.claimed(w)):
-        if plan.holds(window, index):
+        if block is not None and index >= first:
             hold(state, plan, block, w)
             block.deadline_ms = None
             found = plan.request.retention.at(index * plan.block_size)
@@ -83,11 +84,11 @@ def apply_plan(state: State, plan: Plan) -> Admission:
 
 def place_claimed(state: State, plan: Plan, w: int, sequence: Sequence) -> None:
     window = state.windows[w]
+    first = plan.matches[w].outside(plan.full)
     for index, block in enumerate(plan.claimed(w)):
-        held = plan.holds(window, index)
-        sequence.columns[w].append(Column([block], left=not held))
+        sequence.columns[w].append(Column([] if block is None else [block], left=index < first))
         sequence.stats.blocks_reused += 1
-        if not held:
+        if block is None or index < first:
             continue
         block.refs += 1
         host_slot = block.slots["host"]

@@ -3,7 +3,7 @@
 from .admission import Plan, slots_new
 from .chunks import blocks_at_most, blocks_over
 from .growth import Growth
-from .state import Block, Sequence, State
+from .state import Block, Sequence, State, Window
 
 
 def blocks_to_admit(state: State, plan: Plan, tokens_new_max: int) -> list[int]:
@@ -22,9 +22,9 @@ def blocks_to_admit(state: State, plan: Plan, tokens_new_max: int) -> list[int]:
 def lifted(state: State, plan: Plan, w: int) -> int:
     """Blocks that were cached, and those that come up from host."""
     window = state.windows[w]
-    taken = plan.held(window, w) + ([plan.source(w)] if plan.rest and plan.ways[w] != "onboard" else [])
+    taken = plan.held(w) + ([plan.source(w)] if plan.rest and plan.ways[w] != "onboard" else [])
     cached = {block.serial for block in taken if block in window.cached()}
-    onboarded = {block.serial for block in plan.held(window, w) if block.slots["primary"] is None}
+    onboarded = {block.serial for block in plan.held(w) if block.slots["primary"] is None}
     return len(cached) + len(onboarded)
 
 
@@ -43,12 +43,12 @@ def free_blocks_without(state: State, sequences: list[Sequence]) -> list[int]:
         held = block.in_flight["primary"] or block.pins["primary"] or block.locks["primary"]
         return bool(held) or block.refs > gone.count(block)
 
-    return [
-        window.capacity("primary")
-        - sum(block.slots["primary"] is not None and stays(block) for block in window.blocks)
-        - sum(seq.rooms[w].kept for seq in state.sequences.values() if seq not in sequences)
-        for w, window in enumerate(state.windows)
-    ]
+    def there(w: int, window: Window) -> int:
+        held = sum(block.slots["primary"] is not None and stays(block) for block in window.blocks)
+        kept = sum(seq.rooms[w].kept for seq in state.sequences.values() if seq not in sequences)
+        return max(0, window.capacity("primary") - held - kept)
+
+    return [there(w, window) for w, window in enumerate(state.windows)]
 
 
 def front_blocks_removed(seq: Sequence, w: int) -> int:

@@ -21,7 +21,7 @@ def blocks_at_most(state: State, w: int, request: Request, chunk: int | None) ->
 
 
 def there(state: State, w: int) -> int:
-    """Slots that anybody may have."""
+    """Slots that anybody may have; below nothing where pins hold some of what is kept."""
     window = state.windows[w]
     return window.free("primary") + len(window.cached()) - sum(s.rooms[w].kept for s in state.sequences.values())
 
@@ -44,11 +44,11 @@ def settle(state: State, seq: Sequence, w: int) -> None:
     own = sum(len(column.blocks) for column in seq.columns[w][seq.claimed :] if not column.left)
     if room.rolls and room.most is not None:
         wanted = min(wanted, max(0, room.most - own))
-    room.kept = min(wanted, room.kept + there(state, w)) if wanted else 0
+    room.kept = min(wanted, room.kept + max(0, there(state, w))) if wanted else 0
     room.rolls = room.kept < to_come(state, seq)
 
 
-def returned(state: State, seq: Sequence, w: int, past: int) -> int:
+def returned(seq: Sequence, w: int, past: int) -> int:
     """Slots of blocks about to leave that come back to the sequence."""
     leaving = [column for column in seq.columns[w][seq.claimed : past] if not column.left]
     return sum(block.at_rest for column in leaving for block in column.blocks) if seq.rooms[w].rolls else 0

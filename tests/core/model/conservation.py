@@ -41,8 +41,9 @@ def check(state: State) -> None:
 
 
 def check_kept(state: State) -> None:
-    for w in range(len(state.windows)):
-        assert there(state, w) >= 0, "slots are kept that are not there"
+    for w, window in enumerate(state.windows):
+        pinned = sum(block.pins["primary"] > 0 for block in window.blocks)
+        assert there(state, w) + pinned >= 0, "slots are kept that are not there"
     for seq in state.sequences.values():
         for room in seq.rooms:
             assert room.kept <= to_come(state, seq) and (room.rolls == (room.kept < to_come(state, seq)))
@@ -61,7 +62,7 @@ def check_block(state: State, block: Block) -> None:
         size = state.config.tokens_per_block
         assert 1 <= len(block.tokens) <= size
         assert len(block.tokens) == size or not block.children, "an incomplete block has children"
-        contents = [(c.tokens, c.extras) for c in block.children]
+        contents = [(c.tokens, c.extras) for c in block.parent.children]
         assert len(set(contents)) == len(contents), "twins"
         assert not block.undelivered, "half a block is served"
 

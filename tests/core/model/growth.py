@@ -26,12 +26,15 @@ class Growth:
 def add_tokens(state: State, grown: list[Growth]) -> None:
     """All is checked by the caller, except for capacity: that is judged before anything leaves."""
     for w, window in enumerate(state.windows):
-        needed = 0
+        needed, free, short = 0, there(state, w), there(state, w) < 0
+        if short:  # pins hold some of what is kept: who comes first is served
+            free = window.free("primary") + len(window.cached())
         for each in grown:
             past = behind(state, w, max(each.seq.tokens_computed, each.computed))
-            needed += max(0, each.blocks(state) - each.seq.rooms[w].kept - returned(state, each.seq, w, past))
-        if needed > there(state, w):
-            raise OutOfBlocks(needed, there(state, w), window.shape.size)
+            kept = 0 if short else each.seq.rooms[w].kept
+            needed += max(0, each.blocks(state) - kept - returned(each.seq, w, past))
+        if needed > free:
+            raise OutOfBlocks(needed, free, window.shape.size)
     for each in grown:
         each.seq.tokens_computed = max(each.seq.tokens_computed, each.computed)
         for w in range(len(state.windows)):
@@ -51,7 +54,7 @@ def behind(state: State, w: int, computed: int) -> int:
 def leave(state: State, seq: Sequence, w: int) -> None:
     """Blocks that ended at or before `computed - window` leave; what is known of them enters the tree."""
     past = behind(state, w, seq.tokens_computed)
-    seq.rooms[w].kept += returned(state, seq, w, past)
+    seq.rooms[w].kept += returned(seq, w, past)
     leaving = [column for column in seq.columns[w][:past] if not column.left]
     if leaving:
         good = min(seq.tokens_computed, len(seq.known))
@@ -59,11 +62,12 @@ def leave(state: State, seq: Sequence, w: int) -> None:
     for column in leaving:
         column.left, column.doubtful = True, column.unsure
         for block in column.blocks:
-            let_go(state, block)
+            let_go(state, block, outside=True)
 
 
-def let_go(state: State, block: Block) -> None:
+def let_go(state: State, block: Block, outside: bool = False) -> None:
     block.refs -= 1
+    block.outside = outside
     state.refresh(block)
 
 

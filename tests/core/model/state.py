@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .values import TIERS, Config, Extras, Request, RequestStats, RootKey, Tier, Tokens, WindowShape
+from .values import TIERS, Config, Extras, Prefix, Request, RequestStats, RootKey, Tier, Tokens, WindowShape
 
 
 @dataclass(eq=False)
 class Root:
+    """Where a prompt begins. In a window also: what comes before a block, for each block, there or not."""
+
     key: RootKey
+    before: Prefix = ()
     children: list["Block"] = field(default_factory=list)
 
 
@@ -35,6 +38,7 @@ class Block:
     entered_group: str | None = None
     entered_at: int = 0
     undelivered: bool = False
+    outside: bool = False  # whoever held it last went on without it
 
     @property
     def in_tree(self) -> bool:
@@ -126,12 +130,22 @@ class Window:
     blocks: list[Block] = field(default_factory=list)
     roots: list[Root] = field(default_factory=list)
 
-    def root(self, key: RootKey) -> Root:
+    def root(self, key: RootKey, before: Prefix = ()) -> Root:
         for root in self.roots:
-            if root.key == key:
+            if root.key == key and root.before == before:
                 return root
-        self.roots.append(Root(key))
+        self.roots.append(Root(key, before))
         return self.roots[-1]
+
+    def below(self, block: Block) -> "Root | Block":
+        """The parent of what follows the block: in a window the prefix, which stays when the block goes."""
+        if self.shape.size is None:
+            return block
+        assert isinstance(block.parent, Root)
+        return self.root(block.parent.key, (*block.parent.before, (block.tokens, block.extras)))
+
+    def children(self, block: Block) -> list[Block]:
+        return self.below(block).children if block.in_tree else []
 
     def tree(self) -> list[Block]:
         return [block for root in self.roots for top in root.children for block in top.family()]

@@ -2,20 +2,26 @@
 
 from .matching import twin
 from .state import Block, Root, Sequence, State
-from .values import Tokens
+from .values import Extras, Tokens
 
 
 def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) -> None:
     """The sequence's first `length` tokens, block by block; with `partial` the incomplete last block too."""
     if not state.config.block_reuse:
         return
-    size = state.config.tokens_per_block
-    node: Root | Block = state.windows[w].root(seq.request.root)
+    size, window = state.config.tokens_per_block, state.windows[w]
+    node: Root | Block = window.root(seq.request.root)
+    contents: list[tuple[Tokens, Extras]] = []
     for index, column in enumerate(seq.columns[w][: seq.first_unsure()]):
+        if window.shape.size is not None:
+            node = window.root(seq.request.root, tuple(contents))
         tokens = tuple(seq.known[index * size : min((index + 1) * size, length)])
-        block = column.blocks[0]
         if not tokens or len(column.blocks) > 1:
             return
+        contents.append((tokens, seq.request.extras(index * size, index * size + len(tokens))))
+        if window.shape.size is not None and len(tokens) == size and column.left:
+            continue  # nothing hangs on it
+        block = column.blocks[0]
         if block.in_tree:
             node = block
             continue
@@ -59,5 +65,6 @@ def remove(state: State, seq: Sequence, store: bool) -> None:
             if not column.left:
                 for block in column.blocks:
                     block.refs -= 1
+                    block.outside = False
                     state.refresh(block)
     del state.sequences[seq.request.request_id]
