@@ -61,14 +61,26 @@ void check_tokens(std::span<const TokenId> tokens, std::span<const Step> steps) 
     }
 }
 
-// Of the blocks that the step takes, those that are kept for it: what leaves in the same call comes back first.
-std::uint64_t blocks_kept(const Window& window, const Step& step, std::uint64_t needed) {
-    const Sequence& sequence = *step.sequence;
-    const std::uint32_t computed = std::max(sequence.computed, step.computed);
-    const std::uint64_t returned = chunk::blocks_returned(window, sequence, blocks_behind(window, computed));
-    // Where pins took some of what is kept, who comes first is served.
-    const std::uint32_t kept = window.kept > window.there() ? 0 : sequence.windows[window.index].kept;
-    return std::min(needed, kept + returned);
+// What leaves in the same call comes back first, then what is kept is taken; the rest is what anybody may have. Where pins hold some of
+// what is kept, whoever comes first is served.
+void check_chunks(const State& state, const Window& window, std::span<const Step> steps) {
+    std::uint64_t kept = 0;
+    std::uint64_t others = 0;
+    for (const Step& step : steps) {
+        const Sequence& sequence = *step.sequence;
+        const std::uint32_t left = blocks_behind(window, std::max(sequence.computed, step.computed));
+        const std::uint64_t needed = blocks_taken(sequence, step.count, state.tokens_per_block());
+        const std::uint64_t beyond = needed - std::min(needed, chunk::blocks_returned(window, sequence, left));
+        const std::uint64_t own = std::min<std::uint64_t>(beyond, sequence.windows[window.index].kept);
+        kept += own;
+        others += beyond - own;
+    }
+    if (others > window.allocatable()) {
+        throw OutOfBlocks(others, window.allocatable(), window.config.window_size);
+    }
+    if (kept > window.there()) {
+        throw OutOfBlocks(kept, window.there(), window.config.window_size);
+    }
 }
 
 void check_capacity(const State& state, std::span<const Step> steps) {
@@ -77,14 +89,10 @@ void check_capacity(const State& state, std::span<const Step> steps) {
         needed += blocks_taken(*step.sequence, step.count, state.tokens_per_block());
     }
     for (const Window& window : state.windows) {
-        std::uint64_t of_all = needed;
-        for (std::size_t i = 0; window.chunked != 0 && i < steps.size(); ++i) {
-            of_all -= blocks_kept(window, steps[i],
-                                  blocks_taken(*steps[i].sequence, steps[i].count, state.tokens_per_block()));
-        }
-        const std::uint64_t free = window.kept > window.there() ? window.there() : window.allocatable();
-        if (of_all > free) {
-            throw OutOfBlocks(of_all, free, window.config.window_size);
+        if (window.chunked != 0) {
+            check_chunks(state, window, steps);
+        } else if (needed > window.allocatable()) {
+            throw OutOfBlocks(needed, window.allocatable(), window.config.window_size);
         }
     }
 }

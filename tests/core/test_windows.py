@@ -4,7 +4,7 @@ import pytest
 
 from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
 
-from .scenes import BLOCK, begin, leave_behind, manager, prompt, reusable, run_transfers
+from .scenes import BLOCK, begin, hashes, leave_behind, manager, prompt, push_to_host, reusable, run_transfers
 
 
 def owned(m: object, w: int) -> int:
@@ -115,3 +115,93 @@ def test_the_window_must_be_named_where_there_are_several() -> None:
         m.get_cache_block_ids(1)
     ids = {m.get_cache_block_ids(1, size)[0][0] for size in (4, 16)}
     assert len(ids) == 2, "ids are unique over all windows"
+
+
+def test_evicting_what_lies_outside_a_window_costs_no_reuse() -> None:
+    m = manager(primary=6, window_sizes=[2 * BLOCK])
+    tokens = prompt(1, 6 * BLOCK)
+    leave_behind(m, 1, tokens)
+    for blocks in range(1, 5):  # the oldest go first, one after the other, though something follows them
+        m.add_sequence(SequenceRequest(2, prompt(2, blocks * BLOCK)))
+        m.remove_sequence(2, store=False)
+        assert reusable(m, tokens) == 6 * BLOCK
+    assert [reusable(m, tokens[: blocks * BLOCK]) for blocks in range(1, 6)] == [0, 0, 0, 0, 0]
+    admission = m.add_sequence(SequenceRequest(3, [*tokens, 5]))
+    assert (admission.tokens_reused, admission.blocks_reused) == (6 * BLOCK, 6)
+    assert m.get_cache_block_ids(3, 2 * BLOCK)[0][:4] == [-1] * 4
+    m.check_invariants()
+
+
+def test_a_window_without_one_of_its_blocks_is_not_hit() -> None:
+    m = manager(primary=6, window_sizes=[2 * BLOCK])
+    tokens = prompt(1, 6 * BLOCK)
+    leave_behind(m, 1, tokens)
+    m.add_sequence(SequenceRequest(2, prompt(2, 5 * BLOCK)))
+    assert reusable(m, tokens) == 0
+
+
+def test_what_comes_back_is_found_with_what_followed_it() -> None:
+    m = manager(primary=6, window_sizes=[2 * BLOCK])
+    tokens = prompt(1, 6 * BLOCK)
+    leave_behind(m, 1, tokens)
+    m.add_sequence(SequenceRequest(2, prompt(2, BLOCK)))
+    m.remove_sequence(2, store=False)
+    assert reusable(m, tokens[:BLOCK]) == 0
+    leave_behind(m, 3, tokens[:BLOCK])
+    assert [reusable(m, tokens[: blocks * BLOCK]) for blocks in range(1, 7)] == [
+        blocks * BLOCK for blocks in range(1, 7)
+    ]
+
+
+def test_blocks_inside_their_window_wait_for_those_that_follow() -> None:
+    m = manager(primary=4, window_sizes=[4 * BLOCK])
+    tokens = prompt(1, 4 * BLOCK)
+    leave_behind(m, 1, tokens[:BLOCK])
+    begin(m, 2, tokens)
+    m.remove_sequence(2)
+    m.add_sequence(SequenceRequest(3, prompt(3, 2 * BLOCK)))
+    assert reusable(m, tokens) == 2 * BLOCK
+
+
+def test_several_windows_agree_on_what_all_of_them_allow() -> None:
+    m = manager(primary={4: 6, 8: 6, 24: 16}, window_sizes=[4, 8, 24])  # type: ignore[arg-type]
+    tokens = prompt(1, 6 * BLOCK)
+    leave_behind(m, 1, tokens)
+    m.add_sequence(SequenceRequest(2, prompt(2, 4 * BLOCK)))
+    # The first two windows have their last two blocks left; the second needs both, so 20 tokens are not to be had.
+    assert [reusable(m, tokens[: blocks * BLOCK]) for blocks in (4, 5, 6)] == [0, 0, 24]
+
+
+def test_blocks_are_found_in_host_without_those_before_them() -> None:
+    m = manager(primary=6, host=2, window_sizes=[2 * BLOCK])
+    tokens = prompt(1, 6 * BLOCK)
+    leave_behind(m, 1, tokens)
+    for blocks in range(1, 7):  # each goes to host in turn, and the older ones make room there
+        push_to_host(m, 10 + blocks, blocks)
+    assert reusable(m, tokens) == 6 * BLOCK
+    admission = m.add_sequence(SequenceRequest(3, [*tokens, 5]))
+    assert (admission.tokens_reused, admission.blocks_onboarded) == (6 * BLOCK, 2)
+
+
+def test_a_block_is_pinned_by_its_hash_without_those_before_it() -> None:
+    m = manager(primary=6, window_sizes=[2 * BLOCK])
+    tokens = prompt(1, 6 * BLOCK)
+    leave_behind(m, 1, tokens)
+    m.add_sequence(SequenceRequest(2, prompt(2, 4 * BLOCK)))
+    wanted = hashes(tokens)
+    request = SequenceRequest(9, tokens)
+    found = m.find_and_pin_blocks_by_hash(wanted, stop_on_miss=False, window_size=2 * BLOCK, request=request)
+    assert [each is not None for each in found] == [False] * 4 + [True] * 2
+
+
+def test_a_window_of_one_block_serves_checkpoints_of_a_recurrent_state() -> None:
+    m = manager(primary=4, window_sizes=[BLOCK], partial_reuse=False)
+    tokens = prompt(1, 40 * BLOCK + 2)
+    m.add_sequence(SequenceRequest(1, tokens), chunk_tokens=BLOCK)
+    for length in range(BLOCK, len(tokens), BLOCK):
+        m.add_token(1, min(BLOCK, len(tokens) - length), computed=length)
+        assert owned(m, 0) <= 2, "the state that is read, and the one that is written"
+    m.remove_sequence(1, computed=len(tokens))
+    assert reusable(m, tokens) == 40 * BLOCK
+    row = m.add_sequence(SequenceRequest(2, tokens), chunk_tokens=BLOCK)
+    assert row.tokens_reused == 40 * BLOCK

@@ -42,6 +42,7 @@ void Tally::add(const Tally& other) {
     deferred += other.deferred;
     refused += other.refused;
     promises += other.promises;
+    chunks += other.chunks;
     cells += other.cells;
     copies += other.copies;
     tickets_failed += other.tickets_failed;
@@ -56,7 +57,8 @@ World::World(std::uint64_t seed)
       hasher_(twins_.config().seed, twins_.config().hash_bits),
       mirror_(twins_.config()),
       source_(random_, twins_.config()),
-      patience_(random_.pick(std::vector<std::uint32_t>{1, 1, 4, 32})) {}
+      patience_(random_.pick(std::vector<std::uint32_t>{1, 1, 4, 32})),
+      pins_nothing_(random_.one_in(2)) {}
 
 void World::step() {
     struct Act {

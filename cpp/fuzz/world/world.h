@@ -23,6 +23,7 @@ struct Tally {
     std::uint64_t deferred = 0;
     std::uint64_t refused = 0;
     std::uint64_t promises = 0;  // of analyze_prefix_reuse, compared with what was reused
+    std::uint64_t chunks = 0;    // behind the first ones, whose room was promised
     std::uint64_t cells = 0;     // compared
     std::uint64_t copies = 0;
     std::uint64_t tickets_failed = 0;
@@ -58,6 +59,7 @@ class World {
     struct Ask {
         RequestPtr request;
         Prompt prompt;
+        std::uint32_t chunk = ~0U;  // tokens of a prompt that are reserved at a time
     };
 
     template <class What>
@@ -75,7 +77,7 @@ class World {
     // Nothing is on its way in or between the tiers: every block in the tree can be used.
     bool all_settled() const { return !queued_ && memory_.flights().empty(); }
     std::vector<std::uint64_t> allocatable();
-    std::uint32_t analyze(const RequestPtr& request);
+    std::uint32_t analyze(const RequestPtr& request, std::optional<std::uint32_t> chunk = std::nullopt);
 
     // world_requests.cc
     Ask request_for(Prompt prompt);
@@ -86,7 +88,7 @@ class World {
                       const std::vector<std::uint32_t>& promised, std::optional<std::uint64_t> budget);
     void expect_deferral(const std::vector<Ask>& batch, const std::vector<std::uint32_t>& promised,
                          std::uint64_t budget, std::size_t count, std::uint64_t computed) const;
-    void expect_admission(const Admission& admission, const Request& request, std::uint32_t promised, bool alone);
+    void expect_admission(const Admission& admission, const Ask& ask, std::uint32_t promised, bool alone);
     void begin(const Admission& admission, const Ask& ask);
     void make_room();
     void remove();
@@ -94,6 +96,9 @@ class World {
 
     // world_growth.cc
     void grow();
+    Live* any_unfinished();
+    std::uint64_t blocks_over(const Live& live, std::uint32_t length) const;
+    bool in_promise(const Live& live, std::uint32_t count, std::uint32_t told) const;
     bool growth_is_legal(const std::vector<Live*>& grown, const std::vector<std::uint32_t>& counts, bool with_tokens,
                          const std::optional<std::vector<std::uint32_t>>& computed) const;
     void rewind();
@@ -138,6 +143,7 @@ class World {
     Mirror mirror_;
     PromptSource source_;
     const std::uint32_t patience_;  // how seldom tickets end
+    const bool pins_nothing_;       // so that nothing disturbs what is kept for chunks
     std::map<RequestId, Live> live_;
     RequestId last_ = 0;  // the request that a call was last about
     std::vector<Pin> pins_;

@@ -17,6 +17,9 @@ void World::remember_pin(BlockId id, const Place& place) {
 }
 
 void World::pin_something() {
+    if (pins_nothing_) {
+        return;
+    }
     if (pins_.size() > kPinsMax) {
         return unpin();
     }
@@ -75,6 +78,9 @@ std::vector<BlockHash> World::hashes_of(const Request& request) const {
 }
 
 void World::pin_hashes() {
+    if (pins_nothing_) {
+        return;
+    }
     if (hashes_seen_.empty() || queued_) {
         return;
     }

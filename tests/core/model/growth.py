@@ -26,15 +26,18 @@ class Growth:
 def add_tokens(state: State, grown: list[Growth]) -> None:
     """All is checked by the caller, except for capacity: that is judged before anything leaves."""
     for w, window in enumerate(state.windows):
-        needed, free, short = 0, there(state, w), there(state, w) < 0
-        if short:  # pins hold some of what is kept: who comes first is served
-            free = window.free("primary") + len(window.cached())
+        kept = others = 0
         for each in grown:
             past = behind(state, w, max(each.seq.tokens_computed, each.computed))
-            kept = 0 if short else each.seq.rooms[w].kept
-            needed += max(0, each.blocks(state) - kept - returned(each.seq, w, past))
-        if needed > free:
-            raise OutOfBlocks(needed, free, window.shape.size)
+            beyond = max(0, each.blocks(state) - returned(each.seq, w, past))
+            own = min(beyond, each.seq.rooms[w].kept)
+            kept, others = kept + own, others + beyond - own
+        for needed, free in (
+            (others, max(0, there(state, w))),
+            (kept, window.free("primary") + len(window.cached())),  # pins may hold some of what is kept
+        ):
+            if needed > free:
+                raise OutOfBlocks(needed, free, window.shape.size)
     for each in grown:
         each.seq.tokens_computed = max(each.seq.tokens_computed, each.computed)
         for w in range(len(state.windows)):
