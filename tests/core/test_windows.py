@@ -2,7 +2,7 @@
 
 import pytest
 
-from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
+from trtllm_kvfix.native import OutOfBlocks, Retention, SequenceRequest
 
 from .scenes import BLOCK, begin, hashes, leave_behind, manager, prompt, push_to_host, reusable, run_transfers
 
@@ -156,9 +156,7 @@ def test_what_comes_back_is_found_with_what_followed_it() -> None:
 def test_blocks_inside_their_window_wait_for_those_that_follow() -> None:
     m = manager(primary=4, window_sizes=[4 * BLOCK])
     tokens = prompt(1, 4 * BLOCK)
-    leave_behind(m, 1, tokens[:BLOCK])
-    begin(m, 2, tokens)
-    m.remove_sequence(2)
+    leave_behind(m, 1, tokens, retention=Retention(ranges=[(BLOCK, None, 80, None)]))
     m.add_sequence(SequenceRequest(3, prompt(3, 2 * BLOCK)))
     assert reusable(m, tokens) == 2 * BLOCK
 

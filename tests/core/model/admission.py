@@ -122,7 +122,7 @@ def fit(state: State, plans: list[Plan]) -> None:
     """Gives up the partial reuse of whoever has no room for a source that is copied. Raises if that is not enough."""
     spare: list[int] = []
     kept: list[list[Block]] = []
-    for w, window in enumerate(state.windows):
+    for w, window in enumerate(state.windows if plans else []):
         needed = sum(slots_new(state, plan, w) for plan in plans)
         lifted = [b for plan in plans for b in plan.held(w)]
         needed += len({b.serial for b in lifted if b.slots["primary"] is None})

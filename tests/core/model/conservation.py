@@ -62,6 +62,7 @@ def check_block(state: State, block: Block) -> None:
         size = state.config.tokens_per_block
         assert 1 <= len(block.tokens) <= size
         assert len(block.tokens) == size or not block.children, "an incomplete block has children"
+        assert block.parent is not None
         contents = [(c.tokens, c.extras) for c in block.parent.children]
         assert len(set(contents)) == len(contents), "twins"
         assert not block.undelivered, "half a block is served"
