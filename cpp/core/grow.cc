@@ -86,7 +86,10 @@ void check_chunks(const State& state, const Window& window, std::span<const Step
 void check_capacity(const State& state, std::span<const Step> steps) {
     std::uint64_t needed = 0;
     for (const Step& step : steps) {
-        needed += blocks_taken(*step.sequence, step.count, state.tokens_per_block());
+        const Sequence& sequence = *step.sequence;
+        needed += std::uint64_t{ceil_div(sequence.length + step.count, state.tokens_per_block()) -
+                                ceil_div(sequence.length, state.tokens_per_block())} *
+                  sequence.beam_width();
     }
     for (const Window& window : state.windows) {
         if (window.chunked != 0) {
@@ -116,7 +119,7 @@ void take_step(State& state, const Step& step) {
     sequence.computed = std::max(sequence.computed, step.computed);
     leave_windows(state, sequence);
     const std::uint32_t length = sequence.length + step.count;
-    if (sequence.length < sequence.prompt_length()) {
+    if (state.windows[0].chunked != 0 && sequence.length < sequence.prompt_length()) {
         reserve_prompt(state, sequence, std::min(length, sequence.prompt_length()));
     }
     const std::uint32_t blocks =
@@ -221,9 +224,9 @@ void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestI
     check_capacity(state, steps);
     const TokenId* next = tokens ? tokens->data() : nullptr;
     for (const Step& step : steps) {
-        const std::uint32_t values = step.values();
+        const std::uint32_t values = next != nullptr ? step.values() : 0;
         take_step(state, step);
-        if (next != nullptr) {
+        if (values != 0) {
             step.sequence->learn({next, values});
             next += values;
         }
