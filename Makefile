@@ -50,7 +50,13 @@ $(VENV)/.ready:
 	@$(PY) -m pip install -q --disable-pip-version-check $(BUILD_REQUIRES) $(BUILD_TOOLS)
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.ready $(NATIVE_SOURCES)
+FORCE:
+
+# The editable install knows modules by their paths, so one that comes, goes or moves needs another install.
+$(VENV)/.modules: $(VENV)/.ready FORCE
+	@find trtllm_kvfix -name '*.py' | LC_ALL=C sort >$@.now; cmp -s $@.now $@ && rm $@.now || mv $@.now $@
+
+$(VENV)/.built: $(VENV)/.ready $(VENV)/.modules $(NATIVE_SOURCES)
 	@echo "building and installing the package"
 	@$(INSTALL) -e '.[test]'
 	@touch $@

@@ -15,6 +15,8 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "copy_by": ("kernel", "kernel"),
     "verify": ("sample", "sample"),
     "host_tier": ("connector", "connector"),
+    "host_admission": ("all", "all"),
+    "admission": ("all", "all"),
     "huge_pages": ("false", False),
     "control_file": ("switches", "switches"),
     "enabled": ("false", False),

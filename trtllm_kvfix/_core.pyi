@@ -13,12 +13,13 @@ def build_info() -> dict[str, str]:
 
 class OutOfBlocks(RuntimeError):
     """
-    A window cannot serve the call. Has blocks_needed, blocks_free and window_size.
+    A window cannot serve the call. Has blocks_needed, blocks_free, window_size and tier.
     """
 
     blocks_needed: int
     blocks_free: int
     window_size: int | None
+    tier: str
 
 class UnknownRequest(KeyError):
     """No live sequence has this request id."""
@@ -82,6 +83,10 @@ class BlockManagerConfig:
     @property
     def seed(self) -> int: ...
 
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+    def __repr__(self) -> str: ...
+
 class Retention:
     """
     How long the blocks of a request are worth keeping: priorities 0 to 100, default 35.
@@ -100,6 +105,10 @@ class Retention:
 
     @property
     def decode_duration_ms(self) -> int | None: ...
+
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+    def __repr__(self) -> str: ...
 
 class SequenceRequest:
     """
@@ -125,6 +134,17 @@ class SequenceRequest:
 
     @property
     def lora_id(self) -> int | None: ...
+
+    @property
+    def salt(self) -> str | bytes | int | None: ...
+
+    @property
+    def extra_keys(self) -> list[tuple[int, int, bytes]]: ...
+
+    @property
+    def retention(self) -> Retention | None: ...
+
+    def __reduce__(self) -> tuple[Any, ...]: ...
 
     def __repr__(self) -> str: ...
 
@@ -167,6 +187,8 @@ class BatchAdmission:
     @property
     def deferred(self) -> list[int]: ...
 
+    def __repr__(self) -> str: ...
+
 class PrefixReuse:
     """What admitting the request alone, now, would reuse."""
 
@@ -178,6 +200,8 @@ class PrefixReuse:
 
     @property
     def blocks_host(self) -> int: ...
+
+    def __repr__(self) -> str: ...
 
 class TransferItem:
     """
@@ -217,6 +241,8 @@ class TransferBatch:
 
     def __len__(self) -> int: ...
 
+    def __repr__(self) -> str: ...
+
 class PinnedBlock:
     """A block that stays where it is until it is unpinned."""
 
@@ -234,6 +260,8 @@ class PinnedBlock:
 
     @property
     def window_size(self) -> int | None: ...
+
+    def __repr__(self) -> str: ...
 
 class BlockEvent:
     """
@@ -276,6 +304,8 @@ class BlockEvent:
 
     @property
     def window_size(self) -> int | None: ...
+
+    def __repr__(self) -> str: ...
 
 class CacheCounters:
     """What happened over an iteration, or since the start."""
@@ -322,6 +352,8 @@ class CacheCounters:
     @property
     def blocks_failed(self) -> int: ...
 
+    def __repr__(self) -> str: ...
+
 class RequestStats:
     """What one live request got and grew."""
 
@@ -346,6 +378,8 @@ class RequestStats:
     @property
     def blocks_grown(self) -> int: ...
 
+    def __repr__(self) -> str: ...
+
 class TierStats:
     """blocks = free + cached + owned + in_flight"""
 
@@ -364,6 +398,8 @@ class TierStats:
     @property
     def in_flight(self) -> int: ...
 
+    def __repr__(self) -> str: ...
+
 class WindowStats:
     """One window's slots."""
 
@@ -378,6 +414,8 @@ class WindowStats:
 
     @property
     def kept(self) -> int: ...
+
+    def __repr__(self) -> str: ...
 
 class KvCacheStats:
     """A snapshot; reading it resets nothing."""
@@ -414,6 +452,11 @@ class KvCacheStats:
 
     @property
     def sequences(self) -> int: ...
+
+    @property
+    def sequences_suspended(self) -> int: ...
+
+    def __repr__(self) -> str: ...
 
 class BlockManager:
     """
@@ -541,6 +584,80 @@ class BlockManager:
 
     def check_invariants(self) -> None:
         """Recounts everything; raises InvariantViolation."""
+
+    def store_blocks_for_reuse(self, request_id: int, *, pin: bool = False, tokens: Any = None, computed: int | None = None) -> list[int]:
+        """
+        Offers the full blocks of a live sequence that are computed and known, those behind its prompt too; they cannot be rewound from then on. tokens, computed and pin are as in remove_sequence. Returns the pinned ids.
+        """
+
+    def commit_and_get_block_hashes(self, request_id: int) -> list[int]:
+        """
+        The hashes of the sequence's full blocks whose tokens are known, from the first. Each is computed once.
+        """
+
+    def suspend_sequence(self, request_id: int) -> int:
+        """
+        Swaps a live sequence out: its blocks are copied to host and given up in primary. Returns how many copies are queued. All or nothing: OutOfBlocks (tier 'host') where the host tier has no room, BlockInFlight where a block of the sequence has not arrived.
+        """
+
+    def resume_sequence(self, request_id: int) -> int:
+        """
+        Brings a suspended sequence back, as it was. Returns how many copies are queued. All or nothing: OutOfBlocks, BlockInFlight where a copy to host has not ended, ValueError where one was lost.
+        """
+
+    def blocks_to_resume(self, request_id: int) -> list[int]:
+        """
+        Primary blocks, window by window, that resume_sequence would take of those free or cached.
+        """
+
+    def offload_blocks_by_hash(self, hashes: Sequence[int], *, stop_on_miss: bool = True, window_size: int | None = None, request: SequenceRequest | None = None) -> list[int | None]:
+        """
+        Copies blocks to host now; they stay in primary too. Returns the id of each block that is in host from now on (on its way, until its ticket has ended), None for a miss. All or nothing: OutOfBlocks (tier 'host').
+        """
+
+    def truncate_blocks(self, request: SequenceRequest, tokens_kept: int) -> int:
+        """
+        Forgets cached blocks of the request's prompt that lie behind its first tokens_kept tokens, the last first, up to one that something else follows or uses. Returns how many.
+        """
+
+    def drop_tenant(self, *, lora_id: int | None = None, salt: str | bytes | int | None = None) -> int:
+        """
+        Nothing cached under the LoRA adapter, under the salt, or under both where both are given, is found again. Returns how many blocks that were.
+        """
+
+    def pins(self, ids: Any = None, *, request_id: int | None = None, hashes: Sequence[int] | None = None, tier: str | None = None, window_size: int | None = None, request: SequenceRequest | None = None) -> Pins:
+        """
+        Pins as pin_blocks_by_id, pin_blocks or find_and_pin_blocks_by_hash does, under a handle that ends them. Of hashes the first ones, up to one that is not found.
+        """
+
+class Pins:
+    """
+    Pinned blocks that stay where they are until release(), the end of a with block or of this object. It may outlive its manager and be released again: then nothing happens.
+    """
+
+    @property
+    def ids(self) -> list[int]:
+        """Block ids, in the order in which they were asked for."""
+
+    @property
+    def slots(self) -> list[tuple[int, str]]:
+        """(slot, tier) of each, as they were pinned."""
+
+    @property
+    def released(self) -> bool: ...
+
+    def release(self) -> None:
+        """
+        Ends every pin of this handle, once. ValueError where somebody has unpinned one of the blocks by its id.
+        """
+
+    def __len__(self) -> int: ...
+
+    def __enter__(self) -> Pins: ...
+
+    def __exit__(self, kind: object | None, error: object | None, traceback: object | None) -> None: ...
+
+    def __repr__(self) -> str: ...
 
 class PinnedArray:
     """Pinned host memory with a shape."""
@@ -886,6 +1003,10 @@ class TierClaim:
     @property
     def slots(self) -> list[int]: ...
 
+    @property
+    def declined(self) -> bool:
+        """Blocks are missing that are not worth pushing others out."""
+
 class TierIndexStats:
     """Blocks now, and those evicted since the index was made."""
 
@@ -911,8 +1032,10 @@ class TierIndex:
     The books of a tier that somebody else fills and reads. Each call costs what is new.
     """
 
-    def __init__(self, slots: int, tokens_per_block: int, *, hash_bits: int = 64) -> None:
-        """hash_bits: fewer force collisions, for tests."""
+    def __init__(self, slots: int, tokens_per_block: int, *, hash_bits: int = 64, admission: str = 'all') -> None:
+        """
+        hash_bits: fewer force collisions, for tests. admission: what may push others out, `all` or, where that would find more, `adaptive`ly those blocks alone that had been asked for before.
+        """
 
     @property
     def slots(self) -> int: ...

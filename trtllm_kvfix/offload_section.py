@@ -47,6 +47,8 @@ class OffloadSettings(BaseModel):
 
     host_bytes: Bytes = None  # of each rank; rounded down to whole blocks, and to nothing else
     min_reuse_blocks: int = Field(default=1, ge=1)  # a prefix of fewer blocks is computed rather than loaded
+    # What may push others out of a full tier: everything, or what was asked for before wherever that finds more.
+    admission: Literal["adaptive", "all"] = "adaptive"
     offload_priority_min: int = Field(default=30, ge=0, le=100)  # blocks of a lower retention priority are not stored
     verify: Verify = "off"  # whether what is loaded is compared with what was stored
     numa_node: Node = "auto"  # where the host tier lies: that of the GPU, where the machine says so

@@ -1,16 +1,19 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <map>
 #include <stdexcept>
+#include <string>
 #include <variant>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/repr.h"
 #include "bindings/wide_integers.h"
 #include "core/config.h"
 
@@ -96,6 +99,48 @@ Secret seed_from(nb::handle given) {
     return {words->first, words->second};
 }
 
+Hash128 seed_of(const BlockManagerConfig& config) { return {config.seed.low, config.seed.high}; }
+
+// With the seed: whoever reads a pickle of a config knows it.
+nb::dict keywords_of(const BlockManagerConfig& config) {
+    nb::dict out;
+    out["tokens_per_block"] = config.tokens_per_block;
+    out["blocks_primary"] = counts(config, &WindowConfig::blocks_primary);
+    out["blocks_host"] = counts(config, &WindowConfig::blocks_host);
+    out["window_sizes"] = window_sizes(config);
+    out["max_beam_width"] = config.beam_width_max;
+    out["block_reuse"] = config.block_reuse;
+    out["partial_reuse"] = config.partial_reuse;
+    out["copy_on_partial_reuse"] = config.copy_on_partial_reuse;
+    out["offload_priority_min"] = config.offload_priority_min;
+    out["events_max"] = config.events_max;
+    out["hash_bits"] = config.hash_bits;
+    out["seed"] = seed_of(config);
+    return out;
+}
+
+// Without the seed, which is a secret.
+std::string text_of(const BlockManagerConfig& config) {
+    std::string windows;
+    for (const WindowConfig& window : config.windows) {
+        windows += (windows.empty() ? "" : ", ") + Repr("Window")
+                                                       .add("size", window.window_size)
+                                                       .add("blocks_primary", window.blocks_primary)
+                                                       .add("blocks_host", window.blocks_host)
+                                                       .text();
+    }
+    return Repr("BlockManagerConfig")
+        .add("tokens_per_block", config.tokens_per_block)
+        .add("windows", "[" + windows + "]")
+        .add("max_beam_width", config.beam_width_max)
+        .add("block_reuse", config.block_reuse)
+        .add("partial_reuse", config.partial_reuse)
+        .add("copy_on_partial_reuse", config.copy_on_partial_reuse)
+        .add("offload_priority_min", config.offload_priority_min)
+        .add("events_max", config.events_max)
+        .text();
+}
+
 }  // namespace
 
 void bind_config(nb::module_& m) {
@@ -146,7 +191,12 @@ void bind_config(nb::module_& m) {
         .def_ro("offload_priority_min", &BlockManagerConfig::offload_priority_min)
         .def_ro("events_max", &BlockManagerConfig::events_max)
         .def_ro("hash_bits", &BlockManagerConfig::hash_bits)
-        .def_prop_ro("seed", [](const BlockManagerConfig& c) { return Hash128{c.seed.low, c.seed.high}; });
+        .def_prop_ro("seed", &seed_of)
+        .def(
+            "__reduce__",
+            [](nb::handle self) { return reduced(self, keywords_of(nb::cast<const BlockManagerConfig&>(self))); },
+            nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
+        .def("__repr__", &text_of);
 }
 
 }  // namespace kvfix::bindings

@@ -40,6 +40,7 @@ void raise_out_of_blocks(const OutOfBlocks& error) {
     value.attr("blocks_needed") = error.blocks_needed;
     value.attr("blocks_free") = error.blocks_free;
     value.attr("window_size") = error.window_size ? nb::object(nb::int_(*error.window_size)) : nb::none();
+    value.attr("tier") = tier_name(error.tier);
     PyErr_SetObject(error_types().out_of_blocks, value.ptr());
 }
 
@@ -63,8 +64,9 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 void bind_errors(nb::module_& m) {
     ErrorTypes& types = error_types();
-    types.out_of_blocks = add_error(m, "OutOfBlocks", PyExc_RuntimeError,
-                                    "A window cannot serve the call. Has blocks_needed, blocks_free and window_size.");
+    types.out_of_blocks =
+        add_error(m, "OutOfBlocks", PyExc_RuntimeError,
+                  "A window cannot serve the call. Has blocks_needed, blocks_free, window_size and tier.");
     nb::dict plain;
     plain["__str__"] = nb::handle(PyExc_Exception).attr("__str__");  // KeyError would quote the message
     types.unknown_request =

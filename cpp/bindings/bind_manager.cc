@@ -12,6 +12,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/manager_class.h"
 #include "bindings/strong_numbers.h"
 #include "bindings/wide_integers.h"
 #include "core/block_manager.h"
@@ -22,19 +23,6 @@ namespace kvfix::bindings {
 namespace {
 
 using Offsets = nb::ndarray<std::int32_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-std::optional<std::vector<T>> read_optional(nb::handle values, const char* field) {
-    return values.is_none() ? std::nullopt : std::optional(read_integers<T>(values, {field}));
-}
-
-std::vector<BlockId> read_ids(nb::handle values, const Field& field) {
-    std::vector<BlockId> ids;
-    for (const std::uint64_t value : read_integers<std::uint64_t>(values, field)) {
-        ids.push_back(BlockId{value});
-    }
-    return ids;
-}
 
 RequestPtr request_of(nb::handle item) {
     if (!nb::isinstance<SequenceRequest>(item)) {
@@ -122,8 +110,6 @@ void copy_offsets(const BlockManager& self, const Offsets& output, nb::handle re
     const OffsetTable table{output.data(), output.shape(0), output.shape(1), output.shape(3)};
     without_gil([&] { self.copy_batch_block_offsets(table, ids, beam_width, offset, {scale, v_offset}); });
 }
-
-using ManagerClass = nb::class_<BlockManager>;
 
 void bind_sequences(ManagerClass& c) {
     using namespace nb::literals;
@@ -284,6 +270,8 @@ void bind_manager(nb::module_& m) {
     bind_tables(manager);
     bind_questions(manager);
     bind_upkeep(manager);
+    bind_verbs(manager);
+    bind_pin_handles(m, manager);
 }
 
 }  // namespace kvfix::bindings

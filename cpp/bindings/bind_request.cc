@@ -5,11 +5,14 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <variant>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/repr.h"
 #include "bindings/wide_integers.h"
 #include "core/config.h"
 #include "core/request.h"
@@ -67,7 +70,51 @@ void init_request(SequenceRequest* self, RequestId id, nb::handle tokens, std::i
     new (self) SequenceRequest{std::move(request)};
 }
 
+nb::dict keywords_of(const Retention& retention) {
+    nb::dict out;
+    out["ranges"] = range_tuples(retention);
+    out["decode_priority"] = retention.decode_priority;
+    out["decode_duration_ms"] = retention.decode_duration_ms;
+    return out;
+}
+
+std::vector<nb::tuple> key_tuples(const Request& request) {
+    std::vector<nb::tuple> out;
+    for (const ExtraKey& key : request.extra_keys) {
+        out.push_back(nb::make_tuple(key.begin, key.end, nb::bytes(key.digest.data(), key.digest.size())));
+    }
+    return out;
+}
+
+nb::dict keywords_of(const Request& request) {
+    const nb::bytes raw(request.tokens.data(), request.tokens.size() * sizeof(TokenId));
+    nb::dict out;
+    out["request_id"] = request.id;
+    out["tokens"] = nb::module_::import_("array").attr("array")("i", raw);
+    out["beam_width"] = request.beam_width;
+    out["lora_id"] = request.lora_id;
+    out["salt"] = salt_object(request.salt);
+    out["extra_keys"] = key_tuples(request);
+    out["retention"] = request.retention;
+    return out;
+}
+
+// A salt may be a tenant's secret: it is not shown.
+std::string text_of(const Request& request) {
+    const bool salted = !std::holds_alternative<std::monostate>(request.salt);
+    Repr text("SequenceRequest");
+    text.add("request_id", request.id).add("tokens", "<" + std::to_string(request.num_tokens()) + ">");
+    text.add("beam_width", request.beam_width).add("lora_id", request.lora_id);
+    text.add("salt", std::string(salted ? "<given>" : "None"));
+    return text.add("extra_keys", "<" + std::to_string(request.extra_keys.size()) + ">").text();
+}
+
 }  // namespace
+
+nb::tuple reduced(nb::handle object, const nb::dict& keywords) {
+    const nb::object make = nb::module_::import_("functools").attr("partial")(object.type(), **keywords);
+    return nb::make_tuple(make, nb::tuple());
+}
 
 Salt read_salt(nb::handle salt, const Field& field) {
     if (salt.is_none()) {
@@ -120,7 +167,17 @@ void bind_request(nb::module_& m) {
             "ranges: (token_start, token_end or None, priority, duration_ms or None), ascending and disjoint.")
         .def_prop_ro("ranges", &range_tuples)
         .def_ro("decode_priority", &Retention::decode_priority)
-        .def_ro("decode_duration_ms", &Retention::decode_duration_ms);
+        .def_ro("decode_duration_ms", &Retention::decode_duration_ms)
+        .def(
+            "__reduce__", [](nb::handle self) { return reduced(self, keywords_of(nb::cast<const Retention&>(self))); },
+            nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
+        .def("__repr__", [](const Retention& r) {
+            return Repr("Retention")
+                .add("ranges", "[" + std::to_string(r.ranges.size()) + "]")
+                .add("decode_priority", r.decode_priority)
+                .add("decode_duration_ms", r.decode_duration_ms)
+                .text();
+        });
 
     nb::class_<SequenceRequest>(m, "SequenceRequest",
                                 "A request for blocks. Copies the tokens when it is made; immutable afterwards.")
@@ -139,10 +196,18 @@ void bind_request(nb::module_& m) {
         .def_prop_ro("tokens", [](const SequenceRequest& r) { return r.request->tokens; })
         .def_prop_ro("beam_width", [](const SequenceRequest& r) { return r.request->beam_width; })
         .def_prop_ro("lora_id", [](const SequenceRequest& r) { return r.request->lora_id; })
-        .def("__repr__", [](const SequenceRequest& r) {
-            return "SequenceRequest(" + std::to_string(r.request->id) + ", <" +
-                   std::to_string(r.request->num_tokens()) + " tokens>)";
-        });
+        .def_prop_ro(
+            "salt", [](const SequenceRequest& r) { return salt_object(r.request->salt); },
+            nb::sig("def salt(self) -> str | bytes | int | None"))
+        .def_prop_ro(
+            "extra_keys", [](const SequenceRequest& r) { return key_tuples(*r.request); },
+            nb::sig("def extra_keys(self) -> list[tuple[int, int, bytes]]"))
+        .def_prop_ro("retention", [](const SequenceRequest& r) { return r.request->retention; })
+        .def(
+            "__reduce__",
+            [](nb::handle self) { return reduced(self, keywords_of(*nb::cast<const SequenceRequest&>(self).request)); },
+            nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
+        .def("__repr__", [](const SequenceRequest& r) { return text_of(*r.request); });
 
     m.def(
         "block_hashes",

@@ -2,12 +2,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
+#include <cstdio>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/repr.h"
 #include "bindings/strong_numbers.h"
 #include "bindings/wide_integers.h"
 #include "core/block_manager.h"
@@ -41,6 +44,13 @@ const char* kind_name(EventKind kind) {
     return "";
 }
 
+std::string hex_of(const BlockHash& hash) {
+    std::array<char, 35> text{};
+    std::snprintf(text.data(), text.size(), "0x%016llx%016llx", static_cast<unsigned long long>(hash.second),
+                  static_cast<unsigned long long>(hash.first));
+    return text.data();
+}
+
 void bind_admission(nb::module_& m) {
     nb::class_<Admission>(m, "Admission", "What one request got; its numbers alone, whatever shared its batch.")
         .def_ro("request_id", &Admission::request_id)
@@ -50,21 +60,33 @@ void bind_admission(nb::module_& m) {
         .def_ro("blocks_onboarded", &Admission::blocks_onboarded)
         .def_ro("blocks_new", &Admission::blocks_new)
         .def("__repr__", [](const Admission& a) {
-            return "Admission(request_id=" + std::to_string(a.request_id) +
-                   ", tokens_reused=" + std::to_string(a.tokens_reused) +
-                   ", tokens_new=" + std::to_string(a.tokens_new) +
-                   ", blocks_reused=" + std::to_string(a.blocks_reused) +
-                   ", blocks_onboarded=" + std::to_string(a.blocks_onboarded) +
-                   ", blocks_new=" + std::to_string(a.blocks_new) + ")";
+            return Repr("Admission")
+                .add("request_id", a.request_id)
+                .add("tokens_reused", a.tokens_reused)
+                .add("tokens_new", a.tokens_new)
+                .add("blocks_reused", a.blocks_reused)
+                .add("blocks_onboarded", a.blocks_onboarded)
+                .add("blocks_new", a.blocks_new)
+                .text();
         });
     nb::class_<BatchAdmission>(m, "BatchAdmission",
                                "The requests admitted, in order, and the ids of those that did not fit the budget.")
         .def_ro("admitted", &BatchAdmission::admitted)
-        .def_ro("deferred", &BatchAdmission::deferred);
+        .def_ro("deferred", &BatchAdmission::deferred)
+        .def("__repr__", [](const BatchAdmission& b) {
+            return Repr("BatchAdmission").add("admitted", b.admitted.size()).add("deferred", b.deferred.size()).text();
+        });
     nb::class_<PrefixReuse>(m, "PrefixReuse", "What admitting the request alone, now, would reuse.")
         .def_ro("tokens", &PrefixReuse::tokens)
         .def_ro("blocks_primary", &PrefixReuse::blocks_primary)
-        .def_ro("blocks_host", &PrefixReuse::blocks_host);
+        .def_ro("blocks_host", &PrefixReuse::blocks_host)
+        .def("__repr__", [](const PrefixReuse& r) {
+            return Repr("PrefixReuse")
+                .add("tokens", r.tokens)
+                .add("blocks_primary", r.blocks_primary)
+                .add("blocks_host", r.blocks_host)
+                .text();
+        });
 }
 
 void bind_transfers(nb::module_& m) {
@@ -78,34 +100,38 @@ void bind_transfers(nb::module_& m) {
         .def_ro("block_id", &TransferItem::block_id)
         .def_ro("window_size", &TransferItem::window_size)
         .def("__repr__", [](const TransferItem& i) {
-            return std::string("TransferItem(kind='") + kind_name(i.kind) +
-                   "', slot_src=" + std::to_string(number(i.slot_src)) +
-                   ", slot_dst=" + std::to_string(number(i.slot_dst)) + ", tokens=" + std::to_string(i.tokens) +
-                   ", block_id=" + std::to_string(number(i.block_id)) + ")";
+            return Repr("TransferItem")
+                .add("kind", kind_name(i.kind))
+                .add("slot_src", i.slot_src)
+                .add("slot_dst", i.slot_dst)
+                .add("tokens", i.tokens)
+                .add("block_id", i.block_id)
+                .text();
         });
     nb::class_<TransferBatch>(m, "TransferBatch",
                               "Copies in the order in which they must run, and the ticket that ends them.")
         .def_ro("ticket", &TransferBatch::ticket)
         .def_ro("items", &TransferBatch::items)
-        .def("__len__", [](const TransferBatch& b) { return b.items.size(); });
+        .def("__len__", [](const TransferBatch& b) { return b.items.size(); })
+        .def("__repr__", [](const TransferBatch& b) {
+            return Repr("TransferBatch").add("ticket", b.ticket).add("items", b.items.size()).text();
+        });
     nb::class_<PinnedBlock>(m, "PinnedBlock", "A block that stays where it is until it is unpinned.")
         .def_ro("block_hash", &PinnedBlock::block_hash)
         .def_ro("block_id", &PinnedBlock::block_id)
         .def_ro("slot", &PinnedBlock::slot)
         .def_prop_ro(
             "tier", [](const PinnedBlock& b) { return tier_name(b.tier); }, nb::sig("def tier(self) -> str"))
-        .def_ro("window_size", &PinnedBlock::window_size);
-}
-
-nb::object salt_object(const Salt& salt) {
-    if (const auto* text = std::get_if<std::string>(&salt)) {
-        return nb::cast(*text);
-    }
-    if (const auto* raw = std::get_if<std::vector<std::uint8_t>>(&salt)) {
-        return nb::bytes(raw->data(), raw->size());
-    }
-    const auto* number = std::get_if<std::int64_t>(&salt);
-    return number != nullptr ? nb::cast(*number) : nb::none();
+        .def_ro("window_size", &PinnedBlock::window_size)
+        .def("__repr__", [](const PinnedBlock& b) {
+            return Repr("PinnedBlock")
+                .add("block_id", b.block_id)
+                .add("slot", b.slot)
+                .add("tier", tier_name(b.tier))
+                .add("window_size", b.window_size)
+                .add("block_hash", hex_of(b.block_hash))
+                .text();
+        });
 }
 
 std::vector<nb::tuple> extra_tuples(const BlockEvent& event) {
@@ -136,10 +162,32 @@ void bind_events(nb::module_& m) {
         .def_prop_ro(
             "tier", [](const BlockEvent& e) { return tier_name(e.tier); }, nb::sig("def tier(self) -> str"))
         .def_ro("priority", &BlockEvent::priority)
-        .def_ro("window_size", &BlockEvent::window_size);
+        .def_ro("window_size", &BlockEvent::window_size)
+        .def("__repr__", [](const BlockEvent& e) {
+            return Repr("BlockEvent")
+                .add("kind", kind_name(e.kind))
+                .add("event_id", e.event_id)
+                .add("block_hash", hex_of(e.block_hash))
+                .add("parent_hash", e.parent_hash ? hex_of(*e.parent_hash) : std::string("None"))
+                .add("tier", tier_name(e.tier))
+                .add("priority", e.priority)
+                .add("window_size", e.window_size)
+                .text();
+        });
 }
 
 }  // namespace
+
+nb::object salt_object(const Salt& salt) {
+    if (const auto* text = std::get_if<std::string>(&salt)) {
+        return nb::cast(*text);
+    }
+    if (const auto* raw = std::get_if<std::vector<std::uint8_t>>(&salt)) {
+        return nb::bytes(raw->data(), raw->size());
+    }
+    const auto* number = std::get_if<std::int64_t>(&salt);
+    return number != nullptr ? nb::cast(*number) : nb::none();
+}
 
 const char* tier_name(Tier tier) { return tier == Tier::primary ? "primary" : "host"; }
 

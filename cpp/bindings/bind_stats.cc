@@ -1,12 +1,29 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <string>
+
 #include "bindings/bindings.h"
+#include "bindings/repr.h"
 #include "core/stats.h"
 
 namespace nb = nanobind;
 
 namespace kvfix::bindings {
+namespace {
+
+std::string text_of(const TierStats& s) {
+    return Repr("TierStats")
+        .add("blocks", s.blocks)
+        .add("free", s.free)
+        .add("cached", s.cached)
+        .add("owned", s.owned)
+        .add("in_flight", s.in_flight)
+        .text();
+}
+
+}  // namespace
 
 void bind_stats(nb::module_& m) {
     nb::class_<CacheCounters>(m, "CacheCounters", "What happened over an iteration, or since the start.")
@@ -23,7 +40,25 @@ void bind_stats(nb::module_& m) {
         .def_ro("blocks_stored", &CacheCounters::blocks_stored)
         .def_ro("blocks_offloaded", &CacheCounters::blocks_offloaded)
         .def_ro("blocks_dropped", &CacheCounters::blocks_dropped)
-        .def_ro("blocks_failed", &CacheCounters::blocks_failed);
+        .def_ro("blocks_failed", &CacheCounters::blocks_failed)
+        .def("__repr__", [](const CacheCounters& c) {
+            return Repr("CacheCounters")
+                .add_unless_zero("requests", c.requests)
+                .add_unless_zero("tokens_reused", c.tokens_reused)
+                .add_unless_zero("tokens_new", c.tokens_new)
+                .add_unless_zero("blocks_reused", c.blocks_reused)
+                .add_unless_zero("blocks_reused_partial", c.blocks_reused_partial)
+                .add_unless_zero("blocks_onboarded", c.blocks_onboarded)
+                .add_unless_zero("blocks_copied", c.blocks_copied)
+                .add_unless_zero("blocks_new", c.blocks_new)
+                .add_unless_zero("blocks_missed", c.blocks_missed)
+                .add_unless_zero("blocks_grown", c.blocks_grown)
+                .add_unless_zero("blocks_stored", c.blocks_stored)
+                .add_unless_zero("blocks_offloaded", c.blocks_offloaded)
+                .add_unless_zero("blocks_dropped", c.blocks_dropped)
+                .add_unless_zero("blocks_failed", c.blocks_failed)
+                .text();
+        });
     nb::class_<RequestStats>(m, "RequestStats", "What one live request got and grew.")
         .def_ro("tokens_reused", &RequestStats::tokens_reused)
         .def_ro("tokens_new", &RequestStats::tokens_new)
@@ -31,18 +66,38 @@ void bind_stats(nb::module_& m) {
         .def_ro("blocks_onboarded", &RequestStats::blocks_onboarded)
         .def_ro("blocks_new", &RequestStats::blocks_new)
         .def_ro("blocks_missed", &RequestStats::blocks_missed)
-        .def_ro("blocks_grown", &RequestStats::blocks_grown);
+        .def_ro("blocks_grown", &RequestStats::blocks_grown)
+        .def("__repr__", [](const RequestStats& s) {
+            return Repr("RequestStats")
+                .add("tokens_reused", s.tokens_reused)
+                .add("tokens_new", s.tokens_new)
+                .add("blocks_reused", s.blocks_reused)
+                .add("blocks_onboarded", s.blocks_onboarded)
+                .add("blocks_new", s.blocks_new)
+                .add("blocks_missed", s.blocks_missed)
+                .add("blocks_grown", s.blocks_grown)
+                .text();
+        });
     nb::class_<TierStats>(m, "TierStats", "blocks = free + cached + owned + in_flight")
         .def_ro("blocks", &TierStats::blocks)
         .def_ro("free", &TierStats::free)
         .def_ro("cached", &TierStats::cached)
         .def_ro("owned", &TierStats::owned)
-        .def_ro("in_flight", &TierStats::in_flight);
+        .def_ro("in_flight", &TierStats::in_flight)
+        .def("__repr__", &text_of);
     nb::class_<WindowStats>(m, "WindowStats", "One window's slots.")
         .def_ro("window_size", &WindowStats::window_size)
         .def_ro("primary", &WindowStats::primary)
         .def_ro("host", &WindowStats::host)
-        .def_ro("kept", &WindowStats::kept);
+        .def_ro("kept", &WindowStats::kept)
+        .def("__repr__", [](const WindowStats& w) {
+            return Repr("WindowStats")
+                .add("window_size", w.window_size)
+                .add("primary", text_of(w.primary))
+                .add("host", text_of(w.host))
+                .add("kept", w.kept)
+                .text();
+        });
     nb::class_<KvCacheStats>(m, "KvCacheStats", "A snapshot; reading it resets nothing.")
         .def_ro("max_num_blocks", &KvCacheStats::max_num_blocks)
         .def_ro("free_num_blocks", &KvCacheStats::free_num_blocks)
@@ -54,7 +109,20 @@ void bind_stats(nb::module_& m) {
         .def_ro("iteration", &KvCacheStats::iteration)
         .def_ro("current", &KvCacheStats::current)
         .def_ro("events_dropped", &KvCacheStats::events_dropped)
-        .def_ro("sequences", &KvCacheStats::sequences);
+        .def_ro("sequences", &KvCacheStats::sequences)
+        .def_ro("sequences_suspended", &KvCacheStats::sequences_suspended)
+        .def("__repr__", [](const KvCacheStats& s) {
+            return Repr("KvCacheStats")
+                .add("sequences", s.sequences)
+                .add("sequences_suspended", s.sequences_suspended)
+                .add("max_num_blocks", s.max_num_blocks)
+                .add("free_num_blocks", s.free_num_blocks)
+                .add("used_num_blocks", s.used_num_blocks)
+                .add("tokens_per_block", s.tokens_per_block)
+                .add("cache_hit_rate", s.cache_hit_rate)
+                .add("windows", s.windows.size())
+                .text();
+        });
 }
 
 }  // namespace kvfix::bindings

@@ -1,7 +1,10 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -13,10 +16,18 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-void init_index(TierIndex* self, std::int64_t slots, std::int64_t tokens_per_block, std::int64_t hash_bits) {
+TierPolicy policy_from(const std::string& name) {
+    if (name != "all" && name != "adaptive") {
+        throw std::invalid_argument("admission is '" + name + "'; it is 'all' or 'adaptive'");
+    }
+    return name == "all" ? TierPolicy::all : TierPolicy::adaptive;
+}
+
+void init_index(TierIndex* self, std::int64_t slots, std::int64_t tokens_per_block, std::int64_t hash_bits,
+                const std::string& admission) {
     new (self) TierIndex(narrowed<std::uint32_t>(slots, {"slots"}),
                          narrowed<std::uint32_t>(tokens_per_block, {"tokens_per_block"}),
-                         narrowed<std::uint32_t>(hash_bits, {"hash_bits"}));
+                         narrowed<std::uint32_t>(hash_bits, {"hash_bits"}), policy_from(admission));
 }
 
 TierSequenceId open_sequence(TierIndex& self, std::optional<std::int64_t> lora_id, nb::handle salt,
@@ -60,7 +71,8 @@ void bind_tier_index(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<TierClaim>(m, "TierClaim", "Slots to be filled, for the blocks of a sequence from `first` on.")
         .def_ro("first", &TierClaim::first)
-        .def_ro("slots", &TierClaim::slots);
+        .def_ro("slots", &TierClaim::slots)
+        .def_ro("declined", &TierClaim::declined, "Blocks are missing that are not worth pushing others out.");
     nb::class_<TierIndexStats>(m, "TierIndexStats", "Blocks now, and those evicted since the index was made.")
         .def_ro("slots", &TierIndexStats::slots)
         .def_ro("free", &TierIndexStats::free)
@@ -70,7 +82,9 @@ void bind_tier_index(nb::module_& m) {
     nb::class_<TierIndex>(m, "TierIndex",
                           "The books of a tier that somebody else fills and reads. Each call costs what is new.")
         .def("__init__", &init_index, "slots"_a, "tokens_per_block"_a, nb::kw_only(), "hash_bits"_a = 64,
-             "hash_bits: fewer force collisions, for tests.")
+             "admission"_a = "all",
+             "hash_bits: fewer force collisions, for tests. admission: what may push others out, `all` or, where that "
+             "would find more, `adaptive`ly those blocks alone that had been asked for before.")
         .def_prop_ro("slots", &TierIndex::slots)
         .def_prop_ro("tokens_per_block", &TierIndex::tokens_per_block)
         .def("open", &open_sequence, nb::kw_only(), "lora_id"_a = nb::none(), "salt"_a = nb::none(),

@@ -36,6 +36,11 @@ void bind_flight_ring(nanobind::module_& module);
 Salt read_salt(nanobind::handle salt, const Field& field);
 std::vector<ExtraKey> read_extra_keys(nanobind::handle keys, const Field& field);
 
+nanobind::object salt_object(const Salt& salt);
+
+// What unpickling calls: the object's type with these keywords, so that a pickle is checked as its maker was.
+nanobind::tuple reduced(nanobind::handle object, const nanobind::dict& keywords);
+
 const char* tier_name(Tier tier);
 std::optional<Tier> tier_from(const std::optional<std::string>& name);
 

@@ -69,7 +69,8 @@ void AdmissionPlanner::match_window(const State& state, const Window& window, co
     plan_.runs.push_back(root == kNone ? Run{} : walk(state, window, request, root, 0));
     match.path_length = plan_.runs.back().end;
     match.runs_end = match.runs_begin + 1;
-    const bool has_gaps = window.tree.orphaned() != 0 || window.in_flight[kPrimary] != 0 || window.in_flight[kHost] != 0;
+    const bool has_gaps =
+        window.tree.orphaned() != 0 || window.in_flight[kPrimary] != 0 || window.in_flight[kHost] != 0;
     if (state.config.block_reuse && window.tree.by_prefix() && has_gaps) {
         find_later_runs(state, window, request, match);
     }

@@ -105,8 +105,9 @@ AdmissionPlanner::Room AdmissionPlanner::room_without_copies(const Window& windo
         }
     }
     room.taken = room.needed + (window.there() - room.free);
-    room.needed += window.kept - std::min(window.kept, room.free);  // what is claimed may be all that is not kept
-    room.free -= std::min(window.kept, room.free);
+    room.needed +=
+        window.slots_kept - std::min(window.slots_kept, room.free);  // what is claimed may be all that is not kept
+    room.free -= std::min(window.slots_kept, room.free);
     return room;
 }
 

@@ -79,7 +79,7 @@ std::vector<std::uint64_t> free_blocks_without(const State& state, std::span<con
     std::vector<std::uint64_t> out;
     for (const Window& window : state.windows) {
         std::uint64_t blocks_free = window.there();
-        std::uint64_t kept = window.kept;
+        std::uint64_t kept = window.slots_kept;
         std::unordered_map<BlockIndex, std::uint32_t> owners_gone;
         for (const RequestId id : ids) {
             const HeldBlocks& held = state.sequences.at(id).windows[window.index];
@@ -100,7 +100,7 @@ std::vector<std::uint64_t> free_blocks_without(const State& state, std::span<con
 
 std::uint32_t front_blocks_removed(const State& state, RequestId id, WindowSize window_size) {
     const Window& window = window_of(state, window_size);
-    return state.sequences.at(id).windows[window.index].left;
+    return state.sequences.at_any(id).windows[window.index].left;
 }
 
 Priority priority_of(const State& state, BlockId id) {

@@ -6,10 +6,14 @@
 
 #include "core/admit.h"
 #include "core/ask.h"
+#include "core/commit.h"
 #include "core/digest.h"
 #include "core/evict.h"
 #include "core/invariants.h"
+#include "core/offload.h"
 #include "core/pin.h"
+#include "core/preempt.h"
+#include "core/prune.h"
 #include "core/report.h"
 #include "core/retain.h"
 #include "core/store.h"
@@ -24,9 +28,21 @@ BlockManagerConfig checked(BlockManagerConfig config) {
     return config;
 }
 
+pin::HashLookup lookup_of(const BlockManagerConfig& config, std::span<const BlockHash> hashes, std::optional<Tier> tier,
+                          bool stop_on_miss, WindowSize window_size, const RequestPtr& request) {
+    pin::HashLookup lookup{hashes, tier, stop_on_miss, window_size, std::nullopt};
+    if (request) {
+        lookup.path = pin::path_of(config, hashes, request);
+    }
+    return lookup;
+}
+
 }  // namespace
 
-BlockManager::BlockManager(BlockManagerConfig config) : state_(checked(std::move(config))) {}
+BlockManager::BlockManager(BlockManagerConfig config)
+    : anchor_(std::make_shared<PinAnchor>()), state_(checked(std::move(config))) {
+    anchor_->manager = this;
+}
 
 // ------------------------------------------------------------------------------------------------ sequences
 
@@ -71,6 +87,35 @@ std::vector<BlockId> BlockManager::remove_sequence(RequestId id, bool store, boo
     return store::remove(state_, id, store, pin, tokens, computed);
 }
 
+std::vector<BlockId> BlockManager::store_blocks_for_reuse(RequestId id, bool pin,
+                                                          std::optional<std::span<const TokenId>> tokens,
+                                                          std::optional<std::uint32_t> computed) {
+    const ManagerGuard guard(mutex_);
+    return commit::blocks(state_, id, pin, tokens, computed);
+}
+
+std::vector<BlockHash> BlockManager::commit_and_get_block_hashes(RequestId id) {
+    const ManagerGuard guard(mutex_);
+    return commit::hashes(state_, id);
+}
+
+// ------------------------------------------------------------------------------------------------ preemption
+
+std::uint64_t BlockManager::suspend_sequence(RequestId id) {
+    const ManagerGuard guard(mutex_);
+    return preempt::suspend(state_, id);
+}
+
+std::uint64_t BlockManager::resume_sequence(RequestId id) {
+    const ManagerGuard guard(mutex_);
+    return preempt::resume(state_, id);
+}
+
+std::vector<std::uint64_t> BlockManager::blocks_to_resume(RequestId id) const {
+    const ManagerGuard guard(mutex_);
+    return preempt::blocks_to_resume(state_, id);
+}
+
 // ------------------------------------------------------------------------------------------------ pins
 
 std::vector<BlockId> BlockManager::pin_blocks(RequestId id) {
@@ -93,12 +138,29 @@ std::vector<std::optional<PinnedBlock>> BlockManager::find_and_pin_blocks_by_has
                                                                                   bool stop_on_miss,
                                                                                   WindowSize window_size,
                                                                                   const RequestPtr& request) {
-    pin::HashLookup lookup{hashes, tier, stop_on_miss, window_size, std::nullopt};
-    if (request) {
-        lookup.path = pin::path_of(state_.config, hashes, request);
-    }
+    const pin::HashLookup lookup = lookup_of(state_.config, hashes, tier, stop_on_miss, window_size, request);
     const ManagerGuard guard(mutex_);
     return pin::by_hash(state_, lookup);
+}
+
+// ------------------------------------------------------------------------------------------------ by name
+
+std::vector<std::optional<BlockId>> BlockManager::offload_blocks_by_hash(std::span<const BlockHash> hashes,
+                                                                         bool stop_on_miss, WindowSize window_size,
+                                                                         const RequestPtr& request) {
+    const pin::HashLookup lookup = lookup_of(state_.config, hashes, std::nullopt, stop_on_miss, window_size, request);
+    const ManagerGuard guard(mutex_);
+    return offload::by_hash(state_, lookup);
+}
+
+std::uint64_t BlockManager::truncate_blocks(const RequestPtr& request, std::uint32_t tokens_kept) {
+    const ManagerGuard guard(mutex_);
+    return prune::conversation(state_, *request, tokens_kept);
+}
+
+std::uint64_t BlockManager::drop_tenant(std::optional<std::int64_t> lora_id, const Salt& salt) {
+    const ManagerGuard guard(mutex_);
+    return prune::tenant(state_, lora_id, salt);
 }
 
 // ------------------------------------------------------------------------------------------------ block lists
@@ -136,7 +198,7 @@ std::vector<std::uint64_t> BlockManager::free_blocks_without(std::span<const Req
 
 std::uint32_t BlockManager::get_token_count(RequestId id) const {
     const ManagerGuard guard(mutex_);
-    return state_.sequences.at(id).length;
+    return state_.sequences.at_any(id).length;
 }
 
 std::uint32_t BlockManager::get_num_front_blocks_removed(RequestId id, WindowSize window_size) const {
@@ -191,7 +253,7 @@ KvCacheStats BlockManager::get_kv_cache_stats() const {
 
 RequestStats BlockManager::get_request_stats(RequestId id) const {
     const ManagerGuard guard(mutex_);
-    return state_.sequences.at(id).stats;
+    return state_.sequences.at_any(id).stats;
 }
 
 std::vector<BlockEvent> BlockManager::get_latest_events() {

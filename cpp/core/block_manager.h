@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "core/event_log.h"
 #include "core/grow.h"
 #include "core/manager_mutex.h"
+#include "core/pins.h"
 #include "core/request.h"
 #include "core/results.h"
 #include "core/state.h"
@@ -24,6 +26,9 @@ namespace kvfix {
 class BlockManager {
   public:
     explicit BlockManager(BlockManagerConfig config);
+    BlockManager(const BlockManager&) = delete;
+    BlockManager& operator=(const BlockManager&) = delete;
+    ~BlockManager();
 
     const BlockManagerConfig& config() const { return state_.config; }
 
@@ -45,6 +50,17 @@ class BlockManager {
                                          std::optional<std::span<const TokenId>> tokens,
                                          std::optional<std::uint32_t> computed = std::nullopt);
 
+    // What a live sequence has computed becomes findable, beyond its prompt too; the ids pinned. The hashes of its full blocks so far.
+    std::vector<BlockId> store_blocks_for_reuse(RequestId id, bool pin, std::optional<std::span<const TokenId>> tokens,
+                                                std::optional<std::uint32_t> computed = std::nullopt);
+    std::vector<BlockHash> commit_and_get_block_hashes(RequestId id);
+
+    // A suspended sequence has its bytes in host and holds no primary block; only resuming and removing it, and questions about it, are
+    // allowed until it is back. Copies queued.
+    std::uint64_t suspend_sequence(RequestId id);
+    std::uint64_t resume_sequence(RequestId id);
+    std::vector<std::uint64_t> blocks_to_resume(RequestId id) const;
+
     std::vector<BlockId> pin_blocks(RequestId id);
     std::vector<PinnedSlot> pin_blocks_by_id(std::span<const BlockId> ids);
     void unpin_blocks_by_id(std::span<const BlockId> ids, std::optional<Tier> tier);
@@ -53,6 +69,14 @@ class BlockManager {
                                                                         std::optional<Tier> tier, bool stop_on_miss,
                                                                         WindowSize window_size,
                                                                         const RequestPtr& request = nullptr);
+
+    // Of each hash the block that is in host, or on its way there, from now on.
+    std::vector<std::optional<BlockId>> offload_blocks_by_hash(std::span<const BlockHash> hashes, bool stop_on_miss,
+                                                               WindowSize window_size,
+                                                               const RequestPtr& request = nullptr);
+    // Of a conversation what lies behind its first tokens and nobody else uses; of a tenant everything. Blocks that leave the tree.
+    std::uint64_t truncate_blocks(const RequestPtr& request, std::uint32_t tokens_kept);
+    std::uint64_t drop_tenant(std::optional<std::int64_t> lora_id, const Salt& salt);
 
     std::vector<BlockIdTable> get_batch_cache_block_ids(std::span<const RequestId> ids, WindowSize window_size) const;
     void copy_batch_block_offsets(const OffsetTable& output, std::span<const RequestId> ids, std::uint32_t beam_width,
@@ -81,8 +105,19 @@ class BlockManager {
     std::uint64_t digest();
     void check_invariants() const;
 
+    // The same pins as handles that end them (core/pins.h). Of hashes the first ones, up to one that is not found.
+    Pins pins_of(RequestId id);
+    Pins pins_by_id(std::span<const BlockId> ids);
+    Pins pins_by_hash(std::span<const BlockHash> hashes, std::optional<Tier> tier, WindowSize window_size,
+                      const RequestPtr& request = nullptr);
+
   private:
-    mutable ManagerMutex mutex_;  // guards everything below
+    friend class Pins;
+    void unpin(std::span<const HeldPin> pins);
+
+    const HomeProcess anchor_home_;
+    const std::shared_ptr<PinAnchor> anchor_;  // of every handle
+    mutable ManagerMutex mutex_;               // guards everything below
     State state_;
     // Memory that calls use again; it says nothing between them.
     AdmissionPlanner planner_;

@@ -20,7 +20,7 @@ std::uint64_t own_blocks(const Sequence& sequence, const HeldBlocks& held, std::
 }
 
 void set_kept(Window& window, HeldBlocks& held, std::uint64_t blocks) {
-    window.kept = window.kept - held.kept + blocks;
+    window.slots_kept = window.slots_kept - held.kept + blocks;
     held.kept = static_cast<std::uint32_t>(blocks);
 }
 

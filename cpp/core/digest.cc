@@ -57,6 +57,7 @@ std::uint64_t digest_of_sequence(Sequence& sequence) {
     digest.mix(std::uint64_t{sequence.length} << 32 | sequence.computed);
     digest.mix(std::uint64_t{sequence.known()} << 32 | sequence.doubtful_from);
     digest.mix(sequence.grown_digest.value());
+    digest.mix(std::uint64_t{sequence.committed} << 1 | (sequence.suspended ? 1 : 0));
     mix_numbers(digest, sequence.stats);
     digest.mix(sequence.claimed);
     for (const HeldBlocks& held : sequence.windows) {

@@ -11,17 +11,20 @@ namespace kvfix {
 
 class OutOfBlocks : public std::runtime_error {
   public:
-    OutOfBlocks(std::uint64_t needed, std::uint64_t free, WindowSize window)
+    OutOfBlocks(std::uint64_t needed, std::uint64_t free, WindowSize window, Tier in_tier = Tier::primary)
         : std::runtime_error("out of blocks" + (window ? " in window " + std::to_string(*window) : "") + ": " +
-                             std::to_string(needed) + " primary blocks needed, " + std::to_string(free) +
+                             std::to_string(needed) + (in_tier == Tier::primary ? " primary" : " host") +
+                             " blocks needed, " + std::to_string(free) +
                              " free or evictable; the rest is owned, pinned or in flight"),
           blocks_needed(needed),
           blocks_free(free),
-          window_size(window) {}
+          window_size(window),
+          tier(in_tier) {}
 
     std::uint64_t blocks_needed;
     std::uint64_t blocks_free;
     WindowSize window_size;
+    Tier tier;
 };
 
 class UnknownRequest : public std::runtime_error {

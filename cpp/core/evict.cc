@@ -14,9 +14,7 @@ namespace {
 bool evict_host(State& state, Window& window) {
     const BlockIndex copy = window.host_redundant_queue.victim([](BlockIndex) { return false; });
     if (copy != kNone) {
-        window.host_redundant_queue.remove(copy);
-        window.blocks.give_slot(kHost, window.blocks[copy].slot[kHost]);
-        window.blocks[copy].slot[kHost] = kNone;
+        drop_host_copy(window, copy);
         return true;
     }
     const BlockIndex victim = window.host_only_queue.victim(
@@ -26,10 +24,6 @@ bool evict_host(State& state, Window& window) {
     }
     state.current.blocks_dropped += drop(state, window, victim);
     return true;
-}
-
-SlotIndex take_host_slot(State& state, Window& window) {
-    return window.blocks.slots_free(kHost) != 0 || evict_host(state, window) ? window.blocks.take_slot(kHost) : kNone;
 }
 
 // Evictions come in rows, and each touches a record, its links, its parent and its place in the index, all of them cold in a
@@ -69,7 +63,7 @@ void evict_primary(State& state, Window& window) {
     prefetch_victims(window, victim);
     KVFIX_PAUSE("evict.picked");
     Block& record = window.blocks[victim];
-    if (record.has(kHost)) {  // a clean copy: nothing to move
+    if (record.has(kHost)) {  // a clean copy, there or on its way: nothing to move
         window.blocks.give_slot(kPrimary, detach_primary(window, victim));
         review_host(window, victim);
         publish(state, window, EventKind::updated, victim, Tier::host);
@@ -117,6 +111,18 @@ SlotIndex take_primary_slot(State& state, Window& window) {
         evict_primary(state, window);
     }
     return window.blocks.take_slot(kPrimary);
+}
+
+SlotIndex take_host_slot(State& state, Window& window) {
+    return window.blocks.slots_free(kHost) != 0 || evict_host(state, window) ? window.blocks.take_slot(kHost) : kNone;
+}
+
+void drop_host_copy(Window& window, BlockIndex block) {
+    if (window.host_redundant_queue.contains(block)) {
+        window.host_redundant_queue.remove(block);
+    }
+    window.blocks.give_slot(kHost, window.blocks[block].slot[kHost]);
+    window.blocks[block].slot[kHost] = kNone;
 }
 
 SlotIndex detach_primary(Window& window, BlockIndex block) {

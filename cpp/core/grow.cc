@@ -28,6 +28,12 @@ void check_sizes(std::size_t ids, std::size_t counts, std::size_t computed) {
     check_size(computed, " numbers of computed positions");
 }
 
+// Of so many more positions, those whose values are not the prompt's. More than there can be are refused by check_step().
+std::uint32_t values_of(const Sequence& sequence, std::uint32_t count) {
+    const std::uint32_t prompt = sequence.prompt_length();
+    return sequence.length >= prompt ? count : std::max(sequence.length + count, prompt) - prompt;
+}
+
 void check_step(const Step& step, bool has_tokens) {
     const Sequence& sequence = *step.sequence;
     const auto refuse = [&](const std::string& why) {
@@ -37,7 +43,7 @@ void check_step(const Step& step, bool has_tokens) {
         refuse("counts: " + std::to_string(step.count) + " more tokens are over the limit of " +
                std::to_string(kNone / 2));
     }
-    if (has_tokens && step.values() != 0 && sequence.known() != sequence.values_begin()) {
+    if (has_tokens && step.values != 0 && sequence.known() != sequence.values_begin()) {
         refuse("tokens: positions " + std::to_string(sequence.known()) + " to " + std::to_string(sequence.length) +
                " were grown without values, so later values have no place");
     }
@@ -50,7 +56,7 @@ void check_step(const Step& step, bool has_tokens) {
 void check_tokens(std::span<const TokenId> tokens, std::span<const Step> steps) {
     std::uint64_t total = 0;
     for (const Step& step : steps) {
-        total += step.values();
+        total += step.values;
     }
     if (tokens.size() != total) {
         throw std::invalid_argument("add_tokens: " + std::to_string(tokens.size()) + " token values for " +
@@ -114,12 +120,12 @@ void reserve_prompt(State& state, Sequence& sequence, std::uint32_t length) {
     state.current.blocks_new += blocks * state.windows.size();
 }
 
-void take_step(State& state, const Step& step) {
+void take_step(State& state, const Step& step, bool chunked) {
     Sequence& sequence = *step.sequence;
     sequence.computed = std::max(sequence.computed, step.computed);
     leave_windows(state, sequence);
     const std::uint32_t length = sequence.length + step.count;
-    if (state.windows[0].chunked != 0 && sequence.length < sequence.prompt_length()) {
+    if (chunked && sequence.length < sequence.prompt_length()) {
         reserve_prompt(state, sequence, std::min(length, sequence.prompt_length()));
     }
     const std::uint32_t blocks =
@@ -180,6 +186,11 @@ void check_rewind(const State& state, const Sequence& sequence, std::uint32_t co
         throw std::invalid_argument(who + std::to_string(count) + " is more than the " + std::to_string(grown) +
                                     " tokens grown since the prompt");
     }
+    if (sequence.length - count < sequence.committed) {
+        throw std::invalid_argument(who + "rewinding by " + std::to_string(count) + " would take back some of the " +
+                                    std::to_string(sequence.committed) +
+                                    " tokens that store_blocks_for_reuse has offered to others");
+    }
     const std::uint32_t computed = std::min(sequence.computed, sequence.length - count);
     for (const Window& window : state.windows) {
         const std::uint32_t may_have_left = blocks_behind(window, computed);
@@ -215,25 +226,28 @@ void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestI
             throw std::invalid_argument("request " + std::to_string(ids[i]) + ", request_ids: twice in one call");
         }
         sequence.mark = state.mark;
-        steps.push_back({&sequence, counts[i], computed ? (*computed)[i] : 0});
+        steps.push_back(
+            {&sequence, counts[i], computed ? (*computed)[i] : 0, tokens ? values_of(sequence, counts[i]) : 0});
         check_step(steps.back(), tokens.has_value());
     }
     if (tokens) {
         check_tokens(*tokens, steps);
     }
     check_capacity(state, steps);
+    const bool chunked = std::ranges::any_of(state.windows, [](const Window& window) { return window.chunked != 0; });
     const TokenId* next = tokens ? tokens->data() : nullptr;
     for (const Step& step : steps) {
-        const std::uint32_t values = next != nullptr ? step.values() : 0;
-        take_step(state, step);
-        if (values != 0) {
-            step.sequence->learn({next, values});
-            next += values;
+        take_step(state, step, chunked);
+        if (step.values != 0) {
+            step.sequence->learn({next, step.values});
+            next += step.values;
         }
     }
-    for (Window& window : state.windows) {
-        for (std::size_t i = 0; window.chunked != 0 && i < steps.size(); ++i) {
-            chunk::settle(window, *steps[i].sequence);
+    if (chunked) {
+        for (Window& window : state.windows) {
+            for (const Step& step : steps) {
+                chunk::settle(window, *step.sequence);
+            }
         }
     }
 }
@@ -254,7 +268,7 @@ void rewind(State& state, RequestId id, std::uint32_t count) {
     }
     sequence.length = length;
     sequence.computed = std::min(sequence.computed, length);
-    sequence.forget(sequence.values_begin());
+    sequence.forget(sequence.values_begin(), state.tokens_per_block());
 }
 
 // Told too much, others would find bytes that nobody has written.

@@ -15,11 +15,7 @@ struct Step {
     Sequence* sequence;
     std::uint32_t count;
     std::uint32_t computed;
-
-    // Of these positions, those whose values are not the prompt's.
-    std::uint32_t values() const {
-        return std::max(sequence->length + count, sequence->prompt_length()) - sequence->values_begin();
-    }
+    std::uint32_t values;  // that are given: of the positions behind the prompt
 };
 
 // Blocks that so many more positions take in each window.

@@ -1,6 +1,7 @@
 #include "core/hold.h"
 
 #include "core/check.h"
+#include "core/chunk.h"
 #include "core/evict.h"
 #include "core/pause_point.h"
 #include "core/publish.h"
@@ -36,6 +37,14 @@ void let_go(State& state, Window& window, BlockIndex block, bool outside) {
     if (--record.owners == 0) {
         KVFIX_PAUSE("release.unowned");
         review(state, window, block);
+    }
+}
+
+void let_go_all(State& state, Sequence& sequence) {
+    for (Window& window : state.windows) {
+        HeldBlocks& held = sequence.windows[window.index];
+        chunk::end(window, held);
+        held.for_each_from_last([&](BlockIndex block) { let_go(state, window, block); });
     }
 }
 

@@ -125,9 +125,14 @@ void check_tree(const Window& window) {
 }
 
 void check_sequences(const State& state) {
+    std::uint64_t suspended = 0;
     for (const Sequence* sequence : state.sequences.ordered()) {
+        suspended += sequence->suspended ? 1 : 0;
         check(sequence->known() <= sequence->values_begin() && sequence->computed <= sequence->length,
               "a sequence's lengths disagree");
+        check(sequence->committed <= sequence->known() &&
+                  sequence->hashes.size() <= sequence->known() / state.tokens_per_block(),
+              "a sequence has offered or named what is not known of it");
         for (const Window& window : state.windows) {
             const HeldBlocks& held = sequence->windows[window.index];
             check(held.size() == ceil_div(sequence->length, state.tokens_per_block()),
@@ -137,16 +142,28 @@ void check_sequences(const State& state) {
                     const BlockIndex block = held.at(beam, position);
                     check((block == kNone) == (position < held.left),
                           "a block that left its window is held, or the reverse");
-                    check(block == kNone || window.blocks[block].has(kPrimary),
+                    check(block == kNone || sequence->suspended || window.blocks[block].has(kPrimary),
                           "a sequence holds a block without a primary slot");
                 }
             }
         }
     }
+    check(suspended == state.sequences_suspended, "the count of suspended sequences is wrong");
+}
+
+// Each block is kept by as many suspended sequences as hold it, in a tier where it has a slot.
+void check_kept(const Window& window, std::span<const std::uint32_t> keepers) {
+    for (const BlockIndex block : window.blocks.all()) {
+        const auto kept = window.kept.find(block);
+        check(keepers[number(block)] == (kept == window.kept.end() ? 0 : kept->second.sequences),
+              "a block is kept for more or fewer suspended sequences than hold it");
+        check(kept == window.kept.end() || window.blocks[block].has(kept->second.tier),
+              "a block is kept in a tier where it has no slot");
+    }
 }
 
 // What is kept is kept for somebody, and is there.
-void check_kept(const State& state) {
+void check_kept_slots(const State& state) {
     for (const Window& window : state.windows) {
         std::uint64_t kept = 0;
         std::uint32_t chunked = 0;
@@ -154,13 +171,14 @@ void check_kept(const State& state) {
             const HeldBlocks& held = sequence->windows[window.index];
             kept += held.kept;
             chunked += held.room != 0 ? 1 : 0;
-            check(held.room == 0 || sequence->length < sequence->prompt_length(),
-                  "slots are kept for a prompt that is reserved");
+            check(held.room == 0 || (sequence->length < sequence->prompt_length() && !sequence->suspended),
+                  "slots are kept for a prompt that is reserved, or that waits in host");
         }
-        check(kept == window.kept && chunked == window.chunked, "the counts of slots kept are wrong");
+        check(kept == window.slots_kept && chunked == window.chunked, "the counts of slots kept are wrong");
         std::uint64_t pinned = 0;
         for (const BlockIndex block : window.blocks.all()) {
-            pinned += window.blocks[block].pins[kPrimary] != 0 ? 1 : 0;
+            const Block& record = window.blocks[block];
+            pinned += record.pins[kPrimary] != 0 || record.locks[kPrimary] != 0 ? 1 : 0;
         }
         check(kept <= window.there() + pinned, "slots are kept that are not there");
     }
@@ -187,8 +205,10 @@ void check_transfers(const State& state) {
                 const std::uint32_t flying = flight == flights.end() ? 0 : flight->second[tier];
                 check(flying == (record.in_flight(tier) ? 1U : 0U),
                       "a slot is in flight without a transfer, or with two");
-                check(record.locks[tier] == (lock == locks.end() ? 0 : lock->second[tier]),
-                      "a slot's locks differ from its transfers");
+                const auto kept = window.kept.find(block);
+                const std::uint32_t keeping = kept != window.kept.end() && kept->second.tier == tier ? 1 : 0;
+                check(record.locks[tier] == keeping + (lock == locks.end() ? 0 : lock->second[tier]),
+                      "a slot's locks differ from its transfers and suspended sequences");
             }
         }
     }
@@ -219,13 +239,16 @@ void check_window_invariants(const Window& window, std::span<const std::uint32_t
 void check_invariants(const State& state) {
     for (const Window& window : state.windows) {
         Counts owners(window.blocks.size());
+        Counts keepers(window.blocks.size());
         for (const Sequence* sequence : state.sequences.ordered()) {
-            sequence->windows[window.index].for_each([&](BlockIndex block) { ++owners.at(number(block)); });
+            Counts& holders = sequence->suspended ? keepers : owners;
+            sequence->windows[window.index].for_each([&](BlockIndex block) { ++holders.at(number(block)); });
         }
         check_window_invariants(window, owners);
+        check_kept(window, keepers);
     }
     check_sequences(state);
-    check_kept(state);
+    check_kept_slots(state);
     check_transfers(state);
 }
 

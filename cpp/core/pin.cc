@@ -12,6 +12,31 @@
 #include "core/review.h"
 
 namespace kvfix::pin {
+namespace {
+
+std::string name(BlockId id) { return "block " + std::to_string(number(id)); }
+
+// One pin of each, in that tier; all or nothing.
+void end_each(State& state, std::span<const std::pair<BlockId, std::size_t>> ends) {
+    std::map<std::pair<BlockId, std::size_t>, std::uint32_t> wanted;
+    std::vector<BlockPlace> places;
+    for (const auto& [id, from] : ends) {
+        places.push_back(place_of(state, id));
+        const Block& block = std::as_const(places.back().window->blocks)[places.back().block];
+        const std::uint32_t pins = ++wanted[{id, from}];
+        if (pins > block.pins[from]) {
+            throw std::invalid_argument(name(id) + " is unpinned " + std::to_string(pins) + " times but pinned " +
+                                        std::to_string(block.pins[from]) + " times in " +
+                                        (from == kPrimary ? "primary" : "host"));
+        }
+    }
+    KVFIX_PAUSE("unpin.checked");
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+        remove(state, *places[i].window, places[i].block, ends[i].second);
+    }
+}
+
+}  // namespace
 
 void add(State& state, Window& window, BlockIndex block, std::size_t tier) {
     ++window.blocks[block].pins[tier];
@@ -59,7 +84,13 @@ std::vector<PinnedSlot> by_id(State& state, std::span<const BlockId> ids) {
         if (!block.settled(kPrimary) && !block.settled(kHost)) {
             throw BlockInFlight(id);
         }
-        places.emplace_back(place, block.settled(kPrimary) ? kPrimary : kHost);
+        const std::size_t tier = block.settled(kPrimary) ? kPrimary : kHost;
+        if (tier == kHost && !block.in_tree && block.pins[kHost] == 0) {
+            throw std::invalid_argument(
+                "block " + std::to_string(number(id)) +
+                " is in host for its owner or a transfer alone: what may be written on in primary is not pinned there");
+        }
+        places.emplace_back(place, tier);
     }
     KVFIX_PAUSE("pin.found");
     std::vector<PinnedSlot> out;
@@ -71,29 +102,24 @@ std::vector<PinnedSlot> by_id(State& state, std::span<const BlockId> ids) {
 }
 
 void end_by_id(State& state, std::span<const BlockId> ids, std::optional<Tier> tier) {
-    std::map<std::pair<BlockId, std::size_t>, std::uint32_t> wanted;
-    std::vector<std::pair<BlockPlace, std::size_t>> places;
+    std::vector<std::pair<BlockId, std::size_t>> ends;
     for (const BlockId id : ids) {
         const BlockPlace place = place_of(state, id);
-        const Block& block = place.window->blocks[place.block];
-        const std::string who = "block " + std::to_string(number(id));
+        const Block& block = std::as_const(place.window->blocks)[place.block];
         if (!tier && block.pins[kPrimary] != 0 && block.pins[kHost] != 0) {
-            throw std::invalid_argument(who + " is pinned in both tiers: say which with tier=");
+            throw std::invalid_argument(name(id) + " is pinned in both tiers: say which with tier=");
         }
-        const std::size_t from =
-            tier ? static_cast<std::size_t>(*tier) : (block.pins[kPrimary] != 0 ? kPrimary : kHost);
-        const std::uint32_t pins = ++wanted[{id, from}];
-        if (pins > block.pins[from]) {
-            throw std::invalid_argument(who + " is unpinned " + std::to_string(pins) + " times but pinned " +
-                                        std::to_string(block.pins[from]) + " times in " +
-                                        (from == kPrimary ? "primary" : "host"));
-        }
-        places.emplace_back(place, from);
+        ends.emplace_back(id, tier ? static_cast<std::size_t>(*tier) : (block.pins[kPrimary] != 0 ? kPrimary : kHost));
     }
-    KVFIX_PAUSE("unpin.checked");
-    for (const auto& [place, from] : places) {
-        remove(state, *place.window, place.block, from);
+    end_each(state, ends);
+}
+
+void end(State& state, std::span<const HeldPin> pins) {
+    std::vector<std::pair<BlockId, std::size_t>> ends;
+    for (const HeldPin& pin : pins) {
+        ends.emplace_back(pin.block_id, static_cast<std::size_t>(pin.tier));
     }
+    end_each(state, ends);
 }
 
 }  // namespace kvfix::pin

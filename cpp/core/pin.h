@@ -24,6 +24,9 @@ std::vector<BlockId> of_request(State& state, RequestId id);
 std::vector<PinnedSlot> by_id(State& state, std::span<const BlockId> ids);
 void end_by_id(State& state, std::span<const BlockId> ids, std::optional<Tier> tier);
 
+// The same, each in its own tier.
+void end(State& state, std::span<const HeldPin> pins);
+
 // Where the blocks of a look-up by hash stand in the prompt of the request that it carries.
 struct Path {
     RequestPtr request;
@@ -39,6 +42,8 @@ struct HashLookup {
     WindowSize window_size;
     std::optional<Path> path;  // with one, blocks are found by their content
 };
+// The blocks of the tree, wherever they are; kNone for a hash that has none, or more than one.
+std::vector<BlockIndex> find(const State& state, Window& window, const HashLookup& lookup);
 std::vector<std::optional<PinnedBlock>> by_hash(State& state, const HashLookup& lookup);
 
 }  // namespace kvfix::pin

@@ -91,10 +91,14 @@ Path path_of(const BlockManagerConfig& config, std::span<const BlockHash> hashes
     return path;
 }
 
-std::vector<std::optional<PinnedBlock>> by_hash(State& state, const HashLookup& lookup) {
+std::vector<BlockIndex> find(const State& state, Window& window, const HashLookup& lookup) {
     check_whole(state.config, lookup.hashes);
+    return lookup.path ? find_on_path(window, *lookup.path) : find_by_hash(window.tree, lookup.hashes);
+}
+
+std::vector<std::optional<PinnedBlock>> by_hash(State& state, const HashLookup& lookup) {
     Window& window = window_of(state, lookup.window_size);
-    const auto blocks = lookup.path ? find_on_path(window, *lookup.path) : find_by_hash(window.tree, lookup.hashes);
+    const std::vector<BlockIndex> blocks = find(state, window, lookup);
     std::vector<std::optional<PinnedBlock>> out(lookup.hashes.size());
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         const BlockIndex block = blocks[i];

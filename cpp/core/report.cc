@@ -4,7 +4,7 @@ namespace kvfix {
 namespace {
 
 WindowStats stats_of(const Window& window) {
-    WindowStats out{.window_size = window.config.window_size, .primary = {}, .host = {}, .kept = window.kept};
+    WindowStats out{.window_size = window.config.window_size, .primary = {}, .host = {}, .kept = window.slots_kept};
     const auto fill = [&](TierStats& stats, std::size_t tier, std::uint64_t cached) {
         stats.blocks = window.blocks.slots(tier);
         stats.free = window.blocks.slots_free(tier);
@@ -27,7 +27,8 @@ KvCacheStats stats_of(const State& state) {
     out.iteration = state.iteration;
     out.current = state.current;
     out.events_dropped = state.events.dropped();
-    out.sequences = state.sequences.size();
+    out.sequences = state.sequences.size() - state.sequences_suspended;
+    out.sequences_suspended = state.sequences_suspended;
     for (const Window& each : state.windows) {
         const WindowStats window = stats_of(each);
         out.max_num_blocks += window.primary.blocks;

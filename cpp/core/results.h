@@ -58,6 +58,13 @@ struct PinnedSlot {
     Tier tier;
 };
 
+// One pin of a handle.
+struct HeldPin {
+    BlockId block_id;
+    SlotIndex slot;
+    Tier tier;
+};
+
 // A caller's int32 table (windows, rows, 2, blocks), C-contiguous.
 struct OffsetTable {
     std::int32_t* data;

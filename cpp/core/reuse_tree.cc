@@ -71,6 +71,9 @@ ParentRef ReuseTree::open_root(const std::string& identity) {
         roots_by_prefix_.insert(place_of(roots_[root].prefix), BlockIndex{root});
     } else {
         root_by_identity_.emplace(identity, root);
+        if (tenants_) {
+            tenants_->add(identity);
+        }
     }
     return ParentRef::root(root);
 }

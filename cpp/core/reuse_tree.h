@@ -21,6 +21,7 @@
 #include "core/hash_book.h"
 #include "core/hash_index.h"
 #include "core/index_hash.h"
+#include "core/tenant_index.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -62,7 +63,7 @@ class ReuseTree {
     void set_above(BlockIndex block, const Prefix& prefix) { above_[number(block)] = prefix; }
     // kNone while nothing follows the prefix.
     ParentRef find_prefix(const Prefix& prefix) const;
-    ParentRef open_prefix(const Prefix& prefix);
+    ParentRef open_prefix(const Prefix& prefix, const std::string& identity);
     // Prefixes whose last blocks have gone, while something that follows them is there.
     std::uint32_t orphaned() const { return orphaned_; }
     // Of a root, in a tree by prefix; nothing elsewhere.
@@ -131,6 +132,9 @@ class ReuseTree {
     void collect_descendants(BlockIndex block, std::vector<BlockIndex>& out) const;
     void collect_all(std::vector<BlockIndex>& out) const;
     void collect_direct_children(BlockIndex block, std::vector<BlockIndex>& out) const;
+    // Appends what the roots of that adapter, that salt, or both have for children. Which roots those are is known from the first
+    // call on, which looks at every root; in a tree by prefix every call looks at every root.
+    void collect_tenant(std::optional<std::int64_t> lora_id, const Salt& salt, std::vector<BlockIndex>& out);
 
     // Heap order of the treaps: fixed per block, spread evenly, the same wherever the seed is.
     std::uint32_t rank(BlockIndex block) const;
@@ -141,7 +145,7 @@ class ReuseTree {
 
   private:
     struct Root {
-        std::string identity;
+        std::string identity;  // whose it is
         std::uint64_t key = 0;
         BlockIndex children = kNone;
         // In a tree by prefix:
@@ -188,6 +192,7 @@ class ReuseTree {
     std::vector<std::uint32_t> next_;  // [block]: the root of what follows it, or kNone
     std::uint32_t orphaned_ = 0;
     std::optional<HashBook> hash_book_;
+    std::optional<TenantIndex> tenants_;
     std::vector<Root> roots_;
     std::vector<std::uint32_t> free_roots_;
     struct KeyedHash {

@@ -11,11 +11,12 @@ ParentRef ReuseTree::find_prefix(const Prefix& prefix) const {
     return root == kNone ? ParentRef() : ParentRef::root(number(root));
 }
 
-ParentRef ReuseTree::open_prefix(const Prefix& prefix) {
+ParentRef ReuseTree::open_prefix(const Prefix& prefix, const std::string& identity) {
     if (const ParentRef found = find_prefix(prefix); found != kNone) {
         return found;
     }
     const std::uint32_t root = new_root();
+    roots_[root].identity = identity;
     roots_[root].prefix = prefix;
     roots_[root].key = prefix.key;
     roots_[root].first = false;
@@ -53,6 +54,9 @@ void ReuseTree::close_root(std::uint32_t root) {
     free_roots_.push_back(root);
     if (!by_prefix_) {
         root_by_identity_.erase(closed.identity);
+        if (tenants_) {
+            tenants_->remove(closed.identity);
+        }
         return;
     }
     roots_by_prefix_.erase(place_of(closed.prefix), BlockIndex{root});

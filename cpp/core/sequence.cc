@@ -1,6 +1,8 @@
 #include "core/sequence.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace kvfix {
@@ -11,8 +13,10 @@ constexpr std::size_t kSpareMax = 1024;
 void clear(Sequence& sequence) {
     sequence.request.reset();
     sequence.grown_tokens.clear();
-    sequence.length = sequence.computed = sequence.claimed = 0;
+    sequence.length = sequence.computed = sequence.claimed = sequence.committed = 0;
+    sequence.hashes.clear();
     sequence.doubtful_from = kNone;
+    sequence.suspended = false;
     for (HeldBlocks& held : sequence.windows) {
         held.shared.clear();
         held.tails.clear();
@@ -41,6 +45,11 @@ void Sequence::read_tokens(std::uint32_t position, std::span<TokenId> out) const
     }
 }
 
+void Sequence::refuse_suspended() const {
+    throw std::invalid_argument("request " + std::to_string(id()) +
+                                " is suspended and holds no primary block: resume it first");
+}
+
 void Sequence::learn(std::span<const TokenId> tokens) {
     for (const TokenId token : tokens) {
         grown_digest.add(digest_of_words(grown_tokens.size(), token));
@@ -48,7 +57,8 @@ void Sequence::learn(std::span<const TokenId> tokens) {
     }
 }
 
-void Sequence::forget(std::uint32_t position) {
+void Sequence::forget(std::uint32_t position, std::uint32_t tokens_per_block) {
+    hashes.resize(std::min<std::size_t>(hashes.size(), position / tokens_per_block));
     for (; known() > position; grown_tokens.pop_back()) {
         grown_digest.remove(digest_of_words(grown_tokens.size() - 1, grown_tokens.back()));
     }

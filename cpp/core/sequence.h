@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/block_hash.h"
 #include "core/errors.h"
 #include "core/request.h"
 #include "core/reuse_tree.h"
@@ -69,6 +70,20 @@ struct HeldBlocks {
         }
     }
 
+    // The same, the beams' own blocks first, then the shared ones from the last on.
+    template <class Visit>
+    void for_each_from_last(Visit&& visit) const {
+        const std::size_t left_tail = left > shared.size() ? left - shared.size() : 0;
+        for (const auto& tail : tails) {
+            for (std::size_t i = left_tail; i < tail.size(); ++i) {
+                visit(tail[i]);
+            }
+        }
+        for (std::size_t i = shared.size(); i-- > left;) {
+            visit(shared[i]);
+        }
+    }
+
   private:
     std::vector<BlockIndex>& list_of(std::uint32_t beam) { return tails.empty() ? shared : tails[beam]; }
 };
@@ -97,7 +112,11 @@ struct Sequence {
     // The first block that left a window while its bytes had not arrived. Whether they ever did is not known, so nothing from
     // there on is stored, in any window: every layer computes from what the layers before it made of those bytes.
     std::uint32_t doubtful_from = kNone;
-    std::uint64_t mark = 0;  // scratch of calls that take several ids
+    bool suspended = false;       // it keeps its blocks in host, and owns none
+    std::uint64_t mark = 0;       // scratch of calls that take several ids
+    std::uint32_t committed = 0;  // leading positions that entered the tree while it lived: not rewound
+    // Of its full blocks, as far as somebody asked; forget() takes back those whose tokens go, given the block's size.
+    std::vector<BlockHash> hashes;
     std::vector<HeldBlocks> windows;
     std::vector<StoreCursor> cursors;
     RequestStats stats;
@@ -109,7 +128,13 @@ struct Sequence {
 
     void learn(std::span<const TokenId> tokens);
     // What is known from that position on.
-    void forget(std::uint32_t position);
+    void forget(std::uint32_t position, std::uint32_t tokens_per_block);
+    // Throws std::invalid_argument.
+    void check_not_suspended() const {
+        if (suspended) [[unlikely]] {
+            refuse_suspended();
+        }
+    }
     RequestId id() const { return request->id; }
     std::uint32_t beam_width() const { return request->beam_width; }
     std::uint32_t prompt_length() const { return request->num_tokens(); }
@@ -120,6 +145,9 @@ struct Sequence {
     // Where values that growth brings begin: those of the prompt are known before its positions are reserved.
     std::uint32_t values_begin() const { return std::max(length, prompt_length()); }
     void read_tokens(std::uint32_t position, std::span<TokenId> out) const;
+
+  private:
+    [[noreturn]] void refuse_suspended() const;
 };
 
 // Sequences by request id. Addresses are stable; vectors of ended sequences are used again.
@@ -129,7 +157,13 @@ class SequenceTable {
         const auto found = live_.find(id);
         return found == live_.end() ? nullptr : found->second.get();
     }
+    // Throws std::invalid_argument where it is suspended; at_any() does not.
     const Sequence& at(RequestId id) const {
+        const Sequence& sequence = at_any(id);
+        sequence.check_not_suspended();
+        return sequence;
+    }
+    const Sequence& at_any(RequestId id) const {
         const Sequence* sequence = find(id);
         if (sequence == nullptr) {
             throw UnknownRequest(id);
@@ -138,6 +172,11 @@ class SequenceTable {
     }
     // Whoever asks for a sequence that can be changed is taken to change it.
     Sequence& at(RequestId id) {
+        Sequence& sequence = at_any(id);
+        sequence.check_not_suspended();
+        return sequence;
+    }
+    Sequence& at_any(RequestId id) {
         const auto found = live_.find(id);
         if (found == live_.end()) {
             throw UnknownRequest(id);

@@ -28,6 +28,7 @@ struct State {
     Windows windows;
     SequenceTable sequences;
     std::int64_t now_ms = 0;
+    std::uint64_t sequences_suspended = 0;
     std::uint64_t mark = 0;  // of the last call that took several ids; Sequence::mark compares
 
     std::uint32_t tokens_per_block() const { return config.tokens_per_block; }

@@ -66,7 +66,8 @@ struct KvCacheStats {
     CacheCounters iteration;  // the one that the last refresh_blocks() ended
     CacheCounters current;    // since then
     std::uint64_t events_dropped = 0;
-    std::uint64_t sequences = 0;
+    std::uint64_t sequences = 0;  // in primary
+    std::uint64_t sequences_suspended = 0;
 };
 
 }  // namespace kvfix

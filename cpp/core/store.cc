@@ -8,9 +8,11 @@
 #include "core/chunk.h"
 #include "core/grow.h"
 #include "core/hold.h"
+#include "core/keep.h"
 #include "core/pin.h"
 #include "core/publish.h"
 #include "core/steps.h"
+#include "core/told.h"
 
 namespace kvfix::store {
 namespace {
@@ -66,8 +68,8 @@ void enter_below(State& state, Window& window, Sequence& sequence, BlockIndex bl
     const Request& request = *sequence.request;
     const StoreCursor& cursor = sequence.cursors[window.index];
     if (parent == kNone) {
-        parent =
-            cursor.position == 0 ? window.tree.open_root(request.identity) : window.tree.open_prefix(cursor.prefix);
+        parent = cursor.position == 0 ? window.tree.open_root(request.identity)
+                                      : window.tree.open_prefix(cursor.prefix, request.identity);
     }
     enter(state, window, block, parent, request);
 }
@@ -146,49 +148,10 @@ void last_partial(State& state, Window& window, Sequence& sequence, std::uint32_
     enter_below(state, window, sequence, own, parent);
 }
 
-void check_whole_tokens(const Sequence& sequence, std::span<const TokenId> tokens) {
-    const std::string who = "request " + std::to_string(sequence.id()) + ", tokens";
-    if (tokens.size() > sequence.values_begin()) {
-        throw std::invalid_argument(who + ": " + std::to_string(tokens.size()) + " tokens for a sequence of " +
-                                    std::to_string(sequence.values_begin()) + "; grow it first");
-    }
-    if (tokens.size() < sequence.known()) {
-        throw std::invalid_argument(who + ": " + std::to_string(tokens.size()) + " tokens, but " +
-                                    std::to_string(sequence.known()) +
-                                    " are known already; give the whole sequence, prompt included");
-    }
-    if (const auto negative = find_negative(tokens)) {
-        refuse_negative(who, tokens, *negative);
-    }
-    std::vector<TokenId> expected(sequence.known());
-    sequence.read_tokens(0, expected);
-    const auto [at, given] = std::ranges::mismatch(expected, tokens.first(expected.size()));
-    if (at != expected.end()) {
-        throw std::invalid_argument(who + ": token " + std::to_string(at - expected.begin()) + " is " +
-                                    std::to_string(*given) + ", but the sequence has " + std::to_string(*at) +
-                                    " there (another request's tokens?)");
-    }
-    if (tokens.size() > sequence.known() && sequence.beam_width() > 1) {
-        throw std::invalid_argument(who + ": with beam_width " + std::to_string(sequence.beam_width()) +
-                                    " each beam has tokens of its own after the prompt");
-    }
-}
-
-// Last block first, so that the end of a prefix is evicted before its beginning.
-void let_go_all(State& state, Sequence& sequence) {
+// As letting go, of what a suspended sequence keeps.
+void keep_none(State& state, const Sequence& sequence) {
     for (Window& window : state.windows) {
-        HeldBlocks& held = sequence.windows[window.index];
-        chunk::end(window, held);
-        for (const auto& tail : held.tails) {
-            for (const BlockIndex block : tail) {
-                if (block != kNone) {
-                    hold::let_go(state, window, block);
-                }
-            }
-        }
-        for (std::size_t position = held.shared.size(); position-- > 0 && held.shared[position] != kNone;) {
-            hold::let_go(state, window, held.shared[position]);
-        }
+        sequence.windows[window.index].for_each_from_last([&](BlockIndex block) { keep::end(state, window, block); });
     }
 }
 
@@ -215,7 +178,8 @@ std::uint32_t first_unsure(const State& state, Sequence& sequence) {
 void enter(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
     window.tree.add(block, parent);
     ++state.current.blocks_stored;
-    publish(state, window, EventKind::stored, block, Tier::primary, &request);
+    const Tier tier = window.blocks[block].has(kPrimary) ? Tier::primary : Tier::host;
+    publish(state, window, EventKind::stored, block, tier, &request);
 }
 
 void context(State& state, RequestId id, std::uint32_t tokens_computed) {
@@ -267,18 +231,13 @@ void full_blocks(State& state, Window& window, Sequence& sequence, std::uint32_t
 
 std::vector<BlockId> remove(State& state, RequestId id, bool store, bool pin,
                             std::optional<std::span<const TokenId>> tokens, std::optional<std::uint32_t> computed) {
-    Sequence& sequence = state.sequences.at(id);
-    grow::check_computed(sequence, computed.value_or(0));
-    if (tokens) {
-        check_whole_tokens(sequence, *tokens);
-    }
+    Sequence& sequence = state.sequences.at_any(id);
+    check_told(sequence, tokens, computed);
     if (pin) {
+        sequence.check_not_suspended();
         pin::check_settled(state, sequence);
     }
-    if (tokens && tokens->size() > sequence.known()) {
-        sequence.learn(tokens->subspan(sequence.known()));
-    }
-    sequence.computed = std::max(sequence.computed, computed.value_or(0));
+    learn_told(sequence, tokens, computed);
     if (store) {
         for (Window& window : state.windows) {
             full_blocks(state, window, sequence, sequence.storable());
@@ -286,7 +245,12 @@ std::vector<BlockId> remove(State& state, RequestId id, bool store, bool pin,
         }
     }
     std::vector<BlockId> pinned = pin ? pin::held(state, sequence) : std::vector<BlockId>{};
-    let_go_all(state, sequence);
+    if (sequence.suspended) {
+        keep_none(state, sequence);
+        --state.sequences_suspended;
+    } else {
+        hold::let_go_all(state, sequence);
+    }
     state.sequences.remove(id);
     return pinned;
 }

@@ -18,7 +18,8 @@ void offer(State& state, Window& window, const Request& request, BlockIndex own,
     if (parent != kNone && tree.find_child(parent, record.key, tree.content(own)) != kNone) {
         return;
     }
-    enter(state, window, own, first ? tree.open_root(request.identity) : tree.open_prefix(above), request);
+    enter(state, window, own, first ? tree.open_root(request.identity) : tree.open_prefix(above, request.identity),
+          request);
 }
 
 // The content behind the cursor; that of a block that has left goes through `spare`.

@@ -40,9 +40,10 @@ std::uint32_t checked_bits(std::uint32_t bits) {
 
 }  // namespace
 
-TierIndex::TierIndex(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits)
+TierIndex::TierIndex(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits, TierPolicy policy)
     : tokens_per_block_(at_least_one(tokens_per_block, "tokens_per_block")),
-      blocks_(checked_slots(slots), tokens_per_block, checked_bits(hash_bits), drawn_seed()) {}
+      blocks_(checked_slots(slots), tokens_per_block, checked_bits(hash_bits), drawn_seed()),
+      admission_(policy, slots) {}
 
 // ------------------------------------------------------------------------------------------------ sequences
 
@@ -197,6 +198,21 @@ void TierIndex::condemn(std::span<const TierSlot> slots) {
 
 // ------------------------------------------------------------------------------------------------ filling
 
+// Once for each block: what a sequence asks for again while it grows says nothing of others.
+void TierIndex::tell_policy(Sequence& sequence, std::uint32_t end, std::uint32_t known) {
+    for (; sequence.asked < end; ++sequence.asked) {
+        const bool before =
+            admission_.asked(sequence.blocks[sequence.asked].key, sequence.asked, sequence.asked < known);
+        if (before && sequence.asked_before == sequence.asked) {
+            ++sequence.asked_before;
+        }
+    }
+}
+
+bool TierIndex::is_worth_a_slot(const Sequence& sequence, std::uint32_t position) const {
+    return admission_.takes_new() || position < sequence.asked_before || blocks_.free() != 0;
+}
+
 std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, std::uint32_t known,
                                           std::span<const Priority> priorities) {
     const ManagerGuard guard(mutex_);
@@ -218,12 +234,18 @@ std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, 
     if (sequence.arrived < std::min<std::size_t>(end, sequence.path.size())) {
         return std::nullopt;
     }
-    TierClaim out{.first = std::min(sequence.arrived, end), .slots = {}};
+    tell_policy(sequence, end, known);
+    TierClaim out;
+    out.first = std::min(sequence.arrived, end);
     sequence.settled = std::max(sequence.settled, std::min(known, end));
     if (sequence.arrived < sequence.settled && sequence.settled - sequence.arrived > blocks_.free()) {
         return out;
     }
     for (std::uint32_t position = sequence.arrived; position < end; ++position) {
+        if (!is_worth_a_slot(sequence, position)) {
+            out.declined = true;
+            break;
+        }
         const Priority priority =
             position < sequence.priorities.size() ? sequence.priorities[position] : kPriorityDefault;
         const KnownBlock& next = sequence.blocks[position];

@@ -14,6 +14,7 @@
 
 #include "core/manager_mutex.h"
 #include "core/request.h"
+#include "core/tier_admission.h"
 #include "core/tier_blocks.h"
 #include "core/types.h"
 
@@ -23,6 +24,7 @@ namespace kvfix {
 struct TierClaim {
     std::uint32_t first = 0;
     std::vector<TierSlot> slots;
+    bool declined = false;  // what is missing is not worth pushing others out
 };
 
 struct TierIndexStats {
@@ -35,7 +37,8 @@ struct TierIndexStats {
 
 class TierIndex {
   public:
-    TierIndex(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits = 64);
+    TierIndex(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits = 64,
+              TierPolicy policy = TierPolicy::all);
 
     TierSequenceId open(const std::string& identity, std::vector<ExtraKey> extra_keys);
     void extend(TierSequenceId id, std::vector<TokenId> tokens);  // whole blocks
@@ -48,7 +51,7 @@ class TierIndex {
     //
     // The first `known` blocks, and those that this sequence has found or stored, were here once, or are elsewhere. Where
     // they are not here any more, others have pushed them out, and would be pushed out in turn: so they take free slots alone,
-    // and where these are too few, neither they nor what follows them is stored.
+    // and where these are too few, neither they nor what follows them is stored. So does what the policy declines.
     std::optional<TierClaim> claim(TierSequenceId id, std::uint32_t end, std::uint32_t known,
                                    std::span<const Priority> priorities);
     // `slots` of one claim, all of them.
@@ -89,6 +92,8 @@ class TierIndex {
         std::uint32_t arrived = 0;        // those of them that are held
         std::uint32_t settled = 0;        // the most that were ever known, found, or claimed and not abandoned
         std::uint32_t claimed_from = 0;
+        std::uint32_t asked = 0;         // its leading blocks that the policy has been told of
+        std::uint32_t asked_before = 0;  // those of them that somebody had asked for before
     };
 
     // All below: the lock is held.
@@ -97,11 +102,14 @@ class TierIndex {
     static TierParent parent_behind(const Sequence& sequence);
     void follow(Sequence& sequence) const;
     std::uint32_t readable(const Sequence& sequence) const;
+    void tell_policy(Sequence& sequence, std::uint32_t end, std::uint32_t known);
+    bool is_worth_a_slot(const Sequence& sequence, std::uint32_t position) const;
     void check_one_claim(std::span<const TierSlot> slots) const;
 
     const std::uint32_t tokens_per_block_;
     mutable ManagerMutex mutex_{"this TierIndex"};  // guards all that follows
     TierBlocks blocks_;
+    TierAdmission admission_;
     std::unordered_map<TierSequenceId, Sequence> sequences_;
     TierSequenceId opened_ = 0;
 };

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/evict.h"
+#include "core/keep.h"
 #include "core/publish.h"
 #include "core/review.h"
 
@@ -33,13 +34,29 @@ void delivered(State& state, const Transfer& item) {
     }
 }
 
-// True when an owned block is left undelivered.
+// What a failed copy to host leaves behind in primary is as good as before.
+void give_up_copy(State& state, Window& window, BlockIndex block) {
+    Block& record = window.blocks[block];
+    record.end_flight(kHost);
+    --window.in_flight[kHost];
+    keep::fall_back(state, window, block);
+    if (record.has(kHost)) {
+        evict::drop_host_copy(window, block);
+    }
+    review(state, window, block);
+}
+
+// True when an owned or kept block is left undelivered.
 bool failed(State& state, const Transfer& item) {
     Window& window = state.windows[item.window];
     Block& record = window.blocks[item.block];
     ++state.current.blocks_failed;
+    if (item.kind == TransferKind::offload && record.has(kPrimary)) {
+        give_up_copy(state, window, item.block);
+        return false;
+    }
     window.has_failed = true;
-    const bool owned = item.kind != TransferKind::offload && record.owners != 0;
+    const bool owned = item.kind == TransferKind::offload ? keep::has(window, item.block) : record.owners != 0;
     record.undelivered = owned;
     if (record.in_tree) {
         evict::drop(state, window, item.block);  // it is still in flight, so its record stays
@@ -70,6 +87,18 @@ void onboard(State& state, Window& window, BlockIndex block) {
                         record.num_tokens, block, block});
     ++state.current.blocks_onboarded;
     publish(state, window, EventKind::updated, block, Tier::primary);
+}
+
+void copy_to_host(State& state, Window& window, BlockIndex block, SlotIndex slot) {
+    Block& record = window.blocks[block];
+    check(record.settled(kPrimary) && !record.has(kHost), "a block is copied down that is not in primary alone");
+    check(slot != kNone, "a host slot is needed and none can be had");
+    record.slot[kHost] = slot;
+    record.begin_flight(kHost);
+    ++window.in_flight[kHost];
+    state.ledger.queue({TransferKind::offload, window.index, record.slot[kPrimary], record.slot[kHost],
+                        record.num_tokens, block, block});
+    ++state.current.blocks_offloaded;
 }
 
 void lock_source(State& state, Window& window, BlockIndex source, std::uint32_t copies) {

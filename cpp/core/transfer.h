@@ -11,6 +11,8 @@ namespace kvfix::transfer {
 
 // Copies a block that is only in host up, as a whole.
 void onboard(State& state, Window& window, BlockIndex block);
+// Copies a block that is only in primary down, as a whole; it stays in primary as well, until that slot is wanted.
+void copy_to_host(State& state, Window& window, BlockIndex block, SlotIndex slot);
 // Holds the source for that many copies to come; it leaves the eviction queues.
 void lock_source(State& state, Window& window, BlockIndex source, std::uint32_t copies);
 // Queues a copy of the locked source's first tokens into the (private, owned) destination.

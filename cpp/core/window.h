@@ -44,6 +44,12 @@ struct BlockDigests {
     SetDigest sum;
 };
 
+// A block of suspended sequences: how many, and the tier in which one lock of theirs keeps it.
+struct KeptBlock {
+    std::uint32_t sequences;
+    std::size_t tier;
+};
+
 struct Window {
     Window(const BlockManagerConfig& manager, std::uint32_t window_index, std::uint64_t id_base)
         : config(manager.windows[window_index]),
@@ -65,9 +71,10 @@ struct Window {
     EvictionQueue host_redundant_queue;  // blocks that also have a primary slot
     EvictionQueue host_only_queue;
     std::array<std::uint64_t, kTiers> in_flight{0, 0};
-    std::uint32_t chunked = 0;  // sequences whose prompts are not reserved to their ends
-    std::uint64_t kept = 0;     // primary slots, free or cached, that are kept for the rest of those
-    bool has_failed = false;    // a transfer, ever
+    std::uint32_t chunked = 0;                       // sequences whose prompts are not reserved to their ends
+    std::uint64_t slots_kept = 0;                    // in primary, free or cached, for the rest of those
+    bool has_failed = false;                         // a transfer, ever
+    std::unordered_map<BlockIndex, KeptBlock> kept;  // lookups only; never iterated
     RetentionClocks clocks;
     BlockDigests block_digests;
 
@@ -77,7 +84,7 @@ struct Window {
     // Primary slots that hold::allocate() could hand out, and those of them that anybody may have. Pins ask nobody: where they hold
     // cached blocks, more may be kept than there is.
     std::uint64_t there() const { return std::uint64_t{blocks.slots_free(kPrimary)} + primary_queue.size(); }
-    std::uint64_t allocatable() const { return there() - std::min(there(), kept); }
+    std::uint64_t allocatable() const { return there() - std::min(there(), slots_kept); }
     // Whether the block stays as long as those that follow it: what a sequence has gone on without it does not.
     bool waits(BlockIndex block) const { return !blocks[block].outside; }
     bool evictable(BlockIndex block) const { return primary_queue.contains(block); }

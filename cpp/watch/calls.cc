@@ -11,7 +11,14 @@ namespace {
 
 namespace args = cuda::args;
 
-template <typename Arguments, typename Call>
+struct Call {
+    Calls& parts;
+    const void* arguments;
+    const void* context;
+    bool per_thread;
+};
+
+template <typename Arguments>
 const Arguments& as(const Call& call) {
     return *static_cast<const Arguments*>(call.arguments);
 }
@@ -25,35 +32,7 @@ void add_sides(const Sides& sides, int order, Enqueued& behind) {
     behind.side(sides.dst, Kind::copy, true);
 }
 
-}  // namespace
-
-constexpr Calls::Table Calls::table() {
-    constexpr int before = cupti::kEnter;  // what takes something away must be seen before it happens
-    constexpr int after = cupti::kExit;
-    Table made{};
-#define CALL(name, number, when, handler, per_thread) made[number] = {when, per_thread, &Calls::handler};
-#include "watch/calls.def"
-#undef CALL
-    return made;
-}
-
-void Calls::on_call(std::uint32_t number, const cupti::CallbackData& data) {
-    static constexpr Table kTable = table();
-    if (number >= kTable.size() || kTable[number].site != data.site) {
-        return;
-    }
-    Thread& thread = self();
-    const bool failed =
-        data.site == cupti::kExit && data.result != nullptr && *static_cast<const int*>(data.result) != 0;
-    if (thread.inside || failed) {
-        return;
-    }
-    thread.inside = true;
-    (this->*kTable[number].handler)({data.arguments, data.context, kTable[number].per_thread});
-    thread.inside = false;
-}
-
-Enqueued Calls::enqueued(const Call& call, cuda::Handle stream) {
+Enqueued enqueued(const Call& call, cuda::Handle stream) {
     StreamKey key{call.context, stream, 0};
     if (number(stream) == cuda::kLegacyStream) {
         key.stream = nullptr;
@@ -61,78 +40,78 @@ Enqueued Calls::enqueued(const Call& call, cuda::Handle stream) {
         key.stream = reinterpret_cast<cuda::Handle>(cuda::kThreadStream);
         key.thread = self().id;
     }
-    return {watch_, streams_, ranges_, key};
+    return {call.parts.watch, call.parts.streams, call.parts.ranges, key};
 }
 
 // The call that pins memory may wait for the device; the first use of it must not, so what that needs is made here.
-void Calls::host_alloc(const Call& call) {
+void host_alloc(const Call& call) {
     const auto& given = as<args::HostAlloc>(call);
-    ranges_.add(number(*given.result), given.bytes);
-    streams_.prepare(call.context);
+    call.parts.ranges.add(number(*given.result), given.bytes);
+    call.parts.streams.prepare(call.context);
 }
 
-void Calls::host_register(const Call& call) {
+void host_register(const Call& call) {
     const auto& given = as<args::HostRegister>(call);
     if ((given.flags & cuda::kRegisterReadOnly) == 0) {  // nobody writes it, and we may not make it writable
-        ranges_.add(number(given.begin), given.bytes);
-        streams_.prepare(call.context);
+        call.parts.ranges.add(number(given.begin), given.bytes);
+        call.parts.streams.prepare(call.context);
     }
 }
 
-void Calls::give_back(std::uintptr_t begin, const char* how) {
-    const Range range = ranges_.remove(begin);
-    watch_.give_back(range.begin, range.end - range.begin, how);
+void give_back(const Call& call, const char* how) {
+    const Range range = call.parts.ranges.remove(number(as<args::HostFree>(call).begin));
+    call.parts.watch.give_back(range.begin, range.end - range.begin, how);
 }
 
-void Calls::host_free(const Call& call) { give_back(number(as<args::HostFree>(call).begin), "cuMemFreeHost"); }
+void host_free(const Call& call) { give_back(call, "cuMemFreeHost"); }
 
-void Calls::host_unregister(const Call& call) {
-    give_back(number(as<args::HostFree>(call).begin), "cuMemHostUnregister");
+void host_unregister(const Call& call) { give_back(call, "cuMemHostUnregister"); }
+
+void synchronized(const Call& call) { call.parts.watch.guard.retire(); }
+
+void stream_destroy(const Call& call) {
+    call.parts.streams.forget_stream(call.context, as<args::OneHandle>(call).handle);
 }
 
-void Calls::synchronized(const Call& /*call*/) { watch_.guard.retire(); }
-
-void Calls::stream_destroy(const Call& call) { streams_.forget_stream(call.context, as<args::OneHandle>(call).handle); }
-
-void Calls::context_destroy(const Call& call) {
+void context_destroy(const Call& call) {
     const void* context = as<args::OneHandle>(call).handle;
-    watch_.guard.forget_context(context);
-    streams_.forget_context(context);
+    call.parts.watch.guard.forget_context(context);
+    call.parts.streams.forget_context(context);
 }
 
-void Calls::contexts_reset(const Call& /*call*/) {
-    watch_.guard.forget_context(nullptr);
-    streams_.forget_context(nullptr);
+void contexts_reset(const Call& call) {
+    call.parts.watch.guard.forget_context(nullptr);
+    call.parts.streams.forget_context(nullptr);
 }
 
 // Handles of functions may come again for something else.
-void Calls::unload(const Call& /*call*/) { kernels_.forget(); }
+void unload(const Call& call) { call.parts.kernels.forget(); }
 
-void Calls::copy(const Call& call) {
+void copy(const Call& call) {
     const auto& given = as<args::Copy>(call);
     Enqueued behind = enqueued(call, given.stream);
     add_sides({line(given.src, given.bytes), line(given.dst, given.bytes)}, 0, behind);
 }
 
-void Calls::copy_from_array(const Call& call) {
+void copy_from_array(const Call& call) {
     const auto& given = as<args::CopyFromArray>(call);
     enqueued(call, given.stream).side(line(number(given.dst), given.bytes), Kind::copy, true);
 }
 
-void Calls::copy_to_array(const Call& call) {
+void copy_to_array(const Call& call) {
     const auto& given = as<args::CopyToArray>(call);
     enqueued(call, given.stream).side(line(number(given.src), given.bytes), Kind::copy, false);
 }
 
 template <typename Copy>
-void Calls::copy_shaped(const Call& call) {
+void copy_shaped(const Call& call) {
     const auto& given = as<args::CopyShaped<Copy>>(call);
     Enqueued behind = enqueued(call, given.stream);
     add_sides(sides_of(*given.copy), 0, behind);
 }
 
 template <typename Batch>
-void Calls::copy_batch(const Call& call) {
+void copy_batch(const Call& call) {
     const auto& given = as<Batch>(call);
     Enqueued behind = enqueued(call, given.stream);
     std::size_t attribute = 0;
@@ -146,7 +125,7 @@ void Calls::copy_batch(const Call& call) {
 }
 
 template <typename Batch>
-void Calls::copy_batch_3d(const Call& call) {
+void copy_batch_3d(const Call& call) {
     const auto& given = as<Batch>(call);
     Enqueued behind = enqueued(call, given.stream);
     for (std::size_t at = 0; at < given.count; ++at) {
@@ -155,20 +134,20 @@ void Calls::copy_batch_3d(const Call& call) {
 }
 
 template <typename Value>
-void Calls::memset(const Call& call) {
+void memset(const Call& call) {
     const auto& given = as<args::Memset<Value>>(call);
     enqueued(call, given.stream).side(line(given.dst, given.count * sizeof(Value)), Kind::memset, true);
 }
 
 template <typename Value>
-void Calls::memset_2d(const Call& call) {
+void memset_2d(const Call& call) {
     const auto& given = as<args::Memset2d<Value>>(call);
     const Shape rows = rectangle(given.dst, given.width * sizeof(Value), given.height, given.pitch);
     enqueued(call, given.stream).side(rows, Kind::memset, true);
 }
 
-void Calls::launched(const Call& call, cuda::Handle function, cuda::Handle stream, void** params, void** extra) {
-    const auto pinned = kernels_.pinned(function, params, extra, ranges_);
+void launched(const Call& call, cuda::Handle function, cuda::Handle stream, void** params, void** extra) {
+    const auto pinned = call.parts.kernels.pinned(function, params, extra, call.parts.ranges);
     if (!pinned.empty()) {
         Enqueued behind = enqueued(call, stream);
         for (const std::uintptr_t address : pinned) {
@@ -177,64 +156,99 @@ void Calls::launched(const Call& call, cuda::Handle function, cuda::Handle strea
     }
 }
 
-void Calls::launch(const Call& call) {
+void launch(const Call& call) {
     const auto& given = as<args::Launch>(call);
     launched(call, given.function, given.stream, given.params, given.extra);
 }
 
-void Calls::launch_cooperative(const Call& call) {
+void launch_cooperative(const Call& call) {
     const auto& given = as<args::Launch>(call);
     launched(call, given.function, given.stream, given.params, nullptr);
 }
 
-void Calls::launch_extended(const Call& call) {
+void launch_extended(const Call& call) {
     const auto& given = as<args::LaunchEx>(call);
     launched(call, given.function, given.config->stream, given.params, given.extra);
 }
 
-void Calls::graph_instantiate(const Call& call) {
+void graph_instantiate(const Call& call) {
     const auto& given = as<args::GraphInstantiate>(call);
-    graphs_.instantiated(*given.result, given.graph);
+    call.parts.graphs.instantiated(*given.result, given.graph);
 }
 
-void Calls::graph_launch(const Call& call) {
+void graph_launch(const Call& call) {
     const auto& given = as<args::GraphLaunch>(call);
     Enqueued behind = enqueued(call, given.stream);
-    graphs_.launched(given.graph, behind);
+    call.parts.graphs.launched(given.graph, behind);
 }
 
-void Calls::graph_destroy(const Call& call) { graphs_.destroyed(as<args::OneHandle>(call).handle); }
+void graph_destroy(const Call& call) { call.parts.graphs.destroyed(as<args::OneHandle>(call).handle); }
 
-void Calls::graph_update(const Call& call) {
+void graph_update(const Call& call) {
     const auto& given = as<args::GraphUpdate<void>>(call);
-    graphs_.updated(given.executable, given.node);
+    call.parts.graphs.updated(given.executable, given.node);
 }
 
 template <typename Params>
-void Calls::set_node(const Call& call) {
+void set_node(const Call& call) {
     const auto& given = as<args::GraphUpdate<Params>>(call);
-    graphs_.set(given.executable, given.node, *given.params);
+    call.parts.graphs.set(given.executable, given.node, *given.params);
 }
 
-void Calls::set_child(const Call& call) {
+void set_child(const Call& call) {
     const auto& given = as<args::GraphUpdate<void>>(call);
-    graphs_.set_child(given.executable, given.node, const_cast<cuda::Handle>(given.params));
+    call.parts.graphs.set_child(given.executable, given.node, const_cast<cuda::Handle>(given.params));
 }
 
-void Calls::set_any_node(const Call& call) {
+void set_any_node(const Call& call) {
     const auto& given = as<args::GraphUpdate<cuda::NodeParams>>(call);
     switch (given.params->type) {
         case cuda::kNodeMemcpy:
-            return graphs_.set(given.executable, given.node, given.params->copy.copy);
+            return call.parts.graphs.set(given.executable, given.node, given.params->copy.copy);
         case cuda::kNodeMemset:
-            return graphs_.set(given.executable, given.node, given.params->memset);
+            return call.parts.graphs.set(given.executable, given.node, given.params->memset);
         case cuda::kNodeKernel:
-            return graphs_.set(given.executable, given.node, given.params->kernel);
+            return call.parts.graphs.set(given.executable, given.node, given.params->kernel);
         case cuda::kNodeGraph:
-            return graphs_.set_child(given.executable, given.node, given.params->graph);
+            return call.parts.graphs.set_child(given.executable, given.node, given.params->graph);
         default:
             return;
     }
+}
+
+struct Entry {
+    int site = -1;
+    bool per_thread = false;
+    void (*handler)(const Call&) = nullptr;
+};
+constexpr std::size_t kNumbersEnd = 1024;
+
+constexpr std::array<Entry, kNumbersEnd> table() {
+    constexpr int before = cupti::kEnter;  // what takes something away must be seen before it happens
+    constexpr int after = cupti::kExit;
+    std::array<Entry, kNumbersEnd> made{};
+#define CALL(name, number, when, handler, per_thread) made[number] = {when, per_thread, handler};
+#include "watch/calls.def"
+#undef CALL
+    return made;
+}
+
+}  // namespace
+
+void Calls::on_call(std::uint32_t number, const cupti::CallbackData& data) {
+    static constexpr std::array<Entry, kNumbersEnd> kTable = table();
+    if (number >= kTable.size() || kTable[number].site != data.site) {
+        return;
+    }
+    Thread& thread = self();
+    const bool failed =
+        data.site == cupti::kExit && data.result != nullptr && *static_cast<const int*>(data.result) != 0;
+    if (thread.inside || failed) {
+        return;
+    }
+    thread.inside = true;
+    kTable[number].handler({*this, data.arguments, data.context, kTable[number].per_thread});
+    thread.inside = false;
 }
 
 }  // namespace kvfix::watch

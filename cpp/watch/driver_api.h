@@ -19,7 +19,6 @@ inline constexpr int kCaptureRelaxed = 2;
 inline constexpr int kMemoryHost = 1;
 inline constexpr int kMemoryUnified = 4;
 inline constexpr int kOrderDuringCall = 2;
-inline constexpr int kOrderAny = 3;
 inline constexpr int kOperandPointer = 1;
 inline constexpr std::uintptr_t kLegacyStream = 1;
 inline constexpr std::uintptr_t kThreadStream = 2;

@@ -19,8 +19,6 @@ class Enqueued {
     void pointer(std::uintptr_t address, Kind kind);
     void add(const Shape& shape, Kind kind, bool device_writes, bool certain);
 
-    const Ranges& ranges() const { return ranges_; }
-
   private:
     static constexpr std::size_t kKernelBytesMax = std::size_t{64} << 20;
 

@@ -6,8 +6,6 @@
 namespace kvfix::watch {
 namespace {
 
-constexpr std::size_t kNone = ~std::size_t{0};
-
 Protection needed(const Use& use) { return use.device_writes ? Protection::closed : Protection::read_only; }
 
 }  // namespace
@@ -37,84 +35,99 @@ Guard::Span Guard::pages_of(std::uintptr_t begin, std::uintptr_t end) {
     return {begin & ~(kPage - 1), (end + kPage - 1) & ~(kPage - 1)};
 }
 
-// What the uses in flight want for the page, and until where they want the same.
-Protection Guard::wanted(std::uintptr_t page, std::uintptr_t* until, std::size_t without) const {
-    Protection strongest = Protection::open;
+bool Guard::nothing_in(Span span) const {
     const std::size_t count = uses_.load(std::memory_order_relaxed);
-    for (std::size_t at = 0; at < count; ++at) {
-        if (spans_[at].end <= page || spans_[at].begin >= *until || at == without) {
-            continue;
+    const auto meets = [&](const auto& each) { return each.begin < span.end && span.begin < each.end; };
+    return std::none_of(spans_.begin(), spans_.begin() + count, meets) &&
+           std::none_of(openings_.begin(), openings_.begin() + openings_end_, meets);
+}
+
+// What the first `count` uses want for the page, and until where nothing changes.
+Guard::Wanted Guard::wanted(std::uintptr_t page, std::uintptr_t end, std::size_t count) const {
+    Wanted found{end, Protection::open, false};
+    const auto covers = [&](const auto& each) {
+        if (each.end <= page || each.begin >= found.until) {
+            return false;
         }
-        if (spans_[at].begin > page) {
-            *until = spans_[at].begin;
-        } else {
-            *until = std::min(*until, spans_[at].end);
-            strongest = std::max(strongest, needed(list_[at]));
+        found.until = each.begin > page ? each.begin : std::min(found.until, each.end);
+        return each.begin <= page;
+    };
+    for (std::size_t at = 0; at < count; ++at) {
+        if (covers(spans_[at])) {
+            found.by_uses = std::max(found.by_uses, needed(list_[at]));
         }
     }
     for (std::size_t at = 0; at < openings_end_; ++at) {
-        const Opening& opening = openings_[at];
-        if (opening.end <= page || opening.begin >= *until) {
-            continue;
-        }
-        if (opening.begin > page) {
-            *until = opening.begin;
-        } else {
-            *until = std::min(*until, opening.end);
-            strongest = Protection::open;
-        }
+        found.open = covers(openings_[at]) || found.open;
     }
-    return strongest;
+    return found;
 }
 
-// The use `changed` comes or goes: touch only pages whose protection differs with it and without it.
-bool Guard::apply(Span span, std::size_t changed, bool added) {
+// Give pages the protection that they have to have. With `added`, the last of the uses, only those are touched that differ
+// by it. Pages side by side are changed by one call: it costs more than everything else here.
+bool Guard::apply(Span span, const Use* added) {
+    const std::size_t count = uses_.load(std::memory_order_relaxed) - (added == nullptr ? 0 : 1);
     bool done = true;
+    Span change{};
+    Protection to = Protection::open;
+    const auto flush = [&] {
+        done = (change.begin == change.end || pages_.protect(change.begin, change.end - change.begin, to)) && done;
+    };
     for (std::uintptr_t page = span.begin; page < span.end;) {
-        std::uintptr_t until = span.end;
-        const Protection with = wanted(page, &until, kNone);
-        const Protection without = wanted(page, &until, changed);
-        if (with != without) {
-            done = pages_.protect(page, until - page, added ? with : without) && done;
+        const Wanted had = wanted(page, span.end, count);
+        const Protection all = added == nullptr ? had.by_uses : std::max(had.by_uses, needed(*added));
+        const Protection now = had.open ? Protection::open : all;
+        if (added == nullptr || (!had.open && all != had.by_uses)) {
+            if (change.end != page || to != now) {
+                flush();
+                change.begin = page;
+                to = now;
+            }
+            change.end = had.until;
         }
-        page = until;
+        page = had.until;
     }
+    flush();
     return done;
 }
 
-bool Guard::apply_everything(Span span) {
-    bool done = true;
-    for (std::uintptr_t page = span.begin; page < span.end;) {
-        std::uintptr_t until = span.end;
-        const Protection protection = wanted(page, &until, kNone);
-        done = pages_.protect(page, until - page, protection) && done;
-        page = until;
-    }
-    return done;
-}
-
-void Guard::take_out(std::size_t at) {
-    const std::size_t last = uses_.load(std::memory_order_relaxed) - 1;
-    spans_[at] = spans_[last];
-    list_[at] = list_[last];
-    uses_.store(last, std::memory_order_relaxed);
-}
-
-void Guard::remove(std::size_t at) {
-    static_cast<void>(apply(spans_[at], at, false));
-    take_out(at);
-}
-
-// The same buffer again: the new use takes the pages over as they are.
-void Guard::drop_finished_inside(const Use& use, Span span) {
-    for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed);) {
-        const bool covered = span.begin <= spans_[at].begin && spans_[at].end <= span.end;
-        if (covered && needed(list_[at]) <= needed(use) && list_[at].finished() && list_[at].id != use.id) {
-            take_out(at);
+// The books close over what went; its spans stay behind the end of the list.
+template <typename Gone>
+std::size_t Guard::take_out(Gone gone) {
+    const std::size_t before = uses_.load(std::memory_order_relaxed);
+    std::size_t kept = before;
+    for (std::size_t at = 0; at < kept;) {
+        if (gone(spans_[at], list_[at])) {
+            --kept;
+            std::swap(spans_[at], spans_[kept]);
+            list_[at] = list_[kept];
         } else {
             ++at;
         }
     }
+    uses_.store(kept, std::memory_order_relaxed);
+    return before - kept;
+}
+
+template <typename Gone>
+std::size_t Guard::remove(Gone gone) {
+    const std::size_t removed = take_out(gone);
+    Span* const from = spans_.data() + uses_.load(std::memory_order_relaxed);
+    Span* const end = from + removed;
+    std::sort(from, end, [](const Span& one, const Span& other) { return one.begin < other.begin; });
+    for (const Span* at = from; at != end;) {
+        const Span* const first = at;
+        Span run = *first;
+        while (++at != end && at->begin <= run.end) {
+            run.end = std::max(run.end, at->end);
+        }
+        if (nothing_in(run) ? !pages_.protect(run.begin, run.end - run.begin, Protection::open)
+                            : !apply(run, nullptr)) {
+            // A part of it is no longer mapped: the rest must not stay protected.
+            std::for_each(first, at, [&](const Span& each) { static_cast<void>(apply(each, nullptr)); });
+        }
+    }
+    return removed;
 }
 
 bool Guard::add(Use use) {
@@ -128,18 +141,25 @@ bool Guard::add(Use use) {
         return false;
     }
     const Span span = pages_of(use.shape.begin, use.shape.end());
+    const bool alone = nothing_in(span);
     use.id = next_id_++;
     spans_[at] = span;
     list_[at] = use;
+    // Before the pages change: who asks without the lock, or faults there, must not believe that nothing is ours.
     uses_.store(at + 1, std::memory_order_relaxed);
     lowest_.store(std::min(lowest_.load(std::memory_order_relaxed), span.begin), std::memory_order_relaxed);
     highest_.store(std::max(highest_.load(std::memory_order_relaxed), span.end), std::memory_order_relaxed);
-    if (!apply(span, at, true)) {
-        remove(at);
+    if (!(alone ? pages_.protect(span.begin, span.end - span.begin, needed(use)) : apply(span, &use))) {
+        remove_id(use.id);
         counts.dropped.fetch_add(1, std::memory_order_relaxed);
         return false;
     }
-    drop_finished_inside(use, span);
+    if (!alone) {  // the same buffer again: the new use has taken the pages over as they were
+        take_out([&](const Span& each, const Use& old) {
+            const bool covered = span.begin <= each.begin && each.end <= span.end;
+            return covered && old.id != use.id && needed(old) <= needed(use) && old.finished();
+        });
+    }
     counts.guarded.fetch_add(1, std::memory_order_relaxed);
     return true;
 }
@@ -164,56 +184,39 @@ Verdict Guard::touch(std::uintptr_t begin, std::size_t bytes, Access access) {
     }
     const std::lock_guard<OwnedLock> held(lock_);
     const Span span = pages_of(begin, begin + bytes);
-    bool ended = false;
-    bool neighbour = false;
-    for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed);) {
-        if (!overlaps(at, span)) {
-            ++at;
-        } else if (list_[at].finished()) {
-            remove(at);
-            ended = true;
-        } else {
-            const Use& use = list_[at];
-            const std::uintptr_t first = use.shape.first_in(begin, begin + bytes);
-            if (verdict.answer != Answer::race && use.forbids(access) &&
-                first < std::min(begin + bytes, use.shape.end())) {
-                verdict.answer = Answer::race;
-                verdict.at = first;
-                verdict.use = use;
-            }
-            neighbour = neighbour || use.forbids(access);
-            ++at;
-        }
-    }
+    const auto here = [&](const Span& each) { return each.begin < span.end && span.begin < each.end; };
+    const bool ended = remove([&](const Span& each, const Use& use) { return here(each) && use.finished(); }) != 0;
     if (ended) {
         counts.faults_stale.fetch_add(1, std::memory_order_relaxed);
     }
+    bool neighbour = false;
+    for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed); ++at) {
+        const Use& use = list_[at];
+        if (!here(spans_[at]) || !use.forbids(access)) {
+            continue;
+        }
+        neighbour = true;
+        const std::uintptr_t first = use.shape.first_in(begin, begin + bytes);
+        if (first < std::min(begin + bytes, use.shape.end())) {
+            verdict.answer = Answer::race;
+            verdict.at = first;
+            verdict.use = use;
+            break;
+        }
+    }
     if (verdict.answer == Answer::race) {
         if (!hold_) {
-            for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed); ++at) {
-                if (list_[at].id == verdict.use.id) {
-                    remove(at);
-                    break;
-                }
-            }
+            remove_id(verdict.use.id);
         }
-        return verdict;
-    }
-    if (!neighbour) {
+    } else if (!neighbour) {
         verdict.answer = ended ? Answer::opened : Answer::nothing;
     } else if (open_for(span, &verdict.opening)) {
         counts.steps.fetch_add(1, std::memory_order_relaxed);
         verdict.answer = Answer::step;
     } else {
         // No room to open one page among protected ones: what is in flight here cannot be watched any longer.
-        for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed);) {
-            if (overlaps(at, span)) {
-                remove(at);
-                counts.dropped.fetch_add(1, std::memory_order_relaxed);
-            } else {
-                ++at;
-            }
-        }
+        const std::size_t lost = remove([&](const Span& each, const Use&) { return here(each); });
+        counts.dropped.fetch_add(lost, std::memory_order_relaxed);
         verdict.answer = Answer::opened;
     }
     return verdict;
@@ -230,64 +233,49 @@ void Guard::close(const Opening& opening) {
     while (openings_end_ > 0 && openings_[openings_end_ - 1].end == 0) {
         --openings_end_;
     }
-    static_cast<void>(apply_everything({opening.begin, opening.end}));
+    static_cast<void>(apply({opening.begin, opening.end}, nullptr));
+}
+
+void Guard::remove_id(std::uint64_t id) {
+    remove([&](const Span&, const Use& use) { return use.id == id; });
 }
 
 void Guard::release(std::uint64_t id) {
     const std::lock_guard<OwnedLock> held(lock_);
-    for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed); ++at) {
-        if (list_[at].id == id) {
-            remove(at);
-            return;
-        }
-    }
+    remove_id(id);
 }
 
 Verdict Guard::give_back(std::uintptr_t begin, std::size_t bytes) {
     Verdict verdict;
     const std::lock_guard<OwnedLock> held(lock_);
-    for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed);) {
-        if (list_[at].shape.end() <= begin || begin + bytes <= list_[at].shape.begin) {
-            ++at;
-            continue;
+    remove([&](const Span&, const Use& use) {
+        if (use.shape.end() <= begin || begin + bytes <= use.shape.begin) {
+            return false;
         }
-        if (!list_[at].finished() && verdict.answer != Answer::race) {
+        if (verdict.answer != Answer::race && !use.finished()) {
             verdict.answer = Answer::race;
-            verdict.use = list_[at];
-            verdict.at = std::max(begin, list_[at].shape.begin);
+            verdict.use = use;
+            verdict.at = std::max(begin, use.shape.begin);
         }
-        remove(at);
-    }
+        return true;
+    });
     return verdict;
 }
 
 void Guard::retire_locked() {
-    for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed);) {
-        if (list_[at].finished()) {
-            remove(at);
-        } else {
-            ++at;
-        }
-    }
+    remove([](const Span&, const Use& use) { return use.finished(); });
 }
 
 void Guard::retire() {
-    if (idle()) {
-        return;
+    if (!idle()) {
+        const std::lock_guard<OwnedLock> held(lock_);
+        retire_locked();
     }
-    const std::lock_guard<OwnedLock> held(lock_);
-    retire_locked();
 }
 
 void Guard::forget_context(const void* context) {
     const std::lock_guard<OwnedLock> held(lock_);
-    for (std::size_t at = 0; at < uses_.load(std::memory_order_relaxed);) {
-        if (context == nullptr || list_[at].context == context) {
-            remove(at);
-        } else {
-            ++at;
-        }
-    }
+    remove([&](const Span&, const Use& use) { return context == nullptr || use.context == context; });
 }
 
 void Guard::open_all() { forget_context(nullptr); }

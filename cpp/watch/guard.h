@@ -80,17 +80,22 @@ class Guard {
     struct Span {
         std::uintptr_t begin, end;
     };
+    struct Wanted {
+        std::uintptr_t until;
+        Protection by_uses;
+        bool open;  // whatever the uses want
+    };
     static Span pages_of(std::uintptr_t begin, std::uintptr_t end);
-    bool overlaps(std::size_t at, Span span) const {
-        return spans_[at].begin < span.end && span.begin < spans_[at].end;
-    }
-    Protection wanted(std::uintptr_t page, std::uintptr_t* until, std::size_t without) const;
-    bool apply(Span span, std::size_t changed, bool added);
-    bool apply_everything(Span span);
-    void remove(std::size_t at);
-    void take_out(std::size_t at);
+    bool nothing_in(Span span) const;
+    Wanted wanted(std::uintptr_t page, std::uintptr_t end, std::size_t count) const;
+    bool apply(Span span, const Use* added);
+    // Those for which `gone(span, use)` holds leave the books; with `remove` their pages are opened, too.
+    template <typename Gone>
+    std::size_t take_out(Gone gone);
+    template <typename Gone>
+    std::size_t remove(Gone gone);
+    void remove_id(std::uint64_t id);
     bool open_for(Span span, Opening* opening);
-    void drop_finished_inside(const Use& use, Span span);
     void retire_locked();
 
     OwnedLock lock_;

@@ -169,8 +169,8 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
         watch->report.note("refused: the handlers of SIGSEGV and SIGTRAP cannot be installed");
         return 1;
     }
-    if (watch->stacks.python.present() && !watch->stacks.python.prints()) {
-        watch->report.note("this Python cannot print a stack from a signal handler: Python's frames are missing");
+    if (watch->stacks.python.unknown()) {
+        watch->report.note("this Python is not known (CPython 3.10 to 3.13 is): its frames are missing");
     }
     set_watcher(watch);
     pthread_atfork(nullptr, nullptr, in_child);

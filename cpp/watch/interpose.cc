@@ -58,27 +58,6 @@ KVFIX_NEXT(sigaction);
 KVFIX_NEXT(pthread_sigmask);
 KVFIX_NEXT(sigprocmask);
 KVFIX_NEXT(pthread_create);
-KVFIX_NEXT(read);
-KVFIX_NEXT(pread);
-KVFIX_NEXT(pread64);
-KVFIX_NEXT(readv);
-KVFIX_NEXT(preadv);
-KVFIX_NEXT(preadv64);
-KVFIX_NEXT(preadv2);
-KVFIX_NEXT(preadv64v2);
-KVFIX_NEXT(recv);
-KVFIX_NEXT(recvfrom);
-KVFIX_NEXT(recvmsg);
-KVFIX_NEXT(fread);
-KVFIX_NEXT(getrandom);
-KVFIX_NEXT(write);
-KVFIX_NEXT(pwrite);
-KVFIX_NEXT(pwrite64);
-KVFIX_NEXT(writev);
-KVFIX_NEXT(send);
-KVFIX_NEXT(sendto);
-KVFIX_NEXT(sendmsg);
-KVFIX_NEXT(fwrite);
 
 // Memory that the kernel is about to touch for the program: its pages stay open until the call has returned.
 class Settled {
@@ -206,8 +185,9 @@ KVFIX_EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attribu
 // The C library's functions by which the kernel touches memory: parameters, arguments, what is touched and how.
 #define KVFIX_SETTLED(result, name, parameters, arguments, access, ...) \
     KVFIX_EXPORT result name parameters {                               \
+        static constinit Next<decltype(::name)> next(#name);            \
         const Settled settled(#name, Access::access, __VA_ARGS__);      \
-        return next_##name arguments;                                   \
+        return next arguments;                                          \
     }
 
 KVFIX_SETTLED(ssize_t, read, (int file, void* to, size_t bytes), (file, to, bytes), write, to, bytes)

@@ -39,7 +39,7 @@ const Kernels::Layout& Kernels::layout(cuda::Handle function) {
     const std::lock_guard held(mutex_);
     const Layout*& known = layouts_[function];
     if (known == nullptr) {
-        known = new Layout(read(function));
+        known = &*distinct_.insert(read(function)).first;
     }
     recent = {function, known, generation};
     return *known;

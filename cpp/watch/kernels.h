@@ -2,7 +2,9 @@
 #pragma once
 
 #include <atomic>
+#include <compare>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -26,16 +28,17 @@ class Kernels {
         std::uint16_t param;
         std::uint16_t first;  // in bytes into the parameter
         std::uint16_t count;
+        auto operator<=>(const Words&) const = default;
     };
     using Layout = std::vector<Words>;
 
-    // Never freed: a launch may still read what another thread forgets. Only programs that load and unload
-    // modules all the time have many of them.
     const Layout& layout(cuda::Handle function);
     Layout read(cuda::Handle function) const;
 
     const Driver& driver_;
     std::mutex mutex_;
+    // Functions share what is the same. It is never freed: a launch may still read what another thread forgets.
+    std::set<Layout> distinct_;
     std::unordered_map<cuda::Handle, const Layout*> layouts_;
     std::atomic<std::uint32_t> generation_{1};
 };

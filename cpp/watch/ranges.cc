@@ -5,21 +5,45 @@
 
 namespace kvfix::watch {
 
+std::vector<Range>::const_iterator Ranges::after(std::uintptr_t address) const {
+    return std::upper_bound(sorted_.begin(), sorted_.end(), address,
+                            [](std::uintptr_t value, const Range& range) { return value < range.begin; });
+}
+
+void Ranges::mark(std::uintptr_t first, std::uintptr_t last, bool pinned) {
+    for (std::uintptr_t granule = first; granule <= last && granule < kGranules; ++granule) {
+        const std::uint64_t bit = std::uint64_t{1} << granule % 64;
+        if (pinned) {
+            granules_[granule / 64].fetch_or(bit, std::memory_order_relaxed);
+        } else {
+            granules_[granule / 64].fetch_and(~bit, std::memory_order_relaxed);
+        }
+    }
+}
+
 void Ranges::add(std::uintptr_t begin, std::size_t bytes) {
+    static_cast<void>(remove(begin));
     const std::unique_lock held(mutex_);
-    ends_[begin] = begin + bytes;
-    lowest_.store(std::min(lowest_.load(std::memory_order_relaxed), begin), std::memory_order_relaxed);
-    highest_.store(std::max(highest_.load(std::memory_order_relaxed), begin + bytes), std::memory_order_relaxed);
+    sorted_.insert(after(begin), {begin, begin + bytes});
+    mark(begin / kGranule, (begin + bytes - 1) / kGranule, true);
 }
 
 Range Ranges::remove(std::uintptr_t begin) {
     const std::unique_lock held(mutex_);
-    const auto at = ends_.find(begin);
-    if (at == ends_.end()) {
+    const auto behind = after(begin);
+    if (behind == sorted_.begin() || std::prev(behind)->begin != begin) {
         return {};
     }
-    const Range range{at->first, at->second};
-    ends_.erase(at);
+    const Range range = *std::prev(behind);
+    const auto next = sorted_.erase(std::prev(behind));
+    // Those beside it may share its first and its last granule.
+    std::uintptr_t first = begin / kGranule;
+    std::uintptr_t end = (range.end - 1) / kGranule + 1;
+    first += next != sorted_.begin() && (std::prev(next)->end - 1) / kGranule == first ? 1 : 0;
+    end -= next != sorted_.end() && next->begin / kGranule == end - 1 ? 1 : 0;
+    if (first < end) {
+        mark(first, end - 1, false);
+    }
     return range;
 }
 
@@ -28,12 +52,8 @@ Range Ranges::find(std::uintptr_t address) const {
         return {};
     }
     const std::shared_lock held(mutex_);
-    auto after = ends_.upper_bound(address);
-    if (after == ends_.begin()) {
-        return {};
-    }
-    --after;
-    return address < after->second ? Range{after->first, after->second} : Range{};
+    const auto behind = after(address);
+    return behind != sorted_.begin() && address < std::prev(behind)->end ? *std::prev(behind) : Range{};
 }
 
 }  // namespace kvfix::watch

@@ -14,35 +14,8 @@ namespace {
 
 constexpr std::uint64_t kFormat = 1;
 
-const char* name_of(Kind kind) {
-    switch (kind) {
-        case Kind::copy:
-            return "copy";
-        case Kind::memset:
-            return "memset";
-        case Kind::kernel:
-            return "kernel";
-        case Kind::graph_copy:
-            return "copy of a graph";
-        case Kind::graph_memset:
-            return "memset of a graph";
-        case Kind::graph_kernel:
-            return "kernel of a graph";
-    }
-    return "?";
-}
-
-const char* name_of(Access access) {
-    switch (access) {
-        case Access::read:
-            return "read";
-        case Access::write:
-            return "write";
-        case Access::give_back:
-            return "free";
-    }
-    return "?";
-}
+constexpr std::array kKinds{"copy", "memset", "kernel", "copy of a graph", "memset of a graph", "kernel of a graph"};
+constexpr std::array kAccesses{"read", "write", "free"};
 
 void write_all(int file, const char* text, std::size_t bytes) {
     while (bytes > 0) {
@@ -122,8 +95,9 @@ void Report::write_race(Pair pair, const Race& race) {
 
     Text text(buffer_.data(), buffer_.size() - 8);
     text << "race " << std::uint64_t{pair} << "\ngrade " << (use.certain ? "race" : "possible") << "\ntouch "
-         << name_of(race.access) << "\nhow " << (race.how == nullptr ? "" : race.how) << "\nuse " << name_of(use.kind)
-         << "\ndevice " << (use.device_writes ? "writes" : "reads");
+         << kAccesses[static_cast<std::size_t>(race.access)] << "\nhow " << (race.how == nullptr ? "" : race.how)
+         << "\nuse " << kKinds[static_cast<std::size_t>(use.kind)] << "\ndevice "
+         << (use.device_writes ? "writes" : "reads");
     (text << "\nbegin ").hex(shape.begin);
     text << "\nbytes " << shape.end() - shape.begin << "\nat " << race.verdict.at - shape.begin << "\nwidth "
          << shape.width << "\nrows " << shape.rows * shape.slices;

@@ -24,7 +24,7 @@ using Pair = std::uint32_t;
 
 inline constexpr std::size_t kPairsMax = 1024;
 
-// The layout of the mapped file, which trtllm_kvfix/watch/counts.py reads.
+// The layout of the mapped file, which trtllm_kvfix/watch/races.py reads.
 struct Numbers {
     std::uint64_t format;
     std::uint64_t pid;

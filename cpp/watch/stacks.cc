@@ -2,9 +2,7 @@
 
 #include <dlfcn.h>
 #include <execinfo.h>
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 #include <csignal>
 
@@ -18,118 +16,7 @@ namespace kvfix::watch {
 namespace {
 
 constexpr std::size_t kPrintedMax = 16384;
-constexpr int kPythonFramesMax = 64;
-
-std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15U;
-    return hash ^ (hash >> 29);
-}
-
-template <typename T>
-T read_at(const void* base, std::size_t offset) {
-    T value;
-    std::memcpy(static_cast<void*>(&value), static_cast<const char*>(base) + offset, sizeof value);
-    return value;
-}
-
 }  // namespace
-
-Text& Text::bytes(const char* text, std::size_t count) {
-    count = std::min(count, size_ - used_);
-    std::memcpy(begin_ + used_, text, count);
-    used_ += count;
-    return *this;
-}
-
-Text& Text::operator<<(const char* text) { return bytes(text, std::strlen(text)); }
-
-Text& Text::operator<<(std::uint64_t number) {
-    std::array<char, 20> digits;
-    std::size_t at = digits.size();
-    do {
-        digits[--at] = static_cast<char>('0' + number % 10);
-        number /= 10;
-    } while (number != 0);
-    return bytes(digits.data() + at, digits.size() - at);
-}
-
-Text& Text::hex(std::uint64_t number) {
-    std::array<char, 16> digits;
-    std::size_t at = digits.size();
-    do {
-        digits[--at] = "0123456789abcdef"[number % 16];
-        number /= 16;
-    } while (number != 0);
-    *this << "0x";
-    return bytes(digits.data() + at, digits.size() - at);
-}
-
-// Where the interpreter keeps what a thread executes: read out of its own thread's state, so nothing moves meanwhile.
-void Python::find() {
-    static constexpr std::array kLayouts{
-        Layout{311, true, 8, 32, 48, 56},
-        Layout{312, true, 0, 0, 8, 56},
-        Layout{313, false, 72, 0, 8, 56},
-    };
-    thread_state_ = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_GetThisThreadState"));
-    const auto version = reinterpret_cast<const char* (*)()>(dlsym(RTLD_DEFAULT, "Py_GetVersion"));
-    if (thread_state_ == nullptr || version == nullptr) {
-        thread_state_ = nullptr;
-        return;
-    }
-    dump_ = reinterpret_cast<void (*)(int, void*)>(dlsym(RTLD_DEFAULT, "_Py_DumpTraceback"));
-    char* minor = nullptr;
-    const long major = std::strtol(version(), &minor, 10);
-    const long number = major * 100 + std::strtol(minor + 1, nullptr, 10);
-    for (const Layout& layout : kLayouts) {
-        if (layout.version == number) {
-            layout_ = &layout;
-        }
-    }
-    scratch_ = static_cast<int>(syscall(SYS_memfd_create, "kvfix_watch", 1U /* close on exec */));
-}
-
-std::uint64_t Python::place(void* state) const {
-    if (layout_ == nullptr || state == nullptr) {
-        return 0;
-    }
-    constexpr std::size_t kCframe = 56;  // in the thread's state, of the versions that have one
-    const void* holder = layout_->through_cframe ? read_at<const void*>(state, kCframe) : state;
-    const void* frame = holder == nullptr ? nullptr : read_at<const void*>(holder, layout_->current);
-    std::uint64_t hash = 1;
-    for (int depth = 0; frame != nullptr && depth < kPythonFramesMax; ++depth) {
-        hash = mixed(hash, read_at<std::uint64_t>(frame, layout_->code));
-        hash = mixed(hash, read_at<std::uint64_t>(frame, layout_->instruction));
-        frame = read_at<const void*>(frame, layout_->previous);
-    }
-    return hash;
-}
-
-void Python::print(void* state, Text& text) const {
-    if (state == nullptr || dump_ == nullptr || scratch_ < 0) {
-        return;
-    }
-    if (ftruncate(scratch_, 0) != 0 || lseek(scratch_, 0, SEEK_SET) != 0) {
-        return;
-    }
-    dump_(scratch_, state);
-    std::array<char, 512> part;
-    bool in_header = true;
-    off_t at = 0;
-    for (ssize_t got = 0; (got = pread(scratch_, part.data(), part.size(), at)) > 0; at += got) {
-        const char* from = part.data();
-        const char* end = from + got;
-        if (in_header) {  // the first line names the order of the frames, which the report's reader knows
-            const void* line = std::memchr(from, '\n', static_cast<std::size_t>(got));
-            if (line == nullptr) {
-                continue;
-            }
-            from = static_cast<const char*>(line) + 1;
-            in_header = false;
-        }
-        text.bytes(from, static_cast<std::size_t>(end - from));
-    }
-}
 
 void native_frames(Frames& frames, int skip) {
     std::array<void*, kFramesMax + 8> found;

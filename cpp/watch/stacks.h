@@ -7,50 +7,10 @@
 #include <cstdint>
 
 #include "watch/owned_lock.h"
+#include "watch/python.h"
+#include "watch/text.h"
 
 namespace kvfix::watch {
-
-// Text in a buffer of somebody else's. It never overflows: what does not fit is left out.
-class Text {
-  public:
-    Text(char* begin, std::size_t size) : begin_(begin), size_(size) {}
-    Text& operator<<(const char* text);
-    Text& operator<<(std::uint64_t number);
-    Text& hex(std::uint64_t number);
-    Text& bytes(const char* text, std::size_t count);
-    const char* data() const { return begin_; }
-    std::size_t size() const { return used_; }
-
-  private:
-    char* begin_;
-    std::size_t size_;
-    std::size_t used_ = 0;
-};
-
-// The interpreter in this process, found by name; without one, everything here says so.
-class Python {
-  public:
-    void find();
-    // The state of the calling thread, null where it runs no Python.
-    void* state() const { return thread_state_ == nullptr ? nullptr : thread_state_(); }
-    // A number for where the thread is in its Python code; 0 where this interpreter's frames are not known to us.
-    std::uint64_t place(void* state) const;
-    // File, line and function of each frame, written as the interpreter does for a crash: it takes no lock.
-    void print(void* state, Text& text) const;
-    bool present() const { return thread_state_ != nullptr; }
-    bool prints() const { return dump_ != nullptr; }
-
-  private:
-    struct Layout {
-        int version;
-        bool through_cframe;
-        std::size_t current, code, previous, instruction;
-    };
-    void* (*thread_state_)() = nullptr;
-    void (*dump_)(int, void*) = nullptr;
-    const Layout* layout_ = nullptr;
-    int scratch_ = -1;
-};
 
 // Native return addresses of the caller, ended by null.
 inline constexpr std::size_t kFramesMax = 24;

@@ -6,12 +6,9 @@ and CUDA graphs captured on another thread around calls of ours. Without the wai
 corrupt. `KVFIX_RESULTS` names a folder for the rows.
 """
 
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +19,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from integration.gpu.capturing import Captures  # noqa: E402  not there where it is skipped
+from integration.gpu.record import record  # noqa: E402
 from integration.gpu.test_overlay import applied, corruptions, standing_in  # noqa: E402
 from tests.fixes.loans import Ship, each_ship  # noqa: E402
 from trtllm_kvfix import native  # noqa: E402
@@ -29,14 +27,11 @@ from trtllm_kvfix.fixes.staged_offsets_v2 import lending  # noqa: E402
 from trtllm_kvfix.metrics import counters  # noqa: E402
 from trtllm_kvfix.staging import OffsetStager  # noqa: E402
 
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from measure import FACTS, append  # noqa: E402
-
 ITERATIONS = 10_000
 CONTROL_ITERATIONS = 500
 SHIPMENTS_A_CAPTURE = 20
 BUSY_BYTES = 64 << 20
-COLUMNS = (*FACTS, "device", "torch", "table", "fix", "arm", "iterations", "late_copies", "captures", "offsets_corrupt")
+FIGURES = ("iterations", "late_copies", "captures", "offsets_corrupt")
 TOKENS_PER_BLOCK = 4
 
 
@@ -107,10 +102,8 @@ def captured_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
         yield captures
 
 
-def record(name: str, fix_id: str, arm: str, *figures: int) -> None:
-    if "KVFIX_RESULTS" in os.environ:
-        row = [torch.cuda.get_device_name(), torch.__version__, name, fix_id, arm, *figures]
-        append(Path(os.environ["KVFIX_RESULTS"]) / "lent_tables.csv", COLUMNS, [row])
+def note(name: str, fix_id: str, arm: str, *figures: int) -> None:
+    record("lent_tables.csv", {"table": name, "fix": fix_id, "arm": arm} | dict(zip(FIGURES, figures, strict=True)))
 
 
 @pytest.mark.parametrize(("llm_args", "fix_id"), TABLES)
@@ -122,7 +115,7 @@ def test_what_is_lent_is_read_before_it_is_written(
         steps, _, what = corruptions(llm_args, ITERATIONS)
         after = counters.read()
     late = int(after["late_copies"] - before["late_copies"])
-    record(request.node.callspec.id, fix_id, "overlay", steps, late, captures.made, what["block offsets"])
+    note(request.node.callspec.id, fix_id, "overlay", steps, late, captures.made, what["block offsets"])
     assert late > 0, "no copy was late, so nothing was shown"
     assert captures.made > 0 and captures.spoilt == []
     assert steps >= ITERATIONS and what["block offsets"] == 0
@@ -136,5 +129,5 @@ def test_without_the_wait_the_table_is_written_while_it_is_read(
     monkeypatch.setattr(lending.Lender, "put_away", lambda _: None)
     with standing_in("C"), applied(fix_id), busy_copy_engine():
         steps, _, what = corruptions(llm_args, CONTROL_ITERATIONS)
-    record(request.node.callspec.id, fix_id, "no_wait", steps, 0, 0, what["block offsets"])
+    note(request.node.callspec.id, fix_id, "no_wait", steps, 0, 0, what["block offsets"])
     assert what["block offsets"] > 0

@@ -1,7 +1,9 @@
 """Needs a CUDA GPU, torch, pydantic, and tests/ beside integration/.
 
 The connector in the stand-in's executor loop, configured as users do it, with overlap, torch's tensors and streams, and
-both tiers too small for the traffic. Every block is looked at whenever attention reads it.
+both tiers too small for the traffic. Every block is looked at whenever attention reads it. `KVFIX_TRAFFIC_REQUESTS`
+requests of each variant, 2,000 unless set. `KVFIX_RESULTS` names a folder for the rows of what ended without a wrong
+value.
 """
 
 import logging
@@ -14,6 +16,7 @@ pytest.importorskip("pydantic", reason="needs pydantic, for the settings")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+from integration.gpu.record import record  # noqa: E402
 from tests.offload.chats import Chats  # noqa: E402
 from tests.offload.held import Held  # noqa: E402
 from tests.offload.stand_in import OffloadServer, offloading  # noqa: E402
@@ -32,6 +35,7 @@ from trtllm_kvfix.offload.transfers import Transfers  # noqa: E402
 log = logging.getLogger(__name__)
 REQUESTS = int(os.environ.get("KVFIX_TRAFFIC_REQUESTS", "2000"))  # of each variant
 CONTROL_REQUESTS = 150
+COLUMNS = ("variant", "answered", "cancelled", "reads", "blocks_loaded")
 # A copy that faults takes the whole CUDA context with it; these leave a GPU as it was.
 HARMLESS_FAULTS = ("the mark is refused", "the queue is full")
 
@@ -51,8 +55,9 @@ def test_no_block_ever_holds_a_foreign_or_half_written_value(variant: str) -> No
         assert chats.cancelled > 0 and server.contents.reads > REQUESTS
         assert counters.offload_loaded_blocks.value - loaded > REQUESTS // 2
         assert evicted > 0
-        blocks = counters.offload_loaded_blocks.value - loaded
+        blocks = int(counters.offload_loaded_blocks.value - loaded)
         told = variant, chats.answered, chats.cancelled, server.contents.reads, blocks
+        record("offload_traffic.csv", dict(zip(COLUMNS, told, strict=True)))
         log.info("%s: %d answered, %d cancelled, %d reads, %d blocks loaded", *told)
 
 

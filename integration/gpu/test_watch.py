@@ -1,6 +1,9 @@
 """Needs a CUDA GPU and CUPTI: the races that are planted by the driver's calls alone, under `watch`."""
 
 import ctypes as c
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -12,15 +15,26 @@ except OSError:
     pytest.skip("needs a CUDA driver", allow_module_level=True)
 
 from integration.gpu.watch.planted_graphs import ALL_CASES
-from integration.gpu.watch.rows import planted_row
+from integration.gpu.watch.rows import ARMS, Row, planted_row
 
 TIMES = 5
+AT_ONCE = max((os.cpu_count() or 2) // 2, 1)
+Rows = dict[tuple[str, str, str], "Future[Row]"]
 
 
-@pytest.mark.parametrize(
-    ("arm", "mode"), [("racy", "plain"), ("racy", "report"), ("racy", "hold"), ("repaired", "report")]
-)
+@pytest.fixture(scope="module")
+def rows(request: pytest.FixtureRequest) -> Iterator[Rows]:
+    """Programs of all selected tests, several at once: each spends most of its time on its start."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    chosen = [item.callspec.params for item in items if item.module is request.module]
+    keys = [(str(each["name"]), str(each["arm"]), str(each["mode"])) for each in chosen]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {key: pool.submit(planted_row, *key, TIMES) for key in keys}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize(("arm", "mode"), ARMS)
 @pytest.mark.parametrize("name", ALL_CASES)
-def test_planted(name: str, arm: str, mode: str) -> None:
-    row = planted_row(name, arm, mode, TIMES)
+def test_planted(rows: Rows, name: str, arm: str, mode: str) -> None:
+    row = rows[name, arm, mode].result()
     assert row.ok, row

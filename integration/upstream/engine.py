@@ -101,14 +101,17 @@ class Engine:
     def _context_step(self, request: Any) -> Step:
         begin = request.context_current_position
         end = begin + request.context_chunk_size
+        # One that was preempted has a longer prompt than it came with, and generates behind that.
+        request.py_generates_from, request.py_forwarded = end, 0
         return Step(request.py_request_id, list(request.get_tokens(0))[:end], begin, end)
 
     def _generation_step(self, request: Any) -> Step:
         # In the overlap loop the host knows a token less than the device; the model makes them by position.
-        at = request.py_prompt_len + request.py_forwarded
+        begin = request.py_generates_from
+        at = begin + request.py_forwarded
         request.py_forwarded += 1
-        known = list(request.get_tokens(0))[: request.py_prompt_len]
-        made = [FIRST_GENERATED + position for position in range(request.py_prompt_len, at + 1)]
+        known = list(request.get_tokens(0))[:begin]
+        made = [FIRST_GENERATED + position for position in range(begin, at + 1)]
         return Step(request.py_request_id, known + made, at, at + 1)
 
     def _prepare(self, contexts: list[Any], generations: list[Any], steps: list[Step]) -> None:
@@ -144,6 +147,14 @@ class Engine:
                     batch.expected[pool, row + beam] = [slot * per_slot for slot in by_beam[beam]]
             row += beams
         return batch
+
+    def slots_of(self, request_id: int, window: int) -> list[int]:
+        slots: list[int] = self.manager.impl.witness_slots(request_id, window)[0]
+        return slots
+
+    def fill(self, window: int, slots: list[int], tokens: list[int], begin: int, end: int) -> None:
+        """What a connector writes of a prompt."""
+        self.contents.fill(window, slots, tokens, begin, end)
 
     def pools(self) -> list[tuple[int, int, int]]:
         """(pool, window, what a slot number is multiplied by), out of the layer table."""

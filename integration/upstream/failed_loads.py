@@ -60,7 +60,8 @@ def fail_while_loading(server: Server, request_id: int) -> None:
 
     def _handle_guided_decoder_errors(_batch: Any, _failed: Any) -> None:
         nonlocal seen
-        loading = server.connector.pending_async_requests.loading
+        connector = server.connector
+        loading = connector.pending_async_requests.loading | getattr(connector, "_prefix_load_requests", {})
         seen += request_id in loading
         if request_id in loading and seen == 2:
             executor._handle_errors("of this request alone", requests=[loading[request_id]], charge_budget=False)

@@ -54,7 +54,7 @@ class Loads:
         if load is not None:
             manager = self.server.manager
             for window in sorted(set(manager.max_attention_window_vec)):
-                load.slots[window] = manager.impl.witness_slots(request.request_id, window)[0]
+                load.slots[window] = self.server.engine.slots_of(request.request_id, window)
             self.begun.append(load)
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ class Loads:
 
     def write(self, load: Load) -> None:
         for window, slots in load.slots.items():
-            self.server.engine.contents.fill(window, slots, load.tokens, load.begin, load.end)
+            self.server.engine.fill(window, slots, load.tokens, load.begin, load.end)
 
 
 def loading(tree: Tree, calls: Calls, offers: dict[int, Offer]) -> Any:

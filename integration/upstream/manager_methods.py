@@ -86,3 +86,6 @@ class Manager:
 
     def rewind_kv_cache(self: Any, request: Any, rewind_len: int) -> None:
         self.impl.rewind_kv_cache(request.py_request_id, rewind_len)
+
+    def get_num_free_blocks(self: Any) -> int:
+        return int(self.impl.get_kv_cache_stats().free_num_blocks)

@@ -38,6 +38,9 @@ class MemoryEngine(Engine):
         for row, request in enumerate((*contexts, *generations)):
             forward.rows[request.py_request_id] = row
         table = self.attn_metadata.kv_cache_block_offsets
+        for load in self.arriving:
+            late.late().run(current_place().stream, load)
+        self.arriving = []
         late.late().run(current_place().stream, lambda: self._compute(forward, late.plain(table)))
         return forward
 
@@ -65,6 +68,22 @@ class MemoryEngine(Engine):
             self.contents.corrupt.append(
                 f"request {step.request_id}: token {wrong[0]} of {step.begin}, layer {layer}, reads {what}"
             )
+
+    def slots_of(self, request_id: int, window: int) -> list[int]:
+        (slots,) = self.manager.impl.get_cache_block_ids(request_id, window)
+        return list(slots)
+
+    def fill(self, window: int, slots: list[int], tokens: list[int], begin: int, end: int) -> None:
+        del window  # there is one
+        names = _unsigned(prefix_names(tokens))
+        unit = self.manager.tokens_per_block
+        for pool, layer, place in self._layers():
+            scale = self.manager.impl.layout.pools[pool].offset_scale
+            for side in range(self.manager.kv_factor):
+                row = np.array([slot * scale + side for slot in slots])
+                for head in range(self.manager.num_kv_heads_per_layer[layer]):
+                    where = self._places(pool, layer, place, side, head, row, min(end, len(slots) * unit))
+                    self._words(pool)[where[begin:]] = _values(names, layer, side, head)[begin:end]
 
     def _layers(self) -> list[tuple[int, int, int]]:
         """(pool, layer, position in the pool)."""

@@ -65,7 +65,11 @@ def drawn(seed: int) -> Scenario:
     )
     if shape.chunked:
         shape = replace(shape, chunk_max=chance.choice([0, 8, 16]), budget=chance.choice([16, 32, 64]))
-    arrivals, cancels = crowd(seed, REQUESTS)
+    packed = chance.random() < 0.5
+    if packed:
+        shape = replace(shape, policy="MAX_UTILIZATION")
+    # The longest fits alone.
+    arrivals, cancels = crowd(seed, REQUESTS, min(20, blocks * shape.tokens_per_block - 35) if packed else 7)
     return Scenario(f"load-{seed}", ALL, False, shape, arrivals, cancels, prepare=prepare, kind="native")
 
 

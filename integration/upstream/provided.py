@@ -216,6 +216,7 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
         module("llmapi.llm_args", KvCacheConfig=KvCacheConfig),
         module("_torch.speculative", get_num_extra_kv_tokens=lambda _: 0),
         module("_torch.attention_backend.interface", **attention),
+        module("_torch.metadata", KVCacheParams=KVCacheParams),
         module("_torch.hostfunc", hostfunc=passes_through),
         module("_torch.utils", **torch_utils),
         module(

@@ -171,9 +171,9 @@ def _described(tree: Any, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _child(send: Any, root: Path, era: str, scenario: Scenario, arm: str) -> None:
+def _child(send: Any, root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., Any] | None) -> None:
     try:
-        whole = partial(run_ranks, run) if scenario.kind == "pp" else run
+        whole = partial(run_ranks, run) if scenario.kind == "pp" else partial(run, make=make)
         send.send(asdict(whole(root, era, scenario, arm)))
     except BaseException as error:
         last = traceback.format_exc().strip().splitlines()[-3:]
@@ -182,11 +182,11 @@ def _child(send: Any, root: Path, era: str, scenario: Scenario, arm: str) -> Non
         send.close()
 
 
-def apart(root: Path, era: str, scenario: Scenario, arm: str) -> Result:
+def apart(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., Any] | None = None) -> Result:
     """One arm in a process of its own: a process holds one tensorrt_llm, and a dead lock must not end the report."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(send, root, era, scenario, arm))
+    child = context.Process(target=_child, args=(send, root, era, scenario, arm, make))
     child.start()
     send.close()
     unknown = unrun(era, scenario, arm)

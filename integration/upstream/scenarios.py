@@ -211,10 +211,11 @@ def _others() -> list[Scenario]:
     from integration.upstream.load_scenarios import loading  # noqa: PLC0415
     from integration.upstream.native_scenarios import natives  # noqa: PLC0415
     from integration.upstream.pipeline_scenarios import pipelines  # noqa: PLC0415
+    from integration.upstream.reserved_loads import reserved_loads  # noqa: PLC0415
     from integration.upstream.v2_scenarios import loops  # noqa: PLC0415
 
     early = endings() + failures() + drafts()
-    late = loading() + failed_loads() + natives()
+    late = loading() + failed_loads() + reserved_loads() + natives()
     return pipelines() + early + loops() + late + input_scenarios.scenarios()
 
 

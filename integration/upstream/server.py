@@ -41,6 +41,8 @@ class Shape:
     reuse: bool = True
     latent: bool = False  # MLA: one side instead of K and V
     overlap: bool = True
+    events: int = 0  # that the cache's event buffer holds
+    policy: str = "GUARANTEED_NO_EVICT"  # of the native manager's capacity scheduler, and of the bound one beside it
 
 
 @dataclass
@@ -94,6 +96,7 @@ class Server:
         config = provided.KvCacheConfig(
             enable_block_reuse=shape.reuse,
             max_attention_window=list(shape.windows) if shape.windows != (shape.max_seq_len,) else None,
+            event_buffer_max_size=shape.events,
         )
         counts = dict.fromkeys(sorted(set(shape.windows)), (shape.blocks, shape.host_blocks))
         kind = self.resources.KVCacheManager
@@ -189,10 +192,16 @@ class Server:
             input_tokens=arrival.prompt,
             sampling_config=sampling,
             is_streaming=False,
+            **self.keywords_of(arrival),
         )
-        made.py_forwarded = 0
+        made.py_forwarded, made.py_generates_from = 0, len(arrival.prompt)
         made.py_beam_width = self.shape.beams
         return made
+
+    def keywords_of(self, arrival: Arrival) -> dict[str, Any]:
+        """What else upstream passes to the constructor of this request."""
+        del arrival
+        return {}
 
     def serve(self, arrivals: list[Arrival], cancels: dict[int, list[int]] | None = None) -> Outcome:
         """Run the executor's own loop in this thread until everybody is answered, or it dies."""

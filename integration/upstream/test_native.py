@@ -25,16 +25,10 @@ TREES = Path(os.environ.get("UPSTREAM", ""))
 pytestmark = pytest.mark.skipif(not (TREES / "S" / "tensorrt_llm").is_dir(), reason="UPSTREAM names no excerpts")
 # What upstream's V1 class calls for what is refused at start: transfers, connectors, events, indexers, routing.
 NOT_SERVED = {
-    "flush_iteration_events",
     "get_indexer_k_cache_pool_data",
-    "get_last_block_id",
-    "get_latest_events",
     "get_priority_by_block_id",
-    "pin_blocks",
     "pool_configurations",
-    "store_blocks_for_reuse",
     "truncate_blocks",
-    "unpin_blocks_by_id",
     "analyze_prefix_reuse",
 }
 V1 = "KVCacheManager"
@@ -43,7 +37,13 @@ SCENARIOS = {each.name: each for each in ALL_SCENARIOS if each.kind == "native"}
 
 def run(name: str, spoil: Callable[[Any], None] = lambda _: None) -> Result:
     assert multiprocessing.get_start_method(allow_none=True) in (None, "fork")
-    return apart(TREES / "S", "S", replace(SCENARIOS[name], prepare=spoil), "all")
+    scenario = SCENARIOS[name]
+
+    def prepare(server: Any) -> None:
+        scenario.prepare(server)
+        spoil(server)
+
+    return apart(TREES / "S", "S", replace(scenario, prepare=prepare), "all")
 
 
 def without_copies(server: Any) -> None:
@@ -72,6 +72,25 @@ def ahead_of_the_device(_: Any) -> None:
     sequence.Sequence.reported = reported  # type: ignore[method-assign]  # in a process of its own
 
 
+def nobody_holds(server: Any) -> None:
+    """Blocks are said to be pinned and are not."""
+    pins = server.manager.impl._books.pins
+    pins.pin = lambda request_id: pins._core.get_cache_block_ids(request_id)[0]
+    pins.unpin_chain = lambda _: None
+
+
+def without_updates(server: Any) -> None:
+    """Nobody is told that blocks move."""
+    events = server.manager.impl.layout.events
+    own = events._merged
+    events._merged = lambda found, window: own([each for each in found if each.kind != "updated"], window)
+
+
+def nobody_notes(server: Any) -> None:
+    """What a request wants to be kept is lost with the constructor's keyword."""
+    server.retention_of = lambda _: None
+
+
 @pytest.mark.parametrize(
     ("name", "spoil", "complaint"),
     [
@@ -86,6 +105,20 @@ def test_what_is_left_out_shows(name: str, spoil: Callable[[Any], None], complai
     found = run(name, spoil)
     assert found.result == "wrong"
     assert "corrupt" in found.remark
+    assert complaint in found.remark
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "complaint"),
+    [
+        ("native-pins", nobody_holds, "a pinned block"),
+        ("native-events", without_updates, "the events say"),
+        ("native-retention", nobody_notes, "that were to be kept"),
+    ],
+)
+def test_those_beside_the_loop_see_what_is_wrong(name: str, spoil: Callable[[Any], None], complaint: str) -> None:
+    found = run(name, spoil)
+    assert found.result == "wrong"
     assert complaint in found.remark
 
 

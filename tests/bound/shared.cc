@@ -1,5 +1,6 @@
 // Names that look the same in every era.
 #include <nanobind/stl/bind_vector.h>
+#include <nanobind/stl/chrono.h>
 
 #include "manager.h"
 #include "scheduling.h"
@@ -94,6 +95,12 @@ void bind_policies(nb::module_& top) {
         .def_rw("chunk_unit_size", &Chunking::unit);
 }
 
+// Python sees a duration of C++ as a timedelta.
+std::optional<std::chrono::duration<double, std::milli>> as_duration(std::optional<double> milliseconds) {
+    if (!milliseconds) return std::nullopt;
+    return std::chrono::duration<double, std::milli>{*milliseconds};
+}
+
 void bind_values(nb::module_& top) {
     nb::class_<SamplingConfig>(top, "SamplingConfig", nb::dynamic_attr())
         .def(nb::init<>())
@@ -115,14 +122,22 @@ void bind_values(nb::module_& top) {
             [](TokenRangeRetention* self, int start, std::optional<int> end, int priority,
                std::optional<double> duration) { new (self) TokenRangeRetention{start, end, priority, duration}; },
             nb::arg("token_start"), nb::arg("token_end").none(), nb::arg("priority"),
-            nb::arg("duration_ms") = nb::none());
+            nb::arg("duration_ms") = nb::none())
+        .def_ro("token_start", &TokenRangeRetention::token_start)
+        .def_ro("token_end", &TokenRangeRetention::token_end)
+        .def_ro("priority", &TokenRangeRetention::priority)
+        .def_prop_ro("duration_ms", [](const TokenRangeRetention& self) { return as_duration(self.duration_ms); });
     nb::class_<RetentionConfig>(top, "KvCacheRetentionConfig")
         .def(
             "__init__",
             [](RetentionConfig* self, std::vector<TokenRangeRetention> ranges, int priority,
                std::optional<double> duration) { new (self) RetentionConfig{std::move(ranges), priority, duration}; },
             nb::arg("token_range_retention_configs"), nb::arg("decode_retention_priority") = kDefaultPriority,
-            nb::arg("decode_duration_ms") = nb::none());
+            nb::arg("decode_duration_ms") = nb::none())
+        .def_ro("token_range_retention_configs", &RetentionConfig::ranges)
+        .def_ro("decode_retention_priority", &RetentionConfig::decode_priority)
+        .def_prop_ro("decode_duration_ms",
+                     [](const RetentionConfig& self) { return as_duration(self.decode_duration_ms); });
     nb::class_<TempWindow>(top, "TempAttentionWindowInputs")
         .def(nb::init<>())
         .def_rw("paged_context_fmha", &TempWindow::paged_context_fmha)

@@ -18,14 +18,17 @@ SCALE, V_OFFSET = 3, 1000
 
 def compare_everything(pair: "Pair") -> None:
     digest = pair.core.digest()
-    compare_blocks(pair, list(pair.model.state.sequences))
-    for request_id in pair.model.state.sequences:
+    live, suspended = pair.model.live(), pair.model.suspended()
+    compare_blocks(pair, live)
+    for request_id in live:
         compare_offsets(pair, request_id)
+    for request_id in suspended:
+        assert pair.core.blocks_to_resume(request_id) == pair.model.blocks_to_resume(request_id)
+    for request_id in live + suspended:
         expected = vars(pair.model.get_request_stats(request_id))
         actual = pair.core.get_request_stats(request_id)
         assert {field: getattr(actual, field) for field in expected} == expected
         compare_answers(pair, request_id)
-    live = list(pair.model.state.sequences)
     for some in (live, live[::2]):
         assert pair.core.free_blocks_without(some) == pair.model.free_blocks_without(some)
     compare_stats(pair, pair.core.get_kv_cache_stats())
@@ -52,7 +55,7 @@ def compare_answers(pair: "Pair", request_id: int) -> None:
     for w, window in enumerate(model.state.windows):
         removed = core.get_num_front_blocks_removed(request_id, window.shape.size)
         assert removed == model.get_num_front_blocks_removed(request_id, w)
-    for block in model.sequence(request_id).held_blocks():
+    for block in model.any_sequence(request_id).held_blocks():
         assert core.get_priority_by_block_id(pair.names.id_of(block)) == block.priority
 
 
@@ -92,7 +95,8 @@ def compare_stats(pair: "Pair", stats: native.KvCacheStats) -> None:
     assert stats.free_num_blocks == sum(counts["free"] + counts["cached"] for counts in primary)
     assert stats.used_num_blocks == sum(counts["owned"] + counts["in_flight"] for counts in primary)
     assert stats.tokens_per_block == state.config.tokens_per_block
-    assert stats.sequences == len(state.sequences)
+    assert stats.sequences == len(pair.model.live())
+    assert stats.sequences_suspended == len(pair.model.suspended())
     for name in ("total", "iteration", "current"):
         compare_counters(getattr(stats, name), getattr(state, name), name)
     reused, missed = state.total.get("blocks_reused", 0), state.total.get("blocks_missed", 0)

@@ -142,7 +142,7 @@ class Pair:
                 self.core.add_tokens(carried(ids, carrier), carried(counts, carrier), values, computed=done)
             return True
 
-        if len(set(ids)) == len(ids) == len(counts) and all(each in self.model.state.sequences for each in ids):
+        if len(set(ids)) == len(ids) == len(counts) and all(each in self.model.live() for each in ids):
             assert self.core.blocks_to_grow(ids, counts) == self.model.blocks_to_grow(ids, counts)
         return self.both(lambda: self.model.add_tokens(ids, counts, tokens, computed), on_core) is not None
 
@@ -170,14 +170,15 @@ class Pair:
         asked = self.both(
             lambda: self.model.free_blocks_without([request_id]), lambda: self.core.free_blocks_without([request_id])
         )
+        suspended = request_id in self.model.suspended()
         got = self.both(
             lambda: self.model.remove_sequence(request_id, store, pin, tokens, computed),
             lambda: self.core.remove_sequence(request_id, store=store, pin=pin, tokens=tokens, computed=computed),
         )
         if got is not None:
             assert sorted(got[1]) == sorted(self.names.id_of(block) for block in got[0])
-            assert asked is not None and asked[0] == asked[1]
-            assert pin or asked[1] == free_blocks(self.core)
+            assert (asked is None) == suspended
+            assert asked is None or (asked[0] == asked[1] and (pin or asked[1] == free_blocks(self.core)))
         return got is not None
 
     # ---------------------------------------------------------------------------------------------- pins

@@ -134,6 +134,53 @@ def test_a_pin_takes_its_slot_out_of_what_is_kept_until_it_ends() -> None:
     prefill(m, 1, 400, m.get_token_count(1), 16)
 
 
+def test_a_sequence_is_not_suspended_between_two_chunks_but_behind_the_last() -> None:
+    m = manager(primary=16, host=16, window_sizes=[WINDOW])
+    m.add_sequence(SequenceRequest(1, prompt(1, 40)), chunk_tokens=16)
+    digest = m.digest()
+    with pytest.raises(ValueError, match="16 of its prompt's 40 tokens are reserved"):
+        m.suspend_sequence(1)
+    assert m.digest() == digest
+    prefill(m, 1, 40, 16, 16)
+    m.suspend_sequence(1)
+    run_transfers(m)
+    m.check_invariants()
+    m.resume_sequence(1)
+    run_transfers(m)
+    m.add_token(1, 1, [5], computed=40)
+    m.remove_sequence(1, computed=41)
+    assert reusable(m, [*prompt(1, 40), 5]) == 41
+    assert there(m) == [16]
+
+
+def test_a_sequence_that_comes_back_takes_nothing_of_what_is_kept() -> None:
+    m = manager(primary=16, host=16, window_sizes=[WINDOW])
+    m.add_sequence(SequenceRequest(2, prompt(2, 10 * BLOCK)))
+    m.suspend_sequence(2)
+    run_transfers(m)
+    m.add_sequence(SequenceRequest(1, prompt(1, 400)), chunk_tokens=16)
+    assert (m.blocks_to_resume(2), there(m)) == ([10], [9])
+    with pytest.raises(OutOfBlocks) as caught:
+        m.resume_sequence(2)
+    assert (caught.value.blocks_needed, caught.value.blocks_free) == (10, 9)
+    prefill(m, 1, 400, 16, 16)
+    m.remove_sequence(1)
+    assert m.resume_sequence(2) == 10
+    m.check_invariants()
+
+
+def test_a_live_store_between_chunks_offers_nothing_that_has_to_come_back() -> None:
+    m = manager(primary=12, window_sizes=[WINDOW])
+    tokens = prompt(1, 48)
+    m.add_sequence(SequenceRequest(1, tokens), chunk_tokens=8)
+    m.store_blocks_for_reuse(1, computed=8)
+    assert reusable(m, tokens) == 0
+    prefill(m, 1, 48, 8, 8)
+    m.store_blocks_for_reuse(1)
+    assert reusable(m, tokens) == 48
+    m.check_invariants()
+
+
 def test_beams_share_the_chunks_and_end_in_blocks_of_their_own() -> None:
     m = manager(primary=16, window_sizes=[WINDOW], max_beam_width=3)
     m.add_sequence(SequenceRequest(1, prompt(1, 401), beam_width=3), chunk_tokens=16)

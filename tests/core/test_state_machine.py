@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from . import pair_verbs
 from . import strategies as draws
 from .bad_calls import BAD_CALLS
 from .event_mirror import full_blocks, hash_of
 from .model import Config, Request
-from .model.values import Tier, Tokens
+from .model.values import Salt, Tier, Tokens
 from .pair import Pair
 from .scenes import NO_HASH
 
@@ -153,6 +154,49 @@ class BlockManagerMachine(RuleBasedStateMachine):
         more = max(0, self.length(request_id) - len(prefix) - cut)
         values = prefix + data.draw(st.lists(draws.tokens, min_size=more, max_size=more))
         self.pair.remove(request_id, tokens=values, computed=self.length(request_id))
+
+    # ------------------------------------------------------------------------------------------ by name
+
+    @precondition(has_live)
+    @rule(index=draws.indices, pin=st.booleans(), behind=st.sampled_from([None, 0, 0, 1, 5, -1]))
+    def store_live(self, index: int, pin: bool, behind: int | None) -> None:
+        request_id = self.live(index)
+        computed = max(0, self.length(request_id) - behind) if behind is not None else None
+        pair_verbs.store_live(self.pair, request_id, pin=pin, computed=computed)
+
+    @precondition(has_live)
+    @rule(index=draws.indices)
+    def name_blocks(self, index: int) -> None:
+        request_id = self.live(index)
+        if request_id in self.pair.model.state.sequences:
+            pair_verbs.check_hashes(self.pair, request_id)
+
+    @rule(data=st.data(), kept=st.integers(0, 6))
+    def truncate(self, data: st.DataObject, kept: int) -> None:
+        pair_verbs.truncate(self.pair, data.draw(draws.requests(self.new_id(), 1)), kept)
+
+    @rule(lora_id=st.sampled_from([None, 1]), salt=draws.salts)
+    def drop_tenant(self, lora_id: int | None, salt: Salt) -> None:
+        pair_verbs.drop_tenant(self.pair, lora_id, salt)
+
+    @rule(data=st.data(), stop=st.booleans(), w=draws.indices)
+    def offload(self, data: st.DataObject, stop: bool, w: int) -> None:
+        known = {hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.pair.model.state)}
+        hashes = data.draw(st.lists(st.sampled_from([*sorted(known), NO_HASH]), max_size=4))
+        pair_verbs.offload(self.pair, hashes, stop, w % len(self.pair.model.state.windows))
+
+    # ------------------------------------------------------------------------------------------ preemption
+
+    @precondition(has_live)
+    @rule(index=draws.indices)
+    def suspend(self, index: int) -> None:
+        pair_verbs.suspend(self.pair, self.live(index))
+
+    @precondition(lambda self: self.pair.model.suspended())
+    @rule(index=draws.indices)
+    def resume(self, index: int) -> None:
+        suspended = self.pair.model.suspended()
+        pair_verbs.resume(self.pair, suspended[index % len(suspended)])
 
     # ------------------------------------------------------------------------------------------ pins
 

@@ -34,11 +34,13 @@ class TierIndexMachine(RuleBasedStateMachine):
         slots=st.sampled_from([1, 2, 4, 7, 12]),
         tokens_per_block=st.sampled_from([1, 2, 3]),
         hash_bits=st.sampled_from([64, 64, 3, 1]),
+        admission=st.sampled_from(["all", "adaptive"]),
     )
-    def start(self, slots: int, tokens_per_block: int, hash_bits: int) -> None:
+    def start(self, slots: int, tokens_per_block: int, hash_bits: int, admission: str) -> None:
         self.size = tokens_per_block
-        self.core = TierIndex(slots, tokens_per_block, hash_bits=hash_bits)
-        self.model = ModelTierIndex(slots, tokens_per_block)
+        bits = hash_bits if admission == "all" else 64  # the policy knows blocks by their hash alone
+        self.core = TierIndex(slots, tokens_per_block, hash_bits=bits, admission=admission)
+        self.model = ModelTierIndex(slots, tokens_per_block, admission)
         self.numbers: dict[int, int] = {}  # open sequences: the model's number -> the core's
         self.slots: dict[int, TierBlock] = {}  # what the model has, by the core's slot
         self.claims: list[list[int]] = []
@@ -259,6 +261,7 @@ def test_slots_of_a_numpy_array_are_taken() -> None:
         ("slots", lambda: TierIndex(1 << 31, 1)),
         ("tokens_per_block", lambda: TierIndex(1, 0)),
         ("hash_bits", lambda: TierIndex(1, 1, hash_bits=65)),
+        ("admission", lambda: TierIndex(1, 1, admission="some")),
     ],
 )
 def test_an_index_that_makes_no_sense_is_refused_by_name(name: str, make: Callable[[], TierIndex]) -> None:

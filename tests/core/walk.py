@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+from . import pair_verbs
 from .event_mirror import full_blocks, hash_of
 from .model import Config, Request, Retention, WindowShape
 from .model.values import TIERS, Range, Salt, Tier
@@ -45,6 +46,13 @@ class Walk:
             self.store: 5,
             self.remove: 10,
             self.rewind: 2,
+            self.store_live: 3,
+            self.truncate: 1,
+            self.drop_tenant: 1,
+            self.offload: 2,
+            self.name_blocks: 1,
+            self.suspend: 2,
+            self.resume: 3,
             self.pin: 2,
             self.unpin: 4,
             self.look_up: 2,
@@ -57,7 +65,7 @@ class Walk:
             self.pair.check()
 
     def live(self) -> list[int]:
-        return list(self.model.state.sequences)
+        return self.model.live()
 
     # -------------------------------------------------------------------------------------------- sequences
 
@@ -168,6 +176,44 @@ class Walk:
     def rewind(self) -> None:
         if self.live():
             self.pair.rewind(self.rng.choice(self.live()), self.rng.randint(0, 5))
+
+    def store_live(self) -> None:
+        if self.live():
+            request_id = self.rng.choice(self.live())
+            sequence = self.model.sequence(request_id)
+            missing = sequence.length - len(sequence.known)
+            more = [self.rng.randrange(2) for _ in range(missing)] if self.rng.random() < 0.3 else None
+            tokens = None if more is None else sequence.known + more
+            computed = self.rng.choice([None, sequence.length, sequence.length, max(0, sequence.length - 2)])
+            pin = self.rng.random() < 0.1
+            pair_verbs.store_live(self.pair, request_id, pin=pin, tokens=tokens, computed=computed)
+
+    def truncate(self) -> None:
+        request = self.request()
+        pair_verbs.truncate(self.pair, request, self.rng.randint(0, len(request.tokens) + 1))
+
+    def drop_tenant(self) -> None:
+        salts: list[Salt] = [None, "a", b"a", 7]
+        pair_verbs.drop_tenant(self.pair, self.rng.choice([None, 3]), self.rng.choice(salts))
+
+    def offload(self) -> None:
+        known = sorted({hash_of(block, self.pair.hash_bits) for _, block in full_blocks(self.model.state)})
+        hashes = self.rng.choices([*known, NO_HASH], k=self.rng.randint(0, 4))
+        w = self.rng.randrange(len(self.model.state.windows))
+        pair_verbs.offload(self.pair, hashes, self.rng.random() < 0.5, w)
+
+    def name_blocks(self) -> None:
+        if self.model.state.sequences:
+            pair_verbs.check_hashes(self.pair, self.rng.choice(list(self.model.state.sequences)))
+
+    def suspend(self) -> None:
+        if self.live():
+            pair_verbs.suspend(self.pair, self.rng.choice(self.live()))
+
+    def resume(self) -> None:
+        suspended = self.model.suspended()
+        if suspended and not pair_verbs.resume(self.pair, self.rng.choice(suspended)) and self.rng.random() < 0.3:
+            self.pair.remove(self.rng.choice(suspended), store=self.rng.random() < 0.7)
 
     # -------------------------------------------------------------------------------------------- pins
 

@@ -18,7 +18,6 @@ from trtllm_kvfix.fixes.graph_inputs.mechanism import ID
 from trtllm_kvfix.fixes.graph_inputs.reads import Reads
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
-from trtllm_kvfix.overlay.upstream import LORA_PARAMS
 from trtllm_kvfix.staging import Mark, on_stream
 
 NO_LORA: dict[str, Any] = {}
@@ -257,7 +256,7 @@ def test_every_writer_of_upstream_waits(write: Callable[[Any], None], monkeypatc
     waits: list[Reads] = []
     monkeypatch.setattr(Reads, "wait", lambda self: waits.append(self))  # noqa: PLW0108  binds, as a method does
     with standing_in("D"), applied([ID]):
-        params = import_module(LORA_PARAMS).CudaGraphLoraParams(max_batch_size=1, max_lora_size=1, max_rank=1)
+        params = import_module("tensorrt_llm._standin.lora").tables(max_batch_size=1, max_lora_size=1, max_rank=1)
         write(params)
         assert waits == []
         params.get_moe_slot_inputs(0, 0)

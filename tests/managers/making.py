@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.bound import load
-from tests.bound.making import make_request, manager_keywords
+from tests.bound.making import make_request, manager_keywords, name_of
 from trtllm_kvfix import native
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.staging import on_stream
@@ -36,7 +36,10 @@ class Bench:
         self.era = era
         self.device = device
         self.stream = stream
-        self.impl = NativeKvCache(**keywords(era, stream=stream, **given))
+        passed = keywords(era, stream=stream, **given)
+        if name_of(era) == "D":
+            del passed["temp_attention_window_inputs"]
+        self.impl = NativeKvCache(**passed)
         self.impl.allocate_pools(False)
 
     def request(self, request_id: int, tokens: Sequence[int], **given: Any) -> Any:

@@ -28,7 +28,6 @@ S = load().S
         {"num_kv_heads_per_layer": []},
         {"size_per_head": 0},
         {"event_manager": object()},
-        {"kv_connector_manager": object()},
         {"enable_indexer_k_cache": True},
         {"linear_attention_metadata": object()},
         {"pool_configurations": [SimpleNamespace(size_per_head=16, dtype=S.DataType.HALF)]},
@@ -69,3 +68,11 @@ def test_pools_are_laid_out_by_heads(dtype: str, nbytes: int, cache_type: str, s
     assert many.slot_bytes == 2 * sides * many.side_bytes
     assert many.offset_scale == 2 * sides
     assert [layout.place_of(layer) for layer in range(3)] == [(1, 0), (0, 0), (1, 1)]
+
+
+def test_connectors_are_served_for_1_2_alone() -> None:
+    given = keywords(S, kv_connector_manager=object())
+    assert layout_of(given).connector is given["kv_connector_manager"]
+    del given["temp_attention_window_inputs"]
+    with pytest.raises(NotServed, match=r"newer than 1\.2"):
+        layout_of(given)

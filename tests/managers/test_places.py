@@ -116,7 +116,6 @@ class BindCapacityScheduler:
     [
         ({"kv_cache_manager": SimpleNamespace(impl=object())}, "this engine's cache is"),
         ({"kv_cache_transceiver": object()}, "disaggregated"),
-        ({"kv_connector_manager": object()}, "a connector"),
         ({"drafter": object()}, "speculative"),
         ({"model_engine": SimpleNamespace(spec_config=object())}, "speculative"),
         ({"draft_model_engine": object()}, "a draft model"),

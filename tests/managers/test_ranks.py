@@ -16,7 +16,7 @@ def manager() -> native.BlockManager:
 def outcome(comm: RankComm, *, differs: bool, iterations: int = 4, patience_s: float = 30) -> str:
     """How a rank ends that compares in every second iteration. One that differs does so in the third."""
     core = manager()
-    comparison = Comparison(core, find=lambda: comm, serial=1, every=2, patience_s=patience_s)
+    comparison = Comparison(core, 1, find=lambda: comm, every=2, patience_s=patience_s)
     for iteration in range(1, iterations + 1):
         tokens = [iteration] * (5 if differs and iteration == 3 else 6)
         core.add_sequence(native.SequenceRequest(iteration, tokens))

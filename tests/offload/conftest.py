@@ -45,6 +45,7 @@ class Bench:
         executor_class: type[Executor] = Executor,
         *,
         ranks: Ranks | None = None,
+        manager_class: type[ConnectorManager] = ConnectorManager,
         **sizes: Any,
     ) -> None:
         args = llm_args()
@@ -52,7 +53,7 @@ class Bench:
         self.is_unplugged = False
         self.scheduler: Any = None if ranks is not None and ranks.rank else KvfixOffloadScheduler(args)
         self.worker = KvfixOffloadWorker(args)
-        self.manager = ConnectorManager(self.worker, self.scheduler, ranks)
+        self.manager = manager_class(self.worker, self.scheduler, ranks)
         with on_stream(device, 0):
             self.executor = executor_class(device, self.manager, **sizes)
         self.executor.idle = self.wait_for_a_transfer
@@ -95,13 +96,15 @@ def make_bench(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
             *,
             seed: int = 1,
             executor_class: type[Executor] = Executor,
+            manager_class: type[ConnectorManager] = ConnectorManager,
             executor: dict[str, Any] | None = None,
             **settings: Any,
         ) -> Bench:
             monkeypatch.setenv("TRTLLM_KVFIX_OFFLOAD_HOST_BYTES", str(host_blocks * BLOCK_BYTES))
             for name, value in settings.items():
                 monkeypatch.setenv(f"TRTLLM_KVFIX_OFFLOAD_{name.upper()}", str(value))
-            bench = Bench(open_device("cpu", seed), executor_class, **(executor or {}))
+            device = open_device("cpu", seed)
+            bench = Bench(device, executor_class, manager_class=manager_class, **(executor or {}))
             stack.callback(bench.close)
             return bench
 

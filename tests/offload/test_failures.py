@@ -8,7 +8,7 @@ import pytest
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import unplug
-from trtllm_kvfix.offload.scheduler import FAILED_IN_A_ROW_MAX
+from trtllm_kvfix.offload.directions import FAILED_IN_A_ROW_MAX
 
 from .conftest import BLOCK_BYTES, Bench, MakeBench, serve_alone
 from .faults import FAULTS, heal, transfers_missed, transfers_of

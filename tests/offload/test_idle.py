@@ -36,10 +36,9 @@ def conversation(number: int) -> Request:
 
 @pytest.mark.parametrize("manager", [TellsMore, SkipsIdleSteps])
 def test_a_request_is_served_from_the_host_tier_however_often_upstream_tells(
-    manager: type[ConnectorManager], make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    manager: type[ConnectorManager], make_bench: MakeBench
 ) -> None:
-    monkeypatch.setattr("tests.offload.conftest.ConnectorManager", manager)
-    bench = make_bench()
+    bench = make_bench(manager_class=manager)
     assert type(bench.manager) is manager
     assert [serve_alone(bench, conversation(number)) for number in (1, 2)] == [0, 20]
     assert bench.executor.corrupt == []

@@ -64,6 +64,7 @@ class RequestData:
 class SchedulerOutput:
     new_requests: list[RequestData] = field(default_factory=list)
     cached_requests: list[RequestData] = field(default_factory=list)
+    prefix_loads: list[Any] = field(default_factory=list)  # of the newest upstream; tests/offload/reserving.py
 
 
 @dataclass
@@ -122,8 +123,11 @@ class ConnectorManager:
             )  # fmt: skip
             self._known[request.request_id] = len(request.tokens), max(blocks_before, len(blocks))
             (output.new_requests if is_new else output.cached_requests).append(data)
-        self.worker.bind_connector_meta(self.on_leader(lambda: self.scheduler.build_connector_meta(output)))
+        self.tell(output)
         self.worker.start_load_kv(stream)
+
+    def tell(self, output: SchedulerOutput) -> None:
+        self.worker.bind_connector_meta(self.on_leader(lambda: self.scheduler.build_connector_meta(output)))
 
     def request_finished(self, request: Request, blocks: Sequence[int]) -> bool:
         self.finished_loading.pop(request.request_id, None)

@@ -23,6 +23,7 @@ class Server:
         self.pauses = import_module("tensorrt_llm._standin.pauses")
         self.requests = import_module(f"{PYEXECUTOR}.llm_request")
         creator = import_module(f"{PYEXECUTOR}.py_executor_creator")
+        self.pauses.begin()
         args = import_module("tensorrt_llm.llmapi.llm_args").TorchLlmArgs(**{"model": "tiny"} | self.llm_args)
         self.executor: Any = creator.create_py_executor(args)
         self.manager = self.executor.kv_cache_manager

@@ -25,10 +25,12 @@ class Stall:
         self._tensors = tensors
         self._lock = threading.Lock()  # guards what follows
         self._gates: dict[int, int] = {}  # by the number of the step
-        self._recorded: dict[int, int] = {}  # by event: how many steps had been held when it was recorded
-        self._sampled = 0  # steps that the host has waited for
+        self._recorded: dict[int, int] = {}  # by event: the step that was the last one when it was recorded
         self.held = 0  # steps whose copies were held
         held = pauses.REPLAY if replay else pauses.FORWARD_DRAFT if draft else pauses.FORWARD
+        # Steps are counted from the server's first one on: the loop may still wait for one that was enqueued before
+        # anything was held. Not every step has a graph.
+        self._counted = pauses.FORWARD if replay else held
         self._points = [
             pauses.at(held, self._hold),
             pauses.at(pauses.WAIT_FOR_SAMPLE, self._waits_for_sample),
@@ -53,15 +55,16 @@ class Stall:
     def _hold(self) -> None:
         with self._lock:
             self.held += 1
-            self._gates[self.held] = self._tensors.close_gate(self._tensors.current_stream())
+            self._gates[self._step()] = self._tensors.close_gate(self._tensors.current_stream())
+
+    def _step(self) -> int:
+        return int(self._pauses.reached(self._counted))
 
     def _waits_for_sample(self) -> None:
-        with self._lock:
-            self._sampled += 1
-        self._let_go(self._sampled)
+        self._let_go(self._pauses.reached(self._pauses.WAIT_FOR_SAMPLE))
 
     def _let_all_go(self) -> None:
-        self._let_go(self.held)
+        self._let_go(self._step())
 
     def _let_go(self, last: int) -> None:
         """This step and those before it."""
@@ -74,11 +77,11 @@ class Stall:
         record, wait, synchronize = native.Device.record, native.Device.wait, native.Device.synchronize
 
         def recording(device: native.Device, event: int, stream: int) -> None:
-            self._recorded[event] = self.held
+            self._recorded[event] = self._step()
             record(device, event, stream)
 
         def waiting(device: native.Device, event: int) -> None:
-            self._let_go(self._recorded.get(event, self.held))
+            self._let_go(self._recorded.get(event, self._step()))
             wait(device, event)
 
         def synchronizing(device: native.Device, stream: int) -> None:

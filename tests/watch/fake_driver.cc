@@ -107,9 +107,19 @@ struct KernelArguments {
     Address before, to, from, after;
 };
 
+struct Copied {
+    Address dst, src;
+    std::size_t bytes;
+};
+std::vector<Copied> captured;  // on the one stream that captures
+
 int copy(std::uint32_t id, const char* name, Address dst, Address src, std::size_t bytes, void* stream) {
-    return told(id, name, Copy{dst, src, bytes, stream},
-                [=] { return enqueue(stream, [=] { device_copy(dst, src, bytes); }); });
+    return told(id, name, Copy{dst, src, bytes, stream}, [=] {
+        if (stream_of(stream).capturing) {
+            captured.push_back({dst, src, bytes});
+        }
+        return enqueue(stream, [=] { device_copy(dst, src, bytes); });
+    });
 }
 
 }  // namespace
@@ -173,7 +183,6 @@ API cuMemAlloc_v2(Address* result, std::size_t bytes) {
 }
 API cuDeviceGet(int* device, int) { return *device = 0, kSuccess; }
 API cuDevicePrimaryCtxRetain(void** made, int) { return *made = &context, kSuccess; }
-API cuCtxSetCurrent(void*) { return kSuccess; }
 API cuModuleLoadData(void**, const void*) { return kSuccess; }
 API cuModuleGetFunction(void**, void*, const char*) { return kSuccess; }
 API cuMemsetD8_v2(Address to, unsigned char value, std::size_t bytes) {
@@ -267,6 +276,8 @@ API cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
                     return enqueue(stream, [arguments] { device_copy(arguments.to, arguments.from, 1); });
                 });
 }
+
+#include "fake_device.h"
 
 // For the tests alone.
 API fakeHold(void* stream) { return stream_of(stream).hold(), kSuccess; }

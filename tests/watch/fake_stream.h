@@ -109,7 +109,7 @@ void for_each_stream(const std::function<void(Stream&)>& call) {
 
 int enqueue(void* handle, std::function<void()> work) {
     Stream& stream = stream_of(handle);
-    if (!stream.capturing) {  // what is captured does not run; that there is a graph is not simulated here
+    if (!stream.capturing) {  // what is captured does not run
         stream.add(std::move(work));
     }
     return kSuccess;

@@ -6,33 +6,42 @@ Growth comes second, because it may evict what the batch is to reuse. Until then
 touched: upstream goes through the whole batch asking each whether it is at its first chunk.
 """
 
+from collections import Counter
+from collections.abc import Mapping, Set
 from typing import Any
 
+from trtllm_kvfix.managers.clock import Clock
 from trtllm_kvfix.managers.copies import Copies
-from trtllm_kvfix.managers.prompts import Prompt, forget_prompt, prompt_of, tell_reuse
+from trtllm_kvfix.managers.layout import Layout
+from trtllm_kvfix.managers.pins import Pins
+from trtllm_kvfix.managers.prompts import Prompt, bound_half, forget_prompt, prompt_of, tell_reuse
 from trtllm_kvfix.managers.sequence import Sequence
 from trtllm_kvfix.native import BlockManager, OutOfBlocks
 
 
 class Books:
-    """The caller holds a lock around every call."""
+    """The caller holds a lock around every call, but for what `growing` says."""
 
-    def __init__(self, core: BlockManager, copies: Copies, tokens_per_block: int) -> None:
+    def __init__(self, core: BlockManager, copies: Copies, clock: Clock, layout: Layout) -> None:
         self.core = core
         self.live: dict[int, Sequence] = {}
+        self.growing: list[int] = []  # one entry for each position; may be appended to without the lock
+        self.dummies: set[int] = set()  # of the live ones
         self._in_prompt: dict[int, Sequence] = {}  # of the live ones, whose positions still move
+        self.pins = Pins(core)
         self._copies = copies
-        self._tokens_per_block = tokens_per_block
+        self._clock = clock
+        self._tokens_per_block = layout.tokens_per_block
+        self._connector = layout.connector
         self.config = core.config
         self._arriving: dict[int, tuple[Any, Prompt]] = {}
-        self._growing: dict[int, int] = {}
 
     # ---- what upstream asks for ----
 
     def add(self, request_id: int, length: int, beam_width: int, request: Any) -> None:
         if beam_width != 1:
             raise RuntimeError(f"request {request_id} has {beam_width} beams; one is served")
-        if request_id in self.live or request_id in self._arriving:
+        if self.knows(request_id):
             raise RuntimeError(f"request {request_id} was added and not removed; adding it again would lose its blocks")
         prompt = prompt_of(request, self.config)
         if prompt.length != length or prompt.sequence.request_id != request_id:
@@ -44,14 +53,6 @@ class Books:
         if request.is_dummy_request:
             self.settle()  # upstream expects the refusal of a dummy from this very call
 
-    def grow(self, request_id: int) -> None:
-        sequence = self.live.get(request_id)
-        if sequence is None and request_id not in self._arriving:
-            raise RuntimeError(f"request {request_id} has no sequence to grow")
-        self._growing[request_id] = self._growing.get(request_id, 0) + 1
-        if sequence is not None and sequence.is_dummy:
-            self.settle()
-
     def report(self, request: Any) -> None:
         """A chunk of its prompt has been computed. Unknown requests have ended before."""
         sequence = self.live.get(request.request_id)
@@ -60,6 +61,23 @@ class Books:
         computed = sequence.reported()
         self.core.store_context_blocks(request.request_id, computed)
 
+    def store(self, request_id: int, request: Any) -> None:
+        """Offer what a live request has computed of its prompt, without waiting for a report."""
+        self.settle()
+        sequence = self.live[request_id]
+        if sequence.is_private:
+            return
+        sampled = request.get_num_tokens(0) > sequence.prompt_length  # from a step that had computed all of it
+        self.core.store_context_blocks(request_id, sequence.prompt_length if sampled else sequence.computed)
+
+    def knows(self, request_id: int) -> bool:
+        return request_id in self.live or request_id in self._arriving
+
+    def pin(self, request_id: int) -> list[int]:
+        self.settle()
+        self.end_copies()  # a block that is being brought cannot be pinned
+        return self.pins.pin(request_id)
+
     def rewind(self, request_id: int, count: int) -> None:
         self.settle()
         self.core.rewind_kv_cache(request_id, count)
@@ -67,11 +85,12 @@ class Books:
 
     def remove(self, request_id: int, request: Any) -> None:
         """Upstream also frees requests that were never added. Without a request nothing more is kept for reuse."""
-        self._growing.pop(request_id, None)
+        self._forget_growth({request_id})
         if self._arriving.pop(request_id, None) is not None:
             return
         sequence = self.live.pop(request_id, None)
         self._in_prompt.pop(request_id, None)
+        self.dummies.discard(request_id)
         if sequence is None:
             return
         if request is None or sequence.is_private or request.is_dummy_request:
@@ -79,7 +98,7 @@ class Books:
         else:
             tokens, computed = sequence.known_at_end(request)
             self.core.remove_sequence(request_id, tokens=tokens, computed=computed)
-        if all(each.is_dummy for each in self.live.values()):
+        if len(self.live) == len(self.dummies):
             self.end_copies()  # no step will come to do it, and nobody could be admitted
 
     # ---- when it happens ----
@@ -87,20 +106,24 @@ class Books:
     def begin_iteration(self) -> None:
         """Everything before is settled; chunks that were enqueued since are noted."""
         self.end_copies()
+        self._clock.step()
         for request_id, sequence in list(self._in_prompt.items()):
             sequence.look()
             if not sequence.is_in_prompt:
                 del self._in_prompt[request_id]
 
     def settle(self) -> None:
+        """Everybody noted is admitted, then grown. Nothing else queues copies."""
+        if not (self._arriving or self.growing):
+            return
         if self._arriving:
             self._admit()
-        if self._growing:
+        if self.growing:
             self._reserve()
         self._copies.submit()
 
     def end_copies(self) -> None:
-        self._copies.submit()
+        self._copies.submit()  # what a batch queued that then failed
         self._copies.end()
 
     def _admit(self) -> None:
@@ -108,25 +131,50 @@ class Books:
         try:
             batch = self.core.add_sequence_batch([prompt.sequence for _, prompt in arriving.values()])
         except OutOfBlocks:
-            for request_id in arriving:
-                self._growing.pop(request_id, None)
+            self._forget_growth(arriving.keys())
             raise
         for admission in batch.admitted:
             request, prompt = arriving[admission.request_id]
-            reused = admission.tokens_reused
-            sequence = Sequence(request, prompt, reused)
+            if prompt.has_duration:
+                self._clock.start()
+            sequence = Sequence(request, prompt, admission.tokens_reused)
             self.live[admission.request_id] = self._in_prompt[admission.request_id] = sequence
+            if sequence.is_dummy:
+                self.dummies.add(admission.request_id)
             forget_prompt(request)
-            tell_reuse(request, reused, self._tokens_per_block)
+        for admission in batch.admitted:  # all are known by now, should a connector raise
+            self._tell(self.live[admission.request_id], admission.tokens_reused)
+
+    def _tell(self, sequence: Sequence, reused: int) -> None:
+        at = reused + self._matched(sequence.request, reused)
+        sequence.begin_at(at)
+        tell_reuse(sequence.request, at, self._tokens_per_block)
+
+    def _matched(self, request: Any, reused: int) -> int:
+        """Tokens behind those reused that a connector will write, before a step reads them."""
+        if self._connector is None or request.is_dummy_request:
+            return 0
+        return int(self._connector.get_num_new_matched_tokens(bound_half(request), reused))
 
     def _reserve(self) -> None:
-        growing, self._growing = self._growing, {}
-        ids, counts = list(growing), list(growing.values())
+        ids = self.growing[:]
+        del self.growing[: len(ids)]  # others may be appending
+        counts: Mapping[int, int] = dict.fromkeys(ids, 1)
+        if len(counts) != len(ids):
+            counts = Counter(ids)
         try:
-            self.core.add_tokens(ids, counts)
+            self._grow(counts)
         except OutOfBlocks:
             # What copies of this iteration hold comes free when they have ended: the same moment on every rank.
             self.end_copies()
-            self.core.add_tokens(ids, counts)
-        for request_id, count in growing.items():
-            self.live[request_id].length += count
+            self._grow(counts)
+
+    def _grow(self, counts: Mapping[int, int]) -> None:
+        self.core.add_tokens(list(counts), list(counts.values()))
+        live = self.live
+        for request_id, count in counts.items():
+            live[request_id].length += count
+
+    def _forget_growth(self, ids: Set[int]) -> None:
+        if self.growing:
+            self.growing[:] = [each for each in self.growing if each not in ids]

@@ -3,8 +3,14 @@ managers.
 
 GUARANTEED_NO_EVICT: a request starts when the blocks until its last token are free beside those of everybody who has
 started, so nobody is ever paused.
+
+MAX_UTILIZATION: a request starts when its prompt fits and leaves room for a block. Where those that run cannot all take
+their next token, the newest are paused: upstream gives their blocks back, and they come again with what they have
+generated as part of their prompts. What they computed stays cached, as long as nobody needs the room.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from trtllm_kvfix.errors import NotServed
@@ -12,53 +18,52 @@ from trtllm_kvfix.managers.keywords import named
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.managers.questions import Questions
 
-POLICY = "GUARANTEED_NO_EVICT"
+Scheduled = tuple[list[Any], list[Any], list[Any]]  # who fits; who waits for another server's cache: none; who pauses
 
 
 def scheduler_for(
     max_num_requests: int,
     kv_cache_manager: Any,
     peft_cache_manager: Any = None,
-    scheduler_policy: Any = POLICY,
+    scheduler_policy: Any = "GUARANTEED_NO_EVICT",
     two_step_lookahead: bool = False,
-) -> "GuaranteedNoEvict | None":
+) -> "Policy | None":
     """None for a bound manager, whose scheduler is upstream's."""
     if not isinstance(kv_cache_manager, NativeKvCache):
         return None
-    if named(scheduler_policy) != POLICY:
-        raise NotServed(f"capacity_scheduler_policy={named(scheduler_policy)}: only {POLICY} is served")
+    policy = POLICIES.get(named(scheduler_policy))
+    if policy is None:
+        raise NotServed(f"capacity_scheduler_policy={named(scheduler_policy)}: only {', '.join(POLICIES)} are served")
     if two_step_lookahead:
         raise NotServed("two_step_lookahead=True: speculative decoding is not served")
-    return GuaranteedNoEvict(max_num_requests, kv_cache_manager, peft_cache_manager)
+    return policy(max_num_requests, kv_cache_manager, peft_cache_manager)
 
 
-class GuaranteedNoEvict:
+class Policy(ABC):
     def __init__(self, max_num_requests: int, kv_cache_manager: NativeKvCache, peft_cache_manager: Any) -> None:
         self.max_num_requests = max_num_requests
         self.kv_cache_manager = kv_cache_manager
         self.peft_cache_manager = peft_cache_manager
 
-    def schedule_request(self, active_requests: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        """(those that fit, those that wait for another server's cache: none, those to pause: none)."""
-        self.kv_cache_manager.start_scheduling()
+    @abstractmethod
+    def schedule_request(self, active_requests: Any) -> Scheduled: ...
+
+    def _start(self, chosen: list[Any], waiting: Iterable[Any], free: int, needed: Callable[[Any], int]) -> None:
+        """Adds to those chosen, who run, as many of the others as fit, in their order."""
         questions = self.kv_cache_manager.questions
-        started, reserved, waiting = questions.by_progress(active_requests)
-        free = questions.free_blocks() - reserved
-        chosen = started[: self.max_num_requests]
-        adapters = _Adapters(self.peft_cache_manager, started)
+        adapters = _Adapters(self.peft_cache_manager, chosen)
         wait_for = questions.being_computed() if self.kv_cache_manager.enable_block_reuse else set()
         for request in waiting:
             if len(chosen) >= self.max_num_requests:
                 break
             if self._gains_by_waiting(request, questions, wait_for):
                 continue
-            needed = questions.to_completion(request)
-            if needed > free:
+            blocks = needed(request)
+            if blocks > free:
                 break  # whoever came later must not overtake it for ever
             if adapters.claim(request):
-                free -= needed
+                free -= blocks
                 chosen.append(request)
-        return chosen, [], []
 
     def _gains_by_waiting(self, request: Any, questions: Questions, wait_for: set[int]) -> bool:
         """Somebody computes the very block that it needs first: in a later iteration that is cached."""
@@ -75,6 +80,39 @@ class GuaranteedNoEvict:
             return True
         wait_for.add(name)
         return False
+
+
+class GuaranteedNoEvict(Policy):
+    def schedule_request(self, active_requests: Any) -> Scheduled:
+        self.kv_cache_manager.start_scheduling()
+        questions = self.kv_cache_manager.questions
+        started, waiting, loading = questions.by_progress(active_requests)
+        chosen = started[: self.max_num_requests]
+        if waiting and len(chosen) < self.max_num_requests:
+            free = questions.free_blocks() - questions.still_to_take(started + loading)
+            self._start(chosen, waiting, free, questions.to_completion)
+        return chosen, [], []
+
+
+class MaxUtilization(Policy):
+    def schedule_request(self, active_requests: Any) -> Scheduled:
+        self.kv_cache_manager.start_scheduling()
+        questions = self.kv_cache_manager.questions
+        chosen, waiting, _ = questions.by_progress(active_requests)
+        paused: list[Any] = []
+        free, next_step = questions.free_blocks(), questions.next_step(chosen)
+        while next_step > free:
+            paused.append(chosen.pop())
+            free, next_step = questions.free_without(paused), questions.next_step(chosen)
+        del chosen[self.max_num_requests :]
+        if not paused and waiting:
+            # Without a block to spare it would be paused at once; but alone it need not share.
+            ahead = self.kv_cache_manager.tokens_per_block if chosen else 1
+            self._start(chosen, waiting, free - next_step, lambda each: questions.to_admit(each, ahead))
+        return chosen, [], paused
+
+
+POLICIES: dict[str, type[Policy]] = {"GUARANTEED_NO_EVICT": GuaranteedNoEvict, "MAX_UTILIZATION": MaxUtilization}
 
 
 class _Adapters:

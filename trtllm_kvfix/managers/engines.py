@@ -27,8 +27,6 @@ def _reasons(executor: Any) -> "Iterator[str]":
         yield f"this engine's cache is {type(manager).__name__} over {kind.__name__}: only V1's is ours"
     if getattr(executor, "kv_cache_transceiver", None) is not None:
         yield "disaggregated serving is not served"
-    if getattr(executor, "kv_connector_manager", None) is not None:
-        yield "a connector is not served"
     engine = getattr(executor, "model_engine", None)
     if getattr(executor, "drafter", None) is not None or getattr(engine, "spec_config", None) is not None:
         yield "speculative decoding is not served"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trtllm_kvfix.errors import NotServed
+from trtllm_kvfix.managers.events import EventManager
 from trtllm_kvfix.managers.layout import ELEMENTS, Layout, pools_of
 
 OFFLOAD_PRIORITY_MIN = 30  # where upstream says none
@@ -72,6 +73,17 @@ def _same_pools(value: Any, given: Mapping[str, Any]) -> str:
     return "pools of different shapes are not served" if others else ""
 
 
+def _connector(value: Any, given: Mapping[str, Any]) -> str:
+    """Builds that pass no temporary window any more are those whose connectors ask for hashes of what is computed."""
+    is_newer = "temp_attention_window_inputs" not in given
+    return "a connector of a build newer than 1.2 is not served" if value is not None and is_newer else ""
+
+
+def _own_events(value: Any, _given: Mapping[str, Any]) -> str:
+    known = value is None or isinstance(value, EventManager)
+    return "" if known else f"{type(value).__name__} was made before ours could take its place"
+
+
 def _onboards(value: Any, given: Mapping[str, Any]) -> str:
     has_host = any(host for _, host in given["blocks_per_window"].values())
     return "a host tier that is never read is not served" if has_host and not value else ""
@@ -96,10 +108,10 @@ CHECKS: Mapping[str, Check] = {
     "onboard_blocks": _onboards,
     "cache_type": _cache_type,
     "secondary_offload_min_priority": _anything,
-    "event_manager": _nothing("event_buffer_max_size"),
+    "event_manager": _own_events,
     "enable_partial_reuse": _anything,
     "copy_on_partial_reuse": _anything,
-    "kv_connector_manager": _nothing("a connector"),
+    "kv_connector_manager": _connector,
     "enable_indexer_k_cache": _nothing("sparse attention"),
     "indexer_k_cache_quant_block_size": _anything,  # these count where there is an indexer
     "indexer_k_cache_index_head_dim": _anything,
@@ -140,6 +152,10 @@ def layout_of(given: Mapping[str, Any]) -> Layout:
         partial_reuse=given.get("enable_partial_reuse", True),
         copy_on_partial_reuse=given.get("copy_on_partial_reuse", True),
         offload_priority_min=OFFLOAD_PRIORITY_MIN if priority is None else priority,
+        events=given.get("event_manager"),
+        connector=given.get("kv_connector_manager"),
+        # Builds that let go of blocks one by one pass no temporary window any more.
+        pins_by_list="temp_attention_window_inputs" not in given,
     )
 
 

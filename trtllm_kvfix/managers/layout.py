@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from trtllm_kvfix.managers.events import EventManager
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,9 @@ class Layout:
     partial_reuse: bool
     copy_on_partial_reuse: bool
     offload_priority_min: int
+    events: EventManager | None
+    connector: Any  # upstream's manager of connectors, or None
+    pins_by_list: bool  # a pinned request is named by all its blocks, not by its last one
 
     @property
     def layers(self) -> int:

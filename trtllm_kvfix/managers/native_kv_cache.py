@@ -5,56 +5,40 @@ reads what is asked, books.py keeps it, memory.py holds the bytes, copies.py mov
 """
 
 import threading
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
 from trtllm_kvfix.errors import NotServed
-from trtllm_kvfix.managers import statistics, tensors
+from trtllm_kvfix.managers import tensors
+from trtllm_kvfix.managers.asked import Asked
 from trtllm_kvfix.managers.books import Books
+from trtllm_kvfix.managers.clock import Clock
 from trtllm_kvfix.managers.copies import Copies
+from trtllm_kvfix.managers.held import Held
 from trtllm_kvfix.managers.keywords import layout_of
+from trtllm_kvfix.managers.layout import Layout
+from trtllm_kvfix.managers.locks import answering, locked
 from trtllm_kvfix.managers.memory import Memory, layer_table
 from trtllm_kvfix.managers.questions import Questions
-from trtllm_kvfix.managers.ranks import Comparison
+from trtllm_kvfix.managers.ranks import Comparison, next_serial
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig
+from trtllm_kvfix.offload.ranks import Ranks, agreed_seed, ranks_here
 from trtllm_kvfix.staging import current_place
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 
-
-def locked(method: Method) -> Method:
-    """The core takes calls from any thread; what is noted between upstream's calls needs a lock of its own."""
-
-    @wraps(method)
-    def call(self: "NativeKvCache", *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
-            return method(self, *args, **kwargs)
-
-    return cast("Method", call)
-
-
-def answering(method: Method) -> Method:
-    """The same, for a call that needs an answer: whoever is noted is admitted first."""
-
-    @wraps(method)
-    def call(self: "NativeKvCache", *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
-            self._books.settle()
-            return method(self, *args, **kwargs)
-
-    return cast("Method", call)
-
-
-class NativeKvCache:
+class NativeKvCache(Asked, Held):
     is_variable_window = False
     cross_kv = False
 
     def __init__(self, **given: Any) -> None:
         """Raises NotServed, which names the keyword."""
-        layout = self.layout = layout_of(given)
+        self.layout = layout_of(given)
+        self._make(self.layout, ranks_here())
+
+    def _make(self, layout: Layout, ranks: Ranks) -> None:
+        """Every rank comes by. Only one of them has events to show, but books with events are kept by all."""
+        events_max = max(ranks.gather(layout.events.entries_max if layout.events else 0))
         self.core = BlockManager(
             BlockManagerConfig(
                 tokens_per_block=layout.tokens_per_block,
@@ -64,6 +48,8 @@ class NativeKvCache:
                 partial_reuse=layout.partial_reuse,
                 copy_on_partial_reuse=layout.copy_on_partial_reuse,
                 offload_priority_min=layout.offload_priority_min,
+                events_max=events_max,
+                seed=agreed_seed(ranks),
             )
         )
         self.tokens_per_block = layout.tokens_per_block
@@ -89,9 +75,12 @@ class NativeKvCache:
         device = current_place().device
         self._memory = Memory(device, self.layout)
         self._copies = Copies(self.core, device, self._memory, self.layout.stream)
-        self._books = Books(self.core, self._copies, self.tokens_per_block)
+        serial = next_serial()
+        self._books = Books(self.core, self._copies, Clock(self.core, serial), self.layout)
         self._questions = Questions(self._books, self.tokens_per_block)
-        self._comparison = Comparison(self.core)
+        self._comparison = Comparison(self.core, serial)
+        if self.layout.events is not None:
+            self.layout.events.created(self.layout.window, [self.layout.blocks_primary, self.layout.blocks_host])
         self._has_pools = True
 
     @locked
@@ -121,11 +110,11 @@ class NativeKvCache:
 
     # ---- the life of a request ----
 
-    @locked
     def sync_transfer_manager_with_buffer_manager(self) -> None:
         """The head of every `prepare_resources`: the fixed point at which copies end."""
-        self._books.begin_iteration()
-        self._comparison.step()
+        with self._lock:
+            self._books.begin_iteration()
+            self._comparison.step()
 
     @locked
     def add_sequence(self, request_id: int, input_length: int, beam_width: int, llm_request: Any) -> None:
@@ -137,25 +126,32 @@ class NativeKvCache:
             self._books.add(request_id, length, beam_width, request)
 
     def add_token(self, request_id: int, detach_swa_front_blocks: bool = True) -> None:
-        """The one call that upstream makes for each request of each iteration, so without a wrapper around it."""
-        del detach_swa_front_blocks  # there is no window to leave
-        with self._lock:
-            self._books.grow(request_id)
+        """The one call that upstream makes for each request of each iteration: a note, which needs no lock.
 
-    @locked
+        A request that is unknown is named by the call that settles.
+        """
+        del detach_swa_front_blocks  # there is no window to leave
+        books = self._books
+        books.growing.append(request_id)
+        if request_id in books.dummies:
+            with self._lock:
+                books.settle()  # upstream expects the refusal of a dummy from this very call
+
     def refresh_blocks(self) -> None:
-        self._books.settle()
-        self.core.refresh_blocks()
+        with self._lock:
+            self._books.settle()
+            self.core.refresh_blocks()
 
     @locked
     def store_context_blocks(self, llm_request: Any) -> None:
         self._books.report(llm_request)
 
     @locked
-    def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool) -> None:
-        if pin_on_release:
-            raise NotServed("remove_sequence: pinning what a request leaves is not served")
+    def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool) -> Any:
+        """What is pinned on release, named as `store_blocks_for_reuse` names it."""
+        pinned = self._pinned(request_id) if pin_on_release else None
         self._books.remove(request_id, llm_request)
+        return pinned
 
     @locked
     def rewind_kv_cache(self, request_id: int, rewind_len: int) -> None:
@@ -194,56 +190,12 @@ class NativeKvCache:
     def get_cache_block_ids(self, request_id: int, window_size: int) -> list[list[int]]:
         return self.get_batch_cache_block_ids([request_id], window_size)[0]
 
+    def get_last_block_id(self, request_id: int) -> int:
+        return self.get_cache_block_ids(request_id, self.layout.window)[0][-1]
+
     @answering
     def get_token_count(self, request_id: int) -> int:
         return self._books.live[request_id].length
-
-    # ---- numbers: asking for them admits nobody, so that it does not matter who asks when ----
-
-    @locked
-    def get_kv_cache_stats(self) -> statistics.CacheStats:
-        return statistics.cache_stats(self.core.get_kv_cache_stats(), self.layout.window, self._memory.device_bytes)
-
-    @locked
-    def get_iteration_stats(self) -> dict[int, statistics.IterationStats]:
-        slot_bytes = sum(pool.slot_bytes for pool in self.layout.pools)
-        return {self.layout.window: statistics.iteration_stats(self.core.get_kv_cache_stats(), slot_bytes)}
-
-    # ---- what capacity schedulers ask ----
-
-    @locked
-    def start_scheduling(self) -> None:
-        self._books.settle()
-        self._books.end_copies()
-
-    @locked
-    def get_remaining_blocks_to_completion(self, req: Any, window_size: int, cached_summary: Any = None) -> int:
-        del window_size, cached_summary
-        return self._questions.to_completion(req)
-
-    @locked
-    def get_remaining_blocks_to_completion_batch(self, requests: list[Any], window_size: int) -> list[int]:
-        del window_size
-        return [self._questions.to_completion(each) for each in requests]
-
-    @locked
-    def get_needed_blocks_one_step(
-        self, req: Any, two_steps_look_ahead: bool, window_size: int, cached_summary: Any = None
-    ) -> int:
-        del window_size, cached_summary
-        return self._questions.one_step(req, two_steps=two_steps_look_ahead)
-
-    @locked
-    def find_new_context_block(self, unique_tokens: Any, llm_request: Any) -> tuple[int, ...] | None:
-        """The tokens up to and with the first block that is not cached: they can be compared, and counted."""
-        del unique_tokens  # the request has them
-        block = self._questions.prefix_of(llm_request).first_new
-        return None if block is None else tuple(llm_request.get_tokens(0)[: (block + 1) * self.tokens_per_block])
-
-    @property
-    def questions(self) -> Questions:
-        """For the capacity scheduler of ours."""
-        return self._questions
 
     def _rows_of(self, output: Any) -> list[Any]:
         """The table's part of each pool, as the core writes it. Upstream has one table and passes it every time."""

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import NotServed
+from trtllm_kvfix.managers import retention
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import CREATOR, RESOURCE_MANAGER, Upstream
 
@@ -43,16 +44,19 @@ class Place:
     TRIGGER: str
     name: str
     ours: Callable[..., Any]
+    is_needed: bool = True  # a build without the name cannot be served
 
     def replacements(self, active: "Activation") -> list[Replacement]:
         if active.settings.manager != "native":
             return []
         if not Upstream().has(self.TRIGGER, self.name):
+            if not self.is_needed:
+                return []
             raise NotServed(f"{SETTING}: {self.TRIGGER} has no {self.name}, which ours would take the place of")
         return [Replacement(Seam(self.TRIGGER, self.name), partial(Substitute, active, self.ours))]
 
 
-def _cache(*args: Any, **kwargs: Any) -> Any:
+def native_cache(*args: Any, **kwargs: Any) -> Any:
     objection = build_objection(Upstream())
     if objection:
         raise NotServed(f"{SETTING}: {objection}")
@@ -61,6 +65,12 @@ def _cache(*args: Any, **kwargs: Any) -> Any:
     from trtllm_kvfix.managers.native_kv_cache import NativeKvCache  # noqa: PLC0415  needs the extension
 
     return NativeKvCache(**kwargs)
+
+
+def native_events(*args: Any, **kwargs: Any) -> Any:
+    from trtllm_kvfix.managers.events import EventManager  # noqa: PLC0415  needs the extension
+
+    return EventManager(*args, **kwargs)
 
 
 def _capacity_scheduler(*args: Any, **kwargs: Any) -> Any:
@@ -85,6 +95,8 @@ def build_objection(upstream: Upstream) -> str:
 
 
 ALL = (
-    Place(RESOURCE_MANAGER, "KVCacheManagerCpp", _cache),
+    Place(RESOURCE_MANAGER, "KVCacheManagerCpp", native_cache),
+    Place(RESOURCE_MANAGER, "KVCacheEventManagerCpp", native_events, is_needed=False),
     Place(CREATOR, "BindCapacityScheduler", _capacity_scheduler),
+    retention,
 )

@@ -7,8 +7,10 @@ root of their own: nobody finds their blocks.
 import struct
 from collections.abc import Iterator
 from itertools import count
+from types import FunctionType
 from typing import Any
 
+from trtllm_kvfix.managers import retention
 from trtllm_kvfix.native import BlockManagerConfig, SequenceRequest, block_hashes
 
 _KEPT = "_kvfix_prompt"
@@ -22,12 +24,15 @@ class Prompt:
 
     def __init__(self, request: Any, config: BlockManagerConfig) -> None:
         self.is_private = is_private(request)
+        kept = retention.of(request)
+        self.has_duration = kept is not None and kept.has_duration
         self.sequence = SequenceRequest(
             request.request_id,
             request.get_tokens(0),
             lora_id=request.lora_task_id,
             salt=f"private {next(_serials)}" if self.is_private else request.cache_salt_id,
             extra_keys=list(_images(request)),
+            retention=None if kept is None else kept.for_the_core(),
         )
         self._config = config
         self._hashes: list[int] | None = None
@@ -61,6 +66,13 @@ def is_private(request: Any) -> bool:
     if request.is_dummy_request:
         return True
     return not request.multimodal_hashes and any(getattr(request, name, None) is not None for name in _EMBEDDINGS)
+
+
+def bound_half(request: Any) -> Any:
+    """A copy of the part that C++ has, as C++ hands it out. Upstream's Python half hides some of its names."""
+    kinds = [each for each in type(request).__mro__ if "__init__" in vars(each)]
+    kind: Any = next(each for each in kinds if not isinstance(vars(each)["__init__"], FunctionType))
+    return kind(request)
 
 
 def _images(request: Any) -> Iterator[tuple[int, int, bytes]]:

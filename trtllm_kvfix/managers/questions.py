@@ -1,7 +1,7 @@
-"""What a capacity scheduler asks: arithmetic over one window of full attention and one beam.
+"""What a capacity scheduler asks, of one window of full attention and one beam.
 
-Reuse is not subtracted: a block that a request would reuse is cached, hence counted as free, and admission takes it
-from there.
+A block that a request would reuse is free where it is cached, and admission takes it from there. One that another
+request holds is not taken again.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
-from trtllm_kvfix.managers.sequence import Sequence
 
 
 class Prefix(NamedTuple):
@@ -30,32 +29,49 @@ class Questions:
         primary = self._books.core.get_kv_cache_stats().windows[0].primary
         return primary.free + primary.cached
 
-    def by_progress(self, active_requests: Iterable[Any]) -> tuple[list[Any], int, list[Any]]:
-        """(those that hold blocks, the blocks that these will still take, those that wait for their first)."""
+    def by_progress(self, active_requests: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """(those that run, those that wait for their first block, those that hold blocks and wait for a load)."""
         live = self._books.live
         started: list[Any] = []
         waiting: list[Any] = []
-        reserved = 0
+        loading: list[Any] = []
         for request in active_requests:
-            sequence = live.get(request.request_id)
-            if sequence is None:
-                if request.is_context_init_state:
-                    waiting.append(request)
-            elif request.is_generation_in_progress_state or request.is_context_init_state:
-                started.append(request)
-                reserved += self._left(sequence)
-        return started, reserved, waiting
+            if request.request_id in live:
+                if request.is_generation_in_progress_state or request.is_context_init_state:
+                    started.append(request)
+                elif not request.is_generation_complete_state:
+                    loading.append(request)
+            elif request.is_context_init_state:
+                waiting.append(request)
+        return started, waiting, loading
+
+    def still_to_take(self, started: Iterable[Any]) -> int:
+        """Blocks that these will take until their last tokens, besides those that they hold."""
+        sequences = [self._books.live[each.request_id] for each in started]
+        left = [max(0, each.most - each.length) for each in sequences]
+        return self._books.core.blocks_to_grow([each.request_id for each in sequences], left)
 
     def to_completion(self, request: Any) -> int:
-        """Blocks that it will take until its last token, besides those that it holds."""
-        sequence = self._books.live.get(request.request_id)
-        if sequence is not None:
-            return self._left(sequence)
-        return self._blocks(request.prompt_len + request.max_new_tokens)
+        """The same of one. A request that has none takes those of its prompt that nobody holds, and what it grows."""
+        if request.request_id in self._books.live:
+            return self.still_to_take([request])
+        return self.to_admit(request, request.max_new_tokens)
 
-    def _left(self, sequence: Sequence) -> int:
-        unit = self._tokens_per_block
-        return max(0, -(-sequence.most // unit) + (-sequence.length // unit))
+    def to_admit(self, request: Any, ahead: int) -> int:
+        """Of one that has none, until it has grown by so many tokens."""
+        prompt = prompt_of(request, self._books.config)
+        (blocks,) = self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead)
+        return blocks
+
+    def next_step(self, started: Iterable[Any]) -> int:
+        """Blocks that these take for their next tokens. A prompt has its blocks."""
+        growing = [each.request_id for each in started if each.is_generation_in_progress_state]
+        return self._books.core.blocks_to_grow(growing, [1] * len(growing))
+
+    def free_without(self, paused: Iterable[Any]) -> int:
+        """`free_blocks`, had these given theirs back."""
+        (blocks,) = self._books.core.free_blocks_without([each.request_id for each in paused])
+        return blocks
 
     def one_step(self, request: Any, *, two_steps: bool) -> int:
         if request.is_context_init_state and request.is_first_context_chunk:

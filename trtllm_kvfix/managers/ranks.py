@@ -21,7 +21,24 @@ EVERY = 256  # iterations
 PATIENCE_S = 30.0
 
 _serials = count()  # of managers: every rank makes the same ones in the same order
-Word = tuple[int, int, int]  # manager, iteration, digest
+Word = tuple[int, int, int]  # manager, iteration, what is said of it
+
+
+def next_serial() -> int:
+    return next(_serials)
+
+
+def heard(comm: Communicator, rank: int, tag: int, point: tuple[int, int], patience_s: float) -> Word | None:
+    """A rank's word on (manager, iteration); None where it says nothing for so long."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        while not comm.Iprobe(source=rank, tag=tag):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(POLL_S / 100)
+        word: Word = comm.recv(source=rank, tag=tag)
+        if word[:2] >= point:  # an older one came too late for its own iteration
+            return word
 
 
 class Comparison:
@@ -30,15 +47,15 @@ class Comparison:
     def __init__(
         self,
         core: BlockManager,
+        serial: int,
         *,
         find: Callable[[], Communicator | None] = communicator,
-        serial: int | None = None,
         every: int = EVERY,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._core = core
         self._find = find
-        self._serial = next(_serials) if serial is None else serial
+        self._serial = serial
         self._every = every
         self._patience_s = patience_s
         self._iteration = 0
@@ -57,24 +74,17 @@ class Comparison:
         others = [rank for rank in range(comm.Get_size()) if rank != comm.Get_rank()]
         for rank in others:
             comm.send(mine, dest=rank, tag=TAG)
-        deadline = time.monotonic() + self._patience_s
-        heard = {rank: self._word_of(comm, rank, deadline) for rank in others}
-        differing = [rank for rank, word in heard.items() if word not in (None, mine)]
+        differing = [rank for rank in others if self._word_of(comm, rank) not in (None, mine)]
         if differing:
             raise RanksDiffer(
                 f"the books of this rank's KV cache differ from those of ranks {differing} in iteration "
                 f"{self._iteration}; answers of this engine cannot be trusted. Usual causes: ranks that were scheduled "
-                "other batches, or a request whose tokens, LoRA or salt differ between ranks"
+                "other batches, a request whose tokens, LoRA or salt differ between ranks, or somebody who pins blocks "
+                "on one rank alone"
             )
 
-    def _word_of(self, comm: Communicator, rank: int, deadline: float) -> Word | None:
-        """Its word on this iteration; None where it says nothing."""
-        while True:
-            while not comm.Iprobe(source=rank, tag=TAG):
-                if time.monotonic() > deadline:
-                    log.warning("rank %d did not compare its books within %g s", rank, self._patience_s)
-                    return None
-                time.sleep(POLL_S / 100)
-            word: Word = comm.recv(source=rank, tag=TAG)
-            if word[:2] >= (self._serial, self._iteration):  # an older one came too late for its own iteration
-                return word
+    def _word_of(self, comm: Communicator, rank: int) -> Word | None:
+        word = heard(comm, rank, TAG, (self._serial, self._iteration), self._patience_s)
+        if word is None:
+            log.warning("rank %d did not compare its books within %g s", rank, self._patience_s)
+        return word

@@ -16,6 +16,7 @@ class Sequence:
 
     def __init__(self, request: Any, prompt: Prompt, reused: int) -> None:
         self.request = request
+        self.request_id: int = prompt.sequence.request_id
         self.prompt: Prompt | None = prompt  # until it is computed
         self.prompt_length = prompt.length
         self.length = prompt.length  # positions reserved
@@ -31,12 +32,17 @@ class Sequence:
         """More chunks are to be enqueued."""
         return self._position < self.prompt_length
 
+    def begin_at(self, position: int) -> None:
+        """Where the model begins: behind what a connector brings."""
+        self._position = position
+
     def look(self) -> None:
         """Note the end of a chunk that has been enqueued since the last look."""
         if not self.is_in_prompt:
             return
         position = min(self.request.context_current_position, self.prompt_length)
-        if position > self._position:
+        # Backwards where a load has failed: a chunk more is counted then, so less is taken to be computed, never more.
+        if position != self._position:
             self._chunk_ends.append(position)
             self._position = position
 

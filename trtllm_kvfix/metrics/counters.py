@@ -107,6 +107,9 @@ offload_load_seconds = Counter("offload_load_seconds", "Seconds from the submiss
 offload_dropped_blocks = Counter(
     "offload_dropped_blocks", "Blocks not saved: every host block was busy, or no more transfers could wait"
 )
+offload_declined_blocks = Counter(
+    "offload_declined_blocks", "Blocks not saved: nobody had asked for them before, and the host tier is full"
+)
 offload_evicted_blocks = Counter("offload_evicted_blocks", "Blocks that left the host tier to make room", "gauge")
 offload_errors = Counter("offload_errors", "Transfers that failed on any rank, counted on rank 0")
 offload_rank_errors = Counter("offload_rank_errors", "Transfers that failed on this rank")

@@ -9,7 +9,7 @@ from typing import Any
 
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, whole_requests
+from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, reservations, whole_requests
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
 from trtllm_kvfix.offload.layer_groups import (
@@ -36,7 +36,7 @@ from trtllm_kvfix.offload.upstream import (
 from trtllm_kvfix.offload.whole_requests import Batch
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import parts
-from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.staging.place import current_place
 
@@ -62,6 +62,15 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
         if getattr(whole, recompute.LOADS_NO_MORE, False):
             return 0, False
         return self.side.get_num_new_matched_tokens(whole, num_computed_tokens)
+
+    def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
+        if getattr(request, recompute.LOADS_NO_MORE, False):
+            return 0, False
+        return self.side.reserve_prefix(request, num_computed_tokens, reservation_id)
+
+    def release_prefix_reservation(self, request: Any, reservation_id: int, start: int, end: int) -> None:
+        del request
+        self.side.release_prefix_reservation(reservation_id, start, end)
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[Any]) -> None:
         self.side.update_state_after_alloc(request, [flat(block_ids)])
@@ -121,6 +130,10 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
     def requests_to_recompute(self) -> dict[int, int]:
         return self.side.recompute
 
+    @property
+    def reservations_to_recompute(self) -> dict[int, int]:
+        return self.side.reserved_to_recompute
+
     def register_kv_caches(self, kv_cache_tensor: Any) -> None:
         require_one_pool(self._args)
         self.side.register(current_place().device, [kv_cache_tensor])
@@ -160,6 +173,9 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
     ) -> tuple[list[int], list[int]]:
         return self.side.finished(finished_gen_req_ids, started_loading_req_ids)
 
+    def get_finished_prefix_loads(self) -> list[int]:
+        return self.side.take_reserved()
+
     @staticmethod
     def follow_copies(copies: Any, is_unknown: bool, stream: Any) -> None:
         if is_unknown:
@@ -182,8 +198,10 @@ def take_part(connector_module: str) -> None:
     """Where upstream has no callback; once, however often this is called. A build without these modules is refused."""
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
-    rooms = (kept_blocks, partial_copies, whole_requests)
-    parts.install(NAME, [recompute.replacement(connector_module), *(each.replacement() for each in rooms)])
+    replacements = [each.replacement() for each in (kept_blocks, partial_copies, whole_requests)]
+    if Upstream().has(connector_module, f"KvCacheConnectorManager.{reservations.METHOD}"):
+        replacements.append(reservations.replacement(connector_module))
+    parts.install(NAME, [recompute.replacement(connector_module), *replacements])
 
 
 def handle_of(stream: Any) -> int:

@@ -18,6 +18,7 @@ from weakref import WeakSet
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.offload.faults import Tried, guarded
 from trtllm_kvfix.offload.recompute import PLACES
+from trtllm_kvfix.offload.reservations import end_loads
 from trtllm_kvfix.offload.upstream import is_v2
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
@@ -71,6 +72,7 @@ class KeptBlocks:
             # Late managers refuse to give blocks away while they take the request for one that loads.
             for place in PLACES:
                 getattr(getattr(connector, place, None), "loading", {}).pop(request_id, None)
+            end_loads(connector, request)
             return False
         loads = request_id in ids(connector, "loading")
         self._kept[request_id] = Kept(request, request.state, loads, manager)

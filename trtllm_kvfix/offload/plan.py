@@ -28,6 +28,7 @@ class LoadJob(NamedTuple):
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
     position: int  # of the first block that is written: where computing begins if the load fails
+    reservation: int | None = None  # upstream's number of it, under which it waits for the end
 
 
 def places(job: StoreJob | LoadJob) -> Iterator[tuple[int, int]]:
@@ -37,18 +38,20 @@ def places(job: StoreJob | LoadJob) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Step:
-    """The transfers of one iteration. `fences` are jobs that end before anything else of the iteration begins."""
+    """The transfers of one iteration. `fences` are jobs that end before anything else of the iteration begins,
+    `taken_back` those that were told and must not begin."""
 
     stores: tuple[StoreJob, ...] = ()
     loads: tuple[LoadJob, ...] = ()
     fences: tuple[int, ...] = ()
+    taken_back: tuple[int, ...] = ()
 
     def without(self, jobs: Collection[StoreJob | LoadJob]) -> "Step":
         stores = tuple(job for job in self.stores if job not in jobs)
         return Step(stores, tuple(job for job in self.loads if job not in jobs), self.fences)
 
     def __bool__(self) -> bool:
-        return bool(self.stores or self.loads or self.fences)
+        return bool(self.stores or self.loads or self.fences or self.taken_back)
 
 
 class NextStep:
@@ -57,10 +60,11 @@ class NextStep:
     def __init__(self) -> None:
         self.stores: list[StoreJob] = []
         self.loads: list[LoadJob] = []
+        self.taken_back: list[int] = []
 
     def take(self, fences: tuple[int, ...]) -> Step:
-        step = Step(tuple(self.stores), tuple(self.loads), fences)
-        self.stores, self.loads = [], []
+        step = Step(tuple(self.stores), tuple(self.loads), fences, tuple(self.taken_back))
+        self.stores, self.loads, self.taken_back = [], [], []
         return step
 
     def drop_stores(self, request_id: int) -> list[StoreJob]:

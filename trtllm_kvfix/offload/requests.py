@@ -21,6 +21,11 @@ class PendingLoad:
     position: int  # tokens that the device had
     tokens: int  # that the load adds
     job: int | None = None  # once the destinations are known
+    reserved: bool = False  # upstream releases it part by part; offload/reservations.py
+
+    @property
+    def end(self) -> int:
+        return self.position + self.tokens
 
 
 @dataclass
@@ -45,6 +50,7 @@ class LiveRequest:
     due: int = field(init=False)  # tokens that must be computed before there is more to cover
     jobs: set[int] = field(default_factory=set)  # stores that have not ended
     load: PendingLoad | None = None
+    is_counted: bool = True  # what it found; of a reservation once it has come to something
 
     def __post_init__(self) -> None:
         self.cover(0)
@@ -108,8 +114,7 @@ class LiveRequest:
         return told + [PRIORITY_DEFAULT] * (end - self.covered - len(told))
 
     def part(self, first: int, end: int) -> tuple[int, ...]:
-        """Blocks first to end of one layer group, then of the next, as jobs have them."""
-        return tuple(chain.from_iterable(group[first:end] for group in self.blocks))
+        return part_of(self.blocks, first, end)
 
     def let_go_of_load(self) -> None:
         """Of what it was promised, unless that is on its way: then it is held until it has arrived."""
@@ -121,6 +126,11 @@ class LiveRequest:
         """Nothing more will be looked for or stored."""
         self.let_go_of_load()
         self.index.close(self.sequence)
+
+
+def part_of(blocks: list[list[int]], first: int, end: int) -> tuple[int, ...]:
+    """Blocks first to end of one layer group, then of the next, as jobs have them."""
+    return tuple(chain.from_iterable(group[first:end] for group in blocks))
 
 
 def added_blocks(data: Any) -> list[list[int]]:

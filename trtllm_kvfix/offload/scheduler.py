@@ -4,24 +4,21 @@ A block is stored once the kernels of its last token have been given to the devi
 iteration tells. So a step that was scheduled and then not run has promised nothing.
 """
 
-import logging
 from itertools import count
 from typing import Any
 
 from trtllm_kvfix.blocks.identity import identity_of, tokens_of
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import TierIndex
+from trtllm_kvfix.offload.directions import Directions
 from trtllm_kvfix.offload.in_use import InUse
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, NextStep, Step, StoreJob
-from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, added_blocks, tokens_computed
+from trtllm_kvfix.offload.loads import Loads
+from trtllm_kvfix.offload.plan import OVER, Ended, Late, NextStep, Step, StoreJob
+from trtllm_kvfix.offload.requests import LiveRequest, added_blocks, tokens_computed
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tally import Tally
 from trtllm_kvfix.offload_section import OffloadSettings
-
-_log = logging.getLogger("trtllm_kvfix.offload")
-FAILED_IN_A_ROW_MAX = 32
 
 
 class OffloadScheduler:
@@ -39,16 +36,18 @@ class OffloadScheduler:
         self._finishing: dict[int, LiveRequest] = {}  # keep their blocks until what they still lack here is on its way
         link.plan_late, link.request_over = self.plan_late, self.request_over
         self._stores: dict[int, StoreJob] = {}  # not ended on all ranks
-        self._loads: dict[int, tuple[LoadJob, PendingLoad]] = {}
+        self._reported: Any = None  # the last step that upstream told
+        self._reserves = False  # upstream asks for promises, again and again
         self._sources = InUse()
         self._next = NextStep()
-        self._failed_in_a_row = {"store": 0, "load": 0}
+        self._loads = Loads(tokens_per_block, settings.min_reuse_blocks, self._next, self._sources)
+        self._directions = Directions(switches)
 
     @property
     def index(self) -> TierIndex | None:
         """Made once the worker side knows how many blocks fit."""
         if self._index is None and self._link.slots is not None:
-            self._index = TierIndex(self._link.slots, self._tokens_per_block)
+            self._index = TierIndex(self._link.slots, self._tokens_per_block, admission=self._settings.admission)
         return self._index
 
     def require_tier(self) -> None:
@@ -57,13 +56,38 @@ class OffloadScheduler:
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         """Pin what the host tier adds to what the device has. The request is loading, or it is not, from here on."""
+        live = self._look_up(request, num_computed_tokens)
+        if live is None:
+            return 0, False
+        tokens = live.load.tokens if live.load else 0
+        self.tally.looked_up(live.length, num_computed_tokens, tokens)
+        return tokens, live.load is not None
+
+    def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
+        """The same while upstream schedules: it may come to nothing, and upstream asks again in the next iteration."""
+        self._reserves = True
+        live = self._look_up(request, num_computed_tokens)
+        if live is None:
+            return 0, False
+        live.is_counted = False
+        if live.load is None:
+            return 0, False
+        self._loads.reservations.add(reservation_id, live)
+        return live.load.tokens, True
+
+    def release_prefix_reservation(self, reservation_id: int, start: int, end: int) -> None:
+        self._take_ended()
+        self._loads.take_back(reservation_id, start, end)
+
+    def _look_up(self, request: Any, num_computed_tokens: int) -> LiveRequest | None:
         self._take_ended()
         before, index, identity = self._forget(request.request_id), self.index, identity_of(request)
         if index is None:  # this request is older than the cache
-            return 0, False
+            return None
         if identity is None:
-            self.tally.opaque(request.request_id)
-            return 0, False
+            if not self._reserves:  # then it is counted once it has room
+                self.tally.opaque(request.request_id)
+            return None
         sequence = index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
         had = num_computed_tokens // self._tokens_per_block
         live = LiveRequest(request.request_id, index, sequence, tokens_of(request), had, frozen=before is not None)
@@ -71,15 +95,16 @@ class OffloadScheduler:
         if before is not None:
             live.jobs = before.jobs
         self._live[live.request_id] = live
-        live.load = self._find_load(live, num_computed_tokens)
-        tokens = live.load.tokens if live.load else 0
-        self.tally.looked_up(live.length, num_computed_tokens, tokens)
-        return tokens, live.load is not None
+        if self._directions.work("load"):
+            live.load = self._loads.find(live, num_computed_tokens)
+        return live
 
     def update_state_after_alloc(self, request: Any, blocks: list[list[int]]) -> None:
         """`blocks` of each layer group. Upstream may have got room for less than it was promised, or for nothing."""
         live = self._live.get(request.request_id)
         if live is None:
+            if self._reserves and self.index is not None and identity_of(request) is None:
+                self.tally.opaque(request.request_id)
             self._sources.about_to_be_written(blocks)
             return
         live.blocks = blocks
@@ -87,17 +112,11 @@ class OffloadScheduler:
         first = live.computed // self._tokens_per_block
         self._sources.about_to_be_written([group[first:] for group in blocks])
         load = live.load
-        if load is None or load.job is not None:
-            return
-        load.job = next(self._numbers)
-        slots = tuple(load.slots[: max(live.allocated - load.first, 0)])
-        end = load.first + len(slots)
-        # The device may have a part of the first block, which is written whole: a load that fails takes it along.
-        position = load.first * self._tokens_per_block
-        job = LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position)
-        self._loads[job.job] = job, load
-        self._sources.add(job)
-        self._next.loads.append(job)
+        if not live.is_counted:
+            live.is_counted = True
+            self.tally.looked_up(live.length, live.computed, load.tokens if load else 0)
+        if load is not None:
+            self._loads.place(live, load, self._numbers.__next__)
 
     def cancel_load(self, request: Any, start: int) -> None:
         """Upstream will not use what lies behind `start`. It may wait for a load all the same: then one of nothing."""
@@ -121,22 +140,27 @@ class OffloadScheduler:
             self._finishing[request_id].blocks = []  # then it has nothing to store, and is told as closed
         for store in self._next.drop_stores(request_id):
             self._end_store(Ended(store.job, OVER, no_room=True))
-        for planned, empty in self._next.empty_loads(request_id):
-            self._sources.remove(planned)
-            self._loads[planned.job] = empty, self._loads[planned.job][1]
+        self._loads.empty(request_id)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         self._take_ended()
         if self._switches.read() and self._index is not None:
             self._index.drop()
-            self._failed_in_a_row = {"store": 0, "load": 0}
-            counters.offload_given_up.put(0)
+            self._directions.begin_again()
         if scheduler_output is not None:
-            for data in scheduler_output.new_requests:
-                self._begin(data)
-            for data in scheduler_output.cached_requests:
-                self._go_on(data)
+            self._take_report(scheduler_output)
         return self._next.take(self._sources.take_fences())
+
+    def _take_report(self, output: Any) -> None:
+        """Upstream may tell a step a second time, less what it has taken back of it."""
+        if output is not self._reported:
+            for data in output.new_requests:
+                self._begin(data)
+            for data in output.cached_requests:
+                self._go_on(data)
+        self._reported = output
+        for accepted in getattr(output, "prefix_loads", ()):
+            self._loads.accept(accepted, self._numbers.__next__)
 
     def request_finished(self, request: Any, blocks: list[list[int]]) -> bool:
         """True: blocks of the request are in use by a transfer until the worker side says otherwise."""
@@ -162,33 +186,6 @@ class OffloadScheduler:
         for request_id in closed:
             self._finishing.pop(request_id).close()
         return Late(self._next.take(self._sources.take_fences()), closed)
-
-    def _works(self, direction: str) -> bool:
-        """Whether transfers are planned: an operator may say no, and where none succeeds there is no use in it."""
-        wanted = self._switches.store if direction == "store" else self._switches.load
-        return wanted and self._failed_in_a_row[direction] < FAILED_IN_A_ROW_MAX
-
-    def _note_end(self, direction: str, ended: Ended) -> None:
-        if ended.no_room or ended.bad_slots:
-            return  # says nothing of the next one
-        self._failed_in_a_row[direction] = self._failed_in_a_row[direction] + 1 if ended.error else 0
-        if self._failed_in_a_row[direction] == FAILED_IN_A_ROW_MAX:
-            counters.offload_given_up.add()
-            _log.error(
-                "no more %ss: %d failed in a row, the last with: %s", direction, FAILED_IN_A_ROW_MAX, ended.error
-            )
-
-    def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
-        if not self._works("load"):
-            return None
-        # Never the block with the last token, which is always computed.
-        live.index_blocks((live.length - 1) // self._tokens_per_block)
-        held = live.index.held(live.sequence)
-        first = num_computed_tokens // self._tokens_per_block
-        gained = held * self._tokens_per_block - num_computed_tokens
-        if held - first < self._settings.min_reuse_blocks or gained <= 0:
-            return None
-        return PendingLoad(live.index.pin(live.sequence, first, held), first, num_computed_tokens, gained)
 
     def _begin(self, data: Any) -> None:
         """A request runs for the first time, or begins again."""
@@ -230,7 +227,7 @@ class OffloadScheduler:
     def _plan_store(self, live: LiveRequest) -> bool:
         """Give what the host tier lacks of the request to a job. False: later, another job sends the same blocks."""
         whole = live.whole_blocks()
-        if whole <= live.covered or not self._works("store"):
+        if whole <= live.covered or not self._directions.work("store"):
             return True
         end = live.worth_storing(whole, self._settings.offload_priority_min)
         if end > live.covered:
@@ -239,7 +236,8 @@ class OffloadScheduler:
             if claim is None:
                 return False
             stored = claim.first + len(claim.slots)
-            self.tally.dropped(max(end - max(stored, live.covered), 0))
+            missing = max(end - max(stored, live.covered), 0)
+            (self.tally.declined if claim.declined else self.tally.dropped)(missing)
             if claim.slots:
                 self._store(live, claim.first, stored, tuple(claim.slots))
         live.cover(whole)
@@ -255,6 +253,8 @@ class OffloadScheduler:
     def _forget(self, request_id: int) -> LiveRequest | None:
         live = self._live.pop(request_id, None)
         if live is not None:
+            if live.load is not None and live.load.job is None:
+                self._loads.reservations.forget(live.load)
             live.close()
         return live
 
@@ -274,19 +274,16 @@ class OffloadScheduler:
         else:
             self._index.commit(store.slots)
         self.tally.stored(len(store.slots), ended)
-        self._note_end("store", ended)
+        self._directions.note_end("store", ended)
         for live in (self._live.get(store.request_id), self._finishing.get(store.request_id)):
             if live is not None:
                 live.jobs.discard(ended.job)
 
     def _end_load(self, ended: Ended) -> None:
-        load_job, load = self._loads.pop(ended.job)
-        self._sources.remove(load_job)
         assert self._index is not None
-        self._index.condemn(ended.bad_slots)
-        self._index.unpin(load.slots)
+        load_job, load = self._loads.end(ended, self._index)
         self.tally.loaded(len(load_job.slots), ended)
-        self._note_end("load", ended)
+        self._directions.note_end("load", ended)
         live = self._live.get(load_job.request_id)
         if live is not None and live.load is load:
             live.load = None

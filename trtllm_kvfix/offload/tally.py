@@ -63,6 +63,9 @@ class Tally:
     def dropped(self, blocks: int) -> None:
         counters.offload_dropped_blocks.add(blocks)
 
+    def declined(self, blocks: int) -> None:
+        counters.offload_declined_blocks.add(blocks)
+
     def finished(self, index: TierIndex | None) -> None:
         self._finished += 1
         if index is not None:

@@ -56,6 +56,9 @@ class OffloadWorker:
         self._since: dict[int, float] = {}  # when those of them began to wait whose load has not been told
         self._told: set[int] = set()  # those of them whose load has been told
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
+        self._reserved: dict[int, LoadJob] = {}  # loads of reservations, by job, that not all ranks have ended
+        self._reserved_over: list[int] = []  # reservations whose load is over on all ranks
+        self.reserved_to_recompute: dict[int, int] = {}  # reservation -> its request, where the load did not come
 
     def register(self, device: Device, tensors: Iterable[Any]) -> None:
         """One tensor for each pool of a cache without layer groups."""
@@ -89,8 +92,12 @@ class OffloadWorker:
             self._owner[store.job] = store.request_id
         for load in step.loads:
             self._owner[load.job] = load.request_id
-            self._loads[load.request_id] = load
-            self._told.add(load.request_id)
+            if load.reservation is None:
+                self._loads[load.request_id] = load
+                self._told.add(load.request_id)
+            else:
+                self._reserved[load.job] = load
+        self._take_back(step.taken_back)
 
     def start(self, stream: int, before_loads: Callable[[], None] = lambda: None) -> None:
         """Everything that `stream` has been given so far comes before the transfers of the steps that were told.
@@ -118,6 +125,11 @@ class OffloadWorker:
             self._agree()
         return self._take_saved(), self._take_loaded()
 
+    def take_reserved(self) -> list[int]:
+        """Reservations whose loads are over, on all ranks."""
+        over, self._reserved_over = self._reserved_over, []
+        return over
+
     def requests_in_transfer(self) -> Collection[int]:
         """Whose transfers not all ranks have ended."""
         return self._owner.values()
@@ -130,6 +142,7 @@ class OffloadWorker:
         """On every rank, before upstream gives the blocks of a request away. Nobody is told of its load any more."""
         together(self._ranks, lambda: self.end_transfers_here(request_id))
         self._loads.pop(request_id, None)
+        self._reserved = {job: load for job, load in self._reserved.items() if load.request_id != request_id}
         self._since.pop(request_id, None)
         self._loading.discard(request_id)
         self._told.discard(request_id)
@@ -139,12 +152,24 @@ class OffloadWorker:
         self._link.request_over(request_id, False)
         if self._transfers is None:
             return
+        self._refuse(lambda job: job.request_id == request_id)
+        self._transfers.wait_for([job for job, owner in self._owner.items() if owner == request_id])
+
+    def _take_back(self, jobs: Collection[int]) -> None:
+        """Of reservations that upstream accepted and does not want any more; it has let none of them begin."""
+        if jobs:
+            self._refuse(lambda job: job.job in jobs)
+        for job in jobs:
+            self._reserved.pop(job, None)
+
+    def _refuse(self, which: Callable[[StoreJob | LoadJob], bool]) -> None:
+        """Of what was told and has not begun."""
         for at, step in enumerate(self._steps):
             told: list[StoreJob | LoadJob] = [*step.stores, *step.loads]
-            mine = [job for job in told if job.request_id == request_id]
-            self._transfers.refuse(mine, OVER, no_room=True)
-            self._steps[at] = step.without(mine)
-        self._transfers.wait_for([job for job, owner in self._owner.items() if owner == request_id])
+            refused = [job for job in told if which(job)]
+            if refused and self._transfers is not None:
+                self._transfers.refuse(refused, OVER, no_room=True)
+                self._steps[at] = step.without(refused)
 
     def close(self) -> bool:
         """False: the device kept something, and with it the memory."""
@@ -207,6 +232,11 @@ class OffloadWorker:
                 del self._loads[request_id]
                 if error:
                     self.recompute[request_id] = load.position
+            reserved = self._reserved.pop(job, None)
+            if reserved is not None and reserved.reservation is not None:
+                self._reserved_over.append(reserved.reservation)
+                if error or not reserved.slots:
+                    self.reserved_to_recompute[reserved.reservation] = request_id
             if self._ranks.rank == 0:
                 self._link.ended.append(Ended(job, error, bad, no_room))
 

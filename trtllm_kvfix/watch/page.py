@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from html import escape
-from importlib.resources import files
 from shlex import join
-from string import Template
 
+from trtllm_kvfix.pages import filled
 from trtllm_kvfix.watch.races import Race, Stack
 from trtllm_kvfix.watch.report import UNSEEN, Report, summary, title, where
 
@@ -15,14 +14,14 @@ TOP, LANE, GAP = 20, 30, 12
 
 
 def page(report: Report) -> str:
-    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     sections = [section(race, number, "race") for number, race in enumerate(report.races, 1)]
     sections += [section(race, number, "possible") for number, race in enumerate(report.possible, 1)]
     notes = [
         *report.notes,
         *(f"{report.numbers[name]:,} {text}" for name, text in UNSEEN.items() if report.numbers[name]),
     ]
-    return Template(template).substitute(
+    return filled(
+        __package__,
         command=escape(join(report.command)),
         headline=escape(headline(report)),
         verdict="failed" if report.races else "proven",

@@ -83,15 +83,16 @@ void Memory::depart(Flight& flight, const TransferItem& item) {
     promise(!destination.flying, [&] { return name(to) + " is the destination of two transfers"; });
     promise(destination.locks == 0, [&] { return name(to) + " is overwritten while a transfer reads it"; });
     promise(destination.pins == 0, [&] { return name(to) + " is pinned, and a transfer overwrites it"; });
-    promise(item.kind != TransferKind::offload || source.pins == 0,
-            [&] { return name(from) + " is pinned, and evicted"; });
+    promise(item.kind != TransferKind::offload || source.pins == 0 || source.pinned_id == item.block_id,
+            [&] { return name(from) + " is pinned, and offloaded for another block"; });
     promise(item.tokens >= 1 && item.tokens <= source.cells.size(), "a transfer of no tokens, or of more than a block");
     destination.flying = true;
     destination.flying_tokens = item.tokens;
     if (item.kind != TransferKind::offload) {
         ++source.locks;
     }
-    flight.copies.push_back({item.kind, from, to, {source.cells.begin(), source.cells.begin() + item.tokens}, false});
+    flight.copies.push_back(
+        {item.kind, from, to, item.block_id, {source.cells.begin(), source.cells.begin() + item.tokens}, false});
 }
 
 void Memory::land(Ticket ticket, Random* lost) {
@@ -133,6 +134,13 @@ void Memory::unpin(const Place& place) {
     Slot& slot = at(place);
     promise(slot.pinned == slot.cells, [&] { return name(place) + " changed while it was pinned"; });
     --slot.pins;
+}
+
+bool Memory::any_pinned(const std::set<BlockId>& ids) const {
+    const auto is_pinned = [&](const Slot& slot) { return slot.pins != 0 && ids.contains(slot.pinned_id); };
+    return std::ranges::any_of(slots_, [&](const auto& window) {
+        return std::ranges::any_of(window, [&](const auto& tier) { return std::ranges::any_of(tier, is_pinned); });
+    });
 }
 
 std::uint64_t Memory::flying(std::size_t window, Tier tier) const {

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,7 @@ struct Flight {
         TransferKind kind;
         Place source;
         Place destination;
+        BlockId block_id;
         std::vector<Cell> cells;
         bool source_held;  // by a live sequence, which may write on in it
     };
@@ -95,6 +97,7 @@ class Memory {
     // `immutable`: nobody may write there until the pin ends.
     void pin(const Place& place, BlockId id);
     void unpin(const Place& place);
+    bool any_pinned(const std::set<BlockId>& ids) const;
 
     std::uint64_t flying(std::size_t window, Tier tier) const;
 

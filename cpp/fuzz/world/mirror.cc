@@ -35,7 +35,6 @@ void Mirror::apply(const BlockEvent& event) {
     if (event.kind == EventKind::stored) {
         promise(found == tree.end(), "a block is stored twice");
         promise(event.tokens.size() == tokens_per_block_, "a stored block is not full");
-        promise(event.tier == Tier::primary, "a block is stored elsewhere than in primary");
         promise(!event.parent_hash || event.window_size || tree.contains(*event.parent_hash),
                 "a block is stored below one that is not there");
         tree[event.block_hash] = {event.parent_hash, event.tokens, event.tier};

@@ -35,6 +35,7 @@ struct Live {
     bool undisturbed = true;           // so far nothing was pinned or on its way when it grew
     std::uint32_t known = 0;           // leading positions whose tokens the manager was given
     std::uint32_t told = 0;            // leading positions that it was told are computed
+    std::uint32_t offered = 0;         // leading positions that a live store may have given to others
     std::uint32_t written = 0;         // those that are
     std::uint32_t spoiled_from = ~0U;  // what is computed from there on came from bytes that were lost
     std::vector<std::uint32_t> left;   // leading blocks that have left each window

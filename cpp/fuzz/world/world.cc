@@ -47,6 +47,7 @@ void Tally::add(const Tally& other) {
     copies += other.copies;
     tickets_failed += other.tickets_failed;
     pins += other.pins;
+    suspended += other.suspended;
     events += other.events;
 }
 
@@ -72,6 +73,14 @@ void World::step() {
                                        {2, &World::rewind},
                                        {3, &World::store_context},
                                        {4, &World::remove},
+                                       {2, &World::store_live},
+                                       {1, &World::offload_hashes},
+                                       {1, &World::truncate},
+                                       {1, &World::drop_tenant},
+                                       {2, &World::suspend},
+                                       {3, &World::resume},
+                                       {1, &World::remove_suspended},
+                                       {1, &World::misuse_suspended},
                                        {1, &World::pin_something},
                                        {1, &World::pin_hashes},
                                        {3, &World::unpin},
@@ -107,6 +116,13 @@ void World::wind_up() {
                 })),
                 "a pin cannot be ended");
         forget_pins({pin});
+    }
+    while (!suspended_.empty()) {
+        const RequestId id = suspended_.begin()->first;
+        promise(bool(twins_.change(
+                    [&](BlockManager& manager) { return manager.remove_sequence(id, true, false, std::nullopt); })),
+                "a suspended request cannot be ended");
+        suspended_.erase(id);
     }
     while (!live_.empty()) {
         const RequestId id = live_.begin()->first;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct Tally {
     std::uint64_t copies = 0;
     std::uint64_t tickets_failed = 0;
     std::uint64_t pins = 0;
+    std::uint64_t suspended = 0;
     std::uint64_t events = 0;
 
     void add(const Tally& other);
@@ -55,6 +57,13 @@ class World {
         BlockId id;
         Place place;
         auto operator<=>(const Pin&) const = default;
+    };
+    // A suspended request, with the blocks that it held and those of them that nobody else can find.
+    struct Away {
+        Live live;
+        std::set<BlockId> blocks;
+        std::set<BlockId> sure_private;
+        bool lost = false;
     };
     struct Ask {
         RequestPtr request;
@@ -106,6 +115,21 @@ class World {
     std::uint32_t reported(const Live& live);
     void leave_windows(Live& live, std::uint32_t computed) const;
 
+    // world_names.cc
+    void store_live();
+    void expect_named(const Live& live);
+    void offload_hashes();
+    void truncate();
+    void drop_tenant();
+
+    // world_preempt.cc
+    Away* any_suspended();
+    void suspend();
+    void resume();
+    void remove_suspended();
+    void misuse_suspended();
+    void note_lost(const Flight& flight, std::set<RequestId>& named);
+
     // world_engine.cc
     std::vector<Held> held_by(const Live& live);
     void expect_table(const Live& live, const std::vector<Held>& held) const;
@@ -145,6 +169,7 @@ class World {
     const std::uint32_t patience_;  // how seldom tickets end
     const bool pins_nothing_;       // so that nothing disturbs what is kept for chunks
     std::map<RequestId, Live> live_;
+    std::map<RequestId, Away> suspended_;
     RequestId last_ = 0;  // the request that a call was last about
     std::vector<Pin> pins_;
     std::map<BlockId, std::size_t> ids_seen_;  // block ids and their windows

@@ -85,6 +85,12 @@ void World::take() {
     promise(bool(outcome), "take_transfers refuses");
     const TransferBatch& batch = outcome.answer;
     tell([&] { return "take ticket " + text(batch.ticket) + " of " + text(batch.items.size()); });
+    for (const TransferItem& item : batch.items) {
+        tell([&] {
+            return "  copy " + text(item.tokens) + " tokens of " + name(memory_.source_of(item)) + " to " +
+                   name(memory_.destination_of(item)) + ", block " + text(number(item.block_id));
+        });
+    }
     promise((batch.ticket == 0) == batch.items.empty(), "a ticket of nothing, or none of something");
     queued_ = false;
     const auto onboards = std::ranges::count(batch.items, TransferKind::onboard, &TransferItem::kind);
@@ -119,7 +125,15 @@ void World::compute(Live& live) {
     }
     verify(live);  // it reads all that it holds
     const std::uint32_t begin = live.written;
-    for (const Held& held : held_by(live)) {
+    const std::vector<Held> blocks = held_by(live);
+    const auto awaited = [&](const Held& held) {
+        const Slot& slot = memory_.at(held.place);
+        return slot.flying && held.block * block_tokens() + slot.flying_tokens > begin;
+    };
+    if (std::ranges::any_of(blocks, awaited)) {
+        return;  // it comes back from host with positions that were reserved and not computed
+    }
+    for (const Held& held : blocks) {
         for (std::uint32_t offset = 0; offset < block_tokens(); ++offset) {
             const std::uint32_t position = held.block * block_tokens() + offset;
             if (position >= begin && position < end) {
@@ -195,8 +209,10 @@ void World::end(Ticket ticket, bool fail) {
     }
     const auto outcome = twins_.change([&](BlockManager& manager) { return manager.fail(ticket); });
     promise(bool(outcome), "a ticket cannot be failed");
-    promise(outcome.answer.size() == hurt.size() && std::set(outcome.answer.begin(), outcome.answer.end()) == hurt,
-            "fail() does not name those who hold what did not come");
+    std::set<RequestId> named(outcome.answer.begin(), outcome.answer.end());
+    promise(named.size() == outcome.answer.size(), "fail() names somebody twice");
+    note_lost(flight, named);
+    promise(named == hurt, "fail() does not name those who hold what did not come");
     memory_.land(ticket, &random_);
     ++tally_.tickets_failed;
     verify_all();

@@ -12,6 +12,9 @@ namespace {
 using namespace kvfix::watch;
 namespace args = cuda::args;
 
+// cuda.h gives the older names to the newer calls; we mean what we write.
+#undef cuMemcpyBatchAsync
+#undef cuMemcpy3DBatchAsync
 #define CALL(name, number, when, handler, per_thread) \
     static_assert(CUPTI_DRIVER_TRACE_CBID_##name == (number), #name " has another number");
 #include "watch/calls.def"

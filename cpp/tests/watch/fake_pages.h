@@ -19,7 +19,7 @@ class FakePages final : public Pages {
   public:
     bool protect(std::uintptr_t begin, std::size_t bytes, Protection protection) override {
         const std::lock_guard held(mutex_);
-        if (refuse) {
+        if (refuse || (begin < hole && hole < begin + bytes)) {
             return false;
         }
         EXPECT_EQ(begin % kPage, 0U);
@@ -44,6 +44,7 @@ class FakePages final : public Pages {
         return true;
     }
     std::atomic<bool> refuse{false};
+    std::atomic<std::uintptr_t> hole{0};  // what reaches over it is refused, as where a part is no longer mapped
     std::atomic<int> calls{0};
 
   private:

@@ -119,6 +119,40 @@ TEST_F(GuardTest, ABufferThatIsUsedAgainKeepsItsProtection) {
     EXPECT_TRUE(guard_->idle());
 }
 
+TEST_F(GuardTest, PagesSideBySideAreOpenedByOneCall) {
+    for (const std::uintptr_t page : {3, 0, 2, 1}) {
+        ASSERT_TRUE(guard_->add(use(kBase + page * kPage, 64, page == 1)));
+    }
+    finish_all();
+    const int before = pages_.calls;
+    guard_->retire();
+    EXPECT_EQ(pages_.calls, before + 1);
+    EXPECT_TRUE(pages_.all_open());
+}
+
+TEST_F(GuardTest, WhatIsStillInFlightAmongThemStaysProtected) {
+    const Use first = use(kBase, 2 * kPage, false);
+    ASSERT_TRUE(guard_->add(first));
+    ASSERT_TRUE(guard_->add(use(kBase + kPage, 64, false)));
+    ASSERT_TRUE(guard_->add(use(kBase + 2 * kPage, 64, true)));
+    finish(first.sequence);
+    guard_->retire();
+    EXPECT_EQ(pages_.of(kBase), Protection::open);
+    EXPECT_EQ(pages_.of(kBase + kPage), Protection::read_only);
+    EXPECT_EQ(pages_.of(kBase + 2 * kPage), Protection::closed);
+}
+
+TEST_F(GuardTest, MemoryThatIsGoneDoesNotKeepItsNeighboursProtected) {
+    for (const std::uintptr_t page : {0, 1, 2}) {
+        ASSERT_TRUE(guard_->add(use(kBase + page * kPage, 64, false)));
+    }
+    finish_all();
+    pages_.hole = kBase + kPage + 1;
+    guard_->retire();
+    EXPECT_EQ(pages_.of(kBase), Protection::open);
+    EXPECT_EQ(pages_.of(kBase + 2 * kPage), Protection::open);
+}
+
 TEST_F(GuardTest, HoldKeepsThePageUntilItIsReleased) {
     Guard holding(pages_, true);
     ASSERT_TRUE(holding.add(use(kBase, 64, false)));

@@ -1,96 +1,145 @@
-"""What `watch` costs: `python -m integration.gpu.watch.cost`, once plain and once under it. Prints medians as JSON.
+"""What `watch` costs, and where: `python -m integration.gpu.watch.cost LAYERS_SO RESULTS.csv [--rounds N]`.
 
-The decode loop makes 20 copies of 4 KiB from pinned buffers, which it rewrites when the step has ended, and 10 ms of
-kernels. A guarded copy is the call, the wait and a write into the buffer; an unguarded call is the launch of a kernel.
+Processes live side by side and take turns, so that one figure is compared with another of the same moment: plain,
+watched, and three with a part of `watch` (layers.cc). A row is the median of one figure in one process over all rounds.
 """
 
-import ctypes as c
+import argparse
 import json
-import time
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
 from statistics import median
 
-from integration.gpu.watch.driver import Driver, Handle, Size
+from integration.gpu.watch.cost_work import MEASURES
+from integration.gpu.watch.table import table
+from trtllm_kvfix.settings import environment
+from trtllm_kvfix.watch import launch
+from trtllm_kvfix.watch.races import read
 
-SIZES = [256, 4096, 65_536, 1 << 20, 16 << 20]
-COPIES, STEP_MS, STEPS = 20, 10.0, 100
-ROUNDS = 400
+ARMS = ("plain", "callback", "flag", "pages", "watched")
+FIELDS = ("commit", "cores", "arm", "measure", "figure", "median_us", "rounds")
+LIMIT_STEP, LIMIT_COPY_US, LIMIT_LAUNCH_US = 1.05, 3.0, 0.5
+
+Figures = dict[tuple[str, str, str], list[float]]  # by arm, measure and figure
 
 
-def timed_us(call: Callable[[], None], rounds: int = ROUNDS) -> float:
-    taken = []
+class Worker:
+    def __init__(self, layers: str, variables: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "integration.gpu.watch.cost_work", layers],
+            env={**environment(), "OMP_NUM_THREADS": "4", **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, measure: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(measure + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, float]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a worker ended with {self.process.wait()}")
+        found: dict[str, float] = json.loads(line)
+        return found
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def arms(layers: str, folder: Path) -> dict[str, dict[str, str]]:
+    watched = launch.variables(environment(), folder, None)
+    part = {launch.ENV_INJECTION: layers, launch.ENV_CUPTI: watched[launch.ENV_CUPTI]}
+    return {
+        "plain": {},
+        "callback": {**part, "KVFIX_LAYER": "callback"},
+        "flag": {**part, "KVFIX_LAYER": "flag"},
+        "pages": {**part, "KVFIX_LAYER": "pages"},
+        "watched": watched,
+    }
+
+
+def taken(layers: str, rounds: int, folder: Path, measures: list[str], decode: bool) -> Figures:
+    figures: Figures = defaultdict(list)
+    workers = {arm: Worker(layers, variables) for arm, variables in arms(layers, folder).items()}
+    if decode:
+        workers["plain"].ask("cycles")
+        measures = [*measures, f"decode {workers['plain'].answer()['cycles']:.0f}"]
+    for measure in measures:  # what is made at the first use is made here, in all of them at once
+        for worker in workers.values():
+            worker.ask(measure)
+    for _ in measures:
+        for worker in workers.values():
+            worker.answer()
     for _ in range(rounds):
-        begin = time.perf_counter_ns()
-        call()
-        taken.append((time.perf_counter_ns() - begin) / 1000)
-    return median(taken)
+        for measure in measures:
+            for arm, worker in workers.items():
+                worker.ask(measure)
+                for figure, value in worker.answer().items():
+                    figures[arm, "decode" if measure.startswith("decode") else measure, figure].append(value)
+    for worker in workers.values():
+        worker.end()
+    return figures
 
 
-def copies(cuda: Driver) -> dict[str, float]:
-    found = {}
-    for bytes_ in SIZES:
-        host = cuda.pinned(bytes_)
-
-        def once(host: "c.Array[c.c_ubyte]" = host, bytes_: int = bytes_) -> None:
-            cuda("cuMemcpyHtoDAsync_v2", cuda.device, host, Size(bytes_), cuda.stream)
-            cuda.synchronize()
-            host[0] = 1
-
-        found[f"copy_{bytes_}_us"] = timed_us(once)
-        found[f"mprotect_twice_{bytes_}_us"] = protections_us(host)
-    return found
+def write_rows(file: Path, figures: Figures, rounds: int) -> None:
+    with table(file, FIELDS) as add:
+        for (arm, measure, figure), values in figures.items():
+            commit = os.environ.get("KVFIX_COMMIT", "")
+            add((commit, os.cpu_count(), arm, measure, figure, f"{median(values):.3f}", rounds))
 
 
-def protections_us(host: "c.Array[c.c_ubyte]") -> float:
-    """The two calls that a guarded copy cannot do without, on the very memory."""
-    protect = c.CDLL(None).mprotect
-    first, end = c.addressof(host) // 4096 * 4096, (c.addressof(host) + len(host) + 4095) // 4096 * 4096
-    begin, bytes_ = Handle(first), Size(end - first)
-
-    def twice() -> None:
-        if protect(begin, bytes_, 1) or protect(begin, bytes_, 3):
-            raise RuntimeError("mprotect refuses pinned memory")
-
-    return timed_us(twice)
-
-
-def launches(cuda: Driver) -> dict[str, float]:
-    function = cuda.function("copy_byte")
-    to = c.c_ulonglong(cuda.device.value)
-    params = (Handle * 2)(c.addressof(to), c.addressof(to))
-    ones = [c.c_uint(1)] * 6
-
-    def launch() -> None:
-        cuda("cuLaunchKernel", function, *ones, c.c_uint(0), cuda.stream, params, None)
-
-    def hundred() -> None:
-        for _ in range(100):
-            launch()
-
-    took = timed_us(hundred, 100) / 100
-    cuda.synchronize()
-    return {"launch_us": took}
+def verdict(figures: Figures) -> bool:
+    """Print what was measured against what it may be."""
+    of = {key: median(values) for key, values in figures.items()}
+    bad = False
+    for measure in dict.fromkeys(measure for _, measure, _ in of):
+        us = {arm: of[arm, measure, "us"] for arm in ARMS}
+        added, limit = us["watched"] - us["plain"], LIMIT_LAUNCH_US
+        if measure.startswith("copy"):
+            protects = (us["pages"] - us["flag"], of["watched", measure, "mprotect_twice_us"])
+            limit = max(protects) + LIMIT_COPY_US
+        elif measure == "decode":
+            limit = (LIMIT_STEP - 1) * us["plain"]
+        bad |= added > limit
+        parts = ", ".join(f"{arm} {value:,.2f}" for arm, value in us.items())
+        print(f"{measure}: {parts}; {added:,.2f} us more, of {limit:,.2f}{'  TOO MUCH' if added > limit else ''}")
+    for arm in ("plain", "callback", "flag", "watched"):
+        steps = {
+            figure: value for (of_arm, measure, figure), value in of.items() if (of_arm, measure) == (arm, "decode")
+        }
+        if steps:
+            print(f"decode, {arm}:", ", ".join(f"{figure} {value:,.0f}" for figure, value in steps.items()))
+    return bad
 
 
-def decode_loop() -> dict[str, float]:
-    import torch  # noqa: PLC0415
-
-    cycles = int(STEP_MS * 1e-3 * 1.7e9)
-    buffers = [torch.zeros(1024, dtype=torch.int32, pin_memory=True) for _ in range(COPIES)]
-    devices = [torch.zeros(1024, dtype=torch.int32, device="cuda") for _ in range(COPIES)]
-
-    def step() -> None:
-        for buffer, device in zip(buffers, devices, strict=True):
-            buffer[0] += 1
-            device.copy_(buffer, non_blocking=True)
-        torch.cuda._sleep(cycles)
-        torch.cuda.synchronize()
-
-    for _ in range(5):
-        step()
-    return {"decode_step_us": timed_us(step, STEPS)}
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("layers", help="layers.cc as a library")
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        measures = [each for each in MEASURES if given.only in each]
+        figures = taken(given.layers, given.rounds, folder, measures, given.only in "decode")
+        (watched,) = read(folder)
+        print(f"watched: {watched.numbers}, notes {watched.notes}")
+        if watched.races or watched.refused:
+            raise RuntimeError(f"this is no clean program under watch: {watched}")
+    write_rows(given.results, figures, given.rounds)
+    return int(verdict(figures))
 
 
 if __name__ == "__main__":
-    driver = Driver(16 << 20)
-    print(json.dumps({**copies(driver), **launches(driver), **decode_loop()}))
+    sys.exit(main())

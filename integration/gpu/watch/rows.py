@@ -1,11 +1,11 @@
 """Each planted and each clean program, with and without `watch`: `python -m integration.gpu.watch.rows RESULTS.csv`.
 
 A row is one process: what ran, how often the outcome was right, and what was reported. `ok` says whether that is what
-it had to be; the exit code is 1 where a row is not. `--only TEXT` picks programs, `--times N` occurrences.
+it had to be; the exit code is 1 where a row is not. `--only TEXT` picks programs, `--times N` occurrences. A row of
+`--fresh N` is N processes, each of which has to be caught.
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from integration.gpu.watch import clean, planted, planted_graphs, planted_torch, planted_touches
+from integration.gpu.watch.table import table
 
-LIMIT_S = 100
+LIMIT_S = 180
 POSSIBLE = planted.POSSIBLE | planted_torch.POSSIBLE
-PLANTED = [*planted_graphs.ALL_CASES, *planted_torch.TORCH_CASES]
+PROGRAMS = {"driver": list(planted_graphs.ALL_CASES), "torch": list(planted_torch.TORCH_CASES)}
+PROGRAMS["all"] = PROGRAMS["driver"] + PROGRAMS["torch"]
 # What happens to the result of these depends on the driver, not on the touch.
 NO_OUTCOME = {"by_cuMemFreeHost", "by_cuMemHostUnregister"}
 FILES = {Path(module.__file__ or "").name for module in (planted, planted_graphs, planted_torch, planted_touches)}
@@ -31,7 +33,7 @@ FILES = {Path(module.__file__ or "").name for module in (planted, planted_graphs
 class Row:
     program: str
     arm: str  # racy, repaired, clean
-    mode: str  # plain, report, hold
+    mode: str  # plain, report, hold; fresh is report in processes of their own
     times: int
     right: int
     races: int
@@ -47,11 +49,12 @@ class Row:
 class Run:
     command: list[str]
     mode: str
+    options: tuple[str, ...] = ()  # of watch
 
     def outcome(self) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "report.json"
-            watch = [sys.executable, "-m", "trtllm_kvfix", "watch", "--json", str(file)]
+            watch = [sys.executable, "-m", "trtllm_kvfix", "watch", "--json", str(file), *self.options]
             watch += ["--hold"] if self.mode == "hold" else []
             prefix = [] if self.mode == "plain" else [*watch, "--"]
             try:
@@ -70,7 +73,8 @@ class Run:
 
 
 def planted_row(name: str, arm: str, mode: str, times: int) -> Row:
-    command = [sys.executable, "-m", "integration.gpu.watch.run_planted", name, arm, str(times)]
+    given = ["1", str(times)] if mode == "fresh" else [str(times)]
+    command = [sys.executable, "-m", "integration.gpu.watch.run_planted", name, arm, *given]
     done, report = Run(command, mode).outcome()
     right = json.loads(done.stdout.splitlines()[-1])["right"] if done.stdout.strip().startswith("{") else -1
     races, possible = occurrences(report, "races"), occurrences(report, "possible")
@@ -84,6 +88,7 @@ def planted_row(name: str, arm: str, mode: str, times: int) -> Row:
         row.stacks_ok = all(has_our_frames(race) for race in (*report.get("races", []), *report.get("possible", [])))
         row.ok = seen >= times and done.returncode == expected and row.stacks_ok
         row.ok &= mode != "hold" or name in NO_OUTCOME or right == times
+        row.ok &= mode != "fresh" or caught_in(report) == times
     if not row.ok:
         row.detail = " | ".join(done.stderr.strip().splitlines()[-12:])
     return row
@@ -91,6 +96,11 @@ def planted_row(name: str, arm: str, mode: str, times: int) -> Row:
 
 def occurrences(report: dict[str, Any], grade: str) -> int:
     return sum(race["times"] for race in report.get(grade, []))
+
+
+def caught_in(report: dict[str, Any]) -> int:
+    """The number of processes in which something was reported."""
+    return len({pid for grade in ("races", "possible") for race in report.get(grade, []) for pid in race["pids"]})
 
 
 def has_our_frames(race: dict[str, Any]) -> bool:
@@ -115,38 +125,34 @@ def clean_rows(name: str, seconds: float) -> Iterator[Row]:
         yield Row(name, "clean", mode, guarded, int(same), races, possible, 0, True, done.returncode, good, detail)
 
 
-def all_rows(only: str, times: int, seconds: float, fresh: int, at_once: int) -> Iterator[Row]:
+ARMS = (("racy", "plain"), ("racy", "report"), ("racy", "hold"), ("repaired", "report"))
+
+
+def all_rows(programs: str, only: str, times: int, seconds: float, fresh: int, at_once: int) -> Iterator[Row]:
+    names = [name for name in PROGRAMS[programs] if only in name]
+    work = [(name, arm, mode, times) for name in names for arm, mode in ARMS if times]
+    work += [(name, "racy", "fresh", fresh) for name in names if fresh]
     with ThreadPoolExecutor(at_once) as pool:
-        work = [
-            pool.submit(planted_row, name, arm, mode, times)
-            for name in PLANTED
-            if only in name
-            for arm, mode in (("racy", "plain"), ("racy", "report"), ("racy", "hold"), ("repaired", "report"))
-        ]
-        for each in work:
-            yield each.result()
-        for rows in pool.map(lambda name: list(clean_rows(name, seconds)), [p for p in clean.PROGRAMS if only in p]):
+        yield from pool.map(lambda each: planted_row(*each), work)
+        chosen = [name for name in clean.PROGRAMS if only in name and seconds]
+        for rows in pool.map(lambda name: list(clean_rows(name, seconds)), chosen):
             yield from rows
-        names = [name for name in PLANTED if only in name for _ in range(fresh)]
-        yield from pool.map(lambda name: planted_row(name, "racy", "report", 1), names)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
+    parser.add_argument("--programs", choices=PROGRAMS, default="all", help="that call the driver, or torch")
     parser.add_argument("--only", default="")
-    parser.add_argument("--times", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each clean program")
+    parser.add_argument("--times", type=int, default=100, help="in one process; 0 for none")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each clean program; 0 for none")
     parser.add_argument("--fresh", type=int, default=0, help="fresh processes of each planted one")
     parser.add_argument("--at-once", type=int, default=max((os.cpu_count() or 2) // 2, 1))
     given = parser.parse_args()
     bad = 0
-    with given.results.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(field.name for field in fields(Row))
-        for row in all_rows(given.only, given.times, given.seconds, given.fresh, given.at_once):
-            writer.writerow(astuple(row))
-            file.flush()
+    with table(given.results, [field.name for field in fields(Row)]) as add:
+        for row in all_rows(given.programs, given.only, given.times, given.seconds, given.fresh, given.at_once):
+            add(astuple(row))
             if not row.ok:
                 bad += 1
                 print(*astuple(row), flush=True)

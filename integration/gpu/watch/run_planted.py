@@ -1,11 +1,14 @@
 """One planted case in a process of its own: `python -m integration.gpu.watch.run_planted CASE racy|repaired TIMES`.
 
-Prints as JSON how often the outcome was right. The racy arm touches while the device waits at a gate. One repaired
+With one more number, in so many fresh processes, some at once. Prints as JSON how often the outcome was right. The
+racy arm touches while the device waits at a gate. One repaired
 round goes before, in which everything is loaded that a first launch would load.
 """
 
 import json
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from integration.gpu.watch import planted_torch
 from integration.gpu.watch.driver import Driver
@@ -13,6 +16,7 @@ from integration.gpu.watch.planted import Round
 from integration.gpu.watch.planted_graphs import ALL_CASES as CASES
 
 SETTLED_WITHIN_S = 1.0
+FRESH_AT_ONCE = 8
 
 
 def run(cuda: Driver, made: Round, repaired: bool) -> bool:
@@ -41,9 +45,21 @@ def rounds(name: str, arm: str, times: int) -> int:
     return sum(run(cuda, made, arm == "repaired") for _ in range(times))
 
 
-def main(name: str, arm: str, times: int) -> None:
-    print(json.dumps({"case": name, "arm": arm, "times": times, "right": rounds(name, arm, times)}))
+def in_fresh_processes(name: str, arm: str, times: int, processes: int) -> int:
+    command = [sys.executable, "-m", "integration.gpu.watch.run_planted", name, arm, str(times)]
+
+    def once(_: int) -> int:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        return int(json.loads(done.stdout.splitlines()[-1])["right"])
+
+    with ThreadPoolExecutor(FRESH_AT_ONCE) as pool:
+        return sum(pool.map(once, range(processes)))
+
+
+def main(name: str, arm: str, times: int, processes: int = 0) -> None:
+    right = in_fresh_processes(name, arm, times, processes) if processes else rounds(name, arm, times)
+    print(json.dumps({"case": name, "arm": arm, "times": times * max(processes, 1), "right": right}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

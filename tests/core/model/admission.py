@@ -93,14 +93,9 @@ def way_of(state: State, plans: list[Plan], position: int, w: int) -> Way | None
     if source.settled("primary"):
         claimed = any(source in other.held(w) for other in plans)
         used_before = any(other.rest and source is other.source(w) for other in plans[:position])
-        at_rest = source.refs == 0 and source.pins["primary"] == 0 and source.locks["primary"] == 0
-        if (
-            at_rest
-            and not state.windows[w].children(source)
-            and not claimed
-            and not used_before
-            and plan.width(plan.full) == 1
-        ):
+        held = source.refs or source.pins["primary"] or source.locks["primary"] or source.kept("primary")
+        followed = state.windows[w].children(source)
+        if not held and not followed and not claimed and not used_before and plan.width(plan.full) == 1:
             return "takeover"
     if not state.config.copy_on_partial_reuse:
         return None

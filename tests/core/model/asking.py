@@ -40,7 +40,7 @@ def free_blocks_without(state: State, sequences: list[Sequence]) -> list[int]:
     gone = [block for seq in sequences for block in seq.held_blocks()]
 
     def stays(block: Block) -> bool:
-        held = block.in_flight["primary"] or block.pins["primary"] or block.locks["primary"]
+        held = block.in_flight["primary"] or block.pins["primary"] or block.locks["primary"] or block.kept("primary")
         return bool(held) or block.refs > gone.count(block)
 
     def there(w: int, window: Window) -> int:

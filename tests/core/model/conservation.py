@@ -21,7 +21,7 @@ def tier_counts(window: Window, tier: Tier) -> dict[str, int]:
 
 def check(state: State) -> None:
     locks = count_locks(state)
-    owners = count_owners(state)
+    owners, keepers = count_owners(state, suspended=False), count_owners(state, suspended=True)
     check_kept(state)
     for window in state.windows:
         for tier in TIERS:
@@ -34,6 +34,7 @@ def check(state: State) -> None:
         assert len(set(slots)) == len(slots)
         for block in window.blocks:
             assert block.refs == owners.get(block.serial, 0), "an owner is missing or one too many"
+            assert block.keepers == keepers.get(block.serial, 0), "a suspended sequence is missing or one too many"
             assert block.claims == 0, "a claim outlived its batch"
             for tier in TIERS:
                 assert block.locks[tier] == locks.get((block.serial, tier), 0)
@@ -42,7 +43,7 @@ def check(state: State) -> None:
 
 def check_kept(state: State) -> None:
     for w, window in enumerate(state.windows):
-        pinned = sum(block.pins["primary"] > 0 for block in window.blocks)
+        pinned = sum(block.pins["primary"] > 0 or block.locks["primary"] > 0 for block in window.blocks)
         assert there(state, w) + pinned >= 0, "slots are kept that are not there"
     for seq in state.sequences.values():
         for room in seq.rooms:
@@ -78,9 +79,9 @@ def count_locks(state: State) -> dict[tuple[int, Tier], int]:
     return counts
 
 
-def count_owners(state: State) -> dict[int, int]:
+def count_owners(state: State, suspended: bool) -> dict[int, int]:
     counts: dict[int, int] = {}
-    for seq in state.sequences.values():
+    for seq in (seq for seq in state.sequences.values() if seq.suspended == suspended):
         for block in seq.held_blocks():
             counts[block.serial] = counts.get(block.serial, 0) + 1
     return counts

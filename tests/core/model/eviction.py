@@ -25,7 +25,7 @@ def primary_victim(window: Window) -> Block:
 
 
 def evict_primary(state: State, window: Window, victim: Block) -> None:
-    if victim.settled("host"):
+    if victim.slots["host"] is not None:
         state.free(victim, "primary")
         return
     wanted = victim.priority >= state.config.offload_priority_min

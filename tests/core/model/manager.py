@@ -2,18 +2,20 @@
 
 from contextlib import suppress
 
-from . import asking, chunks, conservation, growth, pins, storing, transfers
+from . import asking, chunks, conservation, growth, offloading, pins, preemption, pruning, storing, transfers
 from .admission import Plan, fit, plan_batch, within_budget
 from .applying import apply_batch
 from .state import Block, Sequence, State, Transfer, Window
 from .values import (
     PRIORITY_DEFAULT,
     BatchAdmission,
+    BlockInFlight,
     Config,
     OutOfBlocks,
     PrefixReuse,
     Request,
     RequestStats,
+    Salt,
     Tier,
     UnknownRequest,
 )
@@ -31,15 +33,48 @@ def check_computed(seq: Sequence, computed: int) -> None:
         raise ValueError(f"{computed} positions computed of {seq.length}")
 
 
+def check_told(seq: Sequence, tokens: list[int] | None, computed: int | None) -> None:
+    check_computed(seq, computed or 0)
+    if tokens is not None:
+        check_whole_tokens(seq, tokens)
+
+
+def learn_told(seq: Sequence, tokens: list[int] | None, computed: int | None) -> None:
+    if tokens is not None and len(tokens) > len(seq.known):
+        seq.known = list(tokens)
+    seq.tokens_computed = max(seq.tokens_computed, computed or 0)
+
+
 class ModelManager:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.state = State(config, [Window(shape) for shape in config.windows])
 
     def sequence(self, request_id: int) -> Sequence:
+        seq = self.any_sequence(request_id)
+        if seq.suspended:
+            raise ValueError(f"request {request_id} is suspended")
+        return seq
+
+    def any_sequence(self, request_id: int) -> Sequence:
         if request_id not in self.state.sequences:
             raise UnknownRequest(request_id)
         return self.state.sequences[request_id]
+
+    def live(self) -> list[int]:
+        return [request_id for request_id, seq in self.state.sequences.items() if not seq.suspended]
+
+    def suspended(self) -> list[int]:
+        return [request_id for request_id, seq in self.state.sequences.items() if seq.suspended]
+
+    def suspend_sequence(self, request_id: int) -> int:
+        return preemption.suspend(self.state, self.sequence(request_id))
+
+    def resume_sequence(self, request_id: int) -> int:
+        return preemption.resume(self.state, self.any_sequence(request_id))
+
+    def blocks_to_resume(self, request_id: int) -> list[int]:
+        return preemption.blocks_to_resume(self.state, self.any_sequence(request_id))
 
     def add_sequence_batch(
         self, requests: list[Request], tokens_new_max: int | None = None, chunk: int | None = None
@@ -110,16 +145,43 @@ class ModelManager:
         tokens: list[int] | None = None,
         computed: int | None = None,
     ) -> list[Block]:
-        seq = self.sequence(request_id)
-        check_computed(seq, computed or 0)
-        if tokens is not None:
-            check_whole_tokens(seq, tokens)
+        seq = self.any_sequence(request_id)
+        check_told(seq, tokens, computed)
+        if pin and seq.suspended:
+            raise ValueError(f"request {request_id} is suspended")
         pinned = pins.pin_sequence(self.state, seq) if pin else []
-        if tokens is not None and len(tokens) > len(seq.known):
-            seq.known = list(tokens)
-        seq.tokens_computed = max(seq.tokens_computed, computed or 0)
+        learn_told(seq, tokens, computed)
         storing.remove(self.state, seq, store)
         return pinned
+
+    def store_blocks_for_reuse(
+        self, request_id: int, pin: bool = False, tokens: list[int] | None = None, computed: int | None = None
+    ) -> list[Block]:
+        seq = self.sequence(request_id)
+        check_told(seq, tokens, computed)
+        if pin and any(block.in_flight["primary"] for block in seq.held_blocks()):
+            raise BlockInFlight
+        learn_told(seq, tokens, computed)
+        entered = min(seq.tokens_computed, len(seq.known))
+        for w in range(len(self.state.windows)):
+            if not seq.rooms[w].rolls:
+                blocks = storing.enter_tree(self.state, seq, w, entered, partial=False)
+                seq.committed = max(seq.committed, blocks * self.config.tokens_per_block)
+        pinned = pins.pin_sequence(self.state, seq) if pin else []
+        for w in range(len(self.state.windows)):
+            growth.leave(self.state, seq, w)
+        for w in range(len(self.state.windows)):
+            chunks.settle(self.state, seq, w)
+        return pinned
+
+    def truncate_blocks(self, request: Request, tokens_kept: int) -> int:
+        return pruning.truncate(self.state, request, tokens_kept)
+
+    def drop_tenant(self, lora_id: int | None, salt: Salt) -> int:
+        return pruning.drop_tenant(self.state, lora_id, salt)
+
+    def offload_blocks(self, w: int, candidates: list[list[Block]], stop_on_miss: bool) -> list[Block | None]:
+        return offloading.offload(self.state, self.state.windows[w], candidates, stop_on_miss)
 
     def pin_blocks(self, request_id: int) -> list[Block]:
         return pins.pin_sequence(self.state, self.sequence(request_id))
@@ -156,10 +218,10 @@ class ModelManager:
         return asking.free_blocks_without(self.state, [self.sequence(each) for each in ids])
 
     def get_token_count(self, request_id: int) -> int:
-        return self.sequence(request_id).length
+        return self.any_sequence(request_id).length
 
     def get_num_front_blocks_removed(self, request_id: int, w: int) -> int:
-        return asking.front_blocks_removed(self.sequence(request_id), w)
+        return asking.front_blocks_removed(self.any_sequence(request_id), w)
 
     def get_cache_blocks(self, request_id: int, w: int) -> list[list[Block | None]]:
         """[beam][position]; None where the block has left the window."""
@@ -196,7 +258,7 @@ class ModelManager:
                     self.state.drop(top)
 
     def get_request_stats(self, request_id: int) -> RequestStats:
-        return self.sequence(request_id).stats
+        return self.any_sequence(request_id).stats
 
     def check_invariants(self) -> None:
         conservation.check(self.state)

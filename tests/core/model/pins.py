@@ -22,6 +22,8 @@ def pin_sequence(state: State, seq: Sequence) -> list[Block]:
 def tier_to_pin(block: Block) -> Tier:
     for tier in TIERS:
         if block.settled(tier):
+            if tier == "host" and not block.in_tree and block.pins["host"] == 0:
+                raise ValueError("in host for its owner or a transfer alone")
             return tier
     if any(block.in_flight.values()):
         raise BlockInFlight

@@ -33,6 +33,8 @@ class Block:
     pins: dict[Tier, int] = field(default_factory=lambda: {"primary": 0, "host": 0})
     locks: dict[Tier, int] = field(default_factory=lambda: {"primary": 0, "host": 0})
     refs: int = 0
+    keepers: int = 0  # suspended sequences
+    kept_in: Tier = "host"
     claims: int = 0  # claims and sources of the batch that is being applied
     cached_at: int | None = None
     entered_group: str | None = None
@@ -56,17 +58,21 @@ class Block:
         # What is claimed while only in host must stay there until it has been copied up.
         in_use = tier == "primary" or self.slots["primary"] is None
         owned = in_use and (self.refs > 0 or self.claims > 0)
-        return owned or self.in_flight[tier] or self.pins[tier] > 0 or self.locks[tier] > 0
+        return owned or self.in_flight[tier] or self.pins[tier] > 0 or self.locks[tier] > 0 or self.kept(tier)
+
+    def kept(self, tier: Tier) -> bool:
+        return self.keepers > 0 and self.kept_in == tier
 
     @property
     def at_rest(self) -> bool:
         """Whether one owner alone keeps the slot in primary."""
-        return self.refs == 1 and not (self.pins["primary"] or self.locks["primary"] or self.in_flight["primary"])
+        others = self.pins["primary"] or self.locks["primary"] or self.kept("primary")
+        return self.refs == 1 and not (others or self.in_flight["primary"])
 
     @property
     def host_group(self) -> str | None:
         """Among which host copies eviction would find this one; None where it may not be touched."""
-        untouchable = self.in_flight["host"] or self.pins["host"] > 0 or self.locks["host"] > 0
+        untouchable = self.in_flight["host"] or self.pins["host"] > 0 or self.locks["host"] > 0 or self.kept("host")
         if self.slots["host"] is None or not self.in_tree or untouchable:
             return None
         if self.slots["primary"] is not None:
@@ -114,6 +120,8 @@ class Sequence:
     rooms: list[Room]  # [window]
     claimed: int  # leading blocks that are others' too
     stats: RequestStats
+    suspended: bool = False
+    committed: int = 0  # leading positions that entered the tree while it lived
 
     def first_unsure(self) -> int:
         """Nothing from this position on is stored in any window: it may be computed from bytes that never came."""

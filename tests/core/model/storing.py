@@ -5,10 +5,14 @@ from .state import Block, Root, Sequence, State
 from .values import Extras, Tokens
 
 
-def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) -> None:
-    """The sequence's first `length` tokens, block by block; with `partial` the incomplete last block too."""
+def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) -> int:
+    """The sequence's first `length` tokens, block by block; with `partial` the incomplete last block too.
+
+    Returns how many leading blocks have been passed or entered.
+    """
     if not state.config.block_reuse:
-        return
+        return 0
+    index = -1
     size, window = state.config.tokens_per_block, state.windows[w]
     node: Root | Block = window.root(seq.request.root)
     contents: list[tuple[Tokens, Extras]] = []
@@ -17,7 +21,7 @@ def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) 
             node = window.root(seq.request.root, tuple(contents))
         tokens = tuple(seq.known[index * size : min((index + 1) * size, length)])
         if not tokens or len(column.blocks) > 1:
-            return
+            return index
         contents.append((tokens, seq.request.extras(index * size, index * size + len(tokens))))
         if window.shape.size is not None and len(tokens) == size and column.left:
             continue  # nothing hangs on it
@@ -28,13 +32,14 @@ def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) 
         if len(tokens) < size:
             if partial and not column.left:
                 enter_incomplete(state, seq, node, block, index * size, tokens)
-            return
+            return index
         known_as = twin(node, tokens, seq.request, index * size)
         if known_as is None:
             if column.left:
-                return
+                return index
             add_child(state, seq, node, block, index * size, tokens)
         node = known_as or block
+    return index + 1
 
 
 def enter_incomplete(state: State, seq: Sequence, node: Root | Block, block: Block, begin: int, tokens: Tokens) -> None:
@@ -58,13 +63,20 @@ def remove(state: State, seq: Sequence, store: bool) -> None:
         partial = state.config.partial_reuse and seq.request.beam_width == 1
         for w in range(len(state.windows)):
             enter_tree(state, seq, w, length, partial)
+    let_go_all(state, seq)
+    del state.sequences[seq.request.request_id]
+
+
+def let_go_all(state: State, seq: Sequence) -> None:
     for room in seq.rooms:
         room.kept = 0
     for row in seq.columns:
         for column in reversed(row):
             if not column.left:
                 for block in column.blocks:
-                    block.refs -= 1
-                    block.outside = False
+                    if seq.suspended:
+                        block.keepers -= 1
+                    else:
+                        block.refs -= 1
+                        block.outside = False
                     state.refresh(block)
-    del state.sequences[seq.request.request_id]

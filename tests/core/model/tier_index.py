@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import count
 
+from .tier_admission import ModelAdmission
 from .values import PRIORITY_DEFAULT, Extras, RootKey, Tokens, UnknownRequest
 
 
@@ -30,11 +31,15 @@ class TierSequence:
     priorities: dict[int, int] = field(default_factory=dict)
     settled: int = 0
     claimed_from: int = 0
+    asked: int = 0  # leading blocks that the policy knows of
+    asked_before: int = 0
 
 
 class ModelTierIndex:
-    def __init__(self, slots: int, tokens_per_block: int) -> None:
+    def __init__(self, slots: int, tokens_per_block: int, admission: str = "all") -> None:
         self.slots, self.tokens_per_block = slots, tokens_per_block
+        self.admission = ModelAdmission(slots) if admission == "adaptive" else None
+        self.declined = False  # by the last claim
         self.blocks: list[TierBlock] = []
         self.sequences: dict[int, TierSequence] = {}
         self.evicted = 0
@@ -76,11 +81,16 @@ class ModelTierIndex:
         here = self._here(sequence)
         if len(here) < min(len(self._path(sequence)), end):
             return None
+        self._tell_policy(sequence, end, known)
+        self.declined = False
         claimed: list[TierBlock] = []
         first = min(len(here), end)
         sequence.settled = max(sequence.settled, min(known, end))
         if sequence.settled - len(here) <= self.slots - len(self.blocks) or len(here) == sequence.settled:
             for at in range(len(here), end):
+                if not self._is_worth_a_slot(sequence, at):
+                    self.declined = True
+                    break
                 block = self._fill(number, at, [*here, *claimed])
                 if block is None:
                     break
@@ -142,6 +152,18 @@ class ModelTierIndex:
         begin, end = at * self.tokens_per_block, (at + 1) * self.tokens_per_block
         extras = tuple((a - begin, b - begin, digest) for a, b, digest in sequence.extra_keys if a < end and b > begin)
         return sequence.tokens[begin:end], extras
+
+    def _tell_policy(self, sequence: TierSequence, end: int, known: int) -> None:
+        while self.admission is not None and sequence.asked < end:
+            at = sequence.asked
+            spelled = sequence.root, tuple(self._content(sequence, each) for each in range(at + 1))
+            if self.admission.asked(spelled, at, at < known) and sequence.asked_before == at:
+                sequence.asked_before += 1
+            sequence.asked += 1
+
+    def _is_worth_a_slot(self, sequence: TierSequence, at: int) -> bool:
+        takes_new = self.admission is None or self.admission.takes_new
+        return takes_new or at < sequence.asked_before or len(self.blocks) < self.slots
 
     def _path(self, sequence: TierSequence) -> list[TierBlock]:
         """What is here of it from its beginning, arrived or not."""

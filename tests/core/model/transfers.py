@@ -27,14 +27,25 @@ def fail(state: State, ticket: int) -> list[int]:
     for item in end(state, ticket):
         land(item)
         unlock(state, item)
-        item.target.undelivered = True
-        missing.append(item.target)
         state.bump("blocks_failed")
+        if item.kind == "offload" and item.target.slots["primary"] is not None:
+            give_up_copy(state, item.target)
+            continue
+        if item.kind == "offload" or item.target.refs > 0:
+            item.target.undelivered = True
+            missing.append(item.target)
         if item.target.in_tree:
             state.drop(item.target)
         else:
             state.refresh(item.target)
     return sorted(id for id, seq in state.sequences.items() if any(block in missing for block in seq.held_blocks()))
+
+
+def give_up_copy(state: State, block: Block) -> None:
+    """What is in primary is as good as before; whoever kept the copy keeps that."""
+    block.kept_in = "primary"
+    block.slots["host"] = None
+    state.refresh(block)
 
 
 def end(state: State, ticket: int) -> list[Transfer]:

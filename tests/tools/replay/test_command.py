@@ -32,9 +32,12 @@ def test_compare_ends_by_saying_in_words_what_was_shown() -> None:
     result = run("--generate", "small", "--compare")
     assert result.exit_code == 0
     one_by_one, batch = result.stdout.splitlines()[-2:]
-    assert one_by_one.startswith("One by one: 16 of 46 iterations passed the budget of 1,024 tokens, at most by 828: ")
+    assert one_by_one.startswith(
+        "One by one: 16 of 46 iterations exceeded the budget of 1,024 tokens, at most by 828: "
+    )
     assert batch == (
-        "In a batch: none of 46 iterations passed it, and all 200 requests reused exactly what had been estimated."
+        "In a batch: 0 of 46 iterations exceeded the budget of 1,024 tokens, and all 200 requests reused exactly what "
+        "had been estimated."
     )
 
 
@@ -89,7 +92,69 @@ def test_sweep_prints_a_row_for_each_size_and_draws_it(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = [line.split() for line in result.stdout.splitlines() if line.strip()[:1].isdigit()][1:]
     assert [row[0] for row in rows] == ["0", "64", "128"]
+    (ceiling,) = [line.split() for line in result.stdout.splitlines() if line.split()[0] == "ceiling"]
+    assert ceiling == ["ceiling", "no", "limit", "73.40%"]
     assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("tier", "name", "row"),
+    [
+        ("built-in", "Host blocks: TensorRT-LLM's own host tier", "blocks evicted to host"),
+        ("connector", "Host blocks: the offload connector's host tier", "blocks stored to host"),
+    ],
+)
+def test_tables_and_pictures_name_the_tier(tmp_path: Path, tier: str, name: str, row: str) -> None:
+    table = run("--generate", "small", "--host-tier", tier).stdout
+    assert name in table
+    assert row in table
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "curve.svg"
+    sweep = run("--generate", "small", "--host-tier", tier, "--sweep", "0,64", "--plot", path)
+    assert name in sweep.stdout
+    texts = [line.strip().removeprefix("<!-- ").removesuffix(" -->") for line in path.read_text().splitlines()]
+    title = name.removeprefix("Host blocks: ")
+    assert any(text.startswith(title[0].upper() + title[1:]) for text in texts)
+    assert "at most, clairvoyant of that size" in texts
+    assert "ceiling, of no limit" in texts
+
+
+def test_a_sweep_fits_eighty_columns() -> None:
+    size = ("--bytes-per-block", str(2**25))
+    lines = run("--generate", "small", *size, "--sweep", "0,100,104857").stdout.splitlines()
+    table = lines[3:8]
+    assert " ".join(table[0].split()) == "host tier size reused from host gain at most to host back"
+    assert all(len(line.rstrip()) <= 80 and "\u2026" not in line for line in table)
+
+
+def test_what_was_read_from_standard_input_is_called_so() -> None:
+    result = CliRunner().invoke(main, ["replay", "-"], input=TINY.read_bytes())
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0] == "standard input"
+
+
+def test_a_picture_that_cannot_be_written_is_an_error_of_usage_after_the_table(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "curve.svg"
+    path.mkdir()
+    assert run("--generate", "small", "--sweep", "0", "--plot", path).exit_code == 2
+    path.rmdir()
+    path.symlink_to("/dev/full")
+    result = run("--generate", "small", "--sweep", "0", "--plot", path)
+    assert result.exit_code == 2
+    assert "ceiling" in result.stdout
+    assert f"--plot is {path}: it cannot be written: No space left on device" in result.output
+
+
+def test_a_pool_that_nothing_fits_is_called_that() -> None:
+    last = run("--generate", "small", "--blocks-primary", "10").stdout.splitlines()[-1]
+    assert last.startswith("NOTHING RAN: each of the 200 requests needs more than the 10 primary blocks")
+
+
+def test_help_has_examples_and_a_short_name() -> None:
+    result = run("-h")
+    assert result.exit_code == 0
+    assert "  trtllm-kvfix replay --generate small --compare\n" in result.stdout
 
 
 def test_bad_lines_are_refused_or_counted(tmp_path: Path) -> None:
@@ -108,6 +173,10 @@ def test_bad_lines_are_refused_or_counted(tmp_path: Path) -> None:
         ((), "give either a TRACE or --generate"),
         (("--generate", "small", "x.jsonl"), "give either a TRACE or --generate"),
         (("--generate", "small", "--compare", "--sweep", "0"), "--compare and --sweep exclude each other"),
+        (("--generate", "small", "--blocks-host", "9", "--sweep", "0"), "--blocks-host and --sweep exclude each other"),
+        ((str(TINY), "--seed", "1"), "--seed needs --generate, which is missing"),
+        (("--generate", "small", "--skip-bad"), "--skip-bad needs a TRACE, which is missing"),
+        (("--generate", "small", "--tokens-per-hash-id", "16"), "--tokens-per-hash-id needs a TRACE, which is missing"),
         (("--generate", "small", "--plot", "x.png"), "--plot draws the curve of a --sweep, which is missing"),
         (("--generate", "small", "--sweep", "0,1GiB"), "--sweep is '1GiB': bytes need the size of a block"),
         (("--generate", "small", "--sweep", ""), "--sweep is '': write a number of blocks"),
@@ -139,7 +208,9 @@ def test_a_broken_promise_of_the_batch_exits_with_1(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Replay, "run", broken)
     result = run("--generate", "small")
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[-1].startswith("FAILED: batch admission passed the budget in 0 of 46 iterations")
+    assert result.stdout.splitlines()[-1].startswith(
+        "FAILED: batch admission exceeded the budget in 0 of 46 iterations"
+    )
 
 
 INTERRUPTED = """

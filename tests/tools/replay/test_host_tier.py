@@ -15,7 +15,7 @@ def counted(outcome: Outcome) -> dict[str, object]:
 
 
 # Host blocks: fewer than one conversation has, fewer than all have, and enough for all.
-CASES = [("tiny", 40), ("small", 40), ("small", 400), ("small", 4000), ("chat", 4000)]
+CASES = [("tiny", 40), ("small", 40), ("small", 400), ("small", 4000), ("chat", 400), ("chat", 4000)]
 
 
 @pytest.mark.parametrize(("name", "blocks_host"), CASES)

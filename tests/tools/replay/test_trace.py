@@ -1,7 +1,11 @@
 """Reading traces: both formats, and what is said about a line that is neither."""
 
+import gzip
+import io
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +13,7 @@ from trtllm_kvfix.tools.replay.trace import TraceError, read_trace
 
 from .shapes import TINY
 
+EXPECTED = "expected a JSON object with input_length, output_length and hash_ids, or with tokens"
 GOOD = '{"input_length": 5, "output_length": 2, "hash_ids": [3]}'
 
 
@@ -47,9 +52,9 @@ def test_tokens_per_hash_id_decides_how_many_ids_are_needed(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "EOF while parsing"),
-        ("[1, 2]", "a request is a JSON object, this is a list"),
-        ('{"output_length": 2, "hash_ids": [3]}', "input_length: Field required"),
+        ("{", f"EOF while parsing an object at column 1; {EXPECTED}"),
+        ("[1, 2]", f"a request is a JSON object, this is a list; {EXPECTED}"),
+        ('{"output_length": 2, "hash_ids": [3]}', f"input_length: Field required; {EXPECTED}"),
         (
             '{"input_length": 0, "output_length": 2, "hash_ids": []}',
             "input_length: Input should be greater than or equal to 1",
@@ -100,3 +105,51 @@ def test_a_file_that_is_not_there_is_an_error_of_usage(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"missing\.jsonl cannot be read: No such file") as caught:
         read_trace(tmp_path / "missing.jsonl")
     assert caught.value.exit_code == 2
+
+
+def lines_read(path: Path) -> list[int]:
+    return [request.line for request in read_trace(path).requests]
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize(
+    ("name", "packed"), [("t.jsonl", False), ("t.jsonl.gz", True), ("t", True), ("-", False), ("-", True)]
+)
+def test_a_trace_may_be_packed_piped_and_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, packed: bool, mark: bytes
+) -> None:
+    data = mark + TINY.read_bytes()
+    data = gzip.compress(data) if packed else data
+    if name == "-":
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(data))))
+    else:
+        (tmp_path / name).write_bytes(data)
+    path = Path("-") if name == "-" else tmp_path / name
+    assert lines_read(path) == lines_read(TINY)
+
+
+@pytest.mark.parametrize(
+    ("packed", "reason"),
+    [
+        (gzip.compress((GOOD + "\n").encode() * 3)[:-12], "line [1-4]: the gzip file is broken .*ended before"),
+        (gzip.compress(b"x" * 100)[:20] + b"\xff" * 20, "line 1: the gzip file is broken"),
+        (GOOD.encode(), "line 1: the gzip file is broken .*Not a gzipped file"),
+        (b"", "holds no request"),
+    ],
+)
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_broken_gzip_file_is_refused_even_where_bad_lines_are_left_out(
+    tmp_path: Path, packed: bytes, reason: str, skip_bad: bool
+) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    path.write_bytes(packed)
+    with pytest.raises(TraceError, match=reason) as caught:
+        read_trace(path, skip_bad=skip_bad)
+    assert caught.value.exit_code == 2
+
+
+def test_a_bad_line_of_a_packed_trace_is_named_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    path.write_bytes(gzip.compress(f"{GOOD}\n\n[]\n".encode()))
+    with pytest.raises(TraceError, match=r"trace\.gz line 3: a request is a JSON object"):
+        read_trace(path)

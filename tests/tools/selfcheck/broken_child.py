@@ -1,24 +1,58 @@
-"""The child of a self-check in which `staged-offsets-v1` is put on and stages nothing."""
+"""The child of a self-check in which one fix is put on and does nothing: BROKEN names what is broken."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
+from tests.fixes.proofs import as_it_was
 from tests.tools.selfcheck.ground import StandInGround
-from trtllm_kvfix.fixes.staged_offsets_v1 import mechanism
-from trtllm_kvfix.staging.stagers import Stagers
+from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
+from trtllm_kvfix.fixes.token_budget.fitting import Limits, Plan, batch_tokens
 from trtllm_kvfix.tools.selfcheck.child import main
 
+wait = InputFence.wait
 
-def as_upstream(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
-    del stagers
 
-    def copy_batch_block_offsets(*args: Any, **kwargs: Any) -> Any:
+def called_as_upstream_does(*given: Any) -> Callable[..., Any]:
+    """A replacement that has the original last, behind the fix's own."""
+    original: Callable[..., Any] = given[-1]
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
-    return copy_batch_block_offsets
+    return replacement
 
+
+def planned_as_it_stands(batch: Any, limits: Limits, **_: Any) -> Plan:
+    tokens = batch_tokens(batch, limits, lambda _: False)
+    return Plan((), (), tokens, tokens)
+
+
+def waiting_for_all_or_nobody(fence: InputFence, engine: Any = None) -> None:
+    if engine is None:
+        wait(fence)
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+WAYS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "staged-offsets-v1": ("fixes.staged_offsets_v1.mechanism.staged_copy", called_as_upstream_does),
+    "staged-offsets-v2": ("fixes.staged_offsets_v2.mechanism.staged_launch", called_as_upstream_does),
+    "computed-blocks": ("fixes.computed_blocks.mechanism.ComputedBlocks.storing", as_it_was),
+    "batched-admission": ("fixes.batched_admission.mechanism.line_up", nothing),
+    "token-budget": ("fixes.token_budget.mechanism.plan", planned_as_it_stands),
+    "concurrent-pins": ("fixes.concurrent_pins.mechanism.Turns.guarded", as_it_was),
+    "input-copy-fence before scheduling": ("fixes.input_copy_fence.mechanism.InputFence.waiting", as_it_was),
+    "input-copy-fence before inputs": ("fixes.input_copy_fence.mechanism.InputFence.wait", waiting_for_all_or_nobody),
+    "graph-inputs": ("fixes.graph_inputs.reads.Reads.wait", nothing),
+    "nixl-listener": ("fixes.nixl_listener.record.without_listener", as_it_was),
+}
 
 if __name__ == "__main__":
-    mechanism.staged_copy = as_upstream
-    main(sys.argv[1:], StandInGround)
+    name, instead = WAYS[os.environ["BROKEN"]]
+    with mock.patch(f"trtllm_kvfix.{name}", instead):
+        main(sys.argv[1:], StandInGround)

@@ -45,8 +45,13 @@ def test_without_a_gpu_the_command_says_what_it_could_not_show(tmp_path: Path) -
     found = json.loads(written)
     assert [each["id"] for each in found["fixes"]] == [fix.id for fix in ALL]
     assert {each["self_test"] for each in found["fixes"]} == {"right"}
-    assert {each["why"] for each in found["scenarios"]} == {"off: torch is not installed"}
-    assert len(found["problems"]) == len(found["scenarios"])
+    needed = {fix["id"] for fix in found["fixes"] if fix["state"] == "needed"}
+    shown = [each for each in found["scenarios"] if each["fix"] in needed]
+    assert {(each["verdict"], each["why"]) for each in shown} == {("unproven", "off: torch is not installed")}
+    rest = [each for each in found["scenarios"] if each["fix"] not in needed]
+    assert {each["verdict"] for each in rest} == {"skipped"}
+    assert all(each["why"].endswith("not seen: torch is not installed") for each in rest)
+    assert len(found["problems"]) == len(shown)
     for name in (str(tmp_path), str(ROOT), socket.gethostname()):
         assert name not in written
     assert "offsets-v1" in done.stdout and "seen.json" in done.stdout

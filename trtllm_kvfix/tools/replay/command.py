@@ -12,10 +12,12 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.sizes import ModelShape, blocks_of
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.replay.engine import Workload
-from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind, Report
+from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostAdmission, HostTierKind, Report
 from trtllm_kvfix.tools.replay.plot import check_plot, plot
 from trtllm_kvfix.tools.replay.report import print_report, print_sweep
-from trtllm_kvfix.tools.replay.runs import Result, Run, comparison, execute, sweep
+from trtllm_kvfix.tools.replay.runs import Result, comparison, execute, jobs_for, sweep
+from trtllm_kvfix.tools.replay.side_by_side import Run
+from trtllm_kvfix.tools.replay.source import STANDARD_INPUT, name_of
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, read_trace
 from trtllm_kvfix.tools.replay.workload import GENERATORS, generate
@@ -29,8 +31,17 @@ class _Task(NamedTuple):
     lines_bad: int
 
 
-@click.command()
-@click.argument("trace", required=False, type=click.Path(dir_okay=False, path_type=Path))
+_EXAMPLES = """\b
+Examples:
+  trtllm-kvfix replay --generate small --compare
+  trtllm-kvfix replay trace.jsonl.gz --layers 32 --kv-heads 8 --head-dim 128 \\
+      --blocks-primary 60GiB --iteration-ms 20 --sweep 0,100GiB,400GiB --plot curve.svg
+  zcat trace.jsonl.gz | trtllm-kvfix replay - --host-tier connector --blocks-host 20000
+"""
+
+
+@click.command(epilog=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("trace", required=False, type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--generate", "generated", type=click.Choice(sorted(GENERATORS)), help="Make a workload; no TRACE.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of --generate.")
 @click.option("--tokens-per-hash-id", type=click.IntRange(min=1), default=TOKENS_PER_HASH_ID, show_default=True)
@@ -42,6 +53,11 @@ class _Task(NamedTuple):
     "--host-tier",
     type=click.Choice([kind.value for kind in HostTierKind]),
     help="TensorRT-LLM's own, or the connector's.",
+)
+@click.option(
+    "--host-admission",
+    type=click.Choice([kind.value for kind in HostAdmission]),
+    help="kvfix.offload.admission, of the connector's.",
 )
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Most sequences at a time.")
 @click.option("--max-num-tokens", type=click.IntRange(min=1), help="Token budget of an iteration.")
@@ -57,18 +73,23 @@ class _Task(NamedTuple):
 @click.option(
     "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw --sweep: .png or .svg."
 )
+@click.option("--jobs", type=click.IntRange(min=1), help="Replays at a time.  [default: one for each core]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.pass_context
-def replay(ctx: click.Context, /, compare: bool, plot_path: Path | None, as_json: bool, **options: Any) -> None:
+def replay(
+    ctx: click.Context, /, compare: bool, plot_path: Path | None, jobs: int | None, as_json: bool, **options: Any
+) -> None:
     """Replay a request TRACE through the block manager: hit rates, evictions, bytes moved, budget.
 
-    TRACE is a file of JSON lines. Needs no GPU and no model. Exits with 1 when batch admission passed its token budget
-    or reused something else than estimated (a bug), with 2 on bad usage or a bad trace, with 130 after ctrl-C; the
-    result so far is then still printed, marked partial.
+    TRACE is a file of JSON lines, gzipped or not, or - for standard input. Needs no GPU and no model. Exits with 1 when
+    batch admission passed its token budget or reused something else than estimated (a bug), with 2 on bad usage or a
+    bad trace, with 130 after ctrl-C; the result so far is then still printed, marked partial.
     """
     sizes: str | None = options["sweep_sizes"]
     if compare and sizes is not None:
         raise click.UsageError("--compare and --sweep exclude each other: a sweep runs batch admission only")
+    if sizes is not None and _was_typed(ctx, "blocks_host"):
+        raise click.UsageError("--blocks-host and --sweep exclude each other: the sweep names the host sizes")
     if plot_path is not None:
         if sizes is None:
             raise click.UsageError("--plot draws the curve of a --sweep, which is missing")
@@ -77,7 +98,7 @@ def replay(ctx: click.Context, /, compare: bool, plot_path: Path | None, as_json
         task = _task(ctx, options)
     except KeyboardInterrupt:  # while the trace was read
         sys.exit(EXIT_INTERRUPTED)
-    result = _executed(task, _runs(task.shape, sizes, compare=compare))
+    result = _executed(task, _runs(task.shape, sizes, compare=compare), jobs or jobs_for(task.workload))
     if not result.outcomes:
         sys.exit(EXIT_INTERRUPTED)
     report = Report(
@@ -95,15 +116,19 @@ def _runs(shape: CacheShape, sizes: str | None, *, compare: bool) -> list[Run]:
     return comparison(shape) if compare else [Run(shape)]
 
 
-def _executed(task: _Task, runs: list[Run]) -> Result:
+def _executed(task: _Task, runs: list[Run], jobs: int) -> Result:
     with progress_bar("replay", len(runs) * len(task.workload.requests)) as on_finished:
-        return execute(task.workload, runs, on_finished)
+        return execute(task.workload, runs, on_finished, jobs)
 
 
 def _task(ctx: click.Context, options: dict[str, Any]) -> _Task:
     trace: Path | None = options["trace"]
     if (trace is None) == (options["generated"] is None):
         raise click.UsageError("give either a TRACE or --generate")
+    for name in ("seed",) if trace is not None else ("skip_bad", "tokens_per_hash_id"):
+        if _was_typed(ctx, name):
+            where = "--generate" if trace is not None else "a TRACE"
+            raise click.UsageError(f"--{name.replace('_', '-')} needs {where}, which is missing")
     if trace is None:
         made = generate(options["generated"], options["seed"])
         # The workload brings the cache it is meant for; what the user typed still comes first.
@@ -112,7 +137,8 @@ def _task(ctx: click.Context, options: dict[str, Any]) -> _Task:
     shape = _shape(options)
     read = read_trace(trace, tokens_per_hash_id=options["tokens_per_hash_id"], skip_bad=options["skip_bad"])
     book = TokenBook(read.requests, options["tokens_per_hash_id"])
-    return _Task(Workload(trace.name, read.requests, book), shape, len(read.lines_bad))
+    name = name_of(trace) if trace == STANDARD_INPUT else trace.name
+    return _Task(Workload(name, read.requests, book), shape, len(read.lines_bad))
 
 
 def _was_typed(ctx: click.Context, name: str) -> bool:
@@ -126,6 +152,7 @@ def _shape(options: dict[str, Any]) -> CacheShape:
         blocks_primary=blocks_of(options["blocks_primary"], bytes_per_block, "--blocks-primary"),
         blocks_host=blocks_of(options["blocks_host"], bytes_per_block, "--blocks-host"),
         host_tier=HostTierKind(options["host_tier"]),
+        host_admission=HostAdmission(options["host_admission"]),
         bytes_per_block=bytes_per_block,
         max_batch_size=options["max_batch_size"],
         max_num_tokens=options["max_num_tokens"],

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceReques
 from trtllm_kvfix.tools.replay.generating import Generating
 from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, HostTier, Known
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind, Outcome, Requests
+from trtllm_kvfix.tools.replay.room import blocks_reserved_for, refused
 from trtllm_kvfix.tools.replay.tally import Tally
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
@@ -71,20 +73,21 @@ class Replay:
         self._shape = shape
         self._admission = admission
         self._manager = _manager(shape)
-        self._waiting = deque(
-            index for index in range(len(workload.requests)) if self._blocks_reserved_for(index) <= shape.blocks_primary
-        )
-        self._refused = len(workload.requests) - len(self._waiting)
+        self._blocks_needed = [blocks_reserved_for(request, shape) for request in workload.requests]
+        turned_away = set(refused(workload.requests, shape))
+        self._waiting = deque(index for index in range(len(workload.requests)) if index not in turned_away)
+        self._refused = len(turned_away)
         self._built: dict[int, SequenceRequest] = {}
         self._computing: list[_Prompt] = []
-        self._generating = Generating(workload.book, shape.tokens_per_iteration)
+        self._generating = Generating(workload.book, shape.tokens_per_block, shape.tokens_per_iteration)
         self._blocks_reserved = 0
         self._finished = 0
         self._now_ms = 0.0
         self._tally = Tally(shape.bytes_per_block)
         if tier is None and shape.host_tier is HostTierKind.CONNECTOR and shape.blocks_host:
-            tier = ConnectorTier(shape.blocks_host, shape.tokens_per_block, self.known)
+            tier = ConnectorTier(shape.blocks_host, shape.tokens_per_block, self.known, shape.host_admission.value)
         self._tier = tier
+        self._tier_is_quiet = tier is None
         if tier is not None:
             tier.attach(self._manager)
 
@@ -96,6 +99,7 @@ class Replay:
             while self._waiting or self._active:
                 finished_before = self._finished
                 self._iterate()
+                self._pass_quiet_iterations()
                 if self._finished != finished_before:
                     on_finished(self._finished + self._refused)
         except KeyboardInterrupt:
@@ -124,24 +128,46 @@ class Replay:
     def _iterate(self) -> None:
         if not self._active:
             self._now_ms = max(self._now_ms, self._workload.requests[self._waiting[0]].timestamp_ms)
-        budget = self._shape.max_num_tokens - int(self._generating.next_counts().sum())
+        budget = self._shape.max_num_tokens - self._generating.tokens_next()
         budget_free = budget - sum(prompt.tokens_left for prompt in self._computing)
         if budget_free > 0:
             self._admit(budget_free)
         if self._tier is not None:
-            self._tier.step(self._running())
+            self._tier_is_quiet = self._tier.step(self._running(of_all=not self._tier_is_quiet)) is True
         self._generating.grow(self._manager)
         self._run_transfers()
-        self._compute(budget)
+        if self._computing:
+            self._compute(budget)
         finished = self._generating.take_finished()
         if self._tier is not None:
             self._tier.finish(list(finished))
         for index, computed in finished.items():
             self._manager.remove_sequence(index, computed=computed)
-            self._blocks_reserved -= self._blocks_reserved_for(index)
+            self._blocks_reserved -= self._blocks_needed[index]
             self._finished += 1
         self._tally.iterations += 1
         self._now_ms += self._shape.iteration_ms
+
+    def _pass_quiet_iterations(self) -> None:
+        """Those ahead in which nobody comes, goes, computes a prompt, fills a block or needs one: only time goes on."""
+        if self._computing or not self._tier_is_quiet:
+            return
+        next_ms = inf
+        if self._has_room():
+            # Only who comes later than now leaves iterations to pass.
+            next_ms = self._workload.requests[self._waiting[0]].timestamp_ms if self._shape.iteration_ms else -inf
+        passed, quiet = 0, self._generating.quiet()
+        while passed < quiet and self._now_ms < next_ms:
+            self._now_ms += self._shape.iteration_ms  # one by one, because a product would round otherwise
+            passed += 1
+        self._generating.skip(passed)
+        self._tally.iterations += passed
+
+    def _has_room(self) -> bool:
+        """For the first that waits, as far as sequences and blocks go."""
+        if not self._waiting or self._active >= self._shape.max_batch_size:
+            return False
+        return self._blocks_reserved + self._blocks_needed[self._waiting[0]] <= self._shape.blocks_primary
 
     def _admit(self, budget: int) -> None:
         offers = list(self._offers(budget))
@@ -159,7 +185,7 @@ class Replay:
             assert index == admission.request_id, "requests are admitted in the order in which they wait"
             length = self._built.pop(index).num_tokens
             self._computing.append(self._prompt(index, length, admission))
-            self._blocks_reserved += self._blocks_reserved_for(index)
+            self._blocks_reserved += self._blocks_needed[index]
 
     def _prompt(self, index: int, length: int, admission: Admitted) -> _Prompt:
         if self._tier is None:
@@ -168,16 +194,15 @@ class Replay:
         self._tally.count_load(admission.tokens_reused, self._shape.tokens_per_block, found)
         return _Prompt(index, length, admission.tokens_new - found.tokens, is_loading=found.tokens > 0)
 
-    def _running(self) -> list[tuple[int, int]]:
+    def _running(self, *, of_all: bool) -> list[tuple[int, int]]:
         prompts = [(one.index, one.length - one.tokens_left) for one in self._computing if not one.is_loading]
-        requests = self._workload.requests
-        return prompts + [(index, requests[index].input_length + fed) for index, fed in self._generating.fed()]
+        return prompts + self._generating.computed(of_all=of_all)
 
     def _offers(self, budget: int) -> Iterator[_Offer]:
         """Waiting requests in order, up to and including the first that the budget has no room for."""
         blocks_free = self._shape.blocks_primary - self._blocks_reserved
         for index in islice(self._waiting, self._shape.max_batch_size - self._active):
-            blocks_free -= self._blocks_reserved_for(index)
+            blocks_free -= self._blocks_needed[index]
             has_arrived = self._shape.iteration_ms == 0 or self._workload.requests[index].timestamp_ms <= self._now_ms
             if blocks_free < 0 or budget < 0 or not has_arrived:
                 return
@@ -229,12 +254,6 @@ class Replay:
             tokens = self._workload.book.prompt(index)
             self._built[index] = SequenceRequest(index, tokens, lora_id=source.lora_id, salt=source.salt)
         return self._built[index]
-
-    def _blocks_reserved_for(self, index: int) -> int:
-        """Blocks of prompt and answer, plus one: the source of a partial reuse must stay beside its copy."""
-        request = self._workload.requests[index]
-        tokens = request.input_length + max(request.output_length - 1, 0)
-        return -(-tokens // self._shape.tokens_per_block) + 1
 
 
 def _check(shape: CacheShape) -> None:

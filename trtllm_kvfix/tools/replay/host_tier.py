@@ -51,8 +51,11 @@ class HostTier(Protocol):
     def find(self, index: int, tokens_found: int) -> Found:
         """Of a prompt that was admitted and of which the GPU has `tokens_found`. It is there in the next iteration."""
 
-    def step(self, running: Sequence[tuple[int, int]]) -> None:
-        """Who runs in this iteration, with the tokens that were computed before it."""
+    def step(self, running: Sequence[tuple[int, int]]) -> bool | None:
+        """Who runs in this iteration, with the tokens that were computed before it.
+
+        True: until the next call, leave out whoever has filled no block since the last, and iterations without others.
+        """
 
     def finish(self, indices: Sequence[int]) -> None:
         """Their blocks of the GPU are given back right after this."""
@@ -72,8 +75,10 @@ class Live:
 class ConnectorTier:
     """A prediction: the same index, and nothing of the connector's transfers."""
 
-    def __init__(self, slots: int, tokens_per_block: int, known: Callable[[int], Known]) -> None:
-        self._index = TierIndex(slots, tokens_per_block)
+    def __init__(
+        self, slots: int, tokens_per_block: int, known: Callable[[int], Known], admission: str = "adaptive"
+    ) -> None:
+        self._index = TierIndex(slots, tokens_per_block, admission=admission)
         self._tokens_per_block = tokens_per_block
         self._known = known
         self._live: dict[int, Live] = {}
@@ -100,11 +105,14 @@ class ConnectorTier:
         self._loaded += held - first
         return Found(gained, held - first)
 
-    def step(self, running: Sequence[tuple[int, int]]) -> None:
+    def step(self, running: Sequence[tuple[int, int]]) -> bool:
+        """False where a store was put off: then it is tried again in the next iteration."""
+        is_stored = True
         for index, computed in sorted(running, key=lambda one: one[0] in self._ran):  # the new ones first
             self._ran.add(index)
-            self._store(index, computed)
+            is_stored &= self._store(index, computed)
         self._end_transfers()
+        return is_stored
 
     def finish(self, indices: Sequence[int]) -> None:
         waiting = list(indices)

@@ -19,6 +19,13 @@ class HostTierKind(str, Enum):
     CONNECTOR = "connector"
 
 
+class HostAdmission(str, Enum):
+    """kvfix.offload.admission, of the connector alone."""
+
+    ADAPTIVE = "adaptive"
+    ALL = "all"
+
+
 class _Counted(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,6 +37,7 @@ class CacheShape(_Counted):
     blocks_primary: int
     blocks_host: int
     host_tier: HostTierKind = HostTierKind.BUILT_IN
+    host_admission: HostAdmission = HostAdmission.ADAPTIVE
     bytes_per_block: int | None
     max_batch_size: int
     max_num_tokens: int
@@ -61,6 +69,13 @@ class Reuse(_Counted):
     def hit_rate_host(self) -> float:
         total = self.primary + self.host + self.computed
         return self.host / total if total else 0.0
+
+
+class Bounds(_Counted):
+    """Prompt tokens that could have been reused at most, by the requests that were not refused."""
+
+    clairvoyant: int  # by a cache of as many blocks that knows what will be asked for
+    ceiling: int  # by a cache without limit
 
 
 class Moved(_Counted):
@@ -99,6 +114,12 @@ class Outcome(_Counted):
     blocks_dropped: int  # left the cache altogether
     budget: Budget
     elapsed_s: float
+    bounds: Bounds | None = None  # nothing where the report is partial
+
+    def rate(self, tokens: int) -> float:
+        """As a share of all prompt tokens, like the hit rates."""
+        total = self.tokens.primary + self.tokens.host + self.tokens.computed
+        return tokens / total if total else 0.0
 
     @property
     def kept_its_promise(self) -> bool:

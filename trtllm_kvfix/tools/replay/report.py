@@ -6,9 +6,10 @@ from rich.console import Console
 from rich.table import Table
 
 from trtllm_kvfix.sizes import bytes_text
-from trtllm_kvfix.tools.replay.outcome import Admission, HostTierKind, Outcome, Report
+from trtllm_kvfix.tools.replay.labels import pool_of, tier_of, to_host
+from trtllm_kvfix.tools.replay.outcome import Admission, Bounds, Outcome, Report
 
-HOST_TIERS = {HostTierKind.BUILT_IN: "", HostTierKind.CONNECTOR: "; host blocks are the offload connector's"}
+TO_HOST = "blocks to host"  # each tier has a word of its own for it
 Row = tuple[str, Callable[[Outcome], str]]
 
 
@@ -24,6 +25,10 @@ def _bytes_or_blocks(blocks: int, count: int | None) -> str:
     return f"{blocks:,}" if count is None else bytes_text(count)
 
 
+def _at_most(outcome: Outcome, of: Callable[[Bounds], int]) -> str:
+    return "" if outcome.bounds is None else _share(of(outcome.bounds), outcome.rate(of(outcome.bounds)))
+
+
 CACHE_ROWS: list[Row] = [
     ("requests finished", lambda o: f"{o.requests.finished:,} of {o.requests.total:,}"),
     ("requests refused (too large)", lambda o: f"{o.requests.refused:,}"),
@@ -31,11 +36,13 @@ CACHE_ROWS: list[Row] = [
     ("prompt tokens reused", lambda o: _share(o.tokens.primary + o.tokens.host, o.tokens.hit_rate)),
     ("  from primary", lambda o: _share(o.tokens.primary, o.tokens.hit_rate - o.tokens.hit_rate_host)),
     ("  from host", lambda o: _share(o.tokens.host, o.tokens.hit_rate_host)),
+    ("  at most, clairvoyant", lambda o: _at_most(o, lambda b: b.clairvoyant)),
+    ("  ceiling, of no limit", lambda o: _at_most(o, lambda b: b.ceiling)),
     ("prompt tokens computed", lambda o: f"{o.tokens.computed:,}"),
     ("prompt blocks reused", lambda o: _share(o.blocks.primary + o.blocks.host, o.blocks.hit_rate)),
     ("  from primary", lambda o: _share(o.blocks.primary, o.blocks.hit_rate - o.blocks.hit_rate_host)),
     ("  from host", lambda o: _share(o.blocks.host, o.blocks.hit_rate_host)),
-    ("blocks evicted to host", lambda o: _with_bytes(o.moved.blocks_to_host, o.moved.bytes_to_host)),
+    (TO_HOST, lambda o: _with_bytes(o.moved.blocks_to_host, o.moved.bytes_to_host)),
     ("blocks brought back", lambda o: _with_bytes(o.moved.blocks_to_primary, o.moved.bytes_to_primary)),
     ("blocks copied", lambda o: _with_bytes(o.moved.blocks_within_primary, o.moved.bytes_within_primary)),
     ("blocks dropped", lambda o: f"{o.blocks_dropped:,}"),
@@ -58,7 +65,8 @@ def print_report(console: Console, report: Report) -> None:
     for outcome in report.outcomes:
         table.add_column(outcome.admission.value, justify="right", no_wrap=True)
     for title, cell in (*CACHE_ROWS, *BUDGET_ROWS):
-        table.add_row(title, *(cell(outcome) for outcome in report.outcomes))
+        shown = to_host(report.outcomes[0].shape) if title is TO_HOST else title
+        table.add_row(shown, *(cell(outcome) for outcome in report.outcomes))
     console.print(table)
     for line in conclusions(report.outcomes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -67,63 +75,91 @@ def print_report(console: Console, report: Report) -> None:
 def print_sweep(console: Console, report: Report) -> None:
     _print_header(console, report)
     table = Table(box=None, header_style="bold")
-    for title in ("host blocks", "size", "reused", "from host", "gain, points", "to host", "back"):
+    for title in ("host tier", "size", "reused", "from host", "gain", "at most", "to host", "back"):
         table.add_column(title, justify="right", no_wrap=True)
     before: Outcome | None = None
     for outcome in report.outcomes:
         size = outcome.shape.bytes_per_block
         table.add_row(
-            f"{outcome.shape.blocks_host:,}",
+            f"{outcome.shape.blocks_host:,}" + (" (partial)" if outcome.partial else ""),
             "" if size is None else bytes_text(size * outcome.shape.blocks_host),
             f"{outcome.tokens.hit_rate:.2%}",
             f"{outcome.tokens.hit_rate_host:.2%}",
             "" if before is None else f"{100 * (outcome.tokens.hit_rate - before.tokens.hit_rate):+.2f}",
+            _rate(outcome, lambda bounds: bounds.clairvoyant),
             _bytes_or_blocks(outcome.moved.blocks_to_host, outcome.moved.bytes_to_host),
             _bytes_or_blocks(outcome.moved.blocks_to_primary, outcome.moved.bytes_to_primary),
         )
         before = outcome
+    if report.outcomes[0].bounds is not None:
+        ceiling = _rate(report.outcomes[0], lambda bounds: bounds.ceiling)
+        table.add_row("ceiling", "no limit", "", "", "", ceiling, "", "")
     console.print(table)
     for line in conclusions(report.outcomes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def _rate(outcome: Outcome, of: Callable[[Bounds], int]) -> str:
+    return "" if outcome.bounds is None else f"{outcome.rate(of(outcome.bounds)):.2%}"
+
+
 def conclusions(outcomes: Sequence[Outcome]) -> list[str]:
     """What the numbers say, in words: per-request admission first where it was run, batch admission last."""
-    lines = []
-    for outcome in sorted(outcomes, key=lambda o: o.admission is Admission.BATCH):
-        budget = outcome.budget
-        limit = f"{outcome.shape.max_num_tokens:,} tokens"
-        of = f"{budget.iterations_admitting:,} iterations"
-        if outcome.admission is Admission.ONE_BY_ONE and budget.overshoots:
-            lines.append(
-                f"One by one: {budget.overshoots:,} of {of} passed the budget of {limit}, at most by "
-                f"{budget.tokens_over_max:,}: adding one request evicted what the next was estimated to reuse."
-            )
-        elif outcome.admission is Admission.ONE_BY_ONE:
-            lines.append(f"One by one: none of {of} passed the token budget on this workload.")
-        elif not outcome.kept_its_promise:
-            lines.append(
-                f"FAILED: batch admission passed the budget in {budget.overshoots:,} of {of} and broke "
-                f"{budget.promises_broken:,} of {budget.promises:,} estimates. This is a bug in the block manager."
-            )
-    if all(outcome.kept_its_promise for outcome in outcomes if outcome.admission is Admission.BATCH):
-        batch = [outcome.budget for outcome in outcomes if outcome.admission is Admission.BATCH]
-        lines.append(
-            f"In a batch: none of {sum(b.iterations_admitting for b in batch):,} iterations passed it, and all "
-            f"{sum(b.promises for b in batch):,} requests reused exactly what had been estimated."
-        )
-    return lines
+    if not any(outcome.budget.promises for outcome in outcomes):
+        return [_nothing_ran(outcomes[0])]
+    one_by_one = [outcome for outcome in outcomes if outcome.admission is Admission.ONE_BY_ONE]
+    batch = [outcome for outcome in outcomes if outcome.admission is Admission.BATCH]
+    return [_of_one_by_one(outcome) for outcome in one_by_one] + _of_batch(batch)
+
+
+def _nothing_ran(outcome: Outcome) -> str:
+    refused = outcome.requests.refused
+    if refused < outcome.requests.total:
+        return "Nothing was admitted before the interrupt, so the numbers say nothing."
+    return (
+        f"NOTHING RAN: each of the {refused:,} requests needs more than the {outcome.shape.blocks_primary:,} primary "
+        "blocks for its prompt and answer; raise --blocks-primary."
+    )
+
+
+def _of_one_by_one(outcome: Outcome) -> str:
+    budget = outcome.budget
+    exceeded = f"{budget.overshoots:,} of {budget.iterations_admitting:,} iterations exceeded the budget of "
+    said = f"One by one: {exceeded}{outcome.shape.max_num_tokens:,} tokens"
+    if not budget.overshoots:
+        return f"{said} on this workload."
+    why = "adding one request evicted what the next was estimated to reuse"
+    return f"{said}, at most by {budget.tokens_over_max:,}: {why}."
+
+
+def _of_batch(outcomes: Sequence[Outcome]) -> list[str]:
+    failed = [outcome.budget for outcome in outcomes if not outcome.kept_its_promise]
+    if failed:
+        return [
+            f"FAILED: batch admission exceeded the budget in {budget.overshoots:,} of "
+            f"{budget.iterations_admitting:,} iterations and broke {budget.promises_broken:,} of {budget.promises:,} "
+            "estimates. This is a bug in the block manager."
+            for budget in failed
+        ]
+    if not outcomes:
+        return []
+    iterations = sum(outcome.budget.iterations_admitting for outcome in outcomes)
+    promises = sum(outcome.budget.promises for outcome in outcomes)
+    limit = f"the budget of {outcomes[0].shape.max_num_tokens:,} tokens"
+    kept = f"all {promises:,} requests reused exactly what had been estimated"
+    return [f"In a batch: 0 of {iterations:,} iterations exceeded {limit}, and {kept}."]
 
 
 def _print_header(console: Console, report: Report) -> None:
     shape = report.outcomes[0].shape
     console.print(f"{report.workload}", style="bold", markup=False, highlight=False)
     console.print(
-        f"{shape.blocks_primary:,} primary blocks of {shape.tokens_per_block} tokens; at most {shape.max_batch_size} "
-        f"sequences and {shape.max_num_tokens:,} tokens an iteration" + HOST_TIERS[shape.host_tier],
+        f"{pool_of(shape)}; at most {shape.max_batch_size} sequences and {shape.max_num_tokens:,} tokens an iteration",
         highlight=False,
         soft_wrap=True,
     )
+    if any(outcome.shape.blocks_host for outcome in report.outcomes):
+        console.print(f"Host blocks: {tier_of(shape)}", highlight=False, soft_wrap=True)
     if report.lines_bad:
         console.print(f"{report.lines_bad:,} bad lines were left out", style="bold", highlight=False)
     if report.partial:

@@ -24,7 +24,7 @@ class TokenBook:
 
     def __init__(self, requests: Sequence[TraceRequest], tokens_per_hash_id: int = TOKENS_PER_HASH_ID) -> None:
         self._requests = requests
-        self._spread = np.arange(tokens_per_hash_id, dtype=np.int64)
+        self._spread = np.arange(tokens_per_hash_id, dtype=np.int32)
         lengths = np.array([request.output_length for request in requests], dtype=np.int64)
         # answers[answer_start[i] : answer_start[i + 1]] is the answer of request i.
         self.answer_start = np.concatenate(([0], np.cumsum(lengths)))
@@ -32,15 +32,29 @@ class TokenBook:
         for index, request in enumerate(requests):
             if request.output_tokens is not None:
                 self.answers[self.answer_start[index] : self.answer_start[index + 1]] = request.output_tokens
-        self._ordinals = _ordinals_of(requests)
+        ordinals = _ordinals_of(requests)
+        self._first = [(part * tokens_per_hash_id % PROMPT_SPAN).astype(np.int32) for part in ordinals]
+        self._wraps = (
+            max((int(part.max(initial=0)) for part in self._first), default=0) > PROMPT_SPAN - tokens_per_hash_id
+        )
+
+    @property
+    def tokens_per_hash_id(self) -> int:
+        return len(self._spread)
+
+    def ids(self, index: int) -> NDArray[np.int32]:
+        """The hash ids of a prompt, as numbers that differ where they do."""
+        return self._first[index]
 
     def prompt(self, index: int) -> NDArray[np.int32]:
         request = self._requests[index]
         if request.tokens is not None:
             return request.tokens
-        first = self._ordinals[index] * len(self._spread)
-        values = (first[:, None] + self._spread).reshape(-1)[: request.input_length]
-        return (PROMPT_BASE + values % PROMPT_SPAN).astype(np.int32)
+        first = self._first[index]
+        if self._wraps:
+            values = (first[:, None].astype(np.int64) + self._spread).reshape(-1)[: request.input_length]
+            return (PROMPT_BASE + values % PROMPT_SPAN).astype(np.int32)
+        return ((first + PROMPT_BASE)[:, None] + self._spread).reshape(-1)[: request.input_length]
 
     def answer(self, index: int) -> NDArray[np.int32]:
         return self.answers[self.answer_start[index] : self.answer_start[index + 1]]

@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
-from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.tools.replay.source import TraceError, lines_of, name_of
+
+__all__ = ["TOKENS_PER_HASH_ID", "BadLine", "Trace", "TraceError", "TraceRequest", "parse_lines", "read_trace"]
 
 TOKENS_PER_HASH_ID = 512
+_EXPECTED = "expected a JSON object with input_length, output_length and hash_ids, or with tokens"
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 HashId = Annotated[int, Field(ge=0, lt=2**63)]
@@ -39,12 +42,6 @@ class BadLine(NamedTuple):
 class Trace(NamedTuple):
     requests: list[TraceRequest]
     lines_bad: list[BadLine]  # left out because the caller asked for that
-
-
-class TraceError(KvfixError):
-    """The trace cannot be used as it is."""
-
-    exit_code = 2
 
 
 class _Line(BaseModel):
@@ -77,14 +74,15 @@ class _TokenLine(_Line):
 
 
 def read_trace(path: Path, *, tokens_per_hash_id: int = TOKENS_PER_HASH_ID, skip_bad: bool = False) -> Trace:
-    """Read every request of a file. The first bad line refuses the trace, unless `skip_bad` leaves bad lines out."""
-    try:
-        with path.open("rb") as lines:
-            trace = parse_lines(lines, str(path), tokens_per_hash_id=tokens_per_hash_id, skip_bad=skip_bad)
-    except OSError as error:
-        raise TraceError(f"trace {path} cannot be read: {error.strerror}") from error
+    """Read every request of a file, or of standard input where `path` is `-`; either may be gzipped.
+
+    The first bad line refuses the trace, unless `skip_bad` leaves bad lines out.
+    """
+    name = name_of(path)
+    with lines_of(path) as lines:
+        trace = parse_lines(lines, name, tokens_per_hash_id=tokens_per_hash_id, skip_bad=skip_bad)
     if not trace.requests:
-        raise TraceError(f"trace {path} holds no request ({len(trace.lines_bad)} bad lines were left out)")
+        raise TraceError(f"trace {name} holds no request ({len(trace.lines_bad)} bad lines were left out)")
     return trace
 
 
@@ -104,9 +102,9 @@ def parse_lines(lines: Iterable[bytes], name: str, *, tokens_per_hash_id: int, s
 
 
 def _parse(text: bytes, number: int, tokens_per_hash_id: int) -> TraceRequest:
-    fields = from_json(text)
+    fields = _json_of(text)
     if not isinstance(fields, dict):
-        raise ValueError(f"a request is a JSON object, this is a {type(fields).__name__}")
+        raise ValueError(f"a request is a JSON object, this is a {type(fields).__name__}; {_EXPECTED}")
     if "tokens" in fields:
         return _token_request(_TokenLine.model_validate(fields), number)
     line = _HashedLine.model_validate(fields)
@@ -128,6 +126,14 @@ def _parse(text: bytes, number: int, tokens_per_hash_id: int) -> TraceRequest:
     )
 
 
+def _json_of(text: bytes) -> object:
+    try:
+        return from_json(text.rstrip())
+    except ValueError as error:
+        # The parser knows this line alone and calls it the first.
+        raise ValueError(f"{str(error).replace(' line 1 ', ' ')}; {_EXPECTED}") from error
+
+
 def _token_request(line: _TokenLine, number: int) -> TraceRequest:
     tokens = np.array(line.tokens, dtype=np.int32)
     answer = None if line.output_tokens is None else np.array(line.output_tokens, dtype=np.int32)
@@ -144,5 +150,5 @@ def _first_problem(error: ValueError) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if not where:
         return message
-    shown = "" if problem["type"] == "missing" else f" ({problem['input']!r:.40})"
+    shown = f"; {_EXPECTED}" if problem["type"] == "missing" else f" ({problem['input']!r:.40})"
     return f"{where}: {message}{shown}"

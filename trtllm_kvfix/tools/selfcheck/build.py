@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from trtllm_kvfix.overlay.upstream import BINDINGS, LLM_REQUEST, PACKAGE, RESOURCE_MANAGER, SCHEDULER, Upstream
-from trtllm_kvfix.tools.selfcheck.ground import Unavailable
+from trtllm_kvfix.tools.selfcheck.ground import Ground, Unavailable
 
 # What a server imports anyway; the fixes wait for these.
 MODULES = (BINDINGS, f"{PACKAGE}._torch.pyexecutor.py_executor_creator")
@@ -20,7 +20,9 @@ def imported() -> Upstream:
     return Upstream(may_import=True)
 
 
-def manager(cls: Any, stream: Any, *, blocks: int = 64, blocks_per_seq: int = 8, reuse: bool = False) -> Any:
+def manager(
+    cls: Any, stream: Any, *, blocks: int = 64, blocks_per_seq: int = 8, reuse: bool = False, **more: Any
+) -> Any:
     """A cache of two layers and one head. `stream` is what a forward step would run on."""
     options = {
         "num_layers": 2,
@@ -33,8 +35,9 @@ def manager(cls: Any, stream: Any, *, blocks: int = 64, blocks_per_seq: int = 8,
         "dtype": import_module(f"{PACKAGE}.bindings").DataType.HALF,
         "execution_stream": stream,
         "vocab_size": 1000,
+        **more,
     }
-    return cls(_config(blocks, reuse), import_module(BINDINGS).CacheType.SELF, **_accepted(cls, options))
+    return cls(_config(blocks, reuse), import_module(BINDINGS).CacheType.SELF, **accepted(cls, options))
 
 
 def mapping() -> Any:
@@ -67,7 +70,7 @@ def metadata(up: Upstream, cache: Any, lengths: Any, request_ids: list[int], pro
         "kv_cache_params": _cache_params(up, len(request_ids)),
     }
     try:
-        return cls(**_accepted(cls, options))
+        return cls(**accepted(cls, options))
     except TypeError as error:
         raise Unavailable(f"attention metadata cannot be made: {error}") from error
 
@@ -85,7 +88,7 @@ class Requests:
         self.cache = cache
         self._batch = import_module(SCHEDULER).ScheduledRequests
         self._request: Any = up.attribute(LLM_REQUEST, "LlmRequest")
-        self._managers = resources.ResourceManager({resources.ResourceManagerType.KV_CACHE_MANAGER: cache})
+        self.managers = resources.ResourceManager({resources.ResourceManagerType.KV_CACHE_MANAGER: cache})
         (dummy,) = cache.add_dummy_requests([0], [1], prepare_resource=False)
         self._sampling = dummy.sampling_config  # of the type that this build's requests take
 
@@ -100,6 +103,14 @@ class Requests:
         made.context_chunk_size = len(prompt) if chunk is None else chunk
         return made
 
+    @classmethod
+    def of_a_cache(cls, ground: Ground, up: Upstream, *, blocks: int, **more: Any) -> "Requests":
+        """With reuse, and ten blocks for each."""
+        kind = up.attribute(RESOURCE_MANAGER, "KVCacheManager")
+        if kind is None:
+            raise Unavailable("this TensorRT-LLM has no KVCacheManager")
+        return cls(up, manager(kind, ground.stream(), blocks=blocks, blocks_per_seq=10, reuse=True, **more))
+
     def free_blocks(self) -> int:
         """Cached ones among them: they may be given to anybody."""
         return int(self.cache.impl.get_kv_cache_stats().free_num_blocks)
@@ -110,23 +121,30 @@ class Requests:
             batch.reset_context_requests(requests)
         else:
             batch.context_requests = requests
-        self._managers.prepare_resources(batch)
+        self.managers.prepare_resources(batch)
         return batch
 
     def step(self, requests: list[Any]) -> None:
+        self.compute(self.admit(requests))
+
+    def compute(self, batch: Any) -> None:
         """As if the device had computed a chunk of each."""
-        batch = self.admit(requests)
-        for request in requests:
+        for request in batch.context_requests:
             request.move_to_next_context_chunk()
         self.cache.update_resources(batch)
 
     def finish(self, request: Any) -> None:
         """With one token generated."""
         request.add_new_token(1, 0)
-        self._managers.free_resources(request)
+        self.managers.free_resources(request)
+
+    def released(self, free: int) -> str | None:
+        """What is wrong where not as many blocks are free as were."""
+        left = free - self.free_blocks()
+        return f"{left} blocks were not released" if left else None
 
 
-def _accepted(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+def accepted(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """Of the arguments, those that this build has a name for, or swallows."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):

@@ -1,7 +1,8 @@
 """What scenarios stand on: memory, streams, and a way to hold a stream. On a GPU that is torch's."""
 
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +12,15 @@ from trtllm_kvfix import native
 
 Table = npt.NDArray[np.int32]
 
+PATIENCE_S = 0.5  # how long somebody is seen to wait; what does not wait is over in less than a millisecond
+
 
 class Unavailable(Exception):
     """This machine or build lacks what a scenario needs, so it says nothing."""
+
+
+class NothingToShow(Exception):
+    """This build does without what the scenario is about, so there is nothing to be right or wrong."""
 
 
 class Ground(Protocol):
@@ -31,6 +38,9 @@ class Ground(Protocol):
 
     def lengths(self, values: list[int]) -> Any:
         """torch.tensor(values, dtype=torch.int)"""
+
+    def read(self, target: Any, source: Any) -> None:
+        """target.copy_(source, non_blocking=True), which a graph may be captured of"""
 
     def held(self, stream: Any) -> AbstractContextManager[None]:
         """What is enqueued inside runs when the block has ended."""
@@ -57,13 +67,18 @@ class TorchGround:
         return chosen
 
     def on_device(self, shape: tuple[int, ...]) -> Any:
-        return self._torch.zeros(shape, dtype=self._torch.int32, device="cuda")
+        made = self._torch.zeros(shape, dtype=self._torch.int32, device="cuda")
+        self._torch.cuda.synchronize()  # the zeros come on another stream than what a scenario writes there
+        return made
 
     def pinned(self, shape: tuple[int, ...]) -> Any:
         return self._torch.zeros(shape, dtype=self._torch.int32, pin_memory=True)
 
     def lengths(self, values: list[int]) -> Any:
         return self._torch.tensor(values, dtype=self._torch.int)
+
+    def read(self, target: Any, source: Any) -> None:
+        target.copy_(source, non_blocking=True)
 
     @contextmanager
     def held(self, stream: Any) -> Iterator[None]:
@@ -72,3 +87,25 @@ class TorchGround:
             yield
         finally:
             self._device.open_gate(gate)
+
+
+@contextmanager
+def held_in_front_of(ground: Ground, stream: Any) -> Iterator[None]:
+    """For a loop of upstream's: the stream goes on when the block has ended, or when somebody in it has waited a while.
+
+    Another thread lets go, because the one that runs the loop may be waiting for the stream.
+    """
+    over, holding = threading.Event(), ExitStack()
+    holding.enter_context(ground.held(stream))
+
+    def let_go() -> None:
+        over.wait(PATIENCE_S)
+        holding.close()
+
+    thread = threading.Thread(target=let_go, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

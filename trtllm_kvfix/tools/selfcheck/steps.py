@@ -16,7 +16,7 @@ from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import PACKAGE, Upstream
 from trtllm_kvfix.settings import FixChoices, Settings
 from trtllm_kvfix.tools.selfcheck import build
-from trtllm_kvfix.tools.selfcheck.ground import Ground, Unavailable
+from trtllm_kvfix.tools.selfcheck.ground import Ground, NothingToShow, Unavailable
 from trtllm_kvfix.tools.selfcheck.scenarios import SCENARIOS, Scenario
 
 # "skipped": there is nothing to look at in this build. "unavailable": it could not be looked at.
@@ -54,8 +54,8 @@ def take(name: str, ground: Callable[[], Ground]) -> Outcome:
         if kind == "replace":
             return _replace(which)
         return _play(next(each for each in SCENARIOS if each.name == kind), which, ground)
-    except Unavailable as error:
-        return Outcome("unavailable", str(error))
+    except (NothingToShow, Unavailable) as error:
+        return Outcome("skipped" if isinstance(error, NothingToShow) else "unavailable", str(error))
     except Exception as error:
         return Outcome("wrong", f"{type(error).__name__}: {error}")
 
@@ -105,7 +105,7 @@ def _play(scenario: Scenario, arm: str, ground: Callable[[], Ground]) -> Outcome
         return Outcome("skipped", state.value)
     if arm == "off":
         return _said(scenario.run(ground(), up))
-    with _applied(Settings() if arm == "all" else _only(scenario.fix_id), up) as registry:
+    with _applied(Settings() if arm == "all" else _only(scenario.fix_id, *scenario.beside), up) as registry:
         wrong = scenario.run(ground(), up)
         faults = [f"{each.id}: {each.first_error}" for each in registry.report().fixes if each.faults]
     return _said(wrong or (f"faults of fixes: {'; '.join(faults)}" if faults else None))
@@ -125,8 +125,8 @@ def _applied(settings: Settings, up: Upstream) -> Iterator[Registry]:
         registry.revert()
 
 
-def _only(fix_id: str) -> Settings:
-    chosen = {fix.id: "auto" if fix.id == fix_id else "off" for fix in ALL}
+def _only(*fix_ids: str) -> Settings:
+    chosen = {fix.id: "auto" if fix.id in fix_ids else "off" for fix in ALL}
     return Settings(fixes=FixChoices.model_validate(chosen))
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from html import escape
-from importlib.resources import files
 from itertools import groupby
-from string import Template
 
+from trtllm_kvfix.pages import filled
 from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, Report, Verdict
 from trtllm_kvfix.tools.verify.report import complaints, conclusion, corrupt, notes, pending
 from trtllm_kvfix.tools.verify.report import facts as run_facts
@@ -16,9 +15,9 @@ TAGS = {Verdict.PROVEN: "right", Verdict.VACUOUS: "doubt", Verdict.FIX_FAILED: "
 
 
 def page(report: Report) -> str:
-    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     groups = [list(group) for _, group in groupby(report.cases, key=lambda case: case.case)]
-    return Template(template).substitute(
+    return filled(
+        __package__,
         device=escape(report.device.name),
         headline=escape(headline(report)),
         facts=facts(report),

@@ -81,7 +81,7 @@ class TransferArm(Arm):
         self.mover = build_mover(device, self.compute, self.copy)
         self.held_done, self.followed = device.create_event(), device.create_event()
         self.blocks, self.seen, self.aside = (device.empty(SHAPE, "uint32") for _ in range(3))
-        self.host = device.pinned(SHAPE, "uint32")
+        self.host, self.unrelated = (device.pinned(SHAPE, "uint32") for _ in range(2))
 
     def lanes(self) -> tuple[Lane, ...]:
         held, free = ("copy", "compute") if self.holds_copy else ("compute", "copy")
@@ -98,7 +98,7 @@ class TransferArm(Arm):
         self.follow()
         self.device.record(self.followed, self.free)
         if self.mover.ordered:
-            self.device.copy_batch(addresses(self.aside), addresses(self.host), BYTES, "stream", self.bystander)
+            self.device.copy_batch(addresses(self.aside), addresses(self.unrelated), BYTES, "stream", self.bystander)
             self.device.synchronize(self.bystander)
         else:
             self.device.wait(self.followed)

@@ -14,10 +14,20 @@ LAYER, MODULE = 0, 0
 RANK_MAX = 8
 
 
+def tables(max_batch_size: int, max_lora_size: int, max_rank: int = RANK_MAX) -> CudaGraphLoraParams:
+    layer = CudaGraphLoraParams.LoraLayerInfo(module_num=1, output_sizes=[8], input_hidden_size=8)
+    key = CudaGraphLoraParams.LoraLayerKey(layer_idx=LAYER, module_ids=(MODULE,))
+    return CudaGraphLoraParams(max_batch_size, max_lora_size, max_rank, {key: layer})
+
+
 def adapter(task: int) -> Any:
     """What the cache of adapters would say of one: where its weights lie is told by numbers that no other has."""
     return SimpleNamespace(
-        adapter_size=1 + task % RANK_MAX, weights_in_pointer=10 * task + 1, weights_out_pointer=10 * task + 2
+        adapter_size=1 + task % RANK_MAX,
+        weights_in_pointer=10 * task + 1,
+        weights_out_pointer=10 * task + 2,
+        layer_id=LAYER,
+        module_id=MODULE,
     )
 
 
@@ -25,7 +35,7 @@ class CudaGraphLoraManager:
     """Gives each adapter of a batch a slot, taking those away that the batch does not need."""
 
     def __init__(self, max_lora_size: int, max_batch_size: int) -> None:
-        self.cuda_graph_lora_params = CudaGraphLoraParams(max_batch_size, max_lora_size, RANK_MAX)
+        self.cuda_graph_lora_params = tables(max_batch_size, max_lora_size)
         self._slots: list[int | None] = [None] * max_lora_size
 
     def prepare_cuda_graph_lora_params(self, tasks: list[int]) -> dict[str, Any]:
@@ -34,7 +44,7 @@ class CudaGraphLoraManager:
         pauses.reach(pauses.WRITE_LORA)
         params.update_sorted_indices([self._slots.index(task) for task in tasks], tokens_per_seq=1)
         if changed:
-            params.update_weight_pointers({task: adapter(task) for task in tasks}, tuple(self._slots))
+            params.update_weight_pointers({task: [adapter(task)] for task in tasks}, tuple(self._slots))
         pauses.reach(pauses.LORA_WRITTEN)
         return {"cuda_graph_params": params, "use_cuda_graph_mode": True, "num_seqs": len(tasks)}
 

@@ -1,9 +1,11 @@
 """Named points at which a test may step in: a thread that reaches one runs the action set there, in that thread."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _actions: dict[str, Callable[[], None]] = {}
+_reached: Counter[str] = Counter()  # since `begin`; each point is reached by one thread
 
 # The host is about to enqueue the input copies of a forward step.
 FORWARD = "forward"
@@ -28,7 +30,18 @@ PIN_COUNT_READ = "pin: count read"
 FREE_BLOCK_SEEN = "free block seen"
 
 
+def begin() -> None:
+    """Of a server: count anew."""
+    _reached.clear()
+
+
+def reached(point: str) -> int:
+    """How often, this time included for the action that is set there."""
+    return _reached[point]
+
+
 def reach(point: str) -> None:
+    _reached[point] += 1
     action = _actions.get(point)
     if action is not None:
         action()

@@ -1,8 +1,5 @@
-"""What can go wrong on the installed classes, and is right with the fixes. Each answers what was wrong, or None."""
+"""Block offsets on their way to the device (H1, H2)."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,19 +11,9 @@ from trtllm_kvfix.tools.selfcheck.ground import Ground, Table, Unavailable
 V1, V2 = "KVCacheManager", "KVCacheManagerV2"
 FIRST, SECOND = [1, 2], [3, 4]
 LENGTH = 2 * build.TOKENS_PER_BLOCK + 6
-T = build.TOKENS_PER_BLOCK
 
 
-@dataclass(frozen=True)
-class Scenario:
-    name: str
-    fix_id: str
-    run: Callable[[Ground, Upstream], str | None]
-    # Its fix is needed by builds that are right without it, and finds that out while it runs.
-    may_be_right: bool = False
-
-
-def _ships(kind: str, ground: Ground, up: Upstream) -> str | None:
+def ships(kind: str, ground: Ground, up: Upstream) -> str | None:
     """Two batches are shipped while the stream is held: does the first get its own offsets?"""
     return _Shipping(kind, ground, up).survives()
 
@@ -93,60 +80,3 @@ class _Shipping:
         self._stream.synchronize()
         rows: Table = self._seen.numpy()[:, : len(FIRST)].copy()
         return rows
-
-
-def _requests(ground: Ground, up: Upstream, *, blocks: int) -> build.Requests:
-    cls = up.attribute(RESOURCE_MANAGER, V1)
-    return build.Requests(up, build.manager(cls, ground.stream(), blocks=blocks, blocks_per_seq=10, reuse=True))
-
-
-def _shares_a_prompt(ground: Ground, up: Upstream) -> str | None:
-    """A second request comes while the first is in the middle of the prompt that they share."""
-    requests = _requests(ground, up, blocks=32)
-    free = requests.free_blocks()
-    prompt, computed = range(100, 100 + 7 * T + 1), 2 * T
-    first = requests.make(1, prompt, chunk=computed)
-    requests.step([first])
-    second = requests.make(2, prompt)
-    requests.step([second])
-    reused = int(second.prepopulated_prompt_len)
-    if reused > computed:
-        return f"{reused} tokens were reused, of which {computed} had been computed"
-    first.context_chunk_size = first.context_remaining_length
-    requests.step([first])
-    for request in (second, first):
-        requests.finish(request)
-    return _released(requests, free)
-
-
-def _reuses_in_a_batch(ground: Ground, up: Upstream) -> str | None:
-    """Of two requests that come together, the first needs the room in which the second's prefix lies."""
-    requests = _requests(ground, up, blocks=14)
-    free = requests.free_blocks()
-    kept = range(1000, 1000 + 6 * T)
-    for request_id, prompt in ((1, kept), (2, range(3000, 3000 + 4 * T))):
-        request = requests.make(request_id, prompt)
-        requests.step([request])
-        requests.finish(request)
-    large = requests.make(3, range(5000, 5000 + 6 * T))
-    sharing = requests.make(4, [*kept, *range(7000, 7000 + T)])
-    requests.step([large, sharing])
-    reused = int(sharing.prepopulated_prompt_len)
-    if reused < len(kept):
-        return f"{reused} tokens were reused, {len(kept)} were to be had"
-    for request in (large, sharing):
-        requests.finish(request)
-    return _released(requests, free)
-
-
-def _released(requests: build.Requests, free: int) -> str | None:
-    left = free - requests.free_blocks()
-    return f"{left} blocks were not released" if left else None
-
-
-SCENARIOS = (
-    Scenario("offsets-v1", "staged-offsets-v1", partial(_ships, V1)),
-    Scenario("offsets-v2", "staged-offsets-v2", partial(_ships, V2)),
-    Scenario("chunks-shared", "computed-blocks", _shares_a_prompt, may_be_right=True),
-    Scenario("admission-order", "batched-admission", _reuses_in_a_batch),
-)

@@ -1,0 +1,246 @@
+"""Candidates for the host tier's admission, and what no policy can pass, over requests whose GPU hits are known.
+
+A block is a number that spells its whole prefix. Where one is stored, all before it are there; so what a tier can bring
+ends with the first block that it lacks. The bound alone is excused from that. All store what a request has computed,
+prompt and answer, when it ends, and nothing that the GPU had and the tier lacks, nor what follows it: as the connector.
+"""
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from trtllm_kvfix.tools.replay.engine import Workload
+
+NEVER = 1 << 60
+Blocks: TypeAlias = list[int]
+
+
+class Asked(NamedTuple):
+    """A request. All of its blocks, how many leading ones it may reuse, and how many of these the GPU had."""
+
+    blocks: Blocks
+    reusable: int
+    on_gpu: int
+
+
+def asked_for(workload: Workload, tokens_per_block: int, on_gpu: Sequence[int]) -> list[Asked]:
+    """`on_gpu`: tokens of each request that the GPU had."""
+    numbers: dict[tuple[int, bytes], int] = {}
+    out = []
+    for index, request in enumerate(workload.requests):
+        tokens = np.concatenate((workload.book.prompt(index), workload.book.answer(index)))[:-1]
+        blocks, before = Blocks(), -1
+        for at in range(0, len(tokens) - tokens_per_block + 1, tokens_per_block):
+            content = tokens[at : at + tokens_per_block].tobytes()
+            before = numbers.setdefault((before, content), len(numbers))
+            blocks.append(before)
+        reusable = (request.input_length - 1) // tokens_per_block
+        out.append(Asked(blocks, min(reusable, len(blocks)), on_gpu[index] // tokens_per_block))
+    return out
+
+
+class Lru:
+    """Everything is stored, and the one asked for the longest ago goes; a block goes after those that follow it."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.here: OrderedDict[int, None] = OrderedDict()
+        self.stored = 0
+
+    def found(self, asked: Asked) -> int:
+        """How many leading blocks are here. They are the newest from now on."""
+        count = self.leading(asked.blocks[: asked.reusable])
+        self.touch(asked.blocks[:count])
+        return count
+
+    def leading(self, blocks: Blocks) -> int:
+        return next((at for at, block in enumerate(blocks) if block not in self.here), len(blocks))
+
+    def touch(self, blocks: Blocks) -> None:
+        for block in reversed(blocks):
+            self.here.move_to_end(block)
+
+    def worth(self, asked: Asked, first: int) -> int:
+        """How many leading blocks are stored, of those from `first` on that are not here."""
+        del first
+        return len(asked.blocks)
+
+    def store(self, asked: Asked, first: int) -> None:
+        end = min(self.worth(asked, first), self.slots)
+        if first < asked.on_gpu:
+            return
+        missing = [block for block in asked.blocks[first:end] if block not in self.here]
+        while len(self.here) + len(missing) > self.slots:
+            self.here.popitem(last=False)
+        self.here.update(dict.fromkeys(reversed(missing)))
+        self.touch([block for block in asked.blocks[:end] if block in self.here])
+        self.stored += len(missing)
+
+
+class SecondTouch(Lru):
+    """A full tier takes what had been asked for before, among the last four times as many as it holds."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.history: OrderedDict[int, None] = OrderedDict()
+
+    def worth(self, asked: Asked, first: int) -> int:
+        before = [self.note(block) for block in asked.blocks]
+        free = self.slots - len(self.here)
+        at = first
+        while at < len(asked.blocks) and (before[at] or at - first < free):
+            at += 1
+        return at
+
+    def note(self, block: int) -> bool:
+        before = block in self.history
+        self.history[block] = None
+        self.history.move_to_end(block)
+        if len(self.history) > 4 * self.slots:
+            self.history.popitem(last=False)
+        return before
+
+
+class TinyLfu(Lru):
+    """A block gets in if it was asked for more often than the one that would go; counts are halved now and then."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.counts: Counter[int] = Counter()
+        self.counted = 0
+
+    def worth(self, asked: Asked, first: int) -> int:
+        self.counts.update(asked.blocks)
+        self.counted += len(asked.blocks)
+        if self.counted > 10 * self.slots:
+            self.counted = 0
+            self.counts = Counter({block: count // 2 for block, count in self.counts.items() if count > 1})
+        victims = iter(self.here)
+        free = self.slots - len(self.here)
+        for at in range(first, len(asked.blocks)):
+            if at - first >= free and self.counts[asked.blocks[at]] <= self.counts[next(victims, -1)]:
+                return at
+        return len(asked.blocks)
+
+
+class S3Fifo(Lru):
+    """Newcomers pass a tenth of the tier first; those that go from there unused are remembered, to skip it later."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.uses: dict[int, int] = {}
+        self.small: OrderedDict[int, None] = OrderedDict()
+        self.main: OrderedDict[int, None] = OrderedDict()
+        self.ghosts: OrderedDict[int, None] = OrderedDict()
+
+    def leading(self, blocks: Blocks) -> int:
+        return next((at for at, block in enumerate(blocks) if block not in self.uses), len(blocks))
+
+    def touch(self, blocks: Blocks) -> None:
+        for block in blocks:
+            self.uses[block] = min(3, self.uses[block] + 1)
+
+    def store(self, asked: Asked, first: int) -> None:
+        if first < asked.on_gpu:
+            return
+        for block in reversed(asked.blocks[first : self.slots]):
+            if block in self.uses:
+                continue
+            while len(self.uses) >= self.slots:
+                self.make_room()
+            queue = self.main if self.ghosts.pop(block, NEVER) is None else self.small
+            queue[block] = None
+            self.uses[block] = 0
+            self.stored += 1
+
+    def make_room(self) -> None:
+        if len(self.small) > self.slots // 10 or not self.main:
+            block, _ = self.small.popitem(last=False)
+            if self.uses[block]:
+                self.uses[block] = 0
+                self.main[block] = None
+                return
+            self.ghosts[block] = None
+            if len(self.ghosts) > self.slots:
+                self.ghosts.popitem(last=False)
+        else:
+            block, _ = self.main.popitem(last=False)
+            if self.uses[block]:
+                self.uses[block] -= 1
+                self.main[block] = None
+                return
+        del self.uses[block]
+
+
+class Prescient(Lru):
+    """Stores what will come back, as it is told for each request, and lets go of it as LRU does."""
+
+    def __init__(self, slots: int, comes_back: Sequence[int]) -> None:
+        super().__init__(slots)
+        self.comes_back = iter(comes_back)  # leading blocks of each request that another will ask for
+
+    def worth(self, asked: Asked, first: int) -> int:
+        del asked, first
+        return next(self.comes_back)
+
+
+class Tried(NamedTuple):
+    blocks_found: list[int]  # of each request, beyond what the GPU had
+    blocks_stored: list[int]
+
+
+def tried(policy: Lru, requests: Sequence[Asked]) -> Tried:
+    out = Tried([], [])
+    for asked in requests:
+        found, stored = policy.found(asked), policy.stored
+        out.blocks_found.append(max(found - asked.on_gpu, 0))
+        policy.store(asked, found)
+        out.blocks_stored.append(policy.stored - stored)
+    return out
+
+
+def come_back(requests: Sequence[Asked]) -> list[int]:
+    last: dict[int, int] = {}
+    for at, asked in enumerate(requests):
+        last.update(dict.fromkeys(asked.blocks[: asked.reusable], at))
+    return [sum(last.get(block, -1) > at for block in asked.blocks) for at, asked in enumerate(requests)]
+
+
+def bound(slots: int, requests: Sequence[Asked]) -> Tried:
+    """Belady: of what the GPU will not have, the tier keeps what is asked for soonest. No prefix has to be whole."""
+    upcoming: dict[int, int] = {}
+    nexts = []
+    for at in range(len(requests) - 1, -1, -1):
+        asked = requests[at]
+        nexts.append([upcoming.get(block, NEVER) for block in asked.blocks])
+        upcoming.update(dict.fromkeys(asked.blocks[asked.on_gpu : asked.reusable], at))
+    here: dict[int, int] = {}
+    latest: list[tuple[int, int]] = []
+    out = Tried([], [])
+    for asked, soon in zip(requests, reversed(nexts), strict=True):
+        out.blocks_found.append(sum(block in here for block in asked.blocks[asked.on_gpu : asked.reusable]))
+        stored = 0
+        for block, when in zip(asked.blocks, soon, strict=True):
+            if when == NEVER:
+                here.pop(block, None)
+                continue
+            stored += block not in here
+            here[block] = when
+            heapq.heappush(latest, (-when, block))
+        while len(here) > slots:
+            when, block = heapq.heappop(latest)
+            if here.get(block) == -when:
+                del here[block]
+        out.blocks_stored.append(stored)
+    return out
+
+
+CANDIDATES: dict[str, Callable[[int], Lru]] = {
+    "lru": Lru,
+    "second touch": SecondTouch,
+    "S3-FIFO": S3Fifo,
+    "TinyLFU": TinyLfu,
+}

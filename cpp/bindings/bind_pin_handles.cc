@@ -1,0 +1,90 @@
+// Pins as an object that ends them: `with manager.pins(...) as pins:`.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/manager_class.h"
+#include "bindings/repr.h"
+#include "bindings/strong_numbers.h"
+#include "bindings/wide_integers.h"
+
+namespace nb = nanobind;
+
+namespace kvfix::bindings {
+namespace {
+
+Pins pins(BlockManager& self, nb::handle ids, std::optional<RequestId> request_id, nb::handle hashes,
+          const std::optional<std::string>& tier, WindowSize window_size, const SequenceRequest* request) {
+    if ((ids.is_none() ? 0 : 1) + (request_id ? 1 : 0) + (hashes.is_none() ? 0 : 1) != 1) {
+        throw std::invalid_argument("pins: give one of ids, request_id and hashes");
+    }
+    if (request_id) {
+        return without_gil([&] { return self.pins_of(*request_id); });
+    }
+    if (!ids.is_none()) {
+        const auto blocks = read_ids(ids, {"pins, ids"});
+        return without_gil([&] { return self.pins_by_id(blocks); });
+    }
+    const auto wanted = read_hashes(hashes, {"pins, hashes"});
+    const auto from = tier_from(tier);
+    const RequestPtr whose = request != nullptr ? request->request : nullptr;
+    return without_gil([&] { return self.pins_by_hash(wanted, from, window_size, whose); });
+}
+
+std::vector<BlockId> ids_of(const Pins& pins) {
+    std::vector<BlockId> out;
+    for (const HeldPin& pin : pins.held()) {
+        out.push_back(pin.block_id);
+    }
+    return out;
+}
+
+std::vector<std::pair<SlotIndex, const char*>> slots_of(const Pins& pins) {
+    std::vector<std::pair<SlotIndex, const char*>> out;
+    for (const HeldPin& pin : pins.held()) {
+        out.emplace_back(pin.slot, tier_name(pin.tier));
+    }
+    return out;
+}
+
+}  // namespace
+
+void bind_pin_handles(nb::module_& m, ManagerClass& manager) {
+    using namespace nb::literals;
+    nb::class_<Pins>(m, "Pins",
+                     "Pinned blocks that stay where they are until release(), the end of a with block or of this "
+                     "object. It may outlive its manager and be released again: then nothing happens.")
+        .def_prop_ro("ids", &ids_of, "Block ids, in the order in which they were asked for.")
+        .def_prop_ro("slots", &slots_of, nb::sig("def slots(self) -> list[tuple[int, str]]"),
+                     "(slot, tier) of each, as they were pinned.")
+        .def_prop_ro("released", &Pins::released, nb::call_guard<GilReleased>())
+        .def("release", &Pins::release, nb::call_guard<GilReleased>(),
+             "Ends every pin of this handle, once. ValueError where somebody has unpinned one of the blocks by its id.")
+        .def("__len__", [](const Pins& pins) { return pins.held().size(); })
+        .def(
+            "__enter__", [](Pins& pins) -> Pins& { return pins; }, nb::rv_policy::reference)
+        .def(
+            "__exit__", [](Pins& pins, nb::handle, nb::handle, nb::handle) { without_gil([&] { pins.release(); }); },
+            nb::arg("kind").none(), nb::arg("error").none(), nb::arg("traceback").none())
+        .def("__repr__", [](const Pins& pins) {
+            const bool released = without_gil([&] { return pins.released(); });
+            return Repr("Pins").add("blocks", pins.held().size()).add("released", released).text();
+        });
+    manager.def("pins", &pins, "ids"_a = nb::none(), nb::kw_only(), "request_id"_a = nb::none(),
+                "hashes"_a = nb::none(), "tier"_a = nb::none(), "window_size"_a = nb::none(), "request"_a = nb::none(),
+                nb::sig("def pins(self, ids: Any = None, *, request_id: int | None = None, hashes: Sequence[int] | "
+                        "None = None, tier: str | None = None, window_size: int | None = None, request: "
+                        "SequenceRequest | None = None) -> Pins"),
+                "Pins as pin_blocks_by_id, pin_blocks or find_and_pin_blocks_by_hash does, under a handle that ends "
+                "them. Of hashes the first ones, up to one that is not found.");
+}
+
+}  // namespace kvfix::bindings

@@ -1,0 +1,60 @@
+#include "core/commit.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "core/block_hash.h"
+#include "core/chunk.h"
+#include "core/grow.h"
+#include "core/pin.h"
+#include "core/steps.h"
+#include "core/store.h"
+#include "core/told.h"
+
+namespace kvfix::commit {
+
+std::vector<BlockId> blocks(State& state, RequestId id, bool pin, std::optional<std::span<const TokenId>> tokens,
+                            std::optional<std::uint32_t> computed) {
+    Sequence& sequence = state.sequences.at(id);
+    check_told(sequence, tokens, computed);
+    if (pin) {
+        pin::check_settled(state, sequence);
+    }
+    learn_told(sequence, tokens, computed);
+    for (Window& window : state.windows) {
+        if (!sequence.windows[window.index].rolls) {
+            store::full_blocks(state, window, sequence, sequence.storable());
+            const std::uint32_t entered = sequence.cursors[window.index].position * state.tokens_per_block();
+            sequence.committed = std::max(sequence.committed, entered);
+        }
+    }
+    std::vector<BlockId> pinned = pin ? pin::held(state, sequence) : std::vector<BlockId>{};
+    grow::leave_windows(state, sequence);
+    for (Window& window : state.windows) {
+        chunk::settle(window, sequence);
+    }
+    return pinned;
+}
+
+std::vector<BlockHash> hashes(State& state, RequestId id) {
+    Sequence& sequence = state.sequences.at_any(id);
+    const std::uint32_t tokens_per_block = state.tokens_per_block();
+    const BlockHasher hasher(state.config.seed, state.config.hash_bits);
+    std::vector<TokenId> tokens(tokens_per_block);
+    for (auto position = static_cast<std::uint32_t>(sequence.hashes.size());
+         position < sequence.known() / tokens_per_block; ++position) {
+        KVFIX_STEP();
+        const std::uint32_t begin = position * tokens_per_block;
+        sequence.read_tokens(begin, tokens);
+        const BlockHash above = position == 0 ? hasher.root(sequence.request->identity) : sequence.hashes[position - 1];
+        sequence.hashes.push_back(
+            hasher.block(above, tokens, sequence.request->block_extras(begin, begin + tokens_per_block)));
+    }
+    std::vector<BlockHash> shown;
+    shown.reserve(sequence.hashes.size());
+    std::ranges::transform(sequence.hashes, std::back_inserter(shown),
+                           [&](const BlockHash& hash) { return hasher.shown(hash); });
+    return shown;
+}
+
+}  // namespace kvfix::commit

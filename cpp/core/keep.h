@@ -1,0 +1,19 @@
+// What suspended sequences keep: each of their blocks by one lock, in host where a copy is or is on its way, else in primary.
+#pragma once
+
+#include <cstddef>
+
+#include "core/state.h"
+
+namespace kvfix::keep {
+
+// One suspended sequence more. The block has a slot in that tier; a block that is kept elsewhere is kept there from now on.
+void begin(State& state, Window& window, BlockIndex block, std::size_t tier);
+// One less: with the last one the block goes where it belongs.
+void end(State& state, Window& window, BlockIndex block);
+// The copy in host will not come: whoever keeps it there keeps the primary slot instead.
+void fall_back(State& state, Window& window, BlockIndex block);
+
+inline bool has(const Window& window, BlockIndex block) { return window.kept.contains(block); }
+
+}  // namespace kvfix::keep

@@ -1,0 +1,59 @@
+// The keys that were noted last: at least so many of them, and fewer than twice as many. Two generations; when the young one is
+// full it becomes the old one, which is forgotten. A key is kept as 32 of its bits, so about one in a billion is taken for another
+// that was noted: good for advice, and for nothing else.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "core/index_hash.h"
+#include "core/steps.h"
+
+namespace kvfix {
+
+class RecentKeys {
+  public:
+    explicit RecentKeys(std::uint32_t keys) : keys_(std::max(keys, 1U)), young_(places(keys_)), old_(places(keys_)) {}
+
+    bool contains(std::uint64_t key) const { return has(young_, key) || has(old_, key); }
+
+    void note(std::uint64_t key) {
+        if (has(young_, key)) {
+            return;
+        }
+        if (noted_ == keys_) {
+            std::swap(young_, old_);
+            std::ranges::fill(young_, 0U);
+            noted_ = 0;
+        }
+        young_[find(young_, key)] = tag(key);
+        ++noted_;
+    }
+
+  private:
+    using Tags = std::vector<std::uint32_t>;
+
+    static std::size_t places(std::uint32_t keys) { return std::size_t{keys} * 3 / 2 + 2; }       // so runs stay short
+    static std::uint32_t tag(std::uint64_t key) { return static_cast<std::uint32_t>(key) | 1U; }  // 0: nothing there
+
+    static bool has(const Tags& tags, std::uint64_t key) { return tags[find(tags, key)] != 0; }
+
+    // Where the key is, or would go.
+    static std::size_t find(const Tags& tags, std::uint64_t key) {
+        std::size_t at = (IndexHash::scattered(key) >> 32) * tags.size() >> 32;
+        while (tags[at] != 0 && tags[at] != tag(key)) {
+            KVFIX_STEP();
+            at = at + 1 == tags.size() ? 0 : at + 1;
+        }
+        return at;
+    }
+
+    std::uint32_t keys_;
+    Tags young_;
+    Tags old_;
+    std::uint32_t noted_ = 0;  // in the young generation
+};
+
+}  // namespace kvfix

@@ -1,0 +1,18 @@
+// What a caller says about a sequence as a whole: its tokens so far, and how many of its positions are in the cache.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "core/sequence.h"
+
+namespace kvfix {
+
+// Throws std::invalid_argument where it contradicts what is known, or says more than there is.
+void check_told(const Sequence& sequence, std::optional<std::span<const TokenId>> tokens,
+                std::optional<std::uint32_t> computed);
+void learn_told(Sequence& sequence, std::optional<std::span<const TokenId>> tokens,
+                std::optional<std::uint32_t> computed);
+
+}  // namespace kvfix

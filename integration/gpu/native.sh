@@ -1,0 +1,11 @@
+#!/bin/sh
+# The native manager under PyTorch's paged attention, about a minute:
+#   integration/gpu/native.sh
+# Needs what run.sh needs, and a torch with FlexAttention (2.5 or newer).
+set -eu
+cd "$(dirname "$0")/../.."
+. integration/gpu/install.sh
+# The checkout must not shadow what was installed.
+cp -r integration bench tests "$site"/
+cd "$site"
+python3 -m pytest -q -rs -p no:cacheprovider integration/gpu/test_native_manager.py

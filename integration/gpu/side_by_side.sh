@@ -1,0 +1,30 @@
+#!/bin/sh
+# Selections of tests beside one another, each in a process of its own, for what takes long and leaves a GPU idle:
+#   integration/gpu/side_by_side.sh RESULTS_DIR 'pytest arguments' ['pytest arguments' ...]
+# Needs what run.sh needs. Rows go to RESULTS_DIR, and what pytest says of a failure is shown. KVFIX_COMMIT=<hash>
+# names the commit of a tree without its history.
+set -u
+cd "$(dirname "$0")/../.."
+KVFIX_RESULTS=$(realpath "${1:?usage: side_by_side.sh RESULTS_DIR 'pytest arguments' ...}")
+export KVFIX_RESULTS
+shift
+. integration/gpu/install.sh
+# The checkout must not shadow what was installed.
+cp -r integration bench tests "$site"/
+cd "$site" || exit 1
+status=0
+number=0
+for selection in "$@"; do
+  number=$((number + 1))
+  # shellcheck disable=SC2086  # a selection is several arguments
+  (python3 -m pytest -q -p no:cacheprovider $selection >"said-$number" 2>&1 || touch "failed-$number") &
+done
+wait
+number=0
+for selection in "$@"; do
+  number=$((number + 1))
+  lines=1
+  [ ! -e "failed-$number" ] || { status=1 && lines=80; }
+  echo "$selection: $(tail -n "$lines" "said-$number")"
+done
+exit $status

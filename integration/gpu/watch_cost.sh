@@ -1,0 +1,13 @@
+#!/bin/sh
+# What `watch` costs on this machine's GPU, and where, in less than a minute:
+#   integration/gpu/watch_cost.sh RESULTS_DIR [arguments of cost.py]
+# Needs torch, CUPTI, a C++ compiler and cmake, and what the package itself imports. Appends to watch_cost.csv in
+# RESULTS_DIR. A library that was built before, in trtllm_kvfix/, is used as it is. KVFIX_COMMIT=<hash> names the commit.
+set -eu
+cd "$(dirname "$0")/../.."
+results=$(realpath "${1:?usage: watch_cost.sh RESULTS_DIR [arguments]}")
+shift
+. integration/gpu/watch/library.sh
+scratch=$(mktemp -d)
+c++ -O2 -std=c++20 -shared -fPIC -I cpp integration/gpu/watch/layers.cc -o "$scratch/layers.so" -ldl
+exec timeout 55 python3 -m integration.gpu.watch.cost "$scratch/layers.so" "$results/watch_cost.csv" "$@"

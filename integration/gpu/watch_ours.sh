@@ -1,0 +1,13 @@
+#!/bin/sh
+# `verify` and the stand-in's loop under `watch` on this machine's GPU, every arm in a process of its own:
+#   integration/gpu/watch_ours.sh RESULTS_DIR [arguments of ours.py]
+# Needs what run.sh needs: it builds the extension with its kernels. Rows go to watch_ours.csv in RESULTS_DIR.
+set -eu
+cd "$(dirname "$0")/../.."
+results=$(realpath "${1:?usage: watch_ours.sh RESULTS_DIR [arguments]}")
+shift
+. integration/gpu/install.sh
+# The checkout must not shadow what was installed.
+cp -r integration bench tests "$site"/
+cd "$site"
+exec timeout 150 python3 -m integration.gpu.watch.ours "$results/watch_ours.csv" "$@"

@@ -1,0 +1,5 @@
+"""What the test and the ranks it starts both know; the ranks' own module needs mpi4py."""
+
+ITERATIONS = 120
+COMPARED_EVERY = 8
+ALONE_AT = 40  # the iteration in which one rank does what the others do not

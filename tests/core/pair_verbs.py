@@ -1,0 +1,77 @@
+"""The calls of a pair beside admission, growth, pins and transfers."""
+
+import dataclasses
+
+from trtllm_kvfix import native
+
+from .event_mirror import full_blocks, hash_of
+from .model import Request
+from .model.values import Salt
+from .native_values import native_request
+from .pair import Pair, free_blocks
+
+
+def suspend(pair: Pair, request_id: int) -> bool:
+    got = pair.both(lambda: pair.model.suspend_sequence(request_id), lambda: pair.core.suspend_sequence(request_id))
+    assert got is None or got[0] == got[1]
+    return got is not None
+
+
+def resume(pair: Pair, request_id: int) -> bool:
+    asked = pair.both(lambda: pair.model.blocks_to_resume(request_id), lambda: pair.core.blocks_to_resume(request_id))
+    free = free_blocks(pair.core)
+    got = pair.both(lambda: pair.model.resume_sequence(request_id), lambda: pair.core.resume_sequence(request_id))
+    if got is not None:
+        assert asked is not None and asked[0] == asked[1] and got[0] == got[1]
+        assert [before - taken for before, taken in zip(free, asked[1], strict=True)] == free_blocks(pair.core)
+    return got is not None
+
+
+def store_live(
+    pair: Pair, request_id: int, *, pin: bool = False, tokens: list[int] | None = None, computed: int | None = None
+) -> None:
+    got = pair.both(
+        lambda: pair.model.store_blocks_for_reuse(request_id, pin, tokens, computed),
+        lambda: pair.core.store_blocks_for_reuse(request_id, pin=pin, tokens=tokens, computed=computed),
+    )
+    if got is not None:
+        assert sorted(got[1]) == sorted(pair.names.id_of(block) for block in got[0])
+
+
+def truncate(pair: Pair, request: Request, tokens_kept: int) -> None:
+    got = pair.both(
+        lambda: pair.model.truncate_blocks(request, tokens_kept),
+        lambda: pair.core.truncate_blocks(native_request(request), tokens_kept),
+    )
+    assert got is None or got[0] == got[1]
+
+
+def drop_tenant(pair: Pair, lora_id: int | None, salt: Salt) -> None:
+    got = pair.both(
+        lambda: pair.model.drop_tenant(lora_id, salt), lambda: pair.core.drop_tenant(lora_id=lora_id, salt=salt)
+    )
+    assert got is None or got[0] == got[1]
+
+
+def offload(pair: Pair, hashes: list[int], stop_on_miss: bool, w: int) -> None:
+    window = pair.model.state.windows[w]
+    in_window = [block for size, block in full_blocks(pair.model.state) if size == window.shape.size]
+    candidates = [[block for block in in_window if hash_of(block, pair.hash_bits) == h] for h in hashes]
+    got = pair.both(
+        lambda: pair.model.offload_blocks(w, candidates, stop_on_miss),
+        lambda: pair.core.offload_blocks_by_hash(hashes, stop_on_miss=stop_on_miss, window_size=window.shape.size),
+    )
+    if got is not None:
+        for expected, actual in zip(*got, strict=True):
+            assert (actual is None) == (expected is None)
+            if actual is not None and expected is not None:
+                pair.names.learn_block(expected, actual)
+
+
+def check_hashes(pair: Pair, request_id: int) -> None:
+    """Those of a request with everything that is known as its prompt."""
+    seq = pair.model.any_sequence(request_id)
+    whole = native_request(dataclasses.replace(seq.request, tokens=tuple(seq.known)))
+    digest = pair.core.digest()
+    assert pair.core.commit_and_get_block_hashes(request_id) == native.block_hashes(whole, pair.core.config)
+    assert pair.core.digest() == digest, "naming blocks changed something"

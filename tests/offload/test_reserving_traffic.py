@@ -1,0 +1,41 @@
+"""Traffic of tests/offload/test_traffic.py where upstream reserves prefixes, and takes what it likes of them."""
+
+import pytest
+
+from trtllm_kvfix.metrics import counters
+
+from .conftest import MakeBench
+from .reserving import ReservingExecutor, ReservingManager
+from .test_traffic import REQUESTS, Traffic
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_becomes_of_a_promise_nothing_is_wrong_or_left(seed: int, make_bench: MakeBench) -> None:
+    bench = make_bench(
+        host_blocks=120, seed=seed, verify="sample", executor_class=ReservingExecutor,
+        manager_class=ReservingManager, executor={"blocks": 40, "chunk_tokens": 16, "batch": 4},
+    )  # fmt: skip
+    traffic, before, executor = Traffic(bench, seed), counters.offload_errors.value, bench.executor
+    assert isinstance(executor, ReservingExecutor)
+
+    def between(step: int) -> None:
+        while traffic.number < REQUESTS and len(executor.waiting) < 3 and len(traffic.open) < 10:
+            traffic.turn()
+        traffic.collect()
+        if executor.scheduled:
+            traffic.disturb()
+        if step % 16 == 0:
+            bench.index.check_invariants()
+            executor.check_reads()
+
+    traffic.turn()
+    executor.run(between)
+    bench.scheduler.build_connector_meta(None)
+    assert executor.corrupt == []
+    assert executor.loaded_tokens > REQUESTS, "the host tier was used"
+    assert counters.offload_errors.value > before, "and transfers failed"
+    assert 0 not in executor.came_to.values(), executor.came_to
+    side = bench.scheduler.side
+    left = len(side._loads.reservations), len(side._live), bench.index.stats().owned, len(side._sources)
+    assert left == (0, 0, 0, 0)
+    assert bench.worker.reservations_to_recompute == {}

@@ -1,0 +1,60 @@
+"""What replays counted when every iteration was stepped through and every token told by itself: `figures.json`.
+
+Written once, by `python -m tests.tools.replay.figures` at the commit before iterations were passed over. To write it
+again is to say that the model itself has changed.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trtllm_kvfix.tools.replay.engine import Replay, Workload
+from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostAdmission, HostTierKind, Outcome
+from trtllm_kvfix.tools.replay.workload import generate
+
+from .shapes import shape, tiny_workload
+
+FIGURES = Path(__file__).parent / "figures.json"
+
+
+class Case(NamedTuple):
+    name: str
+    workload: Workload
+    shape: CacheShape
+    admission: Admission = Admission.BATCH
+
+    def run(self) -> Outcome:
+        return Replay(self.workload, self.shape, self.admission).run()
+
+
+def cases() -> Iterator[Case]:
+    """Every way in which iterations differ: tokens each, timestamps, tiers, one that is too small, and admission."""
+    tiny = tiny_workload(), shape(max_batch_size=3, max_num_tokens=512, blocks_primary=64)
+    small, chat = generate("small", 1), generate("chat", 2)
+    for (name, (workload, base)), kind, host, step, ms in product(
+        (("tiny", tiny), ("small", small), ("chat", chat)), HostTierKind, (0, 60, 1000), (1, 3, 70), (0, 0.1, 20)
+    ):
+        changed = {
+            "host_tier": kind,
+            "host_admission": HostAdmission.ALL,  # the other one came later
+            "blocks_host": host,
+            "tokens_per_iteration": step,
+            "iteration_ms": ms,
+            "max_num_tokens": max(base.max_num_tokens, step * base.max_batch_size),
+        }
+        one = base.model_copy(update=changed)
+        yield Case(f"{name}, {host} {kind.value}, {step} tokens, {ms} ms", workload, one)
+    yield Case("small, one by one", small.workload, small.shape, Admission.ONE_BY_ONE)
+
+
+def figures(outcome: Outcome) -> list[Any]:
+    parts = (outcome.requests, outcome.tokens, outcome.blocks, outcome.moved, outcome.budget)
+    counted = [count for part in parts for count in part.model_dump().values() if not isinstance(count, float)]
+    return [outcome.iterations, outcome.blocks_dropped, *counted]
+
+
+if __name__ == "__main__":
+    lines = (f"{json.dumps(case.name)}: {json.dumps(figures(case.run()))}" for case in cases())
+    FIGURES.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,0 +1,162 @@
+"""What upstream hands out of its cache's events: objects with the names that its serialiser and routers read.
+
+Upstream's constructor makes an event manager by a module-level name and passes it on. Ours stands there, so that its
+size is known. A block there has a number of 64 bits: the first half of our hash.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from trtllm_kvfix.errors import NotServed
+from trtllm_kvfix.native import BlockEvent
+
+LEVELS = {"primary": 0, "host": 1}
+FIRST_HALF = 2**64 - 1
+
+
+class UniqueToken(NamedTuple):
+    token_id: int
+    token_extra_id: int = 0
+
+
+@dataclass
+class KVCacheCreatedData:
+    num_blocks_per_cache_level: list[int]
+
+
+@dataclass
+class KVCacheStoredBlockData:
+    block_hash: int
+    tokens: list[UniqueToken]
+    lora_id: int | None
+    cache_level: int
+    priority: int
+    mm_keys: list[tuple[bytes, int]]  # digest of an image, and where it begins, counted from the block's first token
+    cache_salt: Any
+
+
+@dataclass
+class KVCacheStoredData:
+    parent_hash: int | None
+    blocks: list[KVCacheStoredBlockData]
+
+
+@dataclass
+class KVCacheRemovedData:
+    block_hashes: list[int]
+
+
+@dataclass
+class KVCacheEventDiff:
+    old_value: int
+    new_value: int
+
+
+@dataclass
+class KVCacheUpdatedData:
+    block_hash: int
+    cache_level: KVCacheEventDiff | None = None
+    priority: KVCacheEventDiff | None = None
+
+
+@dataclass
+class KVCacheEvent:
+    event_id: int
+    data: Any
+    window_size: int
+    attention_dp_rank: int | None = None
+
+
+@dataclass
+class _Known:
+    """What was said last of a block that is cached."""
+
+    cache_level: int
+    priority: int
+
+
+class EventManager:
+    """One thread adds; any may read."""
+
+    def __init__(self, max_kv_event_entries: int, **of_attention_dp: Any) -> None:
+        if of_attention_dp:
+            raise NotServed("event_manager: events of attention data parallelism are not served")
+        self.entries_max = max_kv_event_entries
+        self._next_id = 0
+        self._known: dict[tuple[int, int], _Known] = {}
+        self._waiting: deque[KVCacheEvent] = deque(maxlen=max_kv_event_entries)  # the oldest go first
+        self._some = threading.Condition()
+
+    def created(self, window: int, blocks: list[int]) -> None:
+        self._append([(window, KVCacheCreatedData(blocks))])
+
+    def add(self, events: Iterable[BlockEvent], window: int) -> None:
+        """The core's events since the last call, in order."""
+        self._append([(window, data) for data in self._merged(events, window)])
+
+    def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
+        """Those since the last call. Waits for the first of them; without a limit where none is given."""
+        with self._some:
+            self._some.wait_for(lambda: self._waiting, None if timeout_ms is None else timeout_ms / 1000)
+            found = list(self._waiting)
+            self._waiting.clear()
+        return found
+
+    def _append(self, said: list[tuple[int, Any]]) -> None:
+        if not said:
+            return
+        with self._some:
+            for window, data in said:
+                self._waiting.append(KVCacheEvent(self._next_id, data, window))
+                self._next_id += 1
+            self._some.notify_all()
+
+    def _merged(self, events: Iterable[BlockEvent], window: int) -> Iterator[Any]:
+        """Blocks that follow one another in a prompt are stored by one event, and neighbours removed by one."""
+        last: Any = None
+        for event in events:
+            data = self._data_of(event, window)
+            if isinstance(last, KVCacheStoredData) and isinstance(data, KVCacheStoredData):
+                if data.parent_hash == last.blocks[-1].block_hash:
+                    last.blocks += data.blocks
+                    continue
+            elif isinstance(last, KVCacheRemovedData) and isinstance(data, KVCacheRemovedData):
+                last.block_hashes += data.block_hashes
+                continue
+            if last is not None:
+                yield last
+            last = data
+        if last is not None:
+            yield last
+
+    def _data_of(self, event: BlockEvent, window: int) -> Any:
+        name, level = event.block_hash & FIRST_HALF, LEVELS[event.tier]
+        if event.kind == "removed":
+            self._known.pop((window, name), None)
+            return KVCacheRemovedData([name])
+        known = self._known.get((window, name))
+        self._known[window, name] = _Known(level, event.priority)
+        if event.kind == "stored":
+            parent = None if event.parent_hash is None else event.parent_hash & FIRST_HALF
+            return KVCacheStoredData(parent, [_stored(event, name, level)])
+        changed = KVCacheUpdatedData(name)
+        if known is not None and known.cache_level != level:
+            changed.cache_level = KVCacheEventDiff(known.cache_level, level)
+        if known is not None and known.priority != event.priority:
+            changed.priority = KVCacheEventDiff(known.priority, event.priority)
+        return changed
+
+
+def _stored(event: BlockEvent, name: int, level: int) -> KVCacheStoredBlockData:
+    return KVCacheStoredBlockData(
+        block_hash=name,
+        tokens=[UniqueToken(token) for token in event.tokens],
+        lora_id=event.lora_id,
+        cache_level=level,
+        priority=event.priority,
+        mm_keys=[(digest, begin) for begin, _, digest in event.extra_keys],
+        cache_salt=event.salt,
+    )

@@ -1,0 +1,36 @@
+"""Whether transfers are planned: an operator may say no, and where none succeeds there is no use in it."""
+
+import logging
+
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.offload.plan import Ended
+from trtllm_kvfix.offload.switches import Switches
+
+_log = logging.getLogger("trtllm_kvfix.offload")
+FAILED_IN_A_ROW_MAX = 32
+
+
+class Directions:
+    """`store` and `load`, each for itself."""
+
+    def __init__(self, switches: Switches) -> None:
+        self._switches = switches
+        self._failed_in_a_row = {"store": 0, "load": 0}
+
+    def work(self, direction: str) -> bool:
+        wanted = self._switches.store if direction == "store" else self._switches.load
+        return wanted and self._failed_in_a_row[direction] < FAILED_IN_A_ROW_MAX
+
+    def begin_again(self) -> None:
+        self._failed_in_a_row = {"store": 0, "load": 0}
+        counters.offload_given_up.put(0)
+
+    def note_end(self, direction: str, ended: Ended) -> None:
+        if ended.no_room or ended.bad_slots:
+            return  # says nothing of the next one
+        self._failed_in_a_row[direction] = self._failed_in_a_row[direction] + 1 if ended.error else 0
+        if self._failed_in_a_row[direction] == FAILED_IN_A_ROW_MAX:
+            counters.offload_given_up.add()
+            _log.error(
+                "no more %ss: %d failed in a row, the last with: %s", direction, FAILED_IN_A_ROW_MAX, ended.error
+            )

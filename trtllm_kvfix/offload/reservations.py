@@ -1,0 +1,122 @@
+"""Prefixes that upstream reserves while it schedules, before it knows whether the request gets room.
+
+The newest KVCacheManagerV2 does so. From `reserve_prefix` on the blocks of the host tier stay, whole or in part, until
+upstream has released all of it. What it accepts it names in the report of the step, and the load begins with that
+step; until then it may still take it back. A load that was accepted is over once each rank says so.
+
+Upstream goes on behind the tokens it was promised, as with other loads; where they did not come, the request gives its
+cache back and computes its prompt.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.offload.layer_groups import blocks_by_group
+from trtllm_kvfix.offload.plan import LoadJob
+from trtllm_kvfix.offload.recompute import begin_again
+from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, part_of
+from trtllm_kvfix.overlay.fix import Replacement, Seam
+
+METHOD = "finish_prefix_loads"
+
+
+class Reservations:
+    """The executor's thread alone uses it. Keyed by upstream's number of the reservation."""
+
+    def __init__(self, tokens_per_block: int) -> None:
+        self._tokens_per_block = tokens_per_block
+        self._promised: dict[int, tuple[LiveRequest, PendingLoad]] = {}
+        self._accepted: dict[int, PendingLoad] = {}  # their loads have not ended
+
+    def __len__(self) -> int:
+        return len(self._promised) + len(self._accepted)
+
+    def add(self, reservation_id: int, live: LiveRequest) -> None:
+        assert live.load is not None
+        live.load.reserved = True
+        self._promised[reservation_id] = live, live.load
+
+    def release(self, reservation_id: int, start: int, end: int) -> int | None:
+        """Tokens `start` to `end`: all of it, or the part at one end. A job that must not begin any more, where
+        upstream takes back what it has accepted."""
+        if reservation_id in self._accepted:
+            return self._accepted[reservation_id].job
+        live, load = self._promised.get(reservation_id, (None, None))
+        if live is None or load is None:
+            return None  # it ended with its request, or has been loaded
+        kept = (end, load.end) if start <= load.position else (load.position, start)
+        self._keep(live, load, *kept)
+        if load.tokens == 0:
+            del self._promised[reservation_id]
+            live.load = None
+        return None
+
+    def accept(self, accepted: Any, number: Callable[[], int]) -> tuple[LoadJob, PendingLoad] | None:
+        """The load of a report, or nothing where it has been told before. Of a promise that ended with its request, one
+        that brings nothing: upstream waits for its end."""
+        if accepted.reservation_id in self._accepted:
+            return None
+        live, load = self._promised.pop(accepted.reservation_id, (None, None))
+        if live is None or load is None:
+            load = PendingLoad([], accepted.start // self._tokens_per_block, accepted.start, 0, reserved=True)
+        else:
+            self._keep(live, load, accepted.start, accepted.end)
+        load.job = number()
+        self._accepted[accepted.reservation_id] = load
+        blocks = part_of(blocks_by_group(accepted.block_ids_by_layer_group), load.first, load.first + len(load.slots))
+        position = load.first * self._tokens_per_block
+        job = LoadJob(load.job, accepted.request_id, blocks, tuple(load.slots), position, accepted.reservation_id)
+        return job, load
+
+    def forget(self, load: PendingLoad) -> None:
+        """It has ended, or its request has."""
+        self._promised = {number: one for number, one in self._promised.items() if one[1] is not load}
+        self._accepted = {number: one for number, one in self._accepted.items() if one is not load}
+
+    def _keep(self, live: LiveRequest, load: PendingLoad, start: int, end: int) -> None:
+        """Blocks that hold a token from `start` to `end` stay."""
+        size = self._tokens_per_block
+        first = start // size
+        behind = -(-end // size) if end > start else first
+        before, after = max(first - load.first, 0), max(behind - load.first, 0)
+        live.index.unpin(load.slots[:before] + load.slots[after:])
+        load.slots, load.first = load.slots[before:after], first
+        load.position, load.tokens = start, max(end - start, 0)
+
+
+def replacement(connector_module: str) -> Replacement:
+    """Have upstream's connector manager ask whether what it takes for loaded has come."""
+    return Replacement(Seam(connector_module, f"KvCacheConnectorManager.{METHOD}"), computing_what_did_not_come)
+
+
+def computing_what_did_not_come(original: Callable[[Any, list[int]], None]) -> Callable[[Any, list[int]], None]:
+    def finish_prefix_loads(self: Any, reservation_ids: list[int]) -> None:
+        failed: dict[int, int] = getattr(getattr(self, "worker", None), "reservations_to_recompute", {})
+        requests = [self._prefix_load_requests.get(failed.pop(each)) for each in reservation_ids if each in failed]
+        original(self, reservation_ids)
+        for request in requests:
+            if request is not None and request not in self._finished_load_terminations:
+                begin_again(self.worker.cache_manager, request)
+                counters.offload_recomputed_requests.add()
+
+    return finish_prefix_loads
+
+
+def end_loads(connector: Any, request: Any) -> None:
+    """Upstream ends a request whose transfers are over here, on all ranks, and refuses to while it waits for word."""
+    loads = getattr(connector, "_prefix_loads", {})
+    begun = [
+        number
+        for number, load in loads.items()
+        if load.request_id == request.py_request_id and number in connector._dispatched_prefix_load_ids
+    ]
+    if not begun:
+        return  # what has not begun upstream takes back itself
+    for number in begun:
+        connector.worker.reservations_to_recompute.pop(number, None)
+    connector._local_finished_prefix_load_ids.update(begun)
+    state = request.state
+    connector.finish_prefix_loads(begun)
+    request.state = state
+    connector.finished_async_loading_requests.pop(request.py_request_id, None)

@@ -1,0 +1,142 @@
+"""Replays at the same time, each in a process of its own. The trace is parsed once, and no process has a copy of it.
+
+Processes are spawned, not forked: a fork would copy locks that threads of libraries hold. Each makes its own managers.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.tools.replay.engine import Replay, Workload
+from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, Outcome
+from trtllm_kvfix.tools.replay.shared import SharedWorkload
+
+PROGRESS_S = 0.1
+T = TypeVar("T")
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Run(NamedTuple):
+    shape: CacheShape
+    admission: Admission = Admission.BATCH
+
+
+@dataclass
+class _Desk:
+    """What a process works with."""
+
+    workload: Workload
+    finished: Any  # requests, by the number of the run; shared
+    stop: Any  # whether somebody pressed ctrl-C; shared
+
+
+_desk: _Desk | None = None  # of this process, where it is one that runs replays
+
+
+def _sit_down(shared: SharedWorkload, finished: Any, stop: Any) -> None:
+    global _desk  # noqa: PLW0603  a pool hands state to its processes in no other way
+    _desk = _Desk(shared.load(), finished, stop)
+
+
+def _replay(number: int, run: Run) -> Outcome | None:
+    assert _desk is not None, "the pool has not set this process up"
+    desk = _desk
+    if desk.stop.value:
+        return None
+
+    def count(finished: int) -> None:
+        desk.finished[number] = finished
+        if desk.stop.value:
+            raise KeyboardInterrupt
+
+    return Replay(desk.workload, *run).run(count)
+
+
+def _ask(question: Callable[[Workload], T]) -> T:
+    assert _desk is not None, "the pool has not set this process up"
+    return question(_desk.workload)
+
+
+class SideBySide:
+    """Up to `jobs` processes. Ctrl-C is the parent's to hear: it has them stop after the next request."""
+
+    def __init__(self, workload: Workload, runs: Sequence[Run], jobs: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._finished = context.RawArray("Q", len(runs))
+        self._stop = context.RawValue("b", 0)
+        self._pool = ProcessPoolExecutor(
+            min(jobs, len(runs)), context, _sit_down, (SharedWorkload(context, workload), self._finished, self._stop)
+        )
+        self._runs = runs
+        self._futures: list[Future[Outcome | None]] = []
+
+    def __enter__(self) -> "SideBySide":
+        with _deaf_to_interrupts(), _without_main():
+            self._futures = [self._pool.submit(_replay, number, run) for number, run in enumerate(self._runs)]
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+        self._pool.shutdown()
+
+    def ask(self, question: Callable[[Workload], T]) -> Future[T]:
+        """Answered in one of the processes, once the replays leave one of them free."""
+        with _deaf_to_interrupts(), _without_main():
+            return self._pool.submit(_ask, question)
+
+    def stop(self) -> None:
+        self._stop.value = 1
+        for future in self._futures:
+            future.cancel()
+
+    def outcomes(self, on_finished: Callable[[int], object]) -> list[Outcome]:
+        """In the order of the runs. After stop() some are partial, and those that had not begun are missing."""
+        try:
+            while wait(self._futures, timeout=PROGRESS_S).not_done:
+                on_finished(sum(self._finished))
+            ended = (future.result() for future in self._futures if not future.cancelled())
+            return [outcome for outcome in ended if outcome is not None]
+        except BrokenProcessPool as error:
+            raise KvfixError(
+                "a process that ran a replay was killed, usually for lack of memory: "
+                f"--jobs below {len(self._futures)} runs fewer at a time"
+            ) from error
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """What is started inside ignores ctrl-C from its first instruction, as a signal that is ignored stays so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """A spawned process imports the program's main module first, which may run the command again. None needs it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
