@@ -38,7 +38,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help bound build verify test test-py test-cpp test-mpi test-nixl test-ray test-upstream test-clients lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help bound build verify test test-py test-cpp test-mpi test-nixl test-mooncake test-ray test-upstream test-clients lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,7 @@ FORCE:
 
 # The editable install knows modules by their paths, so one that comes, goes or moves needs another install.
 $(VENV)/.modules: $(VENV)/.ready FORCE
-	@find trtllm_kvfix -name '*.py' | LC_ALL=C sort >$@.now; cmp -s $@.now $@ && rm $@.now || mv $@.now $@
+	@now=$@.$$$$; find trtllm_kvfix -name '*.py' | LC_ALL=C sort >$$now; cmp -s $$now $@ && rm $$now || mv $$now $@
 
 $(VENV)/.built: $(VENV)/.ready $(VENV)/.modules $(NATIVE_SOURCES)
 	@echo "building and installing the package"
@@ -77,9 +77,10 @@ bound: $(VENV)/.bound  ## build upstream's bound classes as the tests declare th
 
 build: $(VENV)/.built  ## build the extension and install the package into .venv, editable
 
-verify: build  ## admission, both ways; then each hazard beside its fix, on a GPU or a simulated device
+verify: build  ## admission, both ways; each hazard beside its fix, on a GPU or a simulated device; what users read
 	@trtllm-kvfix replay --generate small --compare
 	@trtllm-kvfix verify
+	@trtllm-kvfix demo
 
 test: test-py test-cpp  ## run all tests; those in C++ where GoogleTest is installed
 
@@ -103,6 +104,12 @@ test-mpi: build bound  ## run the tests with ranks of their own; with CI set, Op
 test-nixl: build bound  ## run the tests with NIXL's own agents; fetches a wheel of 67 MB
 	@[ -d build/nixl ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/nixl nixl nixl-cu12
 	@$(PY) -m pytest integration/nixl
+
+# In a folder of its own, without what it asks for: the store's client and master need none of it.
+test-mooncake: build bound  ## run the remote tier on Mooncake Store itself; fetches a wheel of 47 MB
+	@[ -d build/mooncake ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/mooncake \
+		'mooncake-transfer-engine-non-cuda>=0.3.13' || echo "no wheel of Mooncake Store for this machine: its tests are skipped"
+	@$(PY) -m pytest integration/mooncake
 
 test-ray: build bound  ## run the tests with Ray's actors; fetches a wheel of 79 MB
 	@[ -d build/ray ] || $(PY) -m pip install -q --disable-pip-version-check --target build/ray ray
@@ -177,7 +184,7 @@ mutants: build bound  ## plant mistakes in cpp/staging and require that the test
 
 # The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.
 ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01
-ci: lint test test-mpi test-nixl tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
+ci: lint test test-mpi test-nixl test-mooncake tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
 
 clean:  ## remove .venv and everything built
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

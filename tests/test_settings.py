@@ -25,6 +25,12 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "fixes": ("off", "off"),
     "staging_mode": ("snapshot", "snapshot"),
     "runtime_dir": ("elsewhere", "elsewhere"),
+    "kind": ("mooncake", "mooncake"),
+    "master": ("there:1", "there:1"),
+    "protocol": ("rdma", "rdma"),
+    "host": ("here", "here"),
+    "model": ("a name", "a name"),
+    "shared_adapters": ("true", True),
 }
 
 

@@ -840,7 +840,7 @@ class CopyEngine:
 class HostPool:
     """The memory of the host tier: pinned slots, one behind the other."""
 
-    def __init__(self, device: Device, *, host_bytes: int, block_bytes: int, piece_bytes_max: int = 1073741824, page_bytes: int = 4096, numa_node: int | None = None, huge_pages: bool = True) -> None: ...
+    def __init__(self, device: Device, *, host_bytes: int, block_bytes: int, piece_bytes_max: int = 1073741824, page_bytes: int = 4096, numa_node: int | None = None, huge_pages: bool = True, shared: bool = False) -> None: ...
 
     @property
     def address(self) -> int:
@@ -864,6 +864,10 @@ class HostPool:
 
     @property
     def numa_bound(self) -> bool: ...
+
+    @property
+    def descriptor(self) -> int:
+        """Of the pages where another process may map them, or -1."""
 
     @property
     def at_same_address_on_device(self) -> bool:
@@ -959,6 +963,9 @@ class TransferLane:
         """
 
     def stats(self) -> LaneStats: ...
+
+def crc32c(bytes: Any, starts: Any, length: int) -> list[int]:
+    """CRC-32C of the ranges of an array of bytes that begin at `starts`."""
 
 def fail_operation(device: Device, ordinal: int) -> None:
     """Simulated device: the ordinal-th operation enqueued from now on fails."""
@@ -1059,9 +1066,9 @@ class TierIndex:
         How many of its leading blocks can be read. They are the newest from now on.
         """
 
-    def claim(self, sequence: int, end: int, *, known: int = 0, priorities: Any = ()) -> TierClaim | None:
+    def claim(self, sequence: int, end: int, *, known: int = 0, priorities: Any = (), reused: bool = False) -> TierClaim | None:
         """
-        Slots for what its first `end` blocks lack, as far as there is room. known: leading blocks that were here once, or are elsewhere: they take free slots alone. priorities: of the last blocks before `end`. None while another claim fills one of them.
+        Slots for what its first `end` blocks lack, as far as there is room. known: leading blocks that were here once, or are elsewhere: they take free slots alone. priorities: of the last blocks before `end`. reused: somebody had them before and wants them again, so they may push others out whatever admission is. None while another claim fills one of them.
         """
 
     def commit(self, slots: Any) -> None:

@@ -13,6 +13,8 @@ from trtllm_kvfix.errors import KvfixError
 
 # A command is imported when it is asked for, so that start-up stays cheap and one that cannot be loaded harms no other.
 COMMANDS = {
+    "bench": "trtllm_kvfix.tools.bench.command:bench",
+    "demo": "trtllm_kvfix.tools.demo.command:demo",
     "disable": "trtllm_kvfix.overlay.hook_file:disable",
     "doctor": "trtllm_kvfix.tools.doctor.command:doctor",
     "enable": "trtllm_kvfix.overlay.hook_file:enable",

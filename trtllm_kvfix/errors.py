@@ -6,6 +6,7 @@ if TYPE_CHECKING:
     from trtllm_kvfix.native import BlockInFlight, InvariantViolation, OutOfBlocks, UnknownRequest
 
 __all__ = [
+    "EXIT_INTERRUPTED",
     "BlockInFlight",
     "ExtensionMissing",
     "InvariantViolation",
@@ -17,6 +18,8 @@ __all__ = [
 ]
 
 _NATIVE = ("BlockInFlight", "InvariantViolation", "OutOfBlocks", "UnknownRequest")
+
+EXIT_INTERRUPTED = 130  # of a command that Ctrl-C has ended, as shells have it
 
 
 class KvfixError(Exception):

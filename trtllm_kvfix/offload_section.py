@@ -40,6 +40,43 @@ Node: TypeAlias = Annotated[int | Literal["auto"] | None, PlainValidator(_node)]
 Verify: TypeAlias = Annotated[Literal["off", "sample", "all"], PlainValidator(_choice)]
 
 
+def _optional_bytes(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"write {BYTES}, or 0")
+    size = parse_size(value, BYTES)
+    return int(size.number * (size.unit_bytes or 1))
+
+
+def _address(value: object) -> str | None:
+    if value is None:
+        return None
+    host, colon, port = str(value).rpartition(":")
+    if not (isinstance(value, str) and host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError("write a host and a port, such as 10.0.0.5:50051")
+    return value
+
+
+SegmentBytes: TypeAlias = Annotated[int, PlainValidator(_optional_bytes)]
+Address: TypeAlias = Annotated[str | None, PlainValidator(_address)]
+
+
+class RemoteSettings(BaseModel):
+    """A store that nodes share, behind the host tier. Without a kind there is none, and nothing of it is loaded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    kind: Literal["mooncake"] | None = None
+    master: Address = None
+    protocol: Literal["tcp", "rdma"] = "tcp"
+    host: str | None = None  # where other nodes reach this one; None: the address that faces the master
+    segment_bytes: SegmentBytes = 0  # memory of this node that the store may use while this engine runs
+    min_reuse_blocks: int = Field(default=4, ge=1)  # shorter prefixes are computed
+    model: str | None = None  # names these weights and no others; None: what the checkpoint's files are named by
+    shared_adapters: bool = False  # LoRA adapters have the same numbers on all nodes
+    lookup_wait_ms: float = Field(default=10, gt=0, le=1000)  # a prompt waits this long for an answer at most
+    timeout_s: float = Field(default=10, gt=0)  # a transfer that takes longer is given up, with the store's client
+
+
 class OffloadSettings(BaseModel):
     """The host tier of each rank, and what is worth moving to it and back."""
 
@@ -63,3 +100,4 @@ class OffloadSettings(BaseModel):
     shutdown_timeout_s: float = Field(default=10, gt=0)
     log_every_requests: int = Field(default=100, ge=0)  # 0: no line
     control_file: str | None = None  # read while serving; see docs/offload.md
+    remote: RemoteSettings = RemoteSettings()

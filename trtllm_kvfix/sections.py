@@ -52,6 +52,7 @@ class ReplaySettings(Section):
     blocks_host: Size = 0
     host_tier: Literal["built-in", "connector"] = "built-in"
     host_admission: Literal["adaptive", "all"] = "adaptive"
+    blocks_remote: Size = 0  # of the store behind the connector's host tier
     max_batch_size: int = Field(default=64, ge=1)
     max_num_tokens: int = Field(default=8192, ge=1)
     tokens_per_iteration: int = Field(default=1, ge=1)

@@ -1,3 +1,4 @@
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -6,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "bindings/device_objects.h"
 #include "bindings/integers.h"
 #include "device/sim_device.h"
+#include "lanes/crc32c.h"
 #include "lanes/host_pool.h"
 #include "lanes/transfer_lane.h"
 
@@ -28,16 +31,26 @@ std::chrono::milliseconds milliseconds(double seconds) {
 }
 
 void init_pool(HostPool* self, std::shared_ptr<Device> device, std::size_t host_bytes, std::size_t block_bytes,
-               std::size_t piece_bytes_max, std::size_t page_bytes, std::optional<unsigned> numa_node,
-               bool huge_pages) {
+               std::size_t piece_bytes_max, std::size_t page_bytes, std::optional<unsigned> numa_node, bool huge_pages,
+               bool shared) {
     const HostPoolPlan plan = plan_host_pool(host_bytes, block_bytes, piece_bytes_max, page_bytes);
-    without_gil(
-        [&] { new (self) HostPool(std::move(device), plan, {.numa_node = numa_node, .huge_pages = huge_pages}); });
+    without_gil([&] {
+        new (self)
+            HostPool(std::move(device), plan, {.numa_node = numa_node, .huge_pages = huge_pages, .shared = shared});
+    });
 }
 
 std::vector<std::uint64_t> digests(const HostPool& self, nb::handle slots) {
     const auto numbers = read_integers<std::uint64_t>(slots, {"slots"});
     return without_gil([&] { return self.digests(numbers); });
+}
+
+std::vector<std::uint32_t> crc32c(
+    const nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& bytes, nb::handle starts,
+    std::size_t length) {
+    const auto numbers = read_integers<std::uint64_t>(starts, {"starts"});
+    const std::span all{bytes.data(), bytes.size()};
+    return without_gil([&] { return crc32c_each(all, numbers, length); });
 }
 
 void init_lane(TransferLane* self, std::shared_ptr<Device> device, const std::string& order, std::size_t queue_max,
@@ -69,7 +82,7 @@ void bind_pool(nb::module_& m) {
     nb::class_<HostPool>(m, "HostPool", "The memory of the host tier: pinned slots, one behind the other.")
         .def("__init__", &init_pool, "device"_a, nb::kw_only(), "host_bytes"_a, "block_bytes"_a,
              "piece_bytes_max"_a = std::size_t{1} << 30, "page_bytes"_a = 4096, "numa_node"_a = nb::none(),
-             "huge_pages"_a = true)
+             "huge_pages"_a = true, "shared"_a = false)
         .def_prop_ro("address", &HostPool::address, "Of slot 0.")
         .def_prop_ro("slots", [](const HostPool& p) { return p.plan().slots; })
         .def_prop_ro("block_bytes", [](const HostPool& p) { return p.plan().block_bytes; })
@@ -78,6 +91,7 @@ void bind_pool(nb::module_& m) {
         .def_prop_ro("bytes_pinned", &HostPool::bytes_pinned)
         .def_prop_ro("pieces", [](const HostPool& p) { return p.plan().pieces(); })
         .def_prop_ro("numa_bound", &HostPool::numa_bound)
+        .def_prop_ro("descriptor", &HostPool::descriptor, "Of the pages where another process may map them, or -1.")
         .def_prop_ro("at_same_address_on_device", &HostPool::at_same_address_on_device, "As kernels need it.")
         .def("digests", &digests, "slots"_a, nb::sig("def digests(self, slots: Any) -> list[int]"),
              "64 bits of each slot's content. Nothing may write the slots meanwhile.")
@@ -144,6 +158,9 @@ void bind_offload(nb::module_& m) {
     bind_pool(m);
     bind_ends(m);
     bind_lane(m);
+    m.def("crc32c", &crc32c, "bytes"_a, "starts"_a, "length"_a,
+          nb::sig("def crc32c(bytes: Any, starts: Any, length: int) -> list[int]"),
+          "CRC-32C of the ranges of an array of bytes that begin at `starts`.");
     m.def(
         "fail_operation", [](Device& device, std::uint64_t ordinal) { simulated(device).fail_operation(ordinal); },
         Nogil(), "device"_a, "ordinal"_a, "Simulated device: the ordinal-th operation enqueued from now on fails.");

@@ -43,14 +43,14 @@ void extend(TierIndex& self, TierSequenceId sequence, nb::handle tokens) {
 }
 
 std::optional<TierClaim> claim(TierIndex& self, TierSequenceId sequence, std::int64_t end, std::int64_t known,
-                               nb::handle priorities) {
+                               nb::handle priorities, bool reused) {
     std::vector<Priority> given;
     for (const std::uint32_t one : read_integers<std::uint32_t>(priorities, {"claim, priorities"})) {
         given.push_back(narrowed<Priority>(one, {"claim, priorities"}));
     }
     const auto blocks = narrowed<std::uint32_t>(end, {"claim, end"});
     const auto leading = narrowed<std::uint32_t>(known, {"claim, known"});
-    return without_gil([&] { return self.claim(sequence, blocks, leading, given); });
+    return without_gil([&] { return self.claim(sequence, blocks, leading, given, reused); });
 }
 
 std::vector<TierSlot> pin(TierIndex& self, TierSequenceId sequence, std::int64_t first, std::int64_t end) {
@@ -99,12 +99,15 @@ void bind_tier_index(nb::module_& m) {
              "What it has claimed may still be committed.")
         .def("held", &TierIndex::held, nb::call_guard<GilReleased>(), "sequence"_a,
              "How many of its leading blocks can be read. They are the newest from now on.")
-        .def("claim", &claim, "sequence"_a, "end"_a, nb::kw_only(), "known"_a = 0, "priorities"_a = nb::tuple(),
-             nb::sig("def claim(self, sequence: int, end: int, *, known: int = 0, priorities: Any = ()) -> TierClaim | "
-                     "None"),
-             "Slots for what its first `end` blocks lack, as far as there is room. known: leading blocks that were "
-             "here once, or are elsewhere: they take free slots alone. priorities: of the last blocks before `end`. "
-             "None while another claim fills one of them.")
+        .def(
+            "claim", &claim, "sequence"_a, "end"_a, nb::kw_only(), "known"_a = 0, "priorities"_a = nb::tuple(),
+            "reused"_a = false,
+            nb::sig("def claim(self, sequence: int, end: int, *, known: int = 0, priorities: Any = (), reused: "
+                    "bool = False) -> TierClaim | None"),
+            "Slots for what its first `end` blocks lack, as far as there is room. known: leading blocks that were "
+            "here once, or are elsewhere: they take free slots alone. priorities: of the last blocks before `end`. "
+            "reused: somebody had them before and wants them again, so they may push others out whatever admission is. "
+            "None while another claim fills one of them.")
         .def("commit", &with_slots<&TierIndex::commit>, "slots"_a, nb::sig("def commit(self, slots: Any) -> None"),
              "The slots of one claim are filled: its blocks can be found.")
         .def("abandon", &with_slots<&TierIndex::abandon>, "slots"_a, nb::sig("def abandon(self, slots: Any) -> None"),

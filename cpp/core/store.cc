@@ -178,7 +178,8 @@ std::uint32_t first_unsure(const State& state, Sequence& sequence) {
 void enter(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
     window.tree.add(block, parent);
     ++state.current.blocks_stored;
-    const Tier tier = window.blocks[block].has(kPrimary) ? Tier::primary : Tier::host;
+    const Block& record = std::as_const(window.blocks)[block];  // to change a record costs its digest
+    const Tier tier = record.has(kPrimary) ? Tier::primary : Tier::host;
     publish(state, window, EventKind::stored, block, tier, &request);
 }
 

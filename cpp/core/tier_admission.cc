@@ -17,11 +17,11 @@ TierAdmission::TierAdmission(TierPolicy policy, std::uint32_t slots)
       shadow_of_all_(policy == TierPolicy::all ? 0 : two_thirds(slots / kSampledPositions)),
       shadow_of_known_(policy == TierPolicy::all ? 0 : two_thirds(slots / kSampledPositions)) {}
 
-bool TierAdmission::asked(std::uint64_t key, std::uint32_t position, bool elsewhere) {
+bool TierAdmission::asked(std::uint64_t key, std::uint32_t position, bool elsewhere, bool reused) {
     if (policy_ == TierPolicy::all) {
         return true;
     }
-    const bool before = history_.contains(key);
+    const bool before = reused || history_.contains(key);
     history_.note(key);
     if (position % kSampledPositions != 0) {
         return before;

@@ -19,8 +19,9 @@ class TierAdmission {
     TierAdmission(TierPolicy policy, std::uint32_t slots);
 
     // Somebody asks for the block with this key at this position of a prefix. `elsewhere`: and has it without this tier. Whether
-    // it had been asked for before, as far as is remembered: the last asked, 8/3 to 16/3 as many as there are slots.
-    bool asked(std::uint64_t key, std::uint32_t position, bool elsewhere);
+    // it had been asked for before, as far as is remembered: the last asked, 8/3 to 16/3 as many as there are slots. `reused`: it
+    // had, of somebody who remembers more.
+    bool asked(std::uint64_t key, std::uint32_t position, bool elsewhere, bool reused);
 
     // Whether blocks that had not been asked for before push others out.
     bool takes_new() const { return !only_known_; }

@@ -199,13 +199,16 @@ void TierIndex::condemn(std::span<const TierSlot> slots) {
 // ------------------------------------------------------------------------------------------------ filling
 
 // Once for each block: what a sequence asks for again while it grows says nothing of others.
-void TierIndex::tell_policy(Sequence& sequence, std::uint32_t end, std::uint32_t known) {
+void TierIndex::tell_policy(Sequence& sequence, std::uint32_t end, std::uint32_t known, bool reused) {
     for (; sequence.asked < end; ++sequence.asked) {
         const bool before =
-            admission_.asked(sequence.blocks[sequence.asked].key, sequence.asked, sequence.asked < known);
+            admission_.asked(sequence.blocks[sequence.asked].key, sequence.asked, sequence.asked < known, reused);
         if (before && sequence.asked_before == sequence.asked) {
             ++sequence.asked_before;
         }
+    }
+    if (reused) {
+        sequence.asked_before = std::max(sequence.asked_before, end);
     }
 }
 
@@ -214,7 +217,7 @@ bool TierIndex::is_worth_a_slot(const Sequence& sequence, std::uint32_t position
 }
 
 std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, std::uint32_t known,
-                                          std::span<const Priority> priorities) {
+                                          std::span<const Priority> priorities, bool reused) {
     const ManagerGuard guard(mutex_);
     Sequence& sequence = at(id);
     if (end > sequence.blocks.size() || priorities.size() > end) {
@@ -234,7 +237,7 @@ std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, 
     if (sequence.arrived < std::min<std::size_t>(end, sequence.path.size())) {
         return std::nullopt;
     }
-    tell_policy(sequence, end, known);
+    tell_policy(sequence, end, known, reused);
     TierClaim out;
     out.first = std::min(sequence.arrived, end);
     sequence.settled = std::max(sequence.settled, std::min(known, end));

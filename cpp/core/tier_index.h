@@ -52,8 +52,10 @@ class TierIndex {
     // The first `known` blocks, and those that this sequence has found or stored, were here once, or are elsewhere. Where
     // they are not here any more, others have pushed them out, and would be pushed out in turn: so they take free slots alone,
     // and where these are too few, neither they nor what follows them is stored. So does what the policy declines.
+    //
+    // `reused`: they are filled because somebody had them before and wants them again. Then the policy has nothing to decline.
     std::optional<TierClaim> claim(TierSequenceId id, std::uint32_t end, std::uint32_t known,
-                                   std::span<const Priority> priorities);
+                                   std::span<const Priority> priorities, bool reused = false);
     // `slots` of one claim, all of them.
     void commit(std::span<const TierSlot> slots);
     void abandon(std::span<const TierSlot> slots);
@@ -102,7 +104,7 @@ class TierIndex {
     static TierParent parent_behind(const Sequence& sequence);
     void follow(Sequence& sequence) const;
     std::uint32_t readable(const Sequence& sequence) const;
-    void tell_policy(Sequence& sequence, std::uint32_t end, std::uint32_t known);
+    void tell_policy(Sequence& sequence, std::uint32_t end, std::uint32_t known, bool reused);
     bool is_worth_a_slot(const Sequence& sequence, std::uint32_t position) const;
     void check_one_claim(std::span<const TierSlot> slots) const;
 

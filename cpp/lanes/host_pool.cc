@@ -43,7 +43,7 @@ HostPoolPlan plan_host_pool(std::size_t host_bytes, std::size_t block_bytes, std
 
 HostPool::HostPool(std::shared_ptr<Device> device, const HostPoolPlan& plan, const HostPoolOptions& options)
     : device_(std::move(device)), plan_(plan) {
-    map();
+    map(options.shared);
     try {
         if (options.huge_pages) {
             ::madvise(data_, plan_.bytes(), MADV_HUGEPAGE);  // advice: small pages serve as well
@@ -61,7 +61,7 @@ HostPool::HostPool(std::shared_ptr<Device> device, const HostPoolPlan& plan, con
 HostPool::~HostPool() { close(); }
 
 // On a huge page, of pages that exist once they are touched.
-void HostPool::map() {
+void HostPool::map(bool shared) {
     const std::size_t bytes = rounded_up(plan_.bytes(), page_bytes_here());
     void* found =
         ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -77,9 +77,25 @@ void HostPool::map() {
     if (before != kHugePage) {
         ::munmap(data_ + bytes, kHugePage - before);
     }
+    if (shared) {
+        put_shared_pages(bytes);
+    }
     // A fork would share the pages until one of the two processes writes, and then give the writer others than those that
     // the device was told of. So a child has none of them.
     ::madvise(data_, bytes, MADV_DONTFORK);
+}
+
+// Over the addresses that were found: pages of a file without a name.
+void HostPool::put_shared_pages(std::size_t bytes) {
+    descriptor_ = ::memfd_create("kvfix-host-pool", MFD_CLOEXEC);
+    if (descriptor_ < 0 || ::ftruncate(descriptor_, static_cast<off_t>(bytes)) != 0 ||
+        ::mmap(data_, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, descriptor_, 0) ==
+            MAP_FAILED) {
+        const int error = errno;
+        close();
+        errno = error;
+        refuse("shared pages", bytes);
+    }
 }
 
 // A system call of its own, so that no library has to be there. A machine without nodes refuses, and needs none.
@@ -126,6 +142,10 @@ void HostPool::close() {
         ::munmap(data_, rounded_up(plan_.bytes(), page_bytes_here()));
     }
     data_ = nullptr;
+    if (descriptor_ >= 0) {
+        ::close(descriptor_);
+        descriptor_ = -1;
+    }
 }
 
 void HostPool::abandon() {

@@ -31,6 +31,7 @@ HostPoolPlan plan_host_pool(std::size_t host_bytes, std::size_t block_bytes, std
 struct HostPoolOptions {
     std::optional<unsigned> numa_node;  // where the pages shall be, as far as it has them
     bool huge_pages = true;             // asked for; the kernel decides
+    bool shared = false;                // another process may map the same pages, through `descriptor`
 };
 
 class HostPool {
@@ -45,6 +46,7 @@ class HostPool {
     std::uintptr_t address() const { return reinterpret_cast<std::uintptr_t>(data_); }  // of slot 0
     std::size_t bytes_pinned() const { return bytes_pinned_; }
     bool numa_bound() const { return numa_bound_; }
+    int descriptor() const { return descriptor_; }  // of the pages where they are shared, or -1
     // Whether kernels find every slot at the address that it has here; copies by DMA find it anyway.
     bool at_same_address_on_device() const { return at_same_address_; }
 
@@ -56,13 +58,15 @@ class HostPool {
     void abandon();
 
   private:
-    void map();
+    void map(bool shared);
+    void put_shared_pages(std::size_t bytes);
     void bind_to(unsigned node);
     void pin();
 
     const std::shared_ptr<Device> device_;
     const HostPoolPlan plan_;
     std::uint8_t* data_ = nullptr;
+    int descriptor_ = -1;
     std::vector<std::span<std::uint8_t>> pinned_;
     std::size_t bytes_pinned_ = 0;
     bool numa_bound_ = false;

@@ -107,6 +107,16 @@ def test_a_block_that_is_asked_for_again_is_stored_with_all_before_it() -> None:
     assert served(index, [-1, -2, -3]) == Served(found=2, stored=1, declined=False)
 
 
+def test_what_comes_back_from_elsewhere_is_taken_though_nobody_had_asked_for_it_here() -> None:
+    index = scanned()
+    number = index.open()
+    index.extend(number, [-1, -2, -3])
+    assert index.claim(number, 2).slots == []  # type: ignore[union-attr]
+    claim = index.claim(number, 3, reused=True)
+    assert claim is not None
+    assert (claim.first, len(claim.slots), claim.declined) == (0, 3, False)
+
+
 def test_a_request_does_not_ask_a_second_time_by_growing() -> None:
     """Each block that an answer fills is claimed for itself, and those before it with it."""
     index = scanned()
@@ -143,10 +153,11 @@ def test_it_decides_as_the_model_does(slots: int) -> None:
         index.extend(number, prompt)
         model.extend(other, tuple(prompt))
         assert index.held(number) == model.held(other)
-        known = draw.choice([0, 0, 3])
+        known, reused = draw.choice([0, 0, 3]), draw.random() < 0.05
         cuts = sorted({draw.randrange(len(prompt) + 1), len(prompt)})
         for end in cuts:
-            claim, expected = index.claim(number, end, known=known), model.claim(other, end, known, ())
+            claim = index.claim(number, end, known=known, reused=reused)
+            expected = model.claim(other, end, known, (), reused)
             assert claim is not None
             assert expected is not None
             assert (claim.first, len(claim.slots), claim.declined) == (expected[0], len(expected[1]), model.declined)

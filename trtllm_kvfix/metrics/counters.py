@@ -135,6 +135,31 @@ offload_stores_by_kernel = Counter("offload_stores_by_kernel", "1: stores go by 
 offload_loads_by_kernel = Counter("offload_loads_by_kernel", "1: loads go by the copy kernel, 0: by DMA", "gauge")
 offload_queued = Counter("offload_queued", "Transfers that wait for the copy threads", "gauge")
 offload_in_flight = Counter("offload_in_flight", "Transfers that the device has", "gauge")
+offload_remote_lookups = Counter("offload_remote_lookups", "Prompts that the remote tier was asked about")
+offload_remote_unanswered = Counter("offload_remote_unanswered", "Of these, those that had no answer in time")
+offload_remote_not_worth = Counter(
+    "offload_remote_not_worth", "Prefixes that the remote tier had, and that were sooner computed than loaded"
+)
+offload_remote_hit_tokens = Counter(
+    "offload_remote_hit_tokens", "Prompt tokens of the host tier's hits that came from the remote tier just then"
+)
+offload_remote_fetched_blocks = Counter("offload_remote_fetched_blocks", "Blocks brought from the remote tier")
+offload_remote_fetched_bytes = Counter("offload_remote_fetched_bytes", "Bytes brought from the remote tier, this rank")
+offload_remote_fetch_seconds = Counter("offload_remote_fetch_seconds", "Seconds that the store took for them")
+offload_remote_put_blocks = Counter("offload_remote_put_blocks", "Blocks put into the remote tier, or there already")
+offload_remote_put_bytes = Counter("offload_remote_put_bytes", "Bytes put into the remote tier, this rank")
+offload_remote_put_seconds = Counter("offload_remote_put_seconds", "Seconds that the store took for them")
+offload_remote_dropped_blocks = Counter(
+    "offload_remote_dropped_blocks", "Blocks not put: no store, no room in it, or too many waited"
+)
+offload_remote_late = Counter("offload_remote_late", "Requests that computed because a fetch took too long")
+offload_remote_bad_blocks = Counter(
+    "offload_remote_bad_blocks", "Blocks that came from the remote tier changed, or were another's; never used"
+)
+offload_remote_errors = Counter("offload_remote_errors", "Fetches and puts that failed on any rank, counted on rank 0")
+offload_remote_up = Counter("offload_remote_up", "1: this rank's client of the store is connected", "gauge")
+offload_remote_bytes_per_s = Counter("offload_remote_bytes_per_s", "Speed of fetches, one rank's bytes", "gauge")
+offload_prefill_tokens_per_s = Counter("offload_prefill_tokens_per_s", "Speed of computing prompts", "gauge")
 
 ALL: tuple[Counter, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Counter))
 

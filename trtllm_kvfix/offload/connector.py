@@ -1,7 +1,7 @@
 """The two classes that upstream's configuration names. They translate upstream's calls and decide nothing."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +35,7 @@ from trtllm_kvfix.offload.upstream import (
 )
 from trtllm_kvfix.offload.whole_requests import Batch
 from trtllm_kvfix.offload.worker import OffloadWorker
+from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import parts
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.runtime_files import folder_of
@@ -43,6 +44,7 @@ from trtllm_kvfix.staging.place import current_place
 SchedulerBase, WorkerBase = bases()
 NAME = "offload-connector"
 PACKAGE = "trtllm_kvfix.offload"
+REMOTE = PACKAGE + ".remote.start"
 
 
 class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
@@ -54,8 +56,16 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
         settings = settings_module.load().offload
         file = Path(settings.control_file) if settings.control_file else None
         tokens_per_block = int(llm_args.kv_cache_config.tokens_per_block)
-        self.side = OffloadScheduler(settings, tokens_per_block, link_of(llm_args), Switches(file))
+        self.side = self.side_of(settings)(settings, tokens_per_block, link_of(llm_args), Switches(file))
         self.batch = Batch()
+
+    @staticmethod
+    def side_of(settings: OffloadSettings) -> Callable[..., OffloadScheduler]:
+        """Nothing of the remote tier is imported without it."""
+        if settings.remote.kind is None:
+            return OffloadScheduler
+        scheduler_of: Callable[..., OffloadScheduler] = import_module(REMOTE).scheduler_of
+        return scheduler_of
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         whole = self.batch.whole(request)
@@ -114,7 +124,10 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         self.cache_manager: Any = None
         self._copies: Any = None  # the stream behind upstream's own copies into blocks
         self.copies_unknown = False  # a fault of ours: loads that would come behind them do not begin
-        self.side = OffloadWorker(
+        make_side: Callable[..., OffloadWorker] = OffloadWorker
+        if settings.offload.remote.kind is not None:
+            make_side = partial(import_module(REMOTE).worker_of, llm_args)
+        self.side = make_side(
             settings.offload, link_of(llm_args), OneRank() if is_alone else ranks, HostTierMaker(settings.offload),
             at_start=ranks, saved_max=None if lets_go_of_all() else 1,
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),

@@ -69,13 +69,14 @@ class HostTierMaker:
                 "kvfix.offload.host_bytes is %d bytes, which is %d blocks: a number without a unit counts bytes",
                 self._wanted, self._wanted // block_bytes,
             )  # fmt: skip
-        require_room(self._wanted, ranks_here, self._root)
+        segment = self._settings.remote.segment_bytes // ranks_here if self._settings.remote.kind else 0
+        require_room(self._wanted + segment, ranks_here, self._root)
 
     def _pin(self, device: Device, block_bytes: int, node: int | None) -> HostPool:
         try:
             return HostPool(
                 device, host_bytes=self._wanted, block_bytes=block_bytes, numa_node=node,
-                huge_pages=self._settings.huge_pages,
+                huge_pages=self._settings.huge_pages, shared=self._settings.remote.kind is not None,
             )  # fmt: skip
         except DeviceError as error:
             limit = memory_lock_shortage(self._wanted, self._root) or "the limit on locked memory would allow it"

@@ -4,9 +4,20 @@ object, in two threads, and gives the scheduler side no word from the worker's."
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from trtllm_kvfix.offload.plan import Ended, Late
+
+
+class RemoteStore(Protocol):
+    """What the scheduler side asks of the store itself."""
+
+    root: bytes  # of the keys of all blocks
+    block_bytes: int  # of each rank
+
+    @property
+    def is_up(self) -> bool: ...
+    def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None: ...
 
 
 class Link:
@@ -14,6 +25,7 @@ class Link:
 
     def __init__(self) -> None:
         self.slots: int | None = None  # of the host pool, the same on every rank; set once it is known
+        self.store: RemoteStore | None = None  # of the remote tier, once the worker side has it
         self.ended: deque[Ended] = deque()  # worker -> scheduler: jobs that all ranks have ended
         # Asked of the scheduler side of this process, if it has one.
         self.plan_late: Callable[[], Late] = Late

@@ -35,22 +35,26 @@ class Loads:
             return None
         return PendingLoad(live.index.pin(live.sequence, first, held), first, num_computed_tokens, gained)
 
-    def place(self, live: LiveRequest, load: PendingLoad, number: Callable[[], int]) -> None:
+    def place(self, live: LiveRequest, load: PendingLoad, job: int) -> None:
         """The blocks of the request are known, and may be fewer than it was promised."""
-        if load.job is not None or load.reserved:
-            return
-        load.job = number()
+        load.job = job
         slots = tuple(load.slots[: max(live.allocated - load.first, 0)])
         end = load.first + len(slots)
         # The device may have a part of the first block, which is written whole: a load that fails takes it along.
         position = load.first * self._tokens_per_block
-        self._plan(LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position), load)
+        until = end * self._tokens_per_block if load.is_short else None
+        self.plan(LoadJob(job, live.request_id, live.part(load.first, end), slots, position, until=until), load)
+
+    def plan(self, job: LoadJob, load: PendingLoad) -> None:
+        self._running[job.job] = job, load
+        self._in_use.add(job)
+        self._next.loads.append(job)
 
     def accept(self, accepted: Any, number: Callable[[], int]) -> None:
         """One that was reserved, of which upstream may tell more than once."""
         planned = self.reservations.accept(accepted, number)
         if planned is not None:
-            self._plan(*planned)
+            self.plan(*planned)
 
     def take_back(self, reservation_id: int, start: int, end: int) -> None:
         job = self.reservations.release(reservation_id, start, end)
@@ -70,8 +74,3 @@ class Loads:
         index.unpin(load.slots)
         self.reservations.forget(load)
         return job, load
-
-    def _plan(self, job: LoadJob, load: PendingLoad) -> None:
-        self._running[job.job] = job, load
-        self._in_use.add(job)
-        self._next.loads.append(job)

@@ -5,7 +5,7 @@ all groups have of a block.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 OVER = "its request is over"  # why a transfer never began
@@ -29,6 +29,24 @@ class LoadJob(NamedTuple):
     slots: tuple[int, ...]
     position: int  # of the first block that is written: where computing begins if the load fails
     reservation: int | None = None  # upstream's number of it, under which it waits for the end
+    until: int | None = None  # where it begins otherwise, if the load brings less than was promised
+
+
+class FetchJob(NamedTuple):
+    """Host slots that are filled from the remote tier, while a request waits."""
+
+    job: int
+    request_id: int
+    keys: tuple[bytes, ...]
+    slots: tuple[int, ...]
+
+
+class PutJob(NamedTuple):
+    """Host slots whose blocks go to the remote tier as well."""
+
+    job: int
+    keys: tuple[bytes, ...]
+    slots: tuple[int, ...]
 
 
 def places(job: StoreJob | LoadJob) -> Iterator[tuple[int, int]]:
@@ -45,13 +63,15 @@ class Step:
     loads: tuple[LoadJob, ...] = ()
     fences: tuple[int, ...] = ()
     taken_back: tuple[int, ...] = ()
+    fetches: tuple[FetchJob, ...] = ()
+    puts: tuple[PutJob, ...] = ()
 
     def without(self, jobs: Collection[StoreJob | LoadJob]) -> "Step":
         stores = tuple(job for job in self.stores if job not in jobs)
-        return Step(stores, tuple(job for job in self.loads if job not in jobs), self.fences)
+        return replace(self, stores=stores, loads=tuple(job for job in self.loads if job not in jobs))
 
     def __bool__(self) -> bool:
-        return bool(self.stores or self.loads or self.fences or self.taken_back)
+        return any((self.stores, self.loads, self.fences, self.taken_back, self.fetches, self.puts))
 
 
 class NextStep:
@@ -61,10 +81,15 @@ class NextStep:
         self.stores: list[StoreJob] = []
         self.loads: list[LoadJob] = []
         self.taken_back: list[int] = []
+        self.fetches: list[FetchJob] = []
+        self.puts: list[PutJob] = []
 
     def take(self, fences: tuple[int, ...]) -> Step:
-        step = Step(tuple(self.stores), tuple(self.loads), fences, tuple(self.taken_back))
-        self.stores, self.loads, self.taken_back = [], [], []
+        step = Step(
+            tuple(self.stores), tuple(self.loads), fences,
+            tuple(self.taken_back), tuple(self.fetches), tuple(self.puts),
+        )  # fmt: skip
+        self.stores, self.loads, self.taken_back, self.fetches, self.puts = [], [], [], [], []
         return step
 
     def drop_stores(self, request_id: int) -> list[StoreJob]:

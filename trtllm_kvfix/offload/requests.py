@@ -4,10 +4,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.layer_groups import blocks_by_group, flat
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.offload.remote.keys import KeyChain
 
 PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
 
@@ -22,10 +26,29 @@ class PendingLoad:
     tokens: int  # that the load adds
     job: int | None = None  # once the destinations are known
     reserved: bool = False  # upstream releases it part by part; offload/reservations.py
+    fetch: "PendingFetch | None" = None  # what comes from the remote tier first
+    is_short: bool = False  # it brings less than was promised
 
     @property
     def end(self) -> int:
         return self.position + self.tokens
+
+    def empty(self, index: TierIndex) -> None:
+        """Nobody wants what it has."""
+        index.unpin(self.slots)
+        self.slots = []
+        if self.fetch is not None:
+            index.abandon(self.fetch.slots)
+            self.fetch = None
+
+
+@dataclass
+class PendingFetch:
+    """Blocks `first` and on, in claimed slots of the host tier: they are to be filled."""
+
+    slots: list[int]
+    first: int
+    keys: tuple[bytes, ...]
 
 
 @dataclass
@@ -37,6 +60,7 @@ class LiveRequest:
     sequence: int
     tail: list[int]  # tokens behind those that the index has
     had: int  # blocks that the device had when it came
+    identity: Identity = field(default_factory=Identity)
     blocks: list[list[int]] = field(default_factory=list)  # of the device: for each layer group, in order of position
     # Of a request that comes back after preemption upstream may tell what it adds to blocks that are gone. Its list is
     # taken again when it is told as a new one, or ends; until then nothing is appended to this one.
@@ -51,6 +75,9 @@ class LiveRequest:
     jobs: set[int] = field(default_factory=set)  # stores that have not ended
     load: PendingLoad | None = None
     is_counted: bool = True  # what it found; of a reservation once it has come to something
+    chain: "KeyChain | None" = None  # names its blocks where they go to the remote tier as well
+    users: int = 0  # who needs the sequence beyond the end of the request
+    is_over: bool = False
 
     def __post_init__(self) -> None:
         self.cover(0)
@@ -90,6 +117,8 @@ class LiveRequest:
         more = blocks * self.index.tokens_per_block - self.indexed
         if more > 0:
             self.index.extend(self.sequence, self.tail[:more])
+            if self.chain is not None:
+                self.chain.extend(self.tail[:more])
             del self.tail[:more]
             self.indexed += more
 
@@ -120,12 +149,25 @@ class LiveRequest:
         """Of what it was promised, unless that is on its way: then it is held until it has arrived."""
         load, self.load = self.load, None
         if load is not None and load.job is None:
-            self.index.unpin(load.slots)
+            load.empty(self.index)
 
     def close(self) -> None:
         """Nothing more will be looked for or stored."""
         self.let_go_of_load()
-        self.index.close(self.sequence)
+        self.is_over = True
+        self._close_unused()
+
+    def hold(self) -> None:
+        """The sequence stays until as many have let it go."""
+        self.users += 1
+
+    def let_go(self) -> None:
+        self.users -= 1
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        if self.is_over and not self.users:
+            self.index.close(self.sequence)
 
 
 def part_of(blocks: list[list[int]], first: int, end: int) -> tuple[int, ...]:

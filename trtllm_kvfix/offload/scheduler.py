@@ -15,7 +15,7 @@ from trtllm_kvfix.offload.in_use import InUse
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.loads import Loads
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, NextStep, Step, StoreJob
-from trtllm_kvfix.offload.requests import LiveRequest, added_blocks, tokens_computed
+from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, added_blocks, tokens_computed
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tally import Tally
 from trtllm_kvfix.offload_section import OffloadSettings
@@ -90,13 +90,13 @@ class OffloadScheduler:
             return None
         sequence = index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
         had = num_computed_tokens // self._tokens_per_block
-        live = LiveRequest(request.request_id, index, sequence, tokens_of(request), had, frozen=before is not None)
+        tokens, is_back = tokens_of(request), before is not None
+        live = LiveRequest(request.request_id, index, sequence, tokens, had, identity, frozen=is_back)
         live.computed = num_computed_tokens
         if before is not None:
             live.jobs = before.jobs
         self._live[live.request_id] = live
-        if self._directions.work("load"):
-            live.load = self._loads.find(live, num_computed_tokens)
+        live.load = self._find_load(live, num_computed_tokens)
         return live
 
     def update_state_after_alloc(self, request: Any, blocks: list[list[int]]) -> None:
@@ -115,16 +115,15 @@ class OffloadScheduler:
         if not live.is_counted:
             live.is_counted = True
             self.tally.looked_up(live.length, live.computed, load.tokens if load else 0)
-        if load is not None:
-            self._loads.place(live, load, self._numbers.__next__)
+        if load is not None and load.job is None and not load.reserved:
+            self._tell_load(live, load)
 
     def cancel_load(self, request: Any, start: int) -> None:
         """Upstream will not use what lies behind `start`. It may wait for a load all the same: then one of nothing."""
         live = self._live.get(request.request_id)
         load = live.load if live is not None else None
         if live is not None and load is not None and load.job is None and start <= load.position:
-            live.index.unpin(load.slots)
-            load.slots = []
+            load.empty(live.index)
 
     def request_reset(self, request: Any) -> None:
         """Its blocks are gone, and it will begin again as a new one."""
@@ -186,6 +185,12 @@ class OffloadScheduler:
         for request_id in closed:
             self._finishing.pop(request_id).close()
         return Late(self._next.take(self._sources.take_fences()), closed)
+
+    def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
+        return self._loads.find(live, num_computed_tokens) if self._directions.work("load") else None
+
+    def _tell_load(self, live: LiveRequest, load: PendingLoad) -> None:
+        self._loads.place(live, load, next(self._numbers))
 
     def _begin(self, data: Any) -> None:
         """A request runs for the first time, or begins again."""
@@ -260,10 +265,13 @@ class OffloadScheduler:
 
     def _take_ended(self) -> None:
         for ended in self._link.take_ended():
-            if ended.job in self._stores:
-                self._end_store(ended)
-            else:
-                self._end_load(ended)
+            self._end(ended)
+
+    def _end(self, ended: Ended) -> None:
+        if ended.job in self._stores:
+            self._end_store(ended)
+        else:
+            self._end_load(ended)
 
     def _end_store(self, ended: Ended) -> None:
         store = self._stores.pop(ended.job)

@@ -30,6 +30,7 @@ class TierReport:
     pinned_bytes: int = 0
     transfers_failed: int = 0
     first_error: str = ""
+    remote: str = ""  # how the remote tier is, where there is one
 
     def built(self, *, slots: int, requested: int, mapped: int, pinned: int) -> None:
         self.slots, self.requested_bytes, self.mapped_bytes = slots, requested, mapped
@@ -42,6 +43,11 @@ class TierReport:
         self.pinned_bytes = count
         counters.offload_pinned_bytes.put(count)
         self._write()
+
+    def remote_is(self, text: str) -> None:
+        if text != self.remote:
+            self.remote = text
+            self._write()
 
     def failed(self, error: str) -> None:
         """On this rank; what becomes of it is for all ranks to agree on."""

@@ -1,7 +1,7 @@
 """The worker side of one rank: gives transfers out behind the stream that computes, and agrees with the other ranks on
 which of them are over."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -118,7 +118,7 @@ class OffloadWorker:
         if self._saving - self._closed or self._loading - self._told:
             self._take_late()
         self._begin()
-        if self._owner:
+        if self._is_running():
             for report in agreed(self._ranks, self._ended_here):
                 for ended in report:
                     self._reports.setdefault(ended.job, []).append(ended)
@@ -181,6 +181,10 @@ class OffloadWorker:
             raise LayoutMismatch(f"the host tier was built for {self._layout.pools}, now {layout.pools}")
         return layout
 
+    def _is_running(self) -> bool:
+        """The same on all ranks: whether they meet to agree."""
+        return bool(self._owner)
+
     def _ended_here(self) -> list[Ended]:
         return [] if self._transfers is None else self._transfers.take_ended()
 
@@ -223,22 +227,25 @@ class OffloadWorker:
     def _agree(self) -> None:
         for job, reports in [item for item in self._reports.items() if len(item[1]) == self._ranks.size]:
             del self._reports[job]
-            request_id = self._owner.pop(job)
-            error = next((one.error for one in reports if one.error), "")
-            bad = tuple(sorted({slot for one in reports for slot in one.bad_slots}))
-            no_room = bool(error) and all(one.no_room for one in reports if one.error)
-            load = self._loads.get(request_id)
-            if load is not None and load.job == job:
-                del self._loads[request_id]
-                if error:
-                    self.recompute[request_id] = load.position
-            reserved = self._reserved.pop(job, None)
-            if reserved is not None and reserved.reservation is not None:
-                self._reserved_over.append(reserved.reservation)
-                if error or not reserved.slots:
-                    self.reserved_to_recompute[reserved.reservation] = request_id
-            if self._ranks.rank == 0:
-                self._link.ended.append(Ended(job, error, bad, no_room))
+            self._end(job, reports)
+
+    def _end(self, job: int, reports: list[Ended]) -> None:
+        """What each rank says of it."""
+        request_id = self._owner.pop(job)
+        ended = summed_up(job, reports)
+        load = self._loads.get(request_id)
+        if load is not None and load.job == job:
+            del self._loads[request_id]
+            position = load.position if ended.error else load.until
+            if position is not None:
+                self.recompute[request_id] = position
+        reserved = self._reserved.pop(job, None)
+        if reserved is not None and reserved.reservation is not None:
+            self._reserved_over.append(reserved.reservation)
+            if ended.error or not reserved.slots:
+                self.reserved_to_recompute[reserved.reservation] = request_id
+        if self._ranks.rank == 0:
+            self._link.ended.append(ended)
 
     def _take_saved(self) -> list[int]:
         over = (self._saving & self._closed).difference(self._owner.values())
@@ -255,3 +262,9 @@ class OffloadWorker:
             self._since.pop(request_id, None)
         self._told -= loaded
         return sorted(loaded)
+
+
+def summed_up(job: int, reports: Sequence[Ended]) -> Ended:
+    error = next((one.error for one in reports if one.error), "")
+    bad = tuple(sorted({slot for one in reports for slot in one.bad_slots}))
+    return Ended(job, error, bad, bool(error) and all(one.no_room for one in reports if one.error))

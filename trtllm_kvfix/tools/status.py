@@ -36,6 +36,9 @@ def status(as_json: bool, dump: bool) -> None:
         click.echo("no process of this user runs TensorRT-LLM with the hook")
     if tiers:
         Console().print(table_of_tiers(tiers))
+    for tier in tiers:
+        if tier.get("remote"):
+            click.echo(f"rank {tier['rank']}: remote tier {tier['remote']}")
 
 
 def flight_records(folder: Path) -> list[dict[str, Any]]:

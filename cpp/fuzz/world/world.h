@@ -150,6 +150,7 @@ class World {
     void expect_found(const BlockHash& hash, const PinnedBlock& block);
     void unpin();
     void remember_pin(BlockId id, const Place& place);
+    void remember_pins(const std::vector<BlockId>& pinned, const std::vector<Held>& held, bool pin);
     void forget_pins(const std::vector<Pin>& ended);
 
     // world_books.cc

@@ -32,15 +32,7 @@ void World::store_live() {
     if (!outcome) {
         return;
     }
-    std::map<BlockId, Place> places;
-    for (const Held& one : held) {
-        places.emplace(one.id, one.place);
-    }
-    promise(outcome.answer.size() == (pin ? places.size() : 0), "not every held block is pinned once");
-    for (const BlockId id : outcome.answer) {
-        promise(places.contains(id), "a block is pinned that the request did not hold");
-        remember_pin(id, places.at(id));
-    }
+    remember_pins(outcome.answer, held, pin);
     live->known = tokens ? static_cast<std::uint32_t>(tokens->size()) : live->known;
     live->told = std::max(live->told, computed);
     const std::uint32_t good = std::min(live->told, live->known);

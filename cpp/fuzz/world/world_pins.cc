@@ -1,5 +1,6 @@
 // Remote readers: they pin blocks, read them when they like, and let them go.
 #include <algorithm>
+#include <map>
 
 #include "fuzz/world/world.h"
 
@@ -14,6 +15,19 @@ void World::remember_pin(BlockId id, const Place& place) {
     memory_.pin(place, id);
     pins_.push_back({id, place});
     ++tally_.pins;
+}
+
+// Of a request that was stored, with a pin on each block that it held or without.
+void World::remember_pins(const std::vector<BlockId>& pinned, const std::vector<Held>& held, bool pin) {
+    std::map<BlockId, Place> places;
+    for (const Held& one : held) {
+        places.emplace(one.id, one.place);
+    }
+    promise(pinned.size() == (pin ? places.size() : 0), "not every held block is pinned once");
+    for (const BlockId id : pinned) {
+        promise(places.contains(id), "a block is pinned that the request did not hold");
+        remember_pin(id, places.at(id));
+    }
 }
 
 void World::pin_something() {

@@ -234,15 +234,7 @@ void World::remove() {
     if (!outcome) {
         return;
     }
-    std::map<BlockId, Place> places;
-    for (const Held& one : held) {
-        places.emplace(one.id, one.place);
-    }
-    promise(outcome.answer.size() == (pin ? places.size() : 0), "not every held block is pinned once");
-    for (const BlockId id : outcome.answer) {
-        promise(places.contains(id), "a block is pinned that the request did not hold");
-        remember_pin(id, places.at(id));
-    }
+    remember_pins(outcome.answer, held, pin);
     Live gone = std::move(*live);
     live_.erase(gone.request->id);
     gone.known = tokens ? static_cast<std::uint32_t>(tokens->size()) : gone.known;

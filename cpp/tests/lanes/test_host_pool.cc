@@ -2,6 +2,7 @@
 #include "lanes/host_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <stdexcept>
 
@@ -51,6 +52,21 @@ TEST_F(HostPoolTest, IsPinnedPieceByPieceAndGivenBack) {
     }
     EXPECT_FALSE(is_mapped(reinterpret_cast<void*>(first)));
 }
+
+TEST_F(HostPoolTest, SharedPagesAreThoseThatAnotherMappingSees) {
+    const HostPool pool(device, plan, {.numa_node = {}, .shared = true});
+    auto* const slots = reinterpret_cast<std::uint8_t*>(pool.address());
+    void* const second = ::mmap(nullptr, plan.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, pool.descriptor(), 0);
+    ASSERT_NE(second, MAP_FAILED);
+    slots[99 * 4096] = 7;
+    EXPECT_EQ(static_cast<std::uint8_t*>(second)[99 * 4096], 7);
+    static_cast<std::uint8_t*>(second)[1] = 9;
+    EXPECT_EQ(slots[1], 9);
+    EXPECT_EQ(pool.bytes_pinned(), plan.bytes());
+    ::munmap(second, plan.bytes());
+}
+
+TEST_F(HostPoolTest, SharesNothingUnasked) { EXPECT_EQ(HostPool(device, plan, {}).descriptor(), -1); }
 
 TEST_F(HostPoolTest, WhatTheDeviceRefusesLeavesNothingBehind) {
     probe.sim().unplug();

@@ -34,8 +34,8 @@ class ModelAdmission:
         self.sampled = 0
         self.takes_new = True
 
-    def asked(self, key: Hashable, position: int, elsewhere: bool) -> bool:
-        before = key in self.history
+    def asked(self, key: Hashable, position: int, elsewhere: bool, reused: bool) -> bool:
+        before = reused or key in self.history
         self.history.note(key)
         if position % SAMPLED_POSITIONS == 0:
             self._sample(key, before, elsewhere)

@@ -68,7 +68,7 @@ class ModelTierIndex:
         return len(self._readable(here))
 
     def claim(
-        self, number: int, end: int, known: int, priorities: tuple[int, ...]
+        self, number: int, end: int, known: int, priorities: tuple[int, ...], reused: bool = False
     ) -> tuple[int, list[TierBlock]] | None:
         sequence = self._at(number)
         if (
@@ -81,7 +81,7 @@ class ModelTierIndex:
         here = self._here(sequence)
         if len(here) < min(len(self._path(sequence)), end):
             return None
-        self._tell_policy(sequence, end, known)
+        self._tell_policy(sequence, end, known, reused)
         self.declined = False
         claimed: list[TierBlock] = []
         first = min(len(here), end)
@@ -153,13 +153,15 @@ class ModelTierIndex:
         extras = tuple((a - begin, b - begin, digest) for a, b, digest in sequence.extra_keys if a < end and b > begin)
         return sequence.tokens[begin:end], extras
 
-    def _tell_policy(self, sequence: TierSequence, end: int, known: int) -> None:
+    def _tell_policy(self, sequence: TierSequence, end: int, known: int, reused: bool) -> None:
         while self.admission is not None and sequence.asked < end:
             at = sequence.asked
             spelled = sequence.root, tuple(self._content(sequence, each) for each in range(at + 1))
-            if self.admission.asked(spelled, at, at < known) and sequence.asked_before == at:
+            if self.admission.asked(spelled, at, at < known, reused) and sequence.asked_before == at:
                 sequence.asked_before += 1
             sequence.asked += 1
+        if reused:
+            sequence.asked_before = max(sequence.asked_before, end)
 
     def _is_worth_a_slot(self, sequence: TierSequence, at: int) -> bool:
         takes_new = self.admission is None or self.admission.takes_new

@@ -13,6 +13,7 @@ from trtllm_kvfix.tools.replay.contents import contents_of
 from trtllm_kvfix.tools.replay.engine import Replay, Workload
 from trtllm_kvfix.tools.replay.outcome import HostTierKind
 from trtllm_kvfix.tools.replay.runs import comparison, execute, sweep
+from trtllm_kvfix.tools.replay.side_by_side import Run
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
 from trtllm_kvfix.tools.replay.workload import generate
@@ -132,6 +133,17 @@ def test_no_replay_passes_its_bounds(case: Workload) -> None:
     for outcome in (one for tier in tiers for one in execute(case, sweep(tier, [0, 40, 300, 4000]), print).outcomes):
         assert outcome.bounds is not None
         assert outcome.tokens.primary + outcome.tokens.host <= outcome.bounds.clairvoyant <= outcome.bounds.ceiling
+
+
+def test_a_store_behind_the_host_tier_counts_for_its_bound() -> None:
+    workload = generate("small", 0).workload
+    made = generate("small", 0).shape
+    small = made.model_copy(update={"blocks_primary": 60, "blocks_host": 20, "host_tier": HostTierKind.CONNECTOR})
+    runs = [Run(small.model_copy(update={"blocks_remote": blocks})) for blocks in (0, 10_000)]
+    without, with_store = execute(workload, runs, print).outcomes
+    assert without.bounds is not None and with_store.bounds is not None
+    reused = with_store.tokens.primary + with_store.tokens.host
+    assert without.bounds.clairvoyant < reused <= with_store.bounds.clairvoyant
 
 
 def test_a_tier_that_holds_all_reaches_the_ceiling_one_request_at_a_time() -> None:

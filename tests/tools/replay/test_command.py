@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from trtllm_kvfix.cli import main
+from trtllm_kvfix.errors import EXIT_INTERRUPTED
 from trtllm_kvfix.tools.replay import command
 from trtllm_kvfix.tools.replay.engine import Replay
 from trtllm_kvfix.tools.replay.outcome import Outcome, Report
@@ -119,6 +120,15 @@ def test_tables_and_pictures_name_the_tier(tmp_path: Path, tier: str, name: str,
     assert "ceiling, of no limit" in texts
 
 
+def test_what_came_from_a_remote_tier_is_shown_where_there_is_one() -> None:
+    connector = "--generate", "small", "--host-tier", "connector"
+    store = "--remote", "10000"
+    assert "from the remote tier" in run(*connector, "--blocks-host", "60", *store).stdout
+    assert "from the remote tier" not in run(*connector, "--blocks-host", "60").stdout
+    assert "remote" in run(*connector, *store, "--sweep", "60").stdout
+    assert "remote" not in run(*connector, "--sweep", "60").stdout
+
+
 def test_a_sweep_fits_eighty_columns() -> None:
     size = ("--bytes-per-block", str(2**25))
     lines = run("--generate", "small", *size, "--sweep", "0,100,104857").stdout.splitlines()
@@ -216,6 +226,7 @@ def test_a_broken_promise_of_the_batch_exits_with_1(monkeypatch: pytest.MonkeyPa
 INTERRUPTED = """
 import os, signal
 from trtllm_kvfix.cli import main
+from trtllm_kvfix.errors import EXIT_INTERRUPTED
 from trtllm_kvfix.tools.replay.engine import Replay
 
 # A parent that runs in the background ignores ctrl-C, and its children inherit that.
@@ -251,7 +262,7 @@ def test_ctrl_c_while_the_trace_is_read_exits_with_130(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(command, "read_trace", interrupted)
     result = run(TINY)
-    assert (result.exit_code, result.output) == (command.EXIT_INTERRUPTED, "")
+    assert (result.exit_code, result.output) == (EXIT_INTERRUPTED, "")
 
 
 def test_a_partial_report_says_so_and_is_not_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

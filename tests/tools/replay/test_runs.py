@@ -6,9 +6,10 @@ import pytest
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig
+from trtllm_kvfix.tools import pictures
+from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.replay import engine
-from trtllm_kvfix.tools.replay import plot as plot_module
-from trtllm_kvfix.tools.replay.plot import check_plot, plot
+from trtllm_kvfix.tools.replay.plot import plot
 from trtllm_kvfix.tools.replay.runs import comparison, execute, sweep
 from trtllm_kvfix.tools.replay.workload import generate
 
@@ -75,7 +76,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
         check_plot(tmp_path / "curve.pdf")
     with pytest.raises(SettingsError, match=r"there is no folder .*missing"):
         check_plot(tmp_path / "missing" / "curve.png")
-    monkeypatch.setattr(plot_module, "find_spec", lambda _name: None)
+    monkeypatch.setattr(pictures, "find_spec", lambda _name: None)
     with pytest.raises(
         SettingsError, match=r"needs matplotlib, which is not installed: pip install 'trtllm-kvfix\[report\]'"
     ):

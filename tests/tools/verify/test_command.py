@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from trtllm_kvfix.cli import main
+from trtllm_kvfix.errors import EXIT_INTERRUPTED
 from trtllm_kvfix.native import DeviceError, open_device
 from trtllm_kvfix.tools.verify import catalogue, command
 from trtllm_kvfix.tools.verify.case import Case
@@ -145,4 +146,4 @@ def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(command, "run_case", interrupted)
     result = run()
-    assert (result.exit_code, result.stdout) == (command.EXIT_INTERRUPTED, "")
+    assert (result.exit_code, result.stdout) == (EXIT_INTERRUPTED, "")

@@ -8,12 +8,13 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.errors import EXIT_INTERRUPTED, SettingsError
 from trtllm_kvfix.sizes import ModelShape, blocks_of
+from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.replay.engine import Workload
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostAdmission, HostTierKind, Report
-from trtllm_kvfix.tools.replay.plot import check_plot, plot
+from trtllm_kvfix.tools.replay.plot import plot
 from trtllm_kvfix.tools.replay.report import print_report, print_sweep
 from trtllm_kvfix.tools.replay.runs import Result, comparison, execute, jobs_for, sweep
 from trtllm_kvfix.tools.replay.side_by_side import Run
@@ -21,8 +22,6 @@ from trtllm_kvfix.tools.replay.source import STANDARD_INPUT, name_of
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, read_trace
 from trtllm_kvfix.tools.replay.workload import GENERATORS, generate
-
-EXIT_INTERRUPTED = 130
 
 
 class _Task(NamedTuple):
@@ -59,6 +58,7 @@ Examples:
     type=click.Choice([kind.value for kind in HostAdmission]),
     help="kvfix.offload.admission, of the connector's.",
 )
+@click.option("--remote", "blocks_remote", metavar="SIZE", help="A store behind the connector's host tier.")
 @click.option("--max-batch-size", type=click.IntRange(min=1), help="Most sequences at a time.")
 @click.option("--max-num-tokens", type=click.IntRange(min=1), help="Token budget of an iteration.")
 @click.option("--tokens-per-iteration", type=click.IntRange(min=1), help="By which each answer grows in an iteration.")
@@ -147,12 +147,16 @@ def _was_typed(ctx: click.Context, name: str) -> bool:
 
 def _shape(options: dict[str, Any]) -> CacheShape:
     bytes_per_block = _bytes_per_block(options)
+    blocks_remote = blocks_of(options["blocks_remote"], bytes_per_block, "--remote")
+    if blocks_remote and HostTierKind(options["host_tier"]) is not HostTierKind.CONNECTOR:
+        raise click.UsageError("--remote is the store behind the connector's host tier: add --host-tier connector")
     return CacheShape(
         tokens_per_block=options["tokens_per_block"],
         blocks_primary=blocks_of(options["blocks_primary"], bytes_per_block, "--blocks-primary"),
         blocks_host=blocks_of(options["blocks_host"], bytes_per_block, "--blocks-host"),
         host_tier=HostTierKind(options["host_tier"]),
         host_admission=HostAdmission(options["host_admission"]),
+        blocks_remote=blocks_remote,
         bytes_per_block=bytes_per_block,
         max_batch_size=options["max_batch_size"],
         max_num_tokens=options["max_num_tokens"],

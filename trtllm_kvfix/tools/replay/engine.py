@@ -22,6 +22,7 @@ from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceReques
 from trtllm_kvfix.tools.replay.generating import Generating
 from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, HostTier, Known
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind, Outcome, Requests
+from trtllm_kvfix.tools.replay.remote_tier import RemoteTier
 from trtllm_kvfix.tools.replay.room import blocks_reserved_for, refused
 from trtllm_kvfix.tools.replay.tally import Tally
 from trtllm_kvfix.tools.replay.tokens import TokenBook
@@ -85,7 +86,7 @@ class Replay:
         self._now_ms = 0.0
         self._tally = Tally(shape.bytes_per_block)
         if tier is None and shape.host_tier is HostTierKind.CONNECTOR and shape.blocks_host:
-            tier = ConnectorTier(shape.blocks_host, shape.tokens_per_block, self.known, shape.host_admission.value)
+            tier = self._connector()
         self._tier = tier
         self._tier_is_quiet = tier is None
         if tier is not None:
@@ -114,6 +115,13 @@ class Replay:
             counted=None if self._tier is None else self._tier.counted(),
             elapsed_s=perf_counter() - started,
         )
+
+    def _connector(self) -> ConnectorTier:
+        shape, admission = self._shape, self._shape.host_admission.value
+        sizes = shape.blocks_host, shape.tokens_per_block
+        if shape.blocks_remote:
+            return RemoteTier(*sizes, self.known, shape.blocks_remote, admission)
+        return ConnectorTier(*sizes, self.known, admission)
 
     def known(self, index: int) -> Known:
         """What a host tier may know of a request."""

@@ -32,6 +32,7 @@ class Found(NamedTuple):
 
     tokens: int = 0
     blocks: int = 0
+    blocks_remote: int = 0  # of these, from the store behind it
 
 
 class Counted(NamedTuple):
@@ -95,15 +96,16 @@ class ConnectorTier:
         identity = known.identity
         sequence = self._index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
         live = self._live[index] = Live(known, sequence, tokens_found // self._tokens_per_block)
-        self._index_blocks(live, (known.prompt_len - 1) // self._tokens_per_block)
-        held = self._index.held(sequence)
-        first = tokens_found // self._tokens_per_block
+        limit = (known.prompt_len - 1) // self._tokens_per_block
+        self._index_blocks(live, limit)
+        here, first = self._index.held(sequence), tokens_found // self._tokens_per_block
+        held = self._more(live, here, limit, first)
         gained = held * self._tokens_per_block - tokens_found
         if held <= first or gained <= 0:
             return Found()
         self._loads.append(self._index.pin(sequence, first, held))
         self._loaded += held - first
-        return Found(gained, held - first)
+        return Found(gained, held - first, held - max(here, first))
 
     def step(self, running: Sequence[tuple[int, int]]) -> bool:
         """False where a store was put off: then it is tried again in the next iteration."""
@@ -120,7 +122,9 @@ class ConnectorTier:
             waiting = [index for index in waiting if not self._store(index, self._live[index].known.computed)]
             self._end_transfers()
         for index in indices:
-            self._index.close(self._live.pop(index).sequence)
+            live = self._live.pop(index)
+            self._ended(live)
+            self._index.close(live.sequence)
             self._ran.discard(index)
 
     def counted(self) -> Counted:
@@ -145,7 +149,19 @@ class ConnectorTier:
         if claim.slots:
             self._stores.append(claim.slots)
             self._stored += len(claim.slots)
+            self._stored_in(live, claim.first, len(claim.slots))
         return True
+
+    def _more(self, live: Live, held: int, limit: int, first: int) -> int:
+        """How many blocks are held once a store behind this tier has brought what it has."""
+        del live, limit, first
+        return held
+
+    def _stored_in(self, live: Live, first: int, count: int) -> None:
+        """These blocks of it are in this tier now."""
+
+    def _ended(self, live: Live) -> None:
+        """Nothing more comes of it."""
 
     def _end_transfers(self) -> None:
         for slots in self._stores:

@@ -38,6 +38,7 @@ class CacheShape(_Counted):
     blocks_host: int
     host_tier: HostTierKind = HostTierKind.BUILT_IN
     host_admission: HostAdmission = HostAdmission.ADAPTIVE
+    blocks_remote: int = 0  # of the store behind the connector's host tier
     bytes_per_block: int | None
     max_batch_size: int
     max_num_tokens: int
@@ -57,6 +58,7 @@ class Reuse(_Counted):
     primary: int
     host: int
     computed: int
+    remote: int = 0  # of host: came from the store behind it just then
 
     @computed_field  # type: ignore[prop-decorator]
     @property

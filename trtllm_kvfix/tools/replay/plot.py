@@ -1,27 +1,15 @@
-"""The sweep's curve as a picture. matplotlib is an extra, so it is looked for before the work and used after."""
+"""The sweep's curve as a picture."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.tools.pictures import save
 from trtllm_kvfix.tools.replay.labels import admission_of, pool_of, tier_of
 from trtllm_kvfix.tools.replay.outcome import Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-SUFFIXES = (".png", ".svg")
-
-
-def check_plot(path: Path) -> None:
-    if path.suffix.lower() not in SUFFIXES:
-        raise SettingsError(f"--plot is {path}: the file name ends in {' or '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise SettingsError(f"--plot is {path}: there is no folder {path.parent}")
-    if find_spec("matplotlib") is None:
-        raise SettingsError("--plot needs matplotlib, which is not installed: pip install 'trtllm-kvfix[report]'")
 
 
 def plot(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
@@ -47,10 +35,7 @@ def plot(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
     axes.set_xlim(left=min(hosts))
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise SettingsError(f"--plot is {path}: it cannot be written: {error.strerror or error}") from error
+    save(figure, path)
 
 
 def _draw_bounds(axes: "Axes", hosts: Sequence[float], outcomes: Sequence[Outcome]) -> None:

@@ -29,6 +29,11 @@ def _at_most(outcome: Outcome, of: Callable[[Bounds], int]) -> str:
     return "" if outcome.bounds is None else _share(of(outcome.bounds), outcome.rate(of(outcome.bounds)))
 
 
+def _from_remote(outcome: Outcome) -> str:
+    remote = outcome.tokens.remote
+    return _share(remote, outcome.rate(remote)) if outcome.shape.blocks_remote else ""
+
+
 CACHE_ROWS: list[Row] = [
     ("requests finished", lambda o: f"{o.requests.finished:,} of {o.requests.total:,}"),
     ("requests refused (too large)", lambda o: f"{o.requests.refused:,}"),
@@ -36,6 +41,7 @@ CACHE_ROWS: list[Row] = [
     ("prompt tokens reused", lambda o: _share(o.tokens.primary + o.tokens.host, o.tokens.hit_rate)),
     ("  from primary", lambda o: _share(o.tokens.primary, o.tokens.hit_rate - o.tokens.hit_rate_host)),
     ("  from host", lambda o: _share(o.tokens.host, o.tokens.hit_rate_host)),
+    ("    of these, from the remote tier", _from_remote),
     ("  at most, clairvoyant", lambda o: _at_most(o, lambda b: b.clairvoyant)),
     ("  ceiling, of no limit", lambda o: _at_most(o, lambda b: b.ceiling)),
     ("prompt tokens computed", lambda o: f"{o.tokens.computed:,}"),
@@ -66,7 +72,9 @@ def print_report(console: Console, report: Report) -> None:
         table.add_column(outcome.admission.value, justify="right", no_wrap=True)
     for title, cell in (*CACHE_ROWS, *BUDGET_ROWS):
         shown = to_host(report.outcomes[0].shape) if title is TO_HOST else title
-        table.add_row(shown, *(cell(outcome) for outcome in report.outcomes))
+        cells = [cell(outcome) for outcome in report.outcomes]
+        if any(cells):
+            table.add_row(shown, *cells)
     console.print(table)
     for line in conclusions(report.outcomes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -75,7 +83,9 @@ def print_report(console: Console, report: Report) -> None:
 def print_sweep(console: Console, report: Report) -> None:
     _print_header(console, report)
     table = Table(box=None, header_style="bold")
-    for title in ("host tier", "size", "reused", "from host", "gain", "at most", "to host", "back"):
+    is_remote = any(outcome.shape.blocks_remote for outcome in report.outcomes)
+    fifth = "remote" if is_remote else "gain"  # both do not fit into eighty columns
+    for title in ("host tier", "size", "reused", "from host", fifth, "at most", "to host", "back"):
         table.add_column(title, justify="right", no_wrap=True)
     before: Outcome | None = None
     for outcome in report.outcomes:
@@ -85,7 +95,7 @@ def print_sweep(console: Console, report: Report) -> None:
             "" if size is None else bytes_text(size * outcome.shape.blocks_host),
             f"{outcome.tokens.hit_rate:.2%}",
             f"{outcome.tokens.hit_rate_host:.2%}",
-            "" if before is None else f"{100 * (outcome.tokens.hit_rate - before.tokens.hit_rate):+.2f}",
+            f"{outcome.rate(outcome.tokens.remote):.2%}" if is_remote else _gain(before, outcome),
             _rate(outcome, lambda bounds: bounds.clairvoyant),
             _bytes_or_blocks(outcome.moved.blocks_to_host, outcome.moved.bytes_to_host),
             _bytes_or_blocks(outcome.moved.blocks_to_primary, outcome.moved.bytes_to_primary),
@@ -97,6 +107,10 @@ def print_sweep(console: Console, report: Report) -> None:
     console.print(table)
     for line in conclusions(report.outcomes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _gain(before: Outcome | None, outcome: Outcome) -> str:
+    return "" if before is None else f"{100 * (outcome.tokens.hit_rate - before.tokens.hit_rate):+.2f}"
 
 
 def _rate(outcome: Outcome, of: Callable[[Bounds], int]) -> str:

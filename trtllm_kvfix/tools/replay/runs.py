@@ -74,7 +74,7 @@ def _shapes_of(runs: Sequence[Run]) -> list[CacheShape]:
 def _reusable(shapes: Sequence[CacheShape], workload: Workload) -> Reusable:
     """The runs of a report have one primary pool and one size of block, and so the same refused requests."""
     admitted = set(range(len(workload.requests))).difference(refused(workload.requests, shapes[0]))
-    sizes = [shape.blocks_primary + shape.blocks_host for shape in shapes]
+    sizes = [shape.blocks_primary + shape.blocks_host + shape.blocks_remote for shape in shapes]
     return reusable(contents_of(workload, sorted(admitted)), shapes[0].tokens_per_block, sizes)
 
 

@@ -14,9 +14,10 @@ class _Reuse:
     reused: int = 0
     host: int = 0
     computed: int = 0
+    remote: int = 0
 
     def outcome(self) -> Reuse:
-        return Reuse(primary=self.reused - self.host, host=self.host, computed=self.computed)
+        return Reuse(primary=self.reused - self.host, host=self.host, computed=self.computed, remote=self.remote)
 
 
 @dataclass(slots=True)
@@ -64,6 +65,8 @@ class Tally:
         new = found.blocks - bool(found.blocks and tokens_found % tokens_per_block)
         self.blocks.reused += new
         self.blocks.host += found.blocks
+        self.blocks.remote += found.blocks_remote
+        self.tokens.remote += min(found.blocks_remote * tokens_per_block, found.tokens)
         self.blocks.computed -= new
 
     def expects_onboards(self) -> bool:

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from trtllm_kvfix import __version__
-from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError, SettingsError
 from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.verify.case import Case
@@ -17,8 +17,6 @@ from trtllm_kvfix.tools.verify.outcome import DeviceInfo, Report
 from trtllm_kvfix.tools.verify.page import page
 from trtllm_kvfix.tools.verify.report import print_report
 from trtllm_kvfix.tools.verify.runner import run_case
-
-EXIT_INTERRUPTED = 130
 
 
 @click.command()

@@ -1,0 +1,176 @@
+"""The remote tier's transfers beside the store's own calls, one round of each in turn, on one machine over TCP.
+
+Needs Mooncake Store: make test-mooncake. `own` is Mooncake's batch_put_from and batch_get_into in a process of its own,
+with the same blocks in the same pool and calls as large as ours, `own_parts` the same with batch_put_from_multi_buffers
+and batch_get_into_multi_buffers; `porter` is what the connector does, with checksums and asked from another process.
+Ratios are to the faster of the store's own in the same round. Contents are compared.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from time import perf_counter, sleep
+
+import numpy as np
+from measure import REPOSITORY, RESULTS, Row, Summary, report
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(REPOSITORY))
+from integration.mooncake.nodes import MOONCAKE, Master, Node, client_of, until
+from trtllm_kvfix.native import HostPool, open_device
+from trtllm_kvfix.offload.remote.messages import Answer, Message, Outcome, Spec
+from trtllm_kvfix.offload.remote.porter import Porter
+
+MIB = 1 << 20
+BLOCK_BYTES = (256 << 10, MIB, 4 * MIB)
+BURST_BYTES = 256 * MIB
+CALL_BYTES = 32 * MIB
+POLL_S = 2e-4
+SEGMENT_BYTES = 2 << 30  # more than what is put in one round
+# Put or get the first slots under numbered names, as told line by line, and say how long it took.
+OWN = """
+import json, mmap, sys, time
+import numpy as np
+from mooncake.store import MooncakeDistributedStore
+master, fd, block, slots, call = sys.argv[1], *map(int, sys.argv[2:])
+pool = np.frombuffer(mmap.mmap(fd, block * slots), np.uint8)
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", master) == 0
+assert store.register_buffer(pool.ctypes.data, pool.nbytes) == 0
+print("up", flush=True)
+for line in sys.stdin:
+    what, names, chosen, in_parts = json.loads(line)
+    addresses, step = [pool.ctypes.data + slot * block for slot in chosen], max(call // block, 1)
+    do, good = (store.batch_put_from, 0) if what == "put" else (store.batch_get_into, block)
+    sizes = [block] * len(names)
+    if in_parts:
+        do = store.batch_put_from_multi_buffers if what == "put" else store.batch_get_into_multi_buffers
+        addresses, sizes = [[one] for one in addresses], [[one] for one in sizes]
+    began = time.perf_counter()
+    codes = []
+    for at in range(0, len(names), step):
+        codes += do(names[at:at + step], addresses[at:at + step], sizes[at:at + step])
+    took = time.perf_counter() - began
+    assert codes == [good] * len(names), codes
+    print(took, flush=True)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--quick", action="store_true", help="3 rounds")
+    arguments = parser.parse_args()
+    if not MOONCAKE.is_dir():
+        print("left out: Mooncake Store is not there; make test-mooncake fetches it")
+        return
+    sys.path.append(str(MOONCAKE))
+    master = Master()
+    try:
+        report("remote.csv", measured(master, 3 if arguments.quick else arguments.rounds), arguments.results)
+    finally:
+        master.kill()
+
+
+def measured(master: Master, rounds: int) -> Iterator[Row]:
+    for block_bytes in BLOCK_BYTES:
+        with closing(Node(master.address, SEGMENT_BYTES)):
+            run, janitor = Run(master.address, block_bytes), client_of(master.address)
+            speeds: dict[tuple[str, str], list[float]] = {}
+            for number in range(rounds + 1):
+                for way in (run.own, run.own_parts, run.porter)[:: 1 if number % 2 else -1]:
+                    for what in ("put", "get"):
+                        gbps = BURST_BYTES / way(what, number) / 1e9
+                        if number:  # the first round opens connections
+                            speeds.setdefault((what, way.__name__), []).append(gbps)
+                janitor.remove_all(True)
+            janitor.close()
+            run.close()
+        for (what, name), values in speeds.items():
+            own = zip(values, speeds[what, "own"], speeds[what, "own_parts"], strict=True)
+            ratio = Summary.of([ours / max(theirs) for ours, *theirs in own])
+            yield Row(f"remote_{what}", block_bytes, name, "gbps", Summary.of(values), ratio)
+
+
+class Run:
+    """Slots of the first half are put, those of the second are filled again."""
+
+    def __init__(self, master: str, block_bytes: int) -> None:
+        self.count = BURST_BYTES // block_bytes
+        self.pool = HostPool(
+            open_device("cpu"), host_bytes=2 * BURST_BYTES, block_bytes=block_bytes, shared=True
+        )  # fmt: skip
+        view = memory_of(self.pool)
+        self.sent, self.come = view[:BURST_BYTES], view[BURST_BYTES:]
+        self.sent[:] = np.random.default_rng(1).integers(0, 256, BURST_BYTES, dtype=np.uint8)
+        spec = Spec(-1, self.pool.descriptor, block_bytes, 2 * self.count, 0, 1, master, "tcp", "127.0.0.1", 0)
+        self.client = Porter(spec, 60)
+        until(lambda: self.client.is_up, self.client.text)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWN, master, str(self.pool.descriptor), str(block_bytes), str(2 * self.count),
+             str(CALL_BYTES)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            pass_fds=[self.pool.descriptor], env=os.environ | {"PYTHONPATH": str(MOONCAKE)},
+        )  # fmt: skip
+        assert self._line() == "up"
+
+    def own(self, what: str, number: int) -> float:
+        return self._own(what, number, in_parts=False)
+
+    def own_parts(self, what: str, number: int) -> float:
+        return self._own(what, number, in_parts=True)
+
+    def _own(self, what: str, number: int, *, in_parts: bool) -> float:
+        names = [f"own {in_parts} {number} {at}" for at in range(self.count)]
+        assert self.process.stdin is not None
+        self.come[:] = 0
+        self.process.stdin.write(json.dumps([what, names, self._slots(what), in_parts]) + "\n")
+        self.process.stdin.flush()
+        took = float(self._line())
+        return self._compared(what, took)
+
+    def porter(self, what: str, number: int) -> float:
+        keys = tuple(number.to_bytes(16, "little") + at.to_bytes(16, "little") for at in range(self.count))
+        self.come[:] = 0
+        began = perf_counter()
+        ask = self.client.put if what == "put" else self.client.get
+        assert ask(keys, tuple(self._slots(what))) is not None
+        answers: list[tuple[Message, Answer]] = []
+        while not answers:
+            sleep(POLL_S)  # as an engine's loop looks now and then
+            answers = self.client.take_answered()
+        took = perf_counter() - began
+        assert set(answers[0][1].outcomes) == {Outcome.WHOLE}, answers[0][1].error
+        return self._compared(what, took)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.client.close(10)
+        self.pool.close()
+
+    def _slots(self, what: str) -> list[int]:
+        return list(range(self.count) if what == "put" else range(self.count, 2 * self.count))
+
+    def _compared(self, what: str, took: float) -> float:
+        assert what == "put" or np.array_equal(self.sent, self.come)
+        return took
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+def memory_of(pool: HostPool) -> NDArray[np.uint8]:
+    return np.frombuffer(mmap.mmap(pool.descriptor, pool.bytes), np.uint8)
+
+
+if __name__ == "__main__":
+    main()

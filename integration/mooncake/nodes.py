@@ -1,0 +1,91 @@
+"""Mooncake's own parts on this machine: a master, nodes with memory, and a client for whoever tampers."""
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MOONCAKE = ROOT / "build" / "mooncake"
+SECONDS_MAX = 60.0
+# A node says that it is up, and stays until its standard input ends.
+NODE = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+code = store.setup("127.0.0.1", "P2PHANDSHAKE", int(sys.argv[2]), 16 << 20, "tcp", "", sys.argv[1])
+print("up" if code == 0 else f"code {code}", flush=True)
+sys.stdin.read()
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def until(condition: Callable[[], Any], what: str, between: Callable[[], Any] | None = None) -> None:
+    """Within a bound. `between` does what brings it on."""
+    over, end = threading.Event(), monotonic() + SECONDS_MAX
+    while not condition():
+        assert monotonic() < end, what
+        if between is None:
+            over.wait(0.005)
+        else:
+            between()
+
+
+class Master:
+    def __init__(self) -> None:
+        self.port, self.metrics_port = free_port(), free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.process = self._started()
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            [str(MOONCAKE / "mooncake" / "mooncake_master"), f"--rpc_port={self.port}",
+             f"--metrics_port={self.metrics_port}", "--client_ttl=3"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        until(self._listens, "the master does not listen")
+        return process
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def come_back(self) -> None:
+        self.process = self._started()
+
+
+class Node:
+    """A process with memory that the store may use."""
+
+    def __init__(self, master: str, segment_bytes: int = 64 << 20) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", NODE, master, str(segment_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env={"PYTHONPATH": str(MOONCAKE)}, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        assert said == "up\n", said
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def client_of(master: str) -> Any:
+    """Mooncake's own client, in this process."""
+    store = import_module("mooncake.store").MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", master) == 0
+    return store

@@ -1,0 +1,169 @@
+"""The store fails in every way that was found. The engine computes instead, waits for nothing long, and goes on."""
+
+import os
+import signal
+import sys
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from integration.mooncake.engines import Engine, MakeEngine
+from integration.mooncake.nodes import MOONCAKE, Master, Node, until
+
+PROMPT = list(range(200, 248))
+BEHIND = 44
+TAMPER = Path(__file__).with_name("tamper.py")
+
+
+def stored(engine: Engine) -> list[int]:
+    """The answer, once the prompt is in the store and the engine's host tier has forgotten it."""
+    answer = engine.serve(PROMPT).answer
+    engine.ask("forget_host_tier")
+    return answer
+
+
+def tamper(master: Master, how: str) -> str:
+    """A command for a shell: in a process of its own, as a client may never be used again."""
+    return (
+        f"{sys.executable} {TAMPER} {MOONCAKE} {master.address} 127.0.0.1:{master.metrics_port} {how} >/dev/null 2>&1"
+    )
+
+
+def goes_on(engine: Engine) -> None:
+    """It serves other prompts from the store as before, and nothing is held."""
+    other = [9, *PROMPT[1:-1], 9]
+    engine.serve(other)
+    engine.ask("forget_host_tier")
+    forget = partial(engine.ask, "forget_host_tier")
+    until(lambda: engine.serve(other).loaded == BEHIND, "nothing is loaded any more", forget)
+    assert engine.ask("blocks_in_use") == 0
+
+
+def test_flipped_bytes_are_seen(make_engine: MakeEngine, master: Master, node: Node) -> None:
+    engine = make_engine()
+    answer = stored(engine)
+    assert os.system(tamper(master, "flip")) == 0
+    again = engine.serve(PROMPT)
+    assert again.loaded == 0 and again.answer == answer
+    assert engine.ask("counts")["offload_remote_bad_blocks"] >= 1
+    goes_on(engine)
+    del node
+
+
+def test_another_blocks_contents_are_seen(make_engine: MakeEngine, master: Master, node: Node) -> None:
+    """As a read finds them whose memory went to another object meanwhile: whole, with a checksum that fits."""
+    engine = make_engine()
+    answer = stored(engine)
+    assert os.system(tamper(master, "swap")) == 0
+    again = engine.serve(PROMPT)
+    assert again.loaded == 0 and again.answer == answer
+    assert engine.ask("counts")["offload_remote_bad_blocks"] >= 1
+    del node
+
+
+def test_a_block_that_goes_during_a_load(make_engine: MakeEngine, master: Master, node: Node) -> None:
+    engine = make_engine()
+    answer = stored(engine)
+    engine.ask("after_look", tamper(master, "remove"))
+    again = engine.serve(PROMPT)
+    assert again.loaded == 0 and again.answer == answer
+    del node
+
+
+def test_a_node_that_dies_during_a_load(make_engine: MakeEngine, node: Node) -> None:
+    engine = make_engine()
+    answer = stored(engine)
+    engine.ask("after_look", f"kill -9 {node.process.pid}")
+    again = engine.serve(PROMPT)
+    assert again.loaded == 0 and again.answer == answer
+    assert engine.ask("blocks_in_use") == 0
+
+
+def test_a_node_that_stops_during_a_load_writes_nothing_later(make_engine: MakeEngine, node: Node) -> None:
+    engine = make_engine(host_blocks=48, timeout_s=2)
+    answer = stored(engine)
+    before, starts = engine.ask("porter")
+    engine.ask("after_look", f"kill -STOP {node.process.pid}")
+    again = engine.serve(PROMPT)
+    assert again.loaded == 0 and again.answer == answer
+    assert engine.ask("counts")["offload_remote_late"] == 1
+    assert engine.ask("blocks_in_use") == 0  # so the process that could have written them has gone
+    assert not Path(f"/proc/{before}").exists()
+    node.process.send_signal(signal.SIGCONT)
+    until(lambda: engine.ask("porter")[1] > starts, "no new porter")
+    engine.serve([8, *PROMPT])  # takes the same slots
+    assert engine.serve([8, *PROMPT]).loaded
+
+
+def test_a_master_that_stops_delays_nobody(make_engine: MakeEngine, master: Master, node: Node) -> None:
+    engine = make_engine(lookup_wait_ms=20)
+    answer = stored(engine)
+    master.process.send_signal(signal.SIGSTOP)
+    again = engine.serve(PROMPT)
+    assert again.loaded == 0 and again.answer == answer
+    assert engine.ask("counts")["offload_remote_unanswered"] == 1
+    master.process.send_signal(signal.SIGCONT)
+    goes_on(engine)
+    del node
+
+
+def test_a_lookup_that_has_no_end_ends_the_porter(make_engine: MakeEngine, master: Master, node: Node) -> None:
+    engine = make_engine(lookup_wait_ms=20, timeout_s=1)
+    stored(engine)
+    before, _ = engine.ask("porter")
+    master.process.send_signal(signal.SIGSTOP)
+    assert engine.serve(PROMPT).loaded == 0
+    until(lambda: engine.ask("porter")[0] != before, "the lookup goes on", lambda: engine.serve([2, 3]))
+    master.process.send_signal(signal.SIGCONT)
+    del node
+
+
+def test_a_master_that_dies_and_comes_back(make_engine: MakeEngine, master: Master, node: Node) -> None:
+    engine, other = make_engine(), make_engine()
+    answer = stored(engine)
+    master.kill()
+    for _ in range(3):
+        again = engine.serve(PROMPT)
+        assert again.answer == answer
+    master.come_back()
+    assert engine.serve([5, *PROMPT]).loaded == 0  # a new master knows nothing of what there was
+    goes_on(engine)
+    until(lambda: other.serve([9, *PROMPT[1:-1], 9]).loaded == BEHIND, "the other engine does not come back")
+    del node
+
+
+def test_a_master_that_comes_later(master: Master) -> None:
+    master.kill()
+    engine = Engine(master.address)
+    try:
+        assert engine.serve([3, *PROMPT]).loaded == 0
+        assert engine.ask("counts")["offload_remote_up"] == 0
+        master.come_back()
+        with closing(Node(master.address)):
+            engine.ask("up")
+            stored(engine)
+            assert engine.serve(PROMPT).loaded == BEHIND
+    finally:
+        engine.kill()
+
+
+def test_a_store_without_room(make_engine: MakeEngine, node: Node) -> None:
+    node.close()
+    engine = make_engine()
+    answer = stored(engine)
+    assert engine.serve(PROMPT).answer == answer
+    counts = engine.ask("counts")
+    assert counts["offload_remote_put_blocks"] == 0 and counts["offload_remote_dropped_blocks"]
+    assert engine.ask("blocks_in_use") == 0
+
+
+def test_a_porter_that_dies_is_started_again(make_engine: MakeEngine, node: Node) -> None:
+    engine = make_engine()
+    answer = stored(engine)
+    process, starts = engine.ask("porter")
+    os.kill(process, signal.SIGKILL)
+    until(lambda: engine.ask("porter")[1] > starts, "it is not started again")
+    engine.ask("up")
+    again = engine.serve(PROMPT)
+    assert again.loaded == BEHIND and again.answer == answer
+    del node

@@ -1,0 +1,70 @@
+"""Who is held, who is let go, and that nobody waits for ever."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from trtllm_kvfix.engine import machine as module
+from trtllm_kvfix.engine.machine import Fence, Machine, open_machine
+from trtllm_kvfix.errors import KvfixError, SettingsError
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    machine = open_machine("cpu")
+    yield machine
+    machine.close()
+
+
+def test_what_is_held_begins_when_somebody_waits_for_it(machine: Machine) -> None:
+    done: list[str] = []
+    first, second = Fence(machine, "the first"), Fence(machine, "the second")
+    for name, fence in (("a", first), ("b", second)):
+        machine.hold()
+        machine.launch(lambda name=name: done.append(name))  # type: ignore[misc]
+        fence.record()
+    assert done == []
+    first.wait()
+    assert done == ["a"]
+    second.wait()
+    assert done == ["a", "b"]
+
+
+def test_a_wait_that_does_not_end_says_what_it_was_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAIT_S_MAX", 0.02)
+    gate = machine.device.close_gate(machine.stream)  # by somebody else
+    fence = Fence(machine, "the copy of a step's inputs")
+    fence.record()
+    with pytest.raises(KvfixError, match=r"simulated device, seed 0 has not ended the copy of a step's inputs within"):
+        fence.wait()
+    machine.device.open_gate(gate)
+    monkeypatch.undo()
+    fence.wait()
+
+
+def test_a_gate_that_nobody_is_left_to_open_is_opened_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD_S_MAX", 0.02)
+    machine = open_machine("cpu")
+    copies = machine.device.create_stream()
+    machine.hold_copies(copies)
+    machine.device.synchronize(copies)  # as a driver might
+    machine.hold()
+    machine.device.synchronize(machine.stream)
+    with pytest.raises(KvfixError, match="waited for a stream that it held itself"):
+        machine.check()
+    machine.close()
+
+
+def done(how: str) -> None:
+    raise ValueError(how)
+
+
+def test_a_function_that_fails_is_raised_where_it_is_waited_for(machine: Machine) -> None:
+    machine.launch(lambda: done("with it"))
+    with pytest.raises(KvfixError, match="a forward pass failed: ValueError"):
+        machine.settle()
+
+
+def test_a_device_that_is_not_there_is_bad_usage() -> None:
+    with pytest.raises(SettingsError, match="--device is 'abacus'"):
+        open_machine("abacus")

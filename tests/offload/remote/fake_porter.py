@@ -1,0 +1,99 @@
+"""A porter whose store is a dict, and that answers when a test says so."""
+
+import ctypes
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trtllm_kvfix.offload.remote import start, worker
+from trtllm_kvfix.offload.remote.messages import Answer, Get, Message, Outcome, Put, Spec
+
+Key = tuple[bytes, int]
+
+
+class FakePorter:
+    """`memory` is the store's: of several engines, or of one that begins anew."""
+
+    def __init__(self, spec: Spec, pool_address: int, memory: dict[Key, bytes]) -> None:
+        self.spec, self._address, self.memory = spec, pool_address, memory
+        self.is_up, self.text, self.error = True, "here", None
+        self.asked: deque[Message] = deque()
+        self.answered: deque[tuple[Message, Answer]] = deque()
+        self.holds_gets = self.holds_puts = False
+        self.looks = 0
+        self.on_look: Callable[[], None] = lambda: None
+        self._numbers = 0
+
+    def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
+        del wait_s
+        self.looks += 1
+        self.on_look()
+        return [all((key, rank) in self.memory for rank in range(self.spec.ranks)) for key in keys]
+
+    def put(self, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> int | None:
+        return self._ask(Put(self._number(), keys, slots))
+
+    def get(self, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> int | None:
+        return self._ask(Get(self._number(), keys, slots))
+
+    def end_if_stuck(self) -> None:
+        """It is the test that ends it."""
+
+    def take_answered(self) -> list[tuple[Message, Answer]]:
+        for message in list(self.asked):
+            if not (self.holds_gets if isinstance(message, Get) else self.holds_puts):
+                self.answer(message)
+        return [self.answered.popleft() for _ in range(len(self.answered))]
+
+    def answer(self, message: Message, error: str = "") -> None:
+        self.asked.remove(message)
+        outcomes = () if error else tuple(self._moved(message, at) for at in range(len(message.keys)))
+        self.answered.append((message, Answer(message.number, outcomes, error, 0.001)))
+
+    def close(self, wait_s: float) -> bool:
+        del wait_s
+        return True
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _ask(self, message: Put | Get) -> int | None:
+        if not self.is_up:
+            return None
+        self.asked.append(message)
+        return message.number
+
+    def _moved(self, message: Message, at: int) -> Outcome:
+        assert isinstance(message, Put | Get)
+        size = self.spec.block_bytes
+        address, key = self._address + message.slots[at] * size, (message.keys[at], self.spec.rank)
+        if isinstance(message, Put):
+            self.memory[key] = ctypes.string_at(address, size)
+            return Outcome.WHOLE
+        if key not in self.memory:
+            return Outcome.MISSING
+        ctypes.memmove(address, self.memory[key], size)
+        return Outcome.WHOLE
+
+
+def planted(patch: pytest.MonkeyPatch, memory: dict[Key, bytes]) -> None:
+    """Whoever starts a connector from now on has a FakePorter in it, and a remote tier in its settings."""
+    pools: list[Any] = []
+    noting = worker.RemoteWorker._noting_the_pool
+
+    def noting_here(side: Any, *args: Any) -> Any:
+        pools.append(noting(side, *args))
+        return pools[-1]
+
+    def porter(spec: Spec, timeout_s: float) -> FakePorter:
+        del timeout_s
+        return FakePorter(spec, pools[-1].address, memory)
+
+    patch.setattr(worker.RemoteWorker, "_noting_the_pool", noting_here)
+    patch.setattr(worker, "Porter", porter)
+    patch.setattr(start, "find_spec", lambda _: object())
+    for name, value in {"kind": "mooncake", "master": "here:1", "model": "m"}.items():
+        patch.setenv(f"TRTLLM_KVFIX_OFFLOAD_REMOTE_{name.upper()}", value)

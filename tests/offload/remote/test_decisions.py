@@ -1,0 +1,227 @@
+"""Fetches and puts between a host pool and a store that answers when the test says so."""
+
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from tests.offload.conftest import Bench
+from tests.offload.upstream_double import Request, State
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
+from trtllm_kvfix.overlay import fuse
+
+from .conftest import MakeRemote
+from .fake_porter import FakePorter, Key
+
+PROMPT = list(range(500, 548))
+BEHIND = 44
+STEPS_MAX = 2000
+
+
+def submitted(bench: Bench, number: int, tokens: list[int] = PROMPT) -> Request:
+    """With nothing left on the device."""
+    bench.executor.forget_device_cache()
+    request = Request(number, list(tokens), max_new_tokens=2)
+    bench.executor.submit(request)
+    return request
+
+
+def served(bench: Bench, number: int, tokens: list[int] = PROMPT) -> int:
+    """Loaded tokens of a request, to its end."""
+    before = bench.executor.loaded_tokens
+    request = submitted(bench, number, tokens)
+    bench.executor.run()
+    assert request.state is State.GONE and bench.executor.corrupt == []
+    return bench.executor.loaded_tokens - before
+
+
+def settle(bench: Bench) -> None:
+    """Until nothing is on its way; then nothing is kept of any request."""
+    side = bench.scheduler.side
+    for _ in range(STEPS_MAX):
+        if not (side._stores or side._loads._running or side._storing or side._putting or side._fetching):
+            break
+        bench.executor.step()
+        bench.executor.idle()
+    assert not side._fetching and not side._putting
+    stats = bench.index.stats()
+    bench.index.check_invariants()
+    assert stats.owned == 0 and stats.sequences == len(side._live)
+
+
+def stored(make_remote: MakeRemote) -> Any:
+    """The answer, in a store that the next engine shares."""
+    first = make_remote()
+    request = submitted(first, 1)
+    first.executor.run()
+    settle(first)
+    return request.tokens
+
+
+def porter_of(bench: Bench) -> FakePorter:
+    porter: FakePorter = bench.worker.side.porter
+    return porter
+
+
+def steps(bench: Bench, count: int = 20) -> None:
+    for _ in range(count):
+        bench.executor.step()
+        bench.executor.idle()
+
+
+def test_a_fetch_brings_what_was_put(make_remote: MakeRemote, memory: dict[Key, bytes]) -> None:
+    stored(make_remote)
+    assert len(memory) == 12
+    second = make_remote()
+    assert served(second, 1) == BEHIND
+    settle(second)
+    assert second.executor.reads_checked
+
+
+def test_a_fetch_of_other_contents_is_read_as_such(make_remote: MakeRemote, memory: dict[Key, bytes]) -> None:
+    """The control: the executor's comparison sees what the store has changed, where nobody checks it."""
+    stored(make_remote)
+    memory.update({key: bytes(len(content)) for key, content in memory.items()})
+    second = make_remote()
+    submitted(second, 1)
+    second.executor.run()
+    assert second.executor.corrupt
+
+
+def test_a_request_waits_for_its_fetch_and_others_run(make_remote: MakeRemote) -> None:
+    stored(make_remote)
+    bench = make_remote()
+    porter_of(bench).holds_gets = True
+    waits = submitted(bench, 1)
+    steps(bench)
+    other = Request(2, [1, 2, 3], max_new_tokens=2)
+    bench.executor.submit(other)
+    steps(bench)
+    assert [waits.state, other.state] == [State.LOADING, State.GONE]
+    porter_of(bench).holds_gets = False
+    bench.executor.run()
+    assert [one.state for one in bench.executor.done] == [State.GONE] * 2 and bench.executor.corrupt == []
+    settle(bench)
+
+
+def late(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on every fetch has taken too long."""
+    now = monotonic()
+    monkeypatch.setattr(remote_scheduler, "monotonic", lambda: now + 1000)
+    steps(bench)
+
+
+def test_a_late_fetch_leaves_its_request_computing(make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = stored(make_remote)
+    bench = make_remote()
+    porter_of(bench).holds_gets = True
+    request = submitted(bench, 1)
+    steps(bench)
+    recomputed = counters.offload_recomputed_requests.value
+    late(bench, monkeypatch)
+    bench.executor.step()
+    # Its slots are the store's until the answer, and the request is done without them.
+    for _ in range(STEPS_MAX):
+        if request.state is not State.LOADING:
+            break
+        bench.executor.step()
+    assert bench.index.stats().owned >= 11
+    assert counters.offload_recomputed_requests.value == recomputed + 1
+    porter_of(bench).holds_gets = False
+    bench.executor.run()
+    assert request.tokens == answer and bench.executor.corrupt == []
+    settle(bench)
+    assert served(bench, 2) == BEHIND  # what came late is in the host pool
+
+
+@pytest.mark.parametrize("error", ["", "the process has ended"])
+def test_a_cancelled_request_leaves_nothing_behind(make_remote: MakeRemote, error: str) -> None:
+    stored(make_remote)
+    bench = make_remote()
+    porter = porter_of(bench)
+    porter.holds_gets = True
+    request = submitted(bench, 1)
+    steps(bench)
+    bench.executor.cancel(request)
+    other = submitted(bench, 2, list(range(40)))  # takes its blocks on the device
+    steps(bench)
+    porter.answer(porter.asked[0], error)
+    porter.holds_gets = False
+    bench.executor.run()
+    assert other.state is State.GONE and bench.executor.corrupt == []
+    settle(bench)
+    assert bench.worker.side._loading == set() and bench.manager.pending_async_requests.loading == {}
+
+
+def test_a_failed_fetch_leaves_its_request_computing(make_remote: MakeRemote, memory: dict[Key, bytes]) -> None:
+    answer = stored(make_remote)
+    bench = make_remote()
+    porter_of(bench).holds_gets = True
+    request = submitted(bench, 1)
+    steps(bench)
+    memory.pop(list(memory)[5])
+    porter_of(bench).holds_gets = False
+    bench.executor.run()
+    assert request.tokens == answer and bench.executor.corrupt == []
+    settle(bench)
+
+
+def test_a_part_of_the_prefix_is_in_the_host_pool(make_remote: MakeRemote) -> None:
+    stored(make_remote)
+    bench = make_remote()
+    assert served(bench, 1, [*PROMPT[:20], 1]) == 20
+    settle(bench)
+    gets = counters.offload_remote_fetched_blocks.value
+    assert served(bench, 2) == BEHIND
+    assert counters.offload_remote_fetched_blocks.value == gets + 6
+    settle(bench)
+
+
+def test_short_prefixes_are_not_asked_for(make_remote: MakeRemote) -> None:
+    stored(make_remote)
+    bench = make_remote(remote_min_reuse_blocks=12)
+    assert served(bench, 1) == 0
+    assert porter_of(bench).looks == 0
+
+
+def test_puts_wait_in_a_bounded_part_of_the_pool(make_remote: MakeRemote, memory: dict[Key, bytes]) -> None:
+    bench = make_remote(32)
+    porter_of(bench).holds_puts = True
+    dropped = counters.offload_remote_dropped_blocks.value
+    for number in range(1, 6):
+        served(bench, number, list(range(1000 * number, 1000 * number + 24)))
+        steps(bench)
+    assert sum(len(slots) for _, slots in bench.scheduler.side._putting.values()) == 8
+    assert bench.index.stats().owned == 8
+    assert counters.offload_remote_dropped_blocks.value > dropped
+    porter_of(bench).holds_puts = False
+    settle(bench)
+    assert len(memory) == 8
+
+
+def test_adapters_stay_on_their_node(make_remote: MakeRemote, memory: dict[Key, bytes]) -> None:
+    """Their numbers may mean others elsewhere, unless the settings say that they do not."""
+    for shared, blocks in ((False, 0), (True, 12)):
+        bench = make_remote(remote_shared_adapters=shared)
+        request = Request(1, list(PROMPT), max_new_tokens=2, lora_task_id=3)
+        bench.executor.submit(request)
+        bench.executor.run()
+        settle(bench)
+        assert len(memory) == blocks
+
+
+def test_a_fault_of_ours_means_computing(make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(make_remote)
+    bench = make_remote()
+
+    def breaks() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(fuse, "_fuses", {})
+    porter_of(bench).on_look = breaks
+    for number in range(1, 6):
+        assert served(bench, number) == 0
+        bench.index.drop()
+        settle(bench)
+    assert fuse.of(remote_scheduler.PART).blown and porter_of(bench).looks == fuse.IN_A_ROW_MAX

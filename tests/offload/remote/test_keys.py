@@ -1,0 +1,67 @@
+"""Keys: the same for what is the same, on every node and in every release, and for nothing else."""
+
+from typing import Any
+
+import pytest
+
+from trtllm_kvfix.blocks.identity import Identity
+from trtllm_kvfix.offload.remote.keys import KeyChain, object_name, root_of
+
+ROOT = root_of({"model": "m", "layout": "l"})
+TOKENS = list(range(12))
+IMAGE = b"\x01" * 32
+
+
+def keys(tokens: list[int] = TOKENS, root: bytes = ROOT, block: int = 4, **identity: Any) -> list[bytes]:
+    chain = KeyChain(root, Identity(**identity), block)
+    chain.extend(tokens)
+    return chain.keys
+
+
+def test_keys_stay_what_they_are() -> None:
+    """A store outlives a release: other keys for the same contents would empty it, and need another FORMAT."""
+    assert keys(salt="s", lora_id=1, extra_keys=((2, 6, IMAGE),))[-1].hex() == GOLDEN
+
+
+GOLDEN = "1cc9da1c0d77b666b6e3d6da7d9e86e06a974c5b3d5d8b8ebcdcecf03bf9af36"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"salt": "1"}, {"salt": 1}, {"salt": b"1"}, {"salt": ""}, {"lora_id": 0}, {"lora_id": 1},
+        {"root": root_of({"model": "m", "layout": "k"})}, {"root": root_of({"model": "ml", "layout": ""})},
+        {"tokens": [1, *TOKENS[1:]]}, {"extra_keys": ((0, 1, IMAGE),)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_whatever_differs_makes_all_keys_differ(other: dict[str, Any]) -> None:
+    others: list[dict[str, Any]] = [{}, {"salt": "1"}, {"salt": 1}, {"salt": b"1"}, {"lora_id": 0}, {"lora_id": 1}]
+    found = keys(**other)
+    assert len(set(found)) == 3
+    for one in others:
+        assert one == other or not set(found) & set(keys(**one))
+
+
+def test_growth_in_pieces_gives_the_same_keys() -> None:
+    chain = KeyChain(ROOT, Identity(extra_keys=((5, 9, IMAGE),)), 4)
+    for at in range(0, 12, 4):
+        chain.extend(TOKENS[at : at + 4])
+    assert chain.keys == keys(extra_keys=((5, 9, IMAGE),))
+
+
+def test_a_prefix_has_the_keys_of_its_blocks() -> None:
+    assert keys(TOKENS[:8]) == keys()[:2]
+    assert keys([*TOKENS[:8], 1, 2, 3, 4])[:2] == keys()[:2] and keys([*TOKENS[:8], 1, 2, 3, 4])[2] != keys()[2]
+
+
+def test_an_image_counts_from_the_block_that_it_reaches_into() -> None:
+    plain, shown = keys(), keys(extra_keys=((5, 9, IMAGE),))
+    assert plain[0] == shown[0] and not set(plain[1:]) & set(shown)
+    assert keys(extra_keys=((5, 9, b"\x02" * 32),))[1] != shown[1]
+    assert keys(extra_keys=((6, 9, IMAGE),))[1] != shown[1]  # the same picture, elsewhere
+
+
+def test_ranks_have_objects_of_their_own() -> None:
+    names = {object_name(key, rank, ranks) for key in keys() for ranks in (1, 2) for rank in range(ranks)}
+    assert len(names) == 9

@@ -1,0 +1,54 @@
+"""What `trtllm-kvfix status` says of a remote tier, and what a porter that cannot be started leaves behind."""
+
+import os
+import subprocess
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from click.testing import CliRunner
+
+from trtllm_kvfix import cli
+from trtllm_kvfix.offload import tier_report
+from trtllm_kvfix.offload.remote.messages import Spec
+from trtllm_kvfix.offload.remote.porter import Porter
+from trtllm_kvfix.offload.remote.scheduler import PART
+from trtllm_kvfix.overlay import fuse
+
+from .conftest import MakeRemote
+from .test_decisions import porter_of, served
+
+SPEC = Spec(-1, -1, 64, 1, 0, 1, "here:1", "tcp", None, 0)
+
+
+def test_status_says_how_the_store_is(make_remote: MakeRemote) -> None:
+    bench = make_remote()
+    served(bench, 1)
+    folder = Path(os.environ["TRTLLM_KVFIX_RUNTIME_DIR"])
+    assert tier_report.live(folder)[0]["remote"] == "up: here"
+    porter = porter_of(bench)
+    porter.is_up, porter.text = False, "connection refused"
+    served(bench, 2)
+    said = CliRunner().invoke(cli.main, ["status"], terminal_width=240).output
+    assert "rank 0: remote tier down: connection refused" in said
+
+
+def test_without_its_process_a_porter_is_down_and_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=OSError("no more processes")))
+    porter = Porter(SPEC, 1)
+    assert porter.close(20)
+    assert str(porter.error) == "no more processes"
+    assert porter.get((b"k",), (0,)) is None and porter.put((b"k",), (0,)) is None
+    assert porter.look((b"k",), 1) is None and porter.take_answered() == []
+
+
+def test_a_fault_of_the_porters_thread_ends_the_remote_tier_alone(
+    make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuse, "_fuses", {})
+    bench = make_remote()
+    porter_of(bench).error = RuntimeError("lost")  # type: ignore[assignment]
+    porter_of(bench).is_up = False
+    assert served(bench, 1) == 0
+    assert fuse.of(PART).blown
+    assert served(bench, 1) == 44, "from the host tier"

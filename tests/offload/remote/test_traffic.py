@@ -1,0 +1,84 @@
+"""Conversations on the stand-in executor of each build, 4 % of them cancelled, with a remote tier behind too small a
+host tier. The store answers late, loses blocks, and its process ends now and then; every read of attention is compared.
+"""
+
+import ctypes
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.offload.chats import Chats
+from tests.offload.stand_in import OffloadServer, offloading
+from tests.standin.fixture import VARIANTS
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.offload.remote.messages import Get
+
+from .fake_porter import FakePorter, Key, planted
+
+REQUESTS = 150
+Disturb = Callable[[FakePorter, random.Random], None]
+
+
+def serve(server: OffloadServer, disturb: Disturb) -> Chats:
+    """To the end, with nothing on its way."""
+    porter: FakePorter = server.worker.side.porter
+    chats = Chats(server, REQUESTS, seed=5, disturb=lambda chance: disturb(porter, chance))
+    chats.run()
+    porter.holds_gets = porter.holds_puts = False
+    side = server.connector.scheduler.side
+    for number in range(10_000, 10_200):
+        if not (side._fetching or side._putting or side._storing):
+            break
+        server.run([server.request(number, [number], 1)])
+    server.close()
+    server.contents.judge()
+    return chats
+
+
+def slow_and_failing(porter: FakePorter, chance: random.Random) -> None:
+    porter.holds_gets, porter.holds_puts = chance.random() < 0.6, chance.random() < 0.6
+    if porter.asked and chance.random() < 0.05:
+        porter.answer(porter.asked[0], "the process has ended")
+    if porter.memory and chance.random() < 0.02:
+        porter.memory.pop(chance.choice(list(porter.memory)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_conversations_read_what_is_theirs(
+    variant: str, memory: dict[Key, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted(monkeypatch, memory)
+    fetched, errors = counters.offload_remote_fetched_blocks.value, counters.offload_remote_errors.value
+    with offloading(variant, 48, 40, remote_min_reuse_blocks=1) as server:
+        chats = serve(server, slow_and_failing)
+        side = server.connector.scheduler.side
+        assert server.contents.corrupt == [] and server.contents.reads > REQUESTS
+        assert side._fetching == {} and side._putting == {} and side._live == {}
+        server.index.check_invariants()
+        assert server.index.stats().owned == 0 and server.index.stats().sequences == 0
+        assert chats.cancelled and chats.answered
+    assert counters.offload_remote_fetched_blocks.value > fetched
+    assert counters.offload_remote_errors.value > errors
+
+
+def test_without_an_end_of_the_process_a_failed_read_writes_others_blocks(
+    memory: dict[Key, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: Mooncake's client writes the buffer of a read that has failed, once its node goes on."""
+    planted(monkeypatch, memory)
+    late: list[tuple[Get, bytes]] = []
+
+    def writing_late(porter: FakePorter, chance: random.Random) -> None:
+        porter.holds_gets = True
+        for get, content in late:
+            for slot in get.slots:
+                ctypes.memmove(porter._address + slot * porter.spec.block_bytes, content, len(content))
+        for message in list(porter.asked):
+            if isinstance(message, Get) and chance.random() < 0.5:
+                late.append((message, bytes(porter.spec.block_bytes)))
+                porter.answer(message, "-800")
+
+    with offloading("F", 48, 40, remote_min_reuse_blocks=1) as server:
+        serve(server, writing_late)
+        assert late and server.contents.corrupt

@@ -1,0 +1,67 @@
+"""Arrivals: generated ones and those of a trace fit the model, come in order, and keep what they share."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trtllm_kvfix.tools.bench.arrivals import Arrival, Sizes, from_trace, generated
+from trtllm_kvfix.tools.replay.trace import TraceError
+
+SIZES = Sizes(vocabulary=100, length_max=256)
+
+
+def fit(arrivals: list[Arrival]) -> bool:
+    return all(
+        0 < len(each.prompt) <= SIZES.length_max - each.answer_tokens
+        and 0 < each.answer_tokens <= SIZES.answer_max
+        and 0 <= min(each.prompt) <= max(each.prompt) < SIZES.vocabulary
+        for each in arrivals
+    )
+
+
+def shared(one: Arrival, other: Arrival) -> int:
+    """Tokens with which both begin."""
+    pairs = zip(one.prompt, other.prompt, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one.prompt), len(other.prompt)))
+
+
+def written(path: Path, *lines: dict[str, object]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_generated_arrivals_fit_and_repeat_one_another() -> None:
+    arrivals = generated(60, 10.0, SIZES, 3)
+    assert len(arrivals) == 60 and fit(arrivals)
+    assert [each.at_s for each in arrivals] == sorted(each.at_s for each in arrivals)
+    assert 3 < arrivals[-1].at_s < 12
+    assert max(shared(a, b) for i, a in enumerate(arrivals) for b in arrivals[:i]) > SIZES.length_max // 3
+    assert generated(60, 10.0, SIZES, 3) == arrivals != generated(60, 10.0, SIZES, 4)
+
+
+def test_a_trace_keeps_its_rhythm_and_what_its_prompts_share(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "trace.jsonl",
+        {"timestamp": 1000, "input_length": 1500, "output_length": 300, "hash_ids": [1, 2, 3]},
+        {"timestamp": 1500, "input_length": 2000, "output_length": 48, "hash_ids": [1, 2, 9, 10]},
+        {"timestamp": 3000, "input_length": 700, "output_length": 1, "hash_ids": [5, 6]},
+    )
+    first, second, third = arrivals = from_trace(path, 10, 6.0, SIZES)
+    assert fit(arrivals)
+    assert [each.at_s for each in arrivals] == pytest.approx([0, 0.125, 0.5])
+    assert shared(first, second) == 2 * round(512 * 256 / 2048)
+    assert shared(first, third) == 0
+    assert [each.answer_tokens for each in arrivals] == [32, 6, 1]
+
+
+def test_a_trace_of_tokens_is_taken_as_it_is_as_far_as_it_fits(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "trace.jsonl", {"tokens": [1, 102, 3], "output_length": 4}, {"tokens": [7], "output_length": 1}
+    )
+    assert [each.prompt for each in from_trace(path, 2, 5.0, SIZES)] == [[1, 2, 3], [7]]
+
+
+def test_a_bad_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="line 1"):
+        from_trace(written(tmp_path / "trace.jsonl", {"tokens": []}), 2, 5.0, SIZES)

@@ -1,0 +1,64 @@
+"""The command: every way is run, its numbers add up, and it exits as it should."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from trtllm_kvfix.cli import main
+from trtllm_kvfix.engine.config import HAZARDS
+from trtllm_kvfix.tools.bench.runs import SMALL, ways
+
+
+def run(*arguments: str | Path) -> Result:
+    small = ("--device", "cpu", "--requests", "5", "--rate", "1000", "--repeats", "1")
+    return CliRunner().invoke(main, ["bench", *small, *map(str, arguments)])
+
+
+def test_every_fix_manager_and_tier_has_its_way() -> None:
+    chosen = ways(SMALL.config, graphs=True)
+    found = [way.config for way in chosen]
+    assert len({way.name for way in chosen}) == len(chosen), "a picture has one bar for each name"
+    assert {fix for config in found for fix in config.off} == set(HAZARDS)
+    assert {config.manager for config in found} == {"native", "one-by-one"}
+    assert {config.blocks_host > 0 for config in found} == {True, False}
+    assert {config.tier for config in found} == {"native", "connector"}
+    assert {config.overlap for config in found} == {config.graphs for config in found} == {True, False}
+    assert len(set(found)) == len(found)
+
+
+def test_json_has_the_numbers_of_every_way() -> None:
+    result = run("--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert len(report["arms"]) == len(ways(SMALL.config, graphs=False))
+    for arm in report["arms"]:
+        assert arm["tokens_per_s"] > 0
+        assert 0 < arm["first_token_ms_median"] <= arm["first_token_ms_p95"]
+        assert arm["tokens_computed"] > 0
+    sums = {arm["tokens_reused"] + arm["tokens_computed"] for arm in report["arms"] if arm["tier"] != "connector"}
+    assert len(sums) == 1
+
+
+def test_the_table_fits_a_narrow_terminal_and_says_what_it_is() -> None:
+    result = run()
+    assert result.exit_code == 0, result.output
+    table = result.stdout.split("Medians of")[0].splitlines()[1:]
+    assert any(line.startswith("  no staged-offsets-v1") for line in table)
+    assert max(map(len, table)) <= 80
+    assert "not TensorRT-LLM" in result.stdout and "say nothing of a GPU" in result.stdout
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is an extra")
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "bench.svg"
+    assert run("--plot", path).exit_code == 0
+    assert "tokens per second" in path.read_text(encoding="utf-8") or path.stat().st_size > 5000
+
+
+def test_bad_usage_exits_with_2(tmp_path: Path) -> None:
+    assert run("--plot", tmp_path / "bench.txt").exit_code == 2
+    assert run(tmp_path / "missing.jsonl").exit_code == 2
+    assert run("--rate", "0").exit_code == 2

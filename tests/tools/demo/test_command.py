@@ -1,0 +1,75 @@
+"""The command: what it prints, in which form, and how it exits."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from trtllm_kvfix.cli import main
+from trtllm_kvfix.tools.demo import scenes
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["demo", "--device", "cpu", *map(str, arguments)])
+
+
+def test_it_shows_every_scene_in_a_narrow_terminal() -> None:
+    result = run()
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("simulated device, seed 0: 6 chats")
+    assert "9 of them carry the text of ada or ben or cleo" in result.stdout
+    assert "with the fixes 0 were wrong" in result.stdout.splitlines()[-1]
+    tables = [line for line in result.stdout.splitlines() if line.rstrip().endswith(("right", "with it"))]
+    assert len(tables) == 6 * 5
+    assert max(map(len, tables)) <= 80
+
+
+def test_the_page_has_every_answer_and_says_what_ran(tmp_path: Path) -> None:
+    page = tmp_path / "demo.html"
+    result = run("--fix", "computed-blocks=off", "--html", page)
+    assert result.exit_code == 0, result.output
+    text = page.read_text(encoding="utf-8")
+    assert "on a simulated device</h1>" in text and "not TensorRT-LLM" in text
+    assert text.count("<tr><td>") == 12
+    assert "ada's text</span>" in text
+    assert "<mark>" in text
+    assert "$" not in text.split("</style>")[1]
+
+
+def test_json_is_the_report() -> None:
+    report = json.loads(run("--fix", "graph-inputs=off", "--json").stdout)
+    assert report["proven"] is True and report["simulated"] is True
+    (scene,) = report["scenes"]
+    assert scene["fix"] == "graph-inputs" and scene["shown"] is True
+    assert all(answer["right"] for answer in scene["fixed"]["answers"])
+    assert sum(answer["in_another_voice"] for answer in scene["control"]["answers"]) == 3
+
+
+def test_a_fix_that_does_not_hold_and_a_control_that_stays_right_exit_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenes, "_racy", lambda scene: scene.config)
+    result = run("--fix", "graph-inputs=off")
+    assert result.exit_code == 1
+    assert "no answer is wrong without it" in result.stdout
+    monkeypatch.undo()
+    broken = replace(scenes.SCENES[-1].config, off=frozenset(["graph-inputs"]))
+    monkeypatch.setattr(scenes, "SCENES", (replace(scenes.SCENES[-1], config=broken),))
+    result = run("--fix", "graph-inputs=off")
+    assert result.exit_code == 1
+    assert "wrong although every fix is on" in result.stdout
+
+
+def test_bad_usage_exits_with_2() -> None:
+    assert run("--fix", "token-budget=off").exit_code == 2
+    assert run("--manager", "none").exit_code == 2
+    assert run("--html", "nowhere/at/all.html").exit_code == 2
+    assert CliRunner().invoke(main, ["demo", "--device", "abacus"]).exit_code == 2
+
+
+def test_the_picture_shows_what_the_terminal_shows_and_fetches_nothing(tmp_path: Path) -> None:
+    picture = tmp_path / "demo.svg"
+    assert run("--fix", "graph-inputs=off", "--svg", picture).exit_code == 0
+    text = picture.read_text(encoding="utf-8")
+    assert "HER_PUMPKINS_EVERY_NIGHt!" in text.replace("&#160;", " ")
+    assert "url(https" not in text and 'url("http' not in text

@@ -1,0 +1,235 @@
+"""The KV cache: `NativeKvCache`, as it would stand behind upstream's V1 manager, and its pages as the model sees them.
+
+A page holds one layer's K, or V, of one block: [KV heads, tokens, head size]. Cached values are float32, for which the
+cache has no name: it is told of halves, twice as many.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from trtllm_kvfix.engine.batch import Batch
+from trtllm_kvfix.engine.config import EngineConfig
+from trtllm_kvfix.engine.machine import Machine
+from trtllm_kvfix.engine.model import Array, Model
+from trtllm_kvfix.engine.request import Request
+from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
+from trtllm_kvfix.native import OutOfBlocks, SequenceRequest
+from trtllm_kvfix.offload.loop_tier import LoopTier, Scheduled
+from trtllm_kvfix.staging import on_stream
+
+HALVES = 2  # in a float32
+
+
+class Cache:
+    def __init__(self, machine: Machine, config: EngineConfig, model: Model) -> None:
+        self._machine = machine
+        self._config = config
+        self.copy_stream = machine.device.create_stream()
+        # Nothing runs here. Books that take it for the model's stream order their copies behind nothing: hazard H5.
+        self._idle = machine.device.create_stream()
+        is_own = config.tier == "native"
+        self.books = NativeKvCache(
+            num_kv_heads_per_layer=[model.kv_heads] * len(model.layers),
+            size_per_head=model.head_size * HALVES,
+            tokens_per_block=config.tokens_per_block,
+            blocks_per_window={config.length_max: (config.blocks_primary, config.blocks_host * is_own)},
+            max_attention_window_vec=[config.length_max],
+            max_sequence_length=config.length_max,
+            dtype="HALF",
+            stream=self.copy_stream,
+            enable_block_reuse=True,
+            onboard_blocks=True,
+        )
+        with machine.current():
+            self.books.allocate_pools(False)
+        self.core = self.books.core
+        layout = self.books.layout.pools[0]
+        self.pages_per_block, self.v_offset = layout.offset_scale, layout.kv_factor - 1
+        self.blocks_per_sequence = self.books.max_blocks_per_seq
+        page = (model.kv_heads, config.tokens_per_block, model.head_size)
+        pool = self.books.get_unique_primary_pool()
+        halves = np.asarray(pool) if machine.simulated else pool
+        self.pages: Array = halves.view(machine.xp.float32).reshape(-1, *page)
+        self.pages[:] = 0
+        self.tier = self._connector(pool) if config.blocks_host and not is_own else None
+        self._loading: dict[int, Request] = {}
+        self.leaving: dict[int, Request] = {}  # ended, and their blocks are still being saved
+
+    def _connector(self, pool: Array) -> LoopTier:
+        address, shape = int(self.books.get_block_pool_pointers()[0, 0]), tuple(pool.shape)
+        told = SimpleNamespace(address=address, shape=shape, nbytes=pool.nbytes, dtype=pool.dtype)
+        machine, config = self._machine, self._config
+        return LoopTier(machine.device, told, config.tokens_per_block, config.blocks_host, machine.settle)
+
+    # ---- an iteration ----
+
+    def begin(self) -> None:
+        """Copies of the last iteration end."""
+        self._let_copies_go()
+        self._take_progress()
+        self.books.sync_transfer_manager_with_buffer_manager()
+
+    def prepare(self, arriving: Sequence[Request], growing: Sequence[Request]) -> list[Request]:
+        """Admit, then grow each by a position. Returns those of `arriving` for whom there was no room after all."""
+        with self._ordering():
+            refused = self._admit(arriving)
+            refused += self._make_room(growing, [each for each in arriving if each not in refused])
+            for request in growing:
+                self.books.add_token(request.request_id)
+            self.books.refresh_blocks()
+        for request in arriving:
+            if request not in refused:
+                self._look_in_tier(request)
+                request.tokens_reused += request.context_current_position
+        return refused
+
+    def _make_room(self, growing: Sequence[Request], admitted: list[Request]) -> list[Request]:
+        """One by one, a batch may take more than each was promised. Who came last goes back, so that all can grow."""
+        back: list[Request] = []
+        while self.blocks_to_grow(growing) > self.free_blocks():
+            self._let_copies_go()
+            self._machine.let_go(self._machine.held)  # copies are waited for, and they may be behind what is held
+            self.books.start_scheduling()
+            if not admitted or self.blocks_to_grow(growing) <= self.free_blocks():
+                break
+            back.append(admitted.pop())
+            self.books.remove_sequence(back[-1].request_id, back[-1], False)
+        return back
+
+    def transfer(self, batch: Batch) -> None:
+        """What the connector stores and loads beside this step."""
+        if self.tier is None:
+            return
+        parts = batch.parts
+        blocks = self.books.get_batch_cache_block_ids([part.request.request_id for part in parts], 0)
+        scheduled = [
+            Scheduled(part.request, part.begin, part.tokens, own[0]) for part, own in zip(parts, blocks, strict=True)
+        ]
+        is_ordered = self._config.has("transfer-order")
+        self.tier.step(scheduled, self._machine.stream if is_ordered else self._idle)
+        if self._config.late_every and not is_ordered:
+            self.tier.wait()  # nothing holds these: they are over before the step begins
+
+    def _look_in_tier(self, request: Request) -> None:
+        if self.tier is not None and self.tier.admitted(
+            request, request.context_current_position, self._blocks(request)
+        ):
+            request.loading = True
+            self._loading[request.request_id] = request
+
+    def _take_progress(self) -> None:
+        if self.tier is None:
+            return
+        progress = self.tier.progress()
+        for request_id, position in progress.loaded.items():
+            request = self._loading.pop(request_id)
+            request.loading, request.context_current_position = False, position
+            self.books.store_context_blocks(request)  # as a chunk that has been computed
+        for request_id in progress.saved:
+            self.books.remove_sequence(request_id, self.leaving.pop(request_id), False)
+
+    def wait_for_leaving(self) -> None:
+        while self.leaving and self.tier is not None:
+            self.tier.wait()
+            self._take_progress()
+
+    def _blocks(self, request: Request) -> list[int]:
+        return self.books.get_cache_block_ids(request.request_id, 0)[0]
+
+    def _admit(self, arriving: Sequence[Request]) -> list[Request]:
+        if not arriving:
+            return []
+        if self._config.manager == "native":
+            try:
+                self.books.add_sequence_batch([(r.request_id, r.prompt_len, 1) for r in arriving], list(arriving))
+                self.books.get_token_count(arriving[0].request_id)  # all are admitted now
+            except OutOfBlocks:
+                return list(arriving)
+            return []
+        refused = []
+        for request in arriving:
+            try:
+                self.books.add_sequence(request.request_id, request.prompt_len, 1, request)
+                self.books.get_token_count(request.request_id)  # it is admitted now, alone
+            except OutOfBlocks:
+                refused.append(request)
+        return refused
+
+    @contextmanager
+    def _ordering(self) -> Iterator[None]:
+        """Whom the copies between the tiers wait for, and who waits for them."""
+        if self._config.has("transfer-order") or self.tier is not None:
+            yield
+            return
+        if self._config.late_every:
+            self._machine.hold_copies(self.copy_stream)
+        with on_stream(self._machine.device, self._idle):
+            yield
+
+    def store(self, request: Request) -> None:
+        """A chunk of its prompt has been computed."""
+        self.books.store_context_blocks(request)
+        if not self._config.has("computed-blocks"):
+            self._offer_all(request)
+
+    def _let_copies_go(self) -> None:
+        """They come after the step that needed them: nobody has told them of it, nor it of them."""
+        if self._machine.holds_copies:
+            self._machine.settle()
+            self._machine.let_copies_go()
+
+    def remove(self, request: Request) -> None:
+        self._let_copies_go()
+        if not self._config.has("computed-blocks"):
+            self._offer_all(request)
+        if self.tier is not None:
+            if not request.finished or request.loading:
+                self._loading.pop(request.request_id, None)
+                self.tier.over(request)
+            elif self.tier.ended(request, self._blocks(request)):
+                self.leaving[request.request_id] = request
+                return
+        self.books.remove_sequence(request.request_id, request, False)
+
+    def _offer_all(self, request: Request) -> None:
+        """Upstream's 1.2.0: every block of the prompt, computed or not."""
+        if request.in_prompt:
+            self.core.store_context_blocks(request.request_id, request.prompt_len)
+
+    # ---- questions ----
+
+    def free_blocks(self) -> int:
+        return self.books.questions.free_blocks()
+
+    def blocks_to_grow(self, requests: Sequence[Request]) -> int:
+        ids = [request.request_id for request in requests]
+        return int(self.core.blocks_to_grow(ids, [1] * len(ids))) if ids else 0
+
+    def prospect(self, request: Request) -> tuple[int, int]:
+        """(blocks that it would take, tokens that it would reuse), were it admitted now and alone."""
+        prompt = SequenceRequest(
+            request.request_id, request.tokens, lora_id=request.lora_task_id, salt=request.cache_salt_id
+        )
+        return self.core.blocks_to_admit(prompt)[0], self.core.analyze_prefix_reuse(prompt).tokens
+
+    # ---- where a sequence lies ----
+
+    def write_pages(self, table: Any, requests: Sequence[Request]) -> None:
+        """As attention wants them: the page of the first layer's K, and of its V."""
+        self.books.copy_batch_block_offsets(table, [r.request_id for r in requests], 1, 0)
+
+    def write_blocks(self, row: Any, request: Request) -> None:
+        """As V2's tables hold them: numbers of blocks, that a kernel makes pages of."""
+        self.core.copy_batch_block_offsets(row, [request.request_id], 1, 0)
+
+    def close(self) -> None:
+        self.begin()
+        if self.tier is not None:
+            self.tier.close()
+        self.books.release_pools()
+        for stream in (self.copy_stream, self._idle):
+            self._machine.device.destroy_stream(stream)

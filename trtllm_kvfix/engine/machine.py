@@ -1,0 +1,239 @@
+"""Where the engine runs: a device, the stream of its model, and memory that both the device and the model see.
+
+On a GPU the model is torch's, on the simulated device numpy's: there a forward pass is a host function in stream order,
+which an event starts and a gate ends. What is held begins when the host waits for it, and not before: every device may
+be that late, and a busy one is. So the order in which a fix matters is chosen, and no copy wins a race by luck.
+"""
+
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
+from threading import Event, Lock, Thread
+from time import perf_counter, sleep
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from trtllm_kvfix.blas import use_one_thread
+from trtllm_kvfix.engine.model import Array, Model
+from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.managers import tensors
+from trtllm_kvfix.managers.layout import Element
+from trtllm_kvfix.native import Device, DeviceArray, DeviceError, open_device
+from trtllm_kvfix.staging import Mark, on_stream
+
+Work: TypeAlias = Callable[[], None]
+HELD_S_MAX = 10.0  # a step takes some milliseconds
+WAIT_S_MAX = 30.0  # the watchdog comes first
+SPIN_S, POLL_S = 5e-3, 5e-5
+
+
+def open_machine(name: str, *, seed: int = 0) -> "Machine":
+    """`auto` is the first GPU where torch can use it, or else the simulated device."""
+    try:
+        device = open_device(name, seed=seed)
+        torch = None if device.simulated else _torch()
+        if name == "auto" and not device.simulated and torch is None:
+            device = open_device("cpu", seed=seed)
+    except (DeviceError, ValueError) as error:
+        raise SettingsError(f"--device is '{name}': {error}") from error
+    if not device.simulated and torch is None:
+        raise SettingsError(f"--device is '{name}': on a GPU the engine needs torch with CUDA; pip install torch")
+    if torch is not None:
+        gc.collect()  # giving memory back waits for held streams: nothing of an earlier engine may be left to do so
+    return Machine(device, torch)
+
+
+def _torch() -> Any:
+    try:
+        import torch  # noqa: PLC0415  an extra
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    torch.set_float32_matmul_precision("highest")  # some images have the shorter one as their default
+    return torch
+
+
+class Memory:
+    """Device memory of ours, zeroed, and the array that the model sees."""
+
+    def __init__(self, machine: "Machine", shape: Sequence[int]) -> None:
+        self.memory: DeviceArray = machine.device.empty(shape, "int32")
+        self.address, self.nbytes = self.memory.address, self.memory.nbytes
+        seen = tensors.view(machine.device, self.memory, tuple(shape), Element("int32", "int32", 4))
+        self.array: Array = np.asarray(seen) if machine.simulated else seen
+        self.array[:] = 0
+
+
+class Machine:
+    def __init__(self, device: Device, torch: Any) -> None:
+        if torch is None:
+            use_one_thread()
+        self.device = device
+        self.xp: Any = np if torch is None else torch
+        self._torch_stream: Any = torch and torch.cuda.Stream()
+        self.stream: int = device.create_stream() if torch is None else self._torch_stream.cuda_stream
+        self._worker = _HostFunctions(device, self.stream) if torch is None else None
+        self._lock = Lock()  # guards the next three
+        self._gates: deque[tuple[int, int]] = deque()  # (number, gate), closed
+        self.held = 0  # gates closed so far
+        self._copies: int | None = None  # the gate of another stream
+        self._watchdog: Thread | None = None
+        self._closing = Event()
+        self._stuck = False
+
+    @property
+    def simulated(self) -> bool:
+        return self.device.simulated
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """What is enqueued inside goes to the model's stream."""
+        inner = nullcontext() if self._torch_stream is None else self.xp.cuda.stream(self._torch_stream)
+        with on_stream(self.device, self.stream), inner:
+            yield
+
+    def load(self, model: Model) -> Model:
+        return model if self.simulated else model.on(lambda each: self.xp.from_numpy(each).cuda())
+
+    def copy(self, dst: Any, src: Any, nbytes: int) -> None:
+        """Reads its source when it executes."""
+        self.device.copy(dst.address, src.address, nbytes, self.stream)
+
+    def launch(self, work: Work) -> None:
+        if self._worker is None:
+            work()
+        else:
+            self._worker.launch(work)
+
+    # ---- what is held ----
+
+    def hold(self) -> None:
+        """What is enqueued from now on begins when somebody waits for it."""
+        with self._lock:
+            self.held += 1
+            self._gates.append((self.held, self._closed(self.stream)))
+
+    def let_go(self, number: int) -> None:
+        """Of what stands behind the first `number` gates."""
+        with self._lock:
+            while self._gates and self._gates[0][0] <= number:
+                self.device.open_gate(self._gates.popleft()[1])
+
+    def hold_copies(self, stream: int) -> None:
+        """What another stream is given from now on begins when it is let go."""
+        with self._lock:
+            if self._copies is None:
+                self._copies = self._closed(stream)
+
+    def let_copies_go(self) -> None:
+        with self._lock:
+            gate, self._copies = self._copies, None
+            if gate is not None:
+                self.device.open_gate(gate)
+
+    @property
+    def holds_copies(self) -> bool:
+        return self._copies is not None
+
+    def _closed(self, stream: int) -> int:
+        if self._watchdog is None:
+            self._watchdog = Thread(target=self._watch, name="kvfix-engine-watchdog", daemon=True)
+            self._watchdog.start()
+        return self.device.close_gate(stream)
+
+    def _watch(self) -> None:
+        """A driver may wait for all streams, such as to load a kernel: then nobody is left to open the gate."""
+        seen = None
+        while not self._closing.wait(HELD_S_MAX):
+            held = self._gates[0] if self._gates else self._copies
+            if held is not None and held == seen:
+                self._stuck = True
+                self.let_go(self.held)
+                self.let_copies_go()
+            seen = held
+
+    def settle(self) -> None:
+        """Everything that the stream was given is over."""
+        end = Fence(self, "everything that it was given")
+        end.record()
+        end.wait()
+
+    def check(self) -> None:
+        """Raise what a forward pass has raised, or that a gate had to be opened by force."""
+        if self._stuck:
+            raise KvfixError(f"the host waited for a stream that it held itself, for more than {HELD_S_MAX:g} s")
+        if self._worker is not None and self._worker.error is not None:
+            raise KvfixError(f"a forward pass failed: {self._worker.error!r}") from self._worker.error
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._watchdog is not None:
+            self._watchdog.join()
+        self.let_go(self.held)
+        self.let_copies_go()
+        self.device.synchronize(self.stream)
+        if self._worker is not None:
+            self._worker.close()
+            self.device.destroy_stream(self.stream)
+
+
+class Fence:
+    """An event behind what the stream has been given so far. Nobody waits for it for ever."""
+
+    def __init__(self, machine: Machine, what: str) -> None:
+        self._machine = machine
+        self._what = what
+        self._mark = Mark(machine.device, machine.stream)
+        self._behind = 0
+
+    def record(self) -> None:
+        self._behind = self._machine.held
+        self._mark.record()
+
+    def wait(self) -> None:
+        self._machine.let_go(self._behind)
+        begin = perf_counter()
+        while not self._mark.done():
+            waited = perf_counter() - begin
+            if waited > WAIT_S_MAX:
+                raise KvfixError(f"{self._machine.device.name} has not ended {self._what} within {WAIT_S_MAX:g} s")
+            if self._machine.simulated or waited > SPIN_S:  # numpy's thread needs the interpreter meanwhile
+                sleep(POLL_S)
+        self._machine.check()
+
+
+class _HostFunctions:
+    """Runs functions of the host in the order of a simulated stream."""
+
+    def __init__(self, device: Device, stream: int) -> None:
+        self.error: Exception | None = None
+        self._device = device
+        self._stream = stream
+        self._queue: SimpleQueue[tuple[int, int, Work] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="kvfix-engine-forward", daemon=True)
+        self._thread.start()
+
+    def launch(self, work: Work) -> None:
+        begin = self._device.create_event()
+        self._device.record(begin, self._stream)
+        self._queue.put((begin, self._device.close_gate(self._stream), work))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            begin, end, work = item
+            try:
+                self._device.wait(begin)
+                work()
+            except Exception as error:  # the stream must go on: whoever waits for it raises this
+                self.error = self.error or error
+            finally:
+                self._device.destroy_event(begin)
+                self._device.open_gate(end)

@@ -1,0 +1,6 @@
+"""A tier behind the host pool: a store that nodes share and restarts survive. docs/offload.md, "The remote tier".
+
+The store's client runs in a process of its own, the porter: one of its calls holds the interpreter's lock for a minute
+and a half where the master does not answer, another one ends the process, and a read that has failed may still write
+what it was for. Nothing of that reaches an engine, and a porter that is dead writes nothing.
+"""

@@ -1,0 +1,63 @@
+"""Names of blocks in a store that others share: what has the same name holds the same, on every node and for ever.
+
+A block's key is a SHA-256 over its parent's and all that its contents follow from. The root stands for the weights, the
+layout of a block and how ranks share it.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_kvfix.blocks.identity import Identity
+
+FORMAT = "trtllm-kvfix block 1"
+KEY_BYTES = hashlib.sha256().digest_size
+
+
+def root_of(parts: Mapping[str, str]) -> bytes:
+    """Every part counts, and none can be taken for another."""
+    spelled = [FORMAT, *(text for name in sorted(parts) for text in (name, parts[name]))]
+    return _digest(*(text.encode() for text in spelled))
+
+
+def object_name(key: bytes, rank: int, ranks: int) -> str:
+    """Of what one rank holds of a block."""
+    return f"kvfix/{key.hex()}/{rank}.{ranks}"
+
+
+class KeyChain:
+    """The keys of a sequence that grows: each call costs what is new."""
+
+    def __init__(self, root: bytes, identity: Identity, tokens_per_block: int) -> None:
+        salt = identity.salt.encode() if isinstance(identity.salt, str) else identity.salt
+        kind = type(identity.salt).__name__  # 1 and "1" are two salts
+        spelled = salt if isinstance(salt, bytes) else str(salt).encode()
+        self._last = _digest(root, str(identity.lora_id).encode(), kind.encode(), spelled)
+        self._spans = identity.extra_keys
+        self._tokens_per_block = tokens_per_block
+        self.keys: list[bytes] = []
+
+    def extend(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
+        """By whole blocks."""
+        step = 4 * self._tokens_per_block
+        content = np.asarray(tokens, "<i4").tobytes()
+        for at in range(0, len(content), step):
+            self._last = _digest(self._last, self._extras(), content[at : at + step])
+            self.keys.append(self._last)
+
+    def _extras(self) -> bytes:
+        """Of the next block: images that reach into it, and where."""
+        if not self._spans:
+            return b""
+        begin = len(self.keys) * self._tokens_per_block
+        end = begin + self._tokens_per_block
+        inside = [span for span in self._spans if span[0] < end and begin < span[1]]
+        return b"".join(_digest(str(start).encode(), str(stop).encode(), digest) for start, stop, digest in inside)
+
+
+def _digest(*parts: bytes) -> bytes:
+    """Parts are told apart by their lengths."""
+    lengths = b"".join(len(part).to_bytes(8, "little") for part in parts)
+    return hashlib.sha256(lengths + b"".join(parts)).digest()

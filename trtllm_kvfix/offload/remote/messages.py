@@ -1,0 +1,70 @@
+"""What an engine and its porter tell each other."""
+
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+
+class Spec(NamedTuple):
+    """What a porter is told at its start. Descriptors are inherited."""
+
+    socket: int
+    pool: int  # -1: it holds a segment, and carries nothing
+    block_bytes: int
+    slots: int
+    rank: int
+    ranks: int
+    master: str
+    protocol: str
+    host: str | None
+    segment_bytes: int
+
+
+class Look(NamedTuple):
+    """Which of these blocks every rank has."""
+
+    number: int
+    keys: tuple[bytes, ...]
+
+
+class Put(NamedTuple):
+    """Nothing writes the slots before the answer."""
+
+    number: int
+    keys: tuple[bytes, ...]
+    slots: tuple[int, ...]
+
+
+class Get(NamedTuple):
+    """Nothing reads or writes the slots before the answer."""
+
+    number: int
+    keys: tuple[bytes, ...]
+    slots: tuple[int, ...]
+
+
+class Outcome(IntEnum):
+    """Of one block."""
+
+    WHOLE = 0  # it is there: in the store, or in its slot and checked
+    MISSING = 1  # the store does not have it
+    FULL = 2  # the store has no room for it
+    BAD = 3  # what came is not what was put
+    FAILED = 4  # the store says so. Of a get: it may write the slot later
+
+
+class Answer(NamedTuple):
+    number: int
+    outcomes: tuple[Outcome, ...]
+    error: str = ""  # not empty: nothing is known of any block
+    seconds: float = 0.0
+
+
+class State(NamedTuple):
+    """Of the porter. Without `is_up` nothing is asked of it."""
+
+    is_up: bool
+    text: str
+
+
+Message: TypeAlias = Look | Put | Get
+Reply: TypeAlias = Answer | State

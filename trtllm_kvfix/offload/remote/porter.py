@@ -1,0 +1,198 @@
+"""An engine's handle on its porter: starts it, ends it, starts it again, and knows what was asked of it.
+
+A porter that has been told to read into slots may write them for as long as it lives. So a read that has failed, or
+takes too long, ends the process, and is answered once the process is gone.
+"""
+
+import json
+import logging
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+from itertools import count
+from multiprocessing.connection import Connection
+from time import monotonic
+
+from trtllm_kvfix.offload.remote.messages import Answer, Get, Look, Message, Outcome, Put, Reply, Spec, State
+from trtllm_kvfix.settings import environment
+
+_log = logging.getLogger("trtllm_kvfix.offload")
+PAUSE_S_MAX = 60.0
+# Mooncake's client tells of every transfer, and tries twenty times to reach a master; we do both ourselves.
+QUIET = {"MC_STORE_CLIENT_SETUP_RETRIES": "1"}
+LOUD = "MC_LOG_LEVEL"  # set by somebody who wants to read them
+
+
+class Porter:
+    """Any thread may call it; none waits, save for `look` within its bound and `close`."""
+
+    def __init__(self, spec: Spec, timeout_s: float) -> None:
+        self._spec, self._timeout_s = spec, timeout_s
+        self._lock = threading.Lock()  # guards what follows
+        self._numbers = count(1)
+        self._asked: dict[int, tuple[Message, float]] = {}  # -> since when
+        self._answered: deque[tuple[Message, Answer]] = deque()  # puts and gets
+        self._looks: dict[int, queue.SimpleQueue[Answer]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.is_up = False
+        self.text = "not started"
+        self.starts = 0
+        self.error: Exception | None = None  # in the thread: there will be no porter any more
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="kvfix-porter", daemon=True)
+        self._thread.start()
+
+    def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
+        """Which blocks all ranks have; None where nobody says so in time."""
+        answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        with self._lock:
+            number = next(self._numbers)
+            self._looks[number] = answers
+        try:
+            if not self._send(Look(number, keys)):
+                return None
+            answer = answers.get(timeout=wait_s)
+        except queue.Empty:
+            return None
+        finally:
+            with self._lock:
+                self._looks.pop(number, None)
+        return None if answer.error else [outcome is Outcome.WHOLE for outcome in answer.outcomes]
+
+    def put(self, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> int | None:
+        """The number under which `take_answered` tells of it. None: there is no porter now."""
+        return self._ask(Put(next(self._numbers), keys, slots))
+
+    def get(self, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> int | None:
+        return self._ask(Get(next(self._numbers), keys, slots))
+
+    def end_if_stuck(self) -> None:
+        """A call of the store that has no end would keep all that come behind it."""
+        late = monotonic() - self._timeout_s
+        with self._lock:
+            is_late = any(since < late for _, since in self._asked.values())
+            process = self._process
+        if is_late and process is not None:
+            process.kill()
+
+    def take_answered(self) -> list[tuple[Message, Answer]]:
+        """What has been answered, or never will be. Nobody uses the slots of those any more."""
+        return [self._answered.popleft() for _ in range(len(self._answered))]
+
+    def close(self, wait_s: float) -> bool:
+        """Whether the process is gone: then it writes nothing any more."""
+        self._closing.set()
+        with self._lock:
+            process = self._process
+        if process is not None:
+            process.kill()
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def _ask(self, message: Message) -> int | None:
+        return message.number if self._send(message) else None
+
+    def _send(self, message: Message) -> bool:
+        with self._lock:
+            if not self.is_up:
+                return False
+            self._asked[message.number] = message, monotonic()
+            self._outbox.put(message)
+        return True
+
+    def _supervise(self) -> None:
+        pause_s = 1.0
+        try:
+            while not self._closing.is_set():
+                began = monotonic()
+                self._live_once()
+                pause_s = 1.0 if monotonic() - began > PAUSE_S_MAX else min(2 * pause_s, PAUSE_S_MAX)
+                self._closing.wait(pause_s / 2)
+        except Exception as error:
+            with self._lock:
+                process, self.error = self._process, error
+            if process is not None:
+                process.kill()
+                process.wait()
+            self._lost()
+
+    def _live_once(self) -> None:
+        """Start a process, hear it out, and see to it that it is gone."""
+        ours, theirs = socket.socketpair()
+        connection, outbox = Connection(ours.detach()), queue.SimpleQueue[Message | None]()
+        process = self._started(theirs)
+        sender = threading.Thread(target=pass_on, args=(outbox, connection), name="kvfix-porter-out", daemon=True)
+        sender.start()
+        with self._lock:
+            self._process, self._outbox = process, outbox
+            self.starts += 1
+        with suppress(EOFError, OSError):
+            while not self._closing.is_set():
+                self._hear(connection.recv(), process)
+        process.kill()
+        process.wait()
+        self._lost()
+        outbox.put(None)
+        sender.join()
+        connection.close()
+
+    def _started(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        spec = json.dumps(self._spec._replace(socket=theirs.fileno())._asdict())
+        paths = os.pathsep.join(filter(None, sys.path))  # it finds what this process finds
+        environ = QUIET | environment() | {"PYTHONPATH": paths}
+        with theirs:
+            return subprocess.Popen(
+                [sys.executable, "-m", "trtllm_kvfix.offload.remote.program", spec], stdin=subprocess.DEVNULL,
+                pass_fds=[fd for fd in (theirs.fileno(), self._spec.pool) if fd >= 0],
+                env=environ, stderr=None if LOUD in environ else subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def _hear(self, reply: Reply, process: "subprocess.Popen[bytes]") -> None:
+        if isinstance(reply, State):
+            self._note(reply)
+            return
+        with self._lock:
+            message, _ = self._asked.get(reply.number, (None, 0.0))
+            if isinstance(message, Get) and (reply.error or Outcome.FAILED in reply.outcomes):
+                process.kill()  # and is answered as all that it has been asked
+                return
+            self._asked.pop(reply.number, None)
+            if reply.number in self._looks:
+                self._looks[reply.number].put(reply)
+            elif message is not None and not isinstance(message, Look):
+                self._answered.append((message, reply))
+
+    def _note(self, state: State) -> None:
+        with self._lock:
+            is_new = (self.is_up, self.text) != state
+            self.is_up, self.text = state
+        if is_new and state.is_up:
+            _log.info("the remote tier is up: this node is %s to the store", state.text)
+        elif is_new:
+            _log.error("the remote tier is not there, and serving goes on without it: %s", state.text)
+
+    def _lost(self) -> None:
+        """The process is gone."""
+        with self._lock:
+            asked, self._asked = self._asked, {}
+            if self.is_up:
+                self.is_up, self.text = False, "the process that has the store's client has ended"
+            for message, _ in asked.values():
+                answer = Answer(message.number, (), self.text)
+                if not isinstance(message, Look):
+                    self._answered.append((message, answer))
+                elif message.number in self._looks:
+                    self._looks[message.number].put(answer)
+
+
+def pass_on(outbox: "queue.SimpleQueue[Message | None]", connection: Connection) -> None:
+    """In a thread of its own: a process that does not read fills the socket."""
+    with suppress(OSError):
+        while (message := outbox.get()) is not None:
+            connection.send(message)

@@ -1,0 +1,168 @@
+"""The worker side with a remote tier: passes fetches and puts on to this rank's porter, and agrees on their ends."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.native import Device, HostPool
+from trtllm_kvfix.offload.layout import Layout
+from trtllm_kvfix.offload.limits import text_of
+from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
+from trtllm_kvfix.offload.ranks import Ranks
+from trtllm_kvfix.offload.remote.keys import root_of
+from trtllm_kvfix.offload.remote.messages import Answer, Message, Outcome, Put, Spec
+from trtllm_kvfix.offload.remote.model import layout_parts
+from trtllm_kvfix.offload.remote.porter import Porter
+from trtllm_kvfix.offload.remote.scheduler import PART
+from trtllm_kvfix.offload.worker import OffloadWorker, summed_up
+from trtllm_kvfix.overlay import fuse
+
+_log = logging.getLogger("trtllm_kvfix.offload")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+ENDS = ("missing", "full", "changed on its way", "failed")
+
+
+class StoreHere:
+    """What the scheduler side of this process asks of the store."""
+
+    def __init__(self, porter: Porter, root: bytes, block_bytes: int) -> None:
+        self._porter, self.root, self.block_bytes = porter, root, block_bytes
+
+    @property
+    def is_up(self) -> bool:
+        return self._porter.is_up
+
+    def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
+        return self._porter.look(keys, wait_s)
+
+
+class RemoteWorker(OffloadWorker):
+    """Called by the executor's thread alone."""
+
+    def __init__(self, *args: Any, identity: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._identity = identity  # of what blocks hold, besides their layout
+        self._make_own_pool, self._make_pool = self._make_pool, self._noting_the_pool
+        self._pool: HostPool | None = None
+        self.porter: Porter | None = None
+        self.holder: Porter | None = None  # of the segment: nothing that fails in the porter takes it along
+        self._told_jobs: set[int] = set()  # fetches and puts that not all ranks have ended
+        self._asked: dict[int, FetchJob | PutJob] = {}  # by number of the porter's
+        self._puts: deque[PutJob] = deque()  # one at a time: fetches come before them
+        self._at_once_remote: list[Ended] = []
+
+    def register_layout(self, device: Device, describe: Callable[[], Layout]) -> None:
+        super().register_layout(device, describe)
+        if self.porter is not None or self._pool is None or self._layout is None:
+            return
+        remote, ranks = self._settings.remote, self._ranks
+        spec = Spec(
+            socket=-1, pool=self._pool.descriptor, block_bytes=self._layout.block_bytes, slots=self._pool.slots,
+            rank=ranks.rank, ranks=ranks.size, master=remote.master or "", protocol=remote.protocol, host=remote.host,
+            segment_bytes=0,
+        )  # fmt: skip
+        self.porter = Porter(spec, remote.timeout_s)
+        machines = self._at_start.gather(text_of(BOOT_ID))
+        segment_bytes = remote.segment_bytes // machines.count(machines[self._at_start.rank])
+        if segment_bytes:
+            self.holder = Porter(spec._replace(pool=-1, segment_bytes=segment_bytes), remote.timeout_s)
+        kinds = [f"{pool.block_bytes} bytes, {pool.kind}" for pool in self._layout.pools]
+        root = root_of({**self._identity, **layout_parts(kinds, ranks.size)})
+        if ranks.rank == 0:
+            self._link.store = StoreHere(self.porter, root, self._layout.block_bytes)
+
+    def bind(self, step: Step | None) -> None:
+        super().bind(step)
+        for fetch in step.fetches if step else ():
+            self._told.discard(fetch.request_id)  # of an earlier life of the request
+            self._told_jobs.add(fetch.job)
+            self._fetch(fetch)
+        for put in step.puts if step else ():
+            self._told_jobs.add(put.job)
+            self._puts.append(put)
+
+    def finished(
+        self, finished_request_ids: Iterable[int], loading_request_ids: Iterable[int]
+    ) -> tuple[list[int], list[int]]:
+        if self.porter is not None:
+            self.porter.end_if_stuck()
+            self._report.remote_is(f"{'up' if self.porter.is_up else 'down'}: {self.porter.text}")
+        return super().finished(finished_request_ids, loading_request_ids)
+
+    def close(self) -> bool:
+        wait_s = self._settings.shutdown_timeout_s
+        if self.holder is not None:
+            self.holder.close(wait_s)
+        if self.porter is not None and not self.porter.close(wait_s) and self._pool is not None:
+            self._pool.abandon()  # it may still be written
+        self._link.store = None
+        return super().close()
+
+    def _fetch(self, fetch: FetchJob) -> None:
+        number = self.porter.get(fetch.keys, fetch.slots) if self.porter is not None else None
+        if number is None:
+            self._at_once_remote.append(Ended(fetch.job, "there is no store now"))
+        else:
+            self._asked[number] = fetch
+
+    def _put_next(self) -> None:
+        while self._puts and not any(isinstance(job, PutJob) for job in self._asked.values()):
+            put = self._puts.popleft()
+            number = self.porter.put(put.keys, put.slots) if self.porter is not None else None
+            if number is None:
+                self._at_once_remote.append(Ended(put.job, "there is no store now", no_room=True))
+            else:
+                self._asked[number] = put
+
+    def _is_running(self) -> bool:
+        return super()._is_running() or bool(self._told_jobs)
+
+    def _ended_here(self) -> list[Ended]:
+        ended = super()._ended_here()
+        if self.porter is not None:
+            counters.offload_remote_up.put(self.porter.is_up)
+            if self.porter.error is not None:
+                fuse.of(PART).blow(f"its thread ended with {self.porter.error}")
+            ended += [self._ended(*each) for each in self.porter.take_answered()]
+        self._put_next()
+        at_once, self._at_once_remote = self._at_once_remote, []
+        return ended + at_once
+
+    def _ended(self, message: Message, answer: Answer) -> Ended:
+        job = self._asked.pop(message.number)
+        nbytes = len(job.slots) * (self._layout.block_bytes if self._layout else 0)
+        failed = [outcome for outcome in answer.outcomes if outcome is not Outcome.WHOLE]
+        if not failed and not answer.error:
+            bytes_, seconds = SUMS[isinstance(message, Put)]
+            bytes_.add(nbytes)
+            seconds.add(answer.seconds)
+            return Ended(job.job, "")
+        bad = [
+            slot
+            for slot, outcome in zip(job.slots, answer.outcomes, strict=False)
+            if outcome is Outcome.BAD
+        ]  # fmt: skip
+        why = answer.error or f"{len(failed)} of {len(job.slots)} blocks are {ENDS[failed[0] - 1]}"
+        is_full = bool(failed) and set(failed) == {Outcome.FULL}
+        return Ended(job.job, why, tuple(bad), no_room=is_full)
+
+    def _end(self, job: int, reports: list[Ended]) -> None:
+        if job not in self._told_jobs:
+            super()._end(job, reports)
+            return
+        self._told_jobs.remove(job)
+        if self._ranks.rank == 0:
+            self._link.ended.append(summed_up(job, reports))
+
+    def _noting_the_pool(self, device: Device, block_bytes: int, ranks: Ranks) -> HostPool:
+        self._pool = self._make_own_pool(device, block_bytes, ranks)
+        return self._pool
+
+
+SUMS = {
+    False: (counters.offload_remote_fetched_bytes, counters.offload_remote_fetch_seconds),
+    True: (counters.offload_remote_put_bytes, counters.offload_remote_put_seconds),
+}

@@ -1,0 +1,92 @@
+"""`trtllm-kvfix bench`: the command line around the runs."""
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from trtllm_kvfix import __version__
+from trtllm_kvfix.engine.machine import open_machine
+from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
+from trtllm_kvfix.native import DeviceError
+from trtllm_kvfix.tools.bench.arrivals import Sizes, from_trace, generated
+from trtllm_kvfix.tools.bench.outcome import Report
+from trtllm_kvfix.tools.bench.plot import plot
+from trtllm_kvfix.tools.bench.report import print_report
+from trtllm_kvfix.tools.bench.runs import SIZES, VOCABULARY, execute, ways
+from trtllm_kvfix.tools.pictures import check_plot
+from trtllm_kvfix.tools.progress import progress_bar
+
+RATE = {"small": 100.0, "large": 60.0}
+REQUESTS = {"small": 40, "large": 160}
+
+
+@click.command()
+@click.argument("trace", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--device", "device_name", default="auto", show_default=True, metavar="cpu|cuda[:N]|auto")
+@click.option("--model", "model_name", type=click.Choice(sorted(SIZES)), help="By default large on a GPU, else small.")
+@click.option("--requests", type=click.IntRange(min=2), help="How many of the load.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second, on average.")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each way.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the generated load.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: .png or .svg.")
+def bench(
+    trace: Path | None,
+    device_name: str,
+    model_name: str | None,
+    requests: int | None,
+    rate: float | None,
+    repeats: int,
+    seed: int,
+    as_json: bool,
+    plot_path: Path | None,
+) -> None:
+    """Run the embedded engine under load, with each fix, manager and tier: tokens a second, time to the first token.
+
+    The load is generated, or the arrivals and shared beginnings of a TRACE of JSON lines, as `replay` reads them, cut
+    down to the model's size. On a GPU it needs torch. Exits with 2 on bad usage or a bad trace.
+    """
+    if plot_path is not None:
+        check_plot(plot_path)
+    machine = open_machine(device_name)
+    device, simulated = machine.device.name, machine.simulated
+    machine.close()
+    name = model_name or ("small" if simulated else "large")
+    requests, rate = requests or REQUESTS[name], rate or RATE[name]
+    size = SIZES[name]
+    sizes = Sizes(VOCABULARY, size.config.length_max)
+    arrivals = generated(requests, rate, sizes, seed) if trace is None else from_trace(trace, requests, rate, sizes)
+    chosen = ways(size.config, graphs=not simulated)
+    try:
+        with progress_bar("bench", len(chosen) * repeats) as on_finished:
+            done = 0
+
+            def on_run() -> None:
+                nonlocal done
+                done += 1
+                on_finished(done)
+
+            arms = execute(chosen, size.model(), arrivals, device_name, repeats, on_run)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except DeviceError as error:
+        raise KvfixError(f"the device failed: {error}") from error
+    report = Report(
+        version=__version__,
+        device=device,
+        simulated=simulated,
+        model=size.text,
+        load=f"generated, seed {seed}" if trace is None else trace.name,
+        requests=len(arrivals),
+        rate=rate,
+        repeats=repeats,
+        arms=arms,
+    )
+    if as_json:
+        click.echo(report.model_dump_json(indent=2))
+    else:
+        print_report(Console(), report)
+    if plot_path is not None:
+        plot(report, plot_path)

@@ -1,0 +1,169 @@
+"""The ways to run the engine, and one run of each over the same arrivals."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter, sleep
+from typing import NamedTuple
+
+import numpy as np
+
+from trtllm_kvfix.engine.config import EngineConfig
+from trtllm_kvfix.engine.loop import Engine
+from trtllm_kvfix.engine.machine import open_machine
+from trtllm_kvfix.engine.model import Model
+from trtllm_kvfix.engine.request import Request
+from trtllm_kvfix.tools.bench.arrivals import Arrival
+from trtllm_kvfix.tools.bench.outcome import ArmOutcome
+from trtllm_kvfix.tools.bench.random_model import random_model
+
+
+@dataclass(frozen=True)
+class Way:
+    name: str
+    config: EngineConfig
+
+
+class Size(NamedTuple):
+    """A model, and the engine that suits it."""
+
+    text: str
+    model: Callable[[], Model]
+    config: EngineConfig
+
+
+VOCABULARY = 1024
+SMALL = Size(
+    "2 layers of width 64",
+    lambda: random_model(0, positions=512, vocabulary=VOCABULARY),
+    EngineConfig(
+        tokens_per_block=16, blocks_primary=160, blocks_host=512, requests_max=8, tokens_max=256, length_max=512
+    ),
+)
+LARGE = Size(
+    "8 layers of width 512",
+    lambda: random_model(
+        0, positions=2048, vocabulary=VOCABULARY, width=512, layers=8, heads=8, kv_heads=2, head_size=64
+    ),
+    EngineConfig(
+        tokens_per_block=32, blocks_primary=640, blocks_host=2048, requests_max=16, tokens_max=1024, length_max=2048
+    ),
+)
+SIZES = {"small": SMALL, "large": LARGE}
+
+
+def ways(base: EngineConfig, *, graphs: bool) -> list[Way]:
+    """graphs: the device has some, so that doing without them is another way."""
+    v2, one_by_one = replace(base, layout="v2"), replace(base, manager="one-by-one")
+    connector = replace(base, tier="connector")
+    found = [
+        Way("all fixes", base),
+        *(_without(base, fix) for fix in ("staged-offsets-v1", "input-copy-fence", "graph-inputs", "transfer-order")),
+        Way("V2 tables, all fixes", v2),
+        _without(v2, "staged-offsets-v2", "V2 tables, "),
+        Way("requests one by one", one_by_one),
+        _without(one_by_one, "computed-blocks", "one by one, "),
+        Way("the connector as host tier", connector),
+        _without(connector, "transfer-order", "connector, "),
+        Way("no host tier", replace(base, blocks_host=0)),
+        Way("no overlap", replace(base, overlap=False)),
+    ]
+    return [*found, Way("no CUDA graphs", replace(base, graphs=False))] if graphs else found
+
+
+def _without(config: EngineConfig, fix: str, what: str = "") -> Way:
+    return Way(f"{what}without {fix}", replace(config, off=frozenset((fix,))))
+
+
+class Run(NamedTuple):
+    tokens_per_s: float
+    first_ms: list[float]
+    between_ms: list[float]
+    reused: int
+    computed: int
+    lost: int
+    preemptions: int
+
+
+def execute(
+    chosen: Sequence[Way],
+    model: Model,
+    arrivals: Sequence[Arrival],
+    device: str,
+    repeats: int,
+    on_run: Callable[[], object],
+) -> list[ArmOutcome]:
+    """Each way once, then each again: what else the machine does meets all of them."""
+    runs: list[list[Run]] = [[] for _ in chosen]
+    for _ in range(repeats):
+        for way, own in zip(chosen, runs, strict=True):
+            own.append(run(way.config, model, arrivals, device))
+            on_run()
+    return [outcome(way, own) for way, own in zip(chosen, runs, strict=True)]
+
+
+def run(config: EngineConfig, model: Model, arrivals: Sequence[Arrival], device: str) -> Run:
+    machine = open_machine(device)
+    engine = Engine(machine, model, config)
+    try:
+        warm_up(engine, arrivals)
+        before = engine.cache.core.get_kv_cache_stats().total.tokens_reused
+        computed = engine.scheduler.counts.tokens_computed
+        requests = play(engine, arrivals)
+        reused = engine.cache.core.get_kv_cache_stats().total.tokens_reused - before
+    finally:
+        engine.close()
+        machine.close()
+    ends = [request.token_times_s[-1] for request in requests]
+    return Run(
+        tokens_per_s=sum(len(request.answer) for request in requests) / (max(ends) - requests[0].arrival_s),
+        first_ms=[1e3 * (request.token_times_s[0] - request.arrival_s) for request in requests],
+        between_ms=[1e3 * float(gap) for request in requests for gap in np.diff(request.token_times_s)],
+        reused=reused,
+        computed=engine.scheduler.counts.tokens_computed - computed,
+        lost=engine.scheduler.counts.reuse_lost,
+        preemptions=engine.scheduler.counts.preemptions,
+    )
+
+
+def warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> None:
+    """Nothing of it is found again."""
+    engine.run([Request(len(arrivals), arrivals[0].prompt, arrivals[0].answer_tokens, salt=1)])
+
+
+def play(engine: Engine, arrivals: Sequence[Arrival]) -> list[Request]:
+    """Each comes at its time, whether or not those before it are done."""
+    start = perf_counter()
+    requests = [
+        Request(number, arrival.prompt, arrival.answer_tokens, arrival_s=start + arrival.at_s)
+        for number, arrival in enumerate(arrivals)
+    ]
+    coming = requests[::-1]
+    while coming or engine.busy:
+        while coming and coming[-1].arrival_s <= perf_counter():
+            engine.submit(coming.pop())
+        if engine.busy:
+            engine.step()
+        else:
+            sleep(max(0.0, coming[-1].arrival_s - perf_counter()))
+    return requests
+
+
+def outcome(way: Way, runs: Sequence[Run]) -> ArmOutcome:
+    config = way.config
+    return ArmOutcome(
+        name=way.name,
+        manager=config.manager,
+        layout=config.layout,
+        tier=config.tier if config.blocks_host else "none",
+        host_blocks=config.blocks_host,
+        off=sorted(config.off),
+        tokens_per_s=median(one.tokens_per_s for one in runs),
+        first_token_ms_median=median(median(one.first_ms) for one in runs),
+        first_token_ms_p95=median(float(np.percentile(one.first_ms, 95)) for one in runs),
+        token_ms_median=median(median(one.between_ms) for one in runs),
+        tokens_reused=int(median(one.reused for one in runs)),
+        tokens_computed=int(median(one.computed for one in runs)),
+        reuse_lost=int(median(one.lost for one in runs)),
+        preemptions=int(median(one.preemptions for one in runs)),
+    )

@@ -1,0 +1,130 @@
+"""A report as a table of what was read, and plain words. Nothing is counted here."""
+
+import re
+from collections.abc import Iterator
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trtllm_kvfix.tools.demo.outcome import AnswerRead, Report, SceneOutcome
+
+SHOWN = 4  # answers of a scene: a page shows all
+LETTERS = 29  # of an answer, in a narrow terminal
+PICTURE_COLUMNS, PICTURE_LETTERS = 108, 48
+
+
+class Printer:
+    """Prints scene by scene, so that who waits sees what has been found."""
+
+    def __init__(self, console: Console, letters: int = LETTERS) -> None:
+        self._console = console
+        self._letters = letters
+
+    def begin(self, device: str, scenes: int) -> None:
+        self._say(f"{device}: {scenes} chat{'s' * (scenes > 1)}, each without one fix and with all", "bold")
+
+    def scene(self, scene: SceneOutcome) -> None:
+        self._say("")
+        self._say(f"{scene.fix} ({scene.hazard})", "bold")
+        self._say(scene.title + ".")
+        self._console.print(_table(scene, self._letters))
+        self._say(summary(scene))
+
+    def end(self, report: Report) -> None:
+        self._say("")
+        for line in (*notes(report), *complaints(report), conclusion(report)):
+            self._say(line)
+
+    def _say(self, line: str, style: str = "") -> None:
+        # A terminal wraps by itself, so that what is copied out of it has no breaks; a picture cannot.
+        wraps = not self._console.record
+        self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=wraps)
+
+
+def picture(report: Report) -> str:
+    """What a terminal shows, as SVG that fetches nothing from elsewhere."""
+    console = Console(record=True, file=StringIO(), width=PICTURE_COLUMNS, force_terminal=True)
+    printer = Printer(console, PICTURE_LETTERS)
+    printer.begin(report.device, len(report.scenes))
+    for scene in report.scenes:
+        printer.scene(scene)
+    printer.end(report)
+    drawn = console.export_svg(title="trtllm-kvfix demo", unique_id="demo")
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+
+
+def _table(scene: SceneOutcome, letters: int) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("user", "should read", "reads without the fix", "with it"):
+        table.add_column(heading, no_wrap=True)
+    fixed = {(answer.user, answer.turn): answer for answer in scene.fixed.answers}
+    for answer in chosen(scene):
+        with_it = fixed[answer.user, answer.turn]
+        table.add_row(
+            Text(answer.user),
+            Text(short(answer.expected, letters)),
+            Text(short(answer.read, letters), style="green" if answer.right else "red"),
+            Text("right", style="green") if with_it.right else Text(short(with_it.read, letters), style="bold red"),
+        )
+    return table
+
+
+def chosen(scene: SceneOutcome) -> list[AnswerRead]:
+    """Those that tell most: with somebody else's text, then other wrong ones."""
+    order = sorted(scene.control.answers, key=lambda answer: (answer.from_whom is None, answer.right))
+    return order[:SHOWN]
+
+
+def short(text: str, letters: int) -> str:
+    text = printable(text)
+    return text if len(text) <= letters else text[: letters - 1] + "…"
+
+
+def printable(text: str, nothing: str = "(nothing)") -> str:
+    return text.replace("\n", "⏎").replace("\r", "⏎") or nothing
+
+
+def summary(scene: SceneOutcome) -> str:
+    control, total = scene.control, len(scene.control.answers)
+    text = f"Without: {len(control.wrong)} of {total} answers are wrong"
+    whose = sorted({answer.from_whom for answer in control.foreign if answer.from_whom})
+    if whose:
+        text += f", {len(control.foreign)} of them carry the text of {' or '.join(whose)}"
+    voices = sum(answer.in_another_voice for answer in control.answers)
+    if voices:
+        text += f", {voices} of them are in another user's voice"
+    return f"{text}. With: {len(scene.fixed.wrong)} of {total}."
+
+
+def notes(report: Report) -> Iterator[str]:
+    if report.simulated:
+        yield (
+            "The device is simulated: numpy computes, and streams, copies and events keep CUDA's promises and no "
+            "others. It shows the order of operations, not speed."
+        )
+    yield (
+        "The order is chosen: the device begins a step's copies when the host waits for them, as a busy one may. A "
+        "control is this package's engine with the named protection taken out, driven as upstream drives it; it is not "
+        "TensorRT-LLM."
+    )
+
+
+def complaints(report: Report) -> Iterator[str]:
+    for scene in report.scenes:
+        if scene.fixed.wrong:
+            yield f"{scene.fix}: {len(scene.fixed.wrong)} answers are wrong although every fix is on. This is a bug."
+        if not scene.control.wrong:
+            yield f"{scene.fix}: no answer is wrong without it, so the scene shows nothing. This is a bug."
+
+
+def conclusion(report: Report) -> str:
+    wrong = sum(len(scene.control.wrong) for scene in report.scenes)
+    foreign = sum(len(scene.control.foreign) for scene in report.scenes)
+    answers = sum(len(scene.control.answers) for scene in report.scenes)
+    fixed = sum(len(scene.fixed.wrong) for scene in report.scenes)
+    return (
+        f"Of {answers} answers, {wrong} were wrong without the fixes, {foreign} of them with another user's text; "
+        f"with the fixes {fixed} were wrong."
+    )

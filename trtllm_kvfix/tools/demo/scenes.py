@@ -1,0 +1,142 @@
+"""One scene for each fix that can change an answer: the chat without it, where the order matters, and with it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trtllm_kvfix.engine.config import HAZARDS, EngineConfig, check_id
+from trtllm_kvfix.engine.machine import open_machine
+from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.tools.demo.chat import Answer
+from trtllm_kvfix.tools.demo.outcome import AnswerRead, Arm, SceneOutcome
+from trtllm_kvfix.tools.demo.session import Session
+
+
+@dataclass(frozen=True)
+class Scene:
+    fix: str
+    title: str
+    without: str  # what goes wrong
+    config: EngineConfig  # with all fixes on
+
+
+_SMALL = EngineConfig(blocks_primary=112, blocks_host=160, requests_max=4, tokens_max=48, late_every=1)
+
+SCENES = (
+    Scene(
+        "staged-offsets-v1",
+        "The V1 table is refilled while its copy is queued",
+        "The copy reads the table when it executes, and finds the next batch: a request's step runs over the blocks of "
+        "another one.",
+        replace(_SMALL, requests_max=6, tokens_max=400),
+    ),
+    Scene(
+        "staged-offsets-v2",
+        "V2's rows and their numbers are rewritten while the kernel that reads them is queued",
+        "The kernel gathers the rows of the next batch.",
+        replace(_SMALL, requests_max=6, tokens_max=400, layout="v2"),
+    ),
+    Scene(
+        "transfer-order",
+        "Blocks move between the tiers, and no event orders that against the model",
+        "A step reads a block whose load is still queued: it holds what its last owner left.",
+        EngineConfig(
+            tokens_per_block=16, blocks_primary=56, blocks_host=80, requests_max=6, tokens_max=256, late_every=1
+        ),
+    ),
+    Scene(
+        "input-copy-fence",
+        "The buffer of a step's inputs is refilled while its copy is queued",
+        "Tokens and positions of the next step are computed in the place of this one's.",
+        replace(_SMALL, requests_max=5, tokens_max=160),
+    ),
+    Scene(
+        "computed-blocks",
+        "A prompt that nobody computed to its end is offered to others",
+        "A stranger sends the last user's notes and hangs up in the middle. Blocks that were never computed are found "
+        "in the cache, and hold what was there before.",
+        replace(_SMALL, manager="one-by-one"),
+    ),
+    Scene(
+        "graph-inputs",
+        "A table that a graph reads at its replay is refilled while the replay is queued",
+        "A letter is computed with another user's adapter, which shouts, or does not.",
+        EngineConfig(
+            tokens_per_block=32, blocks_primary=32, blocks_host=40, requests_max=4, tokens_max=96, late_every=1
+        ),
+    ),
+)
+
+
+def choose(choices: Sequence[str], manager: str | None) -> list[Scene]:
+    """choices: `ID=off` shows only what is lost without that fix, `ID=on` leaves its scene out."""
+    off: set[str] = set()
+    on: set[str] = set()
+    for choice in choices:
+        fix, _, word = choice.partition("=")
+        if word not in ("off", "on"):
+            raise SettingsError(f"--fix is '{choice}'; write ID=off or ID=on, with an ID of {', '.join(HAZARDS)}")
+        check_id(fix)
+        (off if word == "off" else on).add(fix)
+    wanted = (off or set(HAZARDS)) - on
+    if not wanted:
+        raise SettingsError("--fix: every fix is on, so there is nothing to show")
+    scenes = [scene for scene in SCENES if scene.fix in wanted]
+    if manager is None:
+        return scenes
+    if off:
+        for scene in scenes:
+            _racy(replace(scene, config=replace(scene.config, manager=manager)))
+    # Where a manager cannot have a scene's mistake, only asking for that very scene is an error.
+    return [
+        replace(scene, config=replace(scene.config, manager=manager))
+        for scene in scenes
+        if not (scene.fix == "computed-blocks" and manager == "native")
+    ]
+
+
+def play(scene: Scene, device: str, seed: int) -> SceneOutcome:
+    return SceneOutcome(
+        fix=scene.fix,
+        hazard=HAZARDS[scene.fix],
+        title=scene.title,
+        without=scene.without,
+        manager=scene.config.manager,
+        control=_arm(_racy(scene), device, seed),
+        fixed=_arm(scene.config, device, seed),
+    )
+
+
+def _racy(scene: Scene) -> EngineConfig:
+    return replace(scene.config, off=frozenset((scene.fix,)))
+
+
+def _arm(config: EngineConfig, device: str, seed: int) -> Arm:
+    machine = open_machine(device, seed=seed)
+    session = Session(machine, config)
+    try:
+        answers = session.run()
+        counts, stats = session.engine.scheduler.counts, session.engine.cache.core.get_kv_cache_stats().total
+        return Arm(
+            answers=[_read(answer) for answer in answers],
+            steps=session.engine.steps,
+            preemptions=counts.preemptions,
+            tokens_computed=counts.tokens_computed,
+            tokens_reused=stats.tokens_reused,
+            blocks_onboarded=stats.blocks_onboarded,
+        )
+    finally:
+        session.close()
+        machine.close()
+
+
+def _read(answer: Answer) -> AnswerRead:
+    return AnswerRead(
+        user=answer.user,
+        turn=answer.turn + 1,
+        asked=answer.asked,
+        expected=answer.expected,
+        read=answer.read,
+        right=answer.right,
+        from_whom=answer.from_whom,
+        in_another_voice=answer.in_another_voice,
+    )

@@ -1,0 +1,28 @@
+"""Pictures that commands draw. matplotlib is an extra, so it is looked for before the work and used after."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtllm_kvfix.errors import SettingsError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg")
+
+
+def check_plot(path: Path) -> None:
+    if path.suffix.lower() not in SUFFIXES:
+        raise SettingsError(f"--plot is {path}: the file name ends in {' or '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise SettingsError(f"--plot is {path}: there is no folder {path.parent}")
+    if find_spec("matplotlib") is None:
+        raise SettingsError("--plot needs matplotlib, which is not installed: pip install 'trtllm-kvfix[report]'")
+
+
+def save(figure: "Figure", path: Path) -> None:
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise SettingsError(f"--plot is {path}: it cannot be written: {error.strerror or error}") from error

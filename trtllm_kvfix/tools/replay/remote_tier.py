@@ -1,0 +1,72 @@
+"""The offload connector's remote tier as a replay sees it: a store behind the host tier that every fetch is worth, and
+whose transfers take no time. It evicts what nobody has put or asked for the longest."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from trtllm_kvfix.offload.remote.keys import KeyChain
+from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, Known, Live
+
+MIN_REUSE_BLOCKS = 4  # as the connector's default
+
+
+class Store:
+    """Keys of blocks, up to a number of them."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._keys: OrderedDict[bytes, None] = OrderedDict()
+
+    def put(self, keys: list[bytes]) -> None:
+        for key in keys:
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > self._blocks:
+            self._keys.popitem(last=False)
+
+    def leading(self, keys: list[bytes]) -> int:
+        """How many of these it has, up to the first that it has not. Those are the newest from now on."""
+        for at, key in enumerate(keys):
+            if key not in self._keys:
+                return at
+            self._keys.move_to_end(key)
+        return len(keys)
+
+
+class RemoteTier(ConnectorTier):
+    def __init__(
+        self,
+        slots: int,
+        tokens_per_block: int,
+        known: Callable[[int], Known],
+        blocks_remote: int,
+        admission: str = "adaptive",
+    ) -> None:
+        super().__init__(slots, tokens_per_block, known, admission)
+        self._store_of_all = Store(blocks_remote)
+        self._chains: dict[int, KeyChain] = {}  # by sequence of the index
+
+    def _more(self, live: Live, held: int, limit: int, first: int) -> int:
+        here = max(held, first)
+        keys = self._keys(live)[held:limit]
+        end = held + self._store_of_all.leading(keys) if limit - here >= MIN_REUSE_BLOCKS else held
+        if end - here < MIN_REUSE_BLOCKS:
+            return held
+        claim = self._index.claim(live.sequence, end, reused=True)
+        if claim is None:
+            return held
+        self._index.commit(claim.slots)
+        return claim.first + len(claim.slots)
+
+    def _stored_in(self, live: Live, first: int, count: int) -> None:
+        self._store_of_all.put(self._keys(live)[first : first + count])
+
+    def _ended(self, live: Live) -> None:
+        self._chains.pop(live.sequence, None)
+
+    def _keys(self, live: Live) -> list[bytes]:
+        """Of the blocks that the index has."""
+        size = self._tokens_per_block
+        chain = self._chains.setdefault(live.sequence, KeyChain(b"", live.known.identity, size))
+        chain.extend(live.known.tokens[len(chain.keys) * size : live.indexed * size])
+        return chain.keys
