@@ -102,7 +102,7 @@ void settle(Window& window, Sequence& sequence) {
     const std::uint64_t wanted = held.rolls ? std::min(to_come, held.room - own) : to_come;
     set_kept(window, held, std::min(wanted, held.kept + window.allocatable()));
     held.rolls = held.kept != to_come;
-    if (to_come == 0) {
+    if (sequence.length >= sequence.prompt_length()) {
         end(window, held);
     }
 }

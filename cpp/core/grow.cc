@@ -28,13 +28,17 @@ void check_sizes(std::size_t ids, std::size_t counts, std::size_t computed) {
     check_size(computed, " numbers of computed positions");
 }
 
-// Of so many more positions, those whose values are not the prompt's. More than there can be are refused by check_step().
-std::uint32_t values_of(const Sequence& sequence, std::uint32_t count) {
-    const std::uint32_t prompt = sequence.prompt_length();
-    return sequence.length >= prompt ? count : std::max(sequence.length + count, prompt) - prompt;
+// Of the step's positions, those behind the prompt. Without `chunked` every prompt is reserved to its end. More than there can be are
+// refused by check_step().
+std::uint32_t values_of(const Step& step, bool chunked) {
+    if (!chunked) [[likely]] {
+        return step.count;
+    }
+    const std::uint32_t prompt = step.sequence->prompt_length();
+    return std::max(step.sequence->length + step.count, prompt) - step.sequence->values_begin();
 }
 
-void check_step(const Step& step, bool has_tokens) {
+void check_step(const Step& step, bool has_tokens, bool chunked) {
     const Sequence& sequence = *step.sequence;
     const auto refuse = [&](const std::string& why) {
         throw std::invalid_argument("request " + std::to_string(sequence.id()) + ", " + why);
@@ -43,7 +47,8 @@ void check_step(const Step& step, bool has_tokens) {
         refuse("counts: " + std::to_string(step.count) + " more tokens are over the limit of " +
                std::to_string(kNone / 2));
     }
-    if (has_tokens && step.values != 0 && sequence.known() != sequence.values_begin()) {
+    const std::uint32_t values_begin = chunked ? sequence.values_begin() : sequence.length;
+    if (has_tokens && values_of(step, chunked) != 0 && sequence.known() != values_begin) {
         refuse("tokens: positions " + std::to_string(sequence.known()) + " to " + std::to_string(sequence.length) +
                " were grown without values, so later values have no place");
     }
@@ -53,10 +58,10 @@ void check_step(const Step& step, bool has_tokens) {
     check_computed(sequence, step.computed);
 }
 
-void check_tokens(std::span<const TokenId> tokens, std::span<const Step> steps) {
+void check_tokens(std::span<const TokenId> tokens, std::span<const Step> steps, bool chunked) {
     std::uint64_t total = 0;
     for (const Step& step : steps) {
-        total += step.values;
+        total += values_of(step, chunked);
     }
     if (tokens.size() != total) {
         throw std::invalid_argument("add_tokens: " + std::to_string(tokens.size()) + " token values for " +
@@ -218,6 +223,7 @@ void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestI
                 std::span<const std::uint32_t> counts, std::optional<std::span<const TokenId>> tokens,
                 std::optional<std::span<const std::uint32_t>> computed) {
     check_sizes(ids.size(), counts.size(), computed ? computed->size() : ids.size());
+    const bool chunked = std::ranges::any_of(state.windows, [](const Window& window) { return window.chunked != 0; });
     steps.clear();
     ++state.mark;
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -226,21 +232,20 @@ void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestI
             throw std::invalid_argument("request " + std::to_string(ids[i]) + ", request_ids: twice in one call");
         }
         sequence.mark = state.mark;
-        steps.push_back(
-            {&sequence, counts[i], computed ? (*computed)[i] : 0, tokens ? values_of(sequence, counts[i]) : 0});
-        check_step(steps.back(), tokens.has_value());
+        steps.push_back({&sequence, counts[i], computed ? (*computed)[i] : 0});
+        check_step(steps.back(), tokens.has_value(), chunked);
     }
     if (tokens) {
-        check_tokens(*tokens, steps);
+        check_tokens(*tokens, steps, chunked);
     }
     check_capacity(state, steps);
-    const bool chunked = std::ranges::any_of(state.windows, [](const Window& window) { return window.chunked != 0; });
     const TokenId* next = tokens ? tokens->data() : nullptr;
     for (const Step& step : steps) {
+        const std::uint32_t values = next != nullptr ? values_of(step, chunked) : 0;
         take_step(state, step, chunked);
-        if (step.values != 0) {
-            step.sequence->learn({next, step.values});
-            next += step.values;
+        if (values != 0) {
+            step.sequence->learn({next, values});
+            next += values;
         }
     }
     if (chunked) {

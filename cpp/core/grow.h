@@ -15,7 +15,6 @@ struct Step {
     Sequence* sequence;
     std::uint32_t count;
     std::uint32_t computed;
-    std::uint32_t values;  // that are given: of the positions behind the prompt
 };
 
 // Blocks that so many more positions take in each window.

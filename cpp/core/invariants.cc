@@ -171,8 +171,9 @@ void check_kept_slots(const State& state) {
             const HeldBlocks& held = sequence->windows[window.index];
             kept += held.kept;
             chunked += held.room != 0 ? 1 : 0;
-            check(held.room == 0 || (sequence->length < sequence->prompt_length() && !sequence->suspended),
-                  "slots are kept for a prompt that is reserved, or that waits in host");
+            check((held.room != 0) == (sequence->length < sequence->prompt_length()),
+                  "slots are kept for a prompt that is reserved, or one that is not goes without");
+            check(held.room == 0 || !sequence->suspended, "slots are kept for a prompt that waits in host");
         }
         check(kept == window.slots_kept && chunked == window.chunked, "the counts of slots kept are wrong");
         std::uint64_t pinned = 0;
