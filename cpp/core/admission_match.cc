@@ -4,6 +4,7 @@
 
 #include "core/admission_planner.h"
 #include "core/pause_point.h"
+#include "core/steps.h"
 
 namespace kvfix {
 namespace {
@@ -83,6 +84,8 @@ Run AdmissionPlanner::walk(const State& state, const Window& window, const Reque
     constexpr std::uint32_t kAhead = 16;
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     const std::uint32_t blocks = request.num_tokens() / tokens_per_block;
+    // Behind a gap often nothing follows, and whoever stores prompts can see to it at every block.
+    std::uint32_t ahead = first == 0 ? kAhead : 1;
     std::array<std::uint64_t, kAhead> keys{};
     std::string extras;
     const std::size_t path_before = plan_.path.size();
@@ -95,8 +98,8 @@ Run AdmissionPlanner::walk(const State& state, const Window& window, const Reque
     };
     ParentRef parent = root;
     std::uint64_t key = window.tree.key_of(root);
-    for (std::uint32_t begin = first; begin < blocks && parent != kNone; begin += kAhead) {
-        const std::uint32_t count = std::min(kAhead, blocks - begin);
+    for (std::uint32_t begin = first; begin < blocks && parent != kNone;) {
+        const std::uint32_t count = std::min(ahead, blocks - begin);
         for (std::uint32_t i = 0; i < count; ++i) {
             key = window.tree.child_key(key, prompt_block(request, begin + i, tokens_per_block, extras));
             keys[i] = key;
@@ -116,6 +119,8 @@ Run AdmissionPlanner::walk(const State& state, const Window& window, const Reque
             plan_.path.push_back(block);
             parent = window.tree.below(block);
         }
+        begin += count;
+        ahead = std::min(2 * ahead, kAhead);
     }
     return finished(parent);
 }
@@ -156,29 +161,30 @@ void AdmissionPlanner::find_later_runs(const State& state, const Window& window,
             prefix = tree.behind(plan_.path.back());
             position = run.end;
         }
-        if (run.end == run.begin || blocks_outside(window, run.end) < run.begin) {
-            plan_.path.resize(begin + match.path_length);
-        } else {
+        if (run.end != run.begin && blocks_outside(window, run.end) >= run.begin) {
             plan_.runs.push_back(run);
             match.path_length = run.end;
+        } else {
+            std::ranges::fill(std::span(plan_.path).subspan(begin + run.begin), BlockIndex{kNone});
         }
     }
+    plan_.path.resize(begin + match.path_length);
     match.runs_end = static_cast<std::uint32_t>(plan_.runs.size());
 }
 
-// The most tokens, up to `tokens_max`, whose reuse the window allows: the blocks that the next token looks back to are there.
-std::uint32_t AdmissionPlanner::reusable(const Window& window, const WindowMatch& match,
-                                         std::uint32_t tokens_max) const {
+// The most tokens, up to `tokens_max`, whose reuse the window allows: the blocks that the next token looks back to are there. Runs that
+// do not allow it allow no less either: they go, so that whoever asks for less and less looks at each once.
+std::uint32_t AdmissionPlanner::reusable(const Window& window, WindowMatch& match, std::uint32_t tokens_max) const {
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
-    for (std::uint32_t i = match.runs_end; i-- > match.runs_begin;) {
-        const Run& run = plan_.runs[i];
+    for (;; --match.runs_end) {
+        KVFIX_STEP();
+        const Run& run = plan_.runs[match.runs_end - 1];
         const std::uint32_t full = std::min(run.end, tokens_max / tokens_per_block);
         const bool covers = run.begin == 0 || (full > run.begin && blocks_outside(window, full) >= run.begin);
         if (covers) {
             return std::min(tokens_max, full * tokens_per_block + (full < run.end ? tokens_per_block : run.tokens));
         }
     }
-    return 0;
 }
 
 BlockIndex AdmissionPlanner::source_at(const WindowMatch& match, std::uint32_t position) const {

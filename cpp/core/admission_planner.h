@@ -38,7 +38,7 @@ class AdmissionPlanner {
     Run walk(const State& state, const Window& window, const Request& request, ParentRef root, std::uint32_t begin);
     void find_later_runs(const State& state, const Window& window, const Request& request, WindowMatch& match);
     void find_source(const Window& window, const Request& request, ParentRef parent, Run& run) const;
-    std::uint32_t reusable(const Window& window, const WindowMatch& match, std::uint32_t tokens_max) const;
+    std::uint32_t reusable(const Window& window, WindowMatch& match, std::uint32_t tokens_max) const;
     BlockIndex source_at(const WindowMatch& match, std::uint32_t position) const;
     void set_reuse(const State& state, RequestPlan& plan, std::uint32_t reuse);
 
