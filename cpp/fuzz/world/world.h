@@ -70,6 +70,17 @@ class World {
         Prompt prompt;
         std::uint32_t chunk = ~0U;  // tokens of a prompt that are reserved at a time
     };
+    struct Growth {
+        std::vector<Live*> grown;
+        std::vector<std::uint32_t> counts;
+        std::optional<std::vector<std::uint32_t>> computed = std::nullopt;
+    };
+    // Blocks that growth takes in a window, and whether there must be room for them, or may be.
+    struct Promise {
+        std::uint64_t needed = 0;
+        bool must_fit = false;
+        bool may_fit = false;
+    };
 
     template <class What>
     void tell(What&& what) const {
@@ -105,11 +116,14 @@ class World {
 
     // world_growth.cc
     void grow();
+    void prefill();
+    void add_tokens(Growth growth);
+    Promise room_for(const Growth& growth);
     Live* any_unfinished();
+    Live* unfinished(RequestId id);
     std::uint64_t blocks_over(const Live& live, std::uint32_t length) const;
     bool in_promise(const Live& live, std::uint32_t count, std::uint32_t told) const;
-    bool growth_is_legal(const std::vector<Live*>& grown, const std::vector<std::uint32_t>& counts, bool with_tokens,
-                         const std::optional<std::vector<std::uint32_t>>& computed) const;
+    bool growth_is_legal(const Growth& growth, bool with_tokens) const;
     void rewind();
     void store_context();
     std::uint32_t reported(const Live& live);
@@ -139,6 +153,7 @@ class World {
     void verify(const Live& live);
     void verify_all();
     void end_ticket();
+    void settle();
     void end(Ticket ticket, bool fail);
 
     // world_pins.cc
@@ -167,7 +182,7 @@ class World {
     BlockHasher hasher_;  // as the manager's
     Mirror mirror_;
     PromptSource source_;
-    const std::uint32_t patience_;  // how seldom tickets end
+    const std::uint32_t patience_;  // how seldom tickets end; 0: each with the call that queued it
     const bool pins_nothing_;       // so that nothing disturbs what is kept for chunks
     std::map<RequestId, Live> live_;
     std::map<RequestId, Away> suspended_;

@@ -1,5 +1,6 @@
 // How requests grow, shrink and say what they have computed.
 #include <algorithm>
+#include <iterator>
 
 #include "fuzz/world/world.h"
 
@@ -35,62 +36,52 @@ void World::leave_windows(Live& live, std::uint32_t computed) const {
 }
 
 void World::grow() {
-    std::vector<Live*> grown;
+    Growth growth;
     for (auto& [id, live] : live_) {
         if (random_.one_in(id == last_ ? 2 : 4)) {
-            grown.push_back(&live);
+            growth.grown.push_back(&live);
         }
     }
-    std::vector<RequestId> ids;
-    std::vector<std::uint32_t> counts;
     std::vector<std::uint32_t> reports;
-    Live* next = random_.one_in(2) ? any_unfinished() : nullptr;
-    if (next != nullptr) {  // its next chunk, when those before have been computed
-        run_step();
-        compute(*next);
-        grown = {next};
-    }
-    for (const Live* live : grown) {
-        ids.push_back(live->id());
-        counts.push_back(random_.one_in(2) ? 1 : random_.small(2 * block_tokens() + 1));
+    for (const Live* live : growth.grown) {
+        growth.counts.push_back(random_.one_in(2) ? 1 : random_.small(2 * block_tokens() + 1));
         reports.push_back(reported(*live));
-        if (next != nullptr) {
-            counts.back() = random_.between(1, std::min(next->chunk, next->prompt_length() - next->length));
-            reports.back() = next->written;
-        }
     }
-    const auto computed = next == nullptr && random_.one_in(3) ? std::nullopt : std::optional(reports);
-    const bool legal_with_tokens = growth_is_legal(grown, counts, true, computed);
+    growth.computed = random_.one_in(3) ? std::nullopt : std::optional(reports);
+    add_tokens(growth);
+}
+
+// Chunks of one prompt, each when those before have been computed: often to its end.
+void World::prefill() {
+    for (Live* next = any_unfinished(); next != nullptr && !random_.one_in(8); next = unfinished(last_)) {
+        last_ = next->id();
+        run_step();
+        settle();
+        compute(*next);
+        const std::uint32_t most = std::min(next->chunk, next->prompt_length() - next->length);
+        add_tokens({.grown = {next},
+                    .counts = {random_.one_in(2) ? most : random_.between(1, most)},
+                    .computed = std::vector{next->written}});
+    }
+}
+
+void World::add_tokens(Growth growth) {
+    const auto& [grown, counts, computed] = growth;
+    std::vector<RequestId> ids;
+    std::ranges::transform(grown, std::back_inserter(ids), [](const Live* live) { return live->id(); });
+    const bool legal_with_tokens = growth_is_legal(growth, true);
     const bool with_tokens = legal_with_tokens ? !random_.one_in(4) : random_.one_in(16);
     std::vector<TokenId> tokens;
     std::vector<std::vector<TokenId>> tokens_of;
-    for (const std::uint32_t count : counts) {
-        const Live& live = *grown[tokens_of.size()];
-        std::vector<TokenId> more(std::max(live.length + count, live.prompt_length()) - live.end());
+    for (std::size_t i = 0; i < grown.size(); ++i) {
+        const Live& live = *grown[i];
+        std::vector<TokenId> more(std::max(live.length + counts[i], live.prompt_length()) - live.end());
         std::ranges::generate(more, [&] { return source_.token(); });
         tokens.insert(tokens.end(), more.begin(), more.end());
         tokens_of.push_back(std::move(more));
     }
     const auto given = with_tokens ? std::optional<std::span<const TokenId>>(tokens) : std::nullopt;
-    // What is not promised needs room that is there; what is promised has its own.
-    std::uint64_t needed = 0;
-    std::uint64_t unpromised = 0;
-    for (std::size_t i = 0; i < grown.size(); ++i) {
-        const std::uint64_t more =
-            blocks_over(*grown[i], grown[i]->length + counts[i]) - blocks_over(*grown[i], grown[i]->length);
-        const bool promised = in_promise(*grown[i], counts[i], computed ? reports[i] : 0);
-        tally_.chunks += promised && more != 0 ? 1 : 0;
-        needed += more;
-        unpromised += promised ? 0 : more;
-    }
-    const bool legal = growth_is_legal(grown, counts, with_tokens, computed);
-    const auto room = allocatable();
-    const auto holds = [&](std::uint64_t blocks) {
-        return std::ranges::all_of(room, [&](std::uint64_t slots) { return blocks <= slots; });
-    };
-    const bool must_fit = holds(needed) || (pins_.empty() && all_settled() && holds(unpromised));
-    const bool may_fit =
-        must_fit || std::ranges::any_of(live_, [](const auto& each) { return each.second.chunk != ~0U; });
+    const Promise room = room_for(growth);
     for (auto& [id, live] : live_) {  // what a pin holds somebody else may have had to do without
         live.undisturbed = live.undisturbed && pins_.empty() && all_settled();
     }
@@ -98,14 +89,15 @@ void World::grow() {
         return "grow " + text(grown.size()) + " requests" +
                (grown.empty() ? ""
                               : ", the first " + text(ids[0]) + " by " + text(counts[0]) +
-                                    (computed ? ", computed " + text(reports[0]) : "")) +
+                                    (computed ? ", computed " + text(computed->front()) : "")) +
                (with_tokens ? " with tokens" : "");
     });
     const auto outcome = twins_.change([&](BlockManager& manager) {
         manager.add_tokens(ids, counts, given, computed);
         return Nothing{};
     });
-    promise(outcome ? legal && may_fit : !(legal && must_fit), [&] {
+    const bool legal = growth_is_legal(growth, with_tokens);
+    promise(outcome ? legal && room.may_fit : !(legal && room.must_fit), [&] {
         return outcome ? std::string("growth is not refused") : "growth is refused: " + outcome.refused->text;
     });
     if (!outcome) {
@@ -113,11 +105,11 @@ void World::grow() {
         make_room();
         return;
     }
-    queued_ = queued_ || needed != 0;
+    queued_ = queued_ || room.needed != 0;
     for (std::size_t i = 0; i < grown.size(); ++i) {
         Live& live = *grown[i];
         if (computed) {
-            live.told = std::max(live.told, reports[i]);
+            live.told = std::max(live.told, (*computed)[i]);
         }
         leave_windows(live, live.told);
         live.length += counts[i];
@@ -125,6 +117,32 @@ void World::grow() {
         live.truth.tokens.insert(live.truth.tokens.end(), tokens_of[i].begin(), tokens_of[i].end());
         extend_contents(live.contents, live.truth);
     }
+}
+
+// What is not promised needs room that is there; what is promised has its own.
+World::Promise World::room_for(const Growth& growth) {
+    Promise out;
+    std::uint64_t unpromised = 0;
+    for (std::size_t i = 0; i < growth.grown.size(); ++i) {
+        const Live& live = *growth.grown[i];
+        const std::uint64_t more = blocks_over(live, live.length + growth.counts[i]) - blocks_over(live, live.length);
+        const bool promised = in_promise(live, growth.counts[i], growth.computed ? (*growth.computed)[i] : 0);
+        tally_.chunks += promised && more != 0 ? 1 : 0;
+        out.needed += more;
+        unpromised += promised ? 0 : more;
+    }
+    const auto there = allocatable();
+    const auto holds = [&](std::uint64_t blocks) {
+        return std::ranges::all_of(there, [&](std::uint64_t slots) { return blocks <= slots; });
+    };
+    out.must_fit = holds(out.needed) || (pins_.empty() && all_settled() && holds(unpromised));
+    out.may_fit = out.must_fit || std::ranges::any_of(live_, [](const auto& each) { return each.second.chunk != ~0U; });
+    return out;
+}
+
+Live* World::unfinished(RequestId id) {
+    const auto found = live_.find(id);
+    return found != live_.end() && found->second.length < found->second.prompt_length() ? &found->second : nullptr;
 }
 
 Live* World::any_unfinished() {
@@ -146,12 +164,12 @@ bool World::in_promise(const Live& live, std::uint32_t count, std::uint32_t told
     return live.undisturbed && length <= live.prompt_length() && length - std::max(live.told, told) <= live.chunk;
 }
 
-bool World::growth_is_legal(const std::vector<Live*>& grown, const std::vector<std::uint32_t>& counts, bool with_tokens,
-                            const std::optional<std::vector<std::uint32_t>>& computed) const {
-    for (std::size_t i = 0; i < grown.size(); ++i) {
-        const Live& live = *grown[i];
-        const bool nowhere = live.length + counts[i] > live.end() && live.known != live.end();
-        if ((with_tokens && (nowhere || live.beams() > 1)) || (computed && (*computed)[i] > live.length)) {
+bool World::growth_is_legal(const Growth& growth, bool with_tokens) const {
+    for (std::size_t i = 0; i < growth.grown.size(); ++i) {
+        const Live& live = *growth.grown[i];
+        const bool nowhere = live.length + growth.counts[i] > live.end() && live.known != live.end();
+        if ((with_tokens && (nowhere || live.beams() > 1)) ||
+            (growth.computed && (*growth.computed)[i] > live.length)) {
             return false;
         }
     }

@@ -8,6 +8,8 @@
 namespace kvfix::world {
 namespace {
 
+constexpr std::uint32_t kPoolsOfALongPrompt = 8;
+
 // Primary slots of a window that the request can need at most, whatever it reuses. In chunks: what it claims of the window, and what
 // the window and a chunk touch wherever they begin.
 std::uint64_t slots_at_most(const Request& request, std::uint32_t tokens_per_block, std::uint64_t reach,
@@ -39,7 +41,9 @@ void World::admit() {
     for (const WindowConfig& window : twins_.config().windows) {
         blocks = std::min(blocks, window.blocks_primary);
     }
-    const std::uint32_t longest = std::max(1U, blocks * block_tokens() / random_.between(1, 8));
+    const auto chunk = random_.one_in(2) ? std::optional(1 + random_.small(4 * block_tokens())) : std::nullopt;
+    std::uint32_t longest = std::max(1U, blocks * block_tokens() / random_.between(1, 8));
+    longest *= chunk && random_.one_in(2) ? kPoolsOfALongPrompt : 1;  // more than there are slots for
     std::vector<Ask> batch;
     std::vector<RequestPtr> requests;
     for (std::uint32_t count = random_.one_in(2) ? 1 : random_.between(1, 5); count > 0; --count) {
@@ -48,7 +52,6 @@ void World::admit() {
             request_for(again ? source_.variation(random_.pick(batch).prompt, longest) : source_.prompt(longest)));
         requests.push_back(batch.back().request);
     }
-    const auto chunk = random_.one_in(3) ? std::optional(1 + random_.small(4 * block_tokens())) : std::nullopt;
     std::vector<std::uint32_t> promised;
     for (Ask& ask : batch) {
         ask.chunk = chunk.value_or(~0U);
