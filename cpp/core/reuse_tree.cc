@@ -90,12 +90,13 @@ std::uint32_t ReuseTree::new_root() {
 }
 
 std::uint64_t ReuseTree::key_of(ParentRef parent) const {
-    return is_root(parent) ? roots_[parent.root_index()].key : store_[parent.block()].key;
+    return is_root(parent) ? roots_[parent.root_index()].key : std::as_const(store_)[parent.block()].key;
 }
 
 BlockIndex ReuseTree::find_child(ParentRef parent, std::uint64_t key, const BlockContent& wanted) const {
+    const BlockStore& store = store_;  // to change a record costs its digest
     return index_.find(IndexHash::scattered(key), [&](BlockIndex block) {
-        return store_[block].key == key && store_[block].parent == parent && equal(content(block), wanted);
+        return store[block].key == key && store[block].parent == parent && equal(content(block), wanted);
     });
 }
 
@@ -126,6 +127,7 @@ void ReuseTree::keep_hashes() {
 }
 
 ReuseTree::Beginning ReuseTree::best_prefix(ParentRef parent, const BlockContent& query) const {
+    const BlockStore& store = store_;
     std::uint32_t longest = 0;
     for (BlockIndex at = children_of(parent); at != kNone;) {
         KVFIX_STEP();
@@ -133,7 +135,7 @@ ReuseTree::Beginning ReuseTree::best_prefix(ParentRef parent, const BlockContent
         if (here.extras == query.extras) {
             longest = std::max(longest, common_tokens(here.tokens, query.tokens));
         }
-        at = compare(here, query) < 0 ? store_[at].child_right : store_[at].child_left;
+        at = compare(here, query) < 0 ? store[at].child_right : store[at].child_left;
     }
     if (longest == 0) {
         return {};
@@ -144,7 +146,7 @@ ReuseTree::Beginning ReuseTree::best_prefix(ParentRef parent, const BlockContent
         KVFIX_STEP();
         const bool before = compare(content(at), prefix) < 0;
         smallest = before ? smallest : at;
-        at = before ? store_[at].child_right : store_[at].child_left;
+        at = before ? store[at].child_right : store[at].child_left;
     }
     return {smallest, longest};
 }
@@ -162,7 +164,7 @@ void ReuseTree::add(BlockIndex block, ParentRef parent) {
         }
     }
     if (record.has(kPrimary)) {
-        gain_primary(block);
+        ++children_primary_of(parent);
     }
     if (by_prefix_ && is_full(block)) {
         link_prefix(block);
@@ -181,7 +183,7 @@ ParentRef ReuseTree::remove(BlockIndex block) {
         }
     }
     if (record.has(kPrimary)) {
-        lose_primary(block);
+        --children_primary_of(parent);
     }
     if (is_root(parent) && children_of(parent) == kNone) {
         close_root(parent.root_index());

@@ -96,14 +96,14 @@ bool store_next(State& state, Window& window, Sequence& sequence) {
     const Request& request = *sequence.request;
     const BlockIndex own = sequence.windows[window.index].shared[cursor.position];
     const auto advance = [&](BlockIndex node) {
-        cursor = {cursor.position + 1, node, window.blocks[node].generation, {}};
+        cursor = {cursor.position + 1, node, std::as_const(window.blocks)[node].generation, {}};
         return true;
     };
     if (own == kNone) {
         const BlockIndex equal = find_equal(window, sequence);
         return equal != kNone && advance(equal);
     }
-    const Block& record = window.blocks[own];
+    const Block& record = std::as_const(window.blocks)[own];
     if (record.in_tree) {
         return advance(own);
     }
