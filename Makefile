@@ -20,17 +20,18 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 BUILD_REQUIRES := 'scikit-build-core>=0.11' 'nanobind>=2.9'
 BUILD_TOOLS := 'cmake>=3.25' 'ninja>=1.11'
 # A build directory that stays makes the next build incremental.
-INSTALL := $(PY) -m pip install -q --disable-pip-version-check --no-build-isolation \
+INSTALL := $(PY) -m pip install --disable-pip-version-check --no-build-isolation \
 	--config-settings=build-dir=build/python --config-settings=cmake.define.KVFIX_WERROR=$(WERROR)
-NATIVE_SOURCES := $(shell find cpp cmake -type f -not -path 'cpp/tests/*' -not -path 'cpp/fuzz/*') CMakeLists.txt pyproject.toml
+NATIVE_SOURCES := $(shell find cpp cmake licenses -type f -not -path 'cpp/tests/*' -not -path 'cpp/fuzz/*') CMakeLists.txt pyproject.toml
 CPP_SOURCES := $(shell find cpp bench tests/bound -name '*.h' -o -name '*.cc')
 TIDY_SOURCES := $(filter-out cpp/tests/% cpp/fuzz/%,$(wildcard cpp/*/*.cc))
 
-# $(call cpp_build,NAME,OPTIONS,TARGET) configures the C++ side alone in build/NAME and builds TARGET, or everything.
-cpp_build = cmake -S . -B build/$(1) -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	-DKVFIX_WERROR=$(WERROR) $(2) && cmake --build build/$(1) $(if $(3),--target $(3)) -- --quiet
+# $(call cpp_configure,NAME,OPTIONS) configures the C++ side alone in build/NAME; cpp_build then builds TARGET, or everything.
+cpp_configure = cmake -S . -B build/$(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	-DKVFIX_WERROR=$(WERROR) $(2)
+cpp_build = $(cpp_configure) && cmake --build build/$(1) $(if $(3),--target $(3)) -- --quiet
 # $(call tests,ON) builds the C++ tests and insists on GoogleTest, with OFF its absence is tolerated.
-tests = -DKVFIX_BUILD_TESTS=ON -DCMAKE_REQUIRE_FIND_PACKAGE_GTest=$(1)
+tests = -DKVFIX_BUILD_TESTS=ON -DKVFIX_REQUIRE_GTEST=$(1) $(GTEST_ARGS)
 # A sanitized build runs on the simulated device alone; CUDA kernels would only take time to compile.
 no_gpu := -DKVFIX_KERNELS=OFF
 # ThreadSanitizer of older compilers cannot place its shadow where newer kernels randomize the address space.
@@ -38,7 +39,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help bound build verify test test-py test-cpp test-mpi test-nixl test-mooncake test-ray test-upstream test-clients lint format stubs bench bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help bound build verify test gtest test-py test-cpp test-dist test-mpi test-nixl test-mooncake test-ray test-upstream test-clients test-pages docs lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,12 +59,12 @@ $(VENV)/.modules: $(VENV)/.ready FORCE
 
 $(VENV)/.built: $(VENV)/.ready $(VENV)/.modules $(NATIVE_SOURCES)
 	@echo "building and installing the package"
-	@$(INSTALL) -e '.[test]'
+	@$(PY) tools/build_progress.py compiled -- $(INSTALL) -v -e '.[test]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.ready pyproject.toml
 	@echo "installing the development tools"
-	@$(INSTALL) -e '.[dev,report]'
+	@$(INSTALL) -q -e '.[dev,report]'
 	@touch $@ $(VENV)/.built
 
 # The bound classes of upstream, declared as upstream declares them: for tests alone, so no part of the package.
@@ -82,18 +83,27 @@ verify: build  ## admission, both ways; each hazard beside its fix, on a GPU or 
 	@trtllm-kvfix verify
 	@trtllm-kvfix demo
 
-test: test-py test-cpp  ## run all tests; those in C++ where GoogleTest is installed
+test: gtest test-py test-cpp  ## run all tests; those in C++ where GoogleTest is installed or can be fetched
+
+# First, so that nobody learns after a minute of compiling that tests were left out. GTEST_ARGS may name a mirror.
+gtest: $(VENV)/.ready  ## find or fetch GoogleTest, and say so if there is none; with CI set, it must be there
+	@$(call cpp_configure,tests,$(call tests,$(if $(CI),ON,OFF)))
+	@[ ! -e build/tests/gtest-missing ] || { echo "The C++ tests cannot run."; cat build/tests/gtest-missing; }
 
 test-py: build bound  ## run the Python tests
 	@$(PY) -m pytest
 
-test-cpp: $(VENV)/.ready  ## run the C++ tests; with CI set, GoogleTest must be there
-	@$(call cpp_build,tests,$(call tests,$(if $(CI),ON,OFF)))
+test-cpp: gtest  ## run the C++ tests
 	@if [ -e build/tests/gtest-missing ]; then \
-		echo "C++ tests skipped: CMake finds no GoogleTest (Debian and Ubuntu: apt install libgtest-dev)"; \
+		echo "C++ tests skipped: there is no GoogleTest"; \
 	else \
+		cmake --build build/tests -- --quiet && \
 		ctest --test-dir build/tests --output-on-failure --no-tests=error -j $(JOBS); \
 	fi
+
+# In environments of their own: nothing that is installed for development can stand in for what a user lacks.
+test-dist: $(VENV)/.dev build  ## build sdist and wheel, and run the commands from them with the lowest and newest dependencies
+	@$(PY) -m pytest integration/dist
 
 test-mpi: build bound  ## run the tests with ranks of their own; with CI set, Open MPI must be there
 	@$(if $(CI),command -v mpirun >/dev/null || { echo "mpirun is missing: apt install openmpi-bin"; exit 1; })
@@ -130,6 +140,19 @@ test-clients: build bound  ## run KVBM's and LMCache's own connectors beside our
 		$(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/clients $(CLIENTS); }
 	@$(PY) -m pytest integration/clients
 
+test-pages: build  ## look at the pages of verify, demo and watch in Chromium; with CI set, it must be there
+	@$(PY) -m pytest integration/pages
+
+$(VENV)/.docs: $(VENV)/.built pyproject.toml
+	@echo "installing what builds the documentation"
+	@$(INSTALL) -e '.[docs]'
+	@touch $@
+
+# Strict: a dead link, or a page that is in no menu, fails. The variable silences an advertisement of the theme.
+docs: $(VENV)/.docs  ## build the documentation as a site, in build/docs
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+	@echo "the site is in build/docs; look at it with $(PY) -m http.server -d build/docs"
+
 lint: $(VENV)/.dev build  ## ruff, mypy, clang-format, clang-tidy
 	@ruff check
 	@ruff format --check
@@ -147,6 +170,11 @@ stubs: build  ## rewrite trtllm_kvfix/_core.pyi from the built extension
 
 bench: build bound  ## measure and append to bench/results; BENCH_ARGS=--quick for a look
 	@$(PY) bench/run_all.py $(BENCH_ARGS)
+
+# The other commit is compiled once, which takes a minute or two.
+bench-against: build  ## compare quick figures with another commit: REV=HEAD~1
+	@$(if $(REV),,echo "which commit? make bench-against REV=HEAD~1"; exit 2)
+	@$(PY) bench/against.py $(REV) $(BENCH_ARGS)
 
 bench-cpp: $(VENV)/.ready  ## measure the core without Python; needs Google Benchmark
 	@$(call cpp_build,bench,-DCMAKE_BUILD_TYPE=Release -DKVFIX_BUILD_BENCH=ON)
@@ -184,7 +212,7 @@ mutants: build bound  ## plant mistakes in cpp/staging and require that the test
 
 # The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.
 ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01
-ci: lint test test-mpi test-nixl test-mooncake tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
+ci: lint docs test test-pages test-dist test-mpi test-nixl test-mooncake tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
 
 clean:  ## remove .venv and everything built
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

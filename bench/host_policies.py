@@ -176,7 +176,7 @@ class S3Fifo(Lru):
 
 
 class Prescient(Lru):
-    """Stores what will come back, as it is told for each request, and lets go of it as LRU does."""
+    """Stores what will come back, which it knows for each request, and evicts as LRU does."""
 
     def __init__(self, slots: int, comes_back: Sequence[int]) -> None:
         super().__init__(slots)

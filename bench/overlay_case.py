@@ -88,7 +88,7 @@ class Case:
 
 
 def alternate(case: Case, arms: Sequence[Call], rounds: int, between: Call) -> list[list[float]]:
-    """Microseconds of each arm; who goes first changes from round to round."""
+    """Microseconds of each arm; another arm goes first in each round."""
     taken: list[list[float]] = [[] for _ in arms]
     with case.server.tensors.on(case.stream), quiet_garbage_collector():
         for number in range(rounds + WARM_UP_ROUNDS):

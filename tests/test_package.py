@@ -1,4 +1,4 @@
-"""The package as a whole: cheap to import, one name for each thing, a README whose example runs."""
+"""The package as a whole: cheap to import, one name for each thing, examples that run."""
 
 import re
 import subprocess
@@ -78,8 +78,8 @@ def test_make_help_lists_every_target() -> None:
     assert re.findall(r"^  ([a-z-]+) ", shown, re.MULTILINE) == targets[1].split()
 
 
-def test_readme_example_runs_and_prints_what_it_says() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_block_manager_example_runs_and_prints_what_it_says() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "block-manager.md").read_text(), re.DOTALL)
     assert blocks
     for block in blocks:
         expected = re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)

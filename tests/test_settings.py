@@ -60,6 +60,23 @@ def test_the_variable_names_a_file_unless_one_is_given(tmp_path: Path) -> None:
     assert load(given, environ).replay.blocks_host == 4
 
 
+def test_section_with_nothing_in_it_says_nothing(tmp_path: Path) -> None:
+    assert load(yaml_file(tmp_path, "kvfix: {fixes: {}, offload: {remote: {}}}"), {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kvfix: {fixs: {}}", "unknown setting kvfix.fixs in .*; did you mean kvfix.fixes"),
+        ("kvfix: {fixes: {token-budgte: {}}}", "unknown setting kvfix.fixes.token-budgte in .*token-budget"),
+        ("kvfix: {metrics_port: {}}", "kvfix.metrics_port is {}"),
+    ],
+)
+def test_name_with_nothing_below_it_is_looked_at_all_the_same(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load(yaml_file(tmp_path, text), {})
+
+
 def test_other_sections_of_the_file_belong_to_others(tmp_path: Path) -> None:
     file = yaml_file(tmp_path, "kv_cache_config: {dtype: fp8}\nkvfix: {replay: {blocks_host: 3}}")
     assert load(file, {}).replay.blocks_host == 3

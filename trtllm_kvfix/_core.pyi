@@ -48,40 +48,64 @@ class BlockManagerConfig:
         """
 
     @property
-    def tokens_per_block(self) -> int: ...
+    def tokens_per_block(self) -> int:
+        """Tokens that a full block holds."""
 
     @property
-    def blocks_primary(self) -> int | dict[int, int]: ...
+    def blocks_primary(self) -> int | dict[int, int]:
+        """Slots on the GPU: one number, or one for each window."""
 
     @property
-    def blocks_host(self) -> int | dict[int, int]: ...
+    def blocks_host(self) -> int | dict[int, int]:
+        """
+        Slots of the host tier: one number, or one for each window. 0: no host tier.
+        """
 
     @property
-    def window_sizes(self) -> list[int] | None: ...
+    def window_sizes(self) -> list[int] | None:
+        """
+        Sizes of attention windows in tokens, each with slots and a tree of its own. None: full attention.
+        """
 
     @property
-    def max_beam_width(self) -> int: ...
+    def max_beam_width(self) -> int:
+        """The widest beam that a request may ask for."""
 
     @property
-    def block_reuse(self) -> bool: ...
+    def block_reuse(self) -> bool:
+        """False: nothing is ever matched or stored."""
 
     @property
-    def partial_reuse(self) -> bool: ...
+    def partial_reuse(self) -> bool:
+        """A block that matches in part is reused in part."""
 
     @property
-    def copy_on_partial_reuse(self) -> bool: ...
+    def copy_on_partial_reuse(self) -> bool:
+        """
+        A partial match in use is copied. False: it is only ever taken over, and so used once.
+        """
 
     @property
-    def offload_priority_min(self) -> int: ...
+    def offload_priority_min(self) -> int:
+        """
+        Blocks of a lower retention priority are dropped when evicted, not copied to host.
+        """
 
     @property
-    def events_max(self) -> int: ...
+    def events_max(self) -> int:
+        """
+        Events that wait to be read at most; more push the oldest out. 0: no events.
+        """
 
     @property
-    def hash_bits(self) -> int: ...
+    def hash_bits(self) -> int:
+        """
+        Bits of block hashes that count; fewer than 128 force collisions, for tests.
+        """
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """The key of block hashes: a secret, the same on ranks that must agree."""
 
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -98,13 +122,20 @@ class Retention:
         """
 
     @property
-    def ranges(self) -> list[tuple[int, int | None, int, int | None]]: ...
+    def ranges(self) -> list[tuple[int, int | None, int, int | None]]:
+        """
+        (token_start, token_end or None, priority, duration_ms or None), ascending and disjoint.
+        """
 
     @property
-    def decode_priority(self) -> int: ...
+    def decode_priority(self) -> int:
+        """Priority of the blocks that growth takes."""
 
     @property
-    def decode_duration_ms(self) -> int | None: ...
+    def decode_duration_ms(self) -> int | None:
+        """
+        How long decode_priority lasts from the moment the block is only cached. None: for ever.
+        """
 
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -121,28 +152,42 @@ class SequenceRequest:
         """
 
     @property
-    def request_id(self) -> int: ...
+    def request_id(self) -> int:
+        """The name of the sequence in every later call."""
 
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """The length of the prompt."""
 
     @property
-    def tokens(self) -> list[int]: ...
+    def tokens(self) -> list[int]:
+        """The prompt, as a new list."""
 
     @property
-    def beam_width(self) -> int: ...
+    def beam_width(self) -> int:
+        """
+        Beams share the full blocks of the prompt; each has an incomplete last block of its own.
+        """
 
     @property
-    def lora_id(self) -> int | None: ...
+    def lora_id(self) -> int | None:
+        """Blocks are shared among requests of one adapter only."""
 
     @property
-    def salt(self) -> str | bytes | int | None: ...
+    def salt(self) -> str | bytes | int | None:
+        """
+        Blocks are shared among requests of one salt only. Kinds never match: 1, "1" and b"1" differ.
+        """
 
     @property
-    def extra_keys(self) -> list[tuple[int, int, bytes]]: ...
+    def extra_keys(self) -> list[tuple[int, int, bytes]]:
+        """
+        Multimodal spans (token_start, token_end, digest), which are part of the identity of their blocks.
+        """
 
     @property
-    def retention(self) -> Retention | None: ...
+    def retention(self) -> Retention | None:
+        """How long its blocks are worth keeping. None: priority 35."""
 
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -157,22 +202,28 @@ class Admission:
     """What one request got; its numbers alone, whatever shared its batch."""
 
     @property
-    def request_id(self) -> int: ...
+    def request_id(self) -> int:
+        """The request."""
 
     @property
-    def tokens_reused(self) -> int: ...
+    def tokens_reused(self) -> int:
+        """Leading tokens of the prompt that need not be computed."""
 
     @property
-    def tokens_new(self) -> int: ...
+    def tokens_new(self) -> int:
+        """Tokens of the prompt that must be computed: at least one."""
 
     @property
-    def blocks_reused(self) -> int: ...
+    def blocks_reused(self) -> int:
+        """Blocks claimed, a partial match included, summed over windows."""
 
     @property
-    def blocks_onboarded(self) -> int: ...
+    def blocks_onboarded(self) -> int:
+        """Copies from host to primary that were queued for this request."""
 
     @property
-    def blocks_new(self) -> int: ...
+    def blocks_new(self) -> int:
+        """Blocks without any reused token, summed over windows and beams."""
 
     def __repr__(self) -> str: ...
 
@@ -182,10 +233,14 @@ class BatchAdmission:
     """
 
     @property
-    def admitted(self) -> list[Admission]: ...
+    def admitted(self) -> list[Admission]:
+        """One result for each request that fits, in the order of the call."""
 
     @property
-    def deferred(self) -> list[int]: ...
+    def deferred(self) -> list[int]:
+        """
+        The first request that would exceed tokens_new_max, and all after it. They are untouched.
+        """
 
     def __repr__(self) -> str: ...
 
@@ -193,13 +248,16 @@ class PrefixReuse:
     """What admitting the request alone, now, would reuse."""
 
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Tokens that would be reused."""
 
     @property
-    def blocks_primary(self) -> int: ...
+    def blocks_primary(self) -> int:
+        """Of these blocks, those that are in primary."""
 
     @property
-    def blocks_host(self) -> int: ...
+    def blocks_host(self) -> int:
+        """Those that are only in host and would be copied up."""
 
     def __repr__(self) -> str: ...
 
@@ -209,22 +267,34 @@ class TransferItem:
     """
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """
+        'onboard': host to primary. 'offload': primary to host. 'copy': within primary.
+        """
 
     @property
-    def slot_src(self) -> int: ...
+    def slot_src(self) -> int:
+        """
+        The slot to read: in host for 'onboard', in primary for the other kinds.
+        """
 
     @property
-    def slot_dst(self) -> int: ...
+    def slot_dst(self) -> int:
+        """
+        The slot to write: in host for 'offload', in primary for the other kinds.
+        """
 
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Leading tokens of the block that must be copied; the rest is not used."""
 
     @property
-    def block_id(self) -> int: ...
+    def block_id(self) -> int:
+        """The block that the destination belongs to."""
 
     @property
-    def window_size(self) -> int | None: ...
+    def window_size(self) -> int | None:
+        """The window whose slots these are. None: full attention."""
 
     def __repr__(self) -> str: ...
 
@@ -234,10 +304,16 @@ class TransferBatch:
     """
 
     @property
-    def ticket(self) -> int: ...
+    def ticket(self) -> int:
+        """
+        What complete() or fail() takes, once. 0: nothing was queued, and nothing need be ended.
+        """
 
     @property
-    def items(self) -> list[TransferItem]: ...
+    def items(self) -> list[TransferItem]:
+        """
+        The copies. An offload may have to read a slot before a later item writes it.
+        """
 
     def __len__(self) -> int: ...
 
@@ -247,19 +323,24 @@ class PinnedBlock:
     """A block that stays where it is until it is unpinned."""
 
     @property
-    def block_hash(self) -> int: ...
+    def block_hash(self) -> int:
+        """The hash under which the block was found."""
 
     @property
-    def block_id(self) -> int: ...
+    def block_id(self) -> int:
+        """What unpin_blocks_by_id() takes."""
 
     @property
-    def slot(self) -> int: ...
+    def slot(self) -> int:
+        """Where the block is, in its tier."""
 
     @property
-    def tier(self) -> str: ...
+    def tier(self) -> str:
+        """'primary' or 'host'."""
 
     @property
-    def window_size(self) -> int | None: ...
+    def window_size(self) -> int | None:
+        """The window whose slot it is. None: full attention."""
 
     def __repr__(self) -> str: ...
 
@@ -269,41 +350,54 @@ class BlockEvent:
     """
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """'stored', 'removed' or 'updated'."""
 
     @property
-    def event_id(self) -> int: ...
+    def event_id(self) -> int:
+        """
+        Counts up by one; a gap means that events were dropped (KvCacheStats.events_dropped).
+        """
 
     @property
-    def block_hash(self) -> int: ...
+    def block_hash(self) -> int:
+        """The hash of the block, which covers everything before it, too."""
 
     @property
-    def parent_hash(self) -> int | None: ...
+    def parent_hash(self) -> int | None:
+        """The hash of the block before it. None: it is the first."""
 
     @property
-    def tokens(self) -> list[int]: ...
+    def tokens(self) -> list[int]:
+        """Of a stored block, its tokens; else empty."""
 
     @property
-    def tokens_per_block(self) -> int: ...
+    def tokens_per_block(self) -> int:
+        """Of the manager."""
 
     @property
-    def lora_id(self) -> int | None: ...
+    def lora_id(self) -> int | None:
+        """Of a stored block, the adapter of its prefix."""
 
     @property
-    def salt(self) -> str | bytes | int | None: ...
+    def salt(self) -> str | bytes | int | None:
+        """Of a stored block, the salt of its prefix."""
 
     @property
     def extra_keys(self) -> list[tuple[int, int, bytes]]:
         """Multimodal spans, in offsets from the block's first token."""
 
     @property
-    def tier(self) -> str: ...
+    def tier(self) -> str:
+        """The tier from which it is read: 'primary' or 'host'."""
 
     @property
-    def priority(self) -> int: ...
+    def priority(self) -> int:
+        """Its retention priority."""
 
     @property
-    def window_size(self) -> int | None: ...
+    def window_size(self) -> int | None:
+        """The window whose tree it is in. None: full attention."""
 
     def __repr__(self) -> str: ...
 
@@ -311,46 +405,60 @@ class CacheCounters:
     """What happened over an iteration, or since the start."""
 
     @property
-    def requests(self) -> int: ...
+    def requests(self) -> int:
+        """Requests admitted."""
 
     @property
-    def tokens_reused(self) -> int: ...
+    def tokens_reused(self) -> int:
+        """Prompt tokens that were found in the cache."""
 
     @property
-    def tokens_new(self) -> int: ...
+    def tokens_new(self) -> int:
+        """Prompt tokens that had to be computed."""
 
     @property
-    def blocks_reused(self) -> int: ...
+    def blocks_reused(self) -> int:
+        """Blocks claimed by admissions."""
 
     @property
-    def blocks_reused_partial(self) -> int: ...
+    def blocks_reused_partial(self) -> int:
+        """Of these, matches of a part of a block."""
 
     @property
-    def blocks_onboarded(self) -> int: ...
+    def blocks_onboarded(self) -> int:
+        """Copies from host to primary."""
 
     @property
-    def blocks_copied(self) -> int: ...
+    def blocks_copied(self) -> int:
+        """Copies within primary."""
 
     @property
-    def blocks_new(self) -> int: ...
+    def blocks_new(self) -> int:
+        """Prompt blocks without any reused token."""
 
     @property
-    def blocks_missed(self) -> int: ...
+    def blocks_missed(self) -> int:
+        """Full prompt blocks that were not reused."""
 
     @property
-    def blocks_grown(self) -> int: ...
+    def blocks_grown(self) -> int:
+        """Blocks that growth took."""
 
     @property
-    def blocks_stored(self) -> int: ...
+    def blocks_stored(self) -> int:
+        """Blocks that entered the tree."""
 
     @property
-    def blocks_offloaded(self) -> int: ...
+    def blocks_offloaded(self) -> int:
+        """Copies from primary to host."""
 
     @property
-    def blocks_dropped(self) -> int: ...
+    def blocks_dropped(self) -> int:
+        """Blocks whose content eviction has lost, those behind them included."""
 
     @property
-    def blocks_failed(self) -> int: ...
+    def blocks_failed(self) -> int:
+        """Copies that failed."""
 
     def __repr__(self) -> str: ...
 
@@ -358,25 +466,32 @@ class RequestStats:
     """What one live request got and grew."""
 
     @property
-    def tokens_reused(self) -> int: ...
+    def tokens_reused(self) -> int:
+        """Prompt tokens that were found in the cache."""
 
     @property
-    def tokens_new(self) -> int: ...
+    def tokens_new(self) -> int:
+        """Prompt tokens that had to be computed."""
 
     @property
-    def blocks_reused(self) -> int: ...
+    def blocks_reused(self) -> int:
+        """Blocks claimed by its admission."""
 
     @property
-    def blocks_onboarded(self) -> int: ...
+    def blocks_onboarded(self) -> int:
+        """Copies from host to primary that its admission queued."""
 
     @property
-    def blocks_new(self) -> int: ...
+    def blocks_new(self) -> int:
+        """Prompt blocks without any reused token."""
 
     @property
-    def blocks_missed(self) -> int: ...
+    def blocks_missed(self) -> int:
+        """Full prompt blocks that were not reused, summed over windows."""
 
     @property
-    def blocks_grown(self) -> int: ...
+    def blocks_grown(self) -> int:
+        """Blocks that growth took."""
 
     def __repr__(self) -> str: ...
 
@@ -384,19 +499,24 @@ class TierStats:
     """blocks = free + cached + owned + in_flight"""
 
     @property
-    def blocks(self) -> int: ...
+    def blocks(self) -> int:
+        """All slots of the tier."""
 
     @property
-    def free(self) -> int: ...
+    def free(self) -> int:
+        """Slots that hold nothing."""
 
     @property
-    def cached(self) -> int: ...
+    def cached(self) -> int:
+        """Slots that can be found and that eviction may take."""
 
     @property
-    def owned(self) -> int: ...
+    def owned(self) -> int:
+        """Slots of live sequences, and those that are pinned, locked or kept."""
 
     @property
-    def in_flight(self) -> int: ...
+    def in_flight(self) -> int:
+        """Slots that a transfer still writes."""
 
     def __repr__(self) -> str: ...
 
@@ -404,16 +524,22 @@ class WindowStats:
     """One window's slots."""
 
     @property
-    def window_size(self) -> int | None: ...
+    def window_size(self) -> int | None:
+        """None: full attention."""
 
     @property
-    def primary(self) -> TierStats: ...
+    def primary(self) -> TierStats:
+        """The slots on the GPU."""
 
     @property
-    def host(self) -> TierStats: ...
+    def host(self) -> TierStats:
+        """The slots of the host tier."""
 
     @property
-    def kept(self) -> int: ...
+    def kept(self) -> int:
+        """
+        Slots, free or cached, that are kept for the chunks that live prompts have yet to reserve.
+        """
 
     def __repr__(self) -> str: ...
 
@@ -421,40 +547,52 @@ class KvCacheStats:
     """A snapshot; reading it resets nothing."""
 
     @property
-    def max_num_blocks(self) -> int: ...
+    def max_num_blocks(self) -> int:
+        """Primary slots, all windows."""
 
     @property
-    def free_num_blocks(self) -> int: ...
+    def free_num_blocks(self) -> int:
+        """Primary slots that are free or cached."""
 
     @property
-    def used_num_blocks(self) -> int: ...
+    def used_num_blocks(self) -> int:
+        """Primary slots that are owned or in flight."""
 
     @property
-    def tokens_per_block(self) -> int: ...
+    def tokens_per_block(self) -> int:
+        """Of the manager."""
 
     @property
-    def cache_hit_rate(self) -> float: ...
+    def cache_hit_rate(self) -> float:
+        """Blocks reused / (reused + missed), since the start."""
 
     @property
-    def windows(self) -> list[WindowStats]: ...
+    def windows(self) -> list[WindowStats]:
+        """Each window's slots, ascending by size."""
 
     @property
-    def total(self) -> CacheCounters: ...
+    def total(self) -> CacheCounters:
+        """Since the start."""
 
     @property
-    def iteration(self) -> CacheCounters: ...
+    def iteration(self) -> CacheCounters:
+        """Of the iteration that the last refresh_blocks() ended."""
 
     @property
-    def current(self) -> CacheCounters: ...
+    def current(self) -> CacheCounters:
+        """Since that call."""
 
     @property
-    def events_dropped(self) -> int: ...
+    def events_dropped(self) -> int:
+        """Events that were pushed out before anybody read them."""
 
     @property
-    def sequences(self) -> int: ...
+    def sequences(self) -> int:
+        """Live sequences."""
 
     @property
-    def sequences_suspended(self) -> int: ...
+    def sequences_suspended(self) -> int:
+        """Sequences that were swapped out."""
 
     def __repr__(self) -> str: ...
 
@@ -466,7 +604,8 @@ class BlockManager:
     def __init__(self, config: BlockManagerConfig) -> None: ...
 
     @property
-    def config(self) -> BlockManagerConfig: ...
+    def config(self) -> BlockManagerConfig:
+        """What the manager was made of."""
 
     def add_sequence_batch(self, requests: Iterable[SequenceRequest], *, tokens_new_max: int | None = None, chunk_tokens: int | None = None) -> BatchAdmission:
         """
@@ -519,7 +658,8 @@ class BlockManager:
     def get_cache_block_ids(self, request_id: int, window_size: int | None = None) -> list[list[int]]:
         """[beam][block]; -1 where the block has left the window."""
 
-    def get_batch_cache_block_ids(self, request_ids: Any, window_size: int | None = None) -> list[list[list[int]]]: ...
+    def get_batch_cache_block_ids(self, request_ids: Any, window_size: int | None = None) -> list[list[list[int]]]:
+        """get_cache_block_ids() of several requests: [request][beam][block]."""
 
     def copy_batch_block_offsets(self, output: Any, request_ids: Any, beam_width: int, offset: int, *, scale: int = 1, v_offset: int = 0) -> None:
         """
@@ -572,9 +712,13 @@ class BlockManager:
     def reset_reuse_state(self) -> None:
         """Nothing that is cached now will be found again."""
 
-    def get_kv_cache_stats(self) -> KvCacheStats: ...
+    def get_kv_cache_stats(self) -> KvCacheStats:
+        """Slots now, and what happened so far. Resets nothing."""
 
-    def get_request_stats(self, request_id: int) -> RequestStats: ...
+    def get_request_stats(self, request_id: int) -> RequestStats:
+        """
+        What one live request got and grew. UnknownRequest where there is none.
+        """
 
     def get_latest_events(self) -> list[BlockEvent]:
         """The events since the last call."""
@@ -644,7 +788,8 @@ class Pins:
         """(slot, tier) of each, as they were pinned."""
 
     @property
-    def released(self) -> bool: ...
+    def released(self) -> bool:
+        """Whether the pins have been ended by this handle."""
 
     def release(self) -> None:
         """
@@ -663,19 +808,24 @@ class PinnedArray:
     """Pinned host memory with a shape."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Of the first byte, on the host."""
 
     @property
-    def device_address(self) -> int: ...
+    def device_address(self) -> int:
+        """The same byte as the device addresses it."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Size of the contents."""
 
     @property
-    def shape(self) -> list[int]: ...
+    def shape(self) -> list[int]:
+        """Number of elements, dimension by dimension."""
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Type of an element, as numpy names it."""
 
     @property
     def array(self) -> numpy.typing.NDArray[Any]:
@@ -685,59 +835,80 @@ class DeviceArray:
     """Device memory with a shape."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Of the first byte, on the device."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Size of the contents."""
 
     @property
-    def shape(self) -> list[int]: ...
+    def shape(self) -> list[int]:
+        """Number of elements, dimension by dimension."""
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Type of an element, as numpy names it."""
 
 class Device:
     """A GPU, or a simulated one. Calls that take a stream return at once."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the GPU, or of the simulation."""
 
     @property
-    def simulated(self) -> bool: ...
+    def simulated(self) -> bool:
+        """Streams are threads, and memory is that of the host."""
 
     @property
-    def has_kernels(self) -> bool: ...
+    def has_kernels(self) -> bool:
+        """Whether this build has the kernels that this device needs."""
 
     @property
-    def multiprocessors(self) -> int: ...
+    def multiprocessors(self) -> int:
+        """Of the GPU."""
 
     @property
-    def has_batched_copy(self) -> bool: ...
+    def has_batched_copy(self) -> bool:
+        """Whether the driver takes many copies in one call."""
 
     def create_stream(self) -> int:
         """A handle; a torch stream's number does as well."""
 
-    def destroy_stream(self, stream: int) -> None: ...
+    def destroy_stream(self, stream: int) -> None:
+        """Gives back a stream that create_stream() made."""
 
-    def synchronize(self, stream: int) -> None: ...
+    def synchronize(self, stream: int) -> None:
+        """
+        Blocks this thread until the stream has done everything that was enqueued on it.
+        """
 
-    def create_event(self) -> int: ...
+    def create_event(self) -> int:
+        """A handle, for record() and what waits."""
 
-    def destroy_event(self, event: int) -> None: ...
+    def destroy_event(self, event: int) -> None:
+        """Gives the event back."""
 
-    def record(self, event: int, stream: int) -> None: ...
+    def record(self, event: int, stream: int) -> None:
+        """Puts the event behind everything that is on the stream."""
 
-    def done(self, event: int) -> bool: ...
+    def done(self, event: int) -> bool:
+        """Whether the stream is past the event."""
 
     def wait(self, event: int) -> None:
         """Blocks this thread."""
 
-    def make_wait(self, stream: int, event: int) -> None: ...
+    def make_wait(self, stream: int, event: int) -> None:
+        """
+        What is enqueued on the stream from now on waits for the event. Returns at once.
+        """
 
     def close_gate(self, stream: int) -> int:
         """Holds what is enqueued on the stream from now on."""
 
-    def open_gate(self, gate: int) -> None: ...
+    def open_gate(self, gate: int) -> None:
+        """Lets go of what close_gate() holds."""
 
     def pinned(self, shape: Sequence[int], dtype: str) -> PinnedArray:
         """Pinned memory of exactly this size, zeroed."""
@@ -748,27 +919,35 @@ class Device:
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """Reads its source when it executes."""
 
-    def copy_batch(self, dst: Any, src: Any, nbytes: Any, order: str, stream: int) -> None: ...
+    def copy_batch(self, dst: Any, src: Any, nbytes: Any, order: str, stream: int) -> None:
+        """
+        Many copies. order: 'stream' reads sources in stream order, 'any' possibly before.
+        """
 
     def capture_copies(self, dst: Any, src: Any, nbytes: Any) -> int:
         """
         A graph of these copies. Each launch reads the sources anew, when it executes.
         """
 
-    def launch_graph(self, graph: int, stream: int) -> None: ...
+    def launch_graph(self, graph: int, stream: int) -> None:
+        """Enqueues the graph."""
 
-    def destroy_graph(self, graph: int) -> None: ...
+    def destroy_graph(self, graph: int) -> None:
+        """Gives the graph back."""
 
-    def fill_words(self, address: int, count: int, value: int, stream: int) -> None: ...
+    def fill_words(self, address: int, count: int, value: int, stream: int) -> None:
+        """A kernel that writes count words of 32 bits."""
 
     def gather_host_rows(self, dst: DeviceArray, table: PinnedArray, copy_index: PinnedArray, rows: int, width: int, scale: Sequence[int], v_offset: Sequence[int], stream: int) -> None:
         """
         Upstream's racy V2 kernel, for control arms: table and copy_index are read when it runs.
         """
 
-    def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]: ...
+    def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]:
+        """The contents as a new numpy array. Waits for the stream."""
 
-    def upload(self, array: DeviceArray, values: numpy.typing.NDArray[Any], stream: int) -> None: ...
+    def upload(self, array: DeviceArray, values: numpy.typing.NDArray[Any], stream: int) -> None:
+        """Fills the array with these values. Waits for the stream."""
 
 def open_device(name: str = 'auto', seed: int = 0) -> Device:
     """
@@ -779,22 +958,28 @@ class StagerStats:
     """Since the stager was made."""
 
     @property
-    def mode(self) -> str: ...
+    def mode(self) -> str:
+        """'snapshot' or 'early_copy', as chosen for this device and table."""
 
     @property
-    def ships(self) -> int: ...
+    def ships(self) -> int:
+        """Shipments."""
 
     @property
-    def staged_bytes(self) -> int: ...
+    def staged_bytes(self) -> int:
+        """Bytes of block offsets that were staged."""
 
     @property
-    def late_copies(self) -> int: ...
+    def late_copies(self) -> int:
+        """Early copies that others kept waiting for the copy engine."""
 
     @property
-    def ring_waits(self) -> int: ...
+    def ring_waits(self) -> int:
+        """Shipments that waited for a slot."""
 
     @property
-    def wait_us(self) -> float: ...
+    def wait_us(self) -> float:
+        """What they waited in sum."""
 
 class NativeStager:
     """
@@ -806,9 +991,13 @@ class NativeStager:
     def settle(self) -> None:
         """What was shipped as lent is the caller's again."""
 
-    def stats(self) -> StagerStats: ...
+    def stats(self) -> StagerStats:
+        """What was shipped, and what was waited for."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """
+        Waits for what is pending and gives the memory back. Later shipments raise.
+        """
 
 class OffsetRoute:
     """From one live table to one destination, which stay where they are."""
@@ -830,12 +1019,15 @@ class CopyEngine:
         after: an event behind the writers of the sources, or the last users of the destinations. before: a stream that will use the destinations.
         """
 
-    def done(self, transfer: int) -> bool: ...
+    def done(self, transfer: int) -> bool:
+        """Whether every byte of the transfer has arrived."""
 
-    def wait(self, transfer: int) -> None: ...
+    def wait(self, transfer: int) -> None:
+        """Blocks this thread until then."""
 
     @property
-    def waits(self) -> int: ...
+    def waits(self) -> int:
+        """Submissions that waited because transfers_max were in flight."""
 
 class HostPool:
     """The memory of the host tier: pinned slots, one behind the other."""
@@ -847,23 +1039,28 @@ class HostPool:
         """Of slot 0."""
 
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """How many there are."""
 
     @property
-    def block_bytes(self) -> int: ...
+    def block_bytes(self) -> int:
+        """Size of a slot."""
 
     @property
     def bytes(self) -> int:
         """Mapped."""
 
     @property
-    def bytes_pinned(self) -> int: ...
+    def bytes_pinned(self) -> int:
+        """Of the mapped bytes, those that are registered with the device."""
 
     @property
-    def pieces(self) -> int: ...
+    def pieces(self) -> int:
+        """Registrations; no slot lies across two."""
 
     @property
-    def numa_bound(self) -> bool: ...
+    def numa_bound(self) -> bool:
+        """Whether the memory lies on the NUMA node that was asked for."""
 
     @property
     def descriptor(self) -> int:
@@ -886,14 +1083,16 @@ class EndedTransfer:
     """What became of a transfer."""
 
     @property
-    def number(self) -> int: ...
+    def number(self) -> int:
+        """What enqueue() returned."""
 
     @property
     def error(self) -> str:
         """Empty: every byte has arrived."""
 
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """What was to be copied."""
 
     @property
     def seconds(self) -> float:
@@ -903,22 +1102,28 @@ class LaneStats:
     """Since the lane was made."""
 
     @property
-    def queued(self) -> int: ...
+    def queued(self) -> int:
+        """Transfers that wait now."""
 
     @property
-    def in_flight(self) -> int: ...
+    def in_flight(self) -> int:
+        """Transfers that the device has now."""
 
     @property
-    def submitted(self) -> int: ...
+    def submitted(self) -> int:
+        """Transfers that were given to the device."""
 
     @property
-    def failed(self) -> int: ...
+    def failed(self) -> int:
+        """Transfers of which something did not arrive."""
 
     @property
-    def first_error(self) -> str: ...
+    def first_error(self) -> str:
+        """What the first of them failed with."""
 
     @property
-    def broken(self) -> bool: ...
+    def broken(self) -> bool:
+        """The lane has given up, after too many failures in a row."""
 
     @property
     def by_kernel(self) -> int:
@@ -936,7 +1141,8 @@ class Marks:
         """Everything on the stream so far is before the mark."""
 
     @property
-    def created(self) -> int: ...
+    def created(self) -> int:
+        """Events that were made; those of marks that are gone are used again."""
 
 class TransferLane:
     """Transfers of one direction, by a thread and streams of their own."""
@@ -962,7 +1168,8 @@ class TransferLane:
         False: the device has not ended it all, and memory that it was given must be kept.
         """
 
-    def stats(self) -> LaneStats: ...
+    def stats(self) -> LaneStats:
+        """Counts of transfers, and the first error."""
 
 def crc32c(bytes: Any, starts: Any, length: int) -> list[int]:
     """CRC-32C of the ranges of an array of bytes that begin at `starts`."""
@@ -977,16 +1184,20 @@ class TurnLockStats:
     """Since the lock was made."""
 
     @property
-    def turns(self) -> int: ...
+    def turns(self) -> int:
+        """Times that the lock went from free to held."""
 
     @property
-    def waits(self) -> int: ...
+    def waits(self) -> int:
+        """Calls that had to queue."""
 
     @property
-    def wait_us(self) -> float: ...
+    def wait_us(self) -> float:
+        """What they waited in sum."""
 
     @property
-    def queued(self) -> int: ...
+    def queued(self) -> int:
+        """Calls that wait now."""
 
 class TurnLock:
     """A recursive lock, first come first served, waited for without the GIL."""
@@ -999,16 +1210,19 @@ class TurnLock:
     def release(self) -> None:
         """Once for each time it was acquired, by the same thread."""
 
-    def stats(self) -> TurnLockStats: ...
+    def stats(self) -> TurnLockStats:
+        """Turns and waits."""
 
 class TierClaim:
     """Slots to be filled, for the blocks of a sequence from `first` on."""
 
     @property
-    def first(self) -> int: ...
+    def first(self) -> int:
+        """Number of the first block that was claimed."""
 
     @property
-    def slots(self) -> list[int]: ...
+    def slots(self) -> list[int]:
+        """Where to write it and those after it."""
 
     @property
     def declined(self) -> bool:
@@ -1018,17 +1232,20 @@ class TierIndexStats:
     """Blocks now, and those evicted since the index was made."""
 
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """All slots of the tier."""
 
     @property
-    def free(self) -> int: ...
+    def free(self) -> int:
+        """Slots that hold nothing."""
 
     @property
     def owned(self) -> int:
         """Being filled, or pinned."""
 
     @property
-    def evicted(self) -> int: ...
+    def evicted(self) -> int:
+        """Blocks that made room for others, since the index was made."""
 
     @property
     def sequences(self) -> int:
@@ -1045,10 +1262,12 @@ class TierIndex:
         """
 
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """All slots of the tier."""
 
     @property
-    def tokens_per_block(self) -> int: ...
+    def tokens_per_block(self) -> int:
+        """Tokens that a block holds."""
 
     def open(self, *, lora_id: int | None = None, salt: str | bytes | int | None = None, extra_keys: Iterable[tuple[int, int, bytes]] = ()) -> int:
         """A sequence without tokens yet; its number."""
@@ -1082,7 +1301,8 @@ class TierIndex:
         Slots of blocks first to end, as far as they can be read. They stay until they are unpinned.
         """
 
-    def unpin(self, slots: Any) -> None: ...
+    def unpin(self, slots: Any) -> None:
+        """Ends one pin of each slot."""
 
     def condemn(self, slots: Any) -> None:
         """
@@ -1094,9 +1314,11 @@ class TierIndex:
         Nothing that is here or on its way will be found again. Pinned slots stay until they are unpinned.
         """
 
-    def stats(self) -> TierIndexStats: ...
+    def stats(self) -> TierIndexStats:
+        """Slots now, and evictions so far."""
 
-    def check_invariants(self) -> None: ...
+    def check_invariants(self) -> None:
+        """Recounts everything; raises InvariantViolation."""
 
 class FlightRing:
     """The last notes of a process; trtllm_kvfix.metrics.flight reads them."""
@@ -1104,7 +1326,8 @@ class FlightRing:
     def __init__(self, memory: numpy.typing.NDArray[Any]) -> None:
         """memory: zeroed bytes, a whole number of slots."""
 
-    def note(self, kind: int, text: bytes, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None: ...
+    def note(self, kind: int, text: bytes, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None:
+        """Overwrites the oldest note. Of the text, what is too long is left out."""
 
     def move_to(self, memory: numpy.typing.NDArray[Any]) -> None:
         """Go on there, with what has been noted so far."""

@@ -1,5 +1,8 @@
 """The command `trtllm-kvfix`. Exit codes: 0 good, 1 a hazard, a race or a failed check, 2 bad usage or settings."""
 
+import errno
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -8,8 +11,10 @@ from typing import Any
 
 import click
 
-from trtllm_kvfix import __version__
-from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix import __version__, usage
+from trtllm_kvfix.errors import KvfixError, SettingsError
+
+BAD_USAGE = SettingsError.exit_code
 
 # A command is imported when it is asked for, so that start-up stays cheap and one that cannot be loaded harms no other.
 COMMANDS = {
@@ -29,9 +34,16 @@ COMMANDS = {
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Report an error of ours as one line and its exit code; anything else keeps its traceback."""
+    """Report an error of ours, or a full disk, as one line and its exit code; anything else keeps its traceback."""
     try:
         yield
+        sys.stdout.flush()  # so that a full disk is found here and not by the interpreter's end
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        click.echo(f"Error: standard output cannot be written: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has nowhere to go
+        raise click.exceptions.Exit(BAD_USAGE) from error
     except KvfixError as error:
         click.echo(f"Error: {error}", err=True)
         raise click.exceptions.Exit(error.exit_code) from error
@@ -47,6 +59,7 @@ class LazyGroup(click.Group):
         module_name, attribute = COMMANDS[cmd_name].split(":")
         with one_line_errors():
             command: click.Command = getattr(import_module(module_name), attribute)
+        command.epilog = command.epilog or usage.epilog_of(cmd_name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -54,7 +67,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=LazyGroup, epilog=usage.COMPLETION, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="trtllm-kvfix")
 @click.option(
     "--config",
@@ -63,7 +76,13 @@ class LazyGroup(click.Group):
 )
 @click.pass_context
 def main(ctx: click.Context, config: Path | None) -> None:
-    """Mend, examine and model the KV cache of TensorRT-LLM."""
+    """Fix KV-cache races in TensorRT-LLM, without a rebuild; start with `doctor`.
+
+    \b
+    trtllm-kvfix doctor                        what this TensorRT-LLM needs
+    trtllm-kvfix run -- trtllm-serve MODEL     the server, with the fixes
+    trtllm-kvfix verify                        each hazard beside its fix, on this machine
+    """
     from trtllm_kvfix.settings import load  # noqa: PLC0415  --help and --version need no settings, so no pydantic
 
     # Options of a command that bear a setting's name take their defaults from it.

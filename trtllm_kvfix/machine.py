@@ -3,14 +3,23 @@
 import re
 import resource
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtllm_kvfix.native import Device
 
 CAP_IPC_LOCK = 14  # linux/capability.h
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 
 
 def describe() -> dict[str, Any]:
-    return {"driver": driver_version(), "gpu": gpu_name(), "memory_lock_bytes": memory_lock_bytes()}
+    gpu = first_gpu()
+    return {
+        "driver": driver_version(),
+        "gpu": None if gpu is None else gpu.name,
+        "gpu_runs_kernels": None if gpu is None else gpu.has_kernels,
+        "memory_lock_bytes": memory_lock_bytes(),
+    }
 
 
 def driver_version() -> str | None:
@@ -22,12 +31,12 @@ def driver_version() -> str | None:
     return found[1] if found else None
 
 
-def gpu_name() -> str | None:
-    """Of the first GPU, as the driver API has it; None without a driver, a GPU or the extension."""
+def first_gpu() -> "Device | None":
+    """As the driver API has it; None without a driver, a GPU or the extension."""
     try:
         from trtllm_kvfix import native  # noqa: PLC0415  a missing extension is reported elsewhere
 
-        return native.open_device("cuda").name
+        return native.open_device("cuda")
     except (ImportError, ValueError, RuntimeError):
         return None
 

@@ -66,15 +66,25 @@ class RemoteSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     kind: Literal["mooncake"] | None = None
+    """The store. None: there is no remote tier, and nothing of it is loaded."""
     master: Address = None
+    """Host and port of the store's master."""
     protocol: Literal["tcp", "rdma"] = "tcp"
-    host: str | None = None  # where other nodes reach this one; None: the address that faces the master
-    segment_bytes: SegmentBytes = 0  # memory of this node that the store may use while this engine runs
-    min_reuse_blocks: int = Field(default=4, ge=1)  # shorter prefixes are computed
-    model: str | None = None  # names these weights and no others; None: what the checkpoint's files are named by
-    shared_adapters: bool = False  # LoRA adapters have the same numbers on all nodes
-    lookup_wait_ms: float = Field(default=10, gt=0, le=1000)  # a prompt waits this long for an answer at most
-    timeout_s: float = Field(default=10, gt=0)  # a transfer that takes longer is given up, with the store's client
+    """How nodes reach each other."""
+    host: str | None = None
+    """Where other nodes reach this one. None: the address that faces the master."""
+    segment_bytes: SegmentBytes = 0
+    """Memory of this node that the store may use while this engine runs."""
+    min_reuse_blocks: int = Field(default=4, ge=1)
+    """Shorter prefixes are computed."""
+    model: str | None = None
+    """Names these weights and no others. None: what the checkpoint's files are named by."""
+    shared_adapters: bool = False
+    """LoRA adapters have the same numbers on all nodes."""
+    lookup_wait_ms: float = Field(default=10, gt=0, le=1000)
+    """A prompt waits this long for an answer at most."""
+    timeout_s: float = Field(default=10, gt=0)
+    """A transfer that takes longer is given up, with the store's client."""
 
 
 class OffloadSettings(BaseModel):
@@ -82,22 +92,35 @@ class OffloadSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    host_bytes: Bytes = None  # of each rank; rounded down to whole blocks, and to nothing else
-    min_reuse_blocks: int = Field(default=1, ge=1)  # a prefix of fewer blocks is computed rather than loaded
-    # What may push others out of a full tier: everything, or what was asked for before wherever that finds more.
+    host_bytes: Bytes = None
+    """Host tier of each rank, in bytes with a unit. Rounded down to whole blocks, and to nothing else."""
+    min_reuse_blocks: int = Field(default=1, ge=1)
+    """A prefix of fewer blocks is computed rather than loaded."""
     admission: Literal["adaptive", "all"] = "adaptive"
-    offload_priority_min: int = Field(default=30, ge=0, le=100)  # blocks of a lower retention priority are not stored
-    verify: Verify = "off"  # whether what is loaded is compared with what was stored
-    numa_node: Node = "auto"  # where the host tier lies: that of the GPU, where the machine says so
+    """What may push others out of a full tier: `all`, or what was asked for before, where that finds more."""
+    offload_priority_min: int = Field(default=30, ge=0, le=100)
+    """Blocks of a lower retention priority are not stored."""
+    verify: Verify = "off"
+    """Whether what is loaded is compared with what was stored: `off`, `sample` or `all`."""
+    numa_node: Node = "auto"
+    """Where the host tier lies. `auto`: at the GPU, where the machine says so. None: anywhere."""
     huge_pages: bool = True
-    queue_max: int = Field(default=256, ge=1)  # transfers of one direction that wait for the copy thread
-    in_flight_max: int = Field(default=32, ge=1)  # and that the device has
-    copy_by: Literal["auto", "dma", "kernel"] = (
-        "auto"  # auto: whichever is faster for these blocks, measured at the start
-    )
-    copy_sms: int = Field(default=2, ge=1)  # multiprocessors of the GPU that a copy by kernel may take
-    transfer_timeout_s: float = Field(default=120, gt=0)  # a transfer that takes longer stops the engine
+    """Ask for huge pages."""
+    queue_max: int = Field(default=256, ge=1)
+    """Transfers of one direction that wait for the copy thread."""
+    in_flight_max: int = Field(default=32, ge=1)
+    """Transfers of one direction that the device has."""
+    copy_by: Literal["auto", "dma", "kernel"] = "auto"
+    """`dma`, `kernel`, or `auto`: whichever is faster for these blocks, measured at the start."""
+    copy_sms: int = Field(default=2, ge=1)
+    """Multiprocessors of the GPU that a copy by kernel may take."""
+    transfer_timeout_s: float = Field(default=120, gt=0)
+    """A transfer that takes longer stops the engine."""
     shutdown_timeout_s: float = Field(default=10, gt=0)
-    log_every_requests: int = Field(default=100, ge=0)  # 0: no line
-    control_file: str | None = None  # read while serving; see docs/offload.md
+    """How long the end waits for transfers."""
+    log_every_requests: int = Field(default=100, ge=0)
+    """A line of numbers in the log every so many requests; 0: none."""
+    control_file: str | None = None
+    """A file that is read while serving, to change what runs."""
     remote: RemoteSettings = RemoteSettings()
+    """The store behind the host tier."""

@@ -17,7 +17,7 @@ from trtllm_kvfix.settings import Settings
 
 
 def signature() -> dict[str, Any]:
-    """What tells this process from all others, and from a later one with its number."""
+    """An identity that no other process has, not even a later one with its number."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "process_start": process_start(os.getpid()) or 0}
 
 
@@ -53,7 +53,7 @@ def live(folder: Path, suffix: str, format_number: int) -> Iterator[dict[str, An
         except (OSError, ValueError):
             continue  # it went, or is not ours
         if entry.get("format") != format_number or entry["host"] != socket.gethostname():
-            continue  # a shared folder: only its own host can tell whether the process lives
+            continue  # a shared folder: only its own host knows whether the process lives
         if process_start(entry["pid"]) == entry["process_start"]:
             yield entry
         else:

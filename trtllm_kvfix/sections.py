@@ -48,20 +48,35 @@ class ReplaySettings(Section):
     """The cache and the scheduler that `trtllm-kvfix replay` models where its options do not say otherwise."""
 
     tokens_per_block: int = Field(default=32, ge=1)
+    """Tokens of a block."""
     blocks_primary: Size = 16384
+    """GPU tier: a number of blocks, or bytes with a unit such as `40GiB`."""
     blocks_host: Size = 0
+    """Host tier, in the same way; 0: none."""
     host_tier: Literal["built-in", "connector"] = "built-in"
+    """`built-in`: TensorRT-LLM's own. `connector`: the offload connector of this package."""
     host_admission: Literal["adaptive", "all"] = "adaptive"
-    blocks_remote: Size = 0  # of the store behind the connector's host tier
+    """What may push blocks out of the connector's full tier, as `offload.admission`."""
+    blocks_remote: Size = 0
+    """The store behind the connector's host tier; 0: none."""
     max_batch_size: int = Field(default=64, ge=1)
+    """Requests that run at once."""
     max_num_tokens: int = Field(default=8192, ge=1)
+    """Tokens that one iteration computes."""
     tokens_per_iteration: int = Field(default=1, ge=1)
+    """Tokens that a running request gains in an iteration."""
     iteration_ms: float = Field(default=0, ge=0)
+    """Time that an iteration takes in the model; 0: arrivals have no time."""
     bytes_per_block: int | None = Field(default=None, ge=1)
+    """Bytes of a block, where sizes are given in bytes."""
     layers: int | None = Field(default=None, ge=1)
+    """Layers of the model, from which bytes of a block follow."""
     kv_heads: int | None = Field(default=None, ge=1)
+    """KV heads of the model."""
     head_dim: int | None = Field(default=None, ge=1)
+    """Size of a head."""
     dtype_bytes: int = Field(default=2, ge=1)
+    """Bytes of a value in the cache."""
 
 
 class FixChoices(RootModel[Mapping[str, Choice]]):
@@ -84,26 +99,39 @@ class FixChoices(RootModel[Mapping[str, Choice]]):
 
 
 class FixSettings(Section):
-    """What a fix may be told besides on and off; each one gets it when its replacements are made."""
+    """Settings of a fix besides on and off; each fix gets them when its replacements are made."""
 
-    read_back_every: int = Field(default=0, ge=0)  # one shipment in so many is read back and compared; 0: none
-    staging_slots: int = Field(default=3, ge=2, le=64)  # of each ring: shipments that may be pending at once
+    read_back_every: int = Field(default=0, ge=0)
+    """One shipment of block offsets in so many is read back and compared; 0: none."""
+    staging_slots: int = Field(default=3, ge=2, le=64)
+    """Shipments that may be pending at once, for each ring."""
     staging_mode: StagingMode = "auto"
+    """`snapshot`, `early_copy`, or `auto`, which chooses by the size of the table."""
 
 
 class Settings(Section):
     """Everything that can be set below `kvfix:`."""
 
-    enabled: bool = True  # the hook reads it when TensorRT-LLM is imported
-    force: bool = False  # lets `on` apply a fix whose probe says unknown
-    manager: ManagerWord = "upstream"  # native: our block manager behind upstream's V1 class
+    enabled: bool = True
+    """The switch. The hook reads it when TensorRT-LLM is imported."""
+    force: bool = False
+    """Lets `on` apply a fix although its probe says *unknown*."""
+    manager: ManagerWord = "upstream"
+    """`native`: our block manager behind upstream's V1 class."""
     fixes: FixChoices = FixChoices()
+    """The choice for each fix, by its id: `auto`, `on`, `off` or `observe`."""
     tuning: FixSettings = FixSettings()
-    metrics_port: int | None = Field(default=None, ge=1, le=PORT_MAX)  # of rank 0; rank r listens on this + r
-    agreement_timeout_s: float = Field(default=120, gt=0)  # how long ranks wait for each other's attestations
-    runtime_dir: str | None = None  # where attestations are written; by default one of this user's
+    """What fixes may be told besides."""
+    metrics_port: int | None = Field(default=None, ge=1, le=PORT_MAX)
+    """Prometheus port of rank 0; rank r listens on this + r. None: no metrics are served."""
+    agreement_timeout_s: float = Field(default=120, gt=0)
+    """How long ranks wait for each other's attestations before an engine starts."""
+    runtime_dir: str | None = None
+    """Where attestations are written. None: a folder of this user below the temporary one."""
     replay: ReplaySettings = ReplaySettings()
+    """Defaults of `trtllm-kvfix replay`."""
     offload: OffloadSettings = OffloadSettings()
+    """The offload connector."""
 
     def choice_of(self, fix_id: str) -> Word:
         """What is to become of a fix, with everything else that was said."""

@@ -149,10 +149,13 @@ def _from_section(section: Mapping[Any, Any], where: str) -> dict[Name, _Given]:
     given: dict[Name, _Given] = {}
     for dotted, value in _flattened(section, SECTION):
         below = [name for name in known if name.startswith(f"{dotted}.")]
+        if below and value == {}:
+            continue  # a section with nothing in it
         if below:
             raise SettingsError(f"{dotted} in {where} is {value!r}; it has settings of its own, such as {min(below)}")
         if dotted not in known:
-            _refuse(dotted, where, known)
+            sections = {name.rpartition(".")[0] for name in known} - {SECTION}
+            _refuse(dotted, where, [*known, *sections] if isinstance(value, dict) else known)
         given[known[dotted]] = _Given(value, f"{where}: {dotted}")
     return given
 
@@ -160,7 +163,7 @@ def _from_section(section: Mapping[Any, Any], where: str) -> dict[Name, _Given]:
 def _flattened(section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in section.items():
         dotted = f"{prefix}.{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield from _flattened(value, dotted)
         else:
             yield dotted, value

@@ -179,19 +179,28 @@ void bind_config(nb::module_& m) {
             "hash_bits under 128 forces hash collisions: an instrument for tests. seed (128 bits) is the key of block "
             "hashes and of the indexes inside: a secret, the same on ranks that must agree. None: drawn from the "
             "system's entropy.")
-        .def_ro("tokens_per_block", &BlockManagerConfig::tokens_per_block)
-        .def_prop_ro("blocks_primary",
-                     [](const BlockManagerConfig& c) { return counts(c, &WindowConfig::blocks_primary); })
-        .def_prop_ro("blocks_host", [](const BlockManagerConfig& c) { return counts(c, &WindowConfig::blocks_host); })
-        .def_prop_ro("window_sizes", &window_sizes)
-        .def_ro("max_beam_width", &BlockManagerConfig::beam_width_max)
-        .def_ro("block_reuse", &BlockManagerConfig::block_reuse)
-        .def_ro("partial_reuse", &BlockManagerConfig::partial_reuse)
-        .def_ro("copy_on_partial_reuse", &BlockManagerConfig::copy_on_partial_reuse)
-        .def_ro("offload_priority_min", &BlockManagerConfig::offload_priority_min)
-        .def_ro("events_max", &BlockManagerConfig::events_max)
-        .def_ro("hash_bits", &BlockManagerConfig::hash_bits)
-        .def_prop_ro("seed", &seed_of)
+        .def_ro("tokens_per_block", &BlockManagerConfig::tokens_per_block, "Tokens that a full block holds.")
+        .def_prop_ro(
+            "blocks_primary", [](const BlockManagerConfig& c) { return counts(c, &WindowConfig::blocks_primary); },
+            "Slots on the GPU: one number, or one for each window.")
+        .def_prop_ro(
+            "blocks_host", [](const BlockManagerConfig& c) { return counts(c, &WindowConfig::blocks_host); },
+            "Slots of the host tier: one number, or one for each window. 0: no host tier.")
+        .def_prop_ro(
+            "window_sizes", &window_sizes,
+            "Sizes of attention windows in tokens, each with slots and a tree of its own. None: full attention.")
+        .def_ro("max_beam_width", &BlockManagerConfig::beam_width_max, "The widest beam that a request may ask for.")
+        .def_ro("block_reuse", &BlockManagerConfig::block_reuse, "False: nothing is ever matched or stored.")
+        .def_ro("partial_reuse", &BlockManagerConfig::partial_reuse, "A block that matches in part is reused in part.")
+        .def_ro("copy_on_partial_reuse", &BlockManagerConfig::copy_on_partial_reuse,
+                "A partial match in use is copied. False: it is only ever taken over, and so used once.")
+        .def_ro("offload_priority_min", &BlockManagerConfig::offload_priority_min,
+                "Blocks of a lower retention priority are dropped when evicted, not copied to host.")
+        .def_ro("events_max", &BlockManagerConfig::events_max,
+                "Events that wait to be read at most; more push the oldest out. 0: no events.")
+        .def_ro("hash_bits", &BlockManagerConfig::hash_bits,
+                "Bits of block hashes that count; fewer than 128 force collisions, for tests.")
+        .def_prop_ro("seed", &seed_of, "The key of block hashes: a secret, the same on ranks that must agree.")
         .def(
             "__reduce__",
             [](nb::handle self) { return reduced(self, keywords_of(nb::cast<const BlockManagerConfig&>(self))); },

@@ -122,27 +122,35 @@ void bind_streams(DeviceClass& c) {
          "create_stream", [](Device& d) { return d.create_stream().value; }, Nogil(),
          "A handle; a torch stream's number does as well.")
         .def(
-            "destroy_stream", [](Device& d, std::uintptr_t stream) { d.destroy_stream({stream}); }, Nogil(), "stream"_a)
+            "destroy_stream", [](Device& d, std::uintptr_t stream) { d.destroy_stream({stream}); }, Nogil(), "stream"_a,
+            "Gives back a stream that create_stream() made.")
         .def(
-            "synchronize", [](Device& d, std::uintptr_t stream) { d.synchronize({stream}); }, Nogil(), "stream"_a)
+            "synchronize", [](Device& d, std::uintptr_t stream) { d.synchronize({stream}); }, Nogil(), "stream"_a,
+            "Blocks this thread until the stream has done everything that was enqueued on it.")
         .def(
-            "create_event", [](Device& d) { return d.create_event().value; }, Nogil())
+            "create_event", [](Device& d) { return d.create_event().value; }, Nogil(),
+            "A handle, for record() and what waits.")
         .def(
-            "destroy_event", [](Device& d, std::uintptr_t event) { d.destroy_event({event}); }, Nogil(), "event"_a)
+            "destroy_event", [](Device& d, std::uintptr_t event) { d.destroy_event({event}); }, Nogil(), "event"_a,
+            "Gives the event back.")
         .def(
             "record", [](Device& d, std::uintptr_t event, std::uintptr_t stream) { d.record({event}, {stream}); },
-            Nogil(), "event"_a, "stream"_a)
+            Nogil(), "event"_a, "stream"_a, "Puts the event behind everything that is on the stream.")
         .def(
-            "done", [](Device& d, std::uintptr_t event) { return d.done({event}); }, Nogil(), "event"_a)
+            "done", [](Device& d, std::uintptr_t event) { return d.done({event}); }, Nogil(), "event"_a,
+            "Whether the stream is past the event.")
         .def(
             "wait", [](Device& d, std::uintptr_t event) { d.wait({event}); }, Nogil(), "event"_a, "Blocks this thread.")
         .def(
             "make_wait", [](Device& d, std::uintptr_t stream, std::uintptr_t event) { d.make_wait({stream}, {event}); },
-            Nogil(), "stream"_a, "event"_a)
+            Nogil(), "stream"_a, "event"_a,
+            "What is enqueued on the stream from now on waits for the event. Returns at once.")
         .def(
             "close_gate", [](Device& d, std::uintptr_t stream) { return d.close_gate({stream}).value; }, Nogil(),
             "stream"_a, "Holds what is enqueued on the stream from now on.")
-        .def("open_gate", [](Device& d, std::uintptr_t gate) { d.open_gate({gate}); }, Nogil(), "gate"_a);
+        .def(
+            "open_gate", [](Device& d, std::uintptr_t gate) { d.open_gate({gate}); }, Nogil(), "gate"_a,
+            "Lets go of what close_gate() holds.");
 }
 
 void bind_memory(DeviceClass& c) {
@@ -177,7 +185,8 @@ void bind_memory(DeviceClass& c) {
                 without_gil([&] { d.copy_batch(spans, source, {stream}); });
             },
             "dst"_a, "src"_a, "nbytes"_a, "order"_a, "stream"_a,
-            nb::sig("def copy_batch(self, dst: Any, src: Any, nbytes: Any, order: str, stream: int) -> None"))
+            nb::sig("def copy_batch(self, dst: Any, src: Any, nbytes: Any, order: str, stream: int) -> None"),
+            "Many copies. order: 'stream' reads sources in stream order, 'any' possibly before.")
         .def(
             "capture_copies",
             [](Device& d, nb::handle dst, nb::handle src, nb::handle nbytes) {
@@ -189,23 +198,26 @@ void bind_memory(DeviceClass& c) {
         .def(
             "launch_graph",
             [](Device& d, std::uintptr_t graph, std::uintptr_t stream) { d.launch_graph({graph}, {stream}); }, Nogil(),
-            "graph"_a, "stream"_a)
+            "graph"_a, "stream"_a, "Enqueues the graph.")
         .def(
-            "destroy_graph", [](Device& d, std::uintptr_t graph) { d.destroy_graph({graph}); }, Nogil(), "graph"_a)
+            "destroy_graph", [](Device& d, std::uintptr_t graph) { d.destroy_graph({graph}); }, Nogil(), "graph"_a,
+            "Gives the graph back.")
         .def(
             "fill_words",
             [](Device& d, std::uintptr_t address, std::uint64_t count, std::uint32_t value, std::uintptr_t stream) {
                 without_gil(
                     [&] { d.launch(FillWords{reinterpret_cast<std::uint32_t*>(address), count, value}, {stream}); });
             },
-            "address"_a, "count"_a, "value"_a, "stream"_a)
+            "address"_a, "count"_a, "value"_a, "stream"_a, "A kernel that writes count words of 32 bits.")
         .def("gather_host_rows", &gather_host_rows, "dst"_a, "table"_a, "copy_index"_a, "rows"_a, "width"_a, "scale"_a,
              "v_offset"_a, "stream"_a,
              "Upstream's racy V2 kernel, for control arms: table and copy_index are read when it runs.")
         .def("download", &download, "array"_a, "stream"_a,
-             nb::sig("def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]"))
+             nb::sig("def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]"),
+             "The contents as a new numpy array. Waits for the stream.")
         .def("upload", &upload, "array"_a, "values"_a, "stream"_a,
-             nb::sig("def upload(self, array: DeviceArray, values: numpy.typing.NDArray[Any], stream: int) -> None"));
+             nb::sig("def upload(self, array: DeviceArray, values: numpy.typing.NDArray[Any], stream: int) -> None"),
+             "Fills the array with these values. Waits for the stream.");
 }
 
 }  // namespace
@@ -235,23 +247,30 @@ SourceOrder source_order(const std::string& name) {
 void bind_device(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<PinnedArray>(m, "PinnedArray", "Pinned host memory with a shape.")
-        .def_prop_ro("address", [](const PinnedArray& a) { return a.memory->address(); })
-        .def_prop_ro("device_address", [](const PinnedArray& a) { return a.memory->device_address(); })
-        .def_prop_ro("nbytes", [](const PinnedArray& a) { return a.memory->bytes(); })
-        .def_ro("shape", &PinnedArray::shape)
-        .def_ro("dtype", &PinnedArray::dtype)
+        .def_prop_ro(
+            "address", [](const PinnedArray& a) { return a.memory->address(); }, "Of the first byte, on the host.")
+        .def_prop_ro(
+            "device_address", [](const PinnedArray& a) { return a.memory->device_address(); },
+            "The same byte as the device addresses it.")
+        .def_prop_ro(
+            "nbytes", [](const PinnedArray& a) { return a.memory->bytes(); }, "Size of the contents.")
+        .def_ro("shape", &PinnedArray::shape, "Number of elements, dimension by dimension.")
+        .def_ro("dtype", &PinnedArray::dtype, "Type of an element, as numpy names it.")
         .def_prop_ro("array", &numpy_view, nb::sig("def array(self) -> numpy.typing.NDArray[Any]"), "A live view.");
     nb::class_<DeviceArray>(m, "DeviceArray", "Device memory with a shape.")
-        .def_prop_ro("address", [](const DeviceArray& a) { return a.memory->address(); })
-        .def_prop_ro("nbytes", [](const DeviceArray& a) { return a.memory->bytes(); })
-        .def_ro("shape", &DeviceArray::shape)
-        .def_ro("dtype", &DeviceArray::dtype);
+        .def_prop_ro(
+            "address", [](const DeviceArray& a) { return a.memory->address(); }, "Of the first byte, on the device.")
+        .def_prop_ro(
+            "nbytes", [](const DeviceArray& a) { return a.memory->bytes(); }, "Size of the contents.")
+        .def_ro("shape", &DeviceArray::shape, "Number of elements, dimension by dimension.")
+        .def_ro("dtype", &DeviceArray::dtype, "Type of an element, as numpy names it.");
     DeviceClass device(m, "Device", "A GPU, or a simulated one. Calls that take a stream return at once.");
-    device.def_prop_ro("name", &Device::name)
-        .def_prop_ro("simulated", &Device::simulated)
-        .def_prop_ro("has_kernels", &Device::has_kernels)
-        .def_prop_ro("multiprocessors", &Device::multiprocessors)
-        .def_prop_ro("has_batched_copy", &Device::has_batched_copy);
+    device.def_prop_ro("name", &Device::name, "The name of the GPU, or of the simulation.")
+        .def_prop_ro("simulated", &Device::simulated, "Streams are threads, and memory is that of the host.")
+        .def_prop_ro("has_kernels", &Device::has_kernels, "Whether this build has the kernels that this device needs.")
+        .def_prop_ro("multiprocessors", &Device::multiprocessors, "Of the GPU.")
+        .def_prop_ro("has_batched_copy", &Device::has_batched_copy,
+                     "Whether the driver takes many copies in one call.");
     bind_streams(device);
     bind_memory(device);
     m.def("open_device", &open_device, nb::call_guard<GilReleased>(), "name"_a = "auto", "seed"_a = 0,

@@ -43,7 +43,8 @@ void bind_flight_ring(nb::module_& m) {
         .def(nb::init<const Memory&>(), "memory"_a,
              nb::sig("def __init__(self, memory: numpy.typing.NDArray[Any]) -> None"),
              "memory: zeroed bytes, a whole number of slots.")
-        .def("note", &KeptRing::note, "kind"_a, "text"_a, "a"_a = 0, "b"_a = 0, "c"_a = 0, "d"_a = 0)
+        .def("note", &KeptRing::note, "kind"_a, "text"_a, "a"_a = 0, "b"_a = 0, "c"_a = 0, "d"_a = 0,
+             "Overwrites the oldest note. Of the text, what is too long is left out.")
         .def("move_to", &KeptRing::move_to, "memory"_a,
              nb::sig("def move_to(self, memory: numpy.typing.NDArray[Any]) -> None"),
              "Go on there, with what has been noted so far.");

@@ -181,7 +181,8 @@ void bind_tables(ManagerClass& c) {
           "[beam][block]; -1 where the block has left the window.")
         .def("get_batch_cache_block_ids", &batch_cache_block_ids, "request_ids"_a, "window_size"_a = nb::none(),
              nb::sig("def get_batch_cache_block_ids(self, request_ids: Any, window_size: int | None = None) -> "
-                     "list[list[list[int]]]"))
+                     "list[list[list[int]]]"),
+             "get_cache_block_ids() of several requests: [request][beam][block].")
         .def("copy_batch_block_offsets", &copy_offsets, nb::arg("output").noconvert(), "request_ids"_a, "beam_width"_a,
              "offset"_a, nb::kw_only(), "scale"_a = 1, "v_offset"_a = 0,
              nb::sig("def copy_batch_block_offsets(self, output: Any, request_ids: Any, beam_width: int, offset: int, "
@@ -249,8 +250,10 @@ void bind_upkeep(ManagerClass& c) {
         .def("refresh_blocks", &BlockManager::refresh_blocks, Nogil(), "Ends an iteration of the statistics.")
         .def("reset_reuse_state", &BlockManager::reset_reuse_state, Nogil(),
              "Nothing that is cached now will be found again.")
-        .def("get_kv_cache_stats", &BlockManager::get_kv_cache_stats, Nogil())
-        .def("get_request_stats", &BlockManager::get_request_stats, Nogil(), "request_id"_a)
+        .def("get_kv_cache_stats", &BlockManager::get_kv_cache_stats, Nogil(),
+             "Slots now, and what happened so far. Resets nothing.")
+        .def("get_request_stats", &BlockManager::get_request_stats, Nogil(), "request_id"_a,
+             "What one live request got and grew. UnknownRequest where there is none.")
         .def("get_latest_events", &BlockManager::get_latest_events, Nogil(), "The events since the last call.")
         .def("digest", &BlockManager::digest, Nogil(), "64 bits that are equal on ranks that are in the same state.")
         .def("check_invariants", &BlockManager::check_invariants, Nogil(),
@@ -264,7 +267,7 @@ void bind_manager(nb::module_& m) {
     ManagerClass manager(m, "BlockManager",
                          "A two-tier paged block manager. Every method may be called from any thread.");
     manager.def(nb::init<BlockManagerConfig>(), "config"_a)
-        .def_prop_ro("config", &BlockManager::config, nb::rv_policy::copy);
+        .def_prop_ro("config", &BlockManager::config, nb::rv_policy::copy, "What the manager was made of.");
     bind_sequences(manager);
     bind_pins(manager);
     bind_tables(manager);

@@ -84,13 +84,18 @@ void bind_pool(nb::module_& m) {
              "piece_bytes_max"_a = std::size_t{1} << 30, "page_bytes"_a = 4096, "numa_node"_a = nb::none(),
              "huge_pages"_a = true, "shared"_a = false)
         .def_prop_ro("address", &HostPool::address, "Of slot 0.")
-        .def_prop_ro("slots", [](const HostPool& p) { return p.plan().slots; })
-        .def_prop_ro("block_bytes", [](const HostPool& p) { return p.plan().block_bytes; })
+        .def_prop_ro(
+            "slots", [](const HostPool& p) { return p.plan().slots; }, "How many there are.")
+        .def_prop_ro(
+            "block_bytes", [](const HostPool& p) { return p.plan().block_bytes; }, "Size of a slot.")
         .def_prop_ro(
             "bytes", [](const HostPool& p) { return p.plan().bytes(); }, "Mapped.")
-        .def_prop_ro("bytes_pinned", &HostPool::bytes_pinned)
-        .def_prop_ro("pieces", [](const HostPool& p) { return p.plan().pieces(); })
-        .def_prop_ro("numa_bound", &HostPool::numa_bound)
+        .def_prop_ro("bytes_pinned", &HostPool::bytes_pinned,
+                     "Of the mapped bytes, those that are registered with the device.")
+        .def_prop_ro(
+            "pieces", [](const HostPool& p) { return p.plan().pieces(); }, "Registrations; no slot lies across two.")
+        .def_prop_ro("numa_bound", &HostPool::numa_bound,
+                     "Whether the memory lies on the NUMA node that was asked for.")
         .def_prop_ro("descriptor", &HostPool::descriptor, "Of the pages where another process may map them, or -1.")
         .def_prop_ro("at_same_address_on_device", &HostPool::at_same_address_on_device, "As kernels need it.")
         .def("digests", &digests, "slots"_a, nb::sig("def digests(self, slots: Any) -> list[int]"),
@@ -101,19 +106,19 @@ void bind_pool(nb::module_& m) {
 
 void bind_ends(nb::module_& m) {
     nb::class_<EndedTransfer>(m, "EndedTransfer", "What became of a transfer.")
-        .def_ro("number", &EndedTransfer::number)
+        .def_ro("number", &EndedTransfer::number, "What enqueue() returned.")
         .def_ro("error", &EndedTransfer::error, "Empty: every byte has arrived.")
-        .def_ro("bytes", &EndedTransfer::bytes)
+        .def_ro("bytes", &EndedTransfer::bytes, "What was to be copied.")
         .def_prop_ro(
             "seconds", [](const EndedTransfer& e) { return static_cast<double>(e.ns) / 1e9; },
             "From submission until its end was seen.");
     nb::class_<LaneStats>(m, "LaneStats", "Since the lane was made.")
-        .def_ro("queued", &LaneStats::queued)
-        .def_ro("in_flight", &LaneStats::in_flight)
-        .def_ro("submitted", &LaneStats::submitted)
-        .def_ro("failed", &LaneStats::failed)
-        .def_ro("first_error", &LaneStats::first_error)
-        .def_ro("broken", &LaneStats::broken)
+        .def_ro("queued", &LaneStats::queued, "Transfers that wait now.")
+        .def_ro("in_flight", &LaneStats::in_flight, "Transfers that the device has now.")
+        .def_ro("submitted", &LaneStats::submitted, "Transfers that were given to the device.")
+        .def_ro("failed", &LaneStats::failed, "Transfers of which something did not arrive.")
+        .def_ro("first_error", &LaneStats::first_error, "What the first of them failed with.")
+        .def_ro("broken", &LaneStats::broken, "The lane has given up, after too many failures in a row.")
         .def_ro("by_kernel", &LaneStats::by_kernel, "Of those submitted.");
 }
 
@@ -128,7 +133,7 @@ void bind_lane(nb::module_& m) {
         .def(
             "set", [](Marks& marks, std::uintptr_t stream) { return marks.set({stream}); }, Nogil(), "stream"_a,
             "Everything on the stream so far is before the mark.")
-        .def_prop_ro("created", &Marks::created);
+        .def_prop_ro("created", &Marks::created, "Events that were made; those of marks that are gone are used again.");
     nb::class_<TransferLane>(m, "TransferLane", "Transfers of one direction, by a thread and streams of their own.")
         .def("__init__", &init_lane, "device"_a, nb::kw_only(), "order"_a, "queue_max"_a = 256, "in_flight_max"_a = 32,
              "failures_max"_a = 3, "streams"_a = 4, "kernel_sms"_a = 0,
@@ -148,7 +153,7 @@ void bind_lane(nb::module_& m) {
         .def(
             "close", [](TransferLane& lane, double limit_s) { return lane.close(milliseconds(limit_s)); }, Nogil(),
             "limit_s"_a, "False: the device has not ended it all, and memory that it was given must be kept.")
-        .def("stats", &TransferLane::stats, Nogil());
+        .def("stats", &TransferLane::stats, Nogil(), "Counts of transfers, and the first error.");
 }
 
 }  // namespace

@@ -21,25 +21,38 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-Pins pins(BlockManager& self, nb::handle ids, std::optional<RequestId> request_id, nb::handle hashes,
-          const std::optional<std::string>& tier, WindowSize window_size, const SequenceRequest* request) {
+// Python drops its last reference with the GIL, and the end of pins waits for the manager's lock.
+class PinHandle : public Pins {
+  public:
+    explicit PinHandle(Pins&& pins) noexcept : Pins(std::move(pins)) {}
+    PinHandle(PinHandle&&) = default;
+    PinHandle& operator=(PinHandle&&) = delete;
+    PinHandle(const PinHandle&) = delete;
+    PinHandle& operator=(const PinHandle&) = delete;
+    ~PinHandle() {
+        without_gil([this] { end(); });
+    }
+};
+
+PinHandle pins(BlockManager& self, nb::handle ids, std::optional<RequestId> request_id, nb::handle hashes,
+               const std::optional<std::string>& tier, WindowSize window_size, const SequenceRequest* request) {
     if ((ids.is_none() ? 0 : 1) + (request_id ? 1 : 0) + (hashes.is_none() ? 0 : 1) != 1) {
         throw std::invalid_argument("pins: give one of ids, request_id and hashes");
     }
     if (request_id) {
-        return without_gil([&] { return self.pins_of(*request_id); });
+        return PinHandle(without_gil([&] { return self.pins_of(*request_id); }));
     }
     if (!ids.is_none()) {
         const auto blocks = read_ids(ids, {"pins, ids"});
-        return without_gil([&] { return self.pins_by_id(blocks); });
+        return PinHandle(without_gil([&] { return self.pins_by_id(blocks); }));
     }
     const auto wanted = read_hashes(hashes, {"pins, hashes"});
     const auto from = tier_from(tier);
     const RequestPtr whose = request != nullptr ? request->request : nullptr;
-    return without_gil([&] { return self.pins_by_hash(wanted, from, window_size, whose); });
+    return PinHandle(without_gil([&] { return self.pins_by_hash(wanted, from, window_size, whose); }));
 }
 
-std::vector<BlockId> ids_of(const Pins& pins) {
+std::vector<BlockId> ids_of(const PinHandle& pins) {
     std::vector<BlockId> out;
     for (const HeldPin& pin : pins.held()) {
         out.push_back(pin.block_id);
@@ -47,7 +60,7 @@ std::vector<BlockId> ids_of(const Pins& pins) {
     return out;
 }
 
-std::vector<std::pair<SlotIndex, const char*>> slots_of(const Pins& pins) {
+std::vector<std::pair<SlotIndex, const char*>> slots_of(const PinHandle& pins) {
     std::vector<std::pair<SlotIndex, const char*>> out;
     for (const HeldPin& pin : pins.held()) {
         out.emplace_back(pin.slot, tier_name(pin.tier));
@@ -59,22 +72,24 @@ std::vector<std::pair<SlotIndex, const char*>> slots_of(const Pins& pins) {
 
 void bind_pin_handles(nb::module_& m, ManagerClass& manager) {
     using namespace nb::literals;
-    nb::class_<Pins>(m, "Pins",
-                     "Pinned blocks that stay where they are until release(), the end of a with block or of this "
-                     "object. It may outlive its manager and be released again: then nothing happens.")
+    nb::class_<PinHandle>(m, "Pins",
+                          "Pinned blocks that stay where they are until release(), the end of a with block or of this "
+                          "object. It may outlive its manager and be released again: then nothing happens.")
         .def_prop_ro("ids", &ids_of, "Block ids, in the order in which they were asked for.")
         .def_prop_ro("slots", &slots_of, nb::sig("def slots(self) -> list[tuple[int, str]]"),
                      "(slot, tier) of each, as they were pinned.")
-        .def_prop_ro("released", &Pins::released, nb::call_guard<GilReleased>())
+        .def_prop_ro("released", &Pins::released, nb::call_guard<GilReleased>(),
+                     "Whether the pins have been ended by this handle.")
         .def("release", &Pins::release, nb::call_guard<GilReleased>(),
              "Ends every pin of this handle, once. ValueError where somebody has unpinned one of the blocks by its id.")
-        .def("__len__", [](const Pins& pins) { return pins.held().size(); })
+        .def("__len__", [](const PinHandle& pins) { return pins.held().size(); })
         .def(
-            "__enter__", [](Pins& pins) -> Pins& { return pins; }, nb::rv_policy::reference)
+            "__enter__", [](PinHandle& pins) -> PinHandle& { return pins; }, nb::rv_policy::reference)
         .def(
-            "__exit__", [](Pins& pins, nb::handle, nb::handle, nb::handle) { without_gil([&] { pins.release(); }); },
+            "__exit__",
+            [](PinHandle& pins, nb::handle, nb::handle, nb::handle) { without_gil([&] { pins.release(); }); },
             nb::arg("kind").none(), nb::arg("error").none(), nb::arg("traceback").none())
-        .def("__repr__", [](const Pins& pins) {
+        .def("__repr__", [](const PinHandle& pins) {
             const bool released = without_gil([&] { return pins.released(); });
             return Repr("Pins").add("blocks", pins.held().size()).add("released", released).text();
         });

@@ -165,9 +165,11 @@ void bind_request(nb::module_& m) {
                     "decode_priority: int = 35, "
                     "decode_duration_ms: int | None = None) -> None"),
             "ranges: (token_start, token_end or None, priority, duration_ms or None), ascending and disjoint.")
-        .def_prop_ro("ranges", &range_tuples)
-        .def_ro("decode_priority", &Retention::decode_priority)
-        .def_ro("decode_duration_ms", &Retention::decode_duration_ms)
+        .def_prop_ro("ranges", &range_tuples,
+                     "(token_start, token_end or None, priority, duration_ms or None), ascending and disjoint.")
+        .def_ro("decode_priority", &Retention::decode_priority, "Priority of the blocks that growth takes.")
+        .def_ro("decode_duration_ms", &Retention::decode_duration_ms,
+                "How long decode_priority lasts from the moment the block is only cached. None: for ever.")
         .def(
             "__reduce__", [](nb::handle self) { return reduced(self, keywords_of(nb::cast<const Retention&>(self))); },
             nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
@@ -191,18 +193,30 @@ void bind_request(nb::module_& m) {
              "copied at the speed of "
              "memory, lists at a few nanoseconds a token. extra_keys: (token_start, token_end, digest) of multimodal "
              "spans, ascending.")
-        .def_prop_ro("request_id", [](const SequenceRequest& r) { return r.request->id; })
-        .def_prop_ro("num_tokens", [](const SequenceRequest& r) { return r.request->num_tokens(); })
-        .def_prop_ro("tokens", [](const SequenceRequest& r) { return r.request->tokens; })
-        .def_prop_ro("beam_width", [](const SequenceRequest& r) { return r.request->beam_width; })
-        .def_prop_ro("lora_id", [](const SequenceRequest& r) { return r.request->lora_id; })
+        .def_prop_ro(
+            "request_id", [](const SequenceRequest& r) { return r.request->id; },
+            "The name of the sequence in every later call.")
+        .def_prop_ro(
+            "num_tokens", [](const SequenceRequest& r) { return r.request->num_tokens(); }, "The length of the prompt.")
+        .def_prop_ro(
+            "tokens", [](const SequenceRequest& r) { return r.request->tokens; }, "The prompt, as a new list.")
+        .def_prop_ro(
+            "beam_width", [](const SequenceRequest& r) { return r.request->beam_width; },
+            "Beams share the full blocks of the prompt; each has an incomplete last block of its own.")
+        .def_prop_ro(
+            "lora_id", [](const SequenceRequest& r) { return r.request->lora_id; },
+            "Blocks are shared among requests of one adapter only.")
         .def_prop_ro(
             "salt", [](const SequenceRequest& r) { return salt_object(r.request->salt); },
-            nb::sig("def salt(self) -> str | bytes | int | None"))
+            nb::sig("def salt(self) -> str | bytes | int | None"),
+            "Blocks are shared among requests of one salt only. Kinds never match: 1, \"1\" and b\"1\" differ.")
         .def_prop_ro(
             "extra_keys", [](const SequenceRequest& r) { return key_tuples(*r.request); },
-            nb::sig("def extra_keys(self) -> list[tuple[int, int, bytes]]"))
-        .def_prop_ro("retention", [](const SequenceRequest& r) { return r.request->retention; })
+            nb::sig("def extra_keys(self) -> list[tuple[int, int, bytes]]"),
+            "Multimodal spans (token_start, token_end, digest), which are part of the identity of their blocks.")
+        .def_prop_ro(
+            "retention", [](const SequenceRequest& r) { return r.request->retention; },
+            "How long its blocks are worth keeping. None: priority 35.")
         .def(
             "__reduce__",
             [](nb::handle self) { return reduced(self, keywords_of(*nb::cast<const SequenceRequest&>(self).request)); },

@@ -53,12 +53,14 @@ std::string hex_of(const BlockHash& hash) {
 
 void bind_admission(nb::module_& m) {
     nb::class_<Admission>(m, "Admission", "What one request got; its numbers alone, whatever shared its batch.")
-        .def_ro("request_id", &Admission::request_id)
-        .def_ro("tokens_reused", &Admission::tokens_reused)
-        .def_ro("tokens_new", &Admission::tokens_new)
-        .def_ro("blocks_reused", &Admission::blocks_reused)
-        .def_ro("blocks_onboarded", &Admission::blocks_onboarded)
-        .def_ro("blocks_new", &Admission::blocks_new)
+        .def_ro("request_id", &Admission::request_id, "The request.")
+        .def_ro("tokens_reused", &Admission::tokens_reused, "Leading tokens of the prompt that need not be computed.")
+        .def_ro("tokens_new", &Admission::tokens_new, "Tokens of the prompt that must be computed: at least one.")
+        .def_ro("blocks_reused", &Admission::blocks_reused,
+                "Blocks claimed, a partial match included, summed over windows.")
+        .def_ro("blocks_onboarded", &Admission::blocks_onboarded,
+                "Copies from host to primary that were queued for this request.")
+        .def_ro("blocks_new", &Admission::blocks_new, "Blocks without any reused token, summed over windows and beams.")
         .def("__repr__", [](const Admission& a) {
             return Repr("Admission")
                 .add("request_id", a.request_id)
@@ -71,15 +73,17 @@ void bind_admission(nb::module_& m) {
         });
     nb::class_<BatchAdmission>(m, "BatchAdmission",
                                "The requests admitted, in order, and the ids of those that did not fit the budget.")
-        .def_ro("admitted", &BatchAdmission::admitted)
-        .def_ro("deferred", &BatchAdmission::deferred)
+        .def_ro("admitted", &BatchAdmission::admitted,
+                "One result for each request that fits, in the order of the call.")
+        .def_ro("deferred", &BatchAdmission::deferred,
+                "The first request that would exceed tokens_new_max, and all after it. They are untouched.")
         .def("__repr__", [](const BatchAdmission& b) {
             return Repr("BatchAdmission").add("admitted", b.admitted.size()).add("deferred", b.deferred.size()).text();
         });
     nb::class_<PrefixReuse>(m, "PrefixReuse", "What admitting the request alone, now, would reuse.")
-        .def_ro("tokens", &PrefixReuse::tokens)
-        .def_ro("blocks_primary", &PrefixReuse::blocks_primary)
-        .def_ro("blocks_host", &PrefixReuse::blocks_host)
+        .def_ro("tokens", &PrefixReuse::tokens, "Tokens that would be reused.")
+        .def_ro("blocks_primary", &PrefixReuse::blocks_primary, "Of these blocks, those that are in primary.")
+        .def_ro("blocks_host", &PrefixReuse::blocks_host, "Those that are only in host and would be copied up.")
         .def("__repr__", [](const PrefixReuse& r) {
             return Repr("PrefixReuse")
                 .add("tokens", r.tokens)
@@ -93,12 +97,16 @@ void bind_transfers(nb::module_& m) {
     nb::class_<TransferItem>(m, "TransferItem",
                              "One copy between slots: host to primary, primary to host, or within primary.")
         .def_prop_ro(
-            "kind", [](const TransferItem& i) { return kind_name(i.kind); }, nb::sig("def kind(self) -> str"))
-        .def_ro("slot_src", &TransferItem::slot_src)
-        .def_ro("slot_dst", &TransferItem::slot_dst)
-        .def_ro("tokens", &TransferItem::tokens)
-        .def_ro("block_id", &TransferItem::block_id)
-        .def_ro("window_size", &TransferItem::window_size)
+            "kind", [](const TransferItem& i) { return kind_name(i.kind); }, nb::sig("def kind(self) -> str"),
+            "'onboard': host to primary. 'offload': primary to host. 'copy': within primary.")
+        .def_ro("slot_src", &TransferItem::slot_src,
+                "The slot to read: in host for 'onboard', in primary for the other kinds.")
+        .def_ro("slot_dst", &TransferItem::slot_dst,
+                "The slot to write: in host for 'offload', in primary for the other kinds.")
+        .def_ro("tokens", &TransferItem::tokens,
+                "Leading tokens of the block that must be copied; the rest is not used.")
+        .def_ro("block_id", &TransferItem::block_id, "The block that the destination belongs to.")
+        .def_ro("window_size", &TransferItem::window_size, "The window whose slots these are. None: full attention.")
         .def("__repr__", [](const TransferItem& i) {
             return Repr("TransferItem")
                 .add("kind", kind_name(i.kind))
@@ -110,19 +118,22 @@ void bind_transfers(nb::module_& m) {
         });
     nb::class_<TransferBatch>(m, "TransferBatch",
                               "Copies in the order in which they must run, and the ticket that ends them.")
-        .def_ro("ticket", &TransferBatch::ticket)
-        .def_ro("items", &TransferBatch::items)
+        .def_ro("ticket", &TransferBatch::ticket,
+                "What complete() or fail() takes, once. 0: nothing was queued, and nothing need be ended.")
+        .def_ro("items", &TransferBatch::items,
+                "The copies. An offload may have to read a slot before a later item writes it.")
         .def("__len__", [](const TransferBatch& b) { return b.items.size(); })
         .def("__repr__", [](const TransferBatch& b) {
             return Repr("TransferBatch").add("ticket", b.ticket).add("items", b.items.size()).text();
         });
     nb::class_<PinnedBlock>(m, "PinnedBlock", "A block that stays where it is until it is unpinned.")
-        .def_ro("block_hash", &PinnedBlock::block_hash)
-        .def_ro("block_id", &PinnedBlock::block_id)
-        .def_ro("slot", &PinnedBlock::slot)
+        .def_ro("block_hash", &PinnedBlock::block_hash, "The hash under which the block was found.")
+        .def_ro("block_id", &PinnedBlock::block_id, "What unpin_blocks_by_id() takes.")
+        .def_ro("slot", &PinnedBlock::slot, "Where the block is, in its tier.")
         .def_prop_ro(
-            "tier", [](const PinnedBlock& b) { return tier_name(b.tier); }, nb::sig("def tier(self) -> str"))
-        .def_ro("window_size", &PinnedBlock::window_size)
+            "tier", [](const PinnedBlock& b) { return tier_name(b.tier); }, nb::sig("def tier(self) -> str"),
+            "'primary' or 'host'.")
+        .def_ro("window_size", &PinnedBlock::window_size, "The window whose slot it is. None: full attention.")
         .def("__repr__", [](const PinnedBlock& b) {
             return Repr("PinnedBlock")
                 .add("block_id", b.block_id)
@@ -147,22 +158,25 @@ void bind_events(nb::module_& m) {
         m, "BlockEvent",
         "A full block was stored, removed, or is now read from another tier or kept at another priority.")
         .def_prop_ro(
-            "kind", [](const BlockEvent& e) { return kind_name(e.kind); }, nb::sig("def kind(self) -> str"))
-        .def_ro("event_id", &BlockEvent::event_id)
-        .def_ro("block_hash", &BlockEvent::block_hash)
-        .def_ro("parent_hash", &BlockEvent::parent_hash)
-        .def_ro("tokens", &BlockEvent::tokens)
-        .def_ro("tokens_per_block", &BlockEvent::tokens_per_block)
-        .def_ro("lora_id", &BlockEvent::lora_id)
+            "kind", [](const BlockEvent& e) { return kind_name(e.kind); }, nb::sig("def kind(self) -> str"),
+            "'stored', 'removed' or 'updated'.")
+        .def_ro("event_id", &BlockEvent::event_id,
+                "Counts up by one; a gap means that events were dropped (KvCacheStats.events_dropped).")
+        .def_ro("block_hash", &BlockEvent::block_hash, "The hash of the block, which covers everything before it, too.")
+        .def_ro("parent_hash", &BlockEvent::parent_hash, "The hash of the block before it. None: it is the first.")
+        .def_ro("tokens", &BlockEvent::tokens, "Of a stored block, its tokens; else empty.")
+        .def_ro("tokens_per_block", &BlockEvent::tokens_per_block, "Of the manager.")
+        .def_ro("lora_id", &BlockEvent::lora_id, "Of a stored block, the adapter of its prefix.")
         .def_prop_ro(
             "salt", [](const BlockEvent& e) { return salt_object(e.salt); },
-            nb::sig("def salt(self) -> str | bytes | int | None"))
+            nb::sig("def salt(self) -> str | bytes | int | None"), "Of a stored block, the salt of its prefix.")
         .def_prop_ro("extra_keys", &extra_tuples, nb::sig("def extra_keys(self) -> list[tuple[int, int, bytes]]"),
                      "Multimodal spans, in offsets from the block's first token.")
         .def_prop_ro(
-            "tier", [](const BlockEvent& e) { return tier_name(e.tier); }, nb::sig("def tier(self) -> str"))
-        .def_ro("priority", &BlockEvent::priority)
-        .def_ro("window_size", &BlockEvent::window_size)
+            "tier", [](const BlockEvent& e) { return tier_name(e.tier); }, nb::sig("def tier(self) -> str"),
+            "The tier from which it is read: 'primary' or 'host'.")
+        .def_ro("priority", &BlockEvent::priority, "Its retention priority.")
+        .def_ro("window_size", &BlockEvent::window_size, "The window whose tree it is in. None: full attention.")
         .def("__repr__", [](const BlockEvent& e) {
             return Repr("BlockEvent")
                 .add("kind", kind_name(e.kind))

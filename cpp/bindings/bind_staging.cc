@@ -140,12 +140,15 @@ void bind_staging(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<StagerStats>(m, "StagerStats", "Since the stager was made.")
         .def_prop_ro(
-            "mode", [](const StagerStats& s) { return mode_name(s.mode); }, nb::sig("def mode(self) -> str"))
-        .def_ro("ships", &StagerStats::ships)
-        .def_ro("staged_bytes", &StagerStats::staged_bytes)
-        .def_ro("late_copies", &StagerStats::late_copies)
-        .def_ro("ring_waits", &StagerStats::ring_waits)
-        .def_prop_ro("wait_us", [](const StagerStats& s) { return static_cast<double>(s.wait_ns) / 1e3; });
+            "mode", [](const StagerStats& s) { return mode_name(s.mode); }, nb::sig("def mode(self) -> str"),
+            "'snapshot' or 'early_copy', as chosen for this device and table.")
+        .def_ro("ships", &StagerStats::ships, "Shipments.")
+        .def_ro("staged_bytes", &StagerStats::staged_bytes, "Bytes of block offsets that were staged.")
+        .def_ro("late_copies", &StagerStats::late_copies, "Early copies that others kept waiting for the copy engine.")
+        .def_ro("ring_waits", &StagerStats::ring_waits, "Shipments that waited for a slot.")
+        .def_prop_ro(
+            "wait_us", [](const StagerStats& s) { return static_cast<double>(s.wait_ns) / 1e3; },
+            "What they waited in sum.");
     nb::class_<OffsetStager>(m, "NativeStager",
                              "Ships block offsets; on return the caller may overwrite everything it passed.")
         .def("__init__", &init_stager, "device"_a, nb::kw_only(), "layout"_a, "num_pools"_a, "rows_max"_a,
@@ -153,8 +156,9 @@ void bind_staging(nb::module_& m) {
              "kv_offset"_a = nb::none())
         .def("settle", &OffsetStager::settle, nb::call_guard<GilReleased>(),
              "What was shipped as lent is the caller's again.")
-        .def("stats", &OffsetStager::stats, nb::call_guard<GilReleased>())
-        .def("close", &OffsetStager::close, nb::call_guard<GilReleased>());
+        .def("stats", &OffsetStager::stats, nb::call_guard<GilReleased>(), "What was shipped, and what was waited for.")
+        .def("close", &OffsetStager::close, nb::call_guard<GilReleased>(),
+             "Waits for what is pending and gives the memory back. Later shipments raise.");
     nb::class_<OffsetRoute>(m, "OffsetRoute", "From one live table to one destination, which stay where they are.")
         .def("__init__", &init_route, nb::keep_alive<1, 2>(), "stager"_a, "dst_address"_a, "dst_pool_stride"_a,
              "dst_rows"_a, "dst_blocks"_a, "table"_a,
@@ -174,9 +178,10 @@ void bind_staging(nb::module_& m) {
              "after: an event behind the writers of the sources, or the last users of the destinations. before: a "
              "stream that will use the "
              "destinations.")
-        .def("done", &CopyEngine::done, nb::call_guard<GilReleased>(), "transfer"_a)
-        .def("wait", &CopyEngine::wait, nb::call_guard<GilReleased>(), "transfer"_a)
-        .def_prop_ro("waits", &CopyEngine::waits);
+        .def("done", &CopyEngine::done, nb::call_guard<GilReleased>(), "transfer"_a,
+             "Whether every byte of the transfer has arrived.")
+        .def("wait", &CopyEngine::wait, nb::call_guard<GilReleased>(), "transfer"_a, "Blocks this thread until then.")
+        .def_prop_ro("waits", &CopyEngine::waits, "Submissions that waited because transfers_max were in flight.");
 }
 
 }  // namespace kvfix::bindings

@@ -70,14 +70,14 @@ void with_slots(TierIndex& self, nb::handle slots) {
 void bind_tier_index(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<TierClaim>(m, "TierClaim", "Slots to be filled, for the blocks of a sequence from `first` on.")
-        .def_ro("first", &TierClaim::first)
-        .def_ro("slots", &TierClaim::slots)
+        .def_ro("first", &TierClaim::first, "Number of the first block that was claimed.")
+        .def_ro("slots", &TierClaim::slots, "Where to write it and those after it.")
         .def_ro("declined", &TierClaim::declined, "Blocks are missing that are not worth pushing others out.");
     nb::class_<TierIndexStats>(m, "TierIndexStats", "Blocks now, and those evicted since the index was made.")
-        .def_ro("slots", &TierIndexStats::slots)
-        .def_ro("free", &TierIndexStats::free)
+        .def_ro("slots", &TierIndexStats::slots, "All slots of the tier.")
+        .def_ro("free", &TierIndexStats::free, "Slots that hold nothing.")
         .def_ro("owned", &TierIndexStats::owned, "Being filled, or pinned.")
-        .def_ro("evicted", &TierIndexStats::evicted)
+        .def_ro("evicted", &TierIndexStats::evicted, "Blocks that made room for others, since the index was made.")
         .def_ro("sequences", &TierIndexStats::sequences, "Open ones.");
     nb::class_<TierIndex>(m, "TierIndex",
                           "The books of a tier that somebody else fills and reads. Each call costs what is new.")
@@ -85,8 +85,8 @@ void bind_tier_index(nb::module_& m) {
              "admission"_a = "all",
              "hash_bits: fewer force collisions, for tests. admission: what may push others out, `all` or, where that "
              "would find more, `adaptive`ly those blocks alone that had been asked for before.")
-        .def_prop_ro("slots", &TierIndex::slots)
-        .def_prop_ro("tokens_per_block", &TierIndex::tokens_per_block)
+        .def_prop_ro("slots", &TierIndex::slots, "All slots of the tier.")
+        .def_prop_ro("tokens_per_block", &TierIndex::tokens_per_block, "Tokens that a block holds.")
         .def("open", &open_sequence, nb::kw_only(), "lora_id"_a = nb::none(), "salt"_a = nb::none(),
              "extra_keys"_a = nb::tuple(),
              nb::sig("def open(self, *, lora_id: int | None = None, salt: str | bytes | int | None = None, extra_keys: "
@@ -114,13 +114,15 @@ void bind_tier_index(nb::module_& m) {
              "The slots of one claim will not be filled.")
         .def("pin", &pin, "sequence"_a, "first"_a, "end"_a,
              "Slots of blocks first to end, as far as they can be read. They stay until they are unpinned.")
-        .def("unpin", &with_slots<&TierIndex::unpin>, "slots"_a, nb::sig("def unpin(self, slots: Any) -> None"))
+        .def("unpin", &with_slots<&TierIndex::unpin>, "slots"_a, nb::sig("def unpin(self, slots: Any) -> None"),
+             "Ends one pin of each slot.")
         .def("condemn", &with_slots<&TierIndex::condemn>, "slots"_a, nb::sig("def condemn(self, slots: Any) -> None"),
              "Pinned slots that do not hold what was stored there: they and what follows them are not read again.")
         .def("drop", &TierIndex::drop, nb::call_guard<GilReleased>(),
              "Nothing that is here or on its way will be found again. Pinned slots stay until they are unpinned.")
-        .def("stats", &TierIndex::stats, nb::call_guard<GilReleased>())
-        .def("check_invariants", &TierIndex::check_invariants, nb::call_guard<GilReleased>());
+        .def("stats", &TierIndex::stats, nb::call_guard<GilReleased>(), "Slots now, and evictions so far.")
+        .def("check_invariants", &TierIndex::check_invariants, nb::call_guard<GilReleased>(),
+             "Recounts everything; raises InvariantViolation.");
 }
 
 }  // namespace kvfix::bindings

@@ -19,15 +19,15 @@ bool acquire(TurnLock& lock, double limit_s) {
 void bind_turn_lock(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<TurnLock::Stats>(m, "TurnLockStats", "Since the lock was made.")
-        .def_ro("turns", &TurnLock::Stats::turns)
-        .def_ro("waits", &TurnLock::Stats::waits)
-        .def_ro("wait_us", &TurnLock::Stats::wait_us)
-        .def_ro("queued", &TurnLock::Stats::queued);
+        .def_ro("turns", &TurnLock::Stats::turns, "Times that the lock went from free to held.")
+        .def_ro("waits", &TurnLock::Stats::waits, "Calls that had to queue.")
+        .def_ro("wait_us", &TurnLock::Stats::wait_us, "What they waited in sum.")
+        .def_ro("queued", &TurnLock::Stats::queued, "Calls that wait now.");
     nb::class_<TurnLock>(m, "TurnLock", "A recursive lock, first come first served, waited for without the GIL.")
         .def(nb::init<>())
         .def("acquire", &acquire, "limit_s"_a, "False: the limit passed, and the lock is not held.")
         .def("release", &TurnLock::release, "Once for each time it was acquired, by the same thread.")
-        .def("stats", &TurnLock::stats);
+        .def("stats", &TurnLock::stats, "Turns and waits.");
 }
 
 }  // namespace kvfix::bindings

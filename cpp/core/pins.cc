@@ -26,7 +26,7 @@ Pins::Pins(Pins&& other) noexcept
       held_(std::move(other.held_)),
       released_(std::exchange(other.released_, true)) {}
 
-Pins::~Pins() {
+void Pins::end() noexcept {
     if (anchor_ == nullptr || home_.left()) {
         return;
     }
@@ -34,6 +34,7 @@ Pins::~Pins() {
         release();
     } catch (const std::exception&) {  // somebody has ended these pins already
     }
+    anchor_ = nullptr;
 }
 
 void Pins::release() {

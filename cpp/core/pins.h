@@ -27,13 +27,16 @@ class Pins {
     Pins& operator=(Pins&&) = delete;
     Pins(const Pins&) = delete;
     Pins& operator=(const Pins&) = delete;
-    // Releases; says nothing where somebody has unpinned the blocks by their ids, or in a child after fork().
-    ~Pins();
+    // As end().
+    ~Pins() { end(); }
 
     // Nothing where it was done before, or the manager has gone. Throws std::invalid_argument where somebody else has unpinned one of
     // the blocks: then none of the rest is unpinned either.
     void release();
     bool released() const;
+    // Releases and lets the manager go; says nothing where somebody has unpinned the blocks by their ids, or in a child after
+    // fork(). The handle is of no use afterwards.
+    void end() noexcept;
     // As they were pinned.
     std::span<const HeldPin> held() const { return held_; }
 

@@ -6,7 +6,7 @@
 // So the caller waits for a limited time. A copy that is late has touched nothing of the caller's, and the shipment goes another
 // way, as the next ones do for a while.
 //
-// Who promises to leave the table alone until settle() need not wait at all: its stream does.
+// A caller that leaves the table alone until settle() does not wait; its stream does.
 #pragma once
 
 #include <chrono>

@@ -116,3 +116,14 @@ def test_replay_options_take_their_defaults_from_the_settings(monkeypatch: pytes
     arguments = ["--config", str(tmp_path / "settings.yaml"), "replay", "--tokens-per-block", "16"]
     assert CliRunner().invoke(cli.main, arguments).exit_code == 0
     assert seen == {"blocks_primary": 11, "blocks_host": 12, "tokens_per_block": 16}
+
+
+def test_a_full_disk_behind_standard_output_is_no_hazard() -> None:
+    """1 would mean a hazard. The case is small enough to stay in Python's buffer until the end."""
+    command = [sys.executable, "-m", "trtllm_kvfix", "replay", "--generate", "small"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        SettingsError.exit_code,
+        "Error: standard output cannot be written: No space left on device\n",
+    )

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from trtllm_kvfix import __version__, cli, native
+from trtllm_kvfix import __version__, cli, machine, native
+from trtllm_kvfix.tools.doctor import kernels
 
 
 def test_report_says_what_is_installed() -> None:
@@ -46,3 +47,30 @@ def test_extension_without_its_lock_is_a_finding(monkeypatch: pytest.MonkeyPatch
     result = CliRunner().invoke(cli.main, ["doctor", "--json"])
     assert result.exit_code == 1
     assert "KVFIX_NO_LOCK" in json.loads(result.output)["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("built", "gpu", "runs", "missing"),
+    [
+        ("sm_90", None, None, None),
+        ("sm_90", "cuda:0 GPU", True, None),
+        ("none", None, None, "nvcc was not found"),
+        ("sm_90", "cuda:0 GPU", False, "sm_90, none of which runs on cuda:0 GPU"),
+    ],
+)
+def test_missing_kernels_are_named_with_what_they_cost(
+    monkeypatch: pytest.MonkeyPatch, built: str, gpu: str | None, runs: bool | None, missing: str | None
+) -> None:
+    """They are no problem: the exit code is that of TensorRT-LLM, which is not installed here."""
+    monkeypatch.setattr(native, "build_info", lambda: {"locks": "yes", "kernels": built})
+    described = machine.describe() | {"gpu": gpu, "gpu_runs_kernels": runs}
+    monkeypatch.setattr(machine, "describe", lambda: described)
+    text = CliRunner().invoke(cli.main, ["doctor"]).output
+    report = json.loads(CliRunner().invoke(cli.main, ["doctor", "--json"]).output)
+    assert len(report["problems"]) == 1
+    if missing is None:
+        assert report["kernels_missing"] is None
+        assert not any(cost in text for cost in kernels.COSTS)
+    else:
+        assert missing in report["kernels_missing"]
+        assert all(line in text for line in (missing, *kernels.COSTS, kernels.CURE))

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,17 @@ from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceReques
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = 300_000
+HANDLES = 1_000_000
 ATTEMPTS = 4  # other work on the machine may spoil one; a held GIL spoils all
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """A thread that waits for the GIL asks for it at once, so that no pause is an ordinary turn of another."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(usual_s)
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +137,25 @@ def test_no_method_is_forgotten_here() -> None:
     assert methods - set(WAITERS) == {"check_invariants", "reset_reuse_state"}
 
 
+@pytest.mark.usefixtures("eager_threads")
 @pytest.mark.parametrize("name", WAITERS)
 def test_waiting_for_the_lock_does_not_stop_python(name: str, large: BlockManager) -> None:
+    check_that_python_runs(name, large, WAITERS[name])
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_dropping_pins_does_not_stop_python(large: BlockManager) -> None:
+    """The last reference ends the pins, and that waits for the lock as release() does."""
+    handles = [large.pins([]) for _ in range(HANDLES)]
+    check_that_python_runs("dropping pins", large, lambda _: handles.pop())
+    assert handles, f"{HANDLES} handles were too few to wait with"
+
+
+def check_that_python_runs(name: str, m: BlockManager, wait: Callable[[BlockManager], object]) -> None:
     """One thread keeps the lock, one waits for it in the method; the longest pause of a third says who had the GIL."""
     shares = []
     for _ in range(ATTEMPTS):
-        shares.append(median(share_of_longest_pause(large, WAITERS[name]) for _ in range(3)))
+        shares.append(median(share_of_longest_pause(m, wait) for _ in range(3)))
         if shares[-1] < 0.5:
             return
     pytest.fail(f"{name} stopped Python for {shares} of the time that another thread had the lock")

@@ -1,5 +1,5 @@
-"""The tables of docs/support.md that come from code: what each fix finds in each variant, the metrics,
-and which release is which variant.
+"""The tables of README and docs/support.md that come from code: what each release needs, what each fix finds in each
+variant, the metrics, and which release is which variant.
 
     python -m tests.overlay.variant_table
 
@@ -8,6 +8,7 @@ prints them; a test compares them with the page.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -29,6 +30,7 @@ upstream = Upstream(may_import=True)
 statuses = Registry(ALL).probe(Settings(), upstream).fixes
 print(json.dumps([upstream.variant(), {each.id: each.answer.state.value for each in statuses}]))
 """
+NEAREST = {"N": "D"}  # the stand-in has no N; its probes answer as for D
 SHOWN = {"needed": "**needed**", "fixed-upstream": "fixed", "not-applicable": "-", "unknown": "unknown"}
 
 
@@ -50,8 +52,13 @@ def table() -> str:
     ]
     for fix in ALL:
         cells = " | ".join(SHOWN[states[fix.id]] for states in columns.values())
-        lines.append(f"| `{fix.id}` | {fix.hazard} | {', '.join(fix.upstream) or '-'} | {cells} |")
+        lines.append(f"| `{fix.id}` | {fix.hazard} | {linked(', '.join(fix.upstream)) or '-'} | {cells} |")
     return "\n".join(lines)
+
+
+def linked(text: str) -> str:
+    """References such as T#15546 as links, which each page defines at its end."""
+    return re.sub(r"T#\d+", r"[\g<0>]", text)
 
 
 def metrics_table() -> str:
@@ -64,9 +71,28 @@ def metrics_table() -> str:
 
 
 def releases_table() -> str:
-    rows = (f"| {each.title} | {each.shown} | {each.why} |" for each in releases.KNOWN)
+    rows = (f"| {each.title} | {each.shown} | {linked(each.why)} |" for each in releases.KNOWN)
     return "\n".join(["| release | variant | inferred from |", "| --- | --- | --- |", *rows])
 
 
+def needs_table() -> str:
+    """What each release needs. Of a row with two variants, what either needs; neighbours that need the same are one."""
+    rows: list[tuple[str, str, str]] = []  # first and last release, needs
+    for each in releases.KNOWN:
+        needs = _needs(each.variants)
+        if rows and rows[-1][2] == needs:
+            rows[-1] = (rows[-1][0], each.last, needs)
+        else:
+            rows.append((each.first, each.last, needs))
+    lines = [f"| {first if first == last else f'{first} to {last}'} | {needs} |" for first, last, needs in rows]
+    return "\n".join(["| I run release or wheel | affected by, and fixed by |", "| --- | --- |", *lines])
+
+
+def _needs(variants: tuple[str, ...]) -> str:
+    known = {each if each in VARIANTS else NEAREST[each] for each in variants}
+    needed = [fix for fix in ALL if any(probed(variant)[1][fix.id] == "needed" for variant in known)]
+    return ", ".join(f"{fix.hazard} `{fix.id}`" for fix in sorted(needed, key=lambda fix: fix.hazard))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{table()}\n\n{metrics_table()}\n\n{releases_table()}\n")
+    sys.stdout.write(f"{needs_table()}\n\n{table()}\n\n{metrics_table()}\n\n{releases_table()}\n")

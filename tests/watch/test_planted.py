@@ -103,6 +103,14 @@ def test_a_suppression_of_everything_is_refused(watch: Watch, tmp_path: Path) ->
     assert "known.txt, line 1" in done.said
 
 
+def test_a_report_that_cannot_be_written_is_bad_usage_after_the_races_are_shown(watch: Watch, tmp_path: Path) -> None:
+    page = tmp_path / ("long" * 100)
+    done = watch("integration.gpu.watch.run_planted", "copy_to_device", "racy", "1", options=("--html", str(page)))
+    assert done.status == 2
+    assert "1 races, 0 possible" in done.said
+    assert "it cannot be written: File name too long" in done.said
+
+
 def test_the_page_shows_both_stacks(watch: Watch, tmp_path: Path) -> None:
     page = tmp_path / "races.html"
     planted(watch, "copy_to_device", "racy", "--html", str(page))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trtllm_kvfix.native import Retention, SequenceRequest
 
-# A prompt with one of these has contents that its tokens do not tell, and that nobody has given a digest of.
+# The blocks of a prompt with one of these depend on more than tokens, and nobody has given a digest of the rest.
 OPAQUE = ("prompt_embedding_table", "encoder_tokens", "encoder_input_features")
 SALTS = ("cache_salt_id", "cache_salt")
 
@@ -30,7 +30,7 @@ class Identity:
 
 
 def identity_of(request: Any) -> Identity | None:
-    """None where blocks of the request cannot be told from others that hold something else.
+    """None where blocks of the request look like others that hold something else.
 
     What cannot be read may be anything, so it is never taken for "none".
     """

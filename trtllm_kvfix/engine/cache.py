@@ -161,7 +161,7 @@ class Cache:
 
     @contextmanager
     def _ordering(self) -> Iterator[None]:
-        """Whom the copies between the tiers wait for, and who waits for them."""
+        """The streams that copies between the tiers wait for, and those that wait for the copies."""
         if self._config.has("transfer-order") or self.tier is not None:
             yield
             return

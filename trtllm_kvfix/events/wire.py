@@ -2,7 +2,7 @@
 
 A block there is a 64-bit number on a medium, so it carries the first half of our hash. One that moves is stored on the
 new medium, with everything that a router wants to know of it, and removed from the old one. Our event of a move does
-not say all that again, so the translator remembers what it was told when the block was stored.
+not say all that again, so the translator remembers what the event said when the block was stored.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ REMOVED = ("block_hashes", "medium", "group_idx")
 
 @dataclass
 class Known:
-    """A block as a router has been told of it."""
+    """A block as a router knows it."""
 
     message: dict[str, Any]
     tier: str
@@ -53,7 +53,7 @@ class Translator:
             self._known[key] = Known(self._stored(event), event.tier)
             return [*messages, self._known[key].message]
         known = self._known.get(key)
-        if known is None:  # told of by an event that was lost
+        if known is None:  # announced by an event that was lost
             return messages
         if event.kind == "removed":
             del self._known[key]
@@ -90,7 +90,7 @@ def removed(known: Known) -> dict[str, Any]:
 
 
 def extra_keys(event: BlockEvent) -> list[Any] | None:
-    """What else tells the block apart: images as (hex digest, offset), and with a prompt's first block the salt."""
+    """What else identifies the block: images as (hex digest, offset), and with a prompt's first block the salt."""
     images: list[Any] = [(digest.hex(), begin) for begin, _, digest in event.extra_keys]
     salted = event.salt is not None and event.parent_hash is None
     return images + ([event.salt] if salted else []) or None

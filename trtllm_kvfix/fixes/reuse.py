@@ -1,4 +1,4 @@
-"""What the bound manager can tell of a prompt's reuse, asked so that it can answer."""
+"""What the bound manager reports of a prompt's reuse, asked in the form that it answers."""
 
 from typing import Any
 

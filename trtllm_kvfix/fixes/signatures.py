@@ -10,7 +10,7 @@ SELF = object()  # stands for any argument
 
 
 def takes(up: Upstream, function: Callable[..., Any] | None, *arguments: Any, **named: Any) -> bool:
-    """Bound functions have no signature; where their documentation tells the parameters, the number must fit."""
+    """Bound functions have no signature; where their documentation names the parameters, the number must fit."""
     if function is None:
         return False
     try:

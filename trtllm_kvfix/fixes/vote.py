@@ -75,7 +75,7 @@ class Voting:
         comm = self._find()
         ranks = comm.Get_size() if comm is not None else 1
         if mapping is None:
-            why = "upstream does not tell which of the ranks share a batch" if ranks > 1 else ""
+            why = "upstream does not report which ranks share a batch" if ranks > 1 else ""
             self._is_shared = False
         elif mapping.pp_size > 1:
             why = f"there are {mapping.pp_size} pipeline stages"

@@ -94,7 +94,7 @@ offload_device_hit_tokens = Counter("offload_device_hit_tokens", "Prompt tokens 
 offload_host_hit_tokens = Counter("offload_host_hit_tokens", "Prompt tokens that the host tier had beyond those")
 offload_host_hits = Counter("offload_host_hits", "Prompts of which the host tier had a part")
 offload_requests_skipped = Counter(
-    "offload_requests_skipped", "Requests left alone because tokens do not tell what their blocks hold"
+    "offload_requests_skipped", "Requests left alone because their blocks depend on more than tokens"
 )
 offload_stored_blocks = Counter("offload_stored_blocks", "Blocks saved in the host tier")
 offload_loaded_blocks = Counter("offload_loaded_blocks", "Blocks brought back from the host tier")

@@ -19,7 +19,7 @@ PREFIX = "trtllm_kvfix_"
 
 
 class CountsCollector(Collector):
-    """`words` tells what became of each fix: {"staged-offsets-v1": "applied", ...}."""
+    """`words` says what became of each fix: {"staged-offsets-v1": "applied", ...}."""
 
     def __init__(self, rank: int, words: Callable[[], Mapping[str, str]]) -> None:
         self._rank = str(rank)

@@ -246,7 +246,7 @@ def require_supported(llm_args: Any) -> None:
         require_full_attention("kv_cache_config.max_attention_window", window, tokens_max_of(llm_args))
     if getattr(llm_args, "speculative_config", None) is not None:
         raise SettingsError(
-            "speculative_config is set; rejected draft tokens give blocks back, of which connectors are not told, so "
+            "speculative_config is set; rejected draft tokens give blocks back, and connectors do not learn of it, so "
             "what is saved could be another request's. Serve without speculative decoding, or without the connector"
         )
     if getattr(llm_args.kv_cache_config, "enable_block_reuse", True) is False:
@@ -262,25 +262,25 @@ def require_supported(llm_args: Any) -> None:
 
 
 def require_one_pool(llm_args: Any) -> None:
-    """Of a cache told as one tensor: refuse what keeps a part of each block elsewhere, where nobody saves it."""
+    """For a cache of one tensor: refuse layouts that keep a part of each block elsewhere, where nobody saves it."""
     dtype = str(getattr(llm_args.kv_cache_config, "dtype", "auto")).lower()
     if dtype == "nvfp4":
         raise SettingsError(
-            "kv_cache_config.dtype is nvfp4, whose block scales lie in a pool of their own, and this cache tells "
-            "connectors of one pool; use another dtype, or KVCacheManagerV2"
+            "kv_cache_config.dtype is nvfp4, whose block scales lie in a pool of their own, and this cache registers "
+            "one pool with connectors; use another dtype, or KVCacheManagerV2"
         )
     if getattr(llm_args, "sparse_attention_config", None) is not None:
         raise SettingsError(
             "sparse_attention_config is set; such attention keeps an index of each block in a pool of its own, and "
-            "this cache tells connectors of one pool. Serve without the offload connector"
+            "this cache registers one pool with connectors. Serve without the offload connector"
         )
 
 
 def refuse_second_host_tier(llm_args: Any) -> None:
-    """Upstream's own host tier moves blocks between slots, and connectors are told numbers of blocks."""
+    """Upstream's own host tier moves blocks between slots, and connectors get numbers of blocks."""
     host_cache_size = getattr(llm_args.kv_cache_config, "host_cache_size", None)
     if host_cache_size:
         raise SettingsError(
             f"kv_cache_config.host_cache_size is {host_cache_size}; with a host tier of upstream's own, a block's "
-            "number does not tell where it lies; set it to 0, this connector is the host tier"
+            "number does not say where it lies; set it to 0, this connector is the host tier"
         )

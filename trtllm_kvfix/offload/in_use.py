@@ -37,7 +37,7 @@ class InUse:
                 self._fences.update(self._jobs.get((group, block), ()))
 
     def any_about_to_be_written(self) -> None:
-        """Where upstream does not tell which."""
+        """Where upstream does not report which."""
         self._fences.update(*self._jobs.values())
 
     def take_fences(self) -> tuple[int, ...]:

@@ -62,8 +62,8 @@ class LiveRequest:
     had: int  # blocks that the device had when it came
     identity: Identity = field(default_factory=Identity)
     blocks: list[list[int]] = field(default_factory=list)  # of the device: for each layer group, in order of position
-    # Of a request that comes back after preemption upstream may tell what it adds to blocks that are gone. Its list is
-    # taken again when it is told as a new one, or ends; until then nothing is appended to this one.
+    # After preemption, upstream may report additions to blocks that no longer exist. The list is taken again when the
+    # request is reported as a new one, or ends; until then nothing is appended to this one.
     frozen: bool = False
     grown: int = 0  # blocks that it may have reached since, while it was frozen
     priorities: list[int] = field(default_factory=list)

@@ -222,7 +222,7 @@ class OffloadScheduler:
             self._plan_store(live)
 
     def _fence_growth(self, live: LiveRequest, data: Any) -> None:
-        """Which blocks a request that came back grows into, upstream does not tell, up to as many as it had before."""
+        """Upstream does not report which blocks a resumed request grows into, up to as many as it had before."""
         # The device is up to an iteration ahead of what the host reports.
         reach = -(-(data.computed_position + 2 * data.num_scheduled_tokens) // self._tokens_per_block)
         if reach > max(live.grown, live.allocated):

@@ -35,7 +35,7 @@ class Tally:
         self._opaque += 1
         counters.offload_requests_skipped.add()
         if self._opaque <= OPAQUE_TOLD_MAX:
-            _log.warning("request %d is left alone: what its blocks hold cannot be told from its tokens", request_id)
+            _log.warning("request %d is left alone: its blocks depend on more than its tokens", request_id)
 
     def stored(self, blocks: int, ended: Ended) -> None:
         if ended.no_room:

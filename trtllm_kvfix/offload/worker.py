@@ -211,7 +211,7 @@ class OffloadWorker:
             raise KvfixError("transfers were planned before the pools of the device were registered")
         steps, self._steps = self._steps, []
         fences = [job for step in steps for job in step.fences]
-        if fences:  # rare; who waited in vain must not leave the others alone in the forward pass
+        if fences:  # rare; a rank whose wait failed must still enter the forward pass with the others
             together(self._ranks, lambda: transfers.wait_for(fences))
         if any(step.loads for step in steps):
             with guarded(COPIES) as tried:

@@ -54,7 +54,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def agree_by_messages(comm: Communicator, ours: Mapping[str, Any], timeout_s: float) -> None:
-    """Rank 0 collects, compares and tells every rank that has answered; each raises RanksDiffer or none does."""
+    """Rank 0 collects, compares and answers every rank that has reported; each raises RanksDiffer or none does."""
     deadline = time.monotonic() + timeout_s
     if comm.Get_rank() != 0:
         comm.send(dict(ours), dest=0, tag=TAG_ATTESTATION)
@@ -81,7 +81,7 @@ def agree_by_files(folder: Path, ours: Mapping[str, Any]) -> None:
     """Of any two ranks on this host the later one finds the earlier one's file.
 
     One start may make several engines, whose settings may differ. Where another process of it has our own rank, the
-    others cannot be told apart, and nobody is refused.
+    others look alike, and nobody is refused.
     """
     others = [
         entry

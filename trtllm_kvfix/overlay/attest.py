@@ -24,7 +24,7 @@ class Attestation:
     host: str
     job: str
     pid: int
-    process_start: int  # tells this process from a later one with its number
+    process_start: int  # distinguishes this process from a later one with its number
     command: str
     rank: int
     world_size: int

@@ -1,4 +1,4 @@
-"""A fix as a record: what it mends, how to tell whether this TensorRT-LLM needs it, and what it replaces."""
+"""A fix as a record: what it fixes, how it finds out whether this TensorRT-LLM needs it, and what it replaces."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ class Fix:
     replacements: "Callable[[Upstream, FixSettings], Sequence[Replacement]]"
     # Raises AssertionError when the mechanism does not hold on this machine; simulated device, no upstream needed.
     self_test: Callable[[], None]
-    # What looks on for the choice `observe`, counts, and changes nothing; None where `blind` says why nothing can.
+    # Observers for the choice `observe` count and change nothing; None where `blind` says why there can be none.
     observers: "Callable[[Upstream, FixSettings], Sequence[Replacement]] | None" = None
     blind: str = ""
     # What the probe should say in each variant of docs/support.md; tests compare it with what it says.

@@ -14,10 +14,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, get_args
 
 import click
 
+from trtllm_kvfix import usage
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay.hook_file import hook_file
 from trtllm_kvfix.settings import (
@@ -26,6 +27,7 @@ from trtllm_kvfix.settings import (
     ENV_JOB,
     ENV_PREFIX,
     Settings,
+    Word,
     as_variables,
     environment,
     load,
@@ -143,7 +145,12 @@ def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
     "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="YAML file with a section `kvfix:`."
 )
 @click.option(
-    "--fix", "fixes", multiple=True, metavar="ID=auto|on|observe|off", help="What to do with a fix; repeatable."
+    "--fix",
+    "fixes",
+    multiple=True,
+    metavar="ID=auto|on|observe|off",
+    shell_complete=usage.one_of(f"{fix_id}={word}" for fix_id in IDS for word in get_args(Word)),
+    help="What to do with a fix; repeatable.",
 )
 @click.option("--force", is_flag=True, help="Let `on` apply a fix whose probe cannot tell whether it fits.")
 @click.option("--dry-run", is_flag=True, help="Say what would be set and started, and start nothing.")

@@ -1,4 +1,4 @@
-"""One attribute of upstream: put something in its place, tell whether that is still there, put it back."""
+"""One attribute of upstream: put something in its place, see whether that is still there, put it back."""
 
 import functools
 import hashlib
@@ -95,7 +95,7 @@ def fingerprint(original: Any) -> str:
     code = getattr(subject, "__code__", None)
     if code is not None:
         return _hashed("bytecode", _spelt_out(code))
-    # Bound functions of an extension tell their signature in their documentation.
+    # Bound functions of an extension have their signature in their documentation.
     return _hashed("signature", f"{type(subject).__name__} {getattr(subject, '__doc__', None)}")
 
 

@@ -13,7 +13,7 @@ from trtllm_kvfix.settings import repeated_keys
 
 
 def file_of(document: Any, named: Iterable[Any]) -> Path | None:
-    """The one of the files that the command line, or `named`, tells of, which has this content."""
+    """The file with this content among those that the command line or `named` names."""
     for file in _files([*named, *sys.argv[1:]]):
         try:
             if yaml.safe_load(file.read_text(encoding="utf-8")) == document:

@@ -207,7 +207,7 @@ def _located(name: str) -> ModuleSpec | None:
 
 
 def _documented_parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Bound functions of nanobind tell their signature in the first line of their documentation."""
+    """Bound functions of nanobind have their signature in the first line of their documentation."""
     documented = re.match(r"\w+\((.*)\)\s*(?:->|$)", (getattr(function, "__doc__", None) or "").strip(), re.MULTILINE)
     if documented is None:
         return ()

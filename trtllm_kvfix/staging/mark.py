@@ -1,4 +1,4 @@
-"""An event behind what one stream has been given: who waits for it may write what was read up to there."""
+"""An event behind the work of one stream: a writer that waits for it may overwrite what was read up to there."""
 
 import time
 from contextlib import suppress
@@ -29,5 +29,5 @@ class Mark:
         return time.perf_counter() - begin
 
     def __del__(self) -> None:
-        with suppress(Exception):  # one that was never made, or a device that is gone: there is nobody to tell
+        with suppress(Exception):  # one that was never made, or a device that is gone
             self._device.destroy_event(self._event)

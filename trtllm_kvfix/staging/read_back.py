@@ -75,7 +75,7 @@ class ReadBack:
             return None
 
     def look(self, made: Callable[[], Shipment | None]) -> None:
-        """At what has just been shipped; None where that cannot be told."""
+        """At what has just been shipped; None where that is not known."""
         try:
             shipment = made()
             if shipment is not None:

@@ -34,7 +34,7 @@ class _Entry(NamedTuple):
 
 
 class Stagers:
-    """Tables are told apart by identity: tensors compare element by element. A stager goes with its table."""
+    """Tables are compared by identity: tensors compare element by element. A stager goes with its table."""
 
     def __init__(self, *, mode: str = "auto", slots: int = 3, read_back: ReadBack | None = None) -> None:
         self.read_back = read_back  # for whoever ships with them

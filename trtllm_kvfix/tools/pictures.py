@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.written import check_folder, say_written, unwritable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,8 +16,7 @@ SUFFIXES = (".png", ".svg")
 def check_plot(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         raise SettingsError(f"--plot is {path}: the file name ends in {' or '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise SettingsError(f"--plot is {path}: there is no folder {path.parent}")
+    check_folder("--plot", path)
     if find_spec("matplotlib") is None:
         raise SettingsError("--plot needs matplotlib, which is not installed: pip install 'trtllm-kvfix[report]'")
 
@@ -25,4 +25,5 @@ def save(figure: "Figure", path: Path) -> None:
     try:
         figure.savefig(path)
     except OSError as error:
-        raise SettingsError(f"--plot is {path}: it cannot be written: {error.strerror or error}") from error
+        raise unwritable("--plot", path, error) from error
+    say_written(path)

@@ -13,6 +13,7 @@ from trtllm_kvfix.watch.page import page
 from trtllm_kvfix.watch.races import read
 from trtllm_kvfix.watch.report import Report, as_json, lines
 from trtllm_kvfix.watch.suppressions import load
+from trtllm_kvfix.written import check_folder, write
 
 OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 
@@ -44,8 +45,11 @@ def watch(
 ) -> None:
     """Run COMMAND and report where the host touches pinned memory that the device still uses.
 
-    Exits as COMMAND does, or with 1 where that is 0 and there was a race.
+    Exits as COMMAND does, with 1 where that is 0 and there was a race, and with 2 where nothing could be watched or a
+    report cannot be written. Ctrl-C goes to COMMAND; what was seen until it ends is reported.
     """
+    check_folder("--json", json_file)
+    check_folder("--html", html_file)
     suppressions = load(suppress) if suppress is not None else []
     folder = Path(tempfile.mkdtemp(prefix="trtllm-kvfix-watch-"))
     try:
@@ -58,8 +62,6 @@ def watch(
         shutil.rmtree(folder, ignore_errors=True)
     for line in lines(report):
         click.echo(f"trtllm-kvfix watch: {line}", err=True)
-    if json_file is not None:
-        json_file.write_text(json.dumps(as_json(report), indent=2) + "\n", encoding="utf-8")
-    if html_file is not None:
-        html_file.write_text(page(report), encoding="utf-8")
+    write("--json", json_file, lambda: json.dumps(as_json(report), indent=2) + "\n")
+    write("--html", html_file, lambda: page(report))
     ctx.exit(launch.end_as(status) or int(report.failed(strict)))

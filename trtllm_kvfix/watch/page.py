@@ -24,7 +24,7 @@ def page(report: Report) -> str:
         __package__,
         command=escape(join(report.command)),
         headline=escape(headline(report)),
-        verdict="failed" if report.races else "proven",
+        verdict="failed" if report.races else "proven" if report.numbers["guarded"] else "doubtful",
         summary=escape(summary(report)),
         ended=escape(
             f"The command ended with {report.status}{', threads that raced were held' if report.held else ''}."
@@ -35,8 +35,11 @@ def page(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
+    uses = report.numbers["guarded"]
+    if not report.races and not uses:
+        return "Nothing was watched: the command made no asynchronous use of pinned memory."
     if not report.races:
-        return "The host left alone what the device was using."
+        return f"No race was seen in {uses:,} uses of pinned memory."
     if len(report.races) == 1:
         return "In one place the host touches what the device still uses."
     return f"In {len(report.races)} places the host touches what the device still uses."
@@ -50,7 +53,7 @@ def section(race: Race, number: int, kind: str) -> str:
             f'<section id="{kind}-{number}">',
             f'<h2>{escape(title(race))} <span class="tag {tag}">{kind}</span></h2>',
             f"<p>{escape(times)}. {escape(where(race))}</p>",
-            f'<div class="scroll">{timeline(race)}</div>',
+            f'<div class="scroll" tabindex="0">{timeline(race)}</div>',
             bytes_bar(race),
             '<div class="stacks">',
             *stack(f"Thread {race.use_thread} enqueued", race.use_stack),

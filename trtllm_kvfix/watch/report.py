@@ -97,6 +97,8 @@ def summary(report: Report) -> str:
         f"{len(report.races)} races, {len(report.possible)} possible, {len(report.suppressed)} suppressed; "
         f"{report.numbers['guarded']:,} uses watched in {report.processes} processes"
     )
+    if not report.numbers["guarded"]:
+        text += ": no use of pinned memory was seen, so this says nothing about races"
     if report.numbers["steps"]:
         text += f", pages open for a neighbour {report.numbers['steps']:,} times"
     return text

@@ -8,7 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from trtllm_kvfix.cli import main
-from trtllm_kvfix.tools.demo import scenes
+from trtllm_kvfix.errors import EXIT_INTERRUPTED
+from trtllm_kvfix.tools.demo import command, scenes
+from trtllm_kvfix.tools.demo.outcome import SceneOutcome
 
 
 def run(*arguments: str | Path) -> Result:
@@ -20,7 +22,7 @@ def test_it_shows_every_scene_in_a_narrow_terminal() -> None:
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("simulated device, seed 0: 6 chats")
     assert "9 of them carry the text of ada or ben or cleo" in result.stdout
-    assert "with the fixes 0 were wrong" in result.stdout.splitlines()[-1]
+    assert "with the fixes, 0 were wrong" in result.stdout.splitlines()[-1]
     tables = [line for line in result.stdout.splitlines() if line.rstrip().endswith(("right", "with it"))]
     assert len(tables) == 6 * 5
     assert max(map(len, tables)) <= 80
@@ -36,6 +38,31 @@ def test_the_page_has_every_answer_and_says_what_ran(tmp_path: Path) -> None:
     assert "ada's text</span>" in text
     assert "<mark>" in text
     assert "$" not in text.split("</style>")[1]
+
+
+def test_a_file_that_cannot_be_written_is_bad_usage_after_the_results_are_shown(tmp_path: Path) -> None:
+    for option in ("--html", "--svg"):
+        result = run("--fix", "graph-inputs=off", option, tmp_path / ("long" * 100))
+        assert result.exit_code == 2
+        assert "On a simulated device, 3 of 12 answers were wrong without the fixes" in result.stdout
+        assert f"{option} is '" in result.stderr and "cannot be written: File name too long" in result.stderr
+
+
+def test_ctrl_c_says_which_scenes_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    played: list[str] = []
+
+    def interrupted(scene: scenes.Scene, device_name: str, seed: int) -> SceneOutcome:
+        if played:
+            raise KeyboardInterrupt
+        played.append(scene.fix)
+        return scenes.play(scene, device_name, seed)
+
+    monkeypatch.setattr(command, "play", interrupted)
+    page = tmp_path / "demo.html"
+    result = run("--fix", "graph-inputs=off", "--fix", "computed-blocks=off", "--html", page)
+    assert result.exit_code == EXIT_INTERRUPTED
+    assert result.stdout.splitlines()[-1].startswith("Interrupted after 1 of 2 scenes. On a simulated device, ")
+    assert "<h1>1 of 2 scenes ran before the interrupt, on a simulated device</h1>" in page.read_text(encoding="utf-8")
 
 
 def test_json_is_the_report() -> None:

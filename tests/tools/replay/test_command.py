@@ -153,7 +153,7 @@ def test_a_picture_that_cannot_be_written_is_an_error_of_usage_after_the_table(t
     result = run("--generate", "small", "--sweep", "0", "--plot", path)
     assert result.exit_code == 2
     assert "ceiling" in result.stdout
-    assert f"--plot is {path}: it cannot be written: No space left on device" in result.output
+    assert f"--plot is '{path}': it cannot be written: No space left on device" in result.output
 
 
 def test_a_pool_that_nothing_fits_is_called_that() -> None:
@@ -262,7 +262,10 @@ def test_ctrl_c_while_the_trace_is_read_exits_with_130(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(command, "read_trace", interrupted)
     result = run(TINY)
-    assert (result.exit_code, result.output) == (EXIT_INTERRUPTED, "")
+    assert (result.exit_code, result.output) == (
+        EXIT_INTERRUPTED,
+        "Interrupted while the trace was read; nothing was replayed.\n",
+    )
 
 
 def test_a_partial_report_says_so_and_is_not_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

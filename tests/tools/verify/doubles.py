@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from trtllm_kvfix.native import DeviceArray, PinnedArray
-from trtllm_kvfix.tools.verify.case import Case, Side
+from trtllm_kvfix.tools.verify.case import Case, ControlKind, Side
 from trtllm_kvfix.tools.verify.catalogue import CASES
 from trtllm_kvfix.tools.verify.offsets import ROWS, SHAPE, Rows
 from trtllm_kvfix.tools.verify.offsets_v2 import DroppedSnapshot, NextCall, paged
@@ -87,6 +87,7 @@ def outcome(control: ArmOutcome, fixed: ArmOutcome, half: ArmOutcome | None = No
         hazard="H1",
         title="A title",
         call="what is called",
+        control_kind=ControlKind.UPSTREAM,
         control=control,
         fixed=fixed,
         half=half,
@@ -95,4 +96,4 @@ def outcome(control: ArmOutcome, fixed: ArmOutcome, half: ArmOutcome | None = No
 
 def report(*cases: CaseOutcome, simulated: bool = True, name: str = "a device") -> Report:
     device = DeviceInfo(name=name, simulated=simulated, has_kernels=True, has_batched_copy=True, passed_over=None)
-    return Report(version="1.2.3", device=device, iterations=4, seed=0, cases=list(cases))
+    return Report(version="1.2.3", device=device, iterations=4, seed=0, cases=list(cases), cases_planned=len(cases))

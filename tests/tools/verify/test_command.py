@@ -9,10 +9,11 @@ from click.testing import CliRunner, Result
 
 from trtllm_kvfix.cli import main
 from trtllm_kvfix.errors import EXIT_INTERRUPTED
-from trtllm_kvfix.native import DeviceError, open_device
+from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.verify import catalogue, command
 from trtllm_kvfix.tools.verify.case import Case
-from trtllm_kvfix.tools.verify.outcome import Report
+from trtllm_kvfix.tools.verify.outcome import CaseOutcome, Report
+from trtllm_kvfix.tools.verify.runner import run_case
 
 from .doubles import unfixed, vacuous
 
@@ -29,7 +30,7 @@ def test_all_cases_are_proven_and_the_last_line_says_what_was_not() -> None:
     result = run()
     assert result.exit_code == 0, result.output
     last = result.stdout.splitlines()[-1]
-    assert last.startswith("Proven on a simulated device, so of the order of operations alone: in 20 of 20 cases ")
+    assert last.startswith("Proven on a simulated device, so for the order of operations alone: in 20 of 20 cases ")
     assert "Not proven: anything about a GPU" in last
     assert result.stdout.count("proven") >= 19
     assert max(map(len, result.stdout.split("us: ", maxsplit=1)[0].splitlines())) <= 80
@@ -59,7 +60,9 @@ def test_cases_are_chosen_by_name() -> None:
 def without_computed(value: Any) -> Any:
     """The models refuse what they compute themselves."""
     if isinstance(value, dict):
-        return {key: without_computed(part) for key, part in value.items() if key not in ("proven", "verdict")}
+        return {
+            key: without_computed(part) for key, part in value.items() if key not in ("proven", "partial", "verdict")
+        }
     return [without_computed(part) for part in value] if isinstance(value, list) else value
 
 
@@ -84,6 +87,16 @@ def test_html_is_written_beside_what_is_printed(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "offsets-v1" in path.read_text(encoding="utf-8")
     assert "offsets-v1" in result.stdout
+    assert result.stderr == f"Wrote {path}\n"
+    assert run("--case", "offsets-v1").stderr == "For a page with a timeline of every arm, add --html FILE.\n"
+
+
+def test_a_page_that_cannot_be_written_is_bad_usage_after_the_results_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / ("long" * 100)
+    result = run("--case", "graph-inputs", "--html", path)
+    assert result.exit_code == 2
+    assert "in 1 of 1 cases the control corrupts" in result.stdout
+    assert f"--html is '{path}': it cannot be written: File name too long" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -93,7 +106,7 @@ def test_html_is_written_beside_what_is_printed(tmp_path: Path) -> None:
         (("--case", "qqqq"), "known are offsets-v1, offsets-v2-index"),
         (("--device", "gpu"), "--device is 'gpu': "),
         (("--iterations", "0"), "0 is not in the range x>=1"),
-        (("--html", "missing/verify.html"), "--html is 'missing/verify.html': there is no directory missing"),
+        (("--html", "missing/verify.html"), "--html is 'missing/verify.html': there is no folder missing"),
     ],
 )
 def test_bad_usage_exits_with_2(arguments: tuple[str, ...], message: str) -> None:
@@ -140,10 +153,14 @@ def test_a_device_that_fails_exits_with_1_in_one_line(monkeypatch: pytest.Monkey
     assert (result.exit_code, result.output) == (1, "Error: the device failed: stream 3: illegal address\n")
 
 
-def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_arguments: object) -> None:
-        raise KeyboardInterrupt
+def test_ctrl_c_shows_the_cases_that_ran_and_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(device: Device, case: Case, *rest: Any) -> CaseOutcome:
+        if case.variant != "snapshot":
+            raise KeyboardInterrupt
+        return run_case(device, case, *rest)
 
     monkeypatch.setattr(command, "run_case", interrupted)
-    result = run()
-    assert (result.exit_code, result.stdout) == (EXIT_INTERRUPTED, "")
+    result = run("--case", "offsets-v1")
+    assert result.exit_code == EXIT_INTERRUPTED
+    assert result.stdout.splitlines()[-1].startswith("Interrupted after 1 of 2 cases. Proven ")
+    assert json.loads(run("--case", "offsets-v1", "--json").stdout)["partial"] is True

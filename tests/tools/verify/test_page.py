@@ -61,6 +61,17 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     assert "$" not in text
 
 
+def test_the_headline_names_the_device_and_the_legend_comes_before_the_first_timeline() -> None:
+    proven = outcome(arm(corrupt=4), arm())
+    simulated = page(report(proven))
+    assert "<h1>On a simulated device, every control corrupts every time. The fix never does.</h1>" in simulated
+    assert "<h1>On NVIDIA X, every control " in page(report(proven, simulated=False, name="NVIDIA X"))
+    partial = page(report(proven).model_copy(update={"cases_planned": 3}))
+    assert "<h1>On a simulated device, 1 of 3 cases ran before the interrupt.</h1>" in partial
+    assert simulated.index('class="legend"') < simulated.index('<svg class="timeline"')
+    assert "<h3>Control: upstream&#x27;s order</h3>" in simulated
+
+
 def test_every_arm_has_its_timeline_and_its_count() -> None:
     cases = measured()
     text = page(report(*cases))
@@ -115,7 +126,7 @@ def test_the_arms_of_a_case_share_their_scale() -> None:
 
 def test_failures_are_in_the_headline_and_names_are_escaped() -> None:
     text = page(report(outcome(arm(corrupt=0), arm()), name="<b>GPU</b>"))
-    assert "1 of 1 cases do not show what they should." in text
+    assert "On a simulated device, 1 of 1 cases do not show what they should." in text
     assert "VACUOUS: a-case" in text
     assert "<b>GPU</b>" not in text
     assert "&lt;b&gt;GPU&lt;/b&gt;" in text

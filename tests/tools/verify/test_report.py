@@ -1,5 +1,7 @@
 """What the report says in words."""
 
+from trtllm_kvfix.tools.verify.case import ControlKind
+from trtllm_kvfix.tools.verify.catalogue import CASES
 from trtllm_kvfix.tools.verify.outcome import DeviceInfo
 from trtllm_kvfix.tools.verify.report import complaints, conclusion, notes
 
@@ -11,7 +13,41 @@ PROVEN = outcome(arm(corrupt=4), arm())
 def test_a_gpu_proves_more_than_the_simulated_device_and_not_everything() -> None:
     said = conclusion(report(PROVEN, simulated=False, name="NVIDIA X"))
     assert said.startswith("Proven on NVIDIA X with the driver of this machine: in 1 of 1 cases ")
-    assert said.endswith("Not proven: that your TensorRT-LLM works in upstream's order; nothing here loads it.")
+    assert "Not proven: anything about your TensorRT-LLM, which nothing here loads" in said
+
+
+def test_the_simulated_device_proves_neither_a_gpu_nor_tensorrt_llm() -> None:
+    said = conclusion(report(PROVEN))
+    assert said.startswith("Proven on a simulated device, so for the order of operations alone: ")
+    assert "anything about a GPU" in said and "TensorRT-LLM, which nothing here loads" in said
+
+
+def test_a_control_that_is_not_upstreams_order_is_not_called_so() -> None:
+    kinds = [PROVEN.model_copy(update={"control_kind": kind}) for kind in ControlKind]
+    assert "upstream's order" not in conclusion(report(*kinds))
+    (said,) = (line for line in notes(report(*kinds)) if line.startswith("Controls: "))
+    for kind in ControlKind:
+        assert f"1 {kind.said}" in said
+
+
+def test_the_catalogue_calls_each_control_what_it_is() -> None:
+    found = {case.name: case.control_kind for case in CASES}
+    upstream = ("offsets-v1", "offsets-v2-index", "offsets-v2-rebound", "graph-inputs")
+    assert found == {
+        **dict.fromkeys(upstream, ControlKind.UPSTREAM),
+        "offsets-v2-dropped": ControlKind.REPAIR,
+        **dict.fromkeys(("store-order", "load-order"), ControlKind.NO_EVENT),
+        **dict.fromkeys(("connector-store", "connector-load"), ControlKind.WRONG_STREAM),
+    }
+    for case in CASES:
+        is_upstream = case.control_kind is ControlKind.UPSTREAM
+        assert case.control.how.startswith("As upstream") == is_upstream
+
+
+def test_an_interrupt_is_said_and_is_no_proof() -> None:
+    cut = report(PROVEN).model_copy(update={"cases_planned": 3})
+    assert conclusion(cut).startswith("Interrupted after 1 of 3 cases. Proven ")
+    assert not cut.proven
 
 
 def test_only_proven_cases_are_counted_as_such() -> None:

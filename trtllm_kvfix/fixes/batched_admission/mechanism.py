@@ -95,7 +95,7 @@ class Admission:
 
 
 def advice_for(manager: Any, batch: Any) -> Advice | None:
-    """None where this build or manager cannot tell what a prompt would reuse."""
+    """None where this build or manager cannot report what a prompt would reuse."""
     scheduled = list(batch.context_requests)
     entering = [request for request in scheduled if enters(manager, request)]
     expected: dict[int, int] = {}

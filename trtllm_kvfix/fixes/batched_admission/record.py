@@ -33,7 +33,9 @@ def probe(up: Upstream) -> Answer:
     if not up.binds("add_sequence"):
         return unknown("the bound manager has neither add_sequence nor add_sequence_batch")
     if not any(up.binds(name) for name in TELLING):
-        return absent("nothing tells what a prompt would reuse, so no order is known to be better than upstream's")
+        return absent(
+            "this build cannot report what a prompt would reuse, so no order is known to be better than upstream's"
+        )
     strange = _strange(up)
     if strange:
         return unknown(strange)

@@ -1,4 +1,4 @@
-"""Whether this build's `store_context_blocks` goes by the position, as it does since T#12673. No name tells.
+"""Whether this build's `store_context_blocks` goes by the position, as it does since T#12673. No name shows it.
 
 It is seen on a prompt that has been computed to its end, so whatever is stored meanwhile is right: the position is set
 back to what the tree has already, the prompt is stored, and the tree is looked at. Where nothing was added, and
@@ -10,7 +10,7 @@ from typing import Any
 
 from trtllm_kvfix.fixes.reuse import cached_tokens
 
-ATTEMPTS_MAX = 16  # prompts that told nothing, such as short ones
+ATTEMPTS_MAX = 16  # prompts that showed nothing, such as short ones
 
 
 class Observation:
@@ -30,7 +30,7 @@ class Observation:
 
 
 def _stores_by_position(manager: Any, store: Callable[..., Any], request: Any) -> bool | None:
-    """None where this prompt tells nothing."""
+    """None where this prompt shows nothing."""
     before = cached_tokens(manager, request)
     if before is None or before + manager.tokens_per_block >= request.prompt_len:
         return None  # there is no block that could be added

@@ -41,7 +41,7 @@ def probe(up: Upstream) -> Answer:
     strange = _strange(up, CALLED, READ)
     if strange:
         return unknown(strange)
-    return needed("prompts are offered for reuse before they are computed; no name tells that T#12673 is in")
+    return needed("prompts are offered for reuse before they are computed; no name shows whether T#12673 is in")
 
 
 def stores_by_position(up: Upstream) -> bool:

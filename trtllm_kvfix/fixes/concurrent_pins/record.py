@@ -101,7 +101,7 @@ FIX = Fix(
     triggers=(BINDINGS, ALGORITHMS),
     probe=probe,
     replacements=replacements,
-    blind="who is inside the manager is only known to who has made the others wait",
+    blind="a fix knows which thread is inside the manager only while it makes the others wait",
     self_test=self_test,
     expected=in_variants(needed="C", absent="A B B2 D F"),
 )

@@ -19,7 +19,7 @@ HANDED_OUT = "_moe_slot_cache"  # where upstream keeps what `get_moe_slot_inputs
 
 
 class ReplayFence:
-    """Tables are told apart by the object that owns them, so that engines do not wait for each other."""
+    """Tables are identified by the object that owns them, so that engines do not wait for each other."""
 
     def __init__(self, kind: type[Reads] = Reads) -> None:
         self._kind = kind
@@ -88,7 +88,7 @@ class ReplayFence:
             reads = None if params is None else self._reads_of(params)
         except Exception as error:
             fuses.of(ID).fault(error)
-            for each in list(self._reads.values()):  # whose tables they were cannot be told
+            for each in list(self._reads.values()):  # their owner is not known
                 each.lose_track()
             return
         if reads is not None:

@@ -17,4 +17,4 @@ class ObservedFence(InputFence):
             self._tried.in_a_row = 0
 
     def fall_back(self) -> None:
-        """Who looks on waits for nothing."""
+        """An observer waits for nothing."""

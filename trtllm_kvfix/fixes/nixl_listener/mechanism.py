@@ -14,8 +14,8 @@ SWITCH = "enable_listen_thread"
 def without_listener(modules: Collection[str], original: Callable[..., None]) -> Callable[..., None]:
     """`__init__` of the agent configuration: called from one of these modules, it leaves the listener off.
 
-    The adapter imports NIXL inside its functions, so there is no name in its module to replace; who calls is what tells
-    its configurations from everybody else's. Where we fail, upstream gets its arguments as they came.
+    The adapter imports NIXL inside its functions, so there is no name in its module to replace. The caller's module
+    distinguishes its configurations from all others. Where we fail, upstream gets its arguments as they came.
     """
     signature = inspect.signature(original)
     tried = fuse.of(ID)

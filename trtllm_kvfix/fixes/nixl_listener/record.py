@@ -71,7 +71,7 @@ def _named(function: ast.expr) -> str:
 
 
 def _fits(up: Upstream, make: Any, call: ast.Call) -> bool:
-    """Where it passes lists or dictionaries on, nobody can tell before the call."""
+    """Where it passes lists or dictionaries on, its arguments are not known before the call."""
     named = [keyword.arg for keyword in call.keywords]
     if None in named or any(isinstance(argument, ast.Starred) for argument in call.args):
         return True
@@ -113,7 +113,7 @@ FIX = Fix(
     triggers=(*ADAPTERS, NIXL),
     probe=probe,
     replacements=replacements,
-    blind="the port that is taken belongs to another process, and nothing in this one tells",
+    blind="another process holds the port, and nothing in this one shows it",
     self_test=self_test,
     expected=in_variants(needed="C", fixed="F", absent="A B B2 D"),
 )

@@ -80,7 +80,7 @@ class Lender:
 
     def __del__(self) -> None:
         """The manager is gone, and the table goes next."""
-        with suppress(Exception):  # nobody is left to tell
+        with suppress(Exception):  # nobody is left to inform
             if self._borrower is not None:
                 self._borrower.settle()
 

@@ -94,7 +94,7 @@ def _looking(up: Upstream, every: int) -> Callable[[Any], Any]:
 def followers(up: Upstream) -> Sequence[Replacement]:
     """Managers of some models, and the binding's own module, hold the launch under names of their own: all of them get
     the same function, and whoever imports it later gets it from there. Where a kernel of another kind reads the live
-    table, its callers are told that it does not cover that."""
+    table, it answers its callers that it does not cover that."""
     launch = up.attribute(up.v2_module, LAUNCH)
     made = [
         Replacement(Seam(module, name), lambda _: launch)

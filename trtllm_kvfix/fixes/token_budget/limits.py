@@ -26,7 +26,7 @@ def limits_of(executor: Any, is_safe: Callable[[Any], bool]) -> Limits | None:
         # One rank schedules and the others run what it sends; the loop has noted already who finishes its prompt.
         why = f"it has {stages} pipeline stages"
     elif max_num_tokens is None:
-        why = "it does not tell its max_num_tokens"
+        why = "it does not show its max_num_tokens"
     elif not is_safe(manager.impl):
         why = "a prompt that is cut short would be offered for reuse whole, and computed-blocks is off"
     if why or max_num_tokens is None:

@@ -69,7 +69,9 @@ class BudgetKeeper:
         self._voting = voting
         self._is_safe = is_safe
         self._limits: WeakKeyDictionary[Any, Limits | None] = WeakKeyDictionary()
-        self._kept: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()  # sequences of who was put off, by manager
+        self._kept: WeakKeyDictionary[Any, set[int]] = (
+            WeakKeyDictionary()
+        )  # sequences of requests that were put off, by manager
         self._of_thread = threading.local()
 
     def learning(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,7 +113,7 @@ class BudgetKeeper:
         return build_scheduler_output
 
     def adding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """For `KVCacheManager._kv_connector_should_add_sequence`: who was put off has its sequence."""
+        """For `KVCacheManager._kv_connector_should_add_sequence`: a request that was put off has its sequence."""
 
         def _kv_connector_should_add_sequence(manager: Any, request: Any) -> Any:
             kept = self._kept.get(manager)

@@ -1,4 +1,4 @@
-"""Who asks what, and when: generated, or taken from a trace and cut down to what the engine's model can hold."""
+"""Requests and when they arrive: generated, or taken from a trace and cut down to what the engine's model can hold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from trtllm_kvfix import __version__
+from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.native import DeviceError
@@ -24,7 +24,14 @@ REQUESTS = {"small": 40, "large": 160}
 
 @click.command()
 @click.argument("trace", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--device", "device_name", default="auto", show_default=True, metavar="cpu|cuda[:N]|auto")
+@click.option(
+    "--device",
+    "device_name",
+    default="auto",
+    show_default=True,
+    metavar="cpu|cuda[:N]|auto",
+    shell_complete=usage.devices,
+)
 @click.option("--model", "model_name", type=click.Choice(sorted(SIZES)), help="By default large on a GPU, else small.")
 @click.option("--requests", type=click.IntRange(min=2), help="How many of the load.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second, on average.")
@@ -70,6 +77,7 @@ def bench(
 
             arms = execute(chosen, size.model(), arrivals, device_name, repeats, on_run)
     except KeyboardInterrupt:
+        click.echo("Interrupted: the ways take turns, so nothing can be compared before the last run.", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except DeviceError as error:
         raise KvfixError(f"the device failed: {error}") from error

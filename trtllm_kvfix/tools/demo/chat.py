@@ -14,7 +14,7 @@ ANSWER_MAX = 48
 SHOUTS = 1  # the adapter
 HUSHED = str.maketrans(recite.LOUD, recite.QUIET)
 SHOUTED = str.maketrans(recite.QUIET, recite.LOUD)
-TRACE_MIN = 6  # letters in a row that tell whose notes were read
+TRACE_MIN = 6  # letters in a row that show whose notes were read
 
 
 def quiet(text: str) -> str:

@@ -1,29 +1,39 @@
 """`trtllm-kvfix demo`: the command line around the scenes."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from trtllm_kvfix import __version__
+from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.engine.config import HAZARDS, MANAGERS
 from trtllm_kvfix.engine.machine import open_machine
-from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError, SettingsError
+from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.native import DeviceError
-from trtllm_kvfix.tools.demo.outcome import Report
+from trtllm_kvfix.tools.demo.outcome import Report, SceneOutcome
 from trtllm_kvfix.tools.demo.page import page
 from trtllm_kvfix.tools.demo.report import Printer, picture
 from trtllm_kvfix.tools.demo.scenes import Scene, choose, play
+from trtllm_kvfix.written import check_folder, write
 
 
 @click.command()
-@click.option("--device", "device_name", default="auto", show_default=True, metavar="cpu|cuda[:N]|auto")
+@click.option(
+    "--device",
+    "device_name",
+    default="auto",
+    show_default=True,
+    metavar="cpu|cuda[:N]|auto",
+    shell_complete=usage.devices,
+)
 @click.option(
     "--fix",
     "choices",
     multiple=True,
     metavar="ID=off|on",
+    shell_complete=usage.one_of(f"{fix_id}={word}" for fix_id in HAZARDS for word in ("off", "on")),
     help=f"`off`: show only what is lost without it; `on`: leave its scene out; repeatable. {', '.join(HAZARDS)}.",
 )
 @click.option(
@@ -57,26 +67,28 @@ def demo(
     """Let a few users chat, without each fix and with all: what they should read, and what they read.
 
     The engine is our own and small, its model recites: needs no TensorRT-LLM, no weights, and a GPU only with torch.
-    Exits with 0 when answers are wrong without each fix and none is with it, with 1 when not, with 2 on bad usage.
+    Exits with 0 when answers are wrong without each fix and none is with it, with 1 when not, with 2 on bad usage or
+    where a file cannot be written, with 130 after ctrl-C.
     """
     scenes = choose(choices, manager)
-    for option, path in (("--html", html_path), ("--svg", svg_path)):
-        if path is not None and not path.parent.is_dir():
-            raise SettingsError(f"{option} is '{path}': there is no directory {path.parent}")
+    check_folder("--html", html_path)
+    check_folder("--svg", svg_path)
     printer = Printer(Console(quiet=as_json))
     try:
         report = run(scenes, device_name, seed, printer)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
     except DeviceError as error:
         raise KvfixError(f"the device failed: {error}") from error
-    if html_path is not None:
-        html_path.write_text(page(report), encoding="utf-8")
-    if svg_path is not None:
-        svg_path.write_text(picture(report), encoding="utf-8")
     if as_json:
         click.echo(report.model_dump_json(indent=2))
-    sys.exit(0 if report.proven else 1)
+    write("--html", html_path, lambda: page(report))
+    write("--svg", svg_path, lambda: picture(report))
+    sys.exit(exit_code(report))
+
+
+def exit_code(report: Report) -> int:
+    if report.partial and all(scene.shown for scene in report.scenes):
+        return EXIT_INTERRUPTED
+    return 0 if report.proven else 1
 
 
 def run(scenes: list[Scene], device_name: str, seed: int, printer: Printer) -> Report:
@@ -84,10 +96,18 @@ def run(scenes: list[Scene], device_name: str, seed: int, printer: Printer) -> R
     device, simulated = machine.device.name, machine.simulated
     machine.close()
     printer.begin(device, len(scenes))
-    outcomes = []
-    for scene in scenes:
-        outcomes.append(play(scene, device_name, seed))
-        printer.scene(outcomes[-1])
-    report = Report(version=__version__, device=device, simulated=simulated, seed=seed, scenes=outcomes)
+    outcomes: list[SceneOutcome] = []
+    with suppress(KeyboardInterrupt):
+        for scene in scenes:
+            outcomes.append(play(scene, device_name, seed))
+            printer.scene(outcomes[-1])
+    report = Report(
+        version=__version__,
+        device=device,
+        simulated=simulated,
+        seed=seed,
+        scenes=outcomes,
+        scenes_planned=len(scenes),
+    )
     printer.end(report)
     return report

@@ -59,8 +59,14 @@ class Report(_Found):
     simulated: bool
     seed: int
     scenes: list[SceneOutcome]
+    scenes_planned: int  # Ctrl-C leaves fewer, each of which was played to its end
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def partial(self) -> bool:
+        return len(self.scenes) < self.scenes_planned
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def proven(self) -> bool:
-        return all(scene.shown for scene in self.scenes)
+        return not self.partial and all(scene.shown for scene in self.scenes)

@@ -27,6 +27,8 @@ def page(report: Report) -> str:
 
 def headline(report: Report) -> str:
     where = "on a simulated device" if report.simulated else f"on {report.device}"
+    if report.partial and all(scene.shown for scene in report.scenes):
+        return f"{len(report.scenes)} of {report.scenes_planned} scenes ran before the interrupt, {where}"
     if report.proven:
         return f"What users read without the fixes, {where}"
     return f"Not every scene shows what it should, {where}"
@@ -48,7 +50,7 @@ def section(scene: SceneOutcome) -> str:
     return (
         f'<section id="{scene.fix}"><h2>{escape(scene.title)}</h2>'
         f"<p>{scene.hazard}, without <code>{scene.fix}</code>. {escape(scene.without)}</p>"
-        '<div class="scroll"><table><thead><tr><th>user</th><th>asks</th><th>should read</th>'
+        '<div class="scroll" tabindex="0"><table><thead><tr><th>user</th><th>asks</th><th>should read</th>'
         f"<th>reads without the fix</th><th>reads with it</th></tr></thead><tbody>{rows}</tbody></table></div>"
         f'<p class="sum">{escape(summary(scene))}</p></section>'
     )
@@ -63,7 +65,7 @@ def row(answer: AnswerRead, fixed: AnswerRead) -> Iterator[str]:
 
 
 def marked(answer: AnswerRead) -> str:
-    """What it should not have said is marked; letters that agree by chance are not told apart from it."""
+    """What it should not have said is marked; letters that agree by chance may be marked as well."""
     if answer.right:
         return escape(answer.read)
     text, at = [], 0

@@ -16,7 +16,7 @@ PICTURE_COLUMNS, PICTURE_LETTERS = 108, 48
 
 
 class Printer:
-    """Prints scene by scene, so that who waits sees what has been found."""
+    """Prints scene by scene, so that a waiting reader sees what has been found."""
 
     def __init__(self, console: Console, letters: int = LETTERS) -> None:
         self._console = console
@@ -72,7 +72,7 @@ def _table(scene: SceneOutcome, letters: int) -> Table:
 
 
 def chosen(scene: SceneOutcome) -> list[AnswerRead]:
-    """Those that tell most: with somebody else's text, then other wrong ones."""
+    """The clearest ones: first those with another user's text, then other wrong ones."""
     order = sorted(scene.control.answers, key=lambda answer: (answer.from_whom is None, answer.right))
     return order[:SHOWN]
 
@@ -124,7 +124,9 @@ def conclusion(report: Report) -> str:
     foreign = sum(len(scene.control.foreign) for scene in report.scenes)
     answers = sum(len(scene.control.answers) for scene in report.scenes)
     fixed = sum(len(scene.fixed.wrong) for scene in report.scenes)
+    where = "On a simulated device" if report.simulated else f"On {report.device}"
+    played = f"Interrupted after {len(report.scenes)} of {report.scenes_planned} scenes. " if report.partial else ""
     return (
-        f"Of {answers} answers, {wrong} were wrong without the fixes, {foreign} of them with another user's text; "
-        f"with the fixes {fixed} were wrong."
+        f"{played}{where}, {wrong} of {answers} answers were wrong without the fixes, {foreign} of them with another "
+        f"user's text; with the fixes, {fixed} were wrong."
     )

@@ -3,7 +3,7 @@
 Upstream's source is read, not run: every `x.copy_(owner.buffer, non_blocking=True)` ships memory that an object keeps,
 so a later step may refill it before the copy has read it (docs/hazards). So does a kernel that is given a mapped table,
 and a local name for either. Memory that the same function has just allocated is nobody else's yet. Whether a buffer is
-pinned, and whether something else orders its refill, cannot be told from the source: these are candidates, with what
+pinned, and whether something else orders its refill, is not visible in the source: these are candidates, with what
 guards them.
 """
 

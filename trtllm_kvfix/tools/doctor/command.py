@@ -13,6 +13,7 @@ from trtllm_kvfix import __version__, machine
 from trtllm_kvfix.errors import ExtensionMissing
 from trtllm_kvfix.overlay.attest import distribution_version
 from trtllm_kvfix.sizes import bytes_text
+from trtllm_kvfix.tools.doctor import kernels
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +32,7 @@ def examine(source: Path | None = None) -> dict[str, Any]:
         "optional": {name: distribution_version(name) for name in OPTIONAL},
         "machine": machine.describe(),
         "extension": None,
+        "kernels_missing": None,  # why, where nothing is wrong and something is slower
         "overlay": None,
         "problems": [],
     }
@@ -41,6 +43,7 @@ def examine(source: Path | None = None) -> dict[str, Any]:
     except ExtensionMissing as error:
         report["problems"].append(str(error))
         return report
+    report["kernels_missing"] = kernels.why_missing(report["extension"], report["machine"])
     if report["extension"]["locks"] != "yes":
         report["problems"].append("the extension was built without its lock (KVFIX_NO_LOCK): rebuild it before use")
     from trtllm_kvfix.fixes import ALL  # noqa: PLC0415
@@ -68,7 +71,7 @@ def doctor(as_json: bool, source: Path | None) -> None:
     """Say what is installed here, and what each fix would do.
 
     Exits with 1 when TensorRT-LLM is not installed here, the native extension is missing or unfit for use, a fix fails
-    its self-test, one that this TensorRT-LLM needs is off, or it cannot be told whether one is needed.
+    its self-test, one that this TensorRT-LLM needs is off, or a probe cannot decide whether one is needed.
     """
     report = examine(source)
     if as_json:
@@ -96,6 +99,9 @@ def show(report: Mapping[str, Any]) -> None:
     table.add_row("memory lock", "unlimited" if locked is None else f"at most {bytes_text(locked)} (ulimit -l)")
     console = Console()
     console.print(table)
+    if report["kernels_missing"] is not None:
+        for line in kernels.lines(report["kernels_missing"]):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     if report["overlay"] is not None:
         show_overlay(console, report["overlay"])
     for problem in report["problems"]:

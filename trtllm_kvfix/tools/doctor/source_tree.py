@@ -99,7 +99,7 @@ class SourceTree(Upstream):
             found: Any = self.module(f"{base}.{alias.name}")
             if found is None:
                 source = self.module(base)
-                # A name that comes from compiled code is there, and that is all that can be told.
+                # A name that comes from compiled code is there, and that is all that is known.
                 absent = Unread(alias.name, base) if base.startswith(f"{PACKAGE}.bindings") else None
                 found = getattr(source, alias.name, absent) if source is not None else absent
             if found is not None:

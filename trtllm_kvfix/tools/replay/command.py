@@ -96,16 +96,20 @@ def replay(
         check_plot(plot_path)
     try:
         task = _task(ctx, options)
-    except KeyboardInterrupt:  # while the trace was read
+    except KeyboardInterrupt:
+        click.echo("Interrupted while the trace was read; nothing was replayed.", err=True)
         sys.exit(EXIT_INTERRUPTED)
     result = _executed(task, _runs(task.shape, sizes, compare=compare), jobs or jobs_for(task.workload))
     if not result.outcomes:
+        click.echo("Interrupted before the first replay had a result.", err=True)
         sys.exit(EXIT_INTERRUPTED)
     report = Report(
         workload=task.workload.name, lines_bad=task.lines_bad, partial=result.partial, outcomes=result.outcomes
     )
     _show(report, is_sweep=sizes is not None, as_json=as_json)
-    if plot_path is not None and not report.partial:
+    if plot_path is not None and report.partial:
+        click.echo(f"{plot_path} was not drawn: the sweep is partial", err=True)
+    elif plot_path is not None:
         plot(report.outcomes, report.workload, plot_path)
     sys.exit(_exit_code(report))
 

@@ -162,7 +162,7 @@ class Replay:
             return
         next_ms = inf
         if self._has_room():
-            # Only who comes later than now leaves iterations to pass.
+            # Only requests that come later leave iterations to pass.
             next_ms = self._workload.requests[self._waiting[0]].timestamp_ms if self._shape.iteration_ms else -inf
         passed, quiet = 0, self._generating.quiet()
         while passed < quiet and self._now_ms < next_ms:

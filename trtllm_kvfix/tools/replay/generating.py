@@ -1,5 +1,5 @@
 """The sequences whose answers are growing. How each will grow is known when it starts, so a calendar names the
-iterations in which something happens: it needs a block, it has filled one, it ends. The manager is told of the tokens
+iterations in which something happens: it needs a block, it has filled one, it ends. The manager gets the tokens
 between two of these together, which changes none of its decisions."""
 
 from collections import Counter
@@ -30,8 +30,8 @@ class Generating:
         self._growths = 0
         self._begun = 0
         self._live: dict[int, _Answer] = {}  # by when they began, which is the order in which they grow
-        self._calendar: list[tuple[int, int]] = []  # a heap: the growth, and who has something to do in it
-        self._due: list[int] = []  # who has something to do in this iteration
+        self._calendar: list[tuple[int, int]] = []  # a heap: the growth, and the sequence that is due in it
+        self._due: list[int] = []  # sequences that are due in this iteration
         self._lacking: Counter[int] = Counter()  # tokens by which a growth is smaller, because answers end with it
         self._empty: list[tuple[int, int]] = []  # began in this iteration with nothing to grow by
 

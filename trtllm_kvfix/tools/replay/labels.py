@@ -1,4 +1,4 @@
-"""What tables and pictures call tiers and policies, so that two of them can be told apart."""
+"""What tables and pictures call tiers and policies, so that readers can distinguish them."""
 
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind
 

@@ -24,7 +24,7 @@ def run(
     child: Sequence[str] = CHILD,
     ended: Callable[[int], object] = lambda _: None,
 ) -> dict[str, Outcome]:
-    """limit_s: how long a step may take. `ended` is told how many have."""
+    """limit_s: how long a step may take. `ended` gets how many have ended."""
     outcomes: dict[str, Outcome] = {}
     while len(outcomes) < len(names):
         left = [name for name in names if name not in outcomes]

@@ -1,8 +1,9 @@
-"""What a case is made of: two arms that do the same work, one in upstream's order, one with the fix."""
+"""What a case is made of: two arms that do the same work, a control without the fix and one with it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,6 +12,27 @@ from numpy.typing import NDArray
 from trtllm_kvfix.native import Device
 
 Words: TypeAlias = NDArray[Any]
+
+
+class ControlKind(str, Enum):
+    """What a control is, so that a report claims no more of it: only the first is what upstream does."""
+
+    UPSTREAM = "upstream's order"
+    REPAIR = "obvious repair"
+    NO_EVENT = "no event"
+    WRONG_STREAM = "wrong stream"
+
+    @property
+    def said(self) -> str:
+        return _SAID[self]
+
+
+_SAID = {
+    ControlKind.UPSTREAM: "in upstream's order",
+    ControlKind.REPAIR: "with the obvious repair of upstream's order",
+    ControlKind.NO_EVENT: "with copies that no event orders behind the kernels, as in connectors before their fix",
+    ControlKind.WRONG_STREAM: "with this package's connector, given a stream on which nothing runs",
+}
 
 
 class Comparison(NamedTuple):
@@ -100,6 +122,7 @@ class Case:
     hazard: str
     title: str
     call: str  # what call() stands for
+    control_kind: ControlKind
     control: Side  # corrupts, or the case shows nothing
     fixed: Side  # never corrupts
     half: Side | None = None  # half of the fix: what it lets through depends on the device, so it is shown, not judged

@@ -1,27 +1,43 @@
 """`trtllm-kvfix verify`: the command line around the runner."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 from rich.console import Console
 
-from trtllm_kvfix import __version__
+from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError, SettingsError
 from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.progress import progress_bar
 from trtllm_kvfix.tools.verify.case import Case
 from trtllm_kvfix.tools.verify.catalogue import NAMES, select
-from trtllm_kvfix.tools.verify.outcome import DeviceInfo, Report
+from trtllm_kvfix.tools.verify.outcome import CaseOutcome, DeviceInfo, Report, Verdict
 from trtllm_kvfix.tools.verify.page import page
 from trtllm_kvfix.tools.verify.report import print_report
 from trtllm_kvfix.tools.verify.runner import run_case
+from trtllm_kvfix.written import check_folder, write
 
 
 @click.command()
-@click.option("--device", "device_name", default="auto", show_default=True, metavar="cpu|cuda[:N]|auto")
-@click.option("--case", "names", multiple=True, metavar="NAME", help=f"One of {', '.join(NAMES)}; repeatable.")
+@click.option(
+    "--device",
+    "device_name",
+    default="auto",
+    show_default=True,
+    metavar="cpu|cuda[:N]|auto",
+    shell_complete=usage.devices,
+)
+@click.option(
+    "--case",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=usage.one_of(NAMES),
+    help=f"One of {', '.join(NAMES)}; repeatable.",
+)
 @click.option("--iterations", type=click.IntRange(min=1), default=150, show_default=True, help="Of each arm.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of contents and simulation.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
@@ -35,28 +51,33 @@ from trtllm_kvfix.tools.verify.runner import run_case
 def verify(
     device_name: str, names: tuple[str, ...], iterations: int, seed: int, as_json: bool, html_path: Path | None
 ) -> None:
-    """Reproduce each hazard as upstream has it, and show that the fix holds, on this machine.
+    """Reproduce each hazard in a control without the fix, and show that the fix holds, on this machine.
 
-    Needs no TensorRT-LLM and no model. Device `auto` is the first GPU, or else a simulated device that shows the order
-    of operations only. Exits with 0 when every control corrupts and no fix does, with 1 when a fix corrupts, a control
-    stays clean or the device was not held, with 2 on bad usage.
+    Needs no TensorRT-LLM and no model, and loads none. Device `auto` is the first GPU, or else a simulated device that
+    shows the order of operations only. Exits with 0 when every control corrupts and no fix does, with 1 when a fix
+    corrupts, a control stays clean or the device was not held, with 2 on bad usage or where --html cannot be written,
+    with 130 after ctrl-C; the cases that ran are then still shown.
     """
     cases = select(names)
-    if html_path is not None and not html_path.parent.is_dir():
-        raise SettingsError(f"--html is '{html_path}': there is no directory {html_path.parent}")
+    check_folder("--html", html_path)
     try:
         report = run(chosen(device_name, seed), cases, iterations, seed)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
     except DeviceError as error:
         raise KvfixError(f"the device failed: {error}") from error
-    if html_path is not None:
-        html_path.write_text(page(report), encoding="utf-8")
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
         print_report(Console(), report)
-    sys.exit(0 if report.proven else 1)
+        if html_path is None:
+            click.echo("For a page with a timeline of every arm, add --html FILE.", err=True)
+    write("--html", html_path, lambda: page(report))
+    sys.exit(exit_code(report))
+
+
+def exit_code(report: Report) -> int:
+    if report.partial and all(case.verdict is Verdict.PROVEN for case in report.cases):
+        return EXIT_INTERRUPTED
+    return 0 if report.proven else 1
 
 
 class Chosen(NamedTuple):
@@ -82,16 +103,6 @@ def chosen(name: str, seed: int) -> Chosen:
 
 def run(chosen: Chosen, cases: list[Case], iterations: int, seed: int) -> Report:
     device = chosen.device
-    arms = sum(2 + (case.half is not None) for case in cases)
-    with progress_bar("verify", arms * iterations) as on_finished:
-        done = 0
-
-        def on_iteration() -> None:
-            nonlocal done
-            done += 1
-            on_finished(done)
-
-        outcomes = [run_case(device, case, iterations, seed, on_iteration) for case in cases]
     return Report(
         version=__version__,
         device=DeviceInfo(
@@ -103,5 +114,24 @@ def run(chosen: Chosen, cases: list[Case], iterations: int, seed: int) -> Report
         ),
         iterations=iterations,
         seed=seed,
-        cases=outcomes,
+        cases=run_all(device, cases, iterations, seed),
+        cases_planned=len(cases),
     )
+
+
+def run_all(device: Device, cases: list[Case], iterations: int, seed: int) -> list[CaseOutcome]:
+    """All cases, or those that had ended when Ctrl-C came."""
+    outcomes: list[CaseOutcome] = []
+    arms = sum(2 + (case.half is not None) for case in cases)
+    with progress_bar("verify", arms * iterations) as on_finished:
+        done = 0
+
+        def on_iteration() -> None:
+            nonlocal done
+            done += 1
+            on_finished(done)
+
+        with suppress(KeyboardInterrupt):
+            for case in cases:
+                outcomes.append(run_case(device, case, iterations, seed, on_iteration))  # noqa: PERF401  keeps what ran
+    return outcomes

@@ -1,6 +1,6 @@
 """H5 end to end: both sides of the offload connector, its host pool, lanes and index, beside a stream that computes.
 
-The control is the same connector, told of a stream on which nothing runs: its transfers are ordered behind nothing.
+The control is the same connector with a stream on which nothing runs: its transfers are ordered behind nothing.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
-from trtllm_kvfix.tools.verify.case import Arm, Case, Comparison, Lane, Side
+from trtllm_kvfix.tools.verify.case import Arm, Case, Comparison, ControlKind, Lane, Side
 from trtllm_kvfix.tools.verify.transfers import BLOCK_BYTES, BLOCK_WORDS, BLOCKS, BYTES, SHAPE, addresses
 
 TOKENS_PER_BLOCK = 4
@@ -53,7 +53,7 @@ class Connector:
         )  # fmt: skip
 
     def begin_store(self, request: SimpleNamespace, stream: int) -> Step:
-        """What is told of a request whose prompt has been given to the device whole."""
+        """The report of a request whose whole prompt has been given to the device."""
         self.scheduler.get_num_new_matched_tokens(request, 0)
         self.scheduler.update_state_after_alloc(request, [list(range(BLOCKS))])
         report = SimpleNamespace(
@@ -150,7 +150,7 @@ class ConnectorArm(Arm):
 
 
 class StoreThroughConnector(ConnectorArm):
-    """A prompt is computed, and the connector is told so while the kernels that write its blocks are queued."""
+    """A prompt is reported to the connector as computed while the kernels that write its blocks are queued."""
 
     held_work, free_work = "kernel writes the blocks", "store"
 
@@ -208,7 +208,7 @@ def side(arm: type[ConnectorArm], *, ordered: bool, effect: str) -> Side:
     if ordered:
         how = "The connector marks the stream that computes, and its copy stream waits for the mark."
         return Side(make, how, "an unordered copy, issued later, is over: only the mark holds this one", effect)
-    how = "The same connector, told of a stream on which nothing runs."
+    how = "The same connector, given a stream on which nothing runs."
     return Side(make, how, f"the {arm.free_work} is over, and the compute stream has not begun", effect)
 
 
@@ -218,7 +218,8 @@ CASES = (
         variant="writer",
         hazard="H5",
         title="Connector: a prompt goes to the host tier while the kernels that write its blocks are queued",
-        call="the connector is told that the prompt has been computed",
+        call="the connector learns that the prompt has been computed",
+        control_kind=ControlKind.WRONG_STREAM,
         control=side(
             StoreThroughConnector,
             ordered=False,
@@ -231,7 +232,8 @@ CASES = (
         variant="reader",
         hazard="H5",
         title="Connector: a prompt comes back into blocks that queued attention reads for their last owner",
-        call="the connector is told where the prompt's blocks are",
+        call="the connector learns where the prompt's blocks are",
+        control_kind=ControlKind.WRONG_STREAM,
         control=side(
             LoadThroughConnector, ordered=False, effect="attention runs and reads what was loaded for somebody else"
         ),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trtllm_kvfix.fixes.graph_inputs.mechanism import ReplayFence
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.staging import on_stream
-from trtllm_kvfix.tools.verify.case import Arm, Case, Comparison, Lane, Side
+from trtllm_kvfix.tools.verify.case import Arm, Case, Comparison, ControlKind, Lane, Side
 
 SLOTS, WORDS = SHAPE = (8, 4)  # of each adapter: its rank, and where its weights are
 ROW_BYTES = WORDS * 4
@@ -150,6 +150,7 @@ CASES = (
         hazard="H9",
         title="Inputs of a CUDA graph: a table is filled while the replay that reads it is queued",
         call="step A fills the table, and the graph that copies it is replayed",
+        control_kind=ControlKind.UPSTREAM,
         control=Side(
             Steps,
             how="As upstream: a captured copy reads the persistent pinned table at each replay, by its address.",
@@ -158,7 +159,7 @@ CASES = (
         ),
         fixed=Side(
             FencedSteps,
-            how="An event lies behind the replay, and who fills the table waits for it (fix graph-inputs).",
+            how="An event lies behind the replay, and a step that fills the table waits for it (fix graph-inputs).",
             meanwhile="step B is about to fill the same table, and waits",
             effect="the replay of step A runs and finds step A; then step B fills the table",
         ),

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
-from trtllm_kvfix.tools.verify.case import Case, Side
+from trtllm_kvfix.tools.verify.case import Case, ControlKind, Side
 from trtllm_kvfix.tools.verify.offsets import (
     BLOCKS,
     MODES,
@@ -65,6 +65,7 @@ def case(mode: str) -> Case:
         hazard="H1",
         title="V1 block offsets: the table is refilled while its copy is queued",
         call="batch A is written into the table and its copies are enqueued",
+        control_kind=ControlKind.UPSTREAM,
         control=Side(
             partial(refilled, InPlace),
             how="As upstream: the copies read the manager's persistent pinned table.",

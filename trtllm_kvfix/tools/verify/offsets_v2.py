@@ -6,7 +6,7 @@ import numpy as np
 
 from trtllm_kvfix.native import Device, DeviceArray, PinnedArray
 from trtllm_kvfix.tools.verify.allocator import CachingHostAllocator
-from trtllm_kvfix.tools.verify.case import Case, Side
+from trtllm_kvfix.tools.verify.case import Case, ControlKind, Side
 from trtllm_kvfix.tools.verify.offsets import (
     BAD_PAGE,
     BLOCKS,
@@ -153,6 +153,7 @@ def copy_index_case(mode: str) -> Case:
         hazard="H2",
         title="V2 block offsets: the shared copy index is overwritten while the kernel is queued",
         call="the copy index of batch A is written and the gather is enqueued",
+        control_kind=ControlKind.UPSTREAM,
         control=Side(
             partial(paged, NextCall, LiveGather),
             how="As upstream: the kernel reads the pinned table and the pinned copy index when it runs.",
@@ -171,6 +172,7 @@ def rebound_case(mode: str) -> Case:
         hazard="H2",
         title="V2 block offsets: a freed row is bound to another request while the kernel is queued",
         call="batch A is shipped; nothing else is shipped after it",
+        control_kind=ControlKind.UPSTREAM,
         control=Side(
             partial(paged, FreedRow, LiveGather),
             how="As upstream: the kernel reads the live table. No call follows, so the copy index stays as it is.",
@@ -188,6 +190,7 @@ def dropped_case(mode: str) -> Case:
         hazard="H2",
         title="V2 block offsets: fresh pinned buffers that are dropped come back with the next call",
         call="batch A is copied to fresh pinned buffers, the gather is enqueued, the buffers are dropped",
+        control_kind=ControlKind.REPAIR,
         control=Side(
             partial(paged, NextCall, DroppedSnapshot),
             how="The obvious repair: fresh buffers from a caching allocator, which learns of no event behind a kernel.",

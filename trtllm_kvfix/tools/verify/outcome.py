@@ -4,6 +4,8 @@ from enum import Enum
 
 from pydantic import BaseModel, ConfigDict, computed_field
 
+from trtllm_kvfix.tools.verify.case import ControlKind
+
 
 class Verdict(str, Enum):
     PROVEN = "proven"  # the control corrupts, the fix does not
@@ -73,6 +75,7 @@ class CaseOutcome(_Found):
     hazard: str
     title: str
     call: str
+    control_kind: ControlKind
     control: ArmOutcome
     fixed: ArmOutcome
     half: ArmOutcome | None
@@ -100,8 +103,14 @@ class Report(_Found):
     iterations: int
     seed: int
     cases: list[CaseOutcome]
+    cases_planned: int  # Ctrl-C leaves fewer, each of which ran to its end
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def partial(self) -> bool:
+        return len(self.cases) < self.cases_planned
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def proven(self) -> bool:
-        return all(case.verdict is Verdict.PROVEN for case in self.cases)
+        return not self.partial and all(case.verdict is Verdict.PROVEN for case in self.cases)

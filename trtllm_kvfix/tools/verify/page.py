@@ -30,10 +30,13 @@ def page(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
+    where = "On a simulated device" if report.device.simulated else f"On {report.device.name}"
     if report.proven:
-        return "Upstream's order corrupts every time. The fix never does."
+        return f"{where}, every control corrupts every time. The fix never does."
     bad = sum(case.verdict is not Verdict.PROVEN for case in report.cases)
-    return f"{bad} of {len(report.cases)} cases do not show what they should."
+    if report.partial and not bad:
+        return f"{where}, {len(report.cases)} of {report.cases_planned} cases ran before the interrupt."
+    return f"{where}, {bad} of {len(report.cases)} cases do not show what they should."
 
 
 def facts(report: Report) -> str:
@@ -49,7 +52,8 @@ def paragraphs(lines: Iterable[str]) -> str:
 def row(case: CaseOutcome, *, is_first: bool) -> str:
     name = f'<a href="#{case.case}">{case.case}</a>' if is_first else ""
     numbers = (pending(case), f"{case.control.call_us_median:.1f}", f"{case.fixed.call_us_median:.1f}")
-    cells = [f"<td>{text}</td>" for text in (name, escape(case.variant), meter(case.control), meter(case.fixed))]
+    words = (name, escape(case.variant), escape(case.control_kind.value))
+    cells = [f"<td>{text}</td>" for text in (*words, meter(case.control), meter(case.fixed))]
     cells += [f'<td class="number">{text}</td>' for text in numbers]
     cells += [f'<td><span class="tag {TAGS[case.verdict]}">{case.verdict.value}</span></td>']
     return f'<tr class="{"first" if is_first else ""}">{"".join(cells)}</tr>'
@@ -78,8 +82,9 @@ def arms(case: CaseOutcome) -> Iterator[str]:
         if arm is None:
             continue
         yield '<div class="arm">'
-        yield f"<header><div><h3>{name}</h3><p>{escape(arm.how)}</p></div>{result(arm)}</header>"
-        yield f'<div class="scroll">{drawn(arm, scale)}</div>'
+        what = f"{name}: {case.control_kind.value}" if arm is case.control else name
+        yield f"<header><div><h3>{escape(what)}</h3><p>{escape(arm.how)}</p></div>{result(arm)}</header>"
+        yield f'<div class="scroll" tabindex="0">{drawn(arm, scale)}</div>'
         yield f"<ol>{''.join(legend(case, arm))}</ol>"
         yield from example(arm)
         yield "</div>"
@@ -91,6 +96,13 @@ def result(arm: ArmOutcome) -> str:
 
 
 def legend(case: CaseOutcome, arm: ArmOutcome) -> Iterator[str]:
+    for number, (when, text) in enumerate(moments(case, arm), 1):
+        cells = (("key", str(number)), ("when", when), ("what", text))
+        yield "".join(("<li>", *(f'<span class="{kind}">{escape(cell)}</span>' for kind, cell in cells), "</li>"))
+
+
+def moments(case: CaseOutcome, arm: ArmOutcome) -> Iterator[tuple[str, str]]:
+    """When each numbered moment of a timeline was, and what happened then."""
     at = arm.timeline
     ends = (at.returned_us, at.disturbed_us, None, None)
     texts = (
@@ -99,10 +111,8 @@ def legend(case: CaseOutcome, arm: ArmOutcome) -> Iterator[str]:
         f"the work is still pending, as in {arm.pending}/{arm.iterations} iterations; the gate is opened",
         f"{arm.effect} (seen done)",
     )
-    for number, (begin, end, text) in enumerate(zip(marks(at), ends, texts, strict=True), 1):
-        when = f"{begin:.1f} µs" if end is None else f"{begin:.1f} to {end:.1f} µs"
-        cells = (("key", str(number)), ("when", when), ("what", text))
-        yield "".join(("<li>", *(f'<span class="{kind}">{escape(cell)}</span>' for kind, cell in cells), "</li>"))
+    for begin, end, text in zip(marks(at), ends, texts, strict=True):
+        yield f"{begin:.1f} µs" if end is None else f"{begin:.1f} to {end:.1f} µs", text
 
 
 def example(arm: ArmOutcome) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """A report as a table and plain words. Nothing is counted here."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -72,6 +73,9 @@ def title(case: CaseOutcome) -> str:
 
 def notes(report: Report) -> Iterator[str]:
     yield "us: microseconds that the call under test takes on the host, median."
+    kinds = Counter(case.control_kind for case in report.cases)
+    if kinds:
+        yield f"Controls: {'; '.join(f'{number} {kind.said}' for kind, number in kinds.items())}."
     if report.device.passed_over is not None:
         yield f"{report.device.passed_over} was passed over: this build has no kernels for it, as nvcc was missing."
     for case in report.cases:
@@ -101,16 +105,24 @@ def complaints(report: Report) -> Iterator[str]:
 
 def conclusion(report: Report) -> str:
     """What this run has proven, and what it has not, in plain words."""
+    interrupted = f"Interrupted after {len(report.cases)} of {report.cases_planned} cases. " if report.partial else ""
+    return interrupted + _proven(report)
+
+
+def _proven(report: Report) -> str:
     proven = [case for case in report.cases if case.verdict is Verdict.PROVEN]
     if report.device.simulated:
-        where = "on a simulated device, so of the order of operations alone"
-        rest = "Not proven: anything about a GPU or its driver; run this on a machine that has one."
+        where = "on a simulated device, so for the order of operations alone"
+        rest = (
+            "Not proven: anything about a GPU or its driver, or about your TensorRT-LLM, which nothing here loads; run "
+            "this on a machine with a GPU."
+        )
     else:
         where = f"on {report.device.name} with the driver of this machine"
-        rest = "Not proven: that your TensorRT-LLM works in upstream's order; nothing here loads it."
+        rest = "Not proven: anything about your TensorRT-LLM, which nothing here loads; ask doctor and selfcheck."
     if not proven:
         return f"Proven: nothing. {rest}"
     return (
-        f"Proven {where}: in {len(proven)} of {len(report.cases)} cases upstream's order corrupts every time and the "
-        f"fix never does. {rest}"
+        f"Proven {where}: in {len(proven)} of {len(report.cases)} cases the control corrupts every time and the fix "
+        f"never does. {rest}"
     )

@@ -40,6 +40,7 @@ def run_case(device: Device, case: Case, iterations: int, seed: int, on_iteratio
         hazard=case.hazard,
         title=case.title,
         call=case.call,
+        control_kind=case.control_kind,
         control=run(case.control),
         fixed=run(case.fixed),
         half=None if case.half is None else run(case.half),

@@ -4,7 +4,7 @@ from functools import partial
 from typing import NamedTuple
 
 from trtllm_kvfix.native import Device
-from trtllm_kvfix.tools.verify.case import Case, Side
+from trtllm_kvfix.tools.verify.case import Case, ControlKind, Side
 from trtllm_kvfix.tools.verify.transfers import (
     LoadBeforeReader,
     LoadBehindReader,
@@ -26,7 +26,7 @@ def build(
 
 
 def without_edge(arm: type[TransferArm], order: str, meanwhile: str, effect: str) -> Side:
-    how = f"As upstream did it: the streams know nothing of each other. Source order {order.upper()}."
+    how = f"As in connectors before their fix: no event orders the streams. Source order {order.upper()}."
     return Side(partial(build, arm, Unordered, order), how, meanwhile, effect)
 
 
@@ -111,6 +111,7 @@ def case(words: Words, order: str) -> Case:
         hazard="H5",
         title=words.title,
         call=f"the {words.name.removesuffix('-order')} of the blocks is issued",
+        control_kind=ControlKind.NO_EVENT,
         control=without_edge(words.arm, order, words.meanwhile, words.corrupt),
         fixed=with_edge(words.arm, "stream" if needs_stream else order, words.intact),
         half=half if needs_stream and order == "any" else None,

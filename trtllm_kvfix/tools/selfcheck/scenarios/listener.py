@@ -51,7 +51,7 @@ def listens_nowhere(ground: Ground, up: Upstream) -> str | None:
 def _listens(configuration: Any) -> bool:
     listens = getattr(configuration, "enable_listen", None)
     if listens is None:
-        raise Unavailable("this NIXL's configuration does not tell whether an agent listens")
+        raise Unavailable("this NIXL's configuration does not show whether an agent listens")
     return bool(listens)
 
 

@@ -48,7 +48,7 @@ class _Shipping:
             self._ship(batch)
         own, other = self._alone(FIRST), self._alone(SECOND)
         if np.array_equal(own, other) or not own.any():
-            raise Unavailable("both batches have the same offsets, so nothing can be told apart")
+            raise Unavailable("both batches have the same offsets, so no difference could show")
         with self._ground.held(self._stream):
             self._ship(FIRST)
             self._look()

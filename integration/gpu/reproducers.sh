@@ -1,0 +1,11 @@
+#!/bin/sh
+# The reproducers for upstream with torch on a GPU, about a minute once it is built:
+#   integration/gpu/reproducers.sh
+# Needs what run.sh needs.
+set -eu
+cd "$(dirname "$0")/../.."
+. integration/gpu/install.sh
+# The checkout must not shadow what was installed.
+cp -r integration tests reproducers "$site"/
+cd "$site"
+exec python3 -m pytest -q -p no:cacheprovider integration/gpu/test_reproducers.py

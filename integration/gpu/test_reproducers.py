@@ -1,0 +1,29 @@
+"""Needs a CUDA GPU, torch, and tests/ and reproducers/ beside integration/.
+
+The reproducers with torch itself: those of torch alone as they are, the others on the stand-in with torch's tensors.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from tests.reproducers.test_reproducers import RUNS, script  # noqa: E402  not there where the module is skipped
+from tests.standin.fixture import STANDIN  # noqa: E402
+
+ROOT = STANDIN.parents[1]
+LIMIT_S = 120
+
+
+@pytest.mark.parametrize(("hazard", "variant", "code"), RUNS)
+def test_a_reproducer_says_what_the_build_has(hazard: str, variant: str, code: int) -> None:
+    paths = os.pathsep.join(map(str, (STANDIN, ROOT)))
+    environ = os.environ | {"STANDIN_VARIANT": variant, "STANDIN_DEVICE": "torch", "PYTHONPATH": paths}
+    command = [sys.executable, str(script(hazard))]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == code, done.stdout + done.stderr

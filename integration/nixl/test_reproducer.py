@@ -1,0 +1,20 @@
+"""The reproducer of H6 with NIXL itself: the second agent with a listener fails, the second one without does not."""
+
+import os
+import subprocess
+import sys
+
+from integration.nixl.test_listener import NIXL, pytestmark
+from tests.overlay.upstream_double import ROOT
+
+__all__ = ["pytestmark"]  # skipped where NIXL is missing
+LIMIT_S = 300
+
+
+def test_the_reproducer_shows_the_collision() -> None:
+    (script,) = (ROOT / "reproducers").glob("h6_*.py")
+    environ = os.environ | {"PYTHONPATH": str(NIXL)}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "True without listeners, False with them" in done.stdout

@@ -1,0 +1,74 @@
+"""The pages that are looked at: `verify`'s and `demo`'s as the commands write them, `watch`'s of a report made by hand.
+
+Those for screenshots are made from records, so that they are the same in every run.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.docs.pictures import CASES, RECORD, SCENES
+from trtllm_kvfix.tools.demo import outcome as demo
+from trtllm_kvfix.tools.demo import page as demo_page
+from trtllm_kvfix.tools.verify import outcome as verify
+from trtllm_kvfix.tools.verify import page as verify_page
+from trtllm_kvfix.watch import page as watch_page
+from trtllm_kvfix.watch.races import NUMBERS, Frame, Race, Stack
+from trtllm_kvfix.watch.report import Report
+
+NAMES = ("verify", "demo", "watch")
+
+
+def written(name: str, folder: Path) -> Path:
+    """The page as its command writes it."""
+    file = folder / f"{name}.html"
+    if name == "watch":  # needs a CUDA driver
+        file.write_text(watch_page.page(races()), encoding="utf-8")
+        return file
+    more = ["--iterations", "2"] if name == "verify" else []
+    command = [sys.executable, "-m", "trtllm_kvfix", name, "--device", "cpu", *more, "--html", str(file)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return file
+
+
+def recorded(name: str, folder: Path) -> Path:
+    """The page of what was recorded, which is the same whenever it is made, but for its date."""
+    record = json.loads(RECORD.read_text())
+    if name == "verify":
+        device = verify.DeviceInfo(
+            name="simulated", simulated=True, has_kernels=True, has_batched_copy=True, passed_over=None
+        )
+        cases = [verify.CaseOutcome.model_validate(record[key]) for key in CASES]
+        text = verify_page.page(verify.Report(version="1.2.3", device=device, iterations=20, seed=0, cases=cases))
+    elif name == "demo":
+        scenes = [demo.SceneOutcome.model_validate(record[key]) for key in SCENES]
+        text = demo_page.page(demo.Report(version="1.2.3", device="simulated", simulated=True, seed=0, scenes=scenes))
+    else:
+        text = watch_page.page(races())
+    file = folder / f"{name}-recorded.html"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def races() -> Report:
+    """A race and a possible one, with frames long enough to break a narrow page."""
+    module = "serving/workers/speculative/model_engine_with_a_long_name.py"
+    ship = Stack(
+        (Frame(module, 412, "prepare_inputs"), Frame(module, 97, "step")), (Frame("libtorch_cuda.so", None, ""),)
+    )
+    refill = Stack((Frame(module, 455, "prepare_next_batch"), Frame("serving/loop.py", 31, "run_forever")), ())
+
+    def race(*, certain: bool, use: str) -> Race:
+        return Race(
+            certain=certain, touch="write", how="", use=use, device="reads", begin=0x7FBC3CA89000, bytes=65_536,
+            at=20_000, width=65_536, rows=1, stream=0x55700C1DB960, age_us=98.0, since_us=3_204_511.0,
+            use_thread=10_628, touch_thread=10_640, thread_name="python", use_stack=ship, touch_stack=refill,
+            times=5, pids=[77],
+        )  # fmt: skip
+
+    return Report(
+        command=["trtllm-serve", "meta-llama/Llama-3.1-8B-Instruct", "--config", "server.yaml"],
+        status=0, held=False, races=[race(certain=True, use="copy")], possible=[race(certain=False, use="kernel")],
+        suppressed=[], notes=["one process had no Python"], numbers=dict.fromkeys(NUMBERS, 3), processes=1,
+    )  # fmt: skip

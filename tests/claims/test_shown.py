@@ -1,0 +1,54 @@
+"""What pages show of our own commands, compared with what the commands print."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from tests.claims.pages import ROOT, blocks, label
+from trtllm_kvfix.cli import main
+
+DOCS = ROOT / "docs"
+
+
+def test_replay_md_shows_what_the_command_prints() -> None:
+    page = (DOCS / "replay.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```\n\$ trtllm-kvfix (replay [^\n]*)\n(.*?)```", page, re.DOTALL)
+    printed = CliRunner().invoke(main, shlex.split(shown[0])).stdout
+    assert [line.rstrip() for line in printed.splitlines()] == [line.rstrip() for line in shown[1].splitlines()]
+
+
+def test_engine_md_shows_what_the_demo_finds() -> None:
+    report = json.loads(CliRunner().invoke(main, ["demo", "--device", "cpu", "--json"]).stdout)
+    found: dict[str, list[object]] = {}
+    for scene in report["scenes"]:
+        answers = scene["control"]["answers"]
+        wrong = sum(not answer["right"] for answer in answers)
+        foreign = sum(answer["from_whom"] is not None for answer in answers)
+        found[f"{scene['fix']} ({scene['hazard']})"] = [f"{wrong} of {len(answers)}", foreign]
+        assert all(answer["right"] for answer in scene["fixed"]["answers"])
+    (table,) = (block for block in blocks(DOCS / "engine.md") if "wrong answers | of them" in block.text)
+    shown: dict[str, list[object]] = {}
+    for line in table.text.splitlines()[2:]:
+        name, _, answers_wrong, others = (part.strip() for part in line.strip("|").split("|"))
+        shown[label(name)] = [answers_wrong, int(others.split(",")[0])]
+    assert shown == found
+
+
+def test_offload_md_says_what_a_large_store_brings_to_each_admission() -> None:
+    page = " ".join((DOCS / "offload.md").read_text(encoding="utf-8").split())
+    (command,) = re.findall(r"`trtllm-kvfix (replay --generate chat [^`]*)`", page)
+    for admission in ("all", "adaptive"):
+        arguments = [*shlex.split(command), "--host-admission", admission, "--json"]
+        (outcome,) = json.loads(CliRunner().invoke(main, arguments).stdout)["outcomes"]
+        assert f"{100 * outcome['tokens']['hit_rate']:.1f} %" in page
+        assert f"{outcome['moved']['blocks_to_host']:,}" in page
+
+
+def test_the_picture_of_readme_md_is_what_the_demo_draws(tmp_path: Path) -> None:
+    drawn = tmp_path / "demo.svg"
+    arguments = ["demo", "--device", "cpu", "--fix", "staged-offsets-v1=off", "--svg", str(drawn)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert drawn.read_text(encoding="utf-8") == (DOCS / "demo.svg").read_text(encoding="utf-8"), "draw it again"

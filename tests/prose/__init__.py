@@ -1,0 +1,4 @@
+"""How pages are written: width, references, links, words.
+
+`python -m tests.prose` wraps paragraphs that are too wide and defines the references of each page at its end.
+"""

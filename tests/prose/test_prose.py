@@ -1,0 +1,63 @@
+"""Pages are of a width that can be read, and every reference can be followed."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.claims.pages import ROOT, pages
+from tests.prose.references import anchors, broken, defined, unlinked
+from tests.prose.width import too_wide, wrapped
+
+PAGES = [*pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+
+
+# Pages that change together with code; `python -m tests.prose` wraps them.
+WIDE = {"CHANGELOG.md", "block-manager.md", "native-manager.md", "offload.md", "watch.md"}
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_no_line_is_too_wide(page: Path) -> None:
+    if page.name not in WIDE:
+        assert too_wide(page.read_text(encoding="utf-8")) == [], "run: python -m tests.prose"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_reference_can_be_followed(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert unlinked(text) == [], "write [T#1] and run: python -m tests.prose"
+    assert list(broken(page, text)) == []
+
+
+def test_wrapping_changes_no_word_and_leaves_tables_and_code_alone() -> None:
+    wide = "word " * 40
+    text = f"# {wide}\n\n- {wide}and\n  more\n- short\n\n| {wide} |\n\n```\n{wide}\n```\n<!-- {wide}\n{wide}\n-->\n"
+    assert too_wide(text) == [f"- {wide}and"]
+    assert too_wide(wrapped(text)) == []
+    assert wrapped(text).split() == text.split()
+    assert wrapped(wrapped(text)) == wrapped(text)
+    assert wrapped(text).count(wide) == 5
+    code = "word " * 23 + "`some code of several words` and more"
+    assert wrapped(code) == "word " * 22 + "word\n`some code of several words` and more"
+
+
+def test_references_without_a_link_are_found() -> None:
+    assert unlinked("It is T#15546.") == ["T#15546"]
+    assert unlinked("It is [T#15546].") == ["T#15546"]
+    assert unlinked("It is [T#15546].\n\n[T#15546]: https://github.com/NVIDIA/TensorRT-LLM/pull/15547\n") == ["T#15546"]
+    assert unlinked("[T#1](https://github.com/NVIDIA/TensorRT-LLM/pull/2)") == ["T#1"]
+    assert unlinked("[T#1](https://github.com/NVIDIA/TensorRT-LLM/pull/1)") == []
+    page = defined("It is [T#15546] and [V#1].\n")
+    assert unlinked(page) == []
+    assert page.endswith("/vllm-project/vllm/pull/1\n") and defined(page) == page
+
+
+def test_links_that_lead_nowhere_are_found() -> None:
+    page = ROOT / "docs" / "support.md"
+    assert list(broken(page, "[a](support.md#settings), [b](#settings), [c](https://example.org), [d](hazards)")) == []
+    assert list(broken(page, "[a](nowhere.md)")) == ["nowhere.md: there is no nowhere.md"]
+    assert list(broken(page, "[a](#nowhere)")) == ["#nowhere: support.md has no heading for #nowhere"]
+    assert anchors("# H1: a `b`, c\n```\n# no\n```\n") == {"h1-a-b-c"}

@@ -1,0 +1,87 @@
+"""The reproducers on the stand-in, with a double of torch over the simulated device. On a GPU: integration/gpu.
+
+Each judges its own control and ends with 2 where that is wrong, so a double that is too kind or too slow shows.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.standin.fixture import STANDIN
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "reproducers"
+SCRIPTS = sorted(FOLDER.glob("h*.py"))
+LINES_MAX = 80
+SHOWS, CLEAN, NOTHING_TO_SEE = 1, 0, 2
+
+# By hazard: in which builds it shows, in which it does not, and in which there is nothing of the kind.
+EXPECTED = {
+    "h1": {"B": SHOWS, "C": SHOWS, "D": CLEAN, "A": NOTHING_TO_SEE},
+    "h2": {"B": SHOWS, "D": SHOWS, "F": SHOWS, "A": NOTHING_TO_SEE},
+    "h3": {"A": SHOWS, "B2": SHOWS, "C": CLEAN},
+    "h4": {"C": SHOWS, "B": NOTHING_TO_SEE},
+    "h5": {"B": SHOWS},  # of torch alone: any build will do
+    "h7": {"B": SHOWS},
+    "h8": {"A": SHOWS, "B": SHOWS, "B2": CLEAN},
+    "h9": {"D": SHOWS, "C": NOTHING_TO_SEE},
+}
+RUNS = [(hazard, variant, code) for hazard, codes in EXPECTED.items() for variant, code in codes.items()]
+# With the overlay they come out clean. Not H5, which is a connector's, H7, which has no loop, and H9, which replays its
+# graph by torch: the fixes work where TensorRT-LLM does these.
+FIXED = [("h1", "B"), ("h2", "B"), ("h2", "D"), ("h3", "B2"), ("h4", "C"), ("h8", "A")]
+# A server has imported the executor before it makes a manager; the fixes wait for that.
+AS_A_SERVER = (
+    "import runpy, sys, tensorrt_llm._torch.pyexecutor.py_executor_creator\n"
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)
+
+
+def script(hazard: str) -> Path:
+    (found,) = FOLDER.glob(f"{hazard}_*.py")
+    return found
+
+
+def run(variant: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    paths = (Path(__file__).with_name("double"), STANDIN, ROOT)
+    environ = os.environ | {"STANDIN_VARIANT": variant, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize(("hazard", "variant", "code"), RUNS)
+def test_a_reproducer_says_what_the_build_has(hazard: str, variant: str, code: int) -> None:
+    done = run(variant, str(script(hazard)))
+    assert done.stderr == ""
+    assert done.returncode == code, done.stdout
+    assert done.stdout.count("\n") in (1, 2), "it says what it saw, and no more"
+
+
+@pytest.mark.parametrize(("hazard", "variant"), FIXED)
+def test_with_the_overlay_it_comes_out_clean(hazard: str, variant: str) -> None:
+    launcher = ("-m", "trtllm_kvfix", "run", "--", sys.executable, "-c", AS_A_SERVER)
+    done = run(variant, *launcher, str(script(hazard)))
+    assert done.returncode == CLEAN, done.stdout + done.stderr
+
+
+def test_every_hazard_has_one() -> None:
+    pages = {page.name[:2] for page in (ROOT / "docs" / "hazards").glob("h[0-9]-*.md")}
+    assert {path.name[:2] for path in SCRIPTS} == pages
+    assert pages - set(EXPECTED) == {"h6"}, "NIXL's runs in integration/nixl"
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_reproducer_stands_alone_and_says_what_it_shows(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= LINES_MAX
+    assert "kvfix" not in text
+    said = text.split('"""')[1]
+    assert said.startswith(f"{path.stem[:2].upper()}: ")
+    assert re.findall(r"^(Shows|Control|Needs|Exit code):", said, re.MULTILINE) == [
+        "Shows", "Control", "Needs", "Exit code",
+    ]  # fmt: skip
+    assert re.search(r"second|minute", said), "how long it takes"

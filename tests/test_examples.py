@@ -1,0 +1,210 @@
+"""The scripts of examples/, as they are, with the stand-in for TensorRT-LLM."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.overlay.upstream_double import ROOT, environment
+from tests.standin.fixture import STANDIN
+from trtllm_kvfix.settings import load
+
+EXAMPLES = ROOT / "examples"
+SERVE = EXAMPLES / "container" / "serve.sh"
+CONFIG = "kvfix: {fixes: {token-budget: observe}}\n"
+DYNAMO = """
+import json, sys
+from tensorrt_llm.llmapi.llm import LLM
+llm = LLM(model=sys.argv[sys.argv.index("--model-path") + 1])
+print(json.dumps([report.error for report in llm.generate([[1, 2, 3]], max_tokens=2)]))
+llm.shutdown()
+"""
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder with the programs that an image has in its PATH."""
+    bin_folder = tmp_path / "bin"
+    program(bin_folder, "python3", f'exec {sys.executable} "$@"')
+    program(bin_folder, "trtllm-kvfix", f'exec {sys.executable} -m trtllm_kvfix "$@"')
+    program(bin_folder, "trtllm-serve", f'exec {sys.executable} {STANDIN / "bin" / "trtllm-serve"} "$@"')
+    (tmp_path / "server.yaml").write_text(CONFIG)
+    return bin_folder
+
+
+def run(installed: Path, *command: str | Path, variant: str = "B", **more: str) -> subprocess.CompletedProcess[str]:
+    folder = installed.parent
+    environ = environment(STANDIN, STANDIN_VARIANT=variant, TLLM_WORKER_USE_SINGLE_PROCESS="1", **more)
+    environ |= {"PATH": f"{installed}:{os.environ['PATH']}", "TRTLLM_KVFIX_RUNTIME_DIR": str(folder / "run")}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environ)
+
+
+def test_entry_point_serves_with_the_fixes(installed: Path) -> None:
+    plain = run(installed, "trtllm-serve", "model", "--config", "server.yaml")
+    assert plain.returncode != 0  # the section is ours, and without the hook nobody takes it out
+    done = run(installed, SERVE, "trtllm-serve", "model", "--config", "server.yaml")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["error"] is None
+    assert "applied: staged-offsets-v1" in done.stderr
+
+
+def test_entry_point_goes_by_way_of_the_image_s_own(installed: Path) -> None:
+    own = program(installed, "nvidia_entrypoint.sh", 'echo "set up" >&2; exec "$@"')
+    command = (SERVE, "trtllm-serve", "model", "--config", "server.yaml")
+    done = run(installed, *command, KVFIX_IMAGE_ENTRYPOINT=str(own))
+    assert (done.returncode, "set up" in done.stderr) == (0, True), done.stderr
+    assert json.loads(done.stdout)["error"] is None
+
+
+def test_strict_entry_point_starts_what_is_mended(installed: Path) -> None:
+    done = run(installed, SERVE, "trtllm-serve", "model", KVFIX_STRICT="1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["error"] is None
+
+
+@pytest.mark.parametrize(("strict", "code"), [("0", 0), ("1", 1)])
+def test_strict_entry_point_starts_nothing_with_a_fix_off(installed: Path, strict: str, code: int) -> None:
+    command = (SERVE, "trtllm-serve", "model")
+    done = run(installed, *command, KVFIX_STRICT=strict, TRTLLM_KVFIX_FIXES_STAGED_OFFSETS_V1="off")
+    assert (done.returncode, done.stdout == "") == (code, strict == "1"), done.stderr
+
+
+def test_entry_point_without_a_command_says_what_it_wants(installed: Path) -> None:
+    done = run(installed, SERVE)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "wants the command to run" in done.stderr
+
+
+def test_dynamo_worker_has_the_fixes(installed: Path) -> None:
+    package = installed.parent / "dynamo" / "trtllm"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(DYNAMO)
+    done = run(installed, EXAMPLES / "dynamo" / "worker.sh", "--model-path", "model")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [None]
+    assert "applied: staged-offsets-v1" in done.stderr
+
+
+def test_commands_of_the_unit_run(installed: Path) -> None:
+    unit = (EXAMPLES / "systemd" / "trtllm-kvfix.service").read_text()
+    places = {"/opt/trtllm/bin": str(installed), "${MODEL}": "model", "/etc/trtllm-kvfix": str(installed.parent)}
+    for key in ("ExecStartPre", "ExecStart"):
+        line = next(line.partition("=")[2] for line in unit.splitlines() if line.startswith(f"{key}="))
+        for there, here in places.items():
+            line = line.replace(there, here)
+        done = run(installed, *line.split())
+        assert done.returncode == 0, f"{key}: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_unit_is_one_that_systemd_takes(installed: Path) -> None:
+    """With the programs of the unit where they are here; systemd looks for them."""
+    unit = (EXAMPLES / "systemd" / "trtllm-kvfix.service").read_text().replace("/opt/trtllm/bin", str(installed))
+    file = installed.parent / "trtllm-kvfix.service"
+    file.write_text(unit)
+    done = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True, check=False)
+    assert (done.returncode, file.name in done.stderr) == (0, False), done.stderr
+    file.write_text(unit.replace("LimitMEMLOCK=", "LimitMEMLOK="))
+    wrong = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True, check=False)
+    assert "LimitMEMLOK" in wrong.stderr
+
+
+def documents() -> dict[str, Any]:
+    """Of the manifest, by their kinds."""
+    text = (EXAMPLES / "kubernetes" / "server.yaml").read_text()
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def test_configurations_are_valid() -> None:
+    for text in ((EXAMPLES / "server.yaml").read_text(), documents()["ConfigMap"]["data"]["server.yaml"]):
+        assert load(environ={}, section=yaml.safe_load(text)["kvfix"]).metrics_port == 9400
+
+
+def test_manifest_names_what_the_image_holds() -> None:
+    """Ports by name, the configuration's port of metrics, and the probe where the Dockerfile puts it."""
+    (container,) = documents()["Deployment"]["spec"]["template"]["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert ports == {"http": 8000, "fixes": 9400}
+    assert {each["targetPort"] for each in documents()["Service"]["spec"]["ports"]} == ports.keys()
+    dockerfile = (EXAMPLES / "container" / "Dockerfile").read_text()
+    probe = container["livenessProbe"]["exec"]["command"][0]
+    assert f"container/serve.sh examples/container/{Path(probe).name} {Path(probe).parent}/" in dockerfile
+    assert ("container/serve.sh" in dockerfile, f'ENTRYPOINT ["{Path(probe).parent}/serve.sh"]' in dockerfile) == (
+        True,
+        True,
+    )
+
+
+class Server(ThreadingHTTPServer):
+    """As trtllm-serve answers; or as one whose executor is dead, where the models are listed and tokens never come."""
+
+    daemon_threads = True
+
+    def __init__(self, completion: str | None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.completion = completion
+        self.released = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.answer('{"data": [{"id": "model"}]}' if self.path == "/v1/models" else "")
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert (self.path, asked["model"], asked["max_tokens"]) == ("/v1/completions", "model", 1)
+        if self.server.completion is None:
+            self.server.released.wait()
+        else:
+            self.answer(self.server.completion)
+
+    def answer(self, text: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the test says what happened."""
+
+
+@pytest.mark.parametrize(
+    ("completion", "code"), [('{"choices": [{"text": "2"}]}', 0), ('{"choices": []}', 1), ("no JSON", 1), (None, 1)]
+)
+def test_probe_wants_a_token_and_not_health(completion: str | None, code: int) -> None:
+    with Server(completion) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        command: list[str | Path] = [sys.executable, EXAMPLES / "container" / "answers.py", server.url, "2"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        server.released.set()
+        server.shutdown()
+    assert (done.returncode, done.stderr == "") == (code, code == 0), done.stderr
+
+
+def test_probe_says_where_nobody_listens() -> None:
+    command: list[str | Path] = [sys.executable, EXAMPLES / "container" / "answers.py", "http://127.0.0.1:1", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "no answer from http://127.0.0.1:1" in done.stderr) == (1, True)

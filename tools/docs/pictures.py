@@ -1,0 +1,157 @@
+"""Draws the picture of each hazard in docs/hazards/pictures.
+
+    python -m tools.docs.pictures            # from what was recorded; a test compares the files
+    python -m tools.docs.pictures --record   # runs `verify` and `demo` on the simulated device once more
+
+Timelines were measured, so they are drawn from a record: drawing them again gives the same files. H3 is what the block
+manager decides, asked for each time. H4 and H6 explain, and nothing in them was measured.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tools.docs import admission
+from tools.docs.svg import LINE, MARGIN, lane, picture, text, wrapped
+from trtllm_kvfix.tools.demo.outcome import AnswerRead, SceneOutcome
+from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome
+from trtllm_kvfix.tools.verify.page import moments
+from trtllm_kvfix.tools.verify.timeline import WIDTH, Scale, common_scale, drawn
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "hazards" / "pictures"
+RECORD = FOLDER / "recorded.json"
+CASES = {"h1": "offsets-v1", "h2": "offsets-v2-index", "h5": "store-order", "h9": "graph-inputs"}
+SCENES = {"h7": "input-copy-fence", "h8": "computed-blocks"}
+ANSWERS_SHOWN = 4
+
+
+def arm_of(case: CaseOutcome, arm: ArmOutcome, name: str, scale: Scale, y: float) -> tuple[list[str], float]:
+    """One arm: its name, its timeline, and what its numbers stand for."""
+    verdict = f"{arm.corrupt} of {arm.iterations} corrupt"
+    parts = [
+        text(MARGIN, y, name, "title"),
+        text(MARGIN + WIDTH, y, verdict, "wrong-text" if arm.corrupt else "right-text", "end"),
+    ]
+    lines, y = wrapped(MARGIN, y + LINE, arm.how, WIDTH)
+    drawing = drawn(arm, scale)
+    found = re.search(r'viewBox="0 0 \d+ (\d+)"', drawing)
+    height = int(found[1]) if found else 0
+    parts += [*lines, drawing.replace("<svg ", f'<svg x="{MARGIN}" y="{y:g}" width="{WIDTH}" height="{height}" ', 1)]
+    y += height + 8
+    for number, (when, what) in enumerate(moments(case, arm), 1):
+        parts.append(text(MARGIN, y, f"{number}   {when}"))
+        lines, y = wrapped(MARGIN + 140, y, what, WIDTH - 140)
+        parts += lines
+    return parts, y + LINE
+
+
+def of_case(case: CaseOutcome) -> str:
+    scale = common_scale([case.control, case.fixed])
+    control, y = arm_of(case, case.control, "Without the fix", scale, 30)
+    fixed, y = arm_of(case, case.fixed, "With it", scale, y + 8)
+    note = (
+        "Measured on the simulated device: one iteration of each arm. The gate holds the device until the dashed line."
+    )
+    return picture(
+        WIDTH + 2 * MARGIN, y + LINE, f"{case.hazard}: {case.title}", [*control, *fixed, text(MARGIN, y, note, "soft")]
+    )
+
+
+def of_scene(scene: SceneOutcome) -> str:
+    pairs = list(zip(scene.control.answers, scene.fixed.answers, strict=True))
+    wrong = [pair for pair in pairs if not pair[0].right][:ANSWERS_SHOWN]
+    y = 30.0
+    parts = [text(MARGIN, y, f"Without {scene.fix}: {len(scene.control.wrong)} of {len(pairs)} answers wrong", "title")]
+    for without, fixed in wrong:
+        y += 1.5 * LINE
+        parts.append(text(MARGIN, y, f"{without.user} asks: {without.asked.strip()} …", "soft"))
+        for name, answer in (("without", without), ("with it", fixed)):
+            y += LINE
+            parts += [text(MARGIN + 16, y, name, "soft"), text(MARGIN + 84, y, said(answer), kind_of(answer))]
+    note = (
+        "From the demo on the simulated device; its engine is small and its model recites what users have handed over."
+    )
+    y += 2 * LINE
+    return picture(WIDTH, y + MARGIN, f"{scene.hazard}: {scene.title}", [*parts, text(MARGIN, y, note, "soft")])
+
+
+def said(answer: AnswerRead) -> str:
+    return "".join(letter if letter.isprintable() else "·" for letter in answer.read) or "(nothing)"
+
+
+def kind_of(answer: AnswerRead) -> str:
+    return f"said {'right' if answer.right else 'wrong'}-text"
+
+
+def two_threads() -> str:
+    """H4, in the order that loses a block."""
+    parts = [text(MARGIN, 30, "Two threads inside the manager, which locks its tree and not its queues", "title")]
+    parts += lane(
+        46, "executor", [(140, 400, "call", "evict: takes block 7"), (620, 860, "overwrite", "writes into block 7")]
+    )
+    parts += lane(92, "other thread", [(330, 600, "call", "pin: finds block 7"), (640, 860, "wrong", "reads block 7")])
+    parts += [
+        text(
+            MARGIN,
+            152,
+            "With concurrent-pins the two calls take turns: either the pin keeps block 7, or it does not find it.",
+        )
+    ]
+    parts += [text(MARGIN, 172, "A sketch; nothing in it was measured.", "soft")]
+    return picture(WIDTH, 190, "H4: two threads change eviction structures", parts)
+
+
+def two_agents() -> str:
+    """H6: who listens where."""
+    parts = [text(MARGIN, 30, "Two servers on one host, whose agents listen on the same default port", "title")]
+    parts += lane(46, "server 1", [(140, 860, "right", "agent: metadata listener on the default port")])
+    parts += lane(92, "server 2", [(420, 860, "wrong", "agent: the same port, and the start fails")])
+    parts += [
+        text(MARGIN, 152, "With nixl-listener neither listens: what the shared tier exchanges travels another way.")
+    ]
+    parts += [text(MARGIN, 172, "A sketch; nothing in it was measured.", "soft")]
+    return picture(WIDTH, 190, "H6: two agents of one host share a listener port", parts)
+
+
+def all_pictures(recorded: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in CASES:
+        yield name, of_case(CaseOutcome.model_validate(recorded[name]))
+    for name in SCENES:
+        yield name, of_scene(SceneOutcome.model_validate(recorded[name]))
+    made: dict[str, Callable[[], str]] = {"h3": admission.drawn, "h4": two_threads, "h6": two_agents}
+    for name, draw in made.items():
+        yield name, draw()
+
+
+def record() -> dict[str, Any]:
+    """The first variant of each case, and each scene, as the commands report them."""
+    verify = _report("verify", *(word for case in CASES.values() for word in ("--case", case)), "--iterations", "20")
+    demo = _report("demo")
+    found = {name: next(c for c in verify["cases"] if c["case"] == case) for name, case in CASES.items()}
+    found |= {name: next(s for s in demo["scenes"] if s["fix"] == fix) for name, fix in SCENES.items()}
+    for each in found.values():  # computed from the rest, and refused as input
+        each.pop("verdict", None)
+        each.pop("shown", None)
+    return found
+
+
+def _report(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "trtllm_kvfix", *arguments, "--device", "cpu", "--json"]
+    report: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return report
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if "--record" in sys.argv[1:]:
+        RECORD.write_text(json.dumps(record(), indent=1) + "\n")
+    for name, drawing in all_pictures(json.loads(RECORD.read_text())):
+        (FOLDER / f"{name}.svg").write_text(drawing)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What the help of each command shows as examples, and what a shell completes where a value is a name of ours."""
+
+from collections.abc import Callable, Iterable
+
+import click
+
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+COMPLETION = """\b
+Completion of commands, options and values, for this shell; put the line into the shell's own file to keep it:
+  eval "$(_TRTLLM_KVFIX_COMPLETE=bash_source trtllm-kvfix)"     # or zsh_source
+  _TRTLLM_KVFIX_COMPLETE=fish_source trtllm-kvfix | source
+"""
+
+# `replay` has its own, as they are long. Tests parse each of these.
+EXAMPLES = {
+    "bench": ("trtllm-kvfix bench --device cpu --requests 20", "trtllm-kvfix bench trace.jsonl --plot cost.svg"),
+    "demo": ("trtllm-kvfix demo", "trtllm-kvfix demo --device cpu --html demo.html"),
+    "disable": ("trtllm-kvfix disable",),
+    "doctor": ("trtllm-kvfix doctor", "trtllm-kvfix doctor --source ~/TensorRT-LLM", "trtllm-kvfix doctor --json"),
+    "enable": ("trtllm-kvfix enable",),
+    "run": (
+        "trtllm-kvfix run -- trtllm-serve MODEL --config server.yaml",
+        "trtllm-kvfix run --fix token-budget=observe --metrics-port 9400 -- trtllm-serve MODEL",
+        "trtllm-kvfix run -- mpirun -n 4 trtllm-llmapi-launch trtllm-serve MODEL --tp_size 4",
+        "trtllm-kvfix run --dry-run -- python -m my_server",
+    ),
+    "selfcheck": ("trtllm-kvfix selfcheck",),
+    "status": ("trtllm-kvfix status", "trtllm-kvfix status --dump > flight.json"),
+    "verify": (
+        "trtllm-kvfix verify --html verify.html",
+        "trtllm-kvfix verify --device cuda:1 --case offsets-v1 --iterations 1000",
+    ),
+    "watch": ("trtllm-kvfix watch -- python my_server.py", "trtllm-kvfix watch --hold --html races.html -- ./program"),
+}
+
+
+def epilog_of(name: str) -> str | None:
+    """Examples as they are typed; \\b keeps click from filling the lines."""
+    if name not in EXAMPLES:
+        return None
+    title = "Examples" if len(EXAMPLES[name]) > 1 else "Example"
+    return "\n".join(["\b", f"{title}:", *(f"  {example}" for example in EXAMPLES[name])])
+
+
+def one_of(values: Iterable[str]) -> Completer:
+    offered = tuple(values)
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001  click's
+        return [value for value in offered if value.startswith(incomplete)]
+
+    return complete
+
+
+devices = one_of(("auto", "cpu", "cuda", "cuda:0"))
