@@ -537,9 +537,7 @@ class WindowStats:
 
     @property
     def kept(self) -> int:
-        """
-        Slots, free or cached, that are kept for the chunks that live prompts have yet to reserve.
-        """
+        """Slots, free or cached, kept for later chunks of live prompts."""
 
     def __repr__(self) -> str: ...
 
