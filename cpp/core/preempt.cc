@@ -39,6 +39,15 @@ void check_delivered(const Sequence& sequence, const Window& window, BlockIndex 
     }
 }
 
+// What is kept in primary for the rest of a prompt has no place in host, and nobody could promise that it is there again later.
+void check_reserved(const Sequence& sequence) {
+    if (sequence.length < sequence.prompt_length()) {
+        refuse(sequence, ": " + std::to_string(sequence.length) + " of its prompt's " +
+                             std::to_string(sequence.prompt_length()) +
+                             " tokens are reserved; suspend it behind its last chunk, or remove it and admit it again");
+    }
+}
+
 void check_can_leave(const State& state, const Sequence& sequence, const Window& window) {
     for_each_block(state, sequence, window, [&](BlockIndex block, std::uint32_t) {
         if (!window.blocks[block].settled(kPrimary)) {
@@ -107,8 +116,8 @@ void check_can_return(const State& state, const Sequence& sequence, const Window
         }
     });
     const Return back = to_bring_back(state, sequence, window);
-    if (back.onboarded > window.allocatable() - back.cached) {
-        throw OutOfBlocks(back.onboarded, window.allocatable() - back.cached, window.config.window_size);
+    if (back.onboarded + back.cached > window.allocatable()) {
+        throw OutOfBlocks(back.onboarded + back.cached, window.allocatable(), window.config.window_size);
     }
 }
 
@@ -134,6 +143,7 @@ Sequence& suspended(State& state, RequestId id) {
 
 std::uint64_t suspend(State& state, RequestId id) {
     Sequence& sequence = state.sequences.at(id);
+    check_reserved(sequence);
     for (const Window& window : state.windows) {
         check_can_leave(state, sequence, window);
     }

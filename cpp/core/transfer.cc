@@ -15,8 +15,8 @@ namespace {
 void gain_primary(Window& window, BlockIndex block, SlotIndex slot) {
     Block& record = window.blocks[block];
     record.slot[kPrimary] = slot;
-    if (record.in_tree && !is_root(record.parent)) {
-        ++window.blocks[record.parent.block()].children_primary;
+    if (record.in_tree) {
+        window.tree.gain_primary(block);
     }
 }
 
