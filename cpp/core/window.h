@@ -58,7 +58,7 @@ struct Window {
           tree(blocks, manager.hash_bits, manager.seed),
           primary_queue(blocks.size()),
           host_redundant_queue(has_host() ? blocks.size() : 0),
-          host_only_queue(has_host() ? blocks.size() : 0) {}
+          host_only_queue(EvictionQueue::beside(host_redundant_queue)) {}
 
     const WindowConfig config;
     const std::uint32_t index;  // among the manager's windows
@@ -68,7 +68,7 @@ struct Window {
     ReuseTree tree;  // refers to `blocks`
     EvictionQueue primary_queue;
     EvictionQueue host_redundant_queue;  // blocks that also have a primary slot
-    EvictionQueue host_only_queue;
+    EvictionQueue host_only_queue;       // of the same blocks: what is only in host has no primary slot
     std::array<std::uint64_t, kTiers> in_flight{0, 0};
     bool has_failed = false;                         // a transfer, ever
     std::unordered_map<BlockIndex, KeptBlock> kept;  // lookups only; never iterated
