@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/block_store.h"
@@ -68,10 +69,11 @@ struct Window {
     ReuseTree tree;  // refers to `blocks`
     EvictionQueue primary_queue;
     EvictionQueue host_redundant_queue;  // blocks that also have a primary slot
-    EvictionQueue host_only_queue;       // of the same blocks: what is only in host has no primary slot
+    EvictionQueue host_only_queue;  // of the same blocks: what is only in host has no primary slot
     std::array<std::uint64_t, kTiers> in_flight{0, 0};
-    bool has_failed = false;                         // a transfer, ever
-    std::unordered_map<BlockIndex, KeptBlock> kept;  // lookups only; never iterated
+    bool has_failed = false;                             // a transfer, ever
+    std::unordered_map<BlockIndex, KeptBlock> kept;      // lookups only; never iterated
+    std::set<std::pair<BlockIndex, RequestId>> keepers;  // of `kept`: which sequences
     RetentionClocks clocks;
     BlockDigests block_digests;
 
