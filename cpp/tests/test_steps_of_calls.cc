@@ -86,5 +86,62 @@ TEST(StepsOfCalls, SomebodyElseUnderTheSameIdIsNotHurt) {
     EXPECT_EQ(manager.fail(onboards.ticket), std::vector<RequestId>{4});
 }
 
+// ------------------------------------------------------------------------------------------------ batches, tickets, windows
+
+// A batch of which each request wants a part of the same leaf: the first takes it over.
+std::uint64_t steps_of_sharing_a_leaf(std::uint32_t requests) {
+    Manager manager(config(4 * requests));
+    manager.cache(1, {1, 2, 3, 4});
+    std::vector<RequestPtr> batch;
+    for (std::uint32_t i = 0; i < requests; ++i) {
+        batch.push_back(request(kFirst + i, {1, 2, 9, static_cast<TokenId>(i)}));
+    }
+    return steps_of([&] { EXPECT_EQ(manager.add_batch(batch).admitted.back().tokens_reused, 2U); });
+}
+
+TEST(StepsOfCalls, ABatchThatSharesOneLeafFindsItsTakerWithoutLookingThroughTheBatch) {
+    constexpr std::uint32_t kRequests = 512;
+    EXPECT_LE(steps_of_sharing_a_leaf(2 * kRequests), 2 * steps_of_sharing_a_leaf(kRequests) + 64);
+}
+
+TEST(StepsOfCalls, OfMillionsOfEmptyTicketsNothingIsKept) {
+    TransferLedger ledger;
+    const std::uint64_t before = ledger.digest();
+    for (std::uint32_t i = 0; i < 3'000'000; ++i) {
+        ASSERT_EQ(ledger.take(), TransferLedger::kNothing);
+    }
+    EXPECT_EQ(ledger.digest(), before);
+    EXPECT_EQ(ledger.tickets(), 0U);
+}
+
+// What a prompt, its ids, its pins and its end cost in a manager with so many windows.
+std::uint64_t steps_in_windows(std::uint32_t windows) {
+    BlockManagerConfig many = config(0);
+    many.windows.clear();
+    for (std::uint32_t window = 1; window <= windows; ++window) {
+        many.windows.push_back({.window_size = 100 * window, .blocks_primary = 64, .blocks_host = 0});
+    }
+    Manager manager(many);
+    manager.cache(1, tokens(8 * kTokensPerBlock, 1000));
+    return steps_of([&] {
+        manager.add_sequence(request(2, joined(tokens(8 * kTokensPerBlock, 1000), {1})));
+        std::vector<BlockId> held;
+        for (std::uint32_t window = 1; window <= windows; ++window) {
+            for (const std::int64_t id : manager.ids(2, 100 * window)) {
+                held.push_back(static_cast<BlockId>(id));
+            }
+        }
+        manager.pin_blocks_by_id(held);
+        manager.unpin_blocks_by_id(held, std::nullopt);
+        manager.grow(2, kTokensPerBlock);
+        manager.remove(2);
+    });
+}
+
+TEST(StepsOfCalls, AWindowCostsTheSameAmong128AsAmong16) {
+    EXPECT_LE(steps_in_windows(128),
+              8 * steps_in_windows(16) * 2);  // a window is searched by halves: seven steps for four
+}
+
 }  // namespace
 }  // namespace kvfix
