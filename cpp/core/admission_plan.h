@@ -11,6 +11,7 @@
 
 #include "core/request.h"
 #include "core/state.h"
+#include "core/steps.h"
 
 namespace kvfix {
 
@@ -63,6 +64,7 @@ struct AdmissionPlan {
     std::vector<Run> runs;
 
     const WindowMatch& match(const RequestPlan& plan, std::size_t window) const {
+        KVFIX_STEP();
         return matches[plan.match_begin + window];
     }
     // The blocks that the request claims in a window, held or not; kNone where one has gone that none of the prompt will read.

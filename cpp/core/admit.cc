@@ -124,6 +124,7 @@ Admission Batch::place_all(const RequestPlan& plan, Sequence& sequence) {
     for (Window& window : state_.windows) {
         const WindowMatch& match = plan_.match(plan, window.index);
         place_window(plan, sequence, window);
+        transfer::wait_for_blocks(state_, window, sequence, plan.full + 1);
         out.blocks_reused += plan.full + (match.way == PartialWay::none ? 0 : 1);
         out.blocks_new += blocks_new(plan_, plan, match, state_.tokens_per_block());
     }

@@ -153,13 +153,16 @@ void check_sequences(const State& state) {
 
 // Each block is kept by as many suspended sequences as hold it, in a tier where it has a slot.
 void check_kept(const Window& window, std::span<const std::uint32_t> keepers) {
+    std::uint64_t keeping = 0;
     for (const BlockIndex block : window.blocks.all()) {
         const auto kept = window.kept.find(block);
+        keeping += keepers[number(block)];
         check(keepers[number(block)] == (kept == window.kept.end() ? 0 : kept->second.sequences),
               "a block is kept for more or fewer suspended sequences than hold it");
         check(kept == window.kept.end() || window.blocks[block].has(kept->second.tier),
               "a block is kept in a tier where it has no slot");
     }
+    check(window.keepers.size() == keeping, "the list of who keeps blocks has too many entries, or too few");
 }
 
 // What is kept is kept for somebody, and is there.

@@ -82,7 +82,7 @@ void leave_window(State& state, const Sequence& sequence, Window& window) {
             record.num_tokens = static_cast<std::uint16_t>(tokens);
         }
         if (record.has(kHost)) {
-            keep::begin(state, window, block, kHost);
+            keep::begin(state, window, block, kHost, sequence.id());
         } else {
             without_copy.push_back(block);
         }
@@ -90,7 +90,7 @@ void leave_window(State& state, const Sequence& sequence, Window& window) {
     KVFIX_PAUSE("suspend.kept");
     for (const BlockIndex block : without_copy) {
         transfer::copy_to_host(state, window, block, evict::take_host_slot(state, window));
-        keep::begin(state, window, block, kHost);
+        keep::begin(state, window, block, kHost, sequence.id());
     }
 }
 
@@ -128,7 +128,9 @@ void return_to(State& state, const Sequence& sequence, Window& window) {
             transfer::onboard(state, window, block);
         }
     });
-    for_each_block(state, sequence, window, [&](BlockIndex block, std::uint32_t) { keep::end(state, window, block); });
+    for_each_block(state, sequence, window,
+                   [&](BlockIndex block, std::uint32_t) { keep::end(state, window, block, sequence.id()); });
+    transfer::wait_for_blocks(state, window, sequence, sequence.windows[window.index].size());
 }
 
 Sequence& suspended(State& state, RequestId id) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "core/steps.h"
+
 namespace kvfix {
 namespace {
 
@@ -104,6 +106,7 @@ std::vector<const Sequence*> SequenceTable::ordered() const {
     std::vector<const Sequence*> out;
     out.reserve(live_.size());
     for (const auto& [id, sequence] : live_) {
+        KVFIX_STEP();
         out.push_back(sequence.get());
     }
     std::ranges::sort(out, {}, &Sequence::id);

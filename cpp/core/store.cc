@@ -151,7 +151,8 @@ void last_partial(State& state, Window& window, Sequence& sequence, std::uint32_
 // As letting go, of what a suspended sequence keeps.
 void keep_none(State& state, const Sequence& sequence) {
     for (Window& window : state.windows) {
-        sequence.windows[window.index].for_each_from_last([&](BlockIndex block) { keep::end(state, window, block); });
+        sequence.windows[window.index].for_each_from_last(
+            [&](BlockIndex block) { keep::end(state, window, block, sequence.id()); });
     }
 }
 

@@ -10,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/block_store.h"
@@ -59,7 +60,7 @@ struct Window {
           tree(blocks, manager.hash_bits, manager.seed, config.window_size.has_value()),
           primary_queue(blocks.size()),
           host_redundant_queue(has_host() ? blocks.size() : 0),
-          host_only_queue(has_host() ? blocks.size() : 0) {}
+          host_only_queue(EvictionQueue::beside(host_redundant_queue)) {}
 
     const WindowConfig config;
     const std::uint32_t index;  // among the manager's windows
@@ -69,12 +70,13 @@ struct Window {
     ReuseTree tree;  // refers to `blocks`
     EvictionQueue primary_queue;
     EvictionQueue host_redundant_queue;  // blocks that also have a primary slot
-    EvictionQueue host_only_queue;
+    EvictionQueue host_only_queue;  // of the same blocks: what is only in host has no primary slot
     std::array<std::uint64_t, kTiers> in_flight{0, 0};
-    std::uint32_t chunked = 0;                       // sequences whose prompts are not reserved to their ends
-    std::uint64_t slots_kept = 0;                    // in primary, free or cached, for the rest of those
-    bool has_failed = false;                         // a transfer, ever
-    std::unordered_map<BlockIndex, KeptBlock> kept;  // lookups only; never iterated
+    std::uint32_t chunked = 0;                           // sequences whose prompts are not reserved to their ends
+    std::uint64_t slots_kept = 0;                        // in primary, free or cached, for the rest of those
+    bool has_failed = false;                             // a transfer, ever
+    std::unordered_map<BlockIndex, KeptBlock> kept;      // lookups only; never iterated
+    std::set<std::pair<BlockIndex, RequestId>> keepers;  // of `kept`: which sequences
     RetentionClocks clocks;
     BlockDigests block_digests;
 

@@ -49,6 +49,7 @@ void Tally::add(const Tally& other) {
     pins += other.pins;
     suspended += other.suspended;
     events += other.events;
+    evictions += other.evictions;
 }
 
 World::World(std::uint64_t seed)

@@ -31,6 +31,7 @@ struct Tally {
     std::uint64_t pins = 0;
     std::uint64_t suspended = 0;
     std::uint64_t events = 0;
+    std::uint64_t evictions = 0;  // compared with who had to go
 
     void add(const Tally& other);
 };
