@@ -1,7 +1,8 @@
 """Memory that a cached block takes besides its tokens: the growth of the process divided by the blocks.
 
 Each size is measured in a process of its own, because memory that was freed is seldom given back. `pool` is after the
-manager was made, `cached` after every block holds tokens (4 bytes each, which are subtracted).
+manager was made, `cached` after every block holds tokens (4 bytes each, which are subtracted). With `two tiers` half of
+the blocks are in host.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 from bench_scale import PROMPT, pass_through, prompt
@@ -28,18 +30,20 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="100 thousand blocks of 32 tokens")
     parser.add_argument("--measure", type=int, metavar="BLOCK_SIZE", help="measure this process and print JSON")
+    parser.add_argument("--two-tiers", action="store_true", help="with --measure: half of the blocks in host")
     arguments = parser.parse_args()
     if arguments.measure is not None:
-        print(json.dumps(measure(arguments.measure, arguments.blocks)))
+        print(json.dumps(measure(arguments.measure, arguments.blocks, two_tiers=arguments.two_tiers)))
         return
     if arguments.quick:
         arguments.blocks, arguments.block_sizes = 100_000, "32"
-    for block_size in map(int, arguments.block_sizes.split(",")):
+    for block_size, tiers in product(map(int, arguments.block_sizes.split(",")), ("", ", two tiers")):
         command = [sys.executable, __file__, "--measure", str(block_size), "--blocks", str(arguments.blocks)]
+        command += ["--two-tiers"] if tiers else []
         done = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(ROUNDS)]
         rows = [
             Row(
-                f"{arguments.blocks:,} blocks",
+                f"{arguments.blocks:,} blocks{tiers}",
                 block_size,
                 "trtllm-kvfix",
                 metric,
@@ -50,15 +54,19 @@ def main() -> None:
         report("memory.csv", rows, arguments.results)
 
 
-def measure(block_size: int, blocks: int) -> dict[str, float]:
+def measure(block_size: int, blocks: int, *, two_tiers: bool) -> dict[str, float]:
     prompt(0)  # numpy's generator allocates when it is first used
     before = resident_bytes()
-    manager = BlockManager(BlockManagerConfig(tokens_per_block=block_size, blocks_primary=blocks))
+    host = blocks // 2 if two_tiers else 0
+    manager = BlockManager(
+        BlockManagerConfig(tokens_per_block=block_size, blocks_primary=blocks - host, blocks_host=host)
+    )
     pool = resident_bytes()
     for number in range(blocks * block_size // PROMPT):
         pass_through(manager, number)
     cached = resident_bytes()
-    blocks_cached = manager.get_kv_cache_stats().windows[0].primary.cached
+    window = manager.get_kv_cache_stats().windows[0]
+    blocks_cached = window.primary.cached + window.host.cached
     tokens_bytes = blocks_cached * block_size * TOKEN_BYTES
     return {
         "pool_bytes_per_block": (pool - before) / blocks,

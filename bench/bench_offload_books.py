@@ -25,7 +25,7 @@ import numpy as np
 from measure import RESULTS, Row, Summary, pin_to_one_core, report
 
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Ended
+from trtllm_kvfix.offload.plan import Ended, Step
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings
@@ -92,8 +92,15 @@ class Server:
         begin = perf_counter()
         step = self.side.build_connector_meta(output)
         took = perf_counter() - begin
-        self.link.ended.extend(Ended(store.job, "") for store in step.stores)
+        self.end(step)
         return took * 1e6
+
+    def end(self, step: Step) -> None:
+        for store in step.stores:
+            self.link.ledger.queue(store)
+            self.link.ledger.end_here(Ended(store.number, ""))
+        for ended in self.link.ledger.take_ended_here():
+            self.link.ledger.end_everywhere(ended, has_scheduler=True)
 
     def admit(self, request: Request) -> float:
         begin = perf_counter()
@@ -110,7 +117,7 @@ class Server:
             told.append(Data(request.request_id, list(request.tokens), blocks, 0, self.context))
         self.step(Output(new_requests=told))
         planned = self.step(Output(cached_requests=self.generating()))
-        assert self.link.ended, "nothing was stored"
+        assert self.link.ledger.ended, "nothing was stored"
         noted = self.step(Output(cached_requests=self.generating()))
         return asked, (planned + noted) / (len(self.requests) * (self.context // BLOCK))
 

@@ -141,7 +141,7 @@ class Run:
         self.come[:] = 0
         began = perf_counter()
         ask = self.client.put if what == "put" else self.client.get
-        assert ask(keys, tuple(self._slots(what))) is not None
+        assert ask(number, keys, tuple(self._slots(what)))
         answers: list[tuple[Message, Answer]] = []
         while not answers:
             sleep(POLL_S)  # as an engine's loop looks now and then

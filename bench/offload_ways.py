@@ -172,10 +172,10 @@ class Lanes:
 
     def submit(self, transfer: Transfer) -> None:
         mark = self.marks.set(self.computes) if self.marked else None
-        number = self.lane.enqueue(*transfer, after=mark)
-        if number is None:
-            raise SystemExit(f"the lane refused: {self.lane.stats().first_error}")
-        self.number = number
+        self.number += 1
+        answer = self.lane.enqueue(self.number, *transfer, after=mark)
+        if answer != "taken":
+            raise SystemExit(f"the lane is {answer}: {self.lane.stats().first_error}")
 
     def wait(self) -> None:
         self.lane.wait(self.number, 60)

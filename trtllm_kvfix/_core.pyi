@@ -6,7 +6,7 @@ import numpy.typing
 
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 def build_info() -> dict[str, str]:
     """How this extension was built."""
@@ -176,7 +176,7 @@ class SequenceRequest:
     @property
     def salt(self) -> str | bytes | int | None:
         """
-        Blocks are shared among requests of one salt only. Kinds never match: 1, "1" and b"1" differ.
+        Blocks are shared among requests of one salt only. A number, a text and bytes are never the same salt.
         """
 
     @property
@@ -535,6 +535,10 @@ class WindowStats:
     def host(self) -> TierStats:
         """The slots of the host tier."""
 
+    @property
+    def kept(self) -> int:
+        """Slots, free or cached, kept for later chunks of live prompts."""
+
     def __repr__(self) -> str: ...
 
 class KvCacheStats:
@@ -601,16 +605,16 @@ class BlockManager:
     def config(self) -> BlockManagerConfig:
         """What the manager was made of."""
 
-    def add_sequence_batch(self, requests: Iterable[SequenceRequest], *, tokens_new_max: int | None = None) -> BatchAdmission:
+    def add_sequence_batch(self, requests: Iterable[SequenceRequest], *, tokens_new_max: int | None = None, chunk_tokens: int | None = None) -> BatchAdmission:
         """
-        Claims every match of every request first, then onboards and allocates. All or nothing.
+        Claims every match of every request first, then onboards and allocates. All or nothing. With chunk_tokens only the first chunk of each prompt is reserved; add_tokens reserves the next ones.
         """
 
-    def add_sequence(self, request: SequenceRequest) -> Admission:
+    def add_sequence(self, request: SequenceRequest, *, chunk_tokens: int | None = None) -> Admission:
         """A batch of one."""
 
-    def analyze_prefix_reuse(self, request: SequenceRequest) -> PrefixReuse:
-        """What admitting the request now would reuse. Changes nothing."""
+    def analyze_prefix_reuse(self, request: SequenceRequest, *, chunk_tokens: int | None = None) -> PrefixReuse:
+        """What admitting the request so, now, would reuse. Changes nothing."""
 
     def add_token(self, request_id: int, count: int = 1, tokens: Any = None, *, computed: int | None = None) -> None:
         """
@@ -660,19 +664,19 @@ class BlockManager:
         Writes primary slots into an int32 array (windows, rows, 2, blocks): K = slot * scale, V = K + v_offset, -1 where the block has left the window. Request i, beam b goes to row offset + i * beam_width + b.
         """
 
-    def blocks_to_admit(self, request: SequenceRequest, *, tokens_new_max: int = 0) -> list[int]:
+    def blocks_to_admit(self, request: SequenceRequest, *, tokens_new_max: int = 0, chunk_tokens: int | None = None) -> list[int]:
         """
         Primary blocks, window by window, that the request alone would take of those free or cached: to be admitted now, and to grow by tokens_new_max positions.
         """
 
     def blocks_to_grow(self, request_ids: Any, counts: Any) -> int:
         """
-        Primary blocks of each window that add_tokens with these counts would take.
+        Primary blocks that add_tokens with these counts would take beyond those kept, in the window where it is most.
         """
 
     def free_blocks_without(self, request_ids: Any) -> list[int]:
         """
-        Primary blocks, window by window, that would be free or cached without these sequences. Changes nothing.
+        Primary blocks, window by window, that would be there without these sequences: free or cached, and kept for nobody.
         """
 
     def get_token_count(self, request_id: int) -> int:
@@ -1079,8 +1083,8 @@ class EndedTransfer:
     """What became of a transfer."""
 
     @property
-    def number(self) -> int:
-        """What enqueue() returned."""
+    def job(self) -> int:
+        """The number that enqueue() was given."""
 
     @property
     def error(self) -> str:
@@ -1148,16 +1152,19 @@ class TransferLane:
         streams: share the blocks of a transfer that goes by DMA. kernel_sms: multiprocessors for copies by kernel; 0 for DMA.
         """
 
-    def enqueue(self, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> int | None:
+    def enqueue(self, job: int, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> Literal['taken', 'full', 'broken', 'closed']:
         """
-        The transfer's number; None where the queue is full, or the lane broken or closed.
+        job: the caller's number of the transfer, which may not be here already. Only what is taken is kept.
         """
 
     def take_ended(self) -> list[EndedTransfer]:
-        """Each transfer once, in the order of their numbers."""
+        """Each transfer once, in the order in which they were taken."""
 
-    def wait(self, number: int, limit_s: float) -> bool:
-        """False after the limit."""
+    def state(self, job: int) -> Literal['queued', 'in flight', 'ended here'] | None:
+        """None where it was never taken, or its end has been."""
+
+    def wait(self, job: int, limit_s: float) -> bool:
+        """While it is queued or in flight here; false after the limit."""
 
     def close(self, limit_s: float) -> bool:
         """

@@ -31,13 +31,13 @@ RequestPtr request_of(nb::handle item) {
     return nb::cast<const SequenceRequest&>(item).request;
 }
 
-BatchAdmission add_sequence_batch(BlockManager& self, nb::handle requests,
-                                  std::optional<std::uint64_t> tokens_new_max) {
+BatchAdmission add_sequence_batch(BlockManager& self, nb::handle requests, std::optional<std::uint64_t> tokens_new_max,
+                                  std::optional<std::uint32_t> chunk_tokens) {
     std::vector<RequestPtr> batch;
     for (const nb::handle request : requests) {
         batch.push_back(request_of(request));
     }
-    return without_gil([&] { return self.add_sequence_batch(batch, tokens_new_max); });
+    return without_gil([&] { return self.add_sequence_batch(batch, tokens_new_max, chunk_tokens); });
 }
 
 void add_tokens(BlockManager& self, nb::handle request_ids, nb::handle counts, nb::handle tokens, nb::handle computed) {
@@ -114,21 +114,24 @@ void copy_offsets(const BlockManager& self, const Offsets& output, nb::handle re
 void bind_sequences(ManagerClass& c) {
     using namespace nb::literals;
     c.def("add_sequence_batch", &add_sequence_batch, "requests"_a, nb::kw_only(), "tokens_new_max"_a = nb::none(),
+          "chunk_tokens"_a = nb::none(),
           nb::sig("def add_sequence_batch(self, requests: Iterable[SequenceRequest], *, tokens_new_max: int | None = "
-                  "None) -> BatchAdmission"),
-          "Claims every match of every request first, then onboards and allocates. All or nothing.")
+                  "None, chunk_tokens: int | None = None) -> BatchAdmission"),
+          "Claims every match of every request first, then onboards and allocates. All or nothing. With chunk_tokens "
+          "only the first chunk of each prompt is reserved; add_tokens reserves the next ones.")
         .def(
             "add_sequence",
-            [](BlockManager& self, const SequenceRequest& request) {
-                return without_gil([&] { return self.add_sequence(request.request); });
+            [](BlockManager& self, const SequenceRequest& request, std::optional<std::uint32_t> chunk_tokens) {
+                return without_gil([&] { return self.add_sequence(request.request, chunk_tokens); });
             },
-            "request"_a, "A batch of one.")
+            "request"_a, nb::kw_only(), "chunk_tokens"_a = nb::none(), "A batch of one.")
         .def(
             "analyze_prefix_reuse",
-            [](BlockManager& self, const SequenceRequest& request) {
-                return without_gil([&] { return self.analyze_prefix_reuse(request.request); });
+            [](BlockManager& self, const SequenceRequest& request, std::optional<std::uint32_t> chunk_tokens) {
+                return without_gil([&] { return self.analyze_prefix_reuse(request.request, chunk_tokens); });
             },
-            "request"_a, "What admitting the request now would reuse. Changes nothing.")
+            "request"_a, nb::kw_only(), "chunk_tokens"_a = nb::none(),
+            "What admitting the request so, now, would reuse. Changes nothing.")
         .def("add_token", &add_token, "request_id"_a, "count"_a = 1, "tokens"_a = nb::none(), nb::kw_only(),
              "computed"_a = nb::none(),
              nb::sig("def add_token(self, request_id: int, count: int = 1, tokens: Any = None, *, computed: int | None "
@@ -195,10 +198,11 @@ void bind_questions(ManagerClass& c) {
     using Nogil = nb::call_guard<GilReleased>;
     c.def(
          "blocks_to_admit",
-         [](BlockManager& self, const SequenceRequest& request, std::uint32_t tokens_new_max) {
-             return without_gil([&] { return self.blocks_to_admit(request.request, tokens_new_max); });
+         [](BlockManager& self, const SequenceRequest& request, std::uint32_t tokens_new_max,
+            std::optional<std::uint32_t> chunk_tokens) {
+             return without_gil([&] { return self.blocks_to_admit(request.request, tokens_new_max, chunk_tokens); });
          },
-         "request"_a, nb::kw_only(), "tokens_new_max"_a = 0,
+         "request"_a, nb::kw_only(), "tokens_new_max"_a = 0, "chunk_tokens"_a = nb::none(),
          "Primary blocks, window by window, that the request alone would take of those free or cached: to be admitted "
          "now, and to grow by tokens_new_max positions.")
         .def(
@@ -209,7 +213,8 @@ void bind_questions(ManagerClass& c) {
                 return without_gil([&] { return self.blocks_to_grow(ids, more); });
             },
             "request_ids"_a, "counts"_a, nb::sig("def blocks_to_grow(self, request_ids: Any, counts: Any) -> int"),
-            "Primary blocks of each window that add_tokens with these counts would take.")
+            "Primary blocks that add_tokens with these counts would take beyond those kept, in the window where it is "
+            "most.")
         .def(
             "free_blocks_without",
             [](const BlockManager& self, nb::handle request_ids) {
@@ -217,7 +222,8 @@ void bind_questions(ManagerClass& c) {
                 return without_gil([&] { return self.free_blocks_without(ids); });
             },
             "request_ids"_a, nb::sig("def free_blocks_without(self, request_ids: Any) -> list[int]"),
-            "Primary blocks, window by window, that would be free or cached without these sequences. Changes nothing.")
+            "Primary blocks, window by window, that would be there without these sequences: free or cached, and kept "
+            "for nobody.")
         .def("get_token_count", &BlockManager::get_token_count, Nogil(), "request_id"_a,
              "The sequence's length: its prompt and what it has grown by.")
         .def("get_num_front_blocks_removed", &BlockManager::get_num_front_blocks_removed, Nogil(), "request_id"_a,

@@ -63,10 +63,29 @@ void init_lane(TransferLane* self, std::shared_ptr<Device> device, const std::st
                                                 .kernel_sms = kernel_sms});
 }
 
-std::optional<std::uint64_t> enqueue(TransferLane& self, nb::handle dst, nb::handle src, nb::handle nbytes,
-                                     const MarkPtr& after) {
+const char* enqueue(TransferLane& self, std::uint64_t job, nb::handle dst, nb::handle src, nb::handle nbytes,
+                    const MarkPtr& after) {
     auto spans = read_spans(dst, src, nbytes);
-    return without_gil([&] { return self.enqueue(std::move(spans), after); });
+    switch (without_gil([&] { return self.enqueue(job, std::move(spans), after); })) {
+        case LaneAnswer::taken:
+            return "taken";
+        case LaneAnswer::full:
+            return "full";
+        case LaneAnswer::broken:
+            return "broken";
+        case LaneAnswer::closed:
+            break;
+    }
+    return "closed";
+}
+
+// As trtllm_kvfix/offload/ledger.py spells them.
+const char* state(const TransferLane& self, std::uint64_t job) {
+    const auto found = without_gil([&] { return self.state(job); });
+    if (!found) {
+        return nullptr;
+    }
+    return *found == TransferState::queued ? "queued" : *found == TransferState::in_flight ? "in flight" : "ended here";
 }
 
 SimDevice& simulated(Device& device) {
@@ -106,7 +125,7 @@ void bind_pool(nb::module_& m) {
 
 void bind_ends(nb::module_& m) {
     nb::class_<EndedTransfer>(m, "EndedTransfer", "What became of a transfer.")
-        .def_ro("number", &EndedTransfer::number, "What enqueue() returned.")
+        .def_ro("job", &EndedTransfer::job, "The number that enqueue() was given.")
         .def_ro("error", &EndedTransfer::error, "Empty: every byte has arrived.")
         .def_ro("bytes", &EndedTransfer::bytes, "What was to be copied.")
         .def_prop_ro(
@@ -140,16 +159,19 @@ void bind_lane(nb::module_& m) {
              "streams: share the blocks of a transfer that goes by DMA. kernel_sms: multiprocessors for copies by "
              "kernel; 0 for "
              "DMA.")
-        .def("enqueue", &enqueue, "dst"_a, "src"_a, "nbytes"_a, nb::kw_only(), "after"_a = nb::none(),
-             nb::sig("def enqueue(self, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> int | None"),
-             "The transfer's number; None where the queue is full, or the lane broken or closed.")
-        .def("take_ended", &TransferLane::take_ended, Nogil(), "Each transfer once, in the order of their numbers.")
+        .def("enqueue", &enqueue, "job"_a, "dst"_a, "src"_a, "nbytes"_a, nb::kw_only(), "after"_a = nb::none(),
+             nb::sig("def enqueue(self, job: int, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> "
+                     "Literal['taken', 'full', 'broken', 'closed']"),
+             "job: the caller's number of the transfer, which may not be here already. Only what is taken is kept.")
+        .def("take_ended", &TransferLane::take_ended, Nogil(),
+             "Each transfer once, in the order in which they were taken.")
+        .def("state", &state, "job"_a,
+             nb::sig("def state(self, job: int) -> Literal['queued', 'in flight', 'ended here'] | None"),
+             "None where it was never taken, or its end has been.")
         .def(
             "wait",
-            [](TransferLane& lane, std::uint64_t number, double limit_s) {
-                return lane.wait(number, milliseconds(limit_s));
-            },
-            Nogil(), "number"_a, "limit_s"_a, "False after the limit.")
+            [](TransferLane& lane, std::uint64_t job, double limit_s) { return lane.wait(job, milliseconds(limit_s)); },
+            Nogil(), "job"_a, "limit_s"_a, "While it is queued or in flight here; false after the limit.")
         .def(
             "close", [](TransferLane& lane, double limit_s) { return lane.close(milliseconds(limit_s)); }, Nogil(),
             "limit_s"_a, "False: the device has not ended it all, and memory that it was given must be kept.")

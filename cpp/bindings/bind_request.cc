@@ -209,7 +209,7 @@ void bind_request(nb::module_& m) {
         .def_prop_ro(
             "salt", [](const SequenceRequest& r) { return salt_object(r.request->salt); },
             nb::sig("def salt(self) -> str | bytes | int | None"),
-            "Blocks are shared among requests of one salt only. Kinds never match: 1, \"1\" and b\"1\" differ.")
+            "Blocks are shared among requests of one salt only. A number, a text and bytes are never the same salt.")
         .def_prop_ro(
             "extra_keys", [](const SequenceRequest& r) { return key_tuples(*r.request); },
             nb::sig("def extra_keys(self) -> list[tuple[int, int, bytes]]"),

@@ -93,11 +93,13 @@ void bind_stats(nb::module_& m) {
         .def_ro("window_size", &WindowStats::window_size, "None: full attention.")
         .def_ro("primary", &WindowStats::primary, "The slots on the GPU.")
         .def_ro("host", &WindowStats::host, "The slots of the host tier.")
+        .def_ro("kept", &WindowStats::kept, "Slots, free or cached, kept for later chunks of live prompts.")
         .def("__repr__", [](const WindowStats& w) {
             return Repr("WindowStats")
                 .add("window_size", w.window_size)
                 .add("primary", text_of(w.primary))
                 .add("host", text_of(w.host))
+                .add("kept", w.kept)
                 .text();
         });
     nb::class_<KvCacheStats>(m, "KvCacheStats", "A snapshot; reading it resets nothing.")

@@ -4,6 +4,7 @@
 
 #include "core/admission_planner.h"
 #include "core/pause_point.h"
+#include "core/steps.h"
 
 namespace kvfix {
 namespace {
@@ -20,12 +21,21 @@ inline BlockContent prompt_block(const Request& request, std::uint32_t position,
     return {std::span(request.tokens).subspan(begin, end - begin), extras};
 }
 
+// Leading blocks of the first `blocks` that the next token does not look back to.
+std::uint32_t blocks_outside(const Window& window, std::uint32_t blocks) {
+    const std::uint32_t tokens = blocks * window.blocks.tokens_per_block();
+    return tokens > window.reach() ? (tokens - window.reach()) / window.blocks.tokens_per_block() : 0;
+}
+
 }  // namespace
 
-const AdmissionPlan& AdmissionPlanner::match(const State& state, std::span<const RequestPtr> requests) {
+const AdmissionPlan& AdmissionPlanner::match(const State& state, std::span<const RequestPtr> requests,
+                                             std::uint32_t chunk_tokens) {
+    plan_.chunk_tokens = chunk_tokens;
     plan_.requests.clear();
     plan_.matches.clear();
     plan_.path.clear();
+    plan_.runs.clear();
     for (const RequestPtr& request : requests) {
         match_request(state, *request);
     }
@@ -37,39 +47,59 @@ const AdmissionPlan& AdmissionPlanner::match(const State& state, std::span<const
 void AdmissionPlanner::match_request(const State& state, const Request& request) {
     RequestPlan plan{.request = &request, .match_begin = static_cast<std::uint32_t>(plan_.matches.size())};
     plan_.matches.resize(plan_.matches.size() + state.windows.size());
-    std::uint32_t reuse = request.num_tokens() - 1;  // the last token is always computed
     for (const Window& window : state.windows) {
-        reuse = std::min(reuse, match_window(state, window, request, match_of(plan, window.index)));
+        match_window(state, window, request, match_of(plan, window.index));
+    }
+    // What one window does not allow another may, and not what it allows below that: they agree on the most that all of them allow.
+    std::uint32_t reuse = request.num_tokens() - 1;  // the last token is always computed
+    for (std::uint32_t before = kNone; before != reuse;) {
+        before = reuse;
+        for (const Window& window : state.windows) {
+            reuse = reusable(window, match_of(plan, window.index), reuse);
+        }
     }
     set_reuse(state, plan, state.config.partial_reuse ? reuse : reuse - reuse % state.tokens_per_block());
     plan_.requests.push_back(plan);
 }
 
-std::uint32_t AdmissionPlanner::match_window(const State& state, const Window& window, const Request& request,
-                                             WindowMatch& match) {
+void AdmissionPlanner::match_window(const State& state, const Window& window, const Request& request,
+                                    WindowMatch& match) {
     match.path_begin = static_cast<std::uint32_t>(plan_.path.size());
+    match.runs_begin = static_cast<std::uint32_t>(plan_.runs.size());
     const ParentRef root = state.config.block_reuse ? window.tree.find_root(request.identity) : kNone;
-    if (root == kNone) {
-        return 0;
+    plan_.runs.push_back(root == kNone ? Run{} : walk(state, window, request, root, 0));
+    match.path_length = plan_.runs.back().end;
+    match.runs_end = match.runs_begin + 1;
+    const bool has_gaps =
+        window.tree.orphaned() != 0 || window.in_flight[kPrimary] != 0 || window.in_flight[kHost] != 0;
+    if (state.config.block_reuse && window.tree.by_prefix() && has_gaps) {
+        find_later_runs(state, window, request, match);
     }
-    walk(window, request, root);
-    match.path_length = static_cast<std::uint32_t>(plan_.path.size()) - match.path_begin;
-    const std::uint32_t whole = match.path_length * state.tokens_per_block();
-    return whole + (state.config.partial_reuse ? longest_partial(window, request, root, match) : 0);
 }
 
-// Appends the matched full blocks to the path. Keys run ahead in groups, so that the memory they lead to is on its way
+// Appends full blocks from `first` on to the path. Keys run ahead in groups, so that the memory they lead to is on its way
 // before it is compared.
-void AdmissionPlanner::walk(const Window& window, const Request& request, ParentRef root) {
+Run AdmissionPlanner::walk(const State& state, const Window& window, const Request& request, ParentRef root,
+                           std::uint32_t first) {
     constexpr std::uint32_t kAhead = 16;
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     const std::uint32_t blocks = request.num_tokens() / tokens_per_block;
+    // Behind a gap often nothing follows, and whoever stores prompts can see to it at every block.
+    std::uint32_t ahead = first == 0 ? kAhead : 1;
     std::array<std::uint64_t, kAhead> keys{};
     std::string extras;
+    const std::size_t path_before = plan_.path.size();
+    const auto finished = [&](ParentRef last) {
+        Run run{.begin = first, .end = first + static_cast<std::uint32_t>(plan_.path.size() - path_before)};
+        if (state.config.partial_reuse && last != kNone) {
+            find_source(window, request, last, run);
+        }
+        return run;
+    };
     ParentRef parent = root;
     std::uint64_t key = window.tree.key_of(root);
-    for (std::uint32_t begin = 0; begin < blocks; begin += kAhead) {
-        const std::uint32_t count = std::min(kAhead, blocks - begin);
+    for (std::uint32_t begin = first; begin < blocks && parent != kNone;) {
+        const std::uint32_t count = std::min(ahead, blocks - begin);
         for (std::uint32_t i = 0; i < count; ++i) {
             key = window.tree.child_key(key, prompt_block(request, begin + i, tokens_per_block, extras));
             keys[i] = key;
@@ -80,48 +110,99 @@ void AdmissionPlanner::walk(const Window& window, const Request& request, Parent
                 window.blocks.prefetch(hint);
             }
         }
-        for (std::uint32_t i = 0; i < count; ++i) {
+        for (std::uint32_t i = 0; i < count && parent != kNone; ++i) {
             const BlockContent content = prompt_block(request, begin + i, tokens_per_block, extras);
             const BlockIndex block = window.tree.find_child(parent, keys[i], content);
             if (block == kNone || !window.blocks[block].usable()) {
-                return;
+                return finished(parent);
             }
             plan_.path.push_back(block);
-            parent = block;
+            parent = window.tree.below(block);
+        }
+        begin += count;
+        ahead = std::min(2 * ahead, kAhead);
+    }
+    return finished(parent);
+}
+
+// The child of the last matched node that begins as the prompt goes on.
+void AdmissionPlanner::find_source(const Window& window, const Request& request, ParentRef parent, Run& run) const {
+    if (run.end * window.blocks.tokens_per_block() == request.num_tokens()) {
+        return;
+    }
+    std::string extras;
+    const BlockContent next = prompt_block(request, run.end, window.blocks.tokens_per_block(), extras);
+    const ReuseTree::Beginning best = window.tree.best_prefix(parent, next);
+    if (best.block != kNone && window.blocks[best.block].usable()) {
+        run.source = best.block;
+        run.tokens = best.tokens;
+    }
+}
+
+// In a window, what follows a gap serves as well, if it covers the window of some position behind it.
+void AdmissionPlanner::find_later_runs(const State& state, const Window& window, const Request& request,
+                                       WindowMatch& match) {
+    const ReuseTree& tree = window.tree;
+    const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
+    const std::uint32_t blocks = request.num_tokens() / tokens_per_block;
+    const std::size_t begin = match.path_begin;
+    std::string extras;
+    std::uint32_t position = match.path_length;
+    ReuseTree::Prefix prefix = position == 0 ? tree.beginning(request.identity) : tree.behind(plan_.path.back());
+    while (position < blocks) {
+        prefix = tree.behind(prefix, prompt_block(request, position++, tokens_per_block, extras));
+        const ParentRef parent = tree.find_prefix(prefix);
+        if (parent == kNone) {
+            continue;
+        }
+        plan_.path.resize(begin + position, kNone);
+        const Run run = walk(state, window, request, parent, position);
+        if (run.end != run.begin) {
+            prefix = tree.behind(plan_.path.back());
+            position = run.end;
+        }
+        if (run.end != run.begin && blocks_outside(window, run.end) >= run.begin) {
+            plan_.runs.push_back(run);
+            match.path_length = run.end;
+        } else {
+            std::ranges::fill(std::span(plan_.path).subspan(begin + run.begin), BlockIndex{kNone});
+        }
+    }
+    plan_.path.resize(begin + match.path_length);
+    match.runs_end = static_cast<std::uint32_t>(plan_.runs.size());
+}
+
+// The most tokens, up to `tokens_max`, whose reuse the window allows: the blocks that the next token looks back to are there. Runs that
+// do not allow it allow no less either: they go, so that whoever asks for less and less looks at each once.
+std::uint32_t AdmissionPlanner::reusable(const Window& window, WindowMatch& match, std::uint32_t tokens_max) const {
+    const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
+    for (;; --match.runs_end) {
+        KVFIX_STEP();
+        const Run& run = plan_.runs[match.runs_end - 1];
+        const std::uint32_t full = std::min(run.end, tokens_max / tokens_per_block);
+        const bool covers = run.begin == 0 || (full > run.begin && blocks_outside(window, full) >= run.begin);
+        if (covers) {
+            return std::min(tokens_max, full * tokens_per_block + (full < run.end ? tokens_per_block : run.tokens));
         }
     }
 }
 
-// Tokens of the next block that some child of the last matched node has too.
-std::uint32_t AdmissionPlanner::longest_partial(const Window& window, const Request& request, ParentRef root,
-                                                WindowMatch& match) {
-    const std::uint32_t matched = match.path_length * window.blocks.tokens_per_block();
-    if (matched == request.num_tokens()) {
-        return 0;
+BlockIndex AdmissionPlanner::source_at(const WindowMatch& match, std::uint32_t position) const {
+    for (std::uint32_t i = match.runs_end; i-- > match.runs_begin;) {
+        if (const Run& run = plan_.runs[i]; run.begin <= position) {
+            return position < run.end ? plan_.path[match.path_begin + position] : run.source;
+        }
     }
-    std::string extras;
-    const BlockContent next = prompt_block(request, match.path_length, window.blocks.tokens_per_block(), extras);
-    const ReuseTree::Prefix best = window.tree.best_prefix(match.path_length == 0 ? root : plan_.path.back(), next);
-    if (best.block == kNone || !window.blocks[best.block].usable()) {
-        return 0;
-    }
-    match.source = best.block;
-    return best.tokens;
+    return kNone;
 }
 
 void AdmissionPlanner::set_reuse(const State& state, RequestPlan& plan, std::uint32_t reuse) {
-    const std::uint32_t tokens_per_block = state.tokens_per_block();
     plan.reuse = reuse;
-    plan.full = reuse / tokens_per_block;
+    plan.full = reuse / state.tokens_per_block();
     for (const Window& window : state.windows) {
         WindowMatch& match = match_of(plan, window.index);
-        const std::uint32_t begin = plan.full * tokens_per_block;
-        match.hold_begin = begin > window.reach() ? (begin - window.reach()) / tokens_per_block : 0;
-        if (reuse % tokens_per_block == 0) {
-            match.source = kNone;
-        } else if (match.path_length > plan.full) {
-            match.source = plan_.path[match.path_begin + plan.full];
-        }
+        match.hold_begin = blocks_outside(window, plan.full);
+        match.source = reuse % state.tokens_per_block() == 0 ? BlockIndex{kNone} : source_at(match, plan.full);
     }
 }
 

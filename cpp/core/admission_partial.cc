@@ -73,7 +73,7 @@ std::uint32_t AdmissionPlanner::taker_of(BlockIndex source, std::size_t window) 
 PartialWay AdmissionPlanner::way_of(const State& state, const Window& window, const RequestPlan& plan,
                                     BlockIndex source) const {
     const Block& block = window.blocks[source];
-    const bool free_leaf = block.has(kPrimary) && !block.held_primary() && block.children == kNone;
+    const bool free_leaf = block.has(kPrimary) && !block.held_primary() && !window.tree.has_children(source);
     if (free_leaf && !marked(window.index, source) && plan.partial_copies(state.tokens_per_block()) == 1) {
         return PartialWay::take_over;
     }

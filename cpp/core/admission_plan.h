@@ -11,16 +11,29 @@
 
 #include "core/request.h"
 #include "core/state.h"
+#include "core/steps.h"
 
 namespace kvfix {
 
 // How a request gets the first tokens of a block whose rest it computes itself.
 enum class PartialWay : std::uint8_t { none, take_over, copy };
 
+// Blocks found in a row: full ones, and behind the last of them a block that begins as the prompt goes on.
+struct Run {
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+    BlockIndex source = kNone;
+    std::uint32_t tokens = 0;  // that the source has of the block at `end`
+};
+
 struct WindowMatch {
     std::uint32_t path_begin = 0;   // into AdmissionPlan::path
-    std::uint32_t path_length = 0;  // matched full blocks; the plan claims the first `full` of them
-    std::uint32_t hold_begin = 0;   // blocks before it lie outside the window: matched, not held
+    std::uint32_t path_length = 0;  // full blocks up to the last one found; the plan claims the first `full` of them
+    // Into AdmissionPlan::runs. The first begins the prompt, and may be empty; others follow in a window, where what lies between
+    // has gone.
+    std::uint32_t runs_begin = 0;
+    std::uint32_t runs_end = 0;
+    std::uint32_t hold_begin = 0;  // blocks before it lie outside the window: matched, not held
     BlockIndex source = kNone;
     PartialWay way = PartialWay::none;
     // The match (into AdmissionPlan::matches) of the earlier request that takes this source over: its new block has the bytes.
@@ -34,6 +47,8 @@ struct RequestPlan {
     std::uint32_t match_begin = 0;  // into AdmissionPlan::matches, one per window
 
     std::uint32_t tokens_new() const { return request->num_tokens() - reuse; }
+    // Positions that admission reserves: the reused ones and the first chunk.
+    std::uint32_t length(std::uint32_t chunk_tokens) const { return reuse + std::min(tokens_new(), chunk_tokens); }
     // Blocks that get the reused part of a block: one per beam when it is the prompt's last, incomplete one.
     std::uint32_t partial_copies(std::uint32_t tokens_per_block) const {
         const bool last_incomplete = full == request->num_tokens() / tokens_per_block;
@@ -42,14 +57,17 @@ struct RequestPlan {
 };
 
 struct AdmissionPlan {
+    std::uint32_t chunk_tokens = kNone;  // the whole prompt at once
     std::vector<RequestPlan> requests;
     std::vector<WindowMatch> matches;
-    std::vector<BlockIndex> path;
+    std::vector<BlockIndex> path;  // kNone between runs
+    std::vector<Run> runs;
 
     const WindowMatch& match(const RequestPlan& plan, std::size_t window) const {
+        KVFIX_STEP();
         return matches[plan.match_begin + window];
     }
-    // The blocks that the request claims in a window, held or not.
+    // The blocks that the request claims in a window, held or not; kNone where one has gone that none of the prompt will read.
     std::span<const BlockIndex> claims(const RequestPlan& plan, std::size_t window) const {
         return std::span(path).subspan(match(plan, window).path_begin, plan.full);
     }
@@ -58,7 +76,8 @@ struct AdmissionPlan {
     }
 };
 
-// Blocks of the prompt, over its beams, that a window must allocate beyond claims and partial reuse.
-std::uint64_t blocks_new(const RequestPlan& plan, const WindowMatch& match, std::uint32_t tokens_per_block);
+// Blocks of the first chunk, over its beams, that a window must allocate beyond claims and partial reuse.
+std::uint64_t blocks_new(const AdmissionPlan& plan, const RequestPlan& request, const WindowMatch& match,
+                         std::uint32_t tokens_per_block);
 
 }  // namespace kvfix

@@ -12,8 +12,10 @@ namespace kvfix {
 
 class AdmissionPlanner {
   public:
-    // What the requests would reuse, whether they fit or not. The plan stays until the next call.
-    const AdmissionPlan& match(const State& state, std::span<const RequestPtr> requests);
+    // What the requests would reuse, whether they fit or not. The plan stays until the next call. Prompts are reserved in chunks of
+    // up to so many tokens.
+    const AdmissionPlan& match(const State& state, std::span<const RequestPtr> requests,
+                               std::uint32_t chunk_tokens = kNone);
 
     // How many of the matched requests are admitted, in order, under the budget, after copies that have no room were given up. Throws
     // OutOfBlocks where they cannot be served without any.
@@ -27,13 +29,17 @@ class AdmissionPlanner {
     struct Room {
         std::uint64_t needed = 0;
         std::uint64_t free = 0;
+        std::uint64_t taken = 0;  // of what is there
     };
 
     // admission_match.cc
     void match_request(const State& state, const Request& request);
-    std::uint32_t match_window(const State& state, const Window& window, const Request& request, WindowMatch& match);
-    void walk(const Window& window, const Request& request, ParentRef root);
-    std::uint32_t longest_partial(const Window& window, const Request& request, ParentRef root, WindowMatch& match);
+    void match_window(const State& state, const Window& window, const Request& request, WindowMatch& match);
+    Run walk(const State& state, const Window& window, const Request& request, ParentRef root, std::uint32_t begin);
+    void find_later_runs(const State& state, const Window& window, const Request& request, WindowMatch& match);
+    void find_source(const Window& window, const Request& request, ParentRef parent, Run& run) const;
+    std::uint32_t reusable(const Window& window, WindowMatch& match, std::uint32_t tokens_max) const;
+    BlockIndex source_at(const WindowMatch& match, std::uint32_t position) const;
     void set_reuse(const State& state, RequestPlan& plan, std::uint32_t reuse);
 
     // admission_partial.cc

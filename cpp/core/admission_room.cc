@@ -2,22 +2,24 @@
 #include <algorithm>
 
 #include "core/admission_planner.h"
+#include "core/chunk.h"
 #include "core/errors.h"
 
 namespace kvfix {
 
-std::uint64_t blocks_new(const RequestPlan& plan, const WindowMatch& match, std::uint32_t tokens_per_block) {
-    const std::uint32_t full_prompt = plan.request->num_tokens() / tokens_per_block;
-    const bool incomplete = plan.request->num_tokens() % tokens_per_block != 0;
-    const std::uint64_t blocks = std::uint64_t{full_prompt - plan.full} + (incomplete ? plan.request->beam_width : 0);
-    return blocks - (match.way == PartialWay::none ? 0 : plan.partial_copies(tokens_per_block));
+std::uint64_t blocks_new(const AdmissionPlan& plan, const RequestPlan& request, const WindowMatch& match,
+                         std::uint32_t tokens_per_block) {
+    const std::uint32_t length = request.length(plan.chunk_tokens);
+    const std::uint64_t blocks = blocks_over(*request.request, length, tokens_per_block) - request.full;
+    return blocks - (match.way == PartialWay::none ? 0 : request.partial_copies(tokens_per_block));
 }
 
 std::size_t AdmissionPlanner::within_budget(std::optional<std::uint64_t> tokens_new_max) const {
     std::uint64_t tokens_left = tokens_new_max.value_or(~std::uint64_t{0});
     std::size_t count = 0;
-    while (count < plan_.requests.size() && plan_.requests[count].tokens_new() <= tokens_left) {
-        tokens_left -= plan_.requests[count++].tokens_new();
+    const auto tokens_now = [&](const RequestPlan& plan) { return plan.length(plan_.chunk_tokens) - plan.reuse; };
+    while (count < plan_.requests.size() && tokens_now(plan_.requests[count]) <= tokens_left) {
+        tokens_left -= tokens_now(plan_.requests[count++]);
     }
     return count;
 }
@@ -57,8 +59,7 @@ std::vector<std::uint64_t> AdmissionPlanner::slots_taken(const State& state, std
     begin_marking(state);
     std::vector<std::uint64_t> out;
     for (const Window& window : state.windows) {
-        const Room room = room_without_copies(window, count);
-        out.push_back(room.needed + (window.allocatable() - room.free));
+        out.push_back(room_without_copies(window, count).taken);
         for (const RequestPlan& plan : std::span(plan_.requests).first(count)) {
             if (const WindowMatch& match = match_of(plan, window.index); locks_evictable(window, match)) {
                 mark(window.index, match.source) = serial_;
@@ -81,7 +82,7 @@ bool AdmissionPlanner::may_be_short(const State& state, std::size_t count) const
 // What all claims and takeovers take, and what copies take beyond their sources. What is served is marked.
 AdmissionPlanner::Room AdmissionPlanner::room_without_copies(const Window& window, std::size_t count) {
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
-    Room room{.needed = 0, .free = window.allocatable()};
+    Room room{.needed = 0, .free = window.there()};
     const auto take = [&](BlockIndex block) {
         if (marked(window.index, block)) {
             return false;
@@ -94,15 +95,19 @@ AdmissionPlanner::Room AdmissionPlanner::room_without_copies(const Window& windo
         for (const BlockIndex block : plan_.held_claims(plan, window.index)) {
             room.needed += take(block) && window.blocks[block].host_only() ? 1 : 0;
         }
-        const WindowMatch& matched = plan_.match(plan, window.index);
-        room.needed += blocks_new(plan, matched, tokens_per_block);
-        room.needed += matched.way == PartialWay::copy ? plan.partial_copies(tokens_per_block) : 0;
+        const std::uint64_t own = blocks_over(*plan.request, plan.request->num_tokens(), tokens_per_block) - plan.full;
+        room.needed += std::min(own, chunk::blocks_at_most(window, *plan.request, plan_.chunk_tokens));
+        room.needed -= plan_.match(plan, window.index).way == PartialWay::take_over ? 1 : 0;
     }
     for (const RequestPlan& plan : std::span(plan_.requests).first(count)) {
         if (const WindowMatch& matched = plan_.match(plan, window.index); matched.way == PartialWay::take_over) {
             take(matched.source);
         }
     }
+    room.taken = room.needed + (window.there() - room.free);
+    room.needed +=
+        window.slots_kept - std::min(window.slots_kept, room.free);  // what is claimed may be all that is not kept
+    room.free -= std::min(window.slots_kept, room.free);
     return room;
 }
 

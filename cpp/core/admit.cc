@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/chunk.h"
 #include "core/hold.h"
 #include "core/pause_point.h"
 #include "core/retain.h"
@@ -55,11 +56,10 @@ class Batch {
 
   private:
     void claim_all(const RequestPlan& plan, Sequence& sequence);
-    void claim_window(const RequestPlan& plan, HeldBlocks& held, Window& window);
+    void claim_window(const RequestPlan& plan, Sequence& sequence, Window& window);
     Admission place_all(const RequestPlan& plan, Sequence& sequence);
-    void place_window(const RequestPlan& plan, HeldBlocks& held, Window& window);
+    void place_window(const RequestPlan& plan, Sequence& sequence, Window& window);
     void copy_partial(const RequestPlan& plan, HeldBlocks& held, Window& window);
-    void add_new(const Request& request, HeldBlocks& held, Window& window);
     BlockIndex allocate(const Request& request, Window& window, std::uint32_t position);
     RequestStats count(const RequestPlan& plan, const Admission& admission);
 
@@ -76,15 +76,17 @@ class Batch {
 
 // Takes every block that the plan counts on out of eviction's reach, for the whole batch before any of it allocates.
 void Batch::claim_all(const RequestPlan& plan, Sequence& sequence) {
-    sequence.length = plan.request->num_tokens();
+    sequence.length = plan.length(plan_.chunk_tokens);
     sequence.computed = plan.reuse;
+    sequence.claimed = plan.full;
     for (Window& window : state_.windows) {
-        claim_window(plan, sequence.windows[window.index], window);
+        claim_window(plan, sequence, window);
     }
 }
 
-void Batch::claim_window(const RequestPlan& plan, HeldBlocks& held, Window& window) {
+void Batch::claim_window(const RequestPlan& plan, Sequence& sequence, Window& window) {
     const Request& request = *plan.request;
+    HeldBlocks& held = sequence.windows[window.index];
     const std::uint32_t tokens_per_block = state_.tokens_per_block();
     const WindowMatch& match = plan_.match(plan, window.index);
     held.left = match.hold_begin;
@@ -99,6 +101,12 @@ void Batch::claim_window(const RequestPlan& plan, HeldBlocks& held, Window& wind
             }
         }
         held.append(0, block);
+    }
+    if (state_.config.block_reuse && window.tree.by_prefix()) {
+        StoreCursor& cursor = sequence.cursors[window.index];
+        cursor.position = plan.full;
+        cursor.prefix =
+            plan.full == 0 ? window.tree.beginning(request.identity) : window.tree.behind(held.shared.back());
     }
     if (match.way == PartialWay::take_over) {
         const auto [priority, duration_ms] = request.block_retention(plan.full * tokens_per_block);
@@ -115,25 +123,29 @@ Admission Batch::place_all(const RequestPlan& plan, Sequence& sequence) {
     const std::uint64_t onboarded_before = state_.current.blocks_onboarded;
     for (Window& window : state_.windows) {
         const WindowMatch& match = plan_.match(plan, window.index);
-        place_window(plan, sequence.windows[window.index], window);
+        place_window(plan, sequence, window);
+        transfer::wait_for_blocks(state_, window, sequence, plan.full + 1);
         out.blocks_reused += plan.full + (match.way == PartialWay::none ? 0 : 1);
-        out.blocks_new += blocks_new(plan, match, state_.tokens_per_block());
+        out.blocks_new += blocks_new(plan_, plan, match, state_.tokens_per_block());
     }
     out.blocks_onboarded = state_.current.blocks_onboarded - onboarded_before;
     sequence.stats = count(plan, out);
     return out;
 }
 
-void Batch::place_window(const RequestPlan& plan, HeldBlocks& held, Window& window) {
+void Batch::place_window(const RequestPlan& plan, Sequence& sequence, Window& window) {
     for (const BlockIndex block : plan_.held_claims(plan, window.index)) {
         if (window.blocks[block].host_only()) {
             transfer::onboard(state_, window, block);
         }
     }
     if (plan_.match(plan, window.index).way == PartialWay::copy) {
-        copy_partial(plan, held, window);
+        copy_partial(plan, sequence.windows[window.index], window);
     }
-    add_new(*plan.request, held, window);
+    chunk::reserve(state_, window, sequence, sequence.length);
+    if (sequence.length < sequence.prompt_length()) {
+        chunk::keep(window, sequence, chunk::blocks_at_most(window, *plan.request, plan_.chunk_tokens));
+    }
 }
 
 void Batch::copy_partial(const RequestPlan& plan, HeldBlocks& held, Window& window) {
@@ -146,22 +158,6 @@ void Batch::copy_partial(const RequestPlan& plan, HeldBlocks& held, Window& wind
         const BlockIndex block = allocate(*plan.request, window, plan.full);
         transfer::copy_prefix(state_, window, source, block, plan.reuse % state_.tokens_per_block());
         held.append(beam, block);
-    }
-}
-
-// Blocks for the rest of the prompt: the beams share the full ones.
-void Batch::add_new(const Request& request, HeldBlocks& held, Window& window) {
-    const std::uint32_t full_prompt = request.num_tokens() / state_.tokens_per_block();
-    while (held.shared.size() < full_prompt) {
-        held.append(0, allocate(request, window, static_cast<std::uint32_t>(held.shared.size())));
-    }
-    if (request.beam_width > 1 && held.tails.empty()) {
-        held.tails.resize(request.beam_width);
-    }
-    if (held.size() * state_.tokens_per_block() < request.num_tokens()) {
-        for (std::uint32_t beam = 0; beam < request.beam_width; ++beam) {
-            held.append(beam, allocate(request, window, full_prompt));
-        }
     }
 }
 
@@ -194,13 +190,14 @@ RequestStats Batch::count(const RequestPlan& plan, const Admission& admission) {
 }  // namespace
 
 BatchAdmission batch(State& state, AdmissionPlanner& planner, std::span<const RequestPtr> requests,
-                     std::optional<std::uint64_t> tokens_new_max) {
+                     std::optional<std::uint64_t> tokens_new_max, std::uint32_t chunk_tokens) {
+    chunk::check(chunk_tokens);
     check_requests(state, requests);
-    const AdmissionPlan* plan = &planner.match(state, requests);
+    const AdmissionPlan* plan = &planner.match(state, requests, chunk_tokens);
     std::size_t count = planner.fit(state, tokens_new_max);
     if (count == 0 &&
         requests.size() > 1) {  // beside others the first may lose what it was promised: alone it does not
-        plan = &planner.match(state, requests.first(1));
+        plan = &planner.match(state, requests.first(1), chunk_tokens);
         count = planner.fit(state, tokens_new_max);
     }
     BatchAdmission out{.admitted = Batch(state, *plan).apply(requests.first(count)), .deferred = {}};
@@ -210,8 +207,10 @@ BatchAdmission batch(State& state, AdmissionPlanner& planner, std::span<const Re
     return out;
 }
 
-PrefixReuse analyze(const State& state, AdmissionPlanner& planner, const RequestPtr& request) {
-    const AdmissionPlan& plan = planner.match(state, {&request, 1});
+PrefixReuse analyze(const State& state, AdmissionPlanner& planner, const RequestPtr& request,
+                    std::uint32_t chunk_tokens) {
+    chunk::check(chunk_tokens);
+    const AdmissionPlan& plan = planner.match(state, {&request, 1}, chunk_tokens);
     planner.try_fit(state, 1);  // a request that does not fit at all may be told what it would find
     const RequestPlan& alone = plan.requests.front();
     PrefixReuse reuse{.tokens = alone.reuse};
@@ -219,7 +218,11 @@ PrefixReuse analyze(const State& state, AdmissionPlanner& planner, const Request
         const auto count = [&](BlockIndex block) {
             ++(window.blocks[block].has(kPrimary) ? reuse.blocks_primary : reuse.blocks_host);
         };
-        std::ranges::for_each(plan.claims(alone, window.index), count);
+        for (const BlockIndex block : plan.claims(alone, window.index)) {
+            if (block != kNone) {
+                count(block);
+            }
+        }
         if (const WindowMatch& match = plan.match(alone, window.index); match.way != PartialWay::none) {
             count(match.source);
         }

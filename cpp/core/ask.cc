@@ -5,6 +5,9 @@
 #include <string>
 #include <unordered_map>
 
+#include "core/chunk.h"
+#include "core/grow.h"
+
 namespace kvfix::ask {
 namespace {
 
@@ -24,16 +27,31 @@ std::uint64_t blocks_behind(std::uint64_t length, std::uint64_t count, std::uint
     return blocks(length + count) - blocks(length);
 }
 
+// As growth takes them, of any count.
+std::uint64_t blocks_taken(const Sequence& sequence, std::uint64_t count, std::uint32_t tokens_per_block) {
+    const std::uint32_t of_prompt = sequence.values_begin() - sequence.length;
+    if (count > of_prompt) {
+        return grow::blocks_taken(sequence, of_prompt, tokens_per_block) +
+               blocks_behind(sequence.values_begin(), count - of_prompt, tokens_per_block) * sequence.beam_width();
+    }
+    return grow::blocks_taken(sequence, static_cast<std::uint32_t>(count), tokens_per_block);
+}
+
 }  // namespace
 
 std::vector<std::uint64_t> blocks_to_admit(const State& state, AdmissionPlanner& planner, const RequestPtr& request,
-                                           std::uint32_t tokens_new_max) {
-    planner.match(state, {&request, 1});
+                                           std::uint32_t tokens_new_max, std::uint32_t chunk_tokens) {
+    chunk::check(chunk_tokens);
+    const RequestPlan& plan = planner.match(state, {&request, 1}, chunk_tokens).requests.front();
     planner.try_fit(state, 1);
     std::vector<std::uint64_t> out = planner.slots_taken(state, 1);
-    const std::uint64_t grown = blocks_behind(request->num_tokens(), tokens_new_max, state.tokens_per_block());
-    for (std::uint64_t& blocks : out) {
-        blocks += grown * request->beam_width;
+    const std::uint64_t own = blocks_over(*request, request->num_tokens(), state.tokens_per_block()) - plan.full;
+    const std::uint64_t grown =
+        blocks_behind(request->num_tokens(), tokens_new_max, state.tokens_per_block()) * request->beam_width;
+    for (const Window& window : state.windows) {
+        const std::uint64_t most = chunk::blocks_at_most(window, *request, chunk_tokens);
+        const bool rolls = most < (own + grown) / request->beam_width;  // each beam may fill the window
+        out[window.index] += rolls ? most * request->beam_width - std::min(own, most) : grown;
     }
     return out;
 }
@@ -45,22 +63,28 @@ std::uint64_t blocks_to_grow(const State& state, std::span<const RequestId> ids,
                                     std::to_string(counts.size()) + " counts");
     }
     check_each_once(ids, "blocks_to_grow");
-    std::uint64_t out = 0;
+    std::vector<std::uint64_t> out(state.windows.size());
     for (std::size_t i = 0; i < ids.size(); ++i) {
         const Sequence& sequence = state.sequences.at(ids[i]);
-        out += blocks_behind(sequence.length, counts[i], state.tokens_per_block()) * sequence.beam_width();
+        const std::uint64_t needed = blocks_taken(sequence, counts[i], state.tokens_per_block());
+        for (const Window& window : state.windows) {
+            out[window.index] += needed - std::min<std::uint64_t>(needed, sequence.windows[window.index].kept);
+        }
     }
-    return out;
+    return std::ranges::max(out);
 }
 
 std::vector<std::uint64_t> free_blocks_without(const State& state, std::span<const RequestId> ids) {
     check_each_once(ids, "free_blocks_without");
     std::vector<std::uint64_t> out;
     for (const Window& window : state.windows) {
-        std::uint64_t blocks_free = window.allocatable();
+        std::uint64_t blocks_free = window.there();
+        std::uint64_t kept = window.slots_kept;
         std::unordered_map<BlockIndex, std::uint32_t> owners_gone;
         for (const RequestId id : ids) {
-            state.sequences.at(id).windows[window.index].for_each([&](BlockIndex block) {
+            const HeldBlocks& held = state.sequences.at(id).windows[window.index];
+            kept -= held.kept;
+            held.for_each([&](BlockIndex block) {
                 const Block& record = window.blocks[block];
                 const bool held_otherwise =
                     record.pins[kPrimary] != 0 || record.locks[kPrimary] != 0 || record.in_flight(kPrimary);
@@ -69,7 +93,7 @@ std::vector<std::uint64_t> free_blocks_without(const State& state, std::span<con
                 }
             });
         }
-        out.push_back(blocks_free);
+        out.push_back(blocks_free - std::min(blocks_free, kept));
     }
     return out;
 }

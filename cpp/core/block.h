@@ -50,6 +50,7 @@ struct alignas(64) Block {
     bool has_extras : 1 = false;
     bool has_duration : 1 = false;
     bool changed : 1 = false;  // since the digest last looked at it
+    bool outside : 1 = false;  // whoever held it last went on without it: the window had left it
 
     bool in_flight(std::size_t tier) const { return (flights >> tier & 1U) != 0; }
     void begin_flight(std::size_t tier) { flights = (flights | 1U << tier) & 3U; }

@@ -17,7 +17,7 @@ BlockHasher::BlockHasher(const Secret& seed, std::uint32_t bits)
 BlockHash BlockHasher::root(std::string_view identity) const {
     SipHash hash(key_);
     hash.add(0);
-    return cut(hash.end(identity));
+    return hash.end(identity);
 }
 
 BlockHash BlockHasher::block(const BlockHash& parent, std::span<const TokenId> tokens, std::string_view extras) const {
@@ -29,7 +29,7 @@ BlockHash BlockHasher::block(const BlockHash& parent, std::span<const TokenId> t
     if (tokens.size() % 2 != 0) {
         hash.add(static_cast<std::uint32_t>(tokens.back()));
     }
-    return cut(hash.end(extras));
+    return hash.end(extras);
 }
 
 }  // namespace kvfix

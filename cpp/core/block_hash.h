@@ -7,7 +7,8 @@
 //
 // n and 0 are 64-bit words, `parent` the 16 bytes of the parent's hash, tokens 32-bit words padded with zeros to whole 64-bit
 // words; all little-endian. No two contents give one message, and the first word keeps a root apart from a block whatever a
-// tenant's salt spells. Reuse never trusts a hash: candidates are compared by parent and content.
+// tenant's salt spells. Reuse compares candidates by parent and content; only in a window, where what a block follows may have gone,
+// does its hash stand for it.
 #pragma once
 
 #include <cstdint>
@@ -25,15 +26,15 @@ inline constexpr std::uint32_t kBlockHashBits = 128;
 
 class BlockHasher {
   public:
-    // Fewer than kBlockHashBits force collisions: a test instrument.
+    // Of what is shown, fewer than kBlockHashBits force collisions: a test instrument.
     explicit BlockHasher(const Secret& seed, std::uint32_t bits = kBlockHashBits);
 
     BlockHash root(std::string_view identity) const;
     BlockHash block(const BlockHash& parent, std::span<const TokenId> tokens, std::string_view extras) const;
 
-  private:
-    BlockHash cut(const BlockHash& hash) const { return {hash.first & mask_.first, hash.second & mask_.second}; }
+    BlockHash shown(const BlockHash& hash) const { return {hash.first & mask_.first, hash.second & mask_.second}; }
 
+  private:
     Secret key_;
     BlockHash mask_;
 };

@@ -47,19 +47,20 @@ BlockManager::BlockManager(BlockManagerConfig config)
 // ------------------------------------------------------------------------------------------------ sequences
 
 BatchAdmission BlockManager::add_sequence_batch(std::span<const RequestPtr> requests,
-                                                std::optional<std::uint64_t> tokens_new_max) {
+                                                std::optional<std::uint64_t> tokens_new_max,
+                                                std::optional<std::uint32_t> chunk_tokens) {
     const ManagerGuard guard(mutex_);
-    return admit::batch(state_, planner_, requests, tokens_new_max);
+    return admit::batch(state_, planner_, requests, tokens_new_max, chunk_tokens.value_or(kNone));
 }
 
-Admission BlockManager::add_sequence(const RequestPtr& request) {
+Admission BlockManager::add_sequence(const RequestPtr& request, std::optional<std::uint32_t> chunk_tokens) {
     const ManagerGuard guard(mutex_);
-    return admit::batch(state_, planner_, {&request, 1}, std::nullopt).admitted.front();
+    return admit::batch(state_, planner_, {&request, 1}, std::nullopt, chunk_tokens.value_or(kNone)).admitted.front();
 }
 
-PrefixReuse BlockManager::analyze_prefix_reuse(const RequestPtr& request) {
+PrefixReuse BlockManager::analyze_prefix_reuse(const RequestPtr& request, std::optional<std::uint32_t> chunk_tokens) {
     const ManagerGuard guard(mutex_);
-    return admit::analyze(state_, planner_, request);
+    return admit::analyze(state_, planner_, request, chunk_tokens.value_or(kNone));
 }
 
 void BlockManager::add_tokens(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
@@ -178,9 +179,10 @@ void BlockManager::copy_batch_block_offsets(const OffsetTable& output, std::span
 
 // ------------------------------------------------------------------------------------------------ questions
 
-std::vector<std::uint64_t> BlockManager::blocks_to_admit(const RequestPtr& request, std::uint32_t tokens_new_max) {
+std::vector<std::uint64_t> BlockManager::blocks_to_admit(const RequestPtr& request, std::uint32_t tokens_new_max,
+                                                         std::optional<std::uint32_t> chunk_tokens) {
     const ManagerGuard guard(mutex_);
-    return ask::blocks_to_admit(state_, planner_, request, tokens_new_max);
+    return ask::blocks_to_admit(state_, planner_, request, tokens_new_max, chunk_tokens.value_or(kNone));
 }
 
 std::uint64_t BlockManager::blocks_to_grow(std::span<const RequestId> ids,

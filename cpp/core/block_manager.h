@@ -32,12 +32,14 @@ class BlockManager {
 
     const BlockManagerConfig& config() const { return state_.config; }
 
-    BatchAdmission add_sequence_batch(std::span<const RequestPtr> requests,
-                                      std::optional<std::uint64_t> tokens_new_max);
-    Admission add_sequence(const RequestPtr& request);
-    PrefixReuse analyze_prefix_reuse(const RequestPtr& request);
+    BatchAdmission add_sequence_batch(std::span<const RequestPtr> requests, std::optional<std::uint64_t> tokens_new_max,
+                                      std::optional<std::uint32_t> chunk_tokens = std::nullopt);
+    Admission add_sequence(const RequestPtr& request, std::optional<std::uint32_t> chunk_tokens = std::nullopt);
+    PrefixReuse analyze_prefix_reuse(const RequestPtr& request,
+                                     std::optional<std::uint32_t> chunk_tokens = std::nullopt);
 
-    // counts[i] more positions for ids[i]; tokens, if any, are the values of all of them in order. computed[i], if any: leading
+    // counts[i] more positions for ids[i], those of a prompt that was admitted in chunks first; tokens, if any, are the values of
+    // all of them behind the prompts, in order. computed[i], if any: leading
     // positions of ids[i], of those that it had before, whose values are in the cache by now.
     void add_tokens(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
                     std::optional<std::span<const TokenId>> tokens,
@@ -81,7 +83,8 @@ class BlockManager {
                                   std::size_t row_begin, OffsetScale scale) const;
 
     // What a scheduler asks before it decides; nothing changes. Window by window, ascending.
-    std::vector<std::uint64_t> blocks_to_admit(const RequestPtr& request, std::uint32_t tokens_new_max);
+    std::vector<std::uint64_t> blocks_to_admit(const RequestPtr& request, std::uint32_t tokens_new_max,
+                                               std::optional<std::uint32_t> chunk_tokens = std::nullopt);
     std::uint64_t blocks_to_grow(std::span<const RequestId> ids, std::span<const std::uint32_t> counts) const;
     std::vector<std::uint64_t> free_blocks_without(std::span<const RequestId> ids) const;
     std::uint32_t get_token_count(RequestId id) const;

@@ -1,8 +1,10 @@
 #include "core/commit.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/block_hash.h"
+#include "core/chunk.h"
 #include "core/grow.h"
 #include "core/pin.h"
 #include "core/steps.h"
@@ -20,12 +22,17 @@ std::vector<BlockId> blocks(State& state, RequestId id, bool pin, std::optional<
     }
     learn_told(sequence, tokens, computed);
     for (Window& window : state.windows) {
-        store::full_blocks(state, window, sequence, sequence.storable());
-        const std::uint32_t entered = sequence.cursors[window.index].position * state.tokens_per_block();
-        sequence.committed = std::max(sequence.committed, entered);
+        if (!sequence.windows[window.index].rolls) {
+            store::full_blocks(state, window, sequence, sequence.storable());
+            const std::uint32_t entered = sequence.cursors[window.index].position * state.tokens_per_block();
+            sequence.committed = std::max(sequence.committed, entered);
+        }
     }
     std::vector<BlockId> pinned = pin ? pin::held(state, sequence) : std::vector<BlockId>{};
     grow::leave_windows(state, sequence);
+    for (Window& window : state.windows) {
+        chunk::settle(window, sequence);
+    }
     return pinned;
 }
 
@@ -43,7 +50,11 @@ std::vector<BlockHash> hashes(State& state, RequestId id) {
         sequence.hashes.push_back(
             hasher.block(above, tokens, sequence.request->block_extras(begin, begin + tokens_per_block)));
     }
-    return sequence.hashes;
+    std::vector<BlockHash> shown;
+    shown.reserve(sequence.hashes.size());
+    std::ranges::transform(sequence.hashes, std::back_inserter(shown),
+                           [&](const BlockHash& hash) { return hasher.shown(hash); });
+    return shown;
 }
 
 }  // namespace kvfix::commit

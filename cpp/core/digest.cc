@@ -59,7 +59,10 @@ std::uint64_t digest_of_sequence(Sequence& sequence) {
     digest.mix(sequence.grown_digest.value());
     digest.mix(std::uint64_t{sequence.committed} << 1 | (sequence.suspended ? 1 : 0));
     mix_numbers(digest, sequence.stats);
+    digest.mix(sequence.claimed);
     for (const HeldBlocks& held : sequence.windows) {
+        digest.mix(std::uint64_t{held.kept} << 32 | held.room);
+        digest.mix(held.rolls ? 1U : 0U);
         digest.mix(std::uint64_t{held.left} << 32 | held.size());
         digest.mix(held.digest.value());
     }
@@ -95,12 +98,13 @@ std::uint64_t digest_of_block(const Window& window, BlockIndex block) {
         const std::string_view identity =
             is_root(record.parent) ? std::string_view(window.tree.identity_of(record.parent)) : std::string_view();
         digest.mix(digest_of(identity, window.blocks.content(block), window.blocks.extras(block)));
+        digest.mix(window.tree.prefix_of(record.parent).hash.first);
     }
     digest.mix(std::uint64_t{number(record.slot[kPrimary])} << 32 | number(record.slot[kHost]));
     digest.mix(std::uint64_t{record.pins[kPrimary]} << 32 | record.pins[kHost]);
     digest.mix(std::uint64_t{record.locks[kPrimary]} << 32 | record.locks[kHost]);
-    const unsigned flags =
-        (record.in_flight(kPrimary) ? 1U : 0U) | (record.in_flight(kHost) ? 2U : 0U) | (record.undelivered ? 4U : 0U);
+    const unsigned flags = (record.in_flight(kPrimary) ? 1U : 0U) | (record.in_flight(kHost) ? 2U : 0U) |
+                           (record.undelivered ? 4U : 0U) | (record.outside ? 8U : 0U);
     digest.mix(std::uint64_t{record.owners} << 32 | std::uint64_t{record.priority} << 8 | flags);
     if (record.has_duration) {
         digest.mix(window.clocks.duration_ms.at(block));

@@ -17,8 +17,8 @@ bool evict_host(State& state, Window& window) {
         drop_host_copy(window, copy);
         return true;
     }
-    const BlockIndex victim =
-        window.host_only_queue.victim([&](BlockIndex block) { return window.blocks[block].children != kNone; });
+    const BlockIndex victim = window.host_only_queue.victim(
+        [&](BlockIndex block) { return window.waits(block) && window.tree.has_children(block); });
     if (victim == kNone) {
         return false;
     }
@@ -57,8 +57,8 @@ void queue_offload(State& state, Window& window, BlockIndex victim, SlotIndex sl
 }
 
 void evict_primary(State& state, Window& window) {
-    const BlockIndex victim =
-        window.primary_queue.victim([&](BlockIndex block) { return window.blocks[block].children_primary != 0; });
+    const BlockIndex victim = window.primary_queue.victim(
+        [&](BlockIndex block) { return window.waits(block) && window.tree.children_primary(block) != 0; });
     check(victim != kNone, "a primary block is needed and none can be evicted");
     prefetch_victims(window, victim);
     KVFIX_PAUSE("evict.picked");
@@ -91,15 +91,16 @@ void unlink(State& state, Window& window, BlockIndex block) {
     if (window.has_host() && window.host_redundant_queue.contains(block)) {
         window.host_redundant_queue.remove(block);
     }
-    const ParentRef parent = window.tree.remove(block);
-    if (is_root(parent)) {
+    const BlockIndex parent = window.tree.block_of(window.blocks[block].parent);
+    window.tree.remove(block);
+    if (parent == kNone) {
         return;
     }
-    if (window.blocks[parent.block()].children_primary == 0) {
-        window.primary_queue.unpark(parent.block());
+    if (window.tree.children_primary(parent) == 0) {
+        window.primary_queue.unpark(parent);
     }
-    if (window.has_host() && window.blocks[parent.block()].children == kNone) {
-        window.host_only_queue.unpark(parent.block());
+    if (window.has_host() && !window.tree.has_children(parent)) {
+        window.host_only_queue.unpark(parent);
     }
 }
 
@@ -131,14 +132,16 @@ SlotIndex detach_primary(Window& window, BlockIndex block) {
     }
     const SlotIndex slot = record.slot[kPrimary];
     record.slot[kPrimary] = kNone;
-    if (record.in_tree && !is_root(record.parent) && --window.blocks[record.parent.block()].children_primary == 0) {
-        window.primary_queue.unpark(record.parent.block());
+    if (record.in_tree) {
+        if (const BlockIndex parent = window.tree.lose_primary(block); parent != kNone) {
+            window.primary_queue.unpark(parent);
+        }
     }
     return slot;
 }
 
 std::uint64_t drop(State& state, Window& window, BlockIndex block) {
-    if (window.blocks[block].children == kNone) {
+    if (window.tree.by_prefix() || window.blocks[block].children == kNone) {
         unlink(state, window, block);
         review(state, window, block);
         return 1;

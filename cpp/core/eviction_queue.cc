@@ -15,23 +15,32 @@ std::uint32_t lowest(const std::array<std::uint64_t, 2>& set) {
 }  // namespace
 
 EvictionQueue::EvictionQueue(std::uint32_t blocks)
-    : blocks_(blocks),
+    : owned_links_(std::size_t{blocks} + std::size_t{2} * kEnds),
+      links_(owned_links_.data()),
+      blocks_(blocks),
+      queue_(kFirst),
       ready_{.ends = blocks, .listed = {}, .late = {}},
-      parked_{.ends = blocks + kPriorities, .listed = {}, .late = {}},
-      links_(std::size_t{blocks} + std::size_t{2} * kPriorities) {
-    for (std::size_t i = 0; i < links_.size(); ++i) {
+      parked_{.ends = blocks + kPriorities, .listed = {}, .late = {}} {
+    for (std::size_t i = 0; i < owned_links_.size(); ++i) {
         const auto self = static_cast<std::uint32_t>(i);
         links_[i] = Link{self, self, 0, kNowhere, 0};
     }
 }
 
+EvictionQueue::EvictionQueue(EvictionQueue& first)
+    : links_(first.links_),
+      blocks_(first.blocks_),
+      queue_(kSecond),
+      ready_{.ends = first.blocks_ + kEnds, .listed = {}, .late = {}},
+      parked_{.ends = first.blocks_ + kEnds + kPriorities, .listed = {}, .late = {}} {}
+
 void EvictionQueue::push(BlockIndex block, Priority priority) {
-    check(!contains(block), "a block enters an eviction queue twice");
     Link& link = links_[number(block)];
+    check(link.place == kNowhere, "a block enters an eviction queue while it stands in one");
     link.entered = ++entries_ & kEnteredMask;
     link.priority = priority & 0x7fU;
     digest_.add(member(block));
-    enter(block, kReady);
+    enter(block, false);
     ++size_;
 }
 
@@ -43,16 +52,16 @@ void EvictionQueue::remove(BlockIndex block) {
 }
 
 void EvictionQueue::unpark(BlockIndex block) {
-    if (links_[number(block)].place == kParked) {
+    if (is_parked(links_[number(block)])) {
         leave(block);
-        enter(block, kReady);
+        enter(block, false);
     }
 }
 
-void EvictionQueue::enter(BlockIndex block, Place place) {
-    Lane& to = lane(place);
+void EvictionQueue::enter(BlockIndex block, bool parked) {
+    Lane& to = parked ? parked_ : ready_;
     Link& link = links_[number(block)];
-    link.place = place & 3U;
+    link.place = (2U * queue_ + (parked ? 1U : 0U)) & 7U;
     const std::uint32_t priority = link.priority;
     const std::uint32_t end = to.ends + priority;
     const std::uint32_t last = links_[end].prev;
@@ -71,7 +80,7 @@ void EvictionQueue::enter(BlockIndex block, Place place) {
 
 void EvictionQueue::leave(BlockIndex block) {
     Link& link = links_[number(block)];
-    Lane& from = lane(static_cast<Place>(link.place));
+    Lane& from = is_parked(link) ? parked_ : ready_;
     link.place = kNowhere;
     if (link.next == kNone) {
         from.late.remove(link.prev,
@@ -98,7 +107,7 @@ BlockIndex EvictionQueue::first(const Lane& from) const {
 std::vector<BlockIndex> EvictionQueue::in_order() const {
     std::vector<BlockIndex> out;
     out.reserve(size_);
-    for (std::size_t end = blocks_; end < links_.size(); ++end) {
+    for (std::uint32_t end = ready_.ends; end < ready_.ends + kEnds; ++end) {
         for (std::uint32_t at = links_[end].next; at != end; at = links_[at].next) {
             out.push_back(BlockIndex{at});
         }

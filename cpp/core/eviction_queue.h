@@ -20,10 +20,16 @@ namespace kvfix {
 class EvictionQueue {
   public:
     explicit EvictionQueue(std::uint32_t blocks);
+    // Of the same blocks, each of which stands in at most one of the two at a time: its links, 16 bytes, are there once. The first
+    // queue must outlive this one, and none of them moves.
+    static EvictionQueue beside(EvictionQueue& first) { return EvictionQueue(first); }
+    EvictionQueue(const EvictionQueue&) = delete;
+    EvictionQueue& operator=(const EvictionQueue&) = delete;
+    ~EvictionQueue() = default;
 
     void push(BlockIndex block, Priority priority);
     void remove(BlockIndex block);
-    bool contains(BlockIndex block) const { return links_[number(block)].place != kNowhere; }
+    bool contains(BlockIndex block) const { return links_[number(block)].place / 2 == queue_; }
     std::uint32_t size() const { return size_; }
     // The block has become childless: it takes its turn again.
     void unpark(BlockIndex block);
@@ -48,16 +54,20 @@ class EvictionQueue {
 
   private:
     static constexpr std::uint32_t kPriorities = kPriorityMax + 1U;
-    static constexpr unsigned kEnteredBits = 55;  // a thousand years of a million entries a second
+    static constexpr std::uint32_t kEnds = 2 * kPriorities;  // of one queue's lists
+    static constexpr unsigned kEnteredBits = 54;             // five hundred years of a million entries a second
     static constexpr std::uint64_t kEnteredMask = (std::uint64_t{1} << kEnteredBits) - 1;
 
-    enum Place : std::uint8_t { kNowhere, kReady, kParked };
+    // Where a block stands: twice the number of its queue, and one more where it is parked.
+    static constexpr std::uint8_t kNowhere = 0;
+    static constexpr std::uint8_t kFirst = 1;  // queues that share links
+    static constexpr std::uint8_t kSecond = 2;
 
     struct Link {
         std::uint32_t prev;                    // a link; in a heap: the position there
         std::uint32_t next;                    // a link; in a heap: kNone
         std::uint64_t entered : kEnteredBits;  // order of entry; lists ascend in it
-        std::uint64_t place : 2;
+        std::uint64_t place : 3;
         std::uint64_t priority : 7;
     };
 
@@ -72,20 +82,23 @@ class EvictionQueue {
         const Link& link = links_[number(block)];
         return std::uint64_t{link.priority} << kEnteredBits | link.entered;
     }
-    Lane& lane(Place place) { return place == kParked ? parked_ : ready_; }
+    explicit EvictionQueue(EvictionQueue& first);
+    bool is_parked(const Link& link) const { return link.place == 2U * queue_ + 1; }
     std::uint64_t member(BlockIndex block) const { return digest_of_words(block, key(block)); }
-    void enter(BlockIndex block, Place place);
+    void enter(BlockIndex block, bool parked);
     void leave(BlockIndex block);
     BlockIndex first(const Lane& lane) const;
     std::vector<BlockIndex> in_order() const;
 
+    std::vector<Link> owned_links_;  // of the blocks, by their numbers, and behind them the lists' ends of both queues
+    Link* links_;
     std::uint32_t blocks_;
+    std::uint8_t queue_;
     std::uint32_t size_ = 0;
     std::uint64_t entries_ = 0;
     SetDigest digest_;
     Lane ready_;
     Lane parked_;
-    std::vector<Link> links_;  // of the blocks, by their numbers, and behind them the lists' ends
 };
 
 template <class IsParent>
@@ -95,7 +108,7 @@ BlockIndex EvictionQueue::victim(IsParent&& is_parent) {
             return next;
         }
         leave(next);
-        enter(next, kParked);
+        enter(next, true);
     }
     return first(parked_);
 }

@@ -4,12 +4,18 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/chunk.h"
 #include "core/errors.h"
 #include "core/hold.h"
 #include "core/store.h"
 
 namespace kvfix::grow {
 namespace {
+
+// Leading blocks that no position from `computed` on looks back to.
+std::uint32_t blocks_behind(const Window& window, std::uint32_t computed) {
+    return computed > window.reach() ? (computed - window.reach()) / window.blocks.tokens_per_block() : 0;
+}
 
 void check_sizes(std::size_t ids, std::size_t counts, std::size_t computed) {
     const auto check_size = [ids](std::size_t size, const char* what) {
@@ -22,7 +28,17 @@ void check_sizes(std::size_t ids, std::size_t counts, std::size_t computed) {
     check_size(computed, " numbers of computed positions");
 }
 
-void check_step(const Step& step, bool has_tokens) {
+// Of the step's positions, those behind the prompt. Without `chunked` every prompt is reserved to its end. More than there can be are
+// refused by check_step().
+std::uint32_t values_of(const Step& step, bool chunked) {
+    if (!chunked) [[likely]] {
+        return step.count;
+    }
+    const std::uint32_t prompt = step.sequence->prompt_length();
+    return std::max(step.sequence->length + step.count, prompt) - step.sequence->values_begin();
+}
+
+void check_step(const Step& step, bool has_tokens, bool chunked) {
     const Sequence& sequence = *step.sequence;
     const auto refuse = [&](const std::string& why) {
         throw std::invalid_argument("request " + std::to_string(sequence.id()) + ", " + why);
@@ -31,7 +47,8 @@ void check_step(const Step& step, bool has_tokens) {
         refuse("counts: " + std::to_string(step.count) + " more tokens are over the limit of " +
                std::to_string(kNone / 2));
     }
-    if (has_tokens && step.count != 0 && sequence.known() != sequence.length) {
+    const std::uint32_t values_begin = chunked ? sequence.values_begin() : sequence.length;
+    if (has_tokens && values_of(step, chunked) != 0 && sequence.known() != values_begin) {
         refuse("tokens: positions " + std::to_string(sequence.known()) + " to " + std::to_string(sequence.length) +
                " were grown without values, so later values have no place");
     }
@@ -41,41 +58,84 @@ void check_step(const Step& step, bool has_tokens) {
     check_computed(sequence, step.computed);
 }
 
-void check_tokens(std::span<const TokenId> tokens, std::span<const Step> steps) {
+void check_tokens(std::span<const TokenId> tokens, std::span<const Step> steps, bool chunked) {
     std::uint64_t total = 0;
     for (const Step& step : steps) {
-        total += step.count;
+        total += values_of(step, chunked);
     }
     if (tokens.size() != total) {
         throw std::invalid_argument("add_tokens: " + std::to_string(tokens.size()) + " token values for " +
-                                    std::to_string(total) + " new positions");
+                                    std::to_string(total) + " new positions behind the prompts");
     }
     if (const auto negative = find_negative(tokens)) {
         refuse_negative("add_tokens, tokens", tokens, *negative);
     }
 }
 
+// What leaves in the same call comes back first, then what is kept is taken; the rest is what anybody may have. Where pins hold some of
+// what is kept, whoever comes first is served.
+void check_chunks(const State& state, const Window& window, std::span<const Step> steps) {
+    std::uint64_t kept = 0;
+    std::uint64_t others = 0;
+    for (const Step& step : steps) {
+        const Sequence& sequence = *step.sequence;
+        const std::uint32_t left = blocks_behind(window, std::max(sequence.computed, step.computed));
+        const std::uint64_t needed = blocks_taken(sequence, step.count, state.tokens_per_block());
+        const std::uint64_t beyond = needed - std::min(needed, chunk::blocks_returned(window, sequence, left));
+        const std::uint64_t own = std::min<std::uint64_t>(beyond, sequence.windows[window.index].kept);
+        kept += own;
+        others += beyond - own;
+    }
+    if (others > window.allocatable()) {
+        throw OutOfBlocks(others, window.allocatable(), window.config.window_size);
+    }
+    if (kept > window.there()) {
+        throw OutOfBlocks(kept, window.there(), window.config.window_size);
+    }
+}
+
 void check_capacity(const State& state, std::span<const Step> steps) {
     std::uint64_t needed = 0;
-    for (const auto& [sequence, count, computed] : steps) {
-        const std::uint32_t blocks = ceil_div(sequence->length + count, state.tokens_per_block()) -
-                                     ceil_div(sequence->length, state.tokens_per_block());
-        needed += std::uint64_t{blocks} * sequence->beam_width();
+    for (const Step& step : steps) {
+        const Sequence& sequence = *step.sequence;
+        needed += std::uint64_t{ceil_div(sequence.length + step.count, state.tokens_per_block()) -
+                                ceil_div(sequence.length, state.tokens_per_block())} *
+                  sequence.beam_width();
     }
     for (const Window& window : state.windows) {
-        if (needed > window.allocatable()) {
+        if (window.chunked != 0) {
+            check_chunks(state, window, steps);
+        } else if (needed > window.allocatable()) {
             throw OutOfBlocks(needed, window.allocatable(), window.config.window_size);
         }
     }
 }
 
-void take_step(State& state, const Step& step) {
+// The next chunk of a prompt that was not reserved as a whole. Where the step goes on behind it, growth does.
+void reserve_prompt(State& state, Sequence& sequence, std::uint32_t length) {
+    const std::uint32_t tokens_per_block = state.tokens_per_block();
+    const std::uint64_t blocks = blocks_over(*sequence.request, length, tokens_per_block) -
+                                 blocks_over(*sequence.request, sequence.length, tokens_per_block);
+    for (Window& window : state.windows) {
+        chunk::reserve(state, window, sequence, length);
+        chunk::spend(window, sequence.windows[window.index], blocks);
+    }
+    sequence.length = length;
+    sequence.stats.blocks_new += blocks * state.windows.size();
+    state.current.blocks_new += blocks * state.windows.size();
+}
+
+void take_step(State& state, const Step& step, bool chunked) {
     Sequence& sequence = *step.sequence;
     sequence.computed = std::max(sequence.computed, step.computed);
     leave_windows(state, sequence);
-    const std::uint32_t blocks_before = ceil_div(sequence.length, state.tokens_per_block());
-    sequence.length += step.count;
-    const std::uint32_t blocks = ceil_div(sequence.length, state.tokens_per_block()) - blocks_before;
+    const std::uint32_t length = sequence.length + step.count;
+    if (chunked && sequence.length < sequence.prompt_length()) {
+        reserve_prompt(state, sequence, std::min(length, sequence.prompt_length()));
+    }
+    const std::uint32_t blocks =
+        ceil_div(length, state.tokens_per_block()) - ceil_div(sequence.length, state.tokens_per_block());
+    sequence.length = length;
     if (blocks == 0) {
         return;
     }
@@ -101,7 +161,7 @@ void let_go_shared(State& state, Window& window, Sequence& sequence, std::uint32
     if (record.undelivered || record.in_flight(kPrimary)) {
         sequence.doubtful_from = std::min(sequence.doubtful_from, position);
     }
-    hold::let_go(state, window, block);
+    hold::let_go(state, window, block, true);
 }
 
 // Blocks before `left` will not be read again by this sequence: they stay findable if they can, and are let go.
@@ -110,6 +170,7 @@ void leave(State& state, Window& window, Sequence& sequence, std::uint32_t left)
     if (left <= held.left) {
         return;
     }
+    chunk::give_back(window, held, chunk::blocks_returned(window, sequence, left));
     store::full_blocks(state, window, sequence, std::min(left * state.tokens_per_block(), sequence.storable()));
     for (std::uint32_t position = held.left; position < left; ++position) {
         if (position < held.shared.size()) {
@@ -117,20 +178,15 @@ void leave(State& state, Window& window, Sequence& sequence, std::uint32_t left)
             continue;
         }
         for (std::uint32_t beam = 0; beam < held.tails.size(); ++beam) {
-            hold::let_go(state, window, held.take_away(beam, position));
+            hold::let_go(state, window, held.take_away(beam, position), true);
         }
     }
     held.left = left;
 }
 
-// Leading blocks that no position from `computed` on looks back to.
-std::uint32_t blocks_behind(const State& state, const Window& window, std::uint32_t computed) {
-    return computed > window.reach() ? (computed - window.reach()) / state.tokens_per_block() : 0;
-}
-
 void check_rewind(const State& state, const Sequence& sequence, std::uint32_t count) {
     const std::string who = "request " + std::to_string(sequence.id()) + ", count: ";
-    const std::uint32_t grown = sequence.length - sequence.prompt_length();
+    const std::uint32_t grown = sequence.values_begin() - sequence.prompt_length();
     if (count > grown) {
         throw std::invalid_argument(who + std::to_string(count) + " is more than the " + std::to_string(grown) +
                                     " tokens grown since the prompt");
@@ -142,7 +198,7 @@ void check_rewind(const State& state, const Sequence& sequence, std::uint32_t co
     }
     const std::uint32_t computed = std::min(sequence.computed, sequence.length - count);
     for (const Window& window : state.windows) {
-        const std::uint32_t may_have_left = blocks_behind(state, window, computed);
+        const std::uint32_t may_have_left = blocks_behind(window, computed);
         if (sequence.windows[window.index].left > may_have_left) {
             throw std::invalid_argument(who + "rewinding by " + std::to_string(count) + " needs block " +
                                         std::to_string(may_have_left) + ", which has left the window of " +
@@ -153,10 +209,21 @@ void check_rewind(const State& state, const Sequence& sequence, std::uint32_t co
 
 }  // namespace
 
+std::uint64_t blocks_taken(const Sequence& sequence, std::uint32_t count, std::uint32_t tokens_per_block) {
+    const std::uint32_t length = sequence.length + count;
+    if (sequence.length < sequence.prompt_length()) {
+        return blocks_over(*sequence.request, length, tokens_per_block) -
+               blocks_over(*sequence.request, sequence.length, tokens_per_block);
+    }
+    const std::uint32_t blocks = ceil_div(length, tokens_per_block) - ceil_div(sequence.length, tokens_per_block);
+    return std::uint64_t{blocks} * sequence.beam_width();
+}
+
 void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestId> ids,
                 std::span<const std::uint32_t> counts, std::optional<std::span<const TokenId>> tokens,
                 std::optional<std::span<const std::uint32_t>> computed) {
     check_sizes(ids.size(), counts.size(), computed ? computed->size() : ids.size());
+    const bool chunked = std::ranges::any_of(state.windows, [](const Window& window) { return window.chunked != 0; });
     steps.clear();
     ++state.mark;
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -166,18 +233,26 @@ void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestI
         }
         sequence.mark = state.mark;
         steps.push_back({&sequence, counts[i], computed ? (*computed)[i] : 0});
-        check_step(steps.back(), tokens.has_value());
+        check_step(steps.back(), tokens.has_value(), chunked);
     }
     if (tokens) {
-        check_tokens(*tokens, steps);
+        check_tokens(*tokens, steps, chunked);
     }
     check_capacity(state, steps);
     const TokenId* next = tokens ? tokens->data() : nullptr;
     for (const Step& step : steps) {
-        take_step(state, step);
-        if (next != nullptr) {
-            step.sequence->learn({next, step.count});
-            next += step.count;
+        const std::uint32_t values = next != nullptr ? values_of(step, chunked) : 0;
+        take_step(state, step, chunked);
+        if (values != 0) {
+            step.sequence->learn({next, values});
+            next += values;
+        }
+    }
+    if (chunked) {
+        for (Window& window : state.windows) {
+            for (const Step& step : steps) {
+                chunk::settle(window, *step.sequence);
+            }
         }
     }
 }
@@ -198,7 +273,7 @@ void rewind(State& state, RequestId id, std::uint32_t count) {
     }
     sequence.length = length;
     sequence.computed = std::min(sequence.computed, length);
-    sequence.forget(length, state.tokens_per_block());
+    sequence.forget(sequence.values_begin(), state.tokens_per_block());
 }
 
 // Told too much, others would find bytes that nobody has written.
@@ -213,7 +288,7 @@ void check_computed(const Sequence& sequence, std::uint32_t computed) {
 // The next position to be computed is the first that is not; it and all behind it look back no further than the window.
 void leave_windows(State& state, Sequence& sequence) {
     for (Window& window : state.windows) {
-        leave(state, window, sequence, blocks_behind(state, window, sequence.computed));
+        leave(state, window, sequence, blocks_behind(window, sequence.computed));
     }
 }
 

@@ -1,6 +1,7 @@
 // Decode growth and rewind, and the blocks that leave a window on the way.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -16,7 +17,10 @@ struct Step {
     std::uint32_t computed;
 };
 
-// counts[i] more positions for ids[i]; tokens, if any, are the values of all of them in order. computed[i], if any: leading
+// Blocks that so many more positions take in each window.
+std::uint64_t blocks_taken(const Sequence& sequence, std::uint32_t count, std::uint32_t tokens_per_block);
+
+// counts[i] more positions for ids[i]; tokens, if any, are the values of all of them behind the prompts, in order. computed[i], if any: leading
 // positions of ids[i], of those that it had before, whose values are in the cache by now. `steps` is memory of the caller's.
 void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestId> ids,
                 std::span<const std::uint32_t> counts, std::optional<std::span<const TokenId>> tokens,

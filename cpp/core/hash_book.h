@@ -17,19 +17,19 @@ class HashBook {
     explicit HashBook(std::uint32_t blocks) : hashes_(blocks), index_(blocks) {}
 
     const BlockHash& operator[](BlockIndex block) const { return hashes_[number(block)]; }
-    void enter(BlockIndex block, const BlockHash& hash, const IndexHash& index_hash) {
+    void enter(BlockIndex block, const BlockHash& hash, const BlockHasher& hasher, const IndexHash& index_hash) {
         hashes_[number(block)] = hash;
-        index_.insert(place(hash, index_hash), block);
+        index_.insert(place(hasher.shown(hash), index_hash), block);
     }
-    void leave(BlockIndex block, const IndexHash& index_hash) {
-        index_.erase(place((*this)[block], index_hash), block);
+    void leave(BlockIndex block, const BlockHasher& hasher, const IndexHash& index_hash) {
+        index_.erase(place(hasher.shown((*this)[block]), index_hash), block);
     }
-    // The only block under this hash, or kNone if there is none or more than one.
-    BlockIndex find_unambiguous(const BlockHash& hash, const IndexHash& index_hash) const {
+    // The only block that shows this hash, or kNone if there is none or more than one.
+    BlockIndex find_unambiguous(const BlockHash& hash, const BlockHasher& hasher, const IndexHash& index_hash) const {
         BlockIndex only = kNone;
         std::uint32_t found = 0;
         index_.find(place(hash, index_hash), [&](BlockIndex block) {
-            if ((*this)[block] == hash && found++ == 0) {
+            if (hasher.shown((*this)[block]) == hash && found++ == 0) {
                 only = block;
             }
             return found > 1;

@@ -1,6 +1,7 @@
 #include "core/hold.h"
 
 #include "core/check.h"
+#include "core/chunk.h"
 #include "core/evict.h"
 #include "core/pause_point.h"
 #include "core/publish.h"
@@ -29,8 +30,9 @@ void claim(Window& window, BlockIndex block) {
     }
 }
 
-void let_go(State& state, Window& window, BlockIndex block) {
+void let_go(State& state, Window& window, BlockIndex block, bool outside) {
     Block& record = window.blocks[block];
+    record.outside = outside;
     check(record.owners != 0, "a block without owners is let go");
     if (--record.owners == 0) {
         KVFIX_PAUSE("release.unowned");
@@ -38,9 +40,11 @@ void let_go(State& state, Window& window, BlockIndex block) {
     }
 }
 
-void let_go_all(State& state, const Sequence& sequence) {
+void let_go_all(State& state, Sequence& sequence) {
     for (Window& window : state.windows) {
-        sequence.windows[window.index].for_each_from_last([&](BlockIndex block) { let_go(state, window, block); });
+        HeldBlocks& held = sequence.windows[window.index];
+        chunk::end(window, held);
+        held.for_each_from_last([&](BlockIndex block) { let_go(state, window, block); });
     }
 }
 
@@ -51,7 +55,7 @@ BlockIndex allocate(State& state, Window& window, Priority priority, std::option
 BlockIndex take_over(State& state, Window& window, BlockIndex source, Priority priority,
                      std::optional<std::uint32_t> duration_ms) {
     const Block& record = window.blocks[source];
-    check(record.in_tree && !record.held_primary() && record.children == kNone,
+    check(record.in_tree && !record.held_primary() && !window.tree.has_children(source),
           "a block that somebody needs is taken over");
     const SlotIndex slot = evict::detach_primary(window, source);
     if (record.has(kHost)) {

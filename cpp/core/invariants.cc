@@ -128,7 +128,7 @@ void check_sequences(const State& state) {
     std::uint64_t suspended = 0;
     for (const Sequence* sequence : state.sequences.ordered()) {
         suspended += sequence->suspended ? 1 : 0;
-        check(sequence->known() <= sequence->length && sequence->prompt_length() <= sequence->length,
+        check(sequence->known() <= sequence->values_begin() && sequence->computed <= sequence->length,
               "a sequence's lengths disagree");
         check(sequence->committed <= sequence->known() &&
                   sequence->hashes.size() <= sequence->known() / state.tokens_per_block(),
@@ -153,12 +153,38 @@ void check_sequences(const State& state) {
 
 // Each block is kept by as many suspended sequences as hold it, in a tier where it has a slot.
 void check_kept(const Window& window, std::span<const std::uint32_t> keepers) {
+    std::uint64_t keeping = 0;
     for (const BlockIndex block : window.blocks.all()) {
         const auto kept = window.kept.find(block);
+        keeping += keepers[number(block)];
         check(keepers[number(block)] == (kept == window.kept.end() ? 0 : kept->second.sequences),
               "a block is kept for more or fewer suspended sequences than hold it");
         check(kept == window.kept.end() || window.blocks[block].has(kept->second.tier),
               "a block is kept in a tier where it has no slot");
+    }
+    check(window.keepers.size() == keeping, "the list of who keeps blocks has too many entries, or too few");
+}
+
+// What is kept is kept for somebody, and is there.
+void check_kept_slots(const State& state) {
+    for (const Window& window : state.windows) {
+        std::uint64_t kept = 0;
+        std::uint32_t chunked = 0;
+        for (const Sequence* sequence : state.sequences.ordered()) {
+            const HeldBlocks& held = sequence->windows[window.index];
+            kept += held.kept;
+            chunked += held.room != 0 ? 1 : 0;
+            check((held.room != 0) == (sequence->length < sequence->prompt_length()),
+                  "slots are kept for a prompt that is reserved, or one that is not goes without");
+            check(held.room == 0 || !sequence->suspended, "slots are kept for a prompt that waits in host");
+        }
+        check(kept == window.slots_kept && chunked == window.chunked, "the counts of slots kept are wrong");
+        std::uint64_t pinned = 0;
+        for (const BlockIndex block : window.blocks.all()) {
+            const Block& record = window.blocks[block];
+            pinned += record.pins[kPrimary] != 0 || record.locks[kPrimary] != 0 ? 1 : 0;
+        }
+        check(kept <= window.there() + pinned, "slots are kept that are not there");
     }
 }
 
@@ -226,6 +252,7 @@ void check_invariants(const State& state) {
         check_kept(window, keepers);
     }
     check_sequences(state);
+    check_kept_slots(state);
     check_transfers(state);
 }
 

@@ -16,8 +16,9 @@ void move_to(State& state, Window& window, BlockIndex block, std::size_t tier) {
 
 }  // namespace
 
-void begin(State& state, Window& window, BlockIndex block, std::size_t tier) {
+void begin(State& state, Window& window, BlockIndex block, std::size_t tier, RequestId keeper) {
     check(window.blocks[block].has(tier), "a block is kept in a tier where it has no slot");
+    check(window.keepers.emplace(block, keeper).second, "a suspended sequence keeps a block twice");
     const auto [kept, first] = window.kept.try_emplace(block, KeptBlock{.sequences = 0, .tier = tier});
     ++kept->second.sequences;
     if (first) {
@@ -28,9 +29,10 @@ void begin(State& state, Window& window, BlockIndex block, std::size_t tier) {
     }
 }
 
-void end(State& state, Window& window, BlockIndex block) {
+void end(State& state, Window& window, BlockIndex block, RequestId keeper) {
     const auto kept = window.kept.find(block);
-    check(kept != window.kept.end(), "a block is kept by fewer suspended sequences than there are");
+    check(kept != window.kept.end() && window.keepers.erase({block, keeper}) != 0,
+          "a block is kept by fewer suspended sequences than there are");
     if (--kept->second.sequences == 0) {
         --window.blocks[block].locks[kept->second.tier];
         window.kept.erase(kept);

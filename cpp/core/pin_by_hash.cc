@@ -20,11 +20,34 @@ void check_whole(const BlockManagerConfig& config, std::span<const BlockHash> ha
     }
 }
 
+// In a window each of the prompt's blocks may be there, whatever became of those before it.
+std::vector<BlockIndex> find_by_prefix(const Window& window, const Path& path) {
+    const Request& request = *path.request;
+    const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
+    std::vector<BlockIndex> out;
+    ReuseTree::Prefix prefix = window.tree.beginning(request.identity);
+    for (std::uint32_t position = 0; out.size() < path.positions.size(); ++position) {
+        const std::uint32_t begin = position * tokens_per_block;
+        const std::string extras = request.block_extras(begin, begin + tokens_per_block);
+        const BlockContent content{std::span(request.tokens).subspan(begin, tokens_per_block), extras};
+        const ReuseTree::Prefix behind = window.tree.behind(prefix, content);
+        if (path.positions[out.size()] == position) {
+            const ParentRef parent = window.tree.find_prefix(prefix);
+            out.push_back(parent == kNone ? BlockIndex{kNone} : window.tree.find_child(parent, behind.key, content));
+        }
+        prefix = behind;
+    }
+    return out;
+}
+
 // The prompt's blocks on the path, as far as the tree has it; kNone behind.
 std::vector<BlockIndex> find_on_path(const Window& window, const Path& path) {
     const Request& request = *path.request;
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     std::vector<BlockIndex> out(path.positions.size(), kNone);
+    if (window.tree.by_prefix()) {
+        return find_by_prefix(window, path);
+    }
     ParentRef parent = window.tree.find_root(request.identity);
     std::uint32_t position = 0;
     for (std::size_t i = 0; i < out.size() && parent != kNone; ++i) {

@@ -39,6 +39,15 @@ void check_delivered(const Sequence& sequence, const Window& window, BlockIndex 
     }
 }
 
+// What is kept in primary for the rest of a prompt has no place in host, and nobody could promise that it is there again later.
+void check_reserved(const Sequence& sequence) {
+    if (sequence.length < sequence.prompt_length()) {
+        refuse(sequence, ": " + std::to_string(sequence.length) + " of its prompt's " +
+                             std::to_string(sequence.prompt_length()) +
+                             " tokens are reserved; suspend it behind its last chunk, or remove it and admit it again");
+    }
+}
+
 void check_can_leave(const State& state, const Sequence& sequence, const Window& window) {
     for_each_block(state, sequence, window, [&](BlockIndex block, std::uint32_t) {
         if (!window.blocks[block].settled(kPrimary)) {
@@ -73,7 +82,7 @@ void leave_window(State& state, const Sequence& sequence, Window& window) {
             record.num_tokens = static_cast<std::uint16_t>(tokens);
         }
         if (record.has(kHost)) {
-            keep::begin(state, window, block, kHost);
+            keep::begin(state, window, block, kHost, sequence.id());
         } else {
             without_copy.push_back(block);
         }
@@ -81,7 +90,7 @@ void leave_window(State& state, const Sequence& sequence, Window& window) {
     KVFIX_PAUSE("suspend.kept");
     for (const BlockIndex block : without_copy) {
         transfer::copy_to_host(state, window, block, evict::take_host_slot(state, window));
-        keep::begin(state, window, block, kHost);
+        keep::begin(state, window, block, kHost, sequence.id());
     }
 }
 
@@ -107,8 +116,8 @@ void check_can_return(const State& state, const Sequence& sequence, const Window
         }
     });
     const Return back = to_bring_back(state, sequence, window);
-    if (back.onboarded > window.allocatable() - back.cached) {
-        throw OutOfBlocks(back.onboarded, window.allocatable() - back.cached, window.config.window_size);
+    if (back.onboarded + back.cached > window.allocatable()) {
+        throw OutOfBlocks(back.onboarded + back.cached, window.allocatable(), window.config.window_size);
     }
 }
 
@@ -119,7 +128,9 @@ void return_to(State& state, const Sequence& sequence, Window& window) {
             transfer::onboard(state, window, block);
         }
     });
-    for_each_block(state, sequence, window, [&](BlockIndex block, std::uint32_t) { keep::end(state, window, block); });
+    for_each_block(state, sequence, window,
+                   [&](BlockIndex block, std::uint32_t) { keep::end(state, window, block, sequence.id()); });
+    transfer::wait_for_blocks(state, window, sequence, sequence.windows[window.index].size());
 }
 
 Sequence& suspended(State& state, RequestId id) {
@@ -134,6 +145,7 @@ Sequence& suspended(State& state, RequestId id) {
 
 std::uint64_t suspend(State& state, RequestId id) {
     Sequence& sequence = state.sequences.at(id);
+    check_reserved(sequence);
     for (const Window& window : state.windows) {
         check_can_leave(state, sequence, window);
     }

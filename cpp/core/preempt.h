@@ -9,7 +9,8 @@
 namespace kvfix::preempt {
 
 // How many copies to host are queued. Throws BlockInFlight where a block of the sequence has not arrived, OutOfBlocks where the host
-// tier has no room, and std::invalid_argument where bytes are missing or the sequence is suspended already.
+// tier has no room, and std::invalid_argument where bytes are missing, the prompt is not reserved to its end, or the sequence is
+// suspended already.
 std::uint64_t suspend(State& state, RequestId id);
 // How many copies to primary are queued. Throws BlockInFlight where a copy is still on its way, OutOfBlocks, and
 // std::invalid_argument where a copy was lost or the sequence is not suspended.

@@ -4,37 +4,56 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "core/evict.h"
+#include "core/steps.h"
 
 namespace kvfix::prune {
 namespace {
 
-// The request's whole blocks as far as the tree has them, and an incomplete one behind them if all of its tokens are the request's.
+// Below `parent`, the block with all of the content, or the longest incomplete one with its beginning and nothing else.
+BlockIndex find_part(const Window& window, ParentRef parent, const BlockContent& content) {
+    if (content.tokens.size() == window.blocks.tokens_per_block()) {
+        const std::uint64_t key = window.tree.child_key(window.tree.key_of(parent), content);
+        if (const BlockIndex whole = window.tree.find_child(parent, key, content); whole != kNone) {
+            return whole;
+        }
+    }
+    const ReuseTree::Beginning best = window.tree.best_prefix(parent, content);
+    return best.block != kNone && best.tokens == window.blocks[best.block].num_tokens ? best.block : BlockIndex{kNone};
+}
+
+// The request's blocks, position by position, as far as the tree has them. In a window some may have gone before those that follow
+// them: kNone.
 std::vector<BlockIndex> path_of(const Window& window, const Request& request) {
+    const ReuseTree& tree = window.tree;
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     std::vector<BlockIndex> path;
-    ParentRef parent = window.tree.find_root(request.identity);
-    for (std::uint32_t begin = 0; parent != kNone && begin < request.num_tokens(); begin += tokens_per_block) {
+    ReuseTree::Prefix prefix = tree.by_prefix() ? tree.beginning(request.identity) : ReuseTree::Prefix{};
+    ParentRef parent = tree.find_root(request.identity);
+    for (std::uint32_t begin = 0; begin < request.num_tokens(); begin += tokens_per_block) {
+        KVFIX_STEP();
         const std::uint32_t count = std::min(tokens_per_block, request.num_tokens() - begin);
         const std::string extras = request.block_extras(begin, begin + count);
         const BlockContent content{std::span(request.tokens).subspan(begin, count), extras};
-        BlockIndex next = kNone;
-        if (count == tokens_per_block) {
-            next = window.tree.find_child(parent, window.tree.child_key(window.tree.key_of(parent), content), content);
-        }
-        if (next != kNone) {
-            path.push_back(next);
-            parent = next;
+        const BlockIndex part = parent == kNone ? BlockIndex{kNone} : find_part(window, parent, content);
+        if (tree.by_prefix()) {
+            path.push_back(part);
+            prefix = tree.behind(prefix, content);
+            parent = tree.find_prefix(prefix);
             continue;
         }
-        const ReuseTree::Prefix best = window.tree.best_prefix(parent, content);
-        if (best.block != kNone && best.tokens == window.blocks[best.block].num_tokens) {
-            path.push_back(best.block);
+        if (part == kNone) {
+            break;
         }
-        break;
+        path.push_back(part);
+        if (window.blocks[part].num_tokens < tokens_per_block) {
+            break;
+        }
+        parent = part;
     }
     return path;
 }
@@ -57,8 +76,10 @@ std::uint64_t conversation(State& state, const Request& request, std::uint32_t t
     for (Window& window : state.windows) {
         std::vector<BlockIndex> path = path_of(window, request);
         for (; path.size() > blocks_kept; path.pop_back()) {
-            const Block& record = std::as_const(window.blocks)[path.back()];
-            if (record.children != kNone || in_use(record)) {
+            if (path.back() == kNone) {
+                continue;
+            }
+            if (window.tree.has_children(path.back()) || in_use(std::as_const(window.blocks)[path.back()])) {
                 break;
             }
             dropped += evict::drop(state, window, path.back());
@@ -74,12 +95,10 @@ std::uint64_t tenant(State& state, std::optional<std::int64_t> lora_id, const Sa
     std::uint64_t dropped = 0;
     std::vector<BlockIndex> tops;
     for (Window& window : state.windows) {
-        for (const std::string& identity : window.tree.identities_of(lora_id, salt)) {
-            tops.clear();
-            window.tree.collect_root_children(window.tree.find_root(identity), tops);
-            for (const BlockIndex top : tops) {
-                dropped += evict::drop(state, window, top);
-            }
+        tops.clear();
+        window.tree.collect_tenant(lora_id, salt, tops);
+        for (const BlockIndex top : tops) {
+            dropped += evict::drop(state, window, top);
         }
     }
     return dropped;

@@ -20,9 +20,7 @@ void publish(State& state, const Window& window, EventKind kind, BlockIndex bloc
                      .tier = tier,
                      .priority = record.priority,
                      .window_size = window.config.window_size};
-    if (!is_root(record.parent)) {
-        event.parent_hash = window.tree.block_hash(record.parent.block());
-    }
+    event.parent_hash = window.tree.parent_hash(block);
     if (kind == EventKind::stored) {
         event.lora_id = request->lora_id;
         event.salt = request->salt;

@@ -4,7 +4,7 @@ namespace kvfix {
 namespace {
 
 WindowStats stats_of(const Window& window) {
-    WindowStats out{.window_size = window.config.window_size, .primary = {}, .host = {}};
+    WindowStats out{.window_size = window.config.window_size, .primary = {}, .host = {}, .kept = window.slots_kept};
     const auto fill = [&](TierStats& stats, std::size_t tier, std::uint64_t cached) {
         stats.blocks = window.blocks.slots(tier);
         stats.free = window.blocks.slots_free(tier);

@@ -190,7 +190,7 @@ std::vector<BlockHash> block_hashes(const Request& request, const BlockHasher& h
     for (std::uint32_t begin = 0; tokens_per_block <= request.num_tokens() - begin; begin += tokens_per_block) {
         hash = hasher.block(hash, std::span(request.tokens).subspan(begin, tokens_per_block),
                             request.block_extras(begin, begin + tokens_per_block));
-        out.push_back(hash);
+        out.push_back(hasher.shown(hash));
     }
     return out;
 }

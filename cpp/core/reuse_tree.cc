@@ -15,6 +15,12 @@ std::uint32_t common_tokens(std::span<const TokenId> a, std::span<const TokenId>
     return static_cast<std::uint32_t>(at - a.begin());
 }
 
+bool equal(const BlockContent& a, const BlockContent& b) {
+    return std::ranges::equal(a.tokens, b.tokens) && a.extras == b.extras;
+}
+
+}  // namespace
+
 std::strong_ordering compare(const BlockContent& a, const BlockContent& b) {
     if (const auto order = a.extras <=> b.extras; order != 0) {
         return order;
@@ -26,19 +32,17 @@ std::strong_ordering compare(const BlockContent& a, const BlockContent& b) {
     return a.tokens.size() <=> b.tokens.size();
 }
 
-bool equal(const BlockContent& a, const BlockContent& b) {
-    return std::ranges::equal(a.tokens, b.tokens) && a.extras == b.extras;
-}
-
-}  // namespace
-
-ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& seed)
+ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& seed, bool by_prefix)
     : store_(store),
       key_mask_(hash_bits >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << hash_bits) - 1),
       index_hash_(seed, store.tokens_per_block()),
       hasher_(seed, hash_bits),
       rank_seed_(key_for(seed, "ranks of children").low),
+      by_prefix_(by_prefix),
       index_(store.size()),
+      roots_by_prefix_(by_prefix ? store.size() : 0),
+      above_(by_prefix ? store.size() : 0),
+      next_(above_.size(), kNone),
       root_by_identity_(0, KeyedHash{key_for(seed, "identities of roots")}) {}
 
 std::uint32_t ReuseTree::rank(BlockIndex block) const {
@@ -48,6 +52,9 @@ std::uint32_t ReuseTree::rank(BlockIndex block) const {
 }
 
 ParentRef ReuseTree::find_root(const std::string& identity) const {
+    if (by_prefix_) {
+        return find_prefix(beginning(identity));
+    }
     const auto found = root_by_identity_.find(identity);
     return found == root_by_identity_.end() ? ParentRef() : ParentRef::root(found->second);
 }
@@ -56,43 +63,49 @@ ParentRef ReuseTree::open_root(const std::string& identity) {
     if (const ParentRef found = find_root(identity); found != kNone) {
         return found;
     }
+    const std::uint32_t root = new_root();
+    roots_[root].identity = identity;
+    roots_[root].key = root_key(identity);
+    if (by_prefix_) {
+        roots_[root].prefix = beginning(identity);
+        roots_by_prefix_.insert(place_of(roots_[root].prefix), BlockIndex{root});
+    } else {
+        root_by_identity_.emplace(identity, root);
+        if (tenants_) {
+            tenants_->add(identity);
+        }
+    }
+    return ParentRef::root(root);
+}
+
+std::uint32_t ReuseTree::new_root() {
     if (free_roots_.empty()) {
         free_roots_.push_back(static_cast<std::uint32_t>(roots_.size()));
         roots_.emplace_back();
     }
     const std::uint32_t root = free_roots_.back();
     free_roots_.pop_back();
-    roots_[root] = Root{identity, root_key(identity), kNone};
-    root_by_identity_.emplace(identity, root);
-    if (tenants_) {
-        tenants_->add(identity);
-    }
-    return ParentRef::root(root);
+    roots_[root] = Root{};
+    return root;
 }
 
 std::uint64_t ReuseTree::key_of(ParentRef parent) const {
-    return is_root(parent) ? roots_[parent.root_index()].key : store_[parent.block()].key;
+    return is_root(parent) ? roots_[parent.root_index()].key : std::as_const(store_)[parent.block()].key;
 }
 
 BlockIndex ReuseTree::find_child(ParentRef parent, std::uint64_t key, const BlockContent& wanted) const {
+    const BlockStore& store = store_;  // to change a record costs its digest
     return index_.find(IndexHash::scattered(key), [&](BlockIndex block) {
-        return store_[block].key == key && store_[block].parent == parent && equal(content(block), wanted);
+        return store[block].key == key && store[block].parent == parent && equal(content(block), wanted);
     });
 }
 
 BlockHash ReuseTree::hash_below(ParentRef parent, BlockIndex block) const {
+    if (by_prefix_) {
+        return behind(block).hash;
+    }
     const BlockHash above = is_root(parent) ? hasher_.root(identity_of(parent)) : (*hash_book_)[parent.block()];
     return hasher_.block(above, store_.content(block), store_.extras(block));
-}
-
-std::vector<std::string> ReuseTree::identities_of(std::optional<std::int64_t> lora_id, const Salt& salt) {
-    if (!tenants_) {
-        tenants_.emplace();
-        for (const auto& [identity, root] : root_by_identity_) {  // ordered there, whatever the order here
-            tenants_->add(identity);
-        }
-    }
-    return tenants_->find(lora_id, salt);
 }
 
 void ReuseTree::keep_hashes() {
@@ -107,13 +120,14 @@ void ReuseTree::keep_hashes() {
     for (std::size_t next = 0; next < blocks.size(); ++next) {  // parents before children
         const BlockIndex block = blocks[next];
         if (is_full(block)) {
-            hash_book_->enter(block, hash_below(store_[block].parent, block), index_hash_);
+            hash_book_->enter(block, hash_below(store_[block].parent, block), hasher_, index_hash_);
             collect_children(store_[block].children, blocks);
         }
     }
 }
 
-ReuseTree::Prefix ReuseTree::best_prefix(ParentRef parent, const BlockContent& query) const {
+ReuseTree::Beginning ReuseTree::best_prefix(ParentRef parent, const BlockContent& query) const {
+    const BlockStore& store = store_;
     std::uint32_t longest = 0;
     for (BlockIndex at = children_of(parent); at != kNone;) {
         KVFIX_STEP();
@@ -121,7 +135,7 @@ ReuseTree::Prefix ReuseTree::best_prefix(ParentRef parent, const BlockContent& q
         if (here.extras == query.extras) {
             longest = std::max(longest, common_tokens(here.tokens, query.tokens));
         }
-        at = compare(here, query) < 0 ? store_[at].child_right : store_[at].child_left;
+        at = compare(here, query) < 0 ? store[at].child_right : store[at].child_left;
     }
     if (longest == 0) {
         return {};
@@ -132,7 +146,7 @@ ReuseTree::Prefix ReuseTree::best_prefix(ParentRef parent, const BlockContent& q
         KVFIX_STEP();
         const bool before = compare(content(at), prefix) < 0;
         smallest = before ? smallest : at;
-        at = before ? store_[at].child_right : store_[at].child_left;
+        at = before ? store[at].child_right : store[at].child_left;
     }
     return {smallest, longest};
 }
@@ -146,11 +160,14 @@ void ReuseTree::add(BlockIndex block, ParentRef parent) {
     if (is_full(block)) {
         index_.insert(IndexHash::scattered(record.key), block);
         if (hash_book_) {
-            hash_book_->enter(block, hash_below(parent, block), index_hash_);
+            hash_book_->enter(block, hash_below(parent, block), hasher_, index_hash_);
         }
     }
-    if (!is_root(parent) && record.has(kPrimary)) {
-        ++store_[parent.block()].children_primary;
+    if (record.has(kPrimary)) {
+        ++children_primary_of(parent);
+    }
+    if (by_prefix_ && is_full(block)) {
+        link_prefix(block);
     }
 }
 
@@ -162,19 +179,18 @@ ParentRef ReuseTree::remove(BlockIndex block) {
     if (is_full(block)) {
         index_.erase(IndexHash::scattered(record.key), block);
         if (hash_book_) {
-            hash_book_->leave(block, index_hash_);
+            hash_book_->leave(block, hasher_, index_hash_);
         }
     }
-    if (!is_root(parent) && record.has(kPrimary)) {
-        --store_[parent.block()].children_primary;
+    if (record.has(kPrimary)) {
+        --children_primary_of(parent);
     }
     if (is_root(parent) && children_of(parent) == kNone) {
-        const std::uint32_t root = parent.root_index();
-        root_by_identity_.erase(roots_[root].identity);
-        if (tenants_) {
-            tenants_->remove(roots_[root].identity);
-        }
-        free_roots_.push_back(root);
+        close_root(parent.root_index());
+    }
+    if (by_prefix_ && next_[number(block)] != kNone) {
+        roots_[std::exchange(next_[number(block)], kNone)].block = kNone;
+        ++orphaned_;
     }
     record.in_tree = false;
     record.parent = kNone;
@@ -265,43 +281,6 @@ void ReuseTree::collect_descendants(BlockIndex block, std::vector<BlockIndex>& o
 
 void ReuseTree::collect_direct_children(BlockIndex block, std::vector<BlockIndex>& out) const {
     collect_children(store_[block].children, out);
-}
-
-void ReuseTree::check_indexed(BlockIndex block) const {
-    const Block& record = store_[block];
-    if (is_full(block)) {
-        check(record.key == child_key(key_of(record.parent), content(block)),
-              "a block's key is not that of its content");
-        check(find_child(record.parent, record.key, content(block)) == block,
-              "a tree block cannot be found, or another in its place");
-        check(!hash_book_ || block_hash(block) == hash_below(record.parent, block),
-              "a block's hash is not that of its content");
-    }
-    const BlockIndex left = record.child_left;
-    const BlockIndex right = record.child_right;
-    check(left == kNone || compare(content(left), content(block)) < 0, "a parent's index of children is out of order");
-    check(right == kNone || compare(content(block), content(right)) < 0,
-          "a parent's index of children is out of order");
-}
-
-void ReuseTree::check_roots(std::vector<std::uint32_t>& seen) const {
-    std::vector<BlockIndex> children;
-    std::size_t live = 0;
-    for (std::uint32_t root = 0; root < roots_.size(); ++root) {
-        if (roots_[root].children == kNone) {
-            continue;
-        }
-        ++live;
-        check(find_root(roots_[root].identity) == ParentRef::root(root), "a root cannot be found by its identity");
-        children.clear();
-        collect_children(roots_[root].children, children);
-        for (const BlockIndex child : children) {
-            check(store_[child].in_tree && store_[child].parent == ParentRef::root(root),
-                  "a root's child does not know its root");
-            ++seen[number(child)];
-        }
-    }
-    check(live == root_by_identity_.size(), "a root without children is kept, or one with children is lost");
 }
 
 void ReuseTree::collect_all(std::vector<BlockIndex>& out) const {

@@ -1,10 +1,14 @@
 // The blocks that can be found again. A node's path from its root spells its whole prefix, so two blocks with equal content
 // and the same parent are the same prefix; keys and hashes only speed the search up.
 //
+// In a window what a block follows may go before it. There every prefix that something follows is a root of its own, known by its
+// 128-bit hash: a block's parent, whether or not the block that ends the prefix is there. Nothing hangs below a block.
+//
 // Every parent keeps its children in an ordered index (a treap threaded through the blocks, ordered by extras, then tokens): the
 // child with the longest common prefix stands next to where a query would be inserted.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -30,14 +34,65 @@ struct BlockContent {
     std::string_view extras;
 };
 
+// The order of a parent's children.
+std::strong_ordering compare(const BlockContent& a, const BlockContent& b);
+
 class ReuseTree {
   public:
     // `seed` gives the hashes of blocks and places them in the indexes. Who does not know it cannot make lists of them.
-    ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& seed);
+    ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& seed, bool by_prefix = false);
 
     // kNone when nothing of this identity is in the tree.
     ParentRef find_root(const std::string& identity) const;
     ParentRef open_root(const std::string& identity);
+
+    // What comes before a block: its hash, and its key in the index.
+    struct Prefix {
+        BlockHash hash;
+        std::uint64_t key = 0;
+    };
+    bool by_prefix() const { return by_prefix_; }
+    // For trees by prefix; the rest is for all.
+    Prefix beginning(std::string_view identity) const { return {hasher_.root(identity), root_key(identity)}; }
+    Prefix behind(const Prefix& prefix, const BlockContent& content) const {
+        return {hasher_.block(prefix.hash, content.tokens, content.extras), child_key(prefix.key, content)};
+    }
+    Prefix behind(BlockIndex block) const { return behind(above_[number(block)], content(block)); }
+    // What comes before the block's content, private or not.
+    const Prefix& above(BlockIndex block) const { return above_[number(block)]; }
+    void set_above(BlockIndex block, const Prefix& prefix) { above_[number(block)] = prefix; }
+    // kNone while nothing follows the prefix.
+    ParentRef find_prefix(const Prefix& prefix) const;
+    ParentRef open_prefix(const Prefix& prefix, const std::string& identity);
+    // Prefixes whose last blocks have gone, while something that follows them is there.
+    std::uint32_t orphaned() const { return orphaned_; }
+    // Of a root, in a tree by prefix; nothing elsewhere.
+    Prefix prefix_of(ParentRef parent) const { return by_prefix_ ? roots_[parent.root_index()].prefix : Prefix{}; }
+
+    // The parent of what follows the block: kNone while nothing does, in a tree by prefix.
+    ParentRef below(BlockIndex block) const {
+        return by_prefix_ ? (next_[number(block)] == kNone ? ParentRef() : ParentRef::root(next_[number(block)]))
+                          : ParentRef(block);
+    }
+    // The parent's block, or kNone if it is a root whose block has gone or never was.
+    BlockIndex block_of(ParentRef parent) const {
+        return is_root(parent) ? roots_[parent.root_index()].block : parent.block();
+    }
+    bool has_children(BlockIndex block) const {
+        return by_prefix_ ? next_[number(block)] != kNone : store_[block].children != kNone;
+    }
+    std::uint32_t children_primary(BlockIndex block) const {
+        if (!by_prefix_) {
+            return store_[block].children_primary;
+        }
+        return next_[number(block)] == kNone ? 0 : roots_[next_[number(block)]].children_primary;
+    }
+    // The tree block got a primary slot, or lost it. Its parent's block, if that has no child in primary any more.
+    void gain_primary(BlockIndex block) { ++children_primary_of(store_[block].parent); }
+    BlockIndex lose_primary(BlockIndex block) {
+        const ParentRef parent = store_[block].parent;
+        return --children_primary_of(parent) == 0 ? block_of(parent) : BlockIndex{kNone};
+    }
     // A key spells a whole prefix in 64 bits, for this tree's index alone. Never shown.
     std::uint64_t root_key(std::string_view identity) const { return index_hash_.root(identity) & key_mask_; }
     std::uint64_t key_of(ParentRef parent) const;
@@ -54,17 +109,20 @@ class ReuseTree {
 
     // From now on the hashes of full blocks are known. The first call computes those of all that are there.
     void keep_hashes();
-    // Of a full block in the tree; hashes are kept.
-    const BlockHash& block_hash(BlockIndex block) const { return (*hash_book_)[block]; }
+    // Of a full block in the tree, as it is shown; hashes are kept. And of its parent, if it has one.
+    BlockHash block_hash(BlockIndex block) const { return hasher_.shown((*hash_book_)[block]); }
+    std::optional<BlockHash> parent_hash(BlockIndex block) const;
     // The only full block under this hash, or kNone if there is none or more than one. Hashes are kept.
-    BlockIndex find_unambiguous(const BlockHash& hash) const { return hash_book_->find_unambiguous(hash, index_hash_); }
+    BlockIndex find_unambiguous(const BlockHash& hash) const {
+        return hash_book_->find_unambiguous(hash, hasher_, index_hash_);
+    }
 
-    struct Prefix {
+    struct Beginning {
         BlockIndex block = kNone;
         std::uint32_t tokens = 0;
     };
     // The child with equal extras and the longest common prefix of at least one token; ties go to the smallest content.
-    Prefix best_prefix(ParentRef parent, const BlockContent& query) const;
+    Beginning best_prefix(ParentRef parent, const BlockContent& query) const;
 
     // The block's tokens, extras and key are set; it becomes a child of `parent`.
     void add(BlockIndex block, ParentRef parent);
@@ -74,11 +132,9 @@ class ReuseTree {
     void collect_descendants(BlockIndex block, std::vector<BlockIndex>& out) const;
     void collect_all(std::vector<BlockIndex>& out) const;
     void collect_direct_children(BlockIndex block, std::vector<BlockIndex>& out) const;
-    void collect_root_children(ParentRef root, std::vector<BlockIndex>& out) const {
-        collect_children(roots_[root.root_index()].children, out);
-    }
-    // Identities of roots of that adapter, that salt, or both. Known from the first call on, which looks at every root.
-    std::vector<std::string> identities_of(std::optional<std::int64_t> lora_id, const Salt& salt);
+    // Appends what the roots of that adapter, that salt, or both have for children. Which roots those are is known from the first
+    // call on, which looks at every root; in a tree by prefix every call looks at every root.
+    void collect_tenant(std::optional<std::int64_t> lora_id, const Salt& salt, std::vector<BlockIndex>& out);
 
     // Heap order of the treaps: fixed per block, spread evenly, the same wherever the seed is.
     std::uint32_t rank(BlockIndex block) const;
@@ -89,11 +145,27 @@ class ReuseTree {
 
   private:
     struct Root {
-        std::string identity;
+        std::string identity;  // whose it is
         std::uint64_t key = 0;
         BlockIndex children = kNone;
+        // In a tree by prefix:
+        BlockIndex block = kNone;  // the tree block that ends the prefix
+        bool first = true;         // nothing comes before
+        std::uint32_t children_primary = 0;
+        Prefix prefix;
     };
 
+    std::uint32_t& children_primary_of(ParentRef parent) {
+        return is_root(parent) ? roots_[parent.root_index()].children_primary : store_[parent.block()].children_primary;
+    }
+    std::uint32_t new_root();
+    void close_root(std::uint32_t root);
+    void link_prefix(BlockIndex block);
+    BlockIndex find_end(const Prefix& prefix) const;
+    void check_prefix(std::uint32_t root) const;
+    std::uint64_t place_of(const Prefix& prefix) const {
+        return IndexHash::scattered(index_hash_.block_hash(prefix.hash));
+    }
     BlockIndex& children_of(ParentRef parent) {
         return is_root(parent) ? roots_[parent.root_index()].children : store_[parent.block()].children;
     }
@@ -113,7 +185,12 @@ class ReuseTree {
     const IndexHash index_hash_;
     const BlockHasher hasher_;
     const std::uint64_t rank_seed_;
+    const bool by_prefix_;
     HashIndex index_;
+    HashIndex roots_by_prefix_;        // roots, not blocks
+    std::vector<Prefix> above_;        // [block]
+    std::vector<std::uint32_t> next_;  // [block]: the root of what follows it, or kNone
+    std::uint32_t orphaned_ = 0;
     std::optional<HashBook> hash_book_;
     std::optional<TenantIndex> tenants_;
     std::vector<Root> roots_;

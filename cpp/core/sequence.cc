@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "core/steps.h"
+
 namespace kvfix {
 namespace {
 
@@ -13,14 +15,15 @@ constexpr std::size_t kSpareMax = 1024;
 void clear(Sequence& sequence) {
     sequence.request.reset();
     sequence.grown_tokens.clear();
-    sequence.length = sequence.computed = sequence.committed = 0;
+    sequence.length = sequence.computed = sequence.claimed = sequence.committed = 0;
     sequence.hashes.clear();
     sequence.doubtful_from = kNone;
     sequence.suspended = false;
     for (HeldBlocks& held : sequence.windows) {
         held.shared.clear();
         held.tails.clear();
-        held.left = held.sure = 0;
+        held.left = held.sure = held.kept = held.room = 0;
+        held.rolls = false;
         held.digest.clear();
     }
     std::ranges::fill(sequence.cursors, StoreCursor{});
@@ -103,6 +106,7 @@ std::vector<const Sequence*> SequenceTable::ordered() const {
     std::vector<const Sequence*> out;
     out.reserve(live_.size());
     for (const auto& [id, sequence] : live_) {
+        KVFIX_STEP();
         out.push_back(sequence.get());
     }
     std::ranges::sort(out, {}, &Sequence::id);

@@ -12,6 +12,7 @@
 #include "core/block_hash.h"
 #include "core/errors.h"
 #include "core/request.h"
+#include "core/reuse_tree.h"
 #include "core/set_digest.h"
 #include "core/stats.h"
 #include "core/types.h"
@@ -26,6 +27,11 @@ struct HeldBlocks {
     std::uint32_t left = 0;                      // leading blocks that have left the window
     // Leading blocks known to have their bytes. That stays so while they are held: their slots stay theirs.
     std::uint32_t sure = 0;
+    std::uint32_t kept = 0;  // slots that are kept for the rest of the prompt
+    std::uint32_t room = 0;  // blocks of its own and slots kept, at most, while some of the prompt is not reserved
+    // Too few are kept for the rest, so the slots of blocks that leave come back. Nobody else may hold them: until such blocks
+    // leave they do not enter the tree.
+    bool rolls = false;
     SetDigest digest;  // of what is held
 
     std::size_t size() const { return shared.size() + (tails.empty() ? 0 : tails.front().size()); }
@@ -87,13 +93,22 @@ struct StoreCursor {
     std::uint32_t position = 0;
     BlockIndex parent = kNone;     // the node at position - 1
     std::uint32_t generation = 0;  // of that node; if it has changed, storing starts over
+    ReuseTree::Prefix prefix;      // in a window instead: what comes before `position`, wherever it is by now
 };
+
+// Blocks of one window over the request's first `length` positions. Beams share the prompt's full ones.
+inline std::uint64_t blocks_over(const Request& request, std::uint32_t length, std::uint32_t tokens_per_block) {
+    const std::uint32_t blocks = ceil_div(length, tokens_per_block);
+    const std::uint32_t shared = std::min(blocks, request.num_tokens() / tokens_per_block);
+    return shared + std::uint64_t{blocks - shared} * request.beam_width;
+}
 
 struct Sequence {
     RequestPtr request;
     std::vector<TokenId> grown_tokens;  // known values after the prompt; learn() and forget() change them
     std::uint32_t length = 0;           // positions reserved, computed or not
     std::uint32_t computed = 0;         // leading positions whose values are in the cache, as far as we have been told
+    std::uint32_t claimed = 0;          // leading blocks that it shares with whoever stored them
     // The first block that left a window while its bytes had not arrived. Whether they ever did is not known, so nothing from
     // there on is stored, in any window: every layer computes from what the layers before it made of those bytes.
     std::uint32_t doubtful_from = kNone;
@@ -127,6 +142,8 @@ struct Sequence {
     std::uint32_t known() const { return prompt_length() + static_cast<std::uint32_t>(grown_tokens.size()); }
     // Leading positions that others may find: what is in the cache, and known to be what.
     std::uint32_t storable() const { return std::min(computed, known()); }
+    // Where values that growth brings begin: those of the prompt are known before its positions are reserved.
+    std::uint32_t values_begin() const { return std::max(length, prompt_length()); }
     void read_tokens(std::uint32_t position, std::span<TokenId> out) const;
 
   private:

@@ -4,18 +4,41 @@
 #include <string>
 #include <utility>
 
+#include "core/steps.h"
+
 namespace kvfix {
+namespace {
+
+// The first of the windows, which ascend, that `reaches`; null where none does.
+template <class Reaches>
+const Window* first_window(const Windows& windows, Reaches&& reaches) {
+    std::size_t begin = 0;
+    for (std::size_t end = windows.size(); begin < end;) {
+        KVFIX_STEP();
+        const std::size_t middle = begin + (end - begin) / 2;
+        if (reaches(windows[middle])) {
+            end = middle;
+        } else {
+            begin = middle + 1;
+        }
+    }
+    return begin < windows.size() ? &windows[begin] : nullptr;
+}
+
+}  // namespace
 
 const Window& window_of(const State& state, WindowSize window_size) {
-    if (!window_size && state.windows.size() == 1) {
-        return state.windows[0];
+    const Windows& windows = state.windows;
+    if (!window_size && windows.size() == 1) {
+        return windows[0];
+    }
+    const Window* found = first_window(windows, [&](const Window& window) { return window.reach() >= window_size; });
+    if (window_size && found != nullptr && found->config.window_size == window_size) {
+        return *found;
     }
     std::string sizes;
-    for (const Window& window : state.windows) {
+    for (const Window& window : windows) {
         const WindowSize size = window.config.window_size;
-        if (window_size && size == window_size) {
-            return window;
-        }
         sizes += (sizes.empty() ? "" : ", ") + (size ? std::to_string(*size) : std::string("None"));
     }
     throw std::invalid_argument("window_size is " + (window_size ? std::to_string(*window_size) : std::string("None")) +
@@ -28,12 +51,13 @@ Window& window_of(State& state, WindowSize window_size) {
 
 PlaceIn<const Window> place_of(const State& state, BlockId public_id) {
     const std::uint64_t id = number(public_id);
-    for (const Window& window : state.windows) {
-        if (id >= window.block_id_base && id - window.block_id_base < window.blocks.size()) {
-            const auto block = static_cast<BlockIndex>(id - window.block_id_base);
-            if (window.blocks[block].has(kPrimary) || window.blocks[block].has(kHost)) {
-                return {&window, block};
-            }
+    const Window* window = first_window(state.windows, [&](const Window& each) {
+        return id < each.block_id_base + each.blocks.size();  // the windows' ids follow each other
+    });
+    if (window != nullptr) {
+        const auto block = static_cast<BlockIndex>(id - window->block_id_base);
+        if (window->blocks[block].has(kPrimary) || window->blocks[block].has(kHost)) {
+            return {window, block};
         }
     }
     throw std::invalid_argument("block " + std::to_string(id) +

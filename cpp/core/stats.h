@@ -52,11 +52,12 @@ struct WindowStats {
     WindowSize window_size;
     TierStats primary;
     TierStats host;
+    std::uint64_t kept = 0;  // primary slots, free or cached, for the rest of prompts that were admitted in chunks
 };
 
 struct KvCacheStats {
     std::uint64_t max_num_blocks = 0;   // primary, all windows
-    std::uint64_t free_num_blocks = 0;  // free or cached
+    std::uint64_t free_num_blocks = 0;  // free or cached, kept ones included
     std::uint64_t used_num_blocks = 0;  // owned or in flight
     std::uint32_t tokens_per_block = 0;
     double cache_hit_rate = 0;  // blocks reused / (reused + missed), since the start

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/chunk.h"
 #include "core/grow.h"
 #include "core/hold.h"
 #include "core/keep.h"
@@ -26,25 +27,6 @@ bool has_arrived(const Window& window, const HeldBlocks& held, std::uint32_t pos
         }
     }
     return true;
-}
-
-// The first position whose bytes have not arrived, or may not have, in some window; nothing computed from there on is stored.
-std::uint32_t first_unsure(const State& state, Sequence& sequence) {
-    std::uint32_t first = sequence.doubtful_from;
-    for (const Window& window : state.windows) {
-        HeldBlocks& held = sequence.windows[window.index];
-        if (!window.bytes_outstanding()) {
-            continue;
-        }
-        held.sure = std::max(held.sure, held.left);
-        while (held.sure < std::min<std::size_t>(held.size(), first) && has_arrived(window, held, held.sure)) {
-            ++held.sure;
-        }
-        if (held.sure < held.size()) {
-            first = std::min(first, held.sure);
-        }
-    }
-    return first;
 }
 
 // Writes content and keys of the private blocks from the cursor on, and calls up the index entries that they lead to. Stops at
@@ -75,12 +57,21 @@ std::uint32_t write_content(Window& window, const Sequence& sequence, std::uint3
 
 // Where the block at the cursor belongs; kNone while its root is not open.
 ParentRef parent_at(const Window& window, const StoreCursor& cursor, const Request& request) {
+    if (window.tree.by_prefix()) {
+        return window.tree.find_prefix(cursor.prefix);
+    }
     return cursor.position == 0 ? window.tree.find_root(request.identity) : cursor.parent;
 }
 
-void enter_below(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
-    const ParentRef below = parent == kNone ? window.tree.open_root(request.identity) : parent;
-    enter(state, window, block, below, request);
+// Opens the root where `parent` is none.
+void enter_below(State& state, Window& window, Sequence& sequence, BlockIndex block, ParentRef parent) {
+    const Request& request = *sequence.request;
+    const StoreCursor& cursor = sequence.cursors[window.index];
+    if (parent == kNone) {
+        parent = cursor.position == 0 ? window.tree.open_root(request.identity)
+                                      : window.tree.open_prefix(cursor.prefix, request.identity);
+    }
+    enter(state, window, block, parent, request);
 }
 
 // The node with the content of the block at the cursor, which the sequence does not hold any more, or kNone.
@@ -105,14 +96,14 @@ bool store_next(State& state, Window& window, Sequence& sequence) {
     const Request& request = *sequence.request;
     const BlockIndex own = sequence.windows[window.index].shared[cursor.position];
     const auto advance = [&](BlockIndex node) {
-        cursor = {cursor.position + 1, node, window.blocks[node].generation};
+        cursor = {cursor.position + 1, node, std::as_const(window.blocks)[node].generation, {}};
         return true;
     };
     if (own == kNone) {
         const BlockIndex equal = find_equal(window, sequence);
         return equal != kNone && advance(equal);
     }
-    const Block& record = window.blocks[own];
+    const Block& record = std::as_const(window.blocks)[own];
     if (record.in_tree) {
         return advance(own);
     }
@@ -122,7 +113,7 @@ bool store_next(State& state, Window& window, Sequence& sequence) {
     if (equal != kNone) {
         return advance(equal);
     }
-    enter_below(state, window, own, parent, request);
+    enter_below(state, window, sequence, own, parent);
     return advance(own);
 }
 
@@ -151,17 +142,39 @@ void last_partial(State& state, Window& window, Sequence& sequence, std::uint32_
     }
     window.blocks[own].num_tokens = static_cast<std::uint16_t>(rest);
     window.blocks.set_extras(own, std::move(extras));
-    enter_below(state, window, own, parent, request);
+    if (window.tree.by_prefix()) {
+        window.tree.set_above(own, cursor.prefix);
+    }
+    enter_below(state, window, sequence, own, parent);
 }
 
 // As letting go, of what a suspended sequence keeps.
 void keep_none(State& state, const Sequence& sequence) {
     for (Window& window : state.windows) {
-        sequence.windows[window.index].for_each_from_last([&](BlockIndex block) { keep::end(state, window, block); });
+        sequence.windows[window.index].for_each_from_last(
+            [&](BlockIndex block) { keep::end(state, window, block, sequence.id()); });
     }
 }
 
 }  // namespace
+
+std::uint32_t first_unsure(const State& state, Sequence& sequence) {
+    std::uint32_t first = sequence.doubtful_from;
+    for (const Window& window : state.windows) {
+        HeldBlocks& held = sequence.windows[window.index];
+        if (!window.bytes_outstanding()) {
+            continue;
+        }
+        held.sure = std::max(held.sure, held.left);
+        while (held.sure < std::min<std::size_t>(held.size(), first) && has_arrived(window, held, held.sure)) {
+            ++held.sure;
+        }
+        if (held.sure < held.size()) {
+            first = std::min(first, held.sure);
+        }
+    }
+    return first;
+}
 
 void enter(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
     window.tree.add(block, parent);
@@ -178,15 +191,25 @@ void context(State& state, RequestId id, std::uint32_t tokens_computed) {
             "request " + std::to_string(id) + ", tokens_computed: " + std::to_string(tokens_computed) +
             " is more than the prompt's " + std::to_string(sequence.prompt_length()) + " tokens");
     }
+    grow::check_computed(sequence, tokens_computed);
     sequence.computed = std::max(sequence.computed, tokens_computed);
     for (Window& window : state.windows) {
-        full_blocks(state, window, sequence, std::min(sequence.computed, sequence.prompt_length()));
+        if (!sequence.windows[window.index].rolls) {
+            full_blocks(state, window, sequence, std::min(sequence.computed, sequence.prompt_length()));
+        }
     }
     grow::leave_windows(state, sequence);
+    for (Window& window : state.windows) {
+        chunk::settle(window, sequence);
+    }
 }
 
 void full_blocks(State& state, Window& window, Sequence& sequence, std::uint32_t tokens) {
     if (!state.config.block_reuse) {
+        return;
+    }
+    if (window.tree.by_prefix()) {
+        blocks_by_prefix(state, window, sequence, tokens);
         return;
     }
     StoreCursor& cursor = sequence.cursors[window.index];

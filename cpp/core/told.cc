@@ -12,9 +12,9 @@ namespace {
 
 void check_whole_tokens(const Sequence& sequence, std::span<const TokenId> tokens) {
     const std::string who = "request " + std::to_string(sequence.id()) + ", tokens";
-    if (tokens.size() > sequence.length) {
+    if (tokens.size() > sequence.values_begin()) {
         throw std::invalid_argument(who + ": " + std::to_string(tokens.size()) + " tokens for a sequence of " +
-                                    std::to_string(sequence.length) + "; grow it first");
+                                    std::to_string(sequence.values_begin()) + "; grow it first");
     }
     if (tokens.size() < sequence.known()) {
         throw std::invalid_argument(who + ": " + std::to_string(tokens.size()) + " tokens, but " +

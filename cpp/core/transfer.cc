@@ -1,13 +1,13 @@
 #include "core/transfer.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "core/check.h"
 #include "core/evict.h"
 #include "core/keep.h"
 #include "core/publish.h"
 #include "core/review.h"
+#include "core/steps.h"
 
 namespace kvfix::transfer {
 namespace {
@@ -15,8 +15,8 @@ namespace {
 void gain_primary(Window& window, BlockIndex block, SlotIndex slot) {
     Block& record = window.blocks[block];
     record.slot[kPrimary] = slot;
-    if (record.in_tree && !is_root(record.parent)) {
-        ++window.blocks[record.parent.block()].children_primary;
+    if (record.in_tree) {
+        window.tree.gain_primary(block);
     }
 }
 
@@ -65,13 +65,15 @@ bool failed(State& state, const Transfer& item) {
     return owned;
 }
 
-bool owns_any(const Sequence& sequence, const std::vector<std::pair<std::size_t, BlockIndex>>& sorted) {
-    bool owns = false;
-    for (std::size_t w = 0; w < sequence.windows.size(); ++w) {
-        sequence.windows[w].for_each(
-            [&](BlockIndex block) { owns = owns || std::ranges::binary_search(sorted, std::pair{w, block}); });
+// Another sequence may have the id by now, but not the block: that stayed in flight.
+bool holds(const State& state, const Waiting& waiting) {
+    const Sequence* sequence = state.sequences.find(waiting.request);
+    if (sequence == nullptr) {
+        return false;
     }
-    return owns;
+    const HeldBlocks& held = sequence->windows[waiting.window];
+    const bool reaches = waiting.beam < std::max<std::size_t>(held.tails.size(), 1) && waiting.position < held.size();
+    return reaches && held.at(waiting.beam, waiting.position) == waiting.block;
 }
 
 }  // namespace
@@ -119,6 +121,21 @@ void copy_prefix(State& state, Window& window, BlockIndex source, BlockIndex des
     ++(from == kPrimary ? state.current.blocks_copied : state.current.blocks_onboarded);
 }
 
+void wait_for_blocks(State& state, const Window& window, const Sequence& sequence, std::size_t positions) {
+    if (window.in_flight[kPrimary] == 0) {
+        return;
+    }
+    const HeldBlocks& held = sequence.windows[window.index];
+    for (std::uint32_t position = held.left; position < std::min(positions, held.size()); ++position) {
+        const std::size_t beams = position < held.shared.size() ? 1 : held.tails.size();
+        for (std::uint32_t beam = 0; beam < beams; ++beam) {
+            if (const BlockIndex block = held.at(beam, position); window.blocks[block].in_flight(kPrimary)) {
+                state.ledger.wait({window.index, beam, position, block, sequence.id()});
+            }
+        }
+    }
+}
+
 TransferBatch take(State& state) {
     TransferBatch out{.ticket = state.ledger.take(), .items = {}};
     if (out.ticket == TransferLedger::kNothing) {
@@ -135,28 +152,29 @@ TransferBatch take(State& state) {
 }
 
 void complete(State& state, Ticket ticket) {
-    for (const Transfer& item : state.ledger.end(ticket)) {
+    for (const Transfer& item : state.ledger.end(ticket).items) {
         delivered(state, item);
     }
 }
 
 std::vector<RequestId> fail(State& state, Ticket ticket) {
-    std::vector<std::pair<std::size_t, BlockIndex>> undelivered;
-    for (const Transfer& item : state.ledger.end(ticket)) {
-        if (failed(state, item)) {
-            undelivered.emplace_back(item.window, item.block);
-        }
-    }
+    const TransferLedger::Taken ended = state.ledger.end(ticket);
     std::vector<RequestId> hurt;
-    if (undelivered.empty()) {
-        return hurt;
-    }
-    std::ranges::sort(undelivered);
-    for (const Sequence* sequence : state.sequences.ordered()) {
-        if (owns_any(*sequence, undelivered)) {
-            hurt.push_back(sequence->id());
+    for (const Transfer& item : ended.items) {
+        KVFIX_STEP();
+        if (failed(state, item)) {
+            keep::for_each_keeper(state.windows[item.window], item.block, [&](RequestId id) { hurt.push_back(id); });
         }
     }
+    for (const Waiting& waiting : ended.waiting) {
+        KVFIX_STEP();
+        const BlockStore& blocks = state.windows[waiting.window].blocks;
+        if (blocks[waiting.block].undelivered && holds(state, waiting)) {
+            hurt.push_back(waiting.request);
+        }
+    }
+    std::ranges::sort(hurt);
+    hurt.erase(std::unique(hurt.begin(), hurt.end()), hurt.end());
     return hurt;
 }
 

@@ -18,6 +18,9 @@ void lock_source(State& state, Window& window, BlockIndex source, std::uint32_t 
 // Queues a copy of the locked source's first tokens into the (private, owned) destination.
 void copy_prefix(State& state, Window& window, BlockIndex source, BlockIndex destination, std::uint32_t tokens);
 
+// Notes which of the sequence's leading blocks have their bytes on the way, so that fail() finds who holds them.
+void wait_for_blocks(State& state, const Window& window, const Sequence& sequence, std::size_t positions);
+
 // Those queued since, in the order in which they must run.
 TransferBatch take(State& state);
 void complete(State& state, Ticket ticket);

@@ -6,6 +6,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/set_digest.h"
@@ -27,8 +28,23 @@ struct Transfer {
     std::uint64_t digest() const { return digest_of_words(kind, window, slot_src, slot_dst, tokens, block, source); }
 };
 
+// A sequence that holds the destination of a transfer to primary, and where. It may have let the block go since.
+struct Waiting {
+    std::uint32_t window;  // index, not size
+    std::uint32_t beam;
+    std::uint32_t position;
+    BlockIndex block;
+    RequestId request;
+};
+
 class TransferLedger {
   public:
+    struct Taken {
+        std::vector<Transfer> items;
+        std::vector<Waiting> waiting;
+        std::uint64_t digest;
+    };
+
     // The ticket of no transfers: it need not end, and may end as often as one likes.
     static constexpr Ticket kNothing = 0;
 
@@ -37,23 +53,25 @@ class TransferLedger {
         queued_digest_ = digest_of_words(queued_digest_, transfer.digest());
     }
 
+    // Behind the transfer, and before the ticket that takes it: only the call that queues one lets others share its block.
+    void wait(const Waiting& waiting) { waiting_.push_back(waiting); }
+
     // kNothing where nothing is queued: of a caller who only looks, nothing is kept.
     Ticket take() {
         if (queued_.empty()) {
             return kNothing;
         }
         const Ticket ticket = next_ticket_++;
-        const auto taken =
-            taken_.emplace(ticket, Taken{std::move(queued_), digest_of_words(ticket, queued_digest_)}).first;
-        taken_digest_.add(taken->second.digest);
-        queued_.clear();
+        Taken taken{std::exchange(queued_, {}), std::exchange(waiting_, {}), digest_of_words(ticket, queued_digest_)};
+        taken_digest_.add(taken.digest);
+        taken_.emplace(ticket, std::move(taken));
         queued_digest_ = 0;
         return ticket;
     }
     const std::vector<Transfer>& items(Ticket ticket) const { return taken_.at(ticket).items; }
 
-    // Ends a ticket and hands out its transfers.
-    std::vector<Transfer> end(Ticket ticket) {
+    // Ends a ticket and hands out what it was.
+    Taken end(Ticket ticket) {
         if (ticket == kNothing) {
             return {};
         }
@@ -63,12 +81,13 @@ class TransferLedger {
                                         " is not in flight: never taken, or already completed or failed");
         }
         taken_digest_.remove(found->second.digest);
-        std::vector<Transfer> items = std::move(found->second.items);
+        Taken taken = std::move(found->second);
         taken_.erase(found);
-        return items;
+        return taken;
     }
 
     const std::vector<Transfer>& queued() const { return queued_; }
+    std::size_t tickets() const { return taken_.size(); }  // that have not ended
     template <class Visit>
     void for_each_taken(Visit&& visit) const {
         for (const auto& [ticket, taken] : taken_) {
@@ -78,12 +97,8 @@ class TransferLedger {
     std::uint64_t digest() const { return digest_of_words(queued_digest_, taken_digest_.value(), next_ticket_); }
 
   private:
-    struct Taken {
-        std::vector<Transfer> items;
-        std::uint64_t digest;
-    };
-
     std::vector<Transfer> queued_;
+    std::vector<Waiting> waiting_;  // for those of queued_
     std::map<Ticket, Taken> taken_;
     std::uint64_t queued_digest_ = 0;  // of queued_, in its order
     SetDigest taken_digest_;

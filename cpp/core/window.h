@@ -2,6 +2,7 @@
 // transfer, retain, pin) change it, and the manager's lock is held around every one of them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <compare>
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/block_store.h"
@@ -55,10 +57,10 @@ struct Window {
           index(window_index),
           block_id_base(id_base),
           blocks(config.blocks_primary, config.blocks_host, manager.tokens_per_block),
-          tree(blocks, manager.hash_bits, manager.seed),
+          tree(blocks, manager.hash_bits, manager.seed, config.window_size.has_value()),
           primary_queue(blocks.size()),
           host_redundant_queue(has_host() ? blocks.size() : 0),
-          host_only_queue(has_host() ? blocks.size() : 0) {}
+          host_only_queue(EvictionQueue::beside(host_redundant_queue)) {}
 
     const WindowConfig config;
     const std::uint32_t index;  // among the manager's windows
@@ -68,18 +70,25 @@ struct Window {
     ReuseTree tree;  // refers to `blocks`
     EvictionQueue primary_queue;
     EvictionQueue host_redundant_queue;  // blocks that also have a primary slot
-    EvictionQueue host_only_queue;
+    EvictionQueue host_only_queue;  // of the same blocks: what is only in host has no primary slot
     std::array<std::uint64_t, kTiers> in_flight{0, 0};
-    bool has_failed = false;                         // a transfer, ever
-    std::unordered_map<BlockIndex, KeptBlock> kept;  // lookups only; never iterated
+    std::uint32_t chunked = 0;                           // sequences whose prompts are not reserved to their ends
+    std::uint64_t slots_kept = 0;                        // in primary, free or cached, for the rest of those
+    bool has_failed = false;                             // a transfer, ever
+    std::unordered_map<BlockIndex, KeptBlock> kept;      // lookups only; never iterated
+    std::set<std::pair<BlockIndex, RequestId>> keepers;  // of `kept`: which sequences
     RetentionClocks clocks;
     BlockDigests block_digests;
 
     bool has_host() const { return config.blocks_host != 0; }
     // Positions that a token looks back; kNone for full attention.
     std::uint32_t reach() const { return config.window_size.value_or(kNone); }
-    // Primary slots that hold::allocate() could hand out.
-    std::uint64_t allocatable() const { return std::uint64_t{blocks.slots_free(kPrimary)} + primary_queue.size(); }
+    // Primary slots that hold::allocate() could hand out, and those of them that anybody may have. Pins ask nobody: where they hold
+    // cached blocks, more may be kept than there is.
+    std::uint64_t there() const { return std::uint64_t{blocks.slots_free(kPrimary)} + primary_queue.size(); }
+    std::uint64_t allocatable() const { return there() - std::min(there(), slots_kept); }
+    // Whether the block stays as long as those that follow it: what a sequence has gone on without it does not.
+    bool waits(BlockIndex block) const { return !blocks[block].outside; }
     bool evictable(BlockIndex block) const { return primary_queue.contains(block); }
     // Whether some primary slot may be without the bytes that it is said to hold.
     bool bytes_outstanding() const { return in_flight[kPrimary] != 0 || has_failed; }

@@ -45,27 +45,55 @@ void LaneLoop::make_kernel_copies() {
     }
 }
 
-std::optional<std::uint64_t> LaneLoop::enqueue(std::vector<CopySpan> spans, MarkPtr after) {
+LaneAnswer LaneLoop::enqueue(std::uint64_t job, std::vector<CopySpan> spans, MarkPtr after) {
     const std::lock_guard guard(mutex_);
-    if (closing_ || broken_ || queue_.size() == config_.queue_max) {
-        return std::nullopt;
+    if (closing_) {
+        return LaneAnswer::closed;
     }
-    queue_.push_back({next_number_, std::move(spans), std::move(after)});
+    if (broken_) {
+        return LaneAnswer::broken;
+    }
+    if (queued_ == config_.queue_max) {
+        return LaneAnswer::full;
+    }
+    if (find(job) != nullptr) {
+        throw std::invalid_argument("job " + std::to_string(job) + " is here already");
+    }
+    const std::uint64_t bytes = bytes_of(spans);
+    transfers_.push_back({.job = job,
+                          .state = TransferState::queued,
+                          .spans = std::move(spans),
+                          .after = std::move(after),
+                          .bytes = bytes,
+                          .parts = {},
+                          .error = {},
+                          .since = {},
+                          .ns = 0});
+    ++queued_;
     wake_.notify_one();
-    return next_number_++;
+    return LaneAnswer::taken;
 }
 
 std::vector<EndedTransfer> LaneLoop::take_ended() {
     const std::lock_guard guard(mutex_);
-    return std::exchange(ended_, {});
+    std::vector<EndedTransfer> ended;
+    while (!transfers_.empty() && transfers_.front().state == TransferState::ended_here) {
+        Transfer& first = transfers_.front();
+        ended.push_back({first.job, std::move(first.error), first.bytes, first.ns});
+        transfers_.pop_front();
+    }
+    return ended;
 }
 
-bool LaneLoop::wait(std::uint64_t number, std::chrono::milliseconds limit) {
+std::optional<TransferState> LaneLoop::state(std::uint64_t job) const {
+    const std::lock_guard guard(mutex_);
+    const Transfer* const found = find(job);
+    return found == nullptr ? std::nullopt : std::optional(found->state);
+}
+
+bool LaneLoop::wait(std::uint64_t job, std::chrono::milliseconds limit) {
     Lock lock(mutex_);
-    if (number == 0 || number >= next_number_) {
-        throw std::invalid_argument("transfer " + std::to_string(number) + " was never enqueued");
-    }
-    return changed_.wait_for(lock, limit, [&] { return number < first_pending(); });
+    return changed_.wait_for(lock, limit, [&] { return !is_under_way(job); });
 }
 
 bool LaneLoop::stop(std::chrono::milliseconds limit) {
@@ -77,8 +105,8 @@ bool LaneLoop::stop(std::chrono::milliseconds limit) {
 
 LaneStats LaneLoop::stats() const {
     const std::lock_guard guard(mutex_);
-    return {.queued = queue_.size() + (submitting_ ? 1 : 0),
-            .in_flight = in_flight_.size(),
+    return {.queued = queued_,
+            .in_flight = in_flight_,
             .submitted = submitted_,
             .failed = failed_,
             .first_error = first_error_,
@@ -93,18 +121,18 @@ void LaneLoop::run() {
         reap(lock);
         if (closing_) {
             refuse_queued("the lane was closed before the transfer began");
-            if (in_flight_.empty()) {
+            if (in_flight_ == 0) {
                 break;
             }
-        } else if (renew_ && in_flight_.empty()) {
+        } else if (renew_ && in_flight_ == 0) {
             renew_streams(lock);
             continue;
-        } else if (!queue_.empty() && !renew_ && in_flight_.size() < config_.in_flight_max) {
+        } else if (queued_ != 0 && !renew_ && in_flight_ < config_.in_flight_max) {
             submit_next(lock);
             continue;
         }
-        if (in_flight_.empty()) {
-            wake_.wait(lock, [this] { return closing_ || !queue_.empty(); });
+        if (in_flight_ == 0) {
+            wake_.wait(lock, [this] { return closing_ || queued_ != 0; });
         } else {
             wake_.wait_for(lock, kPoll);
         }
@@ -114,72 +142,67 @@ void LaneLoop::run() {
 }
 
 void LaneLoop::submit_next(Lock& lock) {
-    Queued job = std::move(queue_.front());
-    queue_.pop_front();
-    submitting_ = job.number;
+    Transfer& transfer = oldest(TransferState::queued);  // and stays it: nobody but this thread changes a state
     lock.unlock();
-    InFlight transfer{
-        .number = job.number, .parts = {}, .error = {}, .bytes = bytes_of(job.spans), .since = Clock::now()};
-    const bool by_kernel = kernel_ != nullptr && KernelCopies::takes(job.spans);
+    transfer.since = Clock::now();
+    const bool by_kernel = kernel_ != nullptr && KernelCopies::takes(transfer.spans);
     try {
-        by_kernel ? submit_to_kernel(job, transfer) : submit_to_dma(job, transfer);
+        by_kernel ? submit_to_kernel(transfer) : submit_to_dma(transfer);
     } catch (const std::exception& failure) {
         transfer.error = failure.what();
     }
-    job.after.reset();  // the streams wait for what the event was; it may be recorded again
+    transfer.after.reset();  // the streams wait for what the event was; it may be recorded again
     lock.lock();
-    submitting_.reset();
     ++submitted_;
     by_kernel_ += by_kernel ? 1 : 0;
+    --queued_;
+    ++in_flight_;
+    transfer.state = TransferState::in_flight;
     if (transfer.parts.empty()) {
         end(transfer);
-    } else {
-        in_flight_.push_back(std::move(transfer));
     }
 }
 
-CopyOrder LaneLoop::order_of(const Queued& job) const {
-    const std::optional<EventHandle> after = job.after ? std::optional(job.after->event()) : std::nullopt;
+CopyOrder LaneLoop::order_of(const Transfer& transfer) const {
+    const std::optional<EventHandle> after = transfer.after ? std::optional(transfer.after->event()) : std::nullopt;
     return {.after = after, .before = {}, .source = config_.source};
 }
 
-void LaneLoop::submit_to_kernel(const Queued& job, InFlight& transfer) {
+void LaneLoop::submit_to_kernel(Transfer& transfer) {
     const StreamHandle stream = (*streams_)[0];
-    const auto copies = [&] { kernel_->enqueue(job.spans, stream); };
-    transfer.parts.push_back(engine_->submit(copies, order_of(job), stream));
+    const auto copies = [&] { kernel_->enqueue(transfer.spans, stream); };
+    transfer.parts.push_back(engine_->submit(copies, order_of(transfer), stream));
 }
 
 // Every stream that has a share waits for the mark.
-void LaneLoop::submit_to_dma(const Queued& job, InFlight& transfer) {
-    const bool small = transfer.bytes < job.spans.size() * config_.shared_bytes_min;
+void LaneLoop::submit_to_dma(Transfer& transfer) {
+    const bool small = transfer.bytes < transfer.spans.size() * config_.shared_bytes_min;
     const std::size_t parts =
-        small ? 1 : std::clamp<std::size_t>(job.spans.size() / kSpansPerPart, 1, streams_->count());
-    std::span<const CopySpan> left = job.spans;
+        small ? 1 : std::clamp<std::size_t>(transfer.spans.size() / kSpansPerPart, 1, streams_->count());
+    std::span<const CopySpan> left = transfer.spans;
     for (std::size_t part = 0; part < parts; ++part) {
         const std::size_t share = left.size() / (parts - part);
-        transfer.parts.push_back(engine_->submit(left.first(share), order_of(job), (*streams_)[part]));
+        transfer.parts.push_back(engine_->submit(left.first(share), order_of(transfer), (*streams_)[part]));
         left = left.subspan(share);
     }
 }
 
-// Transfers are reported in the order of their numbers: one that overtakes others on its streams waits for them here.
+// Transfers are reported in the order in which they were taken: one that overtakes others on its streams waits for them here.
 void LaneLoop::reap(Lock& lock) {
-    while (!in_flight_.empty()) {
-        InFlight& oldest = in_flight_.front();  // only this thread changes what is in flight
+    while (in_flight_ != 0) {
+        Transfer& transfer = oldest(TransferState::in_flight);
         lock.unlock();
-        const bool ended = all_ended(oldest);
+        const bool ended = all_ended(transfer);
         lock.lock();
         if (!ended) {
             return;
         }
-        const InFlight transfer = std::move(oldest);
-        in_flight_.pop_front();
         end(transfer);
     }
 }
 
 // Forgets the parts that have ended, and keeps the first error.
-bool LaneLoop::all_ended(InFlight& transfer) {
+bool LaneLoop::all_ended(Transfer& transfer) {
     while (!transfer.parts.empty()) {
         try {
             if (!engine_->done(transfer.parts.back())) {
@@ -211,46 +234,56 @@ void LaneLoop::renew_streams(Lock& lock) {
     }
 }
 
-void LaneLoop::end(const InFlight& transfer) {
-    const std::string& error = transfer.error;
-    if (error.empty()) {
+// Of one that was in flight.
+void LaneLoop::end(Transfer& transfer) {
+    --in_flight_;
+    transfer.ns = static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - transfer.since).count());
+    finish(transfer);
+    if (transfer.error.empty()) {
         streams_lost_ = 0;
-    } else {
-        ++failed_;
-        first_error_ = first_error_.empty() ? error : first_error_;
-        // What fails behind a failure on the same streams tells nothing new.
-        streams_lost_ += renew_ ? 0 : 1;
-        renew_ = true;
-        if (streams_lost_ == config_.failures_max && !broken_) {
-            broken_ = true;
-            refuse_queued("the lane gave up after losing " + std::to_string(config_.failures_max) +
-                          " streams in a row; the first error: " + first_error_);
-        }
+        return;
     }
-    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - transfer.since).count();
-    ended_.push_back({transfer.number, error, transfer.bytes, static_cast<std::uint64_t>(ns)});
+    first_error_ = first_error_.empty() ? transfer.error : first_error_;
+    // What fails behind a failure on the same streams tells nothing new.
+    streams_lost_ += renew_ ? 0 : 1;
+    renew_ = true;
+    if (streams_lost_ == config_.failures_max && !broken_) {
+        broken_ = true;
+        refuse_queued("the lane gave up after losing " + std::to_string(config_.failures_max) +
+                      " streams in a row; the first error: " + first_error_);
+    }
+}
+
+void LaneLoop::finish(Transfer& transfer) {
+    transfer.state = TransferState::ended_here;
+    transfer.spans = {};  // it may lie here for a while
+    transfer.after.reset();
+    failed_ += transfer.error.empty() ? 0 : 1;
     changed_.notify_all();
 }
 
 void LaneLoop::refuse_queued(const std::string& why) {
-    for (const Queued& job : queue_) {
-        ++failed_;
-        ended_.push_back({job.number, why, bytes_of(job.spans), 0});
+    for (; queued_ != 0; --queued_) {
+        Transfer& transfer = oldest(TransferState::queued);
+        transfer.error = why;
+        finish(transfer);
     }
-    queue_.clear();
-    changed_.notify_all();
 }
 
-// Everything before this number has ended: transfers are taken, submitted and ended in the order of their numbers. A refusal
-// may overtake what is in flight, which is why that is looked at first.
-std::uint64_t LaneLoop::first_pending() const {
-    if (!in_flight_.empty()) {
-        return in_flight_.front().number;
-    }
-    if (submitting_) {
-        return *submitting_;
-    }
-    return queue_.empty() ? next_number_ : queue_.front().number;
+// There is one.
+LaneLoop::Transfer& LaneLoop::oldest(TransferState state) {
+    return *std::ranges::find(transfers_, state, &Transfer::state);
+}
+
+const LaneLoop::Transfer* LaneLoop::find(std::uint64_t job) const {
+    const auto found = std::ranges::find(transfers_, job, &Transfer::job);
+    return found == transfers_.end() ? nullptr : &*found;
+}
+
+bool LaneLoop::is_under_way(std::uint64_t job) const {
+    const Transfer* const found = find(job);
+    return found != nullptr && found->state != TransferState::ended_here;
 }
 
 }  // namespace kvfix

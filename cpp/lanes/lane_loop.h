@@ -31,8 +31,17 @@ struct LaneConfig {
     std::uint32_t kernel_sms = 0;  // multiprocessors for copies by kernel; 0: by DMA
 };
 
+// Where a transfer is, in the words of trtllm_kvfix/offload/ledger.py, which has the states before and after these.
+//
+//   queued --> in flight --> ended here
+//      `-- the lane closes, breaks --^
+enum class TransferState : std::uint8_t { queued, in_flight, ended_here };
+
+// What a lane says of a transfer that it is asked to take. Only of `taken` it keeps anything.
+enum class LaneAnswer : std::uint8_t { taken, full, broken, closed };
+
 struct EndedTransfer {
-    std::uint64_t number;
+    std::uint64_t job;
     std::string error;  // empty: every byte has arrived
     std::uint64_t bytes;
     std::uint64_t ns;  // from submission until its end was seen
@@ -56,39 +65,43 @@ class LaneLoop {
 
     void run();  // the thread
 
-    std::optional<std::uint64_t> enqueue(std::vector<CopySpan> spans, MarkPtr after);
+    LaneAnswer enqueue(std::uint64_t job, std::vector<CopySpan> spans, MarkPtr after);
     std::vector<EndedTransfer> take_ended();
-    bool wait(std::uint64_t number, std::chrono::milliseconds limit);
+    std::optional<TransferState> state(std::uint64_t job) const;
+    bool wait(std::uint64_t job, std::chrono::milliseconds limit);
     bool stop(std::chrono::milliseconds limit);
     LaneStats stats() const;
 
   private:
     using Clock = std::chrono::steady_clock;
     using Lock = std::unique_lock<std::mutex>;
-    struct Queued {
-        std::uint64_t number;
+    // The mutex guards job and state, and all of it once it has ended; until then the rest is the thread's alone.
+    struct Transfer {
+        std::uint64_t job;
+        TransferState state;
         std::vector<CopySpan> spans;
         MarkPtr after;
-    };
-    struct InFlight {
-        std::uint64_t number;
-        std::vector<TransferId> parts;  // one on each stream that has a share
-        std::string error;              // of the submission: what had been submitted is waited for
         std::uint64_t bytes;
-        Clock::time_point since;
+        std::vector<TransferId> parts;  // one on each stream that has a share
+        std::string error;              // the first: what had been submitted is waited for
+        Clock::time_point since;        // of the submission
+        std::uint64_t ns;
     };
 
     void submit_next(Lock& lock);
-    void submit_to_kernel(const Queued& job, InFlight& transfer);
-    void submit_to_dma(const Queued& job, InFlight& transfer);
-    CopyOrder order_of(const Queued& job) const;
+    void submit_to_kernel(Transfer& transfer);
+    void submit_to_dma(Transfer& transfer);
+    CopyOrder order_of(const Transfer& transfer) const;
     void reap(Lock& lock);
-    bool all_ended(InFlight& transfer);
+    bool all_ended(Transfer& transfer);
     void renew_streams(Lock& lock);
     void make_kernel_copies();
-    void end(const InFlight& transfer);
+    void end(Transfer& transfer);
+    void finish(Transfer& transfer);
     void refuse_queued(const std::string& why);
-    std::uint64_t first_pending() const;
+    Transfer& oldest(TransferState state);
+    const Transfer* find(std::uint64_t job) const;
+    bool is_under_way(std::uint64_t job) const;
 
     const std::shared_ptr<Device> device_;
     const LaneConfig config_;
@@ -100,11 +113,11 @@ class LaneLoop {
     mutable std::mutex mutex_;         // guards what follows; not held while the device is called
     std::condition_variable wake_;     // for the thread
     std::condition_variable changed_;  // for who waits for an end
-    std::uint64_t next_number_ = 1;
-    std::deque<Queued> queue_;
-    std::optional<std::uint64_t> submitting_;
-    std::deque<InFlight> in_flight_;
-    std::vector<EndedTransfer> ended_;
+    // In the order in which they were taken. A deque, since the thread uses one while others come behind it, and those before
+    // it go.
+    std::deque<Transfer> transfers_;
+    std::size_t queued_ = 0;
+    std::size_t in_flight_ = 0;
     std::uint64_t submitted_ = 0;
     std::uint64_t by_kernel_ = 0;
     std::uint64_t failed_ = 0;

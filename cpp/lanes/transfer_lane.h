@@ -29,15 +29,17 @@ class TransferLane {
     TransferLane& operator=(const TransferLane&) = delete;
     ~TransferLane();  // closes, within a second; in a child of its process, where there is no thread, it does nothing
 
-    // Never blocks. Memory of the spans belongs to the device until the transfer has ended. Empty where the queue is full, or the
-    // lane broken or closed: nothing was taken then.
-    std::optional<std::uint64_t> enqueue(std::vector<CopySpan> spans, MarkPtr after) {
-        return loop().enqueue(std::move(spans), std::move(after));
+    // Never blocks. Where it is taken, memory of the spans belongs to the device until the transfer has ended; where it is not,
+    // the lane has kept nothing. `job` is the caller's number of it. Throws std::invalid_argument where the lane has that one.
+    LaneAnswer enqueue(std::uint64_t job, std::vector<CopySpan> spans, MarkPtr after) {
+        return loop().enqueue(job, std::move(spans), std::move(after));
     }
-    // Each transfer once, in the order of their numbers.
+    // Each transfer once, in the order in which they were taken.
     std::vector<EndedTransfer> take_ended() { return loop().take_ended(); }
-    // Blocks until the transfer has ended, whether or not that was taken; false after the limit.
-    bool wait(std::uint64_t number, std::chrono::milliseconds limit) { return loop().wait(number, limit); }
+    // Empty where it was never taken, or its end has been.
+    std::optional<TransferState> state(std::uint64_t job) const { return loop().state(job); }
+    // Blocks while the job is queued or in flight here; false after the limit.
+    bool wait(std::uint64_t job, std::chrono::milliseconds limit) { return loop().wait(job, limit); }
     // What has not begun ends with an error; what has begun is waited for. False: the device did not end it within the limit, and
     // memory that it was given must be kept. The thread goes on alone then.
     bool close(std::chrono::milliseconds limit);

@@ -20,7 +20,7 @@ ByteProgram::ByteProgram(std::span<const std::uint8_t> bytes)
 
 void ByteProgram::step() {
     using Call = void (ByteProgram::*)();
-    static constexpr std::array<std::pair<Call, std::uint32_t>, 14> kCalls{{
+    static constexpr std::array<std::pair<Call, std::uint32_t>, 25> kCalls{{
         {&ByteProgram::admit, 8},
         {&ByteProgram::remove, 6},
         {&ByteProgram::grow, 6},
@@ -35,8 +35,19 @@ void ByteProgram::step() {
         {&ByteProgram::pass_time, 2},
         {&ByteProgram::read, 1},
         {&ByteProgram::misuse, 1},
+        {&ByteProgram::store_live, 3},
+        {&ByteProgram::name_blocks, 1},
+        {&ByteProgram::offload_hashes, 2},
+        {&ByteProgram::truncate, 1},
+        {&ByteProgram::drop_tenant, 1},
+        {&ByteProgram::take_handle, 2},
+        {&ByteProgram::release_handle, 2},
+        {&ByteProgram::suspend, 3},
+        {&ByteProgram::resume, 3},
+        {&ByteProgram::remove_suspended, 1},
+        {&ByteProgram::misuse_suspended, 1},
     }};
-    std::uint32_t weight = bytes_.below(46);
+    std::uint32_t weight = bytes_.below(66);
     for (const auto& [call, share] : kCalls) {
         if (weight < share) {
             (this->*call)();
@@ -56,11 +67,17 @@ void ByteProgram::wind_up() {
     for (const auto& [id, sequence] : sequences_) {
         verify(sequence);
     }
+    while (!handles_.empty()) {
+        release_handle();
+    }
     for (const Pinned& pinned : std::exchange(pins_, {})) {
         memory_.unpin(pinned.place);
         manager_.unpin_blocks_by_id({&pinned.id, 1}, pinned.place.tier);
     }
     for (const auto& [id, sequence] : sequences_) {
+        manager_.remove_sequence(id, true, false, std::nullopt);
+    }
+    for (const auto& [id, sequence] : suspended_) {
         manager_.remove_sequence(id, true, false, std::nullopt);
     }
     manager_.reset_reuse_state();

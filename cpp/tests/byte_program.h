@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <optional>
 #include <span>
@@ -59,6 +60,23 @@ class ByteProgram {
     void store_context();
     void remove();
 
+    // byte_program_names.cc
+    void store_live();
+    void name_blocks();
+    void offload_hashes();
+    void truncate();
+    void drop_tenant();
+    void take_handle();
+    void release_handle();
+
+    // byte_program_preempt.cc
+    void suspend();
+    void resume();
+    void remove_suspended();
+    void misuse_suspended();
+    std::map<RequestId, OwnedSequence>::iterator any_suspended();
+    void note_hurt(RequestId id);
+
     // byte_program_engine.cc
     void end_ticket();
     // One engine step: takes the copies that wait, then computes every position that has not been.
@@ -68,6 +86,8 @@ class ByteProgram {
     std::vector<Held> held_by(const OwnedSequence& sequence);
 
     // byte_program_calls.cc
+    std::vector<BlockHash> any_hashes();
+    WindowSize any_window();
     void pin_request();
     void pin_ids();
     void pin_hashes();
@@ -82,11 +102,14 @@ class ByteProgram {
     BlockManager manager_;
     ShadowMemory memory_;
     std::map<RequestId, OwnedSequence> sequences_;
+    std::map<RequestId, OwnedSequence> suspended_;
+    std::list<Pins> handles_;  // their pins are among pins_
     std::vector<Ticket> tickets_;
     std::vector<Pinned> pins_;
     std::map<BlockId, std::size_t> seen_;  // block ids and the index of their window
     std::vector<BlockHash> hashes_;        // of prompts, first block to last
     RequestId next_id_ = 1;
+    RequestId next_writer_ = 1'000'000'000;  // of what resumed sequences write
     std::int64_t now_ms_ = 0;
 };
 

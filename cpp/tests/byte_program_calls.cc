@@ -59,7 +59,8 @@ void ByteProgram::pin_ids() {
     }
 }
 
-void ByteProgram::pin_hashes() {
+// Of prompts that have ended and of live sequences, most of them stored by somebody.
+std::vector<BlockHash> ByteProgram::any_hashes() {
     std::vector<BlockHash> wanted;
     for (std::uint32_t count = bytes_.between(1, 3); count > 0 && !hashes_.empty(); --count) {
         wanted.push_back(hashes_[hashes_.size() - 1 -
@@ -69,11 +70,20 @@ void ByteProgram::pin_hashes() {
     if (hash_bits < kBlockHashBits) {
         wanted.assign(1, BlockHash{bytes_.below(1U << hash_bits), 0});
     }
+    return wanted;
+}
+
+WindowSize ByteProgram::any_window() {
+    const auto& windows = manager_.config().windows;
+    return windows[bytes_.below(static_cast<std::uint32_t>(windows.size()))].window_size;
+}
+
+void ByteProgram::pin_hashes() {
+    const std::vector<BlockHash> wanted = any_hashes();
     const auto tier = bytes_.pick(std::array<std::optional<Tier>, 3>{std::nullopt, Tier::primary, Tier::host});
-    const WindowConfig& window =
-        manager_.config().windows[bytes_.below(static_cast<std::uint32_t>(manager_.config().windows.size()))];
+    const WindowSize window = any_window();
     const bool stop_on_miss = bytes_.one_in(2);
-    const auto found = manager_.find_and_pin_blocks_by_hash(wanted, tier, stop_on_miss, window.window_size);
+    const auto found = manager_.find_and_pin_blocks_by_hash(wanted, tier, stop_on_miss, window);
     promise(found.size() == wanted.size(), "a hash without an answer");
     bool missed = false;
     for (std::size_t i = 0; i < found.size(); ++i) {

@@ -35,8 +35,7 @@ void ByteProgram::compute(OwnedSequence& sequence) {
         for (std::uint32_t offset = 0; offset < manager_.config().tokens_per_block; ++offset) {
             const std::uint32_t position = held.token_begin + offset;
             if (position >= sequence.written && position < sequence.length()) {
-                memory_.write(held.place, offset, sequence.hurt ? kSpoiled : sequence.cells[position],
-                              sequence.request->id);
+                memory_.write(held.place, offset, sequence.hurt ? kSpoiled : sequence.cells[position], sequence.writer);
             }
         }
     }
@@ -103,9 +102,7 @@ void ByteProgram::end_ticket() {
         return;
     }
     for (const RequestId hurt : manager_.fail(ticket)) {
-        promise(sequences_.contains(hurt), "a failed transfer hurts a request that is not alive");
-        sequences_.at(hurt).hurt = true;
-        memory_.spoil(hurt);
+        note_hurt(hurt);
     }
     memory_.fail(ticket);
     promise(!attempt([&] { manager_.fail(ticket); }), "a ticket is failed twice");

@@ -82,7 +82,8 @@ OwnedSequence make_request(ByteReader& bytes, RequestId id, const BlockManagerCo
                                                                       std::move(keys), std::move(retention)),
                            .realm = realm,
                            .tokens = {},
-                           .cells = {}};
+                           .cells = {},
+                           .writer = id};
     std::ranges::for_each(prompt, [&](TokenId token) { sequence.append(token); });
     return sequence;
 }

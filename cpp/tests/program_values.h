@@ -20,6 +20,8 @@ struct OwnedSequence {
     std::vector<Cell> cells;      // what the slots must hold, one per token
     std::uint32_t written = 0;    // leading positions that have been reused or computed
     bool hurt = false;            // a transfer failed under it
+    bool lost = false;            // a copy failed while it was suspended
+    RequestId writer = 0;         // of the cells that it writes
 
     std::uint32_t length() const { return static_cast<std::uint32_t>(tokens.size()); }
     void append(TokenId token);

@@ -125,9 +125,9 @@ TEST(BlockHash, WherePartsOfAMessageEndCounts) {
 TEST(BlockHash, FewerBitsAreTheFirstOnes) {
     const std::vector<TokenId> tokens{1, 2, 3, 4};
     const BlockHash whole = BlockHasher(kSeed).block({}, tokens, "");
-    EXPECT_EQ(BlockHasher(kSeed, 64).block({}, tokens, ""), (BlockHash{whole.first, 0}));
-    EXPECT_EQ(BlockHasher(kSeed, 3).block({}, tokens, ""), (BlockHash{whole.first & 7, 0}));
-    EXPECT_EQ(BlockHasher(kSeed, 65).block({}, tokens, ""), (BlockHash{whole.first, whole.second & 1}));
+    EXPECT_EQ(BlockHasher(kSeed, 64).shown(whole), (BlockHash{whole.first, 0}));
+    EXPECT_EQ(BlockHasher(kSeed, 3).shown(whole), (BlockHash{whole.first & 7, 0}));
+    EXPECT_EQ(BlockHasher(kSeed, 65).shown(whole), (BlockHash{whole.first, whole.second & 1}));
 }
 
 TEST(BlockHash, EveryIdentityHasItsOwnRoot) {

@@ -101,7 +101,7 @@ TEST_F(ReuseTreeTest, TheLongestCommonPrefixWins) {
     const BlockIndex best = add(root(), {1, 2, 9, 9});
     add(root(), {5, 2, 3, 4});
     const Tokens query{1, 2, 3, 4};
-    const ReuseTree::Prefix prefix = tree.best_prefix(root(), {query, ""});
+    const ReuseTree::Beginning prefix = tree.best_prefix(root(), {query, ""});
     EXPECT_EQ(prefix.block, best);
     EXPECT_EQ(prefix.tokens, 2U);
 }
@@ -194,8 +194,8 @@ struct Child {
     std::string extras;
 };
 
-ReuseTree::Prefix naive_best(const std::vector<Child>& children, const BlockContent& query) {
-    ReuseTree::Prefix best;
+ReuseTree::Beginning naive_best(const std::vector<Child>& children, const BlockContent& query) {
+    ReuseTree::Beginning best;
     const Tokens* smallest = nullptr;
     for (const Child& child : children) {
         const auto [at, end] = std::ranges::mismatch(child.tokens, query.tokens);
@@ -235,8 +235,8 @@ TEST_F(ReuseTreeTest, BestPrefixAgreesWithANaiveSearchOverRandomChildren) {
         }
         const Tokens query = random_tokens();
         const BlockContent wanted{query, extras[random() % extras.size()]};
-        const ReuseTree::Prefix expected = naive_best(children, wanted);
-        const ReuseTree::Prefix found = tree.best_prefix(parent, wanted);
+        const ReuseTree::Beginning expected = naive_best(children, wanted);
+        const ReuseTree::Beginning found = tree.best_prefix(parent, wanted);
         ASSERT_EQ(found.tokens, expected.tokens) << "step " << step;
         ASSERT_EQ(found.block, expected.block) << "step " << step;
         ASSERT_EQ(store[parent].children_primary, children.size());

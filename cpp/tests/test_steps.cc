@@ -170,11 +170,11 @@ TEST(Steps, HashesPickedToLieTogetherAreFiledApart) {
         HashBook book(kBlocks);
         const auto picked = [](BlockIndex block) { return BlockHash{7, number(block)}; };
         for (const BlockIndex block : blocks_up_to(kBlocks)) {
-            book.enter(block, picked(block), index_hash);
+            book.enter(block, picked(block), BlockHasher({1, 2}), index_hash);
         }
         const std::uint64_t steps = steps_of([&] {
             for (const BlockIndex block : blocks_up_to(kBlocks)) {
-                ASSERT_EQ(book.find_unambiguous(picked(block), index_hash), block);
+                ASSERT_EQ(book.find_unambiguous(picked(block), BlockHasher({1, 2}), index_hash), block);
             }
         });
         EXPECT_LE(steps, 4U * kBlocks) << "seed " << seed.low;

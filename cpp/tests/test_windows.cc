@@ -65,11 +65,22 @@ TEST(Windows, ASequenceOfAnyLengthFitsItsWindow) {
 }
 
 TEST(Windows, ReuseIsWhatEveryWindowCanServe) {
-    Manager manager(two_windows(4, 12));
+    Manager manager(two_windows(12, 4));
     manager.cache(1, tokens(16, 1000));
     EXPECT_EQ(manager.reusable(tokens(17, 1000)), 16U);
-    manager.add_sequence(request(2, tokens(8, 9000)));  // needs two slots of the small window and evicts there
+    manager.add_sequence(request(2, tokens(8, 9000)));  // needs two slots of the large window and evicts there
     EXPECT_LT(manager.reusable(tokens(17, 1000)), 16U);
+}
+
+TEST(Windows, EvictingWhatLiesOutsideCostsNoReuse) {
+    Manager manager(two_windows(4, 12));
+    manager.cache(1, tokens(16, 1000));
+    manager.add_sequence(request(2, tokens(8, 9000)));  // evicts the two blocks that the small window had left
+    EXPECT_EQ(manager.reusable(tokens(17, 1000)), 16U);
+    manager.forget(2);
+    const Admission admission = manager.add_sequence(request(3, tokens(17, 1000)));
+    EXPECT_EQ(admission.tokens_reused, 16U);
+    manager.check_invariants();
 }
 
 TEST(Windows, BlocksOutsideTheWindowAreMatchedAndNotHeld) {

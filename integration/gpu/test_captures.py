@@ -122,8 +122,8 @@ def test_a_lane_goes_on_while_another_thread_captures() -> None:
 
     def transfer() -> None:
         for _ in range(50):
-            number = lane.enqueue(*(np.array([n], np.uint64) for n in (target.address, source.address, BYTES)))
-            assert number is not None and lane.wait(number, LIMIT_S)
+            answer = lane.enqueue(1, *(np.array([n], np.uint64) for n in (target.address, source.address, BYTES)))
+            assert answer == "taken" and lane.wait(1, LIMIT_S)
             assert [ended.error for ended in lane.take_ended()] == [""]
 
     transfer()

@@ -55,7 +55,7 @@ class Part:
         """Until what was stored has been put as well."""
         side = self.bench.scheduler.side
         step = self.bench.executor.step
-        until(lambda: not (side._stores or side._storing or side._putting or side._fetching), "puts do not end", step)
+        until(lambda: len(side.ledger) == 0, "puts do not end", step)
         return True
 
     def forget_host_tier(self) -> bool:

@@ -5,6 +5,7 @@ from tests.offload.rank_scenarios import Here, bench_of
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.blocks.identity import Identity
 from trtllm_kvfix.offload.remote.keys import KeyChain
+from trtllm_kvfix.offload.scheduler import OffloadScheduler
 
 PROMPT = list(range(300, 348))
 Found = tuple[int, list[int], list[int], int, list[bytes]]
@@ -29,5 +30,5 @@ def serves(here: Here) -> Found:
         return executor.loaded_tokens, request.tokens[48:], list(executor.corrupt), executor.reads_checked, keys
 
 
-def is_busy(side: object) -> bool:
-    return any(getattr(side, name) for name in ("_stores", "_storing", "_putting", "_fetching"))
+def is_busy(side: OffloadScheduler) -> bool:
+    return len(side.ledger) > 0

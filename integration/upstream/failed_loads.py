@@ -94,8 +94,8 @@ def fail_loads(transfers: Any, polls: int = 0) -> None:
 
     def take_ended() -> Any:
         """Nothing here is about a store that takes longer than the next request."""
-        for running in list(transfers._running.values()):
-            running.lane.wait(running.number, WAIT_S)
+        for running in transfers.running():
+            running.lane.wait(running.job.number, WAIT_S)
         for job in list(waiting):
             waiting[job] -= 1
             if waiting[job] < 0:

@@ -60,9 +60,9 @@ def _carry_contents(server: Server) -> None:
 
     def take_ended() -> Any:
         server.device.release()
-        begun = {running.job.job: running.job for running in transfers._running.values()}
-        for running in list(transfers._running.values()):
-            running.lane.wait(running.number, WAIT_S)
+        begun = {running.job.number: running.job for running in transfers.running()}
+        for running in transfers.running():
+            running.lane.wait(running.job.number, WAIT_S)
         found = ended()
         for job in [begun[each.job] for each in found if each.job in begun and not each.error]:
             for block, slot in zip(job.blocks, job.slots, strict=True):
@@ -82,12 +82,12 @@ def _look_for_what_is_left(server: Server) -> None:
     def _look(outcome: Outcome) -> None:
         look(outcome)
         worker, scheduler = server.connector.worker.side, server.connector.scheduler.side
-        for running in list(worker._transfers._running.values()):
-            running.lane.wait(running.number, WAIT_S)
+        for running in worker._transfers.running():
+            running.lane.wait(running.job.number, WAIT_S)
         worker.finished([], [])
         scheduler._take_ended()
         left = {
-            "reservations": len(scheduler._loads.reservations),
+            "reservations": len(scheduler._loads.reservations) + len(scheduler.ledger),
             "requests": len(scheduler._live),
             "host blocks": scheduler.index.stats().owned,
             "upstream's reservations": len(server.connector._prefix_reservations),

@@ -6,8 +6,7 @@ from trtllm_kvfix import native
 
 from .model import Block
 from .model.block_hash import hash_block, hash_root
-from .model.state import State
-from .model.values import RootKey
+from .model.state import Root, State
 from .scenes import SEED
 
 Entry = tuple[int | None, tuple[int, ...], int | None, str, int]  # parent hash, tokens, lora id, tier, priority
@@ -15,14 +14,21 @@ Key = tuple[int | None, int]  # window size, hash
 
 
 def hash_of(block: Block, hash_bits: int) -> int:
+    return whole_hash(block) & ((1 << hash_bits) - 1)
+
+
+def whole_hash(block: Block) -> int:
     parent = block.parent
     assert parent is not None
-    parent_hash = hash_of(parent, hash_bits) if isinstance(parent, Block) else root_of(parent.key, hash_bits)
-    return hash_block(SEED, parent_hash, block.tokens, block.extras) & ((1 << hash_bits) - 1)
+    parent_hash = whole_hash(parent) if isinstance(parent, Block) else prefix_hash(parent)
+    return hash_block(SEED, parent_hash, block.tokens, block.extras)
 
 
-def root_of(key: RootKey, hash_bits: int) -> int:
-    return hash_root(SEED, key) & ((1 << hash_bits) - 1)
+def prefix_hash(root: Root) -> int:
+    above = hash_root(SEED, root.key)
+    for tokens, extras in root.before:
+        above = hash_block(SEED, above, tokens, extras)
+    return above
 
 
 def full_blocks(state: State) -> list[tuple[int | None, Block]]:
@@ -73,5 +79,7 @@ class EventMirror:
         while isinstance(above, Block):
             above = above.parent
         assert above is not None
-        parent_hash = hash_of(parent, 128) if isinstance(parent, Block) else None
+        parent_hash = whole_hash(parent) if isinstance(parent, Block) else None
+        if isinstance(parent, Root) and parent.before:
+            parent_hash = prefix_hash(parent)
         return parent_hash, block.tokens, above.key[0], tier, block.priority

@@ -35,8 +35,11 @@ def outcome(call: Callable[[], M]) -> tuple[M | None, tuple[object, ...] | None]
 
 
 def free_blocks(core: native.BlockManager) -> list[int]:
-    """Free or cached, per window."""
-    return [window.primary.free + window.primary.cached for window in core.get_kv_cache_stats().windows]
+    """Free or cached, and kept for nobody, per window."""
+    return [
+        max(0, window.primary.free + window.primary.cached - window.kept)
+        for window in core.get_kv_cache_stats().windows
+    ]
 
 
 class Pair:
@@ -67,20 +70,26 @@ class Pair:
 
     # ---------------------------------------------------------------------------------------------- sequences
 
-    def add(self, requests: list[Request], tokens_new_max: int | None = None, carrier: str = "list") -> bool:
-        promised = [self.analyze(request) for request in requests]
-        asked = [self.blocks_to_admit(request) for request in requests]
+    def add(
+        self,
+        requests: list[Request],
+        tokens_new_max: int | None = None,
+        carrier: str = "list",
+        chunk: int | None = None,
+    ) -> bool:
+        promised = [self.analyze(request, chunk or None) for request in requests]
+        asked = [self.blocks_to_admit(request, chunk) for request in requests]
         free = free_blocks(self.core)
         objects = [native_request(request, carrier) for request in requests]
 
         def on_core() -> tuple[list[native.Admission], list[int]]:
             if len(objects) == 1 and tokens_new_max is None:
-                return [self.core.add_sequence(objects[0])], []
-            answer = self.core.add_sequence_batch(objects, tokens_new_max=tokens_new_max)
+                return [self.core.add_sequence(objects[0], chunk_tokens=chunk)], []
+            answer = self.core.add_sequence_batch(objects, tokens_new_max=tokens_new_max, chunk_tokens=chunk)
             return answer.admitted, answer.deferred
 
         live = len(self.model.state.sequences)
-        got = self.both(lambda: self.model.add_sequence_batch(requests, tokens_new_max), on_core)
+        got = self.both(lambda: self.model.add_sequence_batch(requests, tokens_new_max, chunk), on_core)
         if len(requests) == 1 and len(self.model.state.sequences) > live:
             assert [before - taken for before, taken in zip(free, asked[0], strict=True)] == free_blocks(self.core)
         if got is None:
@@ -93,13 +102,14 @@ class Pair:
                 # Beside others a request may find no room for the source of a copy; alone it has what it was promised.
                 least = promise if len(requests) == 1 else promise - promise % self.model.config.tokens_per_block
                 assert admission.tokens_reused in (least, promise)
-        assert tokens_new_max is None or sum(a.tokens_new for a in admitted) <= tokens_new_max
+        first = [a.tokens_new if chunk is None else min(a.tokens_new, chunk) for a in admitted]
+        assert tokens_new_max is None or sum(first) <= tokens_new_max
         return True
 
-    def analyze(self, request: Request) -> int:
+    def analyze(self, request: Request, chunk: int | None = None) -> int:
         digest = self.core.digest()
-        expected = self.model.analyze_prefix_reuse(request)
-        actual = self.core.analyze_prefix_reuse(native_request(request))
+        expected = self.model.analyze_prefix_reuse(request, chunk)
+        actual = self.core.analyze_prefix_reuse(native_request(request), chunk_tokens=chunk)
         assert (actual.tokens, actual.blocks_primary, actual.blocks_host) == (
             expected.tokens,
             expected.blocks_primary,
@@ -108,11 +118,12 @@ class Pair:
         assert self.core.digest() == digest, "looking changed something"
         return actual.tokens
 
-    def blocks_to_admit(self, request: Request) -> list[int]:
-        for tokens_new_max in (0, 5):
-            expected = self.model.blocks_to_admit(request, tokens_new_max)
-            assert self.core.blocks_to_admit(native_request(request), tokens_new_max=tokens_new_max) == expected
-        return self.model.blocks_to_admit(request)
+    def blocks_to_admit(self, request: Request, chunk: int | None) -> list[int]:
+        asked = native_request(request)
+        for tokens in (0, 5, 40) if chunk != 0 else ():
+            expected = self.model.blocks_to_admit(request, tokens, chunk)
+            assert self.core.blocks_to_admit(asked, tokens_new_max=tokens, chunk_tokens=chunk) == expected
+        return self.model.blocks_to_admit(request, 0, chunk)
 
     def grow(
         self,

@@ -8,6 +8,7 @@ from .native_values import CARRIERS
 
 tokens = st.sampled_from([0, 0, 0, 1, 2])
 indices = st.integers(0, 30)
+chunks = st.sampled_from([None, None, 1, 2, 3, 7])
 carriers = st.sampled_from(CARRIERS)
 tiers = st.sampled_from([None, "primary", "host"])
 salts = st.sampled_from([None, None, None, None, "a", b"a", "", b"", 1, -1])

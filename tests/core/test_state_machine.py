@@ -62,11 +62,33 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------ sequences
 
-    @rule(data=st.data(), count=st.integers(1, 3), budget=st.none() | st.integers(0, 24), carrier=draws.carriers)
-    def add(self, data: st.DataObject, count: int, budget: int | None, carrier: str) -> None:
+    @rule(
+        data=st.data(),
+        count=st.integers(1, 3),
+        budget=st.none() | st.integers(0, 24),
+        carrier=draws.carriers,
+        chunk=draws.chunks,
+    )
+    def add(self, data: st.DataObject, count: int, budget: int | None, carrier: str, chunk: int | None) -> None:
         beams = self.pair.model.config.max_beam_width
         batch: list[Request] = [data.draw(draws.requests(self.new_id(), beams)) for _ in range(count)]
-        self.pair.add(batch, budget, carrier)
+        self.pair.add(batch, budget, carrier, chunk)
+
+    @rule(data=st.data(), chunk=st.integers(1, 5), leave=st.booleans())
+    def serve_in_chunks(self, data: st.DataObject, chunk: int, leave: bool) -> None:
+        """A prompt that was admitted in chunks finds room for all of them."""
+        request = data.draw(draws.requests(self.new_id(), self.pair.model.config.max_beam_width))
+        if not self.pair.add([request], chunk=chunk):
+            return
+        self.run_all_transfers()
+        while self.length(request.request_id) < len(request.tokens):
+            self.pair.check()
+            computed = self.length(request.request_id)
+            count = min(chunk, len(request.tokens) - computed)
+            assert self.pair.grow([request.request_id], [count], computed=[computed])
+        if leave:
+            self.pair.check()
+            self.pair.remove(request.request_id, computed=len(request.tokens))
 
     @rule(data=st.data(), leave=st.booleans())
     def serve_one(self, data: st.DataObject, leave: bool) -> None:
@@ -82,8 +104,16 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def grow(self, data: st.DataObject, indices: list[int], carrier: str, known: bool) -> None:
         ids = [self.live(index) for index in indices]
         counts = data.draw(st.lists(st.integers(0, 5), min_size=len(ids), max_size=len(ids)))
-        values = data.draw(st.lists(draws.tokens, min_size=sum(counts), max_size=sum(counts))) if known else None
+        more = sum(self.beyond(each, count) for each, count in zip(ids, counts, strict=True))
+        values = data.draw(st.lists(draws.tokens, min_size=more, max_size=more)) if known else None
         self.pair.grow(ids, counts, values, carrier, self.reported(data, ids))
+
+    def beyond(self, request_id: int, count: int) -> int:
+        """Of these positions, those behind the prompt."""
+        live = self.pair.model.state.sequences.get(request_id)
+        prompt = len(live.request.tokens) if live else 0
+        length = self.length(request_id)
+        return max(length + count, prompt) - max(length, prompt)
 
     def reported(self, data: st.DataObject, ids: list[int]) -> list[int] | None:
         """What an engine says it has computed: mostly everything, sometimes less, or more than there is, or nothing."""

@@ -40,6 +40,7 @@ class Walk:
     def run(self, steps: int) -> None:
         weights: dict[Callable[[], object], int] = {
             self.serve: 12,
+            self.serve_in_chunks: 6,
             self.admit: 8,
             self.grow: 10,
             self.store: 5,
@@ -113,15 +114,48 @@ class Walk:
 
     def admit(self) -> None:
         batch = [self.request() for _ in range(self.rng.randint(1, 4))]
-        self.pair.add(batch, self.rng.choice([None, None, self.rng.randint(0, 30)]), self.rng.choice(CARRIERS))
+        budget, chunk = self.rng.choice([None, None, self.rng.randint(0, 30)]), self.rng.choice([None, 0, 1, 3, 7])
+        self.pair.add(batch, budget, self.rng.choice(CARRIERS), chunk if self.rng.random() < 0.3 else None)
 
     def grow(self) -> None:
         ids = self.rng.sample(self.live(), min(len(self.live()), self.rng.randint(1, 3)))
         counts = [self.rng.choice([0, 1, 1, 1, self.rng.randint(1, 7)]) for _ in ids]
-        values = [self.rng.randrange(2) for _ in range(sum(counts))] if self.rng.random() < 0.7 else None
+        beyond = sum(self.beyond(each, count) for each, count in zip(ids, counts, strict=True))
+        values = [self.rng.randrange(2) for _ in range(beyond)] if self.rng.random() < 0.7 else None
         lengths = [self.model.sequence(i).length for i in ids]
         computed = self.rng.choice([None, lengths, lengths, [max(0, length - 1) for length in lengths]])
         self.pair.grow(ids, counts, values, self.rng.choice(CARRIERS), computed)
+
+    def beyond(self, request_id: int, count: int) -> int:
+        """Of these positions, those behind the prompt."""
+        seq = self.model.sequence(request_id)
+        prompt = len(seq.request.tokens)
+        return max(seq.length + count, prompt) - max(seq.length, prompt)
+
+    def serve_in_chunks(self) -> None:
+        """Whatever else is there, no chunk of a prompt that was admitted is refused."""
+        request, chunk = self.request(), self.rng.randint(1, 8)
+        if not self.pair.add([request], chunk=chunk):
+            return
+        self.pair.check()
+        self.run_all_transfers()
+        seq = self.model.sequence(request.request_id)
+        while seq.length < len(request.tokens):
+            computed = seq.length
+            if self.rng.random() < 0.5:
+                self.pair.store_context(request.request_id, computed)
+            if self.rng.random() < 0.3:
+                self.admit()
+                self.pair.check()
+                self.run_all_transfers()
+            count = min(self.rng.randint(1, chunk), len(request.tokens) - computed)
+            taken = self.pair.grow([request.request_id], [count], computed=[computed])
+            assert taken, "a chunk of a prompt that was admitted is refused"
+            self.pair.check()
+            if self.rng.random() < 0.1:
+                return
+        if self.rng.random() < 0.7:
+            self.pair.remove(request.request_id, computed=seq.length)
 
     def store(self) -> None:
         if self.live():

@@ -161,6 +161,7 @@ def test_numbers_are_those_of_all_windows(mixed: Bench) -> None:
         ({"blocks_per_window": {FULL: (16, 0), SLIDING: (15, 0)}}, "blocks_per_window"),
         ({"blocks_per_window": {FULL: (16, 0), 32: (16, 0)}}, "blocks_per_window"),
         ({"kv_connector_manager": object()}, "kv_connector_manager"),
+        ({"swa_context_reuse": False}, "swa_context_reuse"),
     ],
 )
 def test_what_windows_cannot_do_is_refused_by_name(changes: dict[str, Any], keyword: str) -> None:

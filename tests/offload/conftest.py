@@ -61,8 +61,8 @@ class Bench:
     def wait_for_a_transfer(self, seconds: float = 0.05) -> None:
         """So that a loop with nothing else to do leaves the processor to the device."""
         transfers = self.worker.side._transfers
-        for running in list(transfers._running.values())[:1] if transfers else []:
-            running.lane.wait(running.number, seconds)
+        for running in transfers.running()[:1] if transfers else []:
+            running.lane.wait(running.job.number, seconds)
 
     def take_note(self) -> None:
         """Of transfers that have ended, though no step follows."""

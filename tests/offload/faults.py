@@ -12,7 +12,7 @@ from trtllm_kvfix.offload.transfers import Transfers
 from .conftest import Bench
 
 Fault = Callable[[pytest.MonkeyPatch, Bench, str], None]
-Enqueue = Callable[..., int | None]
+Enqueue = Callable[..., str]
 
 
 class Lane:
@@ -46,7 +46,7 @@ def mark_is_refused(patch: pytest.MonkeyPatch, bench: Bench, direction: str) -> 
 
 def queue_is_full(patch: pytest.MonkeyPatch, bench: Bench, direction: str) -> None:  # noqa: ARG001
     def make(_lane: TransferLane, _enqueue: Enqueue) -> Enqueue:
-        return lambda *_arguments, **_options: None
+        return lambda *_arguments, **_options: "full"
 
     replace_enqueue(bench, direction, make)
 
@@ -59,8 +59,8 @@ def submission_is_refused(patch: pytest.MonkeyPatch, bench: Bench, direction: st
     """The stream of the lane breaks before it is given the copy, so that the copy is refused at the call."""
 
     def make(_lane: TransferLane, enqueue: Enqueue) -> Enqueue:
-        def refused(dst: Addresses, src: Addresses, nbytes: Addresses, **options: Mark) -> int | None:
-            return enqueue(dst * 0 + 1, src, nbytes, **options)
+        def refused(job: int, dst: Addresses, src: Addresses, nbytes: Addresses, **options: Mark) -> str:
+            return enqueue(job, dst * 0 + 1, src, nbytes, **options)
 
         return refused
 
@@ -72,16 +72,16 @@ def copy_fails(patch: pytest.MonkeyPatch, bench: Bench, direction: str) -> None:
     transfers = transfers_of(bench)
 
     def make(lane: TransferLane, enqueue: Enqueue) -> Enqueue:
-        def failing(dst: Addresses, src: Addresses, nbytes: Addresses, **options: Mark) -> int | None:
-            for running in list(transfers._running.values()):
+        def failing(job: int, dst: Addresses, src: Addresses, nbytes: Addresses, **options: Mark) -> str:
+            for running in transfers.running():
                 # So that the next operation is this transfer's, on a stream that is whole.
-                assert running.lane.wait(running.number, 30)
+                assert running.lane is not None and running.lane.wait(running.job.number, 30)
             submitted = lane.stats().submitted
             fail_operation(bench.device, 1)
-            number = enqueue(dst, src, nbytes, **options)
-            while number is not None and lane.stats().submitted == submitted:
+            answer = enqueue(job, dst, src, nbytes, **options)
+            while answer == "taken" and lane.stats().submitted == submitted:
                 pass  # until the copy has been given to the device, and the next operation is somebody else's
-            return number
+            return answer
 
         return failing
 

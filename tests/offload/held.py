@@ -38,7 +38,7 @@ class Held:
 
     def _let_go(self) -> None:
         if self._stores_go_first:
-            for running in list(self._server.worker.side._transfers._running.values()):
-                assert running.lane.wait(running.number, WAIT_S)
+            for running in self._server.worker.side._transfers.running():
+                assert running.lane.wait(running.job.number, WAIT_S)
         if self._gates:
             self._server.tensors.open_gate(self._gates.popleft())

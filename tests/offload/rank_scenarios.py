@@ -60,8 +60,8 @@ def conversation(number: int) -> Request:
 
 
 def wait_for_own_transfers(bench: Bench) -> None:
-    for running in transfers_of(bench)._running.values():
-        assert running.lane.wait(running.number, 60)
+    for running in transfers_of(bench).running():
+        assert running.lane is not None and running.lane.wait(running.job.number, 60)
 
 
 def traffic(here: Here, requests: int = 150) -> Report:

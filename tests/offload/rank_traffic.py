@@ -89,9 +89,9 @@ class RankTraffic(Traffic):
             return
 
         def make(_lane: TransferLane, _enqueue: Enqueue) -> Enqueue:
-            def refuse(*_arguments: object, **_options: object) -> int | None:
+            def refuse(*_arguments: object, **_options: object) -> str:
                 heal(self.bench)
-                return None
+                return "full"
 
             return refuse
 

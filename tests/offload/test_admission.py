@@ -8,11 +8,12 @@ import pytest
 from tests.core.test_tier_admission import SLOTS, hot_prompts_in_a_scan
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Ended, Step
+from trtllm_kvfix.offload.plan import Step
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings
 
+from .ends import end
 from .upstream_double import Request
 
 
@@ -40,8 +41,8 @@ class Served:
         return tokens
 
     def end(self, step: Step) -> None:
-        jobs = [store.job for store in step.stores] + [load.job for load in step.loads]
-        self.link.ended.extend(Ended(job, "") for job in jobs)
+        for job in step.transfers():
+            end(self.link.ledger, job)
 
 
 @pytest.mark.parametrize("admission", ["adaptive", "all"])

@@ -31,8 +31,8 @@ def cancelled_while_it_loads(server: OffloadServer, monkeypatch: pytest.MonkeyPa
         assert executor.await_responses([CANCELLED, RUNS_BESIDE], WAIT_S) is not None
         yield
         gate.open()
-    for running in list(server.worker.side._transfers._running.values()):
-        assert running.lane.wait(running.number, WAIT_S)
+    for running in server.worker.side._transfers.running():
+        assert running.lane.wait(running.job.number, WAIT_S)
     for number in range(10, 30):  # until an iteration has learnt of it
         server.run([server.request(number, [number], 1)])
         if not server.worker.side.requests_in_transfer():

@@ -72,8 +72,8 @@ def hold_transfers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
         monkeypatch.undo()
         bench.device.open_gate(gate)
         transfers: Any = bench.worker.side._transfers
-        for running in list(transfers._running.values()):
-            assert running.lane.wait(running.number, 10.0)
+        for running in transfers.running():
+            assert running.lane.wait(running.job.number, 10.0)
 
     return release
 

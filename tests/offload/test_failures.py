@@ -9,8 +9,10 @@ import pytest
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import unplug
 from trtllm_kvfix.offload.directions import FAILED_IN_A_ROW_MAX
+from trtllm_kvfix.offload.plan import StoreJob
 
 from .conftest import BLOCK_BYTES, Bench, MakeBench, serve_alone
+from .ends import jobs
 from .faults import FAULTS, heal, transfers_missed, transfers_of
 from .upstream_double import Request, State
 
@@ -172,6 +174,18 @@ def test_transfers_that_find_no_room_are_no_failures(make_bench: MakeBench, monk
     require_clean(bench)
 
 
+def test_a_lane_that_is_closed_has_failed_and_is_not_full(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its blocks would count as a burst's, for ever, and nothing would say why nothing is saved."""
+    bench, errors, dropped = make_bench(), counters.offload_errors.value, counters.offload_dropped_blocks.value
+    FAULTS["the lane is closed"](monkeypatch, bench, "store")
+    serve(bench, 1, prompt(1))
+    assert counters.offload_errors.value > errors
+    assert counters.offload_dropped_blocks.value == dropped
+    require_clean(bench)
+
+
 def test_a_direction_that_only_fails_is_given_up_until_the_tier_is_emptied(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -199,7 +213,7 @@ def test_what_is_on_its_way_when_everything_is_dropped_is_not_found_later(
     gate = bench.device.close_gate(executor.stream)
     executor.step()
     executor.step()
-    assert len(bench.scheduler.side._stores) == 1
+    assert len(jobs(bench.scheduler.side.ledger, StoreJob)) == 1
     file.write_text("{store: off, drop: 1}")
     bench.scheduler.build_connector_meta(None)
     bench.device.open_gate(gate)

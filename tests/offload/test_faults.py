@@ -58,7 +58,7 @@ def test_a_fault_when_a_request_is_cancelled_while_it_loads(place: str, monkeypa
             failing(f"offload.kept_blocks.{place}", always=True) as planted,
             cancelled_while_it_loads(server, monkeypatch),
         ):
-            assert not server.worker.side._transfers._running  # it was waited for
+            assert not server.worker.side._transfers.running()  # it was waited for
         server.close()
         assert planted.raised > 0
         assert server.contents.corrupt == []

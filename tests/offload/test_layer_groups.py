@@ -111,7 +111,7 @@ def test_preempted_blocks_of_one_number_in_different_groups_are_different(make_b
     (job,) = side.build_connector_meta(SimpleNamespace(new_requests=[report], cached_requests=[])).stores
     assert job.blocks == (0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15)
     other = Request(2, prompt(2))
-    for blocks, fences in (([[10], [5]], ()), ([[10], [10]], (job.job,)), ([[0], [5]], (job.job,))):
+    for blocks, fences in (([[10], [5]], ()), ([[10], [10]], (job.number,)), ([[0], [5]], (job.number,))):
         side.get_num_new_matched_tokens(other, 0)
         side.request_reset(other)  # so that what it is given is somebody's of whom nothing is known
         side.update_state_after_alloc(other, blocks)

@@ -73,7 +73,7 @@ def test_a_store_waits_for_the_kernels_that_write_its_blocks(make_bench: MakeBen
         run_bystander()
         bench.worker.get_finished([], [])
         assert bench.scheduler.side.index.stats().owned == 5
-        assert bench.scheduler.side._link.take_ended() == []
+        assert bench.scheduler.side.ledger.ended == []
 
     for number in range(1, ROUNDS + 1):
         store_behind_held_kernels(bench, number * 1000, store_is_held)
@@ -87,7 +87,7 @@ def test_without_the_mark_every_store_is_corrupt(make_bench: MakeBench, monkeypa
     side = bench.worker.side
 
     def store_has_ended() -> None:
-        while not side._link.ended:
+        while not side._ledger.ended:
             side.finished([], [])
 
     corrupt = 0
@@ -150,7 +150,7 @@ def test_without_the_mark_every_load_overwrites_what_is_read(
     side = small_bench.worker.side
 
     def load_has_ended() -> None:
-        while side._transfers is not None and side._transfers._running:  # it may have ended, and been told, before
+        while side._transfers is not None and side._transfers.running():  # it may have ended, and been told, before
             small_bench.manager.get_finished()
 
     for round_number in range(1, ROUNDS + 1):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from trtllm_kvfix.offload.connector import KvfixOffloadWorker
+from trtllm_kvfix.offload.plan import LoadJob
 
 from .stand_in import OffloadServer, offloading
 
@@ -44,12 +45,12 @@ class CopiesHeld:
         for running in self.running_loads():
             self.loads += 1
             if self._loads_end_first:
-                assert running.lane.wait(running.number, WAIT_S)
+                assert running.lane.wait(running.job.number, WAIT_S)
         self._server.tensors.open_gate(gate)
 
     def running_loads(self) -> list[Any]:
-        running = self._server.worker.side._transfers._running
-        return [one for (direction, _), one in running.items() if direction == "load"]
+        running = self._server.worker.side._transfers.running()
+        return [one for one in running if isinstance(one.job, LoadJob)]
 
 
 @contextmanager

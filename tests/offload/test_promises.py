@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from trtllm_kvfix.offload.plan import LoadJob
 from trtllm_kvfix.offload.upstream import lets_go_of_all
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR
 
 from .conftest import Bench, MakeBench, serve_alone
+from .ends import planned
 from .upstream_double import Request, RequestData, SchedulerOutput
 
 
@@ -53,7 +55,7 @@ def test_only_what_there_is_room_for_is_loaded(room: int, bench: Bench) -> None:
     request = Request(2, prompt(1))
     assert bench.scheduler.get_num_new_matched_tokens(request, 0) == (20, True)
     bench.scheduler.update_state_after_alloc(request, list(range(10, 10 + room)))
-    (job,) = bench.scheduler.side._next.loads
+    (job,) = planned(bench.scheduler.side.ledger, LoadJob)
     assert job.blocks == tuple(range(10, 10 + room))
     assert len(job.slots) == room
     begin(bench)
@@ -111,7 +113,7 @@ def test_a_load_into_blocks_that_are_still_saved_waits(bench: Bench) -> None:
     (store,) = bench.scheduler.build_connector_meta(report).stores
     bench.scheduler.get_num_new_matched_tokens(request, 0)
     bench.scheduler.update_state_after_alloc(request, [20, 21, 22, 23, 15, 24])
-    assert bench.scheduler.build_connector_meta(None).fences == (store.job,)
+    assert bench.scheduler.build_connector_meta(None).fences == (store.number,)
 
 
 def test_a_request_that_begins_again_lets_go_of_its_promise(bench: Bench) -> None:

@@ -42,14 +42,14 @@ def test_a_store_counts_when_the_last_rank_has_it(ranks: list[Rank]) -> None:
     assert on_all(ranks, once) == [([], [])] * 2
     finished = []
     assert on_all(ranks, once) == [([], [])] * 2
-    assert not ranks[0].link.ended
+    assert not ranks[0].link.ledger.ended
     ranks[1].device.open_gate(gate)
     saved: list[Any] = []
     while not saved:
         saved = [ids for ids, _ in on_all(ranks, once) if ids]
     assert saved == [[7], [7]], "on both in the same iteration"
-    assert [(ended.job, ended.error) for ended in ranks[0].link.ended] == [(1, "")]
-    assert not ranks[1].link.ended, "the scheduler side is on rank 0"
+    assert [(ended.job, ended.error) for ended in ranks[0].link.ledger.ended] == [(1, "")]
+    assert not ranks[1].link.ledger.ended, "the scheduler side is on rank 0"
 
 
 @pytest.mark.parametrize("bad", range(RANKS))
@@ -66,7 +66,7 @@ def test_a_load_that_fails_on_one_rank_is_computed_on_all(bad: int, ranks: list[
         seen = [ids for _, ids in on_all(ranks, lambda rank, told=told: rank.worker.finished([], told)) if ids]  # type: ignore[misc]
     assert seen == [[7], [7]]
     assert [rank.worker.recompute for rank in ranks] == [{7: 12}, {7: 12}]
-    assert "not begun" in ranks[0].link.ended[0].error
+    assert "not begun" in ranks[0].link.ledger.ended[0].error
 
 
 def test_a_pool_that_changes_is_refused_and_the_same_again_is_not(ranks: list[Rank]) -> None:
@@ -84,8 +84,8 @@ def test_numbers_out_of_range_fail_before_the_device_sees_them(ranks: list[Rank]
             rank.worker.bind(step)
             rank.worker.start(rank.stream)
     on_all(ranks, lambda rank: rank.worker.finished([], []))
-    assert [ended.job for ended in ranks[0].link.ended] == [1, 2]
-    assert all("not begun" in ended.error and "the pool changed" in ended.error for ended in ranks[0].link.ended)
+    assert [ended.job for ended in ranks[0].link.ledger.ended] == [1, 2]
+    assert all("not begun" in ended.error and "the pool changed" in ended.error for ended in ranks[0].link.ledger.ended)
 
 
 def test_a_load_that_was_never_told_is_never_over(ranks: list[Rank]) -> None:
@@ -98,7 +98,7 @@ def test_each_rank_counts_its_bytes(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.worker.bind(Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),)))
         rank.worker.start(rank.stream)
-    while not ranks[0].link.ended:
+    while not ranks[0].link.ledger.ended:
         on_all(ranks, lambda rank: rank.worker.finished([], []))
     assert counters.offload_stored_bytes.value - before == RANKS * 2 * WORDS * 4
 
@@ -110,9 +110,9 @@ def test_a_step_that_is_told_twice_over_before_it_begins_loses_nothing(ranks: li
         for step in (first, Step(), second, None):
             rank.worker.bind(step)
         rank.worker.start(rank.stream)
-    while len(ranks[0].link.ended) < 2:
+    while len(ranks[0].link.ledger.ended) < 2:
         on_all(ranks, lambda rank: rank.worker.finished([], []))
-    assert [(ended.job, ended.error) for ended in ranks[0].link.ended] == [(1, ""), (2, "")]
+    assert [(ended.job, ended.error) for ended in ranks[0].link.ledger.ended] == [(1, ""), (2, "")]
 
 
 def test_a_step_that_is_told_and_never_started_begins_when_upstream_asks_what_has_ended(ranks: list[Rank]) -> None:
@@ -120,9 +120,9 @@ def test_a_step_that_is_told_and_never_started_begins_when_upstream_asks_what_ha
     for rank in ranks:
         rank.worker.start(rank.stream)
         rank.worker.bind(Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),)))
-    while not ranks[0].link.ended:
+    while not ranks[0].link.ledger.ended:
         on_all(ranks, lambda rank: rank.worker.finished([], []))
-    assert [(ended.job, ended.error) for ended in ranks[0].link.ended] == [(1, "")]
+    assert [(ended.job, ended.error) for ended in ranks[0].link.ledger.ended] == [(1, "")]
 
 
 def test_ranks_of_attention_data_parallelism_meet_at_the_start_alone(ranks: list[Rank]) -> None:
@@ -139,7 +139,7 @@ def test_ranks_of_attention_data_parallelism_meet_at_the_start_alone(ranks: list
         assert transfers is not None
         assert transfers._stores.wait(1, 60)
         rank.worker.finished([], [])
-        assert [(ended.job, ended.error) for ended in rank.link.ended] == [(1, "")]
+        assert [(ended.job, ended.error) for ended in rank.link.ledger.ended] == [(1, "")]
 
 
 def test_a_rank_of_attention_data_parallelism_that_cannot_start_stops_the_others(ranks: list[Rank]) -> None:

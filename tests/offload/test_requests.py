@@ -10,6 +10,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.plan import StoreJob
 
 from .conftest import Bench, MakeBench
+from .ends import jobs
 from .faults import transfers_of
 from .upstream_double import Request, RequestData, SchedulerOutput, State
 
@@ -51,7 +52,7 @@ def test_a_prompt_in_chunks_is_stored_chunk_by_chunk(make_bench: MakeBench) -> N
     stored = []
     while bench.executor.waiting or bench.executor.active:
         bench.executor.step()
-        stored.append(sum(len(job.blocks) for job in bench.scheduler.side._stores.values()))
+        stored.append(sum(len(job.blocks) for job in jobs(bench.scheduler.side.ledger, StoreJob)))
     assert stored[1] > 0, "before the prompt has been computed to its end"
     finish(bench)
     assert loaded_by(bench, Request(2, prompt(1, 40))) == 36
@@ -115,7 +116,7 @@ def test_preempted_blocks_are_not_given_on_before_their_store_is_over(comes_back
     gate = bench.device.close_gate(executor.stream)
     executor.step()
     executor.step()
-    (job,) = bench.scheduler.side._stores.values()
+    (job,) = jobs(bench.scheduler.side.ledger, StoreJob)
     executor.preempt(first)
     executor.forget_device_cache()
     executor.waiting.insert(int(comes_back), second)
@@ -123,7 +124,7 @@ def test_preempted_blocks_are_not_given_on_before_their_store_is_over(comes_back
     executor.step()
     if not opened:
         bench.device.open_gate(gate)
-    assert opened == [job.job]
+    assert opened == [job.number]
     assert counters.offload_early_reuse_waits.value == waits + 1
     finish(bench)
     assert loaded_by(bench, Request(3, prompt(1))) == 20

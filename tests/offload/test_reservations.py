@@ -11,10 +11,11 @@ import pytest
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload import kept_blocks, recompute
 from trtllm_kvfix.offload.layer_groups import ByGroup
-from trtllm_kvfix.offload.plan import Ended
+from trtllm_kvfix.offload.plan import Ended, LoadJob
 from trtllm_kvfix.offload.reservations import end_loads
 
 from .conftest import Bench, MakeBench, serve_alone
+from .ends import jobs, planned
 from .test_promises import prompt
 from .upstream_double import Request, RequestData
 
@@ -65,7 +66,8 @@ def release(bench: Bench, request: Request, start: int, end: int) -> None:
 
 
 def reserved(bench: Bench) -> int:
-    return len(bench.scheduler.side._loads.reservations)
+    side = bench.scheduler.side
+    return len(side._loads.reservations) + sum(load.reservation is not None for load in jobs(side.ledger, LoadJob))
 
 
 def accepted(bench: Bench, request: Request, end: int = 20) -> Output:
@@ -126,7 +128,7 @@ def test_what_is_accepted_is_loaded_with_the_report_and_not_before(
     end_of_it: int, bench: Bench, request_2: Request
 ) -> None:
     output = accepted(bench, request_2, end_of_it)
-    assert bench.scheduler.side._next.loads == []
+    assert planned(bench.scheduler.side.ledger, LoadJob) == []
     (job,) = bind(bench, output).loads
     assert (job.blocks, job.position) == (tuple(BLOCKS[: end_of_it // 4]), 0)
     assert bench.worker.get_finished_prefix_loads() == []
@@ -154,7 +156,7 @@ def test_a_load_that_is_taken_back_never_begins(bench: Bench, request_2: Request
     assert bench.index.stats().owned == 5, "the other ranks have not been told"
     output.prefix_loads = []
     step = bind(bench, output)
-    assert (step.loads, step.taken_back) == ((), (job.job,))
+    assert (step.loads, step.taken_back) == ((), (job.number,))
     bench.scheduler.request_reset(request_2)
     bench.worker.start_load_kv(bench.executor.stream)
     assert end(bench) == []
@@ -243,7 +245,7 @@ def test_a_load_that_fails_on_its_way_is_told_as_over(bench: Bench, request_2: R
     transfers = bench.worker.side._transfers
     taken = transfers.take_ended
     bench.worker.start_load_kv(bench.executor.stream)
-    transfers.take_ended = lambda: [Ended(one.job, "planted" if one.job == job.job else "") for one in taken()]
+    transfers.take_ended = lambda: [Ended(one.job, "planted" if one.job == job.number else "") for one in taken()]
     assert end(bench) == [NUMBER]
     assert bench.worker.reservations_to_recompute == {NUMBER: 2}
     assert nothing_is_left(bench)

@@ -27,6 +27,6 @@ def test_whatever_becomes_of_a_promise_nothing_is_wrong_or_left(seed: int, make_
     # Whether a request ends while it loads is up to how late the copies are: test_reservations.py plays it.
     assert all(count > 0 for what, count in executor.came_to.items() if what != "ended"), executor.came_to
     side = bench.scheduler.side
-    left = len(side._loads.reservations), len(side._live), bench.index.stats().owned, len(side._sources)
-    assert left == (0, 0, 0, 0)
+    left = len(side._loads.reservations), len(side.ledger), len(side._live), len(side._sources)
+    assert (*left, bench.index.stats().owned) == (0, 0, 0, 0, 0)
     assert bench.worker.reservations_to_recompute == {}

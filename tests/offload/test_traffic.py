@@ -68,9 +68,9 @@ class Traffic:
         """The next copy of a direction goes where no memory is, and fails when its turn comes."""
 
         def make(_lane: TransferLane, enqueue: Enqueue) -> Enqueue:
-            def failing(dst: Addresses, src: Addresses, nbytes: Addresses, **options: Mark) -> int | None:
+            def failing(job: int, dst: Addresses, src: Addresses, nbytes: Addresses, **options: Mark) -> str:
                 heal(self.bench)
-                return enqueue(dst * 0 + 1, src, nbytes, **options)
+                return enqueue(job, dst * 0 + 1, src, nbytes, **options)
 
             return failing
 

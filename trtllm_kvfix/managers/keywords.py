@@ -122,7 +122,7 @@ CHECKS: Mapping[str, Check] = {
     "indexer_k_cache_layer_mask": _anything,
     "linear_attention_metadata": _nothing("linear attention"),
     "pool_configurations": _same_pools,
-    "swa_context_reuse": _anything,  # of sliding windows
+    "swa_context_reuse": _no_windows("a cyclic table of slots"),  # the builds that say so have one
 }
 NEEDED = (
     "num_kv_heads_per_layer", "tokens_per_block", "blocks_per_window", "max_attention_window_vec",

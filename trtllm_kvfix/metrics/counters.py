@@ -149,6 +149,9 @@ offload_remote_fetch_seconds = Counter("offload_remote_fetch_seconds", "Seconds 
 offload_remote_put_blocks = Counter("offload_remote_put_blocks", "Blocks put into the remote tier, or there already")
 offload_remote_put_bytes = Counter("offload_remote_put_bytes", "Bytes put into the remote tier, this rank")
 offload_remote_put_seconds = Counter("offload_remote_put_seconds", "Seconds that the store took for them")
+offload_remote_staged_blocks = Counter(
+    "offload_remote_staged_blocks", "Blocks on their way to the store alone: the host tier did not take them"
+)
 offload_remote_dropped_blocks = Counter(
     "offload_remote_dropped_blocks", "Blocks not put: no store, no room in it, or too many waited"
 )

@@ -134,9 +134,8 @@ def _speed(
     lane = make_lane(device, direction, way, settings)
     speeds = []
     try:
-        for _ in range(1 + ROUNDS):
-            number = lane.enqueue(*spans)
-            if number is None or not lane.wait(number, COPY_S_MAX):
+        for turn in range(1 + ROUNDS):
+            if lane.enqueue(turn, *spans) != "taken" or not lane.wait(turn, COPY_S_MAX):
                 raise KvfixError(f"a {direction} by {way} is not over after {COPY_S_MAX:g} s; is the device hung?")
             (ended,) = lane.take_ended()
             if ended.error:

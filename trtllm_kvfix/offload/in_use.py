@@ -21,12 +21,12 @@ class InUse:
 
     def add(self, job: StoreJob | LoadJob) -> None:
         for place in places(job):
-            self._jobs.setdefault(place, set()).add(job.job)
+            self._jobs.setdefault(place, set()).add(job.number)
 
     def remove(self, job: StoreJob | LoadJob) -> None:
         for place in places(job):
             jobs = self._jobs[place]
-            jobs.discard(job.job)
+            jobs.discard(job.number)
             if not jobs:
                 del self._jobs[place]
 

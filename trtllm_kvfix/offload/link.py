@@ -2,11 +2,11 @@
 object, in two threads, and gives the scheduler side no word from the worker's."""
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from trtllm_kvfix.offload.plan import Ended, Late
+from trtllm_kvfix.offload.ledger import Ledger
+from trtllm_kvfix.offload.plan import Late
 
 
 class RemoteStore(Protocol):
@@ -21,18 +21,15 @@ class RemoteStore(Protocol):
 
 
 class Link:
-    """Each attribute has one writer; both sides are called by the executor's thread."""
+    """Each attribute but the ledger has one writer; both sides are called by the executor's thread."""
 
     def __init__(self) -> None:
         self.slots: int | None = None  # of the host pool, the same on every rank; set once it is known
         self.store: RemoteStore | None = None  # of the remote tier, once the worker side has it
-        self.ended: deque[Ended] = deque()  # worker -> scheduler: jobs that all ranks have ended
+        self.ledger = Ledger()
         # Asked of the scheduler side of this process, if it has one.
         self.plan_late: Callable[[], Late] = Late
         self.request_over: Callable[[int, bool], None] = lambda *_: None  # request, whether its blocks stay
-
-    def take_ended(self) -> list[Ended]:
-        return [self.ended.popleft() for _ in range(len(self.ended))]
 
 
 _links: dict[int, tuple[Any, Link]] = {}  # by identity of the arguments, which are kept so that it stays theirs

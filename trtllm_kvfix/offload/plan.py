@@ -4,9 +4,9 @@
 all groups have of a block.
 """
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 OVER = "its request is over"  # why a transfer never began
 
@@ -14,7 +14,7 @@ OVER = "its request is over"  # why a transfer never began
 class StoreJob(NamedTuple):
     """Blocks of the device that are saved. They belong to the job until it has ended on every rank."""
 
-    job: int
+    number: int
     request_id: int
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
@@ -23,7 +23,7 @@ class StoreJob(NamedTuple):
 class LoadJob(NamedTuple):
     """Blocks of a request that are filled while it waits."""
 
-    job: int
+    number: int
     request_id: int
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
@@ -35,7 +35,7 @@ class LoadJob(NamedTuple):
 class FetchJob(NamedTuple):
     """Host slots that are filled from the remote tier, while a request waits."""
 
-    job: int
+    number: int
     request_id: int
     keys: tuple[bytes, ...]
     slots: tuple[int, ...]
@@ -44,9 +44,13 @@ class FetchJob(NamedTuple):
 class PutJob(NamedTuple):
     """Host slots whose blocks go to the remote tier as well."""
 
-    job: int
+    number: int
+    request_id: int
     keys: tuple[bytes, ...]
     slots: tuple[int, ...]
+
+
+Job: TypeAlias = StoreJob | LoadJob | FetchJob | PutJob
 
 
 def places(job: StoreJob | LoadJob) -> Iterator[tuple[int, int]]:
@@ -66,43 +70,20 @@ class Step:
     fetches: tuple[FetchJob, ...] = ()
     puts: tuple[PutJob, ...] = ()
 
-    def without(self, jobs: Collection[StoreJob | LoadJob]) -> "Step":
-        stores = tuple(job for job in self.stores if job not in jobs)
-        return replace(self, stores=stores, loads=tuple(job for job in self.loads if job not in jobs))
+    def transfers(self) -> list[StoreJob | LoadJob]:
+        return [*self.stores, *self.loads]
 
     def __bool__(self) -> bool:
         return any((self.stores, self.loads, self.fences, self.taken_back, self.fetches, self.puts))
 
 
-class NextStep:
-    """What has been planned and not been told."""
-
-    def __init__(self) -> None:
-        self.stores: list[StoreJob] = []
-        self.loads: list[LoadJob] = []
-        self.taken_back: list[int] = []
-        self.fetches: list[FetchJob] = []
-        self.puts: list[PutJob] = []
-
-    def take(self, fences: tuple[int, ...]) -> Step:
-        step = Step(
-            tuple(self.stores), tuple(self.loads), fences,
-            tuple(self.taken_back), tuple(self.fetches), tuple(self.puts),
-        )  # fmt: skip
-        self.stores, self.loads, self.taken_back, self.fetches, self.puts = [], [], [], [], []
-        return step
-
-    def drop_stores(self, request_id: int) -> list[StoreJob]:
-        dropped = [job for job in self.stores if job.request_id == request_id]
-        self.stores = [job for job in self.stores if job.request_id != request_id]
-        return dropped
-
-    def empty_loads(self, request_id: int) -> list[tuple[LoadJob, LoadJob]]:
-        """(as planned, as it will be told). Upstream waits for a load of the request, so it is told all the same."""
-        emptied = [(job, job._replace(blocks=(), slots=())) for job in self.loads if job.request_id == request_id]
-        jobs = {job.job: job for _, job in emptied}
-        self.loads = [jobs.get(job.job, job) for job in self.loads]
-        return emptied
+def step_of(jobs: Iterable[Job], fences: tuple[int, ...] = (), taken_back: tuple[int, ...] = ()) -> Step:
+    """Of each kind in the order in which they come."""
+    of: dict[type[Job], list[Any]] = {StoreJob: [], LoadJob: [], FetchJob: [], PutJob: []}
+    for job in jobs:
+        of[type(job)].append(job)
+    stores, loads, fetches, puts = (tuple(each) for each in of.values())
+    return Step(stores, loads, fences, taken_back, fetches, puts)
 
 
 class Ended(NamedTuple):

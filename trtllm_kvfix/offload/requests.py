@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.blocks.identity import Identity
-from trtllm_kvfix.native import TierIndex
+from trtllm_kvfix.native import TierClaim, TierIndex
 from trtllm_kvfix.offload.layer_groups import blocks_by_group, flat
 
 if TYPE_CHECKING:
@@ -141,6 +141,19 @@ class LiveRequest:
             return []
         told = self.priorities[self.covered : end]
         return told + [PRIORITY_DEFAULT] * (end - self.covered - len(told))
+
+    def claim(self, end: int) -> TierClaim | None:
+        """Slots for what the host tier lacks of its first `end` blocks. None: somebody else fills one of them."""
+        self.index_blocks(end)
+        return self.index.claim(self.sequence, end, known=self.had, priorities=self.priorities_until(end))
+
+    def may_have_grown(self, tokens: int) -> bool:
+        """Into more blocks than before, while it is frozen: upstream does not tell which, up to as many as it had."""
+        reach = -(-tokens // self.index.tokens_per_block)
+        is_new = reach > max(self.grown, self.allocated)
+        if is_new:
+            self.grown = reach
+        return is_new
 
     def part(self, first: int, end: int) -> tuple[int, ...]:
         return part_of(self.blocks, first, end)

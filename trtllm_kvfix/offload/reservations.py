@@ -13,6 +13,7 @@ from typing import Any
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.layer_groups import blocks_by_group
+from trtllm_kvfix.offload.ledger import Ledger
 from trtllm_kvfix.offload.plan import LoadJob
 from trtllm_kvfix.offload.recompute import begin_again
 from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, part_of
@@ -24,13 +25,13 @@ METHOD = "finish_prefix_loads"
 class Reservations:
     """The executor's thread alone uses it. Keyed by upstream's number of the reservation."""
 
-    def __init__(self, tokens_per_block: int) -> None:
+    def __init__(self, tokens_per_block: int, ledger: Ledger) -> None:
         self._tokens_per_block = tokens_per_block
+        self._ledger = ledger  # has those that were accepted
         self._promised: dict[int, tuple[LiveRequest, PendingLoad]] = {}
-        self._accepted: dict[int, PendingLoad] = {}  # their loads have not ended
 
     def __len__(self) -> int:
-        return len(self._promised) + len(self._accepted)
+        return len(self._promised)
 
     def add(self, reservation_id: int, live: LiveRequest) -> None:
         assert live.load is not None
@@ -40,8 +41,9 @@ class Reservations:
     def release(self, reservation_id: int, start: int, end: int) -> int | None:
         """Tokens `start` to `end`: all of it, or the part at one end. A job that must not begin any more, where
         upstream takes back what it has accepted."""
-        if reservation_id in self._accepted:
-            return self._accepted[reservation_id].job
+        accepted = self._ledger.load_of(reservation_id)
+        if accepted is not None:
+            return accepted.number
         live, load = self._promised.get(reservation_id, (None, None))
         if live is None or load is None:
             return None  # it ended with its request, or has been loaded
@@ -52,18 +54,17 @@ class Reservations:
             live.load = None
         return None
 
-    def accept(self, accepted: Any, number: Callable[[], int]) -> tuple[LoadJob, PendingLoad] | None:
+    def accept(self, accepted: Any) -> tuple[LoadJob, PendingLoad] | None:
         """The load of a report, or nothing where it has been told before. Of a promise that ended with its request, one
         that brings nothing: upstream waits for its end."""
-        if accepted.reservation_id in self._accepted:
+        if self._ledger.load_of(accepted.reservation_id) is not None:
             return None
         live, load = self._promised.pop(accepted.reservation_id, (None, None))
         if live is None or load is None:
             load = PendingLoad([], accepted.start // self._tokens_per_block, accepted.start, 0, reserved=True)
         else:
             self._keep(live, load, accepted.start, accepted.end)
-        load.job = number()
-        self._accepted[accepted.reservation_id] = load
+        load.job = self._ledger.next_number()
         blocks = part_of(blocks_by_group(accepted.block_ids_by_layer_group), load.first, load.first + len(load.slots))
         position = load.first * self._tokens_per_block
         job = LoadJob(load.job, accepted.request_id, blocks, tuple(load.slots), position, accepted.reservation_id)
@@ -72,7 +73,6 @@ class Reservations:
     def forget(self, load: PendingLoad) -> None:
         """It has ended, or its request has."""
         self._promised = {number: one for number, one in self._promised.items() if one[1] is not load}
-        self._accepted = {number: one for number, one in self._accepted.items() if one is not load}
 
     def _keep(self, live: LiveRequest, load: PendingLoad, start: int, end: int) -> None:
         """Blocks that hold a token from `start` to `end` stay."""

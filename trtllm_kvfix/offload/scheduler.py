@@ -4,7 +4,6 @@ A block is stored once the kernels of its last token have been given to the devi
 iteration tells. So a step that was scheduled and then not run has promised nothing.
 """
 
-from itertools import count
 from typing import Any
 
 from trtllm_kvfix.blocks.identity import identity_of, tokens_of
@@ -12,9 +11,10 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.directions import Directions
 from trtllm_kvfix.offload.in_use import InUse
+from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.loads import Loads
-from trtllm_kvfix.offload.plan import OVER, Ended, Late, NextStep, Step, StoreJob
+from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
 from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad, added_blocks, tokens_computed
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload.tally import Tally
@@ -31,24 +31,27 @@ class OffloadScheduler:
         self._switches = switches
         self.tally = Tally(settings.log_every_requests)
         self._index: TierIndex | None = None
-        self._numbers = count(1)
         self._live: dict[int, LiveRequest] = {}
         self._finishing: dict[int, LiveRequest] = {}  # keep their blocks until what they still lack here is on its way
         link.plan_late, link.request_over = self.plan_late, self.request_over
-        self._stores: dict[int, StoreJob] = {}  # not ended on all ranks
         self._reported: Any = None  # the last step that upstream told
         self._reserves = False  # upstream asks for promises, again and again
         self._sources = InUse()
-        self._next = NextStep()
-        self._loads = Loads(tokens_per_block, settings.min_reuse_blocks, self._next, self._sources)
+        self.ledger = link.ledger
+        self._loads = Loads(tokens_per_block, settings.min_reuse_blocks, self.ledger, self._sources)
         self._directions = Directions(switches)
 
     @property
     def index(self) -> TierIndex | None:
         """Made once the worker side knows how many blocks fit."""
         if self._index is None and self._link.slots is not None:
-            self._index = TierIndex(self._link.slots, self._tokens_per_block, admission=self._settings.admission)
+            slots = self._slots_of_index(self._link.slots)
+            self._index = TierIndex(slots, self._tokens_per_block, admission=self._settings.admission)
         return self._index
+
+    def _slots_of_index(self, slots: int) -> int:
+        """Of the pool's, the first so many."""
+        return slots
 
     def require_tier(self) -> None:
         if self._link.slots is None:
@@ -137,8 +140,8 @@ class OffloadScheduler:
             return
         if request_id in self._finishing:
             self._finishing[request_id].blocks = []  # then it has nothing to store, and is told as closed
-        for store in self._next.drop_stores(request_id):
-            self._end_store(Ended(store.job, OVER, no_room=True))
+        for store in self.ledger.take_out(lambda job: isinstance(job, StoreJob) and job.request_id == request_id):
+            self._end(store, Ended(store.number, OVER, no_room=True))
         self._loads.empty(request_id)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
@@ -148,7 +151,7 @@ class OffloadScheduler:
             self._directions.begin_again()
         if scheduler_output is not None:
             self._take_report(scheduler_output)
-        return self._next.take(self._sources.take_fences())
+        return self.ledger.take_step(self._sources.take_fences())
 
     def _take_report(self, output: Any) -> None:
         """Upstream may tell a step a second time, less what it has taken back of it."""
@@ -159,7 +162,7 @@ class OffloadScheduler:
                 self._go_on(data)
         self._reported = output
         for accepted in getattr(output, "prefix_loads", ()):
-            self._loads.accept(accepted, self._numbers.__next__)
+            self._loads.accept(accepted)
 
     def request_finished(self, request: Any, blocks: list[list[int]]) -> bool:
         """True: blocks of the request are in use by a transfer until the worker side says otherwise."""
@@ -184,13 +187,13 @@ class OffloadScheduler:
         closed = tuple(request_id for request_id, live in self._finishing.items() if self._plan_store(live))
         for request_id in closed:
             self._finishing.pop(request_id).close()
-        return Late(self._next.take(self._sources.take_fences()), closed)
+        return Late(self.ledger.take_step(self._sources.take_fences()), closed)
 
     def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
         return self._loads.find(live, num_computed_tokens) if self._directions.work("load") else None
 
     def _tell_load(self, live: LiveRequest, load: PendingLoad) -> None:
-        self._loads.place(live, load, next(self._numbers))
+        self._loads.place(live, load)
 
     def _begin(self, data: Any) -> None:
         """A request runs for the first time, or begins again."""
@@ -212,7 +215,9 @@ class OffloadScheduler:
         if live is None:
             return
         if live.frozen:
-            self._fence_growth(live, data)
+            # The device is up to an iteration ahead of what the host reports.
+            if live.may_have_grown(data.computed_position + 2 * data.num_scheduled_tokens):
+                self._sources.any_about_to_be_written()
         elif any(blocks):
             live.extend(data.new_tokens, blocks, getattr(data, "priorities", None) or ())
         else:
@@ -221,14 +226,6 @@ class OffloadScheduler:
         if live.computed >= live.due:
             self._plan_store(live)
 
-    def _fence_growth(self, live: LiveRequest, data: Any) -> None:
-        """Upstream does not report which blocks a resumed request grows into, up to as many as it had before."""
-        # The device is up to an iteration ahead of what the host reports.
-        reach = -(-(data.computed_position + 2 * data.num_scheduled_tokens) // self._tokens_per_block)
-        if reach > max(live.grown, live.allocated):
-            live.grown = reach
-            self._sources.any_about_to_be_written()
-
     def _plan_store(self, live: LiveRequest) -> bool:
         """Give what the host tier lacks of the request to a job. False: later, another job sends the same blocks."""
         whole = live.whole_blocks()
@@ -236,24 +233,34 @@ class OffloadScheduler:
             return True
         end = live.worth_storing(whole, self._settings.offload_priority_min)
         if end > live.covered:
-            live.index_blocks(end)
-            claim = live.index.claim(live.sequence, end, known=live.had, priorities=live.priorities_until(end))
+            claim = live.claim(end)
             if claim is None:
                 return False
             stored = claim.first + len(claim.slots)
-            missing = max(end - max(stored, live.covered), 0)
-            (self.tally.declined if claim.declined else self.tally.dropped)(missing)
+            behind = min(max(stored, live.covered), end)
+            (self.tally.declined if claim.declined else self.tally.dropped)(end - behind)
             if claim.slots:
-                self._store(live, claim.first, stored, tuple(claim.slots))
+                self._store(live, claim.first, tuple(claim.slots))
+            if behind < end:
+                self._leave_out(live, behind, end)
         live.cover(whole)
         return True
 
-    def _store(self, live: LiveRequest, first: int, end: int, slots: tuple[int, ...]) -> None:
-        store = StoreJob(next(self._numbers), live.request_id, live.part(first, end), slots)
-        self._stores[store.job] = store
+    def _leave_out(self, live: LiveRequest, first: int, end: int) -> None:
+        """Of these blocks the host tier has taken none."""
+
+    def _store(self, live: LiveRequest, first: int, slots: tuple[int, ...]) -> None:
+        store = StoreJob(self.ledger.next_number(), live.request_id, live.part(first, first + len(slots)), slots)
         self._sources.add(store)
-        live.jobs.add(store.job)
-        self._next.stores.append(store)
+        live.jobs.add(store.number)
+        self.ledger.plan(store, self._plan_of(live, first))
+
+    def _plan_of(self, live: LiveRequest, first: int) -> Any:
+        """What is to be known of a store of blocks `first` and on at its end."""
+
+    def _filled(self, slots: tuple[int, ...], *, well: bool) -> None:
+        assert self._index is not None
+        (self._index.commit if well else self._index.abandon)(slots)
 
     def _forget(self, request_id: int) -> LiveRequest | None:
         live = self._live.pop(request_id, None)
@@ -264,34 +271,30 @@ class OffloadScheduler:
         return live
 
     def _take_ended(self) -> None:
-        for ended in self._link.take_ended():
-            self._end(ended)
+        for record, ended in self.ledger.take_ended_everywhere():
+            self._end(record, ended)
 
-    def _end(self, ended: Ended) -> None:
-        if ended.job in self._stores:
-            self._end_store(ended)
-        else:
-            self._end_load(ended)
+    def _end(self, record: Record, ended: Ended) -> None:
+        if isinstance(record.job, StoreJob):
+            self._end_store(record.job, record.plan, ended)
+        elif isinstance(record.job, LoadJob):
+            self._end_load(record.job, record.plan, ended)
 
-    def _end_store(self, ended: Ended) -> None:
-        store = self._stores.pop(ended.job)
+    def _end_store(self, store: StoreJob, plan: Any, ended: Ended) -> None:
+        del plan
         self._sources.remove(store)
-        assert self._index is not None
-        if ended.error:
-            self._index.abandon(store.slots)
-        else:
-            self._index.commit(store.slots)
+        self._filled(store.slots, well=not ended.error)
         self.tally.stored(len(store.slots), ended)
         self._directions.note_end("store", ended)
         for live in (self._live.get(store.request_id), self._finishing.get(store.request_id)):
             if live is not None:
                 live.jobs.discard(ended.job)
 
-    def _end_load(self, ended: Ended) -> None:
+    def _end_load(self, job: LoadJob, load: PendingLoad, ended: Ended) -> None:
         assert self._index is not None
-        load_job, load = self._loads.end(ended, self._index)
-        self.tally.loaded(len(load_job.slots), ended)
+        self._loads.end(job, load, ended, self._index)
+        self.tally.loaded(len(job.slots), ended)
         self._directions.note_end("load", ended)
-        live = self._live.get(load_job.request_id)
+        live = self._live.get(job.request_id)
         if live is not None and live.load is load:
             live.load = None

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from time import monotonic
-from typing import NamedTuple
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.metrics import counters
@@ -11,7 +10,8 @@ from trtllm_kvfix.offload.crossover import choose_ways
 from trtllm_kvfix.offload.digests import Digests
 from trtllm_kvfix.offload.lanes import make_lane
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch
-from trtllm_kvfix.offload.plan import Ended, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.ledger import Ledger, Record
+from trtllm_kvfix.offload.plan import Ended, LoadJob, StoreJob
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload_section import OffloadSettings
 
@@ -22,38 +22,37 @@ class StuckTransfer(KvfixError):
     """The device does not end a transfer, so its blocks can be nobody's."""
 
 
-class _Running(NamedTuple):
-    job: StoreJob | LoadJob
-    lane: TransferLane
-    number: int
-    since: float  # by the clock of `monotonic`
-
-
 class Transfers:
     def __init__(
-        self, device: Device, layout: Layout, pool: HostPool, settings: OffloadSettings, report: TierReport
+        self,
+        device: Device,
+        layout: Layout,
+        pool: HostPool,
+        settings: OffloadSettings,
+        report: TierReport,
+        ledger: Ledger,
     ) -> None:
         self._layout = layout
         self._pool = pool
         self._settings = settings
         self._report = report
+        self._ledger = ledger
         # A mark is held by transfers that wait in a queue, and by the step that is being given out.
         self._marks = Marks(device, marks_max=2 * settings.queue_max + 4)
         ways = choose_ways(device, layout, pool, settings)  # while nothing is in the pool
         self._stores = make_lane(device, "store", ways.store, settings)
         self._loads = make_lane(device, "load", ways.load, settings)
-        self._running: dict[tuple[str, int], _Running] = {}
-        self._at_once: list[Ended] = []  # needed no lane, or found no place in one
         self._digests = Digests(pool, settings.verify)
 
     def mark(self, stream: int) -> Mark:
         return self._marks.set(stream)
 
-    def begin(self, steps: Sequence[Step], stream: int) -> None:
-        """Give out the transfers of these steps behind all that the stream, which computes, has been given. What they
-        have as fences is over."""
-        loads = [load for step in steps for load in step.loads]
-        stores = [store for step in steps for store in step.stores]
+    def running(self) -> list[Record]:
+        """Jobs that a lane has."""
+        return [record for record in self._ledger if record.lane is not None]
+
+    def begin(self, loads: Sequence[LoadJob], stores: Sequence[StoreJob], stream: int) -> None:
+        """Give them out behind all that the stream, which computes, has been given. Their fences are over."""
         if not loads and not stores:
             return
         try:
@@ -68,26 +67,24 @@ class Transfers:
 
     def refuse(self, jobs: Iterable[StoreJob | LoadJob], why: str, *, no_room: bool = False) -> None:
         """They end without having begun."""
-        self._at_once.extend(Ended(job.job, f"not begun: {why}", no_room=no_room) for job in jobs)
+        for job in jobs:
+            self._ledger.end_here(Ended(job.number, f"not begun: {why}", no_room=no_room))
 
     def wait_for(self, jobs: Collection[int]) -> None:
         """Upstream has given blocks of running jobs to somebody else: nothing may write them before they are over."""
-        for running in [one for one in self._running.values() if one.job.job in jobs]:
+        for running in [one for one in self.running() if one.number in jobs]:
             counters.offload_early_reuse_waits.add()
             self._wait(running, FENCE_S_MAX, "and other requests own its blocks")
 
     def take_ended(self) -> list[Ended]:
-        ended, self._at_once = self._at_once, []
         for direction, lane in (("store", self._stores), ("load", self._loads)):
             for one in lane.take_ended():
-                job = self._running.pop((direction, one.number)).job
-                if one.error:
-                    ended.append(Ended(job.job, one.error))
-                    continue
-                BYTES[direction].add(one.bytes)
-                SECONDS[direction].add(one.seconds)
-                ended.append(self._checked(job))
+                if not one.error:
+                    BYTES[direction].add(one.bytes)
+                    SECONDS[direction].add(one.seconds)
+                self._ledger.end_here(Ended(one.job, one.error) if one.error else self._checked(one.job))
         self._refuse_stuck()
+        ended = self._ledger.take_ended_here()
         for error in [job.error for job in ended if job.error and not job.no_room]:
             self._report.failed(error)
         self._show()
@@ -108,19 +105,20 @@ class Transfers:
         """Its request would wait for ever, or its blocks stay taken. A process that has slept looks once more."""
         limit_s = self._settings.transfer_timeout_s
         late = monotonic() - limit_s
-        for running in [one for one in self._running.values() if one.since < late]:
+        for running in [one for one in self.running() if one.since is not None and one.since < late]:
             self._wait(running, FENCE_S_MAX, f"which is more than kvfix.offload.transfer_timeout_s, {limit_s:g} s")
 
-    def _wait(self, running: _Running, seconds: float, why: str) -> None:
-        if not running.lane.wait(running.number, seconds):
+    def _wait(self, running: Record, seconds: float, why: str) -> None:
+        job, lane = running.job, running.lane
+        if lane is not None and not lane.wait(job.number, seconds):
             raise StuckTransfer(
-                f"transfer of {len(running.job.blocks)} blocks of request {running.job.request_id} is not over after "
-                f"{monotonic() - running.since:.0f} s, {why}; is the device hung?"
+                f"transfer of {len(job.slots)} blocks of request {job.request_id} is {running.state.value} after "
+                f"{monotonic() - (running.since or 0):.0f} s, {why}; is the device hung?"
             )
 
     def _enqueue(self, job: StoreJob | LoadJob, direction: str, lane: TransferLane, mark: Mark) -> None:
         if not job.slots:  # upstream found no room for what it was promised
-            self._at_once.append(Ended(job.job, ""))
+            self._ledger.end_here(Ended(job.number, ""))
             return
         try:
             device = self._layout.device_addresses(job.blocks, len(job.slots))
@@ -129,21 +127,24 @@ class Transfers:
             self.refuse([job], str(error))
             return
         dst, src = (host, device) if direction == "store" else (device, host)
-        number = lane.enqueue(dst, src, self._layout.sizes(len(job.slots)), after=mark)
-        if number is None:
-            stats = lane.stats()
-            why = stats.first_error if stats.broken else f"{stats.queued} transfers wait already"
-            self.refuse([job], why, no_room=not stats.broken)
-            return
-        self._running[direction, number] = _Running(job, lane, number, monotonic())
+        answer = lane.enqueue(job.number, dst, src, self._layout.sizes(len(job.slots)), after=mark)
+        if answer == "taken":
+            self._ledger[job.number].take(lane, monotonic())
+        elif answer == "full":
+            self.refuse([job], f"{self._settings.queue_max} transfers wait already", no_room=True)
+        elif answer == "broken":
+            self.refuse([job], lane.stats().first_error)
+        else:
+            self.refuse([job], "the lane is closed")
 
-    def _checked(self, job: StoreJob | LoadJob) -> Ended:
+    def _checked(self, number: int) -> Ended:
+        job = self._ledger[number].job
         if isinstance(job, StoreJob):
             self._digests.note(job.slots)
-            return Ended(job.job, "")
+            return Ended(job.number, "")
         bad = self._digests.differing(job.slots)
         error = f"host slots {list(bad)} do not hold what was stored there" if bad else ""
-        return Ended(job.job, error, bad)
+        return Ended(job.number, error, bad)
 
     def _show(self) -> None:
         stats: Sequence[tuple[int, int]] = [

@@ -2,14 +2,17 @@
 which of them are over."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
+from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.partial_copies import PART as COPIES
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
@@ -18,7 +21,25 @@ from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
 from trtllm_kvfix.offload_section import OffloadSettings
 
+AnyJob = TypeVar("AnyJob", bound=StoreJob | LoadJob)
 MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block, ranks
+
+
+@dataclass
+class Loading:
+    """A request whose load upstream waits for. It may be told first, or be waited for first."""
+
+    since: float = inf  # when upstream began to wait, by the clock of `monotonic`
+    job: int | None = None  # once it has been told
+    is_over: bool = False
+
+    @property
+    def is_untold(self) -> bool:
+        return self.job is None and self.since != inf
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_over and self.since != inf
 
 
 class OffloadWorker:
@@ -46,17 +67,11 @@ class OffloadWorker:
         self._transfers: Transfers | None = None
         self._stream: int | None = None
         self._before_loads: Callable[[], None] = lambda: None
+        self._ledger = link.ledger
         self._steps: list[Step] = []  # told, not begun
-        self._owner: dict[int, int] = {}  # jobs that not all ranks have ended -> their requests
-        self._loads: dict[int, LoadJob] = {}  # those of them that load, by request
-        self._reports: dict[int, list[Ended]] = {}  # told by some ranks, not by all
-        self._saving: set[int] = set()  # requests that have finished and keep their blocks
-        self._closed: set[int] = set()  # those of them for which everything has been told
-        self._loading: set[int] = set()  # requests that wait for a load
-        self._since: dict[int, float] = {}  # when those of them began to wait whose load has not been told
-        self._told: set[int] = set()  # those of them whose load has been told
+        self._saving: dict[int, bool] = {}  # requests that keep their blocks at their end -> all has been told of them
+        self._loading: dict[int, Loading] = {}  # requests that wait for a load, or will
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
-        self._reserved: dict[int, LoadJob] = {}  # loads of reservations, by job, that not all ranks have ended
         self._reserved_over: list[int] = []  # reservations whose load is over on all ranks
         self.reserved_to_recompute: dict[int, int] = {}  # reservation -> its request, where the load did not come
 
@@ -73,7 +88,9 @@ class OffloadWorker:
         if self._transfers is None:
             pool = self._make_pool(device, layout.block_bytes, self._at_start)
             self._transfers = together(
-                self._at_start, lambda: Transfers(device, layout, pool, self._settings, self._report), Transfers.close
+                self._at_start,
+                lambda: Transfers(device, layout, pool, self._settings, self._report, self._ledger),
+                Transfers.close,
             )
             requested = self._settings.host_bytes or pool.bytes
             self._report.built(slots=pool.slots, requested=requested, mapped=pool.bytes, pinned=pool.bytes_pinned)
@@ -88,15 +105,11 @@ class OffloadWorker:
         if not step:
             return
         self._steps.append(step)
-        for store in step.stores:
-            self._owner[store.job] = store.request_id
+        for job in step.transfers():
+            self._ledger.queue(job)
         for load in step.loads:
-            self._owner[load.job] = load.request_id
             if load.reservation is None:
-                self._loads[load.request_id] = load
-                self._told.add(load.request_id)
-            else:
-                self._reserved[load.job] = load
+                self._loading.setdefault(load.request_id, Loading()).job = load.number
         self._take_back(step.taken_back)
 
     def start(self, stream: int, before_loads: Callable[[], None] = lambda: None) -> None:
@@ -111,18 +124,17 @@ class OffloadWorker:
         self, finished_request_ids: Iterable[int], loading_request_ids: Iterable[int]
     ) -> tuple[list[int], list[int]]:
         """Requests whose blocks nothing uses any more, and those whose load is over, on all ranks."""
-        self._saving.update(finished_request_ids)
+        for request_id in finished_request_ids:
+            self._saving[request_id] = False
         for request_id in loading_request_ids:
-            self._loading.add(request_id)
-            self._since[request_id] = monotonic()
-        if self._saving - self._closed or self._loading - self._told:
+            self._loading.setdefault(request_id, Loading()).since = monotonic()
+        if not all(self._saving.values()) or any(loading.is_untold for loading in self._loading.values()):
             self._take_late()
         self._begin()
         if self._is_running():
             for report in agreed(self._ranks, self._ended_here):
                 for ended in report:
-                    self._reports.setdefault(ended.job, []).append(ended)
-            self._agree()
+                    self._note(ended)
         return self._take_saved(), self._take_loaded()
 
     def take_reserved(self) -> list[int]:
@@ -132,7 +144,8 @@ class OffloadWorker:
 
     def requests_in_transfer(self) -> Collection[int]:
         """Whose transfers not all ranks have ended."""
-        return self._owner.values()
+        jobs = (record.job for record in self._ledger if record.is_under_way)
+        return {job.request_id for job in jobs if isinstance(job, StoreJob | LoadJob)}
 
     def request_over(self, request_id: int) -> None:
         """Upstream ends it. Its blocks stay, unless one of the following calls comes after this."""
@@ -141,11 +154,9 @@ class OffloadWorker:
     def end_transfers(self, request_id: int) -> None:
         """On every rank, before upstream gives the blocks of a request away. Nobody is told of its load any more."""
         together(self._ranks, lambda: self.end_transfers_here(request_id))
-        self._loads.pop(request_id, None)
-        self._reserved = {job: load for job, load in self._reserved.items() if load.request_id != request_id}
-        self._since.pop(request_id, None)
-        self._loading.discard(request_id)
-        self._told.discard(request_id)
+        self._loading.pop(request_id, None)
+        for record in self._under_way(request_id):
+            record.is_awaited = False
 
     def end_transfers_here(self, request_id: int) -> None:
         """What has begun is waited for; nothing else begins."""
@@ -153,23 +164,26 @@ class OffloadWorker:
         if self._transfers is None:
             return
         self._refuse(lambda job: job.request_id == request_id)
-        self._transfers.wait_for([job for job, owner in self._owner.items() if owner == request_id])
+        self._transfers.wait_for([record.number for record in self._under_way(request_id)])
+
+    def _under_way(self, request_id: int) -> list[Record]:
+        return [record for record in self._ledger if record.is_under_way and record.job.request_id == request_id]
 
     def _take_back(self, jobs: Collection[int]) -> None:
         """Of reservations that upstream accepted and does not want any more; it has let none of them begin."""
         if jobs:
-            self._refuse(lambda job: job.job in jobs)
-        for job in jobs:
-            self._reserved.pop(job, None)
+            self._refuse(lambda job: job.number in jobs)
+        for record in filter(None, map(self._ledger.get, jobs)):
+            record.is_awaited = False
 
     def _refuse(self, which: Callable[[StoreJob | LoadJob], bool]) -> None:
         """Of what was told and has not begun."""
-        for at, step in enumerate(self._steps):
-            told: list[StoreJob | LoadJob] = [*step.stores, *step.loads]
-            refused = [job for job in told if which(job)]
-            if refused and self._transfers is not None:
-                self._transfers.refuse(refused, OVER, no_room=True)
-                self._steps[at] = step.without(refused)
+        if self._transfers is not None:
+            told = self._waiting(job for step in self._steps for job in step.transfers())
+            self._transfers.refuse([job for job in told if which(job)], OVER, no_room=True)
+
+    def _waiting(self, jobs: Iterable[AnyJob]) -> list[AnyJob]:
+        return [job for job in jobs if self._ledger[job.number].waits]
 
     def close(self) -> bool:
         """False: the device kept something, and with it the memory."""
@@ -183,7 +197,7 @@ class OffloadWorker:
 
     def _is_running(self) -> bool:
         """The same on all ranks: whether they meet to agree."""
-        return bool(self._owner)
+        return any(record.is_under_way for record in self._ledger)
 
     def _ended_here(self) -> list[Ended]:
         return [] if self._transfers is None else self._transfers.take_ended()
@@ -191,12 +205,12 @@ class OffloadWorker:
     def _take_late(self) -> None:
         late = agreed(self._ranks, self._late)[0]  # the scheduler side is on rank 0
         self.bind(late.step)
-        self._closed.update(late.closed)
+        self._saving.update(dict.fromkeys(late.closed, True))
 
     def _late(self) -> Late:
         limit_s = self._settings.transfer_timeout_s
-        for request_id in self._loading - self._told:
-            if monotonic() - self._since[request_id] > limit_s:
+        for request_id, loading in self._loading.items():
+            if loading.is_untold and monotonic() - loading.since > limit_s:
                 raise KvfixError(
                     f"request {request_id} has waited for a load for more than kvfix.offload.transfer_timeout_s, "
                     f"{limit_s:g} s, and none was planned: upstream did not tell where its blocks lie"
@@ -213,58 +227,58 @@ class OffloadWorker:
         fences = [job for step in steps for job in step.fences]
         if fences:  # rare; a rank whose wait failed must still enter the forward pass with the others
             together(self._ranks, lambda: transfers.wait_for(fences))
-        if any(step.loads for step in steps):
+        loads = self._waiting(load for step in steps for load in step.loads)
+        if loads:
             with guarded(COPIES) as tried:
                 self._before_loads()
             if tried.failed:
-                steps = [self._computing_instead(transfers, step) for step in steps]
-        transfers.begin(steps, self._stream)
+                transfers.refuse(loads, "upstream's own copies into blocks could not be waited for")
+                loads = []
+        transfers.begin(loads, self._waiting(store for step in steps for store in step.stores), self._stream)
 
-    def _computing_instead(self, transfers: Transfers, step: Step) -> Step:
-        transfers.refuse(step.loads, "upstream's own copies into blocks could not be waited for")
-        return step.without(step.loads)
+    def _note(self, ended: Ended) -> None:
+        """What a rank says. Once all have said it, nobody uses the blocks of the job any more."""
+        record = self._ledger[ended.job]
+        record.ends = (*record.ends, ended)
+        if len(record.ends) < self._ranks.size:
+            return
+        summed = summed_up(record.ends)
+        self._ledger.end_everywhere(summed, has_scheduler=self._ranks.rank == 0)
+        if isinstance(record.job, LoadJob) and record.is_awaited:
+            self._end_load(record.job, summed)
 
-    def _agree(self) -> None:
-        for job, reports in [item for item in self._reports.items() if len(item[1]) == self._ranks.size]:
-            del self._reports[job]
-            self._end(job, reports)
-
-    def _end(self, job: int, reports: list[Ended]) -> None:
-        """What each rank says of it."""
-        request_id = self._owner.pop(job)
-        ended = summed_up(job, reports)
-        load = self._loads.get(request_id)
-        if load is not None and load.job == job:
-            del self._loads[request_id]
+    def _end_load(self, load: LoadJob, ended: Ended) -> None:
+        if load.reservation is not None:
+            self._reserved_over.append(load.reservation)
+            if ended.error or not load.slots:
+                self.reserved_to_recompute[load.reservation] = load.request_id
+            return
+        loading = self._loading.get(load.request_id)
+        if loading is not None and loading.job == load.number:
+            loading.is_over = True
             position = load.position if ended.error else load.until
             if position is not None:
-                self.recompute[request_id] = position
-        reserved = self._reserved.pop(job, None)
-        if reserved is not None and reserved.reservation is not None:
-            self._reserved_over.append(reserved.reservation)
-            if ended.error or not reserved.slots:
-                self.reserved_to_recompute[reserved.reservation] = request_id
-        if self._ranks.rank == 0:
-            self._link.ended.append(ended)
+                self.recompute[load.request_id] = position
 
     def _take_saved(self) -> list[int]:
-        over = (self._saving & self._closed).difference(self._owner.values())
-        saved = sorted(over)[: self._saved_max]
-        self._saving.difference_update(saved)
-        self._closed.difference_update(saved)
+        closed = [request_id for request_id, is_closed in self._saving.items() if is_closed]
+        if not closed:
+            return []
+        saved = sorted(set(closed).difference(self.requests_in_transfer()))[: self._saved_max]
+        for request_id in saved:
+            del self._saving[request_id]
         return saved
 
     def _take_loaded(self) -> list[int]:
         # A request whose load was never told waits: what its blocks hold is nobody's.
-        loaded = (self._loading & self._told) - self._loads.keys()
-        self._loading -= loaded
+        loaded = sorted(request_id for request_id, loading in self._loading.items() if loading.is_done)
         for request_id in loaded:
-            self._since.pop(request_id, None)
-        self._told -= loaded
-        return sorted(loaded)
+            del self._loading[request_id]
+        return loaded
 
 
-def summed_up(job: int, reports: Sequence[Ended]) -> Ended:
-    error = next((one.error for one in reports if one.error), "")
-    bad = tuple(sorted({slot for one in reports for slot in one.bad_slots}))
-    return Ended(job, error, bad, bool(error) and all(one.no_room for one in reports if one.error))
+def summed_up(ends: Sequence[Ended]) -> Ended:
+    """Of one job, what each rank says."""
+    error = next((one.error for one in ends if one.error), "")
+    bad = tuple(sorted({slot for one in ends for slot in one.bad_slots}))
+    return Ended(ends[0].job, error, bad, bool(error) and all(one.no_room for one in ends if one.error))

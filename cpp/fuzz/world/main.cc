@@ -10,12 +10,14 @@
 #include <map>
 #include <string>
 
+#include "fuzz/world/evictions.h"
 #include "fuzz/world/world.h"
 
 namespace kvfix::world {
 namespace {
 
 constexpr std::uint64_t kStepsPerWorld = 2000;
+constexpr std::uint64_t kStepsPerEviction = 4;  // of a world, for one of the server that tells who goes
 constexpr std::size_t kLinesTold = 40;
 
 struct Options {
@@ -60,6 +62,11 @@ std::string lived(std::uint64_t seed, std::uint64_t steps, Tally& tally, std::de
             world.step();
         }
         world.wind_up();
+        Evictions evictions(seed);
+        for (std::uint64_t step = 0; step < steps / kStepsPerEviction; ++step) {
+            evictions.step();
+        }
+        tally.evictions += evictions.seen();
     } catch (const std::exception& error) {
         broken = "step " + std::to_string(world.tally().steps) + ": " + error.what();
     }
@@ -81,11 +88,12 @@ int tell_again(std::uint64_t seed) {
 void print(const Tally& tally) {
     const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
     std::printf(
-        "%llu steps: %llu requests admitted, %llu deferred, %llu calls refused, %llu promises and %llu cells "
-        "compared, %llu copies, %llu tickets failed, %llu pins, %llu suspended, %llu events\n",
+        "%llu steps: %llu requests admitted, %llu deferred, %llu calls refused, %llu promises, %llu chunks and %llu "
+        "cells compared, %llu copies, %llu tickets failed, %llu pins, %llu suspended, %llu events, %llu evictions\n",
         number(tally.steps), number(tally.admitted), number(tally.deferred), number(tally.refused),
-        number(tally.promises), number(tally.cells), number(tally.copies), number(tally.tickets_failed),
-        number(tally.pins), number(tally.suspended), number(tally.events));
+        number(tally.promises), number(tally.chunks), number(tally.cells), number(tally.copies),
+        number(tally.tickets_failed), number(tally.pins), number(tally.suspended), number(tally.events),
+        number(tally.evictions));
 }
 
 int live_through(const Options& options) {

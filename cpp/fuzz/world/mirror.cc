@@ -35,7 +35,7 @@ void Mirror::apply(const BlockEvent& event) {
     if (event.kind == EventKind::stored) {
         promise(found == tree.end(), "a block is stored twice");
         promise(event.tokens.size() == tokens_per_block_, "a stored block is not full");
-        promise(!event.parent_hash || tree.contains(*event.parent_hash),
+        promise(!event.parent_hash || event.window_size || tree.contains(*event.parent_hash),
                 "a block is stored below one that is not there");
         tree[event.block_hash] = {event.parent_hash, event.tokens, event.tier};
         return;
@@ -49,17 +49,24 @@ void Mirror::apply(const BlockEvent& event) {
 }
 
 void Mirror::expect_rooted() const {
-    for (const Tree& tree : trees_) {
+    for (std::size_t window = 0; window < trees_.size(); ++window) {
+        const Tree& tree = trees_[window];
         for (const auto& [hash, node] : tree) {
-            promise(!node.parent || tree.contains(*node.parent), "a block went, and what was below it stayed");
+            promise(sizes_[window] || !node.parent || tree.contains(*node.parent),
+                    "a block went, and what was below it stayed");
         }
     }
 }
 
-std::uint32_t Mirror::whole_blocks(std::size_t window, const std::vector<BlockHash>& hashes) const {
-    const Tree& tree = trees_[window];
-    const auto end = std::ranges::find_if(hashes, [&](const BlockHash& hash) { return !tree.contains(hash); });
-    return static_cast<std::uint32_t>(end - hashes.begin());
+bool Mirror::allows(std::size_t window, const std::vector<BlockHash>& hashes, std::size_t blocks) const {
+    const std::size_t tokens = blocks * tokens_per_block_;
+    const std::size_t reach = sizes_[window].value_or(~0U);
+    for (std::size_t block = tokens > reach ? (tokens - reach) / tokens_per_block_ : 0; block < blocks; ++block) {
+        if (!trees_[window].contains(hashes[block])) {
+            return false;
+        }
+    }
+    return true;
 }
 
 std::uint32_t Mirror::longest_beginning(std::size_t window, std::optional<BlockHash> parent,

@@ -19,8 +19,8 @@ class Mirror {
     bool complete() const { return complete_; }
     void read(const std::vector<BlockEvent>& events, std::uint64_t dropped);
 
-    // Leading whole blocks of the prompt in that window.
-    std::uint32_t whole_blocks(std::size_t window, const std::vector<BlockHash>& hashes) const;
+    // Whether all is there that the token behind so many whole blocks of the prompt looks back to in that window.
+    bool allows(std::size_t window, const std::vector<BlockHash>& hashes, std::size_t blocks) const;
     // The longest common beginning of the tokens with a whole block below that one.
     std::uint32_t longest_beginning(std::size_t window, std::optional<BlockHash> parent,
                                     std::span<const TokenId> tokens) const;

@@ -1,6 +1,7 @@
 // What requests ask for, and what must be in the cache for each of their tokens.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -27,9 +28,11 @@ void extend_contents(std::vector<std::uint64_t>& contents, const Prompt& prompt)
 struct Live {
     RequestPtr request;
     std::uint32_t writer = 0;  // of its cells: ids of requests may be anything
-    Prompt truth;              // tokens up to `length`, whether the manager knows them or not
+    Prompt truth;              // tokens up to end(), whether the manager knows them or not
     std::vector<std::uint64_t> contents;
-    std::uint32_t length = 0;
+    std::uint32_t length = 0;          // positions reserved: at first those of its first chunk
+    std::uint32_t chunk = ~0U;         // tokens of its prompt that are reserved at a time, at most
+    bool undisturbed = true;           // so far nothing was pinned or on its way when it grew
     std::uint32_t known = 0;           // leading positions whose tokens the manager was given
     std::uint32_t told = 0;            // leading positions that it was told are computed
     std::uint32_t offered = 0;         // leading positions that a live store may have given to others
@@ -40,6 +43,8 @@ struct Live {
     RequestId id() const { return request->id; }
     std::uint32_t beams() const { return request->beam_width; }
     std::uint32_t prompt_length() const { return request->num_tokens(); }
+    // Where tokens that growth brings begin.
+    std::uint32_t end() const { return std::max(length, prompt_length()); }
     std::uint64_t content(std::uint32_t position, std::uint32_t beam) const;
 };
 

@@ -42,12 +42,14 @@ void Tally::add(const Tally& other) {
     deferred += other.deferred;
     refused += other.refused;
     promises += other.promises;
+    chunks += other.chunks;
     cells += other.cells;
     copies += other.copies;
     tickets_failed += other.tickets_failed;
     pins += other.pins;
     suspended += other.suspended;
     events += other.events;
+    evictions += other.evictions;
 }
 
 World::World(std::uint64_t seed)
@@ -57,7 +59,8 @@ World::World(std::uint64_t seed)
       hasher_(twins_.config().seed, twins_.config().hash_bits),
       mirror_(twins_.config()),
       source_(random_, twins_.config()),
-      patience_(random_.pick(std::vector<std::uint32_t>{1, 1, 4, 32})) {}
+      patience_(random_.pick(std::vector<std::uint32_t>{0, 1, 1, 4, 32})),
+      pins_nothing_(random_.one_in(2)) {}
 
 void World::step() {
     struct Act {
@@ -68,6 +71,7 @@ void World::step() {
                                        {6, &World::run_step},
                                        {5, &World::end_ticket},
                                        {3, &World::grow},
+                                       {4, &World::prefill},
                                        {2, &World::rewind},
                                        {3, &World::store_context},
                                        {4, &World::remove},
@@ -95,6 +99,7 @@ void World::step() {
         return here;
     });
     (this->*chosen->act)();
+    settle();
     if (++tally_.steps % kStepsPerAudit == 0) {
         twins_.check_invariants();
     }

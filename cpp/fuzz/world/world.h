@@ -24,12 +24,14 @@ struct Tally {
     std::uint64_t deferred = 0;
     std::uint64_t refused = 0;
     std::uint64_t promises = 0;  // of analyze_prefix_reuse, compared with what was reused
+    std::uint64_t chunks = 0;    // behind the first ones, whose room was promised
     std::uint64_t cells = 0;     // compared
     std::uint64_t copies = 0;
     std::uint64_t tickets_failed = 0;
     std::uint64_t pins = 0;
     std::uint64_t suspended = 0;
     std::uint64_t events = 0;
+    std::uint64_t evictions = 0;  // compared with who had to go
 
     void add(const Tally& other);
 };
@@ -67,6 +69,18 @@ class World {
     struct Ask {
         RequestPtr request;
         Prompt prompt;
+        std::uint32_t chunk = ~0U;  // tokens of a prompt that are reserved at a time
+    };
+    struct Growth {
+        std::vector<Live*> grown;
+        std::vector<std::uint32_t> counts;
+        std::optional<std::vector<std::uint32_t>> computed = std::nullopt;
+    };
+    // Blocks that growth takes in a window, and whether there must be room for them, or may be.
+    struct Promise {
+        std::uint64_t needed = 0;
+        bool must_fit = false;
+        bool may_fit = false;
     };
 
     template <class What>
@@ -84,7 +98,7 @@ class World {
     // Nothing is on its way in or between the tiers: every block in the tree can be used.
     bool all_settled() const { return !queued_ && memory_.flights().empty(); }
     std::vector<std::uint64_t> allocatable();
-    std::uint32_t analyze(const RequestPtr& request);
+    std::uint32_t analyze(const RequestPtr& request, std::optional<std::uint32_t> chunk = std::nullopt);
 
     // world_requests.cc
     Ask request_for(Prompt prompt);
@@ -95,7 +109,7 @@ class World {
                       const std::vector<std::uint32_t>& promised, std::optional<std::uint64_t> budget);
     void expect_deferral(const std::vector<Ask>& batch, const std::vector<std::uint32_t>& promised,
                          std::uint64_t budget, std::size_t count, std::uint64_t computed) const;
-    void expect_admission(const Admission& admission, const Request& request, std::uint32_t promised, bool alone);
+    void expect_admission(const Admission& admission, const Ask& ask, std::uint32_t promised, bool alone);
     void begin(const Admission& admission, const Ask& ask);
     void make_room();
     void remove();
@@ -103,8 +117,14 @@ class World {
 
     // world_growth.cc
     void grow();
-    bool growth_is_legal(const std::vector<Live*>& grown, const std::vector<std::uint32_t>& counts, bool with_tokens,
-                         const std::optional<std::vector<std::uint32_t>>& computed) const;
+    void prefill();
+    void add_tokens(Growth growth);
+    Promise room_for(const Growth& growth);
+    Live* any_unfinished();
+    Live* unfinished(RequestId id);
+    std::uint64_t blocks_over(const Live& live, std::uint32_t length) const;
+    bool in_promise(const Live& live, std::uint32_t count, std::uint32_t told) const;
+    bool growth_is_legal(const Growth& growth, bool with_tokens) const;
     void rewind();
     void store_context();
     std::uint32_t reported(const Live& live);
@@ -134,6 +154,7 @@ class World {
     void verify(const Live& live);
     void verify_all();
     void end_ticket();
+    void settle();
     void end(Ticket ticket, bool fail);
 
     // world_pins.cc
@@ -162,7 +183,8 @@ class World {
     BlockHasher hasher_;  // as the manager's
     Mirror mirror_;
     PromptSource source_;
-    const std::uint32_t patience_;  // how seldom tickets end
+    const std::uint32_t patience_;  // how seldom tickets end; 0: each with the call that queued it
+    const bool pins_nothing_;       // so that nothing disturbs what is kept for chunks
     std::map<RequestId, Live> live_;
     std::map<RequestId, Away> suspended_;
     RequestId last_ = 0;  // the request that a call was last about

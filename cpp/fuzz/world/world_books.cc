@@ -17,7 +17,8 @@ std::vector<std::uint64_t> World::allocatable() {
     const auto stats = twins_.look([](BlockManager& manager) { return manager.get_kv_cache_stats(); });
     std::vector<std::uint64_t> slots;
     for (const WindowStats& window : stats.answer.windows) {
-        slots.push_back(window.primary.free + window.primary.cached);
+        const std::uint64_t there = window.primary.free + window.primary.cached;
+        slots.push_back(there - std::min(there, window.kept));
     }
     return slots;
 }
@@ -39,11 +40,22 @@ void World::expect_matches_mirror() {
     const Ask ask = request_for(source_.prompt(4 * block_tokens()));
     const std::uint32_t tokens = ask.request->num_tokens();
     const std::vector<BlockHash> hashes = hashes_of(*ask.request);
-    std::uint32_t whole = ~0U;
-    for (std::size_t window = 0; window < windows(); ++window) {
-        whole = std::min(whole, mirror_.whole_blocks(window, hashes));
-    }
-    const std::uint32_t most = std::min(whole, (tokens - 1) / block_tokens());
+    const auto most_up_to = [&](std::uint32_t blocks) {
+        const auto allowed = [&] {
+            for (std::size_t window = 0; window < windows(); ++window) {
+                if (!mirror_.allows(window, hashes, blocks)) {
+                    return false;
+                }
+            }
+            return true;
+        };
+        while (!allowed()) {
+            --blocks;
+        }
+        return blocks;
+    };
+    const std::uint32_t whole = most_up_to(static_cast<std::uint32_t>(hashes.size()));
+    const std::uint32_t most = most_up_to((tokens - 1) / block_tokens());
     const std::uint32_t found = analyze(ask.request);
     promise(found / block_tokens() <= most, "more blocks are found than events tell of");
     promise(!all_settled() || found / block_tokens() == most, "fewer blocks are found than events tell of");

@@ -1,5 +1,6 @@
 // How requests grow, shrink and say what they have computed.
 #include <algorithm>
+#include <iterator>
 
 #include "fuzz/world/world.h"
 
@@ -35,51 +36,68 @@ void World::leave_windows(Live& live, std::uint32_t computed) const {
 }
 
 void World::grow() {
-    std::vector<Live*> grown;
+    Growth growth;
     for (auto& [id, live] : live_) {
         if (random_.one_in(id == last_ ? 2 : 4)) {
-            grown.push_back(&live);
+            growth.grown.push_back(&live);
         }
     }
-    std::vector<RequestId> ids;
-    std::vector<std::uint32_t> counts;
     std::vector<std::uint32_t> reports;
-    for (const Live* live : grown) {
-        ids.push_back(live->id());
-        counts.push_back(random_.one_in(2) ? 1 : random_.small(2 * block_tokens() + 1));
+    for (const Live* live : growth.grown) {
+        growth.counts.push_back(random_.one_in(2) ? 1 : random_.small(2 * block_tokens() + 1));
         reports.push_back(reported(*live));
     }
-    const auto computed = random_.one_in(3) ? std::nullopt : std::optional(reports);
-    const bool legal_with_tokens = growth_is_legal(grown, counts, true, computed);
+    growth.computed = random_.one_in(3) ? std::nullopt : std::optional(reports);
+    add_tokens(growth);
+}
+
+// Chunks of one prompt, each when those before have been computed: often to its end.
+void World::prefill() {
+    for (Live* next = any_unfinished(); next != nullptr && !random_.one_in(8); next = unfinished(last_)) {
+        last_ = next->id();
+        run_step();
+        settle();
+        compute(*next);
+        const std::uint32_t most = std::min(next->chunk, next->prompt_length() - next->length);
+        add_tokens({.grown = {next},
+                    .counts = {random_.one_in(2) ? most : random_.between(1, most)},
+                    .computed = std::vector{next->written}});
+    }
+}
+
+void World::add_tokens(Growth growth) {
+    const auto& [grown, counts, computed] = growth;
+    std::vector<RequestId> ids;
+    std::ranges::transform(grown, std::back_inserter(ids), [](const Live* live) { return live->id(); });
+    const bool legal_with_tokens = growth_is_legal(growth, true);
     const bool with_tokens = legal_with_tokens ? !random_.one_in(4) : random_.one_in(16);
     std::vector<TokenId> tokens;
     std::vector<std::vector<TokenId>> tokens_of;
-    for (const std::uint32_t count : counts) {
-        std::vector<TokenId> more(count);
+    for (std::size_t i = 0; i < grown.size(); ++i) {
+        const Live& live = *grown[i];
+        std::vector<TokenId> more(std::max(live.length + counts[i], live.prompt_length()) - live.end());
         std::ranges::generate(more, [&] { return source_.token(); });
         tokens.insert(tokens.end(), more.begin(), more.end());
         tokens_of.push_back(std::move(more));
     }
     const auto given = with_tokens ? std::optional<std::span<const TokenId>>(tokens) : std::nullopt;
-    std::uint64_t needed = 0;
-    for (std::size_t i = 0; i < grown.size(); ++i) {
-        const auto blocks = [&](std::uint32_t length) { return (length + block_tokens() - 1) / block_tokens(); };
-        needed += std::uint64_t{blocks(grown[i]->length + counts[i]) - blocks(grown[i]->length)} * grown[i]->beams();
+    const Promise room = room_for(growth);
+    for (auto& [id, live] : live_) {  // what a pin holds somebody else may have had to do without
+        live.undisturbed = live.undisturbed && pins_.empty() && all_settled();
     }
-    const bool legal = growth_is_legal(grown, counts, with_tokens, computed);
-    const bool fits = std::ranges::all_of(allocatable(), [&](std::uint64_t slots) { return needed <= slots; });
     tell([&] {
         return "grow " + text(grown.size()) + " requests" +
                (grown.empty() ? ""
                               : ", the first " + text(ids[0]) + " by " + text(counts[0]) +
-                                    (computed ? ", computed " + text(reports[0]) : "")) +
+                                    (computed ? ", computed " + text(computed->front()) : "")) +
                (with_tokens ? " with tokens" : "");
     });
     const auto outcome = twins_.change([&](BlockManager& manager) {
         manager.add_tokens(ids, counts, given, computed);
         return Nothing{};
     });
-    promise(bool(outcome) == (legal && fits), [&] {
+    const bool legal = growth_is_legal(growth, with_tokens);
+    promise(outcome ? legal && room.may_fit : !(legal && room.must_fit), [&] {
         return outcome ? std::string("growth is not refused") : "growth is refused: " + outcome.refused->text;
     });
     if (!outcome) {
@@ -87,26 +105,71 @@ void World::grow() {
         make_room();
         return;
     }
-    queued_ = queued_ || needed != 0;
+    queued_ = queued_ || room.needed != 0;
     for (std::size_t i = 0; i < grown.size(); ++i) {
         Live& live = *grown[i];
         if (computed) {
-            live.told = std::max(live.told, reports[i]);
+            live.told = std::max(live.told, (*computed)[i]);
         }
         leave_windows(live, live.told);
         live.length += counts[i];
-        live.known += with_tokens ? counts[i] : 0;
+        live.known += with_tokens ? static_cast<std::uint32_t>(tokens_of[i].size()) : 0;
         live.truth.tokens.insert(live.truth.tokens.end(), tokens_of[i].begin(), tokens_of[i].end());
         extend_contents(live.contents, live.truth);
     }
 }
 
-bool World::growth_is_legal(const std::vector<Live*>& grown, const std::vector<std::uint32_t>& counts, bool with_tokens,
-                            const std::optional<std::vector<std::uint32_t>>& computed) const {
-    for (std::size_t i = 0; i < grown.size(); ++i) {
-        const Live& live = *grown[i];
-        const bool nowhere = counts[i] != 0 && live.known != live.length;
-        if ((with_tokens && (nowhere || live.beams() > 1)) || (computed && (*computed)[i] > live.length)) {
+// What is not promised needs room that is there; what is promised has its own.
+World::Promise World::room_for(const Growth& growth) {
+    Promise out;
+    std::uint64_t unpromised = 0;
+    for (std::size_t i = 0; i < growth.grown.size(); ++i) {
+        const Live& live = *growth.grown[i];
+        const std::uint64_t more = blocks_over(live, live.length + growth.counts[i]) - blocks_over(live, live.length);
+        const bool promised = in_promise(live, growth.counts[i], growth.computed ? (*growth.computed)[i] : 0);
+        tally_.chunks += promised && more != 0 ? 1 : 0;
+        out.needed += more;
+        unpromised += promised ? 0 : more;
+    }
+    const auto there = allocatable();
+    const auto holds = [&](std::uint64_t blocks) {
+        return std::ranges::all_of(there, [&](std::uint64_t slots) { return blocks <= slots; });
+    };
+    out.must_fit = holds(out.needed) || (pins_.empty() && all_settled() && holds(unpromised));
+    out.may_fit = out.must_fit || std::ranges::any_of(live_, [](const auto& each) { return each.second.chunk != ~0U; });
+    return out;
+}
+
+Live* World::unfinished(RequestId id) {
+    const auto found = live_.find(id);
+    return found != live_.end() && found->second.length < found->second.prompt_length() ? &found->second : nullptr;
+}
+
+Live* World::any_unfinished() {
+    const auto found =
+        std::ranges::find_if(live_, [](const auto& each) { return each.second.length < each.second.prompt_length(); });
+    return found == live_.end() ? nullptr : &found->second;
+}
+
+// Of one window: beams share the prompt's whole blocks.
+std::uint64_t World::blocks_over(const Live& live, std::uint32_t length) const {
+    const std::uint32_t blocks = (length + block_tokens() - 1) / block_tokens();
+    const std::uint32_t shared = std::min(blocks, live.prompt_length() / block_tokens());
+    return shared + std::uint64_t{blocks - shared} * live.beams();
+}
+
+// Of a prompt that was admitted in chunks: no more than a chunk is reserved beyond what has been computed.
+bool World::in_promise(const Live& live, std::uint32_t count, std::uint32_t told) const {
+    const std::uint32_t length = live.length + count;
+    return live.undisturbed && length <= live.prompt_length() && length - std::max(live.told, told) <= live.chunk;
+}
+
+bool World::growth_is_legal(const Growth& growth, bool with_tokens) const {
+    for (std::size_t i = 0; i < growth.grown.size(); ++i) {
+        const Live& live = *growth.grown[i];
+        const bool nowhere = live.length + growth.counts[i] > live.end() && live.known != live.end();
+        if ((with_tokens && (nowhere || live.beams() > 1)) ||
+            (growth.computed && (*growth.computed)[i] > live.length)) {
             return false;
         }
     }
@@ -118,7 +181,7 @@ void World::rewind() {
     if (live == nullptr) {
         return;
     }
-    const std::uint32_t grown = live->length - live->prompt_length();
+    const std::uint32_t grown = live->end() - live->prompt_length();
     const std::uint32_t count =
         random_.one_in(8) ? random_.small(grown + 3) : std::min(grown, 1 + random_.small(grown));
     const std::uint32_t length = live->length - std::min(count, live->length);
@@ -139,9 +202,9 @@ void World::rewind() {
         live->length = length;
         live->told = told;
         live->written = std::min(live->written, length);
-        live->known = std::min(live->known, length);
-        live->truth.tokens.resize(length);
-        live->contents.resize(length);
+        live->known = std::min(live->known, live->end());
+        live->truth.tokens.resize(live->end());
+        live->contents.resize(live->end());
     }
     if (outcome &&
         random_.one_in(2)) {  // a draft was refused: another comes in its place, and the request may end with it
@@ -167,13 +230,17 @@ void World::store_context() {
         manager.store_context_blocks(live->id(), computed);
         return Nothing{};
     });
-    promise(bool(outcome) == (computed <= live->prompt_length()), "storing is refused, or is not");
+    promise(bool(outcome) == (computed <= std::min(live->length, live->prompt_length())),
+            "storing is refused, or is not");
     if (outcome) {
+        live->undisturbed = live->undisturbed && pins_.empty() && all_settled();
         live->told = std::max(live->told, computed);
         leave_windows(*live, live->told);
         Live stored = *live;
         stored.truth.tokens.resize(stored.prompt_length());
-        expect_found_again(stored, std::min(live->told, live->prompt_length()));
+        if (live->length >= live->prompt_length()) {  // before that, blocks enter as they leave
+            expect_found_again(stored, std::min(live->told, live->prompt_length()));
+        }
     }
 }
 

@@ -31,6 +31,9 @@ void World::remember_pins(const std::vector<BlockId>& pinned, const std::vector<
 }
 
 void World::pin_something() {
+    if (pins_nothing_) {
+        return;
+    }
     if (pins_.size() > kPinsMax) {
         return unpin();
     }
@@ -89,6 +92,9 @@ std::vector<BlockHash> World::hashes_of(const Request& request) const {
 }
 
 void World::pin_hashes() {
+    if (pins_nothing_) {
+        return;
+    }
     if (hashes_seen_.empty() || queued_) {
         return;
     }

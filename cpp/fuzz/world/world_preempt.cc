@@ -35,19 +35,22 @@ void World::suspend() {
     const bool room = std::ranges::all_of(stats.answer.windows, [&](const WindowStats& window) {
         return window.host.free + window.host.cached >= away.blocks.size();
     });
+    const bool reserved = live->length >= live->prompt_length();
     const RequestId id = live->id();
     const auto outcome =
         twins_.change([&](BlockManager& manager) { return std::vector<std::uint64_t>{manager.suspend_sequence(id)}; });
     if (!outcome) {
-        promise(!room || flying || live->spoiled_from != ~0U,
+        promise(!room || flying || !reserved || live->spoiled_from != ~0U,
                 [&] { return "a request cannot be suspended: " + outcome.refused->text; });
         promise(outcome.refused->why != Refusal::in_flight || flying, "nothing of it is in flight");
-        promise(outcome.refused->why != Refusal::argument || live->spoiled_from != ~0U, "nothing of it was lost");
+        promise(outcome.refused->why != Refusal::argument || !reserved || live->spoiled_from != ~0U,
+                "nothing of it was lost, and its prompt is reserved");
         promise(outcome.refused->why != Refusal::out_of_blocks || outcome.refused->needed > outcome.refused->free,
                 "refused for want of host blocks that are there");
         return;
     }
     promise(!flying, "a request is suspended while its bytes are still on their way");
+    promise(reserved, "a request is suspended between two chunks of its prompt");
     const auto after = allocatable();
     for (std::size_t window = 0; window < windows(); ++window) {
         promise(after[window] >= before[window], "to suspend a request costs primary blocks");

@@ -8,10 +8,17 @@
 namespace kvfix::world {
 namespace {
 
-// Primary slots of a window that the request can need at most, whatever it reuses.
-std::uint64_t slots_at_most(const Request& request, std::uint32_t tokens_per_block) {
+constexpr std::uint32_t kPoolsOfALongPrompt = 8;
+
+// Primary slots of a window that the request can need at most, whatever it reuses. In chunks: what it claims of the window, and what
+// the window and a chunk touch wherever they begin.
+std::uint64_t slots_at_most(const Request& request, std::uint32_t tokens_per_block, std::uint64_t reach,
+                            std::uint32_t chunk) {
     const std::uint64_t blocks = (std::uint64_t{request.num_tokens()} + tokens_per_block - 1) / tokens_per_block;
-    return blocks + (request.num_tokens() % tokens_per_block != 0 ? request.beam_width - 1 : 0);
+    const std::uint64_t claimed = reach / tokens_per_block + 2;
+    const std::uint64_t touched = (tokens_per_block - 1 + reach + chunk + tokens_per_block - 1) / tokens_per_block;
+    return std::min(blocks, claimed + touched) +
+           (request.num_tokens() % tokens_per_block != 0 ? request.beam_width - 1 : 0);
 }
 
 }  // namespace
@@ -26,7 +33,7 @@ World::Ask World::request_for(Prompt prompt) {
     const std::vector<BlockHash> hashes = hashes_of(*request);
     mirror_.learn(hashes, contents_of(prompt), block_tokens());
     hashes_seen_.insert(hashes_seen_.end(), hashes.begin(), hashes.end());
-    return {std::move(request), std::move(prompt)};
+    return {.request = std::move(request), .prompt = std::move(prompt)};
 }
 
 void World::admit() {
@@ -34,7 +41,9 @@ void World::admit() {
     for (const WindowConfig& window : twins_.config().windows) {
         blocks = std::min(blocks, window.blocks_primary);
     }
-    const std::uint32_t longest = std::max(1U, blocks * block_tokens() / random_.between(1, 8));
+    const auto chunk = random_.one_in(2) ? std::optional(1 + random_.small(4 * block_tokens())) : std::nullopt;
+    std::uint32_t longest = std::max(1U, blocks * block_tokens() / random_.between(1, 8));
+    longest *= chunk && random_.one_in(2) ? kPoolsOfALongPrompt : 1;  // more than there are slots for
     std::vector<Ask> batch;
     std::vector<RequestPtr> requests;
     for (std::uint32_t count = random_.one_in(2) ? 1 : random_.between(1, 5); count > 0; --count) {
@@ -44,8 +53,9 @@ void World::admit() {
         requests.push_back(batch.back().request);
     }
     std::vector<std::uint32_t> promised;
-    for (const RequestPtr& request : requests) {
-        promised.push_back(analyze(request));
+    for (Ask& ask : batch) {
+        ask.chunk = chunk.value_or(~0U);
+        promised.push_back(analyze(ask.request, chunk));
     }
     std::optional<std::uint64_t> budget;
     if (random_.one_in(3)) {
@@ -54,10 +64,11 @@ void World::admit() {
     const std::vector<std::uint64_t> room = allocatable();
     tell([&] {
         return "admit " + text(batch.size()) + " requests, the first " + text(requests.front()->id) + " of " +
-               text(requests.front()->num_tokens()) + " tokens, budget " + (budget ? text(*budget) : "none");
+               text(requests.front()->num_tokens()) + " tokens, budget " + (budget ? text(*budget) : "none") +
+               (chunk ? ", in chunks of " + text(*chunk) : "");
     });
     const auto outcome =
-        twins_.change([&](BlockManager& manager) { return manager.add_sequence_batch(requests, budget); });
+        twins_.change([&](BlockManager& manager) { return manager.add_sequence_batch(requests, budget, chunk); });
     if (outcome) {
         expect_batch(outcome.answer, batch, promised, budget);
         return;
@@ -66,8 +77,9 @@ void World::admit() {
     make_room();
 }
 
-std::uint32_t World::analyze(const RequestPtr& request) {
-    const auto outcome = twins_.look([&](BlockManager& manager) { return manager.analyze_prefix_reuse(request); });
+std::uint32_t World::analyze(const RequestPtr& request, std::optional<std::uint32_t> chunk) {
+    const auto outcome =
+        twins_.look([&](BlockManager& manager) { return manager.analyze_prefix_reuse(request, chunk); });
     promise(bool(outcome), "analyze_prefix_reuse refuses a good request");
     const auto tokens = static_cast<std::uint32_t>(outcome.answer.tokens);
     promise(tokens < request->num_tokens(), "a prompt's last token is not computed");
@@ -80,12 +92,18 @@ void World::expect_refusal(const Refused& refused, const std::vector<Ask>& batch
                            const std::vector<std::uint64_t>& room) const {
     promise(refused.why == Refusal::out_of_blocks, [&] { return "a good batch is refused: " + refused.text; });
     promise(refused.needed > refused.free, "refused for want of blocks that are there");
-    std::uint64_t needed = 0;
+    std::vector<std::uint64_t> needed(windows(), 0);
     for (const Ask& ask : batch) {
-        needed += slots_at_most(*ask.request, block_tokens());
+        for (std::size_t window = 0; window < windows(); ++window) {
+            needed[window] += slots_at_most(*ask.request, block_tokens(), window_tokens(window), ask.chunk);
+        }
     }
-    promise(std::ranges::any_of(room, [&](std::uint64_t slots) { return needed > slots; }),
-            "a batch is refused that would fit without any reuse");
+    const auto enough = [&](std::size_t window) { return needed[window] <= room[window]; };
+    bool fits = true;
+    for (std::size_t window = 0; window < windows(); ++window) {
+        fits = fits && enough(window);
+    }
+    promise(!fits, "a batch is refused that would fit without any reuse");
 }
 
 void World::expect_batch(const BatchAdmission& answer, const std::vector<Ask>& batch,
@@ -95,8 +113,8 @@ void World::expect_batch(const BatchAdmission& answer, const std::vector<Ask>& b
     std::uint64_t computed = 0;
     for (std::size_t i = 0; i < count; ++i) {
         promise(answer.admitted[i].request_id == batch[i].request->id, "requests are admitted out of order");
-        expect_admission(answer.admitted[i], *batch[i].request, promised[i], batch.size() == 1);
-        computed += answer.admitted[i].tokens_new;
+        expect_admission(answer.admitted[i], batch[i], promised[i], batch.size() == 1);
+        computed += std::min<std::uint64_t>(answer.admitted[i].tokens_new, batch[i].chunk);
     }
     for (std::size_t i = count; i < batch.size(); ++i) {
         promise(answer.deferred[i - count] == batch[i].request->id, "requests are deferred out of order");
@@ -119,9 +137,11 @@ void World::expect_deferral(const std::vector<Ask>& batch, const std::vector<std
                             std::uint64_t budget, std::size_t count, std::uint64_t computed) const {
     const auto most_computed = [&](std::size_t i) {
         const bool copies = twins_.config().copy_on_partial_reuse;
-        return batch[i].request->num_tokens() - (copies ? promised[i] - promised[i] % block_tokens() : 0);
+        const std::uint32_t whole = copies ? promised[i] - promised[i] % block_tokens() : 0;
+        return std::min(batch[i].request->num_tokens() - whole, batch[i].chunk);
     };
-    const std::uint64_t more = count == 0 ? batch[0].request->num_tokens() - promised[0] : most_computed(count);
+    const std::uint64_t more =
+        count == 0 ? std::min(batch[0].request->num_tokens() - promised[0], batch[0].chunk) : most_computed(count);
     const bool came_alone = count == 1 && most_computed(0) > budget;
     promise(came_alone || computed + more > budget, [&] {
         return "request " + text(batch[count].request->id) + " is deferred, and the budget of " + text(budget) +
@@ -129,7 +149,8 @@ void World::expect_deferral(const std::vector<Ask>& batch, const std::vector<std
     });
 }
 
-void World::expect_admission(const Admission& admission, const Request& request, std::uint32_t promised, bool alone) {
+void World::expect_admission(const Admission& admission, const Ask& ask, std::uint32_t promised, bool alone) {
+    const Request& request = *ask.request;
     const std::uint64_t reused = admission.tokens_reused;
     const std::uint32_t whole = promised - promised % block_tokens();
     const auto counts = [&] { return text(reused) + " tokens are reused, " + text(promised) + " were promised"; };
@@ -140,8 +161,9 @@ void World::expect_admission(const Admission& admission, const Request& request,
     promise(reused + admission.tokens_new == request.num_tokens(), "reused and new tokens are not the prompt");
     const std::uint64_t full = reused / block_tokens();
     const std::uint64_t part = reused % block_tokens() != 0 ? 1 : 0;
-    const std::uint64_t tails = request.num_tokens() % block_tokens() != 0 ? request.beam_width : 1;
-    const std::uint64_t blocks = (std::uint64_t{request.num_tokens()} + block_tokens() - 1) / block_tokens();
+    const std::uint64_t length = reused + std::min<std::uint64_t>(admission.tokens_new, ask.chunk);
+    const std::uint64_t blocks = (length + block_tokens() - 1) / block_tokens();
+    const std::uint64_t tails = blocks > request.num_tokens() / block_tokens() ? request.beam_width : 1;
     const bool tail_is_new = full + part < blocks;
     promise(admission.blocks_reused == (full + part) * windows(), "blocks_reused is wrong");
     promise(admission.blocks_new == (blocks - full - part + (tail_is_new ? tails - 1 : 0)) * windows(),
@@ -160,8 +182,10 @@ void World::begin(const Admission& admission, const Ask& ask) {
     live.writer = ++writers_;
     live.truth = ask.prompt;
     live.contents = contents_of(ask.prompt);
-    live.length = live.known = ask.request->num_tokens();
+    live.known = ask.request->num_tokens();
     live.told = live.written = static_cast<std::uint32_t>(admission.tokens_reused);
+    live.chunk = ask.chunk;
+    live.length = live.told + std::min(live.known - live.told, ask.chunk);
     live.left.assign(windows(), 0);
     leave_windows(live, live.told - live.told % block_tokens());
     ++tally_.admitted;
@@ -190,11 +214,11 @@ void World::remove() {
     if (queued_ && random_.one_in(2)) {
         take();
     }
-    const bool pin = !queued_ && random_.one_in(16);
+    const bool pin = !pins_nothing_ && !queued_ && random_.one_in(16);
     std::optional<std::vector<TokenId>> tokens;
     if (random_.one_in(2)) {
         const auto& truth = live->truth.tokens;
-        tokens.emplace(truth.begin(), truth.begin() + random_.between(live->known, live->length));
+        tokens.emplace(truth.begin(), truth.begin() + random_.between(live->known, live->end()));
     }
     const std::uint32_t computed = reported(*live);
     const std::vector<Held> held = held_by(*live);

@@ -32,8 +32,17 @@ class TransferLaneTest : public StagingTest {
         lane.reset();
         marks.reset();
     }
+    // The number of the job, where the lane takes it.
+    std::optional<std::uint64_t> enqueue(std::vector<CopySpan> spans, MarkPtr after) {
+        const std::uint64_t job = ++jobs;
+        const LaneAnswer answer = lane->enqueue(job, std::move(spans), std::move(after));
+        return answer == LaneAnswer::taken ? std::optional(job) : std::nullopt;
+    }
     std::optional<std::uint64_t> store(MarkPtr after = nullptr) {
-        return lane->enqueue({span_of(host, block)}, std::move(after));
+        return enqueue({span_of(host, block)}, std::move(after));
+    }
+    LaneAnswer offer(std::uint64_t job, MarkPtr after = nullptr) {
+        return lane->enqueue(job, {span_of(host, block)}, std::move(after));
     }
     EndedTransfer ended(std::optional<std::uint64_t> number) {
         EXPECT_TRUE(number && lane->wait(*number, kLong));
@@ -54,6 +63,7 @@ class TransferLaneTest : public StagingTest {
         return spans;
     }
 
+    std::atomic<std::uint64_t> jobs = 0;
     std::shared_ptr<Marks> marks = std::make_shared<Marks>(device, 4);
     std::optional<TransferLane> lane{std::in_place, device, LaneConfig{}};
     Words block = device_words(kWords);
@@ -112,7 +122,10 @@ TEST_F(TransferLaneTest, AFullQueueRefusesAndTakesNothing) {
     }
     const auto second = store();
     const auto third = store();
-    EXPECT_FALSE(store());
+    EXPECT_EQ(offer(99), LaneAnswer::full);
+    EXPECT_EQ(lane->state(*first), TransferState::in_flight);
+    EXPECT_EQ(lane->state(*second), TransferState::queued);
+    EXPECT_EQ(lane->state(99), std::nullopt);
     probe.open_gate(gate);
     EXPECT_EQ(ended(third).error, "");
     EXPECT_TRUE(lane->wait(*first, kLong) && lane->wait(*second, kLong));
@@ -159,8 +172,10 @@ TEST_F(TransferLaneTest, UnpluggedItGivesUpWithTheFirstErrorAndNothingHangs) {
     while (const auto number = store()) {
         ASSERT_TRUE(lane->wait(*number, kLong));
     }
+    EXPECT_EQ(offer(99), LaneAnswer::broken);
     EXPECT_TRUE(lane->stats().broken);
     EXPECT_TRUE(lane->close(kLong));
+    EXPECT_EQ(offer(99), LaneAnswer::closed) << "what it was before says nothing any more";
 }
 
 TEST_F(TransferLaneTest, ClosingEndsWhatHasNotBegunAndWaitsForWhatHas) {
@@ -178,11 +193,11 @@ TEST_F(TransferLaneTest, ClosingEndsWhatHasNotBegunAndWaitsForWhatHas) {
     const std::vector<EndedTransfer> all_ended = lane->take_ended();
     ASSERT_EQ(all_ended.size(), 2U);
     for (const EndedTransfer& end : all_ended) {
-        EXPECT_EQ(end.error.empty(), end.number == *begun) << end.error;
+        EXPECT_EQ(end.error.empty(), end.job == *begun) << end.error;
     }
     EXPECT_EQ(values(host), all(kWords, 9));
-    EXPECT_EQ(*waiting, *begun + 1);
-    EXPECT_FALSE(store());
+    EXPECT_EQ(lane->state(*waiting), std::nullopt) << "its end has been taken";
+    EXPECT_EQ(offer(99), LaneAnswer::closed);
 }
 
 TEST_F(TransferLaneTest, ALaneThatIsLetGoWhileTheDeviceIsStuckKeepsWhatTheDeviceUses) {
@@ -191,7 +206,7 @@ TEST_F(TransferLaneTest, ALaneThatIsLetGoWhileTheDeviceIsStuckKeepsWhatTheDevice
     std::optional<TransferLane> stuck(std::in_place, std::move(shared), LaneConfig{});
     const GateHandle gate = probe.close_gate(stream);
     fill(block, 3, stream);
-    stuck->enqueue({span_of(host, block)}, marks->set(stream));
+    stuck->enqueue(1, {span_of(host, block)}, marks->set(stream));
     while (stuck->stats().in_flight == 0) {
     }
     stuck.reset();  // returns after its limit, with the gate closed
@@ -207,7 +222,7 @@ TEST_F(TransferLaneTest, EveryStreamThatHasAShareWaitsForTheMark) {
     for (std::int32_t i = 1; i <= 20; ++i) {
         const GateHandle gate = probe.close_gate(stream);
         fill(block, i, stream);
-        const auto number = lane->enqueue(shares(), marks->set(stream));
+        const auto number = enqueue(shares(), marks->set(stream));
         EXPECT_FALSE(lane->wait(*number, milliseconds{1}));
         EXPECT_EQ(values(host), all(kWords, i - 1));
         probe.open_gate(gate);
@@ -221,8 +236,8 @@ TEST_F(TransferLaneTest, AShareThatFailsTakesItsTransferDownAndNoOther) {
     reopen({.streams = 2, .shared_bytes_min = 0});
     for (std::uint64_t share = 1; share <= 2; ++share) {
         probe.sim().fail_operation(share);
-        EXPECT_CONTAINS(ended(lane->enqueue(shares(), nullptr)).error, "on request") << share;
-        EXPECT_EQ(ended(lane->enqueue(shares(), nullptr)).error, "") << share;
+        EXPECT_CONTAINS(ended(enqueue(shares(), nullptr)).error, "on request") << share;
+        EXPECT_EQ(ended(enqueue(shares(), nullptr)).error, "") << share;
     }
     EXPECT_EQ(lane->stats().failed, 2U);
     EXPECT_EQ(lane->stats().by_kernel, 0U);
@@ -235,7 +250,7 @@ TEST_F(TransferLaneTest, ARefusedShareWaitsForTheOthers) {
     const GateHandle gate = probe.close_gate({before.value + 1});  // the lane's first stream
     std::vector<CopySpan> spans = shares();
     spans.back().dst = 1;
-    const auto number = lane->enqueue(spans, nullptr);
+    const auto number = enqueue(spans, nullptr);
     EXPECT_FALSE(lane->wait(*number, kShort)) << "the first share is held";
     probe.open_gate(gate);
     EXPECT_CONTAINS(ended(number).error, "copy destination");
@@ -244,8 +259,8 @@ TEST_F(TransferLaneTest, ARefusedShareWaitsForTheOthers) {
 TEST_F(TransferLaneTest, SmallBlocksKeepToOneStream) {
     reopen({.streams = 2, .shared_bytes_min = 9});
     probe.sim().fail_operation(2);  // which would be the second share
-    EXPECT_EQ(ended(lane->enqueue(shares(), nullptr)).error, "");
-    EXPECT_CONTAINS(ended(lane->enqueue(shares(), nullptr)).error, "on request");
+    EXPECT_EQ(ended(enqueue(shares(), nullptr)).error, "");
+    EXPECT_CONTAINS(ended(enqueue(shares(), nullptr)).error, "on request");
 }
 
 TEST_F(TransferLaneTest, ByKernelAStoreRunsBehindItsMarkAsWell) {
@@ -260,7 +275,7 @@ TEST_F(TransferLaneTest, ByKernelAStoreRunsBehindItsMarkAsWell) {
         ASSERT_EQ(values(host), all(kWords, i));
     }
     EXPECT_EQ(lane->stats().by_kernel, 20U);
-    EXPECT_EQ(ended(lane->enqueue({span_of(host.first(1), block.first(1))}, nullptr)).error, "");
+    EXPECT_EQ(ended(enqueue({span_of(host.first(1), block.first(1))}, nullptr)).error, "");
     EXPECT_EQ(lane->stats().by_kernel, 20U) << "four bytes went by DMA";
 }
 
@@ -288,8 +303,18 @@ TEST_F(TransferLaneTest, RefusesWhatTheDeviceDoesNotHave) {
 }
 
 TEST_F(TransferLaneTest, KnowsOnlyWhatWasEnqueued) {
-    EXPECT_THROW(lane->wait(0, kShort), std::invalid_argument);
-    EXPECT_THROW(lane->wait(1, kShort), std::invalid_argument);
+    EXPECT_TRUE(lane->wait(7, kShort)) << "nothing of that number is under way";
+    EXPECT_EQ(lane->state(7), std::nullopt);
+    const GateHandle gate = probe.close_gate(stream);
+    EXPECT_EQ(offer(7, marks->set(stream)), LaneAnswer::taken);
+    EXPECT_THROW(offer(7), std::invalid_argument);
+    EXPECT_FALSE(lane->wait(7, kShort));
+    probe.open_gate(gate);
+    EXPECT_TRUE(lane->wait(7, kLong));
+    EXPECT_EQ(lane->state(7), TransferState::ended_here);
+    EXPECT_EQ(ended(7).job, 7U);
+    EXPECT_EQ(offer(7), LaneAnswer::taken) << "the number is free again";
+    EXPECT_TRUE(lane->wait(7, kLong));
     EXPECT_THROW(TransferLane(device, {.queue_max = 0}), std::invalid_argument);
 }
 

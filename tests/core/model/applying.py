@@ -1,8 +1,9 @@
 """Section 4, second half: a batch that has been found good is carried out."""
 
 from .admission import Plan
+from .chunks import keep
 from .eviction import take_slot
-from .state import Block, Column, Sequence, State, Window
+from .state import Block, Column, Room, Sequence, State, Window
 from .values import PRIORITY_DEFAULT, Admission, Request, RequestStats, Tier
 
 
@@ -17,8 +18,9 @@ def apply_batch(state: State, plans: list[Plan]) -> list[Admission]:
 def claim(state: State, plan: Plan, w: int, takers: dict[int, Block]) -> None:
     """What the plan counts on is out of eviction's reach from here on. `takers`: by serial of the block taken over."""
     window = state.windows[w]
+    first = plan.matches[w].outside(plan.full)
     for index, block in enumerate(plan.claimed(w)):
-        if plan.holds(window, index):
+        if block is not None and index >= first:
             hold(state, plan, block, w)
             block.deadline_ms = None
             found = plan.request.retention.at(index * plan.block_size)
@@ -48,12 +50,15 @@ def apply_plan(state: State, plan: Plan) -> Admission:
     stats = RequestStats(tokens_reused=plan.reuse, tokens_new=plan.tokens_new)
     rows: list[list[Column]] = [[] for _ in windows]
     request = plan.request
-    sequence = Sequence(request, len(request.tokens), list(request.tokens), plan.reuse, plan.reuse, rows, stats)
+    rooms = [Room() for _ in windows]
+    sequence = Sequence(
+        request, plan.length, list(request.tokens), plan.reuse, plan.reuse, rows, rooms, plan.full, stats
+    )
     for w, window in enumerate(windows):
         place_claimed(state, plan, w, sequence)
         if plan.rest:
             place_partial(state, plan, w, sequence)
-        for index in range(len(rows[w]), plan.blocks_prompt):
+        for index in range(len(rows[w]), plan.blocks_first):
             new = [new_prompt_block(state, window, request, index * plan.block_size) for _ in range(plan.width(index))]
             for block in new:
                 take_slot(state, window, block)
@@ -62,6 +67,8 @@ def apply_plan(state: State, plan: Plan) -> Admission:
         stats.blocks_missed += len(request.tokens) // plan.block_size - plan.full
         unclaim(state, plan, w)
     state.sequences[request.request_id] = sequence
+    for w in range(len(windows)):
+        keep(state, sequence, w, plan.chunk)
     state.bump("requests")
     for name, value in vars(stats).items():
         state.bump(name, value)
@@ -77,11 +84,11 @@ def apply_plan(state: State, plan: Plan) -> Admission:
 
 def place_claimed(state: State, plan: Plan, w: int, sequence: Sequence) -> None:
     window = state.windows[w]
+    first = plan.matches[w].outside(plan.full)
     for index, block in enumerate(plan.claimed(w)):
-        held = plan.holds(window, index)
-        sequence.columns[w].append(Column([block], left=not held))
+        sequence.columns[w].append(Column([] if block is None else [block], left=index < first))
         sequence.stats.blocks_reused += 1
-        if not held:
+        if block is None or index < first:
             continue
         block.refs += 1
         host_slot = block.slots["host"]

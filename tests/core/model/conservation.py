@@ -1,5 +1,6 @@
 """The model's own conscience: what must hold between any two calls."""
 
+from .chunks import there, to_come
 from .state import Block, State, Window
 from .values import TIERS, Tier
 
@@ -21,6 +22,7 @@ def tier_counts(window: Window, tier: Tier) -> dict[str, int]:
 def check(state: State) -> None:
     locks = count_locks(state)
     owners, keepers = count_owners(state, suspended=False), count_owners(state, suspended=True)
+    check_kept(state)
     for window in state.windows:
         for tier in TIERS:
             counts = tier_counts(window, tier)
@@ -39,6 +41,15 @@ def check(state: State) -> None:
             check_block(state, block)
 
 
+def check_kept(state: State) -> None:
+    for w, window in enumerate(state.windows):
+        pinned = sum(block.pins["primary"] > 0 or block.locks["primary"] > 0 for block in window.blocks)
+        assert there(state, w) + pinned >= 0, "slots are kept that are not there"
+    for seq in state.sequences.values():
+        for room in seq.rooms:
+            assert room.kept <= to_come(state, seq) and (room.rolls == (room.kept < to_come(state, seq)))
+
+
 def check_block(state: State, block: Block) -> None:
     assert any(slot is not None for slot in block.slots.values()), "a record without a slot"
     for tier in TIERS:
@@ -52,7 +63,8 @@ def check_block(state: State, block: Block) -> None:
         size = state.config.tokens_per_block
         assert 1 <= len(block.tokens) <= size
         assert len(block.tokens) == size or not block.children, "an incomplete block has children"
-        contents = [(c.tokens, c.extras) for c in block.children]
+        assert block.parent is not None
+        contents = [(c.tokens, c.extras) for c in block.parent.children]
         assert len(set(contents)) == len(contents), "twins"
         assert not block.undelivered, "half a block is served"
 

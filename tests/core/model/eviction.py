@@ -20,7 +20,7 @@ def assign(state: State, window: Window, block: Block, tier: Tier) -> int:
 
 def primary_victim(window: Window) -> Block:
     candidates = window.cached()
-    leaves = [b for b in candidates if all(child.slots["primary"] is None for child in b.children)]
+    leaves = [b for b in candidates if b.outside or all(child.slots["primary"] is None for child in window.children(b))]
     return min(leaves or candidates, key=lambda b: (b.priority, b.cached_at))
 
 
@@ -58,7 +58,7 @@ def make_host_room(state: State, window: Window) -> bool:
     only = [b for b in window.tree() if b.host_group == "only_in_host"]
     if not only:
         return False
-    leaves = [b for b in only if not b.children]
+    leaves = [b for b in only if b.outside or not window.children(b)]
     victim = min(leaves or only, key=lambda b: (b.priority, b.entered_at))
     state.bump("blocks_dropped", len(list(victim.family())))
     state.drop(victim)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from .applying import new_block
+from .applying import new_block, new_prompt_block
+from .chunks import blocks_over, returned, settle, there
 from .eviction import take_slot
 from .state import Block, Column, Sequence, State
 from .storing import enter_tree
@@ -16,31 +17,47 @@ class Growth:
     tokens: list[int] | None
     computed: int
 
+    def blocks(self, state: State) -> int:
+        """That it takes in each window."""
+        size, seq = state.config.tokens_per_block, self.seq
+        return blocks_over(seq.request, seq.length + self.count, size) - blocks_over(seq.request, seq.length, size)
+
 
 def add_tokens(state: State, grown: list[Growth]) -> None:
     """All is checked by the caller, except for capacity: that is judged before anything leaves."""
     for w, window in enumerate(state.windows):
-        needed = sum(columns_missing(state, each.seq, w, each.count) * each.seq.request.beam_width for each in grown)
-        free = window.free("primary") + len(window.cached())
-        if needed > free:
-            raise OutOfBlocks(needed, free, window.shape.size)
+        kept = others = 0
+        for each in grown:
+            past = behind(state, w, max(each.seq.tokens_computed, each.computed))
+            beyond = max(0, each.blocks(state) - returned(each.seq, w, past))
+            own = min(beyond, each.seq.rooms[w].kept)
+            kept, others = kept + own, others + beyond - own
+        for needed, free in (
+            (others, max(0, there(state, w))),
+            (kept, window.free("primary") + len(window.cached())),  # pins may hold some of what is kept
+        ):
+            if needed > free:
+                raise OutOfBlocks(needed, free, window.shape.size)
     for each in grown:
         each.seq.tokens_computed = max(each.seq.tokens_computed, each.computed)
         for w in range(len(state.windows)):
             leave(state, each.seq, w)
         grow(state, each.seq, each.count, each.tokens)
+    for each in grown:
+        for w in range(len(state.windows)):
+            settle(state, each.seq, w)
 
 
-def columns_missing(state: State, seq: Sequence, w: int, count: int) -> int:
-    return -(-(seq.length + count) // state.config.tokens_per_block) - len(seq.columns[w])
+def behind(state: State, w: int, computed: int) -> int:
+    """Leading blocks that no position from `computed` on looks back to."""
+    size = state.windows[w].shape.size
+    return 0 if size is None else max(0, computed - size) // state.config.tokens_per_block
 
 
 def leave(state: State, seq: Sequence, w: int) -> None:
     """Blocks that ended at or before `computed - window` leave; what is known of them enters the tree."""
-    size = state.windows[w].shape.size
-    if size is None:
-        return
-    past = max(0, seq.tokens_computed - size) // state.config.tokens_per_block
+    past = behind(state, w, seq.tokens_computed)
+    seq.rooms[w].kept += returned(seq, w, past)
     leaving = [column for column in seq.columns[w][:past] if not column.left]
     if leaving:
         good = min(seq.tokens_computed, len(seq.known))
@@ -48,34 +65,50 @@ def leave(state: State, seq: Sequence, w: int) -> None:
     for column in leaving:
         column.left, column.doubtful = True, column.unsure
         for block in column.blocks:
-            let_go(state, block)
+            let_go(state, block, outside=True)
 
 
-def let_go(state: State, block: Block) -> None:
+def let_go(state: State, block: Block, outside: bool = False) -> None:
     block.refs -= 1
+    block.outside = outside
     state.refresh(block)
 
 
 def grow(state: State, seq: Sequence, count: int, tokens: list[int] | None) -> None:
-    retention = seq.request.retention
+    size = state.config.tokens_per_block
+    request, blocks = seq.request, -(-(seq.length + count) // size)
+    of_prompt = -(-len(request.tokens) // size)
     for w, window in enumerate(state.windows):
-        for _ in range(columns_missing(state, seq, w, count)):
-            column = Column([])
-            for _ in range(seq.request.beam_width):
-                block = new_block(state, window, retention.decode_priority, retention.decode_duration_ms)
-                take_slot(state, window, block)
-                column.blocks.append(block)
-            seq.columns[w].append(column)
-            seq.stats.blocks_grown += len(column.blocks)
-            state.bump("blocks_grown", len(column.blocks))
+        for position in range(len(seq.columns[w]), min(blocks, of_prompt)):
+            shared = (position + 1) * size <= len(request.tokens)
+            width = 1 if shared else request.beam_width
+            new = [new_prompt_block(state, window, request, position * size) for _ in range(width)]
+            append(state, seq, w, new, "blocks_new")
+            seq.rooms[w].kept = max(0, seq.rooms[w].kept - width)
+    kept = request.retention
+    for w, window in enumerate(state.windows):
+        for _ in range(len(seq.columns[w]), blocks):
+            new = [
+                new_block(state, window, kept.decode_priority, kept.decode_duration_ms)
+                for _ in range(request.beam_width)
+            ]
+            append(state, seq, w, new, "blocks_grown")
     seq.length += count
     if tokens is not None:
         seq.known += tokens
 
 
+def append(state: State, seq: Sequence, w: int, blocks: list[Block], counter: str) -> None:
+    for block in blocks:
+        take_slot(state, state.windows[w], block)
+    seq.columns[w].append(Column(blocks))
+    setattr(seq.stats, counter, getattr(seq.stats, counter) + len(blocks))
+    state.bump(counter, len(blocks))
+
+
 def rewind(state: State, seq: Sequence, count: int) -> None:
     length = seq.length - count
-    if count < 0 or length < len(seq.request.tokens):
+    if count < 0 or (count and length < len(seq.request.tokens)):
         raise ValueError(f"rewind by {count} of {seq.length}: only what has grown can be rewound")
     if length < seq.committed:
         raise ValueError(f"rewind to {length}: {seq.committed} have been offered to others")
@@ -93,4 +126,4 @@ def rewind(state: State, seq: Sequence, count: int) -> None:
                 let_go(state, block)
     seq.length = length
     seq.tokens_computed = min(seq.tokens_computed, length)
-    del seq.known[length:]
+    del seq.known[max(length, len(seq.request.tokens)) :]

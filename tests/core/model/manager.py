@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from . import asking, conservation, growth, offloading, pins, preemption, pruning, storing, transfers
+from . import asking, chunks, conservation, growth, offloading, pins, preemption, pruning, storing, transfers
 from .admission import Plan, fit, plan_batch, within_budget
 from .applying import apply_batch
 from .state import Block, Sequence, State, Transfer, Window
@@ -22,7 +22,7 @@ from .values import (
 
 
 def check_whole_tokens(seq: Sequence, tokens: list[int]) -> None:
-    if len(tokens) > seq.length or tokens[: len(seq.known)] != seq.known:
+    if len(tokens) > max(seq.length, len(seq.request.tokens)) or tokens[: len(seq.known)] != seq.known:
         raise ValueError("tokens do not repeat what is known")
     if len(tokens) > len(seq.known) and seq.request.beam_width > 1:
         raise ValueError("each beam has tokens of its own")
@@ -76,18 +76,22 @@ class ModelManager:
     def blocks_to_resume(self, request_id: int) -> list[int]:
         return preemption.blocks_to_resume(self.state, self.any_sequence(request_id))
 
-    def add_sequence_batch(self, requests: list[Request], tokens_new_max: int | None = None) -> BatchAdmission:
+    def add_sequence_batch(
+        self, requests: list[Request], tokens_new_max: int | None = None, chunk: int | None = None
+    ) -> BatchAdmission:
+        if chunk == 0:
+            raise ValueError("a chunk of nothing")
         ids = [request.request_id for request in requests]
         for request in requests:
             if ids.count(request.request_id) > 1 or request.request_id in self.state.sequences:
                 raise ValueError(f"request {request.request_id} is in the batch twice, or live")
             if request.beam_width > self.config.max_beam_width:
                 raise ValueError(f"request {request.request_id}: beam_width {request.beam_width}")
-        plans = self.fitting(requests, tokens_new_max) or self.fitting(requests[:1], tokens_new_max)
+        plans = self.fitting(requests, tokens_new_max, chunk) or self.fitting(requests[:1], tokens_new_max, chunk)
         return BatchAdmission(apply_batch(self.state, plans), ids[len(plans) :])
 
-    def fitting(self, requests: list[Request], tokens_new_max: int | None) -> list[Plan]:
-        plans = within_budget(plan_batch(self.state, requests), tokens_new_max)
+    def fitting(self, requests: list[Request], tokens_new_max: int | None, chunk: int | None) -> list[Plan]:
+        plans = within_budget(plan_batch(self.state, requests, chunk), tokens_new_max)
         fit(self.state, plans)
         return within_budget(plans, tokens_new_max)
 
@@ -104,11 +108,13 @@ class ModelManager:
             seq = self.sequence(request_id)
             if request_id in ids[:position]:
                 raise ValueError(f"request {request_id} is named twice")
-            values = None if tokens is None else tokens[at : at + count]
-            at += count
+            prompt = len(seq.request.tokens)
+            more = max(seq.length + count, prompt) - max(seq.length, prompt)
+            values = None if tokens is None else tokens[at : at + more]
+            at += more
             if values is not None and seq.request.beam_width > 1:
                 raise ValueError("each beam has tokens of its own")
-            if values and len(seq.known) < seq.length:
+            if values and len(seq.known) < max(seq.length, prompt):
                 raise ValueError("values after a position of unknown value")
             done = 0 if computed is None else computed[position]
             check_computed(seq, done)
@@ -120,13 +126,16 @@ class ModelManager:
 
     def store_context_blocks(self, request_id: int, tokens_computed: int) -> None:
         seq = self.sequence(request_id)
-        if not 0 <= tokens_computed <= len(seq.request.tokens):
+        if not 0 <= tokens_computed <= min(seq.length, len(seq.request.tokens)):
             raise ValueError(f"{tokens_computed} is not within the prompt")
         seq.tokens_computed = max(seq.tokens_computed, tokens_computed)
         for w in range(len(self.state.windows)):
             of_prompt = min(seq.tokens_computed, len(seq.request.tokens))
-            storing.enter_tree(self.state, seq, w, of_prompt, partial=False)
+            if not seq.rooms[w].rolls:
+                storing.enter_tree(self.state, seq, w, of_prompt, partial=False)
             growth.leave(self.state, seq, w)
+        for w in range(len(self.state.windows)):
+            chunks.settle(self.state, seq, w)
 
     def remove_sequence(
         self,
@@ -155,11 +164,14 @@ class ModelManager:
         learn_told(seq, tokens, computed)
         entered = min(seq.tokens_computed, len(seq.known))
         for w in range(len(self.state.windows)):
-            blocks = storing.enter_tree(self.state, seq, w, entered, partial=False)
-            seq.committed = max(seq.committed, blocks * self.config.tokens_per_block)
+            if not seq.rooms[w].rolls:
+                blocks = storing.enter_tree(self.state, seq, w, entered, partial=False)
+                seq.committed = max(seq.committed, blocks * self.config.tokens_per_block)
         pinned = pins.pin_sequence(self.state, seq) if pin else []
         for w in range(len(self.state.windows)):
             growth.leave(self.state, seq, w)
+        for w in range(len(self.state.windows)):
+            chunks.settle(self.state, seq, w)
         return pinned
 
     def truncate_blocks(self, request: Request, tokens_kept: int) -> int:
@@ -185,16 +197,16 @@ class ModelManager:
     ) -> list[tuple[Block, Tier] | None]:
         return pins.find_and_pin(self.state, candidates, tier, stop_on_miss)
 
-    def analyze_prefix_reuse(self, request: Request) -> PrefixReuse:
-        plan = plan_batch(self.state, [request])[0]
+    def analyze_prefix_reuse(self, request: Request, chunk: int | None = None) -> PrefixReuse:
+        plan = plan_batch(self.state, [request], chunk)[0]
         with suppress(OutOfBlocks):  # one that does not fit at all may be told what it would find
             fit(self.state, [plan])
         blocks = [block for w in range(len(self.state.windows)) for block in plan.found(w)]
         in_primary = sum(block.slots["primary"] is not None for block in blocks)
         return PrefixReuse(plan.reuse, in_primary, len(blocks) - in_primary)
 
-    def blocks_to_admit(self, request: Request, tokens_new_max: int = 0) -> list[int]:
-        plan = plan_batch(self.state, [request])[0]
+    def blocks_to_admit(self, request: Request, tokens_new_max: int = 0, chunk: int | None = None) -> list[int]:
+        plan = plan_batch(self.state, [request], chunk)[0]
         with suppress(OutOfBlocks):
             fit(self.state, [plan])
         return asking.blocks_to_admit(self.state, plan, tokens_new_max)

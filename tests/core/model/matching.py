@@ -8,36 +8,50 @@ from .values import Config, Request, Tokens
 
 @dataclass
 class Match:
-    walked: list[Block] = field(default_factory=list)
-    partial: Block | None = None
-    tokens: int = 0
+    window: Window
+    block_size: int
+    found: list[Block | None] = field(default_factory=list)  # full blocks of the prompt
+    begins: list[tuple[Block | None, int]] = field(default_factory=list)  # instead of each: what begins as it does
 
-    def block(self, index: int) -> Block:
-        """The walked block at the index, or the partial match that follows the walk."""
-        if index < len(self.walked):
-            return self.walked[index]
-        assert self.partial is not None and index == len(self.walked)
-        return self.partial
+    def outside(self, full: int) -> int:
+        """Leading blocks that the token behind `full` blocks does not look back to."""
+        size = self.window.shape.size
+        return 0 if size is None else max(0, full * self.block_size - size) // self.block_size
+
+    def allows(self, tokens: int) -> bool:
+        """Whether all that the next token looks back to is there."""
+        if not self.begins:
+            return tokens == 0
+        full, rest = divmod(tokens, self.block_size)
+        if None in self.found[self.outside(full) : full] or full > len(self.found):
+            return False
+        whole = full < len(self.found) and self.found[full] is not None
+        return rest == 0 or whole or rest <= self.begins[full][1]
+
+    def source(self, index: int) -> Block:
+        """The block that begins as the prompt's block does, whole or not."""
+        block = self.found[index] if index < len(self.found) else None
+        block = block or self.begins[index][0]
+        assert block is not None
+        return block
 
 
 def match(config: Config, window: Window, request: Request) -> Match:
-    if not config.block_reuse:
-        return Match()
-    found = Match()
     size, n = config.tokens_per_block, len(request.tokens)
-    node: Root | Block = window.root(request.root)
-    while (len(found.walked) + 1) * size <= n:
-        begin = len(found.walked) * size
-        child = twin(node, request.tokens[begin : begin + size], request, begin)
-        if child is None or not child.usable:
-            break
-        found.walked.append(child)
-        node = child
-    full = len(found.walked) * size
-    common = 0
-    if config.partial_reuse and full < n:
-        found.partial, common = partial_match(node, request, full, min(full + size, n))
-    found.tokens = min(full + common, n - 1)
+    found = Match(window, size)
+    if not config.block_reuse:
+        return found
+    node: Root | Block | None = window.root(request.root)
+    for index in range(n // size + 1):
+        begin = index * size
+        if window.shape.size is not None:  # whatever became of those before it
+            node = window.root(request.root, request.prefix(index, size))
+        begins = partial_match(node, request, begin, min(begin + size, n)) if node and begin < n else (None, 0)
+        found.begins.append(begins if config.partial_reuse else (None, 0))
+        if begin + size <= n:
+            block = twin(node, request.tokens[begin : begin + size], request, begin) if node else None
+            node = block if block is not None and block.usable else None
+            found.found.append(block if node else None)
     return found
 
 

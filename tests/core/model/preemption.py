@@ -1,5 +1,6 @@
 """Section 12: a live sequence goes to host and comes back. Everything is checked before anything changes."""
 
+from .chunks import there
 from .eviction import assign, make_host_room, take_slot
 from .state import Block, Sequence, State, Window
 from .storing import let_go_all
@@ -18,6 +19,8 @@ def blocks_of(state: State, seq: Sequence, w: int) -> list[tuple[Block, int]]:
 
 
 def suspend(state: State, seq: Sequence) -> int:
+    if seq.length < len(seq.request.tokens):
+        raise ValueError("its prompt is not reserved to its end")
     for w in range(len(state.windows)):
         for block, _ in blocks_of(state, seq, w):
             if not block.settled("primary"):
@@ -80,8 +83,7 @@ def resume(state: State, seq: Sequence) -> int:
                 raise ValueError("a block of it was lost meanwhile")
             if not block.usable:
                 raise BlockInFlight
-        needed = sum(block.slots["primary"] is None for block in held)
-        free = window.free("primary") + sum(block not in held for block in window.cached())
+        needed, free = taken_to_return(window, held), max(0, there(state, w))
         if needed > free:
             raise OutOfBlocks(needed, free, window.shape.size)
     onboarded = 0
@@ -109,8 +111,10 @@ def resume(state: State, seq: Sequence) -> int:
 def blocks_to_resume(state: State, seq: Sequence) -> list[int]:
     if not seq.suspended:
         raise ValueError("not suspended")
-    answer = []
-    for w, window in enumerate(state.windows):
-        held = [block for block, _ in blocks_of(state, seq, w)]
-        answer.append(sum(block.slots["primary"] is None or block in window.cached() for block in held))
-    return answer
+    held = [[block for block, _ in blocks_of(state, seq, w)] for w in range(len(state.windows))]
+    return [taken_to_return(window, blocks) for window, blocks in zip(state.windows, held, strict=True)]
+
+
+def taken_to_return(window: Window, held: list[Block]) -> int:
+    """Of the blocks that anybody may have."""
+    return sum(block.slots["primary"] is None or block in window.cached() for block in held)

@@ -2,7 +2,7 @@
 
 from .matching import common_prefix, twin
 from .state import Block, Root, State, Window
-from .values import Request, Salt
+from .values import Extras, Request, Salt, Tokens
 
 
 def truncate(state: State, request: Request, tokens_kept: int) -> int:
@@ -10,9 +10,12 @@ def truncate(state: State, request: Request, tokens_kept: int) -> int:
         raise ValueError("more than there is")
     size, dropped = state.config.tokens_per_block, 0
     for window in state.windows:
-        path = path_of(window, request, size)
-        while len(path) > -(-tokens_kept // size) and not path[-1].children and not in_use(path[-1]):
-            state.drop(path.pop())
+        for block in reversed(path_of(window, request, size)[-(-tokens_kept // size) :]):
+            if block is None:
+                continue
+            if window.children(block) or in_use(block):
+                break
+            state.drop(block)
             dropped += 1
     return dropped
 
@@ -22,21 +25,32 @@ def in_use(block: Block) -> bool:
     return any(counts)
 
 
-def path_of(window: Window, request: Request, size: int) -> list[Block]:
-    """Whole blocks, and an incomplete one behind them if all of its tokens are the request's."""
-    path: list[Block] = []
+def path_of(window: Window, request: Request, size: int) -> list[Block | None]:
+    """By position: the whole block, or an incomplete one with its tokens alone. Some of a window may be gone."""
+    path: list[Block | None] = []
     node: Root | Block = window.root(request.root)
+    contents: list[tuple[Tokens, Extras]] = []
     for begin in range(0, len(request.tokens), size):
         tokens = request.tokens[begin : begin + size]
-        child = twin(node, tokens, request, begin) if len(tokens) == size else None
-        if child is None:
-            extras = request.extras(begin, begin + len(tokens))
-            kin = [block for block in node.children if block.extras == extras]
-            reach = max((common_prefix(block.tokens, tokens) for block in kin), default=0)
-            return path + [block for block in kin if reach and block.tokens == tokens[:reach]]
-        path.append(child)
-        node = child
+        part = find_part(node, tokens, request, begin, size)
+        contents.append((tokens, request.extras(begin, begin + len(tokens))))
+        if window.shape.size is not None:
+            path.append(part)
+            node = window.root(request.root, tuple(contents))
+            continue
+        path += [part] if part else []
+        if part is None or len(part.tokens) < size:
+            break
+        node = part
     return path
+
+
+def find_part(node: Root | Block, tokens: Tokens, request: Request, begin: int, size: int) -> Block | None:
+    if len(tokens) == size and (whole := twin(node, tokens, request, begin)):
+        return whole
+    kin = [block for block in node.children if block.extras == request.extras(begin, begin + len(tokens))]
+    reach = max((common_prefix(block.tokens, tokens) for block in kin), default=0)
+    return next((block for block in kin if reach and block.tokens == tokens[:reach]), None)
 
 
 def drop_tenant(state: State, lora_id: int | None, salt: Salt) -> int:

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .values import TIERS, Config, Extras, Request, RequestStats, RootKey, Tier, Tokens, WindowShape
+from .values import TIERS, Config, Extras, Prefix, Request, RequestStats, RootKey, Tier, Tokens, WindowShape
 
 
 @dataclass(eq=False)
 class Root:
+    """Where a prompt begins. In a window also: what comes before a block, for each block, there or not."""
+
     key: RootKey
+    before: Prefix = ()
     children: list["Block"] = field(default_factory=list)
 
 
@@ -37,6 +40,7 @@ class Block:
     entered_group: str | None = None
     entered_at: int = 0
     undelivered: bool = False
+    outside: bool = False  # whoever held it last went on without it
 
     @property
     def in_tree(self) -> bool:
@@ -58,6 +62,12 @@ class Block:
 
     def kept(self, tier: Tier) -> bool:
         return self.keepers > 0 and self.kept_in == tier
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether one owner alone keeps the slot in primary."""
+        others = self.pins["primary"] or self.locks["primary"] or self.kept("primary")
+        return self.refs == 1 and not (others or self.in_flight["primary"])
 
     @property
     def host_group(self) -> str | None:
@@ -90,6 +100,15 @@ class Column:
         return self.doubtful if self.left else missing
 
 
+@dataclass
+class Room:
+    """What a sequence whose prompt is not reserved to its end has beside its blocks, in one window."""
+
+    kept: int = 0
+    most: int | None = None  # blocks of its own and slots kept; None if that is the whole prompt
+    rolls: bool = False  # less is kept than the prompt needs: slots of blocks that leave come back
+
+
 @dataclass(eq=False)
 class Sequence:
     request: Request
@@ -98,6 +117,8 @@ class Sequence:
     tokens_reused: int
     tokens_computed: int
     columns: list[list[Column]]  # [window][position]
+    rooms: list[Room]  # [window]
+    claimed: int  # leading blocks that are others' too
     stats: RequestStats
     suspended: bool = False
     committed: int = 0  # leading positions that entered the tree while it lived
@@ -117,12 +138,22 @@ class Window:
     blocks: list[Block] = field(default_factory=list)
     roots: list[Root] = field(default_factory=list)
 
-    def root(self, key: RootKey) -> Root:
+    def root(self, key: RootKey, before: Prefix = ()) -> Root:
         for root in self.roots:
-            if root.key == key:
+            if root.key == key and root.before == before:
                 return root
-        self.roots.append(Root(key))
+        self.roots.append(Root(key, before))
         return self.roots[-1]
+
+    def below(self, block: Block) -> "Root | Block":
+        """The parent of what follows the block: in a window the prefix, which stays when the block goes."""
+        if self.shape.size is None:
+            return block
+        assert isinstance(block.parent, Root)
+        return self.root(block.parent.key, (*block.parent.before, (block.tokens, block.extras)))
+
+    def children(self, block: Block) -> list[Block]:
+        return self.below(block).children if block.in_tree else []
 
     def tree(self) -> list[Block]:
         return [block for root in self.roots for top in root.children for block in top.family()]

@@ -2,7 +2,7 @@
 
 from .matching import twin
 from .state import Block, Root, Sequence, State
-from .values import Tokens
+from .values import Extras, Tokens
 
 
 def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) -> int:
@@ -13,13 +13,19 @@ def enter_tree(state: State, seq: Sequence, w: int, length: int, partial: bool) 
     if not state.config.block_reuse:
         return 0
     index = -1
-    size = state.config.tokens_per_block
-    node: Root | Block = state.windows[w].root(seq.request.root)
+    size, window = state.config.tokens_per_block, state.windows[w]
+    node: Root | Block = window.root(seq.request.root)
+    contents: list[tuple[Tokens, Extras]] = []
     for index, column in enumerate(seq.columns[w][: seq.first_unsure()]):
+        if window.shape.size is not None:
+            node = window.root(seq.request.root, tuple(contents))
         tokens = tuple(seq.known[index * size : min((index + 1) * size, length)])
-        block = column.blocks[0]
         if not tokens or len(column.blocks) > 1:
             return index
+        contents.append((tokens, seq.request.extras(index * size, index * size + len(tokens))))
+        if window.shape.size is not None and len(tokens) == size and column.left:
+            continue  # nothing hangs on it
+        block = column.blocks[0]
         if block.in_tree:
             node = block
             continue
@@ -62,6 +68,8 @@ def remove(state: State, seq: Sequence, store: bool) -> None:
 
 
 def let_go_all(state: State, seq: Sequence) -> None:
+    for room in seq.rooms:
+        room.kept = 0
     for row in seq.columns:
         for column in reversed(row):
             if not column.left:
@@ -70,4 +78,5 @@ def let_go_all(state: State, seq: Sequence) -> None:
                         block.keepers -= 1
                     else:
                         block.refs -= 1
+                        block.outside = False
                     state.refresh(block)

@@ -10,6 +10,7 @@ PRIORITY_DEFAULT = 35
 Salt = str | bytes | int | None
 Tokens = tuple[int, ...]
 Extras = tuple[tuple[int, int, bytes], ...]
+Prefix = tuple[tuple[Tokens, Extras], ...]  # of whole blocks
 RootKey = tuple[int | None, str, Salt]
 
 
@@ -62,6 +63,12 @@ class Request:
     @property
     def root(self) -> RootKey:
         return (self.lora_id, type(self.salt).__name__, self.salt)
+
+    def prefix(self, blocks: int, size: int) -> Prefix:
+        """The contents of that many leading blocks."""
+        return tuple(
+            (self.tokens[i * size : (i + 1) * size], self.extras(i * size, (i + 1) * size)) for i in range(blocks)
+        )
 
     def extras(self, begin: int, end: int) -> Extras:
         """The extras of the block that covers tokens [begin, end)."""

@@ -24,7 +24,6 @@ class FakePorter:
         self.holds_gets = self.holds_puts = False
         self.looks = 0
         self.on_look: Callable[[], None] = lambda: None
-        self._numbers = 0
 
     def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
         del wait_s
@@ -32,11 +31,11 @@ class FakePorter:
         self.on_look()
         return [all((key, rank) in self.memory for rank in range(self.spec.ranks)) for key in keys]
 
-    def put(self, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> int | None:
-        return self._ask(Put(self._number(), keys, slots))
+    def put(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
+        return self._ask(Put(job, keys, slots))
 
-    def get(self, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> int | None:
-        return self._ask(Get(self._number(), keys, slots))
+    def get(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
+        return self._ask(Get(job, keys, slots))
 
     def end_if_stuck(self) -> None:
         """It is the test that ends it."""
@@ -56,15 +55,10 @@ class FakePorter:
         del wait_s
         return True
 
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
-    def _ask(self, message: Put | Get) -> int | None:
-        if not self.is_up:
-            return None
-        self.asked.append(message)
-        return message.number
+    def _ask(self, message: Put | Get) -> bool:
+        if self.is_up:
+            self.asked.append(message)
+        return self.is_up
 
     def _moved(self, message: Message, at: int) -> Outcome:
         assert isinstance(message, Put | Get)

@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 
 from tests.core.test_tier_admission import SLOTS, scanned, served
+from tests.offload.ends import end
 from tests.offload.upstream_double import Request
+from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.link import Link
-from trtllm_kvfix.offload.plan import Ended
 from trtllm_kvfix.offload.remote.scheduler import RemoteScheduler
+from trtllm_kvfix.offload.remote.staging import Staging
 from trtllm_kvfix.offload.switches import Switches
 from trtllm_kvfix.offload_section import OffloadSettings, RemoteSettings
 
+POOL_SLOTS = SLOTS + 13  # an eighth is kept for what goes to the store alone
 PROMPT = [-5, -6, -7, -8, 0]
 BLOCKS = [[0, 1, 2, 3, 4]]
 
@@ -40,10 +43,11 @@ def store() -> StoreOfAll:
 def side(store: StoreOfAll) -> RemoteScheduler:
     """Its host tier is full, and declines what is new."""
     link = Link()
-    link.slots, link.store = SLOTS, store
+    link.slots, link.store = POOL_SLOTS, store
     settings = OffloadSettings(host_bytes=1, log_every_requests=0, remote=RemoteSettings(min_reuse_blocks=2))
     made = RemoteScheduler(settings, 1, link, Switches(None))
     made._index = scanned()
+    assert made._slots_of_index(POOL_SLOTS) == SLOTS
     assert served(made._index, [-1, -2, -3]).declined
     return made
 
@@ -74,6 +78,90 @@ def test_what_was_reserved_is_put_once_it_is_stored(side: RemoteScheduler) -> No
     )
     output = SimpleNamespace(new_requests=[began], cached_requests=[])
     (told,) = side.build_connector_meta(output).stores
-    side._link.ended.append(Ended(told.job, ""))
+    end(side.ledger, told)
     (put,) = side.build_connector_meta(None).puts
     assert put.slots == told.slots
+
+
+def computed(side: RemoteScheduler, prompt: list[int]) -> Any:
+    """The step after that which computes all but the last token of a prompt nobody has."""
+    request: Any = Request(1, list(prompt))
+    side.get_num_new_matched_tokens(request, 0)
+    blocks = [list(range(len(prompt)))]
+    side.update_state_after_alloc(request, blocks)
+    began = SimpleNamespace(
+        request_id=1, new_tokens=prompt, new_block_ids=blocks[0], computed_position=len(prompt) - 1,
+        num_scheduled_tokens=1,
+    )  # fmt: skip
+    return side.build_connector_meta(SimpleNamespace(new_requests=[began], cached_requests=[]))
+
+
+@pytest.fixture
+def nothing_there(store: StoreOfAll, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "look", lambda keys, _wait_s: [False] * len(keys))
+
+
+def free(side: RemoteScheduler) -> int:
+    return len(side._puts._staging._free)
+
+
+@pytest.mark.usefixtures("nothing_there")
+def test_what_the_host_tier_declines_goes_to_the_store_all_the_same(side: RemoteScheduler) -> None:
+    """Through slots that the index knows nothing of, and that are free again once the store has it."""
+    evicted, staged = side.index.stats().evicted, counters.offload_remote_staged_blocks.value  # type: ignore[union-attr]
+    (told,) = computed(side, PROMPT).stores
+    assert told.slots == (SLOTS, SLOTS + 1, SLOTS + 2, SLOTS + 3) and told.blocks == (0, 1, 2, 3)
+    end(side.ledger, told)
+    (put,) = side.build_connector_meta(None).puts
+    assert (put.slots, len(set(put.keys))) == (told.slots, 4)
+    assert free(side) == 13 - 4
+    end(side.ledger, put)
+    side.build_connector_meta(None)
+    assert free(side) == 13
+    assert side.index.stats().evicted == evicted  # type: ignore[union-attr]
+    assert counters.offload_remote_staged_blocks.value == staged + 4
+
+
+@pytest.mark.usefixtures("nothing_there")
+def test_no_more_goes_that_way_than_is_kept_for_it(side: RemoteScheduler) -> None:
+    dropped = counters.offload_remote_dropped_blocks.value
+    (told,) = computed(side, list(range(-30, 0))).stores
+    assert len(told.slots) == 13
+    assert counters.offload_remote_dropped_blocks.value == dropped + 29 - 13
+
+
+@pytest.mark.usefixtures("nothing_there")
+@pytest.mark.parametrize("how", ["fails", "is taken out of the plan", "finds no store"])
+def test_slots_come_back_however_it_ends(how: str, side: RemoteScheduler) -> None:
+    if how == "is taken out of the plan":
+        request: Any = Request(1, list(PROMPT))
+        side.get_num_new_matched_tokens(request, 0)
+        side.update_state_after_alloc(request, BLOCKS)
+        request.context_current_position = 4
+        assert side.request_finished(request, BLOCKS)
+        assert free(side) == 13 - 4
+        side.request_over(1, blocks_stay=False)
+    else:
+        (told,) = computed(side, PROMPT).stores
+        end(side.ledger, told, "the device is gone" if how == "fails" else "")
+        puts = side.build_connector_meta(None).puts
+        assert len(puts) == (how == "finds no store")
+        for put in puts:
+            end(side.ledger, put, "there is no store now")
+        side.build_connector_meta(None)
+    assert free(side) == 13
+    assert len(side.ledger) == 0
+
+
+@pytest.mark.usefixtures("nothing_there")
+def test_without_a_store_nothing_is_sent_that_way(side: RemoteScheduler, store: StoreOfAll) -> None:
+    store.is_up = False
+    assert not computed(side, PROMPT).stores
+
+
+@pytest.mark.parametrize("slots", [1, 2, 7, 8, 100])
+def test_both_parts_of_a_pool_are_the_pool(slots: int) -> None:
+    staging = Staging(slots)
+    taken = staging.take(slots)
+    assert sorted([*range(staging.first), *taken]) == list(range(slots))
+    assert staging.first >= 1 and staging.take(1) == ()

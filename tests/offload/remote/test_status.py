@@ -38,7 +38,7 @@ def test_without_its_process_a_porter_is_down_and_asked_for_nothing(monkeypatch:
     porter = Porter(SPEC, 1)
     assert porter.close(20)
     assert str(porter.error) == "no more processes"
-    assert porter.get((b"k",), (0,)) is None and porter.put((b"k",), (0,)) is None
+    assert not porter.get(1, (b"k",), (0,)) and not porter.put(2, (b"k",), (0,))
     assert porter.look((b"k",), 1) is None and porter.take_answered() == []
 
 

@@ -28,7 +28,7 @@ def serve(server: OffloadServer, disturb: Disturb) -> Chats:
     porter.holds_gets = porter.holds_puts = False
     side = server.connector.scheduler.side
     for number in range(10_000, 10_200):
-        if not (side._fetching or side._putting or side._storing):
+        if len(side.ledger) == 0:
             break
         server.run([server.request(number, [number], 1)])
     server.close()
@@ -54,7 +54,7 @@ def test_conversations_read_what_is_theirs(
         chats = serve(server, slow_and_failing)
         side = server.connector.scheduler.side
         assert server.contents.corrupt == [] and server.contents.reads > REQUESTS
-        assert side._fetching == {} and side._putting == {} and side._live == {}
+        assert len(side.ledger) == 0 and side._live == {}
         server.index.check_invariants()
         assert server.index.stats().owned == 0 and server.index.stats().sequences == 0
         assert chats.cancelled and chats.answered

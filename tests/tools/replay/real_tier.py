@@ -158,14 +158,14 @@ class RealTier:
         transfers = self.worker.side._transfers
         assert transfers is not None
         while True:
-            for running in list(transfers._running.values()):
+            for running in transfers.running():
                 self.counts[running.lane is transfers._loads] += len(running.job.blocks)
-                assert running.lane.wait(running.number, WAIT_S)
+                assert running.lane.wait(running.job.number, WAIT_S)
             saved, loaded = self.worker.get_finished(saving, loading)
             saving, loading = [], []
             waiting[0].difference_update(saved)
             waiting[1].difference_update(loaded)
-            if not (waiting[0] or waiting[1] or transfers._running):
+            if not (waiting[0] or waiting[1] or transfers.running()):
                 self.device.synchronize(self.stream)
                 assert self.worker.requests_to_recompute == {}
                 return

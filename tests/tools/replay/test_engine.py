@@ -25,9 +25,13 @@ class WatchedManager(BlockManager):
         self.stored: list[tuple[int, int]] = []
 
     def add_sequence_batch(
-        self, requests: Iterable[SequenceRequest], *, tokens_new_max: int | None = None
+        self,
+        requests: Iterable[SequenceRequest],
+        *,
+        tokens_new_max: int | None = None,
+        chunk_tokens: int | None = None,
     ) -> BatchAdmission:
-        admission = super().add_sequence_batch(requests, tokens_new_max=tokens_new_max)
+        admission = super().add_sequence_batch(requests, tokens_new_max=tokens_new_max, chunk_tokens=chunk_tokens)
         self.batches.append([admitted.request_id for admitted in admission.admitted])
         return admission
 

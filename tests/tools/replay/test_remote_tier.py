@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.offload.remote.fake_porter import Key, planted
-from trtllm_kvfix.offload.remote import scheduler
+from trtllm_kvfix.offload.remote import puts
+from trtllm_kvfix.tools.replay import remote_tier
 from trtllm_kvfix.tools.replay.engine import Replay
-from trtllm_kvfix.tools.replay.outcome import HostTierKind
+from trtllm_kvfix.tools.replay.outcome import HostAdmission, HostTierKind
 from trtllm_kvfix.tools.replay.remote_tier import Store
 from trtllm_kvfix.tools.replay.workload import generate
 
@@ -27,7 +28,7 @@ class RealRemoteTier(RealTier):
             nothing = SimpleNamespace(new_requests=[], cached_requests=[])
             self.worker.bind_connector_meta(self.scheduler.build_connector_meta(nothing))
             self._settle([], [])
-            if not (side._stores or side._putting or side._fetching):
+            if len(side.ledger) == 0:
                 return
 
 
@@ -37,7 +38,7 @@ def test_the_connector_does_what_the_replay_predicts(
 ) -> None:
     memory: dict[Key, bytes] = {}
     planted(monkeypatch, memory)
-    monkeypatch.setattr(scheduler, "PUT_SHARE", 1)  # prompts that come at once would not all be put into small pools
+    monkeypatch.setattr(puts, "PUT_SHARE", 1)  # prompts that come at once would not all be put into small pools
     monkeypatch.setenv("TRTLLM_KVFIX_OFFLOAD_HOST_BYTES", str(blocks_host * BLOCK_BYTES))
     made = generate(name, 3)
     shape = made.shape.model_copy(update={"blocks_host": blocks_host, "host_tier": HostTierKind.CONNECTOR})
@@ -50,6 +51,22 @@ def test_the_connector_does_what_the_replay_predicts(
     assert predicted.tokens.remote > 0
     assert predicted.tokens.host > alone.tokens.host
     assert found.tokens.host == pytest.approx(predicted.tokens.host, rel=0.05)
+
+
+def test_what_the_host_tier_declines_is_found_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much is reused as where everything is taken. Without the part of the pool that it goes through, far less."""
+    made = generate("chat", 0)
+    sizes = {"blocks_primary": 150, "blocks_host": 100, "blocks_remote": 1 << 20}
+
+    def reused(admission: HostAdmission) -> int:
+        tier = {"host_tier": HostTierKind.CONNECTOR, "host_admission": admission}
+        return Replay(made.workload, made.shape.model_copy(update=sizes | tier)).run().tokens.host
+
+    everything, adaptive = reused(HostAdmission.ALL), reused(HostAdmission.ADAPTIVE)
+    monkeypatch.setattr(remote_tier, "staging_slots", lambda _slots: 0)
+    nowhere = reused(HostAdmission.ADAPTIVE)
+    assert adaptive > 0.95 * everything
+    assert nowhere < 0.7 * everything
 
 
 def test_without_room_there_is_no_remote_tier() -> None:

@@ -34,7 +34,7 @@ class Porter:
     def __init__(self, spec: Spec, timeout_s: float) -> None:
         self._spec, self._timeout_s = spec, timeout_s
         self._lock = threading.Lock()  # guards what follows
-        self._numbers = count(1)
+        self._looks_numbered = count(-1, -1)  # puts and gets have the numbers of their jobs
         self._asked: dict[int, tuple[Message, float]] = {}  # -> since when
         self._answered: deque[tuple[Message, Answer]] = deque()  # puts and gets
         self._looks: dict[int, queue.SimpleQueue[Answer]] = {}
@@ -52,7 +52,7 @@ class Porter:
         """Which blocks all ranks have; None where nobody says so in time."""
         answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         with self._lock:
-            number = next(self._numbers)
+            number = next(self._looks_numbered)
             self._looks[number] = answers
         try:
             if not self._send(Look(number, keys)):
@@ -65,12 +65,12 @@ class Porter:
                 self._looks.pop(number, None)
         return None if answer.error else [outcome is Outcome.WHOLE for outcome in answer.outcomes]
 
-    def put(self, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> int | None:
-        """The number under which `take_answered` tells of it. None: there is no porter now."""
-        return self._ask(Put(next(self._numbers), keys, slots))
+    def put(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
+        """False: there is no porter now. Otherwise `take_answered` will tell."""
+        return self._send(Put(job, keys, slots))
 
-    def get(self, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> int | None:
-        return self._ask(Get(next(self._numbers), keys, slots))
+    def get(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
+        return self._send(Get(job, keys, slots))
 
     def end_if_stuck(self) -> None:
         """A call of the store that has no end would keep all that come behind it."""
@@ -94,9 +94,6 @@ class Porter:
             process.kill()
         self._thread.join(wait_s)
         return not self._thread.is_alive()
-
-    def _ask(self, message: Message) -> int | None:
-        return message.number if self._send(message) else None
 
     def _send(self, message: Message) -> bool:
         with self._lock:

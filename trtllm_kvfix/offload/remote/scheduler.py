@@ -3,6 +3,8 @@
     host pool <- fetch - store      a request waits for it as for any load, and then loads from the host pool
     host pool -- put --> store      behind every store to the host pool; nobody waits for it
 
+What the host tier does not take goes to the store as well, through a part of the pool that is kept for that.
+
 A fetch fills slots that are claimed for it, so nobody reads or takes them before it is over on all ranks. It brings all
 of its blocks or none. A request that has waited long enough computes, while its fetch goes on.
 """
@@ -14,9 +16,11 @@ from typing import Any
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.faults import guarded
-from trtllm_kvfix.offload.plan import Ended, FetchJob, Late, LoadJob, PutJob, Step
+from trtllm_kvfix.offload.ledger import Record
+from trtllm_kvfix.offload.plan import Ended, FetchJob, Late, LoadJob, PutJob, Step, StoreJob
 from trtllm_kvfix.offload.remote.keys import KeyChain
 from trtllm_kvfix.offload.remote.pause import Pause
+from trtllm_kvfix.offload.remote.puts import Puts, Stored
 from trtllm_kvfix.offload.remote.worth import Estimate, Worth
 from trtllm_kvfix.offload.requests import LiveRequest, PendingFetch, PendingLoad
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
@@ -24,7 +28,6 @@ from trtllm_kvfix.overlay import fuse
 
 _log = logging.getLogger("trtllm_kvfix.offload")
 PART = "offload-remote"
-PUT_SHARE = 4  # of the host pool, one part in so many may wait to be put
 PATIENCE = 2.0  # a request waits that many times as long as it would compute
 PATIENCE_S_MIN = 0.5
 SAID_EVERY = 100  # estimates
@@ -32,6 +35,8 @@ SAID_EVERY = 100  # estimates
 
 @dataclass
 class Fetching:
+    """What the scheduler side plans with a fetch."""
+
     live: LiveRequest
     load: PendingLoad
     fetch: PendingFetch
@@ -39,15 +44,6 @@ class Fetching:
     until: float
     is_told: bool = False  # the request has been told of its load
     is_dropped: bool = False  # the request's blocks are somebody else's
-
-
-@dataclass
-class Stored:
-    """Blocks on their way to the host pool, and to the store behind it."""
-
-    live: LiveRequest
-    first: int
-    end: int
 
 
 class RemoteScheduler(OffloadScheduler):
@@ -59,10 +55,8 @@ class RemoteScheduler(OffloadScheduler):
         self._patience_s_max = min(self._remote.timeout_s, self._settings.transfer_timeout_s / 2)
         self.worth = Worth()
         self._pause = Pause()
-        self._fetching: dict[int, Fetching] = {}  # jobs that not all ranks have ended
-        self._storing: dict[int, Stored] = {}  # stores whose blocks are to be put
-        self._putting: dict[int, tuple[LiveRequest, list[int]]] = {}
         self._estimates = 0
+        self._puts = Puts(self._link)
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         if scheduler_output is not None:
@@ -119,7 +113,7 @@ class RemoteScheduler(OffloadScheduler):
 
     def _estimate(self, nbytes: int, tokens: int) -> Estimate:
         block_bytes = self._link.store.block_bytes if self._link.store else 0
-        waiting = sum(len(each.fetch.slots) * block_bytes for each in self._fetching.values())
+        waiting = self.ledger.slots_of(FetchJob) * block_bytes
         estimate = self.worth.estimate(monotonic(), nbytes, tokens, waiting)
         counters.offload_remote_bytes_per_s.put(self.worth.bytes_per_s or 0)
         counters.offload_prefill_tokens_per_s.put(self.worth.tokens_per_s or 0)
@@ -159,22 +153,26 @@ class RemoteScheduler(OffloadScheduler):
         if fetch is None:
             super()._tell_load(live, load)
             return
-        load.fetch, load.job = None, next(self._numbers)  # on its way: nobody else gives its slots back
-        job, now = next(self._numbers), monotonic()
+        load.fetch, load.job = None, self.ledger.next_number()  # on its way: nobody else gives its slots back
+        now = monotonic()
         compute_s = load.tokens / self.worth.tokens_per_s if self.worth.tokens_per_s else self._patience_s_max
         patience_s = min(max(PATIENCE * compute_s, PATIENCE_S_MIN), self._patience_s_max)
         live.hold()
-        self._fetching[job] = Fetching(live, load, fetch, now, now + patience_s)
-        self._next.fetches.append(FetchJob(job, live.request_id, fetch.keys, tuple(fetch.slots)))
+        job = FetchJob(self.ledger.next_number(), live.request_id, fetch.keys, tuple(fetch.slots))
+        self.ledger.plan(job, Fetching(live, load, fetch, now, now + patience_s))
+
+    def _fetching(self) -> list[Fetching]:
+        """Of fetches that not all ranks have ended."""
+        return [record.plan for record in self.ledger if isinstance(record.job, FetchJob)]
 
     def _give_up(self) -> None:
         now = monotonic()
-        for fetching in [one for one in self._fetching.values() if not one.is_told and one.until < now]:
+        for fetching in [one for one in self._fetching() if not one.is_told and one.until < now]:
             counters.offload_remote_late.add()
             self._give(fetching, has_come=False)
 
     def _drop(self, request_id: int) -> None:
-        for fetching in self._fetching.values():
+        for fetching in self._fetching():
             fetching.is_dropped |= fetching.live.request_id == request_id
 
     def _give(self, fetching: Fetching, *, has_come: bool) -> None:
@@ -184,7 +182,7 @@ class RemoteScheduler(OffloadScheduler):
         if fetching.is_dropped:
             live.index.unpin(load.slots)
         elif live.is_over:  # upstream waits for its load all the same
-            job = LoadJob(next(self._numbers), live.request_id, (), (), 0)
+            job = LoadJob(self.ledger.next_number(), live.request_id, (), (), 0)
             self._loads.plan(job, load)
         else:
             first, end = max(load.first, fetch.first), fetch.first + len(fetch.slots)
@@ -193,16 +191,15 @@ class RemoteScheduler(OffloadScheduler):
             load.is_short = len(come) < end - first
             super()._tell_load(live, load)
 
-    def _end(self, ended: Ended) -> None:
-        if ended.job in self._fetching:
-            self._end_fetch(ended)
-        elif ended.job in self._putting:
-            self._end_put(ended)
+    def _end(self, record: Record, ended: Ended) -> None:
+        if isinstance(record.job, FetchJob):
+            self._end_fetch(record.plan, ended)
+        elif isinstance(record.job, PutJob):
+            self._puts.end(record.plan, record.job, ended)
         else:
-            super()._end(ended)
+            super()._end(record, ended)
 
-    def _end_fetch(self, ended: Ended) -> None:
-        fetching = self._fetching.pop(ended.job)
+    def _end_fetch(self, fetching: Fetching, ended: Ended) -> None:
         live, slots = fetching.live, fetching.fetch.slots
         counters.offload_remote_bad_blocks.add(len(ended.bad_slots))
         if ended.error:
@@ -221,49 +218,27 @@ class RemoteScheduler(OffloadScheduler):
             self._give(fetching, has_come=not ended.error)
         live.let_go()
 
-    def _store(self, live: LiveRequest, first: int, end: int, slots: tuple[int, ...]) -> None:
-        super()._store(live, first, end, slots)
-        if live.chain is not None and self._link.store is not None:
-            live.hold()
-            self._storing[self._next.stores[-1].job] = Stored(live, first, end)
+    def _slots_of_index(self, slots: int) -> int:
+        return self._puts.share(slots)
 
-    def _end_store(self, ended: Ended) -> None:
-        super()._end_store(ended)
-        stored = self._storing.pop(ended.job, None)
-        if stored is None:
-            return
-        if not ended.error and self._put(stored):
-            return
-        stored.live.let_go()
+    def _leave_out(self, live: LiveRequest, first: int, end: int) -> None:
+        """What the GPU had when the request came was put when it was computed."""
+        begin = max(first, live.had)
+        slots = self._puts.stage(live, begin, end)
+        if slots:
+            self._store(live, begin, slots)
 
-    def _put(self, stored: Stored) -> bool:
-        """Whether it is on its way. The host pool's blocks stay where they are until it is over."""
-        live, store = stored.live, self._link.store
-        wait = sum(len(slots) for _, slots in self._putting.values())
-        room = max(live.index.slots // PUT_SHARE, 1) - wait
-        end = min(stored.end, stored.first + room) if store is not None and store.is_up else stored.first
-        counters.offload_remote_dropped_blocks.add(stored.end - max(end, stored.first))
-        if live.chain is None or end <= stored.first:
-            return False
-        slots = live.index.pin(live.sequence, stored.first, end)
-        if not slots:
-            return False
-        keys = live.chain.keys[stored.first : stored.first + len(slots)]
-        job = next(self._numbers)
-        self._putting[job] = live, slots
-        self._next.puts.append(PutJob(job, tuple(keys), tuple(slots)))
-        return True
+    def _filled(self, slots: tuple[int, ...], *, well: bool) -> None:
+        if not self._puts.is_staged(slots):
+            super()._filled(slots, well=well)
 
-    def _end_put(self, ended: Ended) -> None:
-        live, slots = self._putting.pop(ended.job)
-        live.index.unpin(slots)
-        live.let_go()
-        if ended.no_room or ended.error:
-            counters.offload_remote_dropped_blocks.add(len(slots))
-        if ended.error and not ended.no_room:
-            counters.offload_remote_errors.add()
-        if not ended.error:
-            counters.offload_remote_put_blocks.add(len(slots))
+    def _plan_of(self, live: LiveRequest, first: int) -> Stored | None:
+        return self._puts.plan_of(live, first)
+
+    def _end_store(self, store: StoreJob, plan: Stored | None, ended: Ended) -> None:
+        super()._end_store(store, plan, ended)
+        if plan is not None:
+            self._puts.begin(plan, store.slots, well=not ended.error)
 
 
 def prompt_tokens_of(scheduler_output: Any) -> int:

@@ -1,14 +1,15 @@
 """The worker side with a remote tier: passes fetches and puts on to this rank's porter, and agrees on their ends."""
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.layout import Layout
+from trtllm_kvfix.offload.ledger import State
 from trtllm_kvfix.offload.limits import text_of
 from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
 from trtllm_kvfix.offload.ranks import Ranks
@@ -17,7 +18,7 @@ from trtllm_kvfix.offload.remote.messages import Answer, Message, Outcome, Put, 
 from trtllm_kvfix.offload.remote.model import layout_parts
 from trtllm_kvfix.offload.remote.porter import Porter
 from trtllm_kvfix.offload.remote.scheduler import PART
-from trtllm_kvfix.offload.worker import OffloadWorker, summed_up
+from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import fuse
 
 _log = logging.getLogger("trtllm_kvfix.offload")
@@ -49,10 +50,6 @@ class RemoteWorker(OffloadWorker):
         self._pool: HostPool | None = None
         self.porter: Porter | None = None
         self.holder: Porter | None = None  # of the segment: nothing that fails in the porter takes it along
-        self._told_jobs: set[int] = set()  # fetches and puts that not all ranks have ended
-        self._asked: dict[int, FetchJob | PutJob] = {}  # by number of the porter's
-        self._puts: deque[PutJob] = deque()  # one at a time: fetches come before them
-        self._at_once_remote: list[Ended] = []
 
     def register_layout(self, device: Device, describe: Callable[[], Layout]) -> None:
         super().register_layout(device, describe)
@@ -77,12 +74,11 @@ class RemoteWorker(OffloadWorker):
     def bind(self, step: Step | None) -> None:
         super().bind(step)
         for fetch in step.fetches if step else ():
-            self._told.discard(fetch.request_id)  # of an earlier life of the request
-            self._told_jobs.add(fetch.job)
+            self._forget_load(fetch.request_id)
+            self._ledger.queue(fetch)
             self._fetch(fetch)
         for put in step.puts if step else ():
-            self._told_jobs.add(put.job)
-            self._puts.append(put)
+            self._ledger.queue(put)
 
     def finished(
         self, finished_request_ids: Iterable[int], loading_request_ids: Iterable[int]
@@ -102,44 +98,49 @@ class RemoteWorker(OffloadWorker):
         return super().close()
 
     def _fetch(self, fetch: FetchJob) -> None:
-        number = self.porter.get(fetch.keys, fetch.slots) if self.porter is not None else None
-        if number is None:
-            self._at_once_remote.append(Ended(fetch.job, "there is no store now"))
+        if self.porter is not None and self.porter.get(fetch.number, fetch.keys, fetch.slots):
+            self._ledger[fetch.number].take(None, monotonic())
         else:
-            self._asked[number] = fetch
+            self._ledger.end_here(Ended(fetch.number, "there is no store now"))
+
+    def _forget_load(self, request_id: int) -> None:
+        """Of an earlier life of the request."""
+        loading = self._loading.get(request_id)
+        if loading is not None:
+            loading.job, loading.is_over = None, False
 
     def _put_next(self) -> None:
-        while self._puts and not any(isinstance(job, PutJob) for job in self._asked.values()):
-            put = self._puts.popleft()
-            number = self.porter.put(put.keys, put.slots) if self.porter is not None else None
-            if number is None:
-                self._at_once_remote.append(Ended(put.job, "there is no store now", no_room=True))
-            else:
-                self._asked[number] = put
-
-    def _is_running(self) -> bool:
-        return super()._is_running() or bool(self._told_jobs)
+        """One at a time: fetches come before them."""
+        puts = [record for record in self._ledger if isinstance(record.job, PutJob)]
+        if any(record.written is State.QUEUED and not record.waits for record in puts):
+            return
+        for record in [each for each in puts if each.waits]:
+            put = record.job
+            assert isinstance(put, PutJob)
+            if self.porter is not None and self.porter.put(put.number, put.keys, put.slots):
+                record.take(None, monotonic())
+                return
+            self._ledger.end_here(Ended(put.number, "there is no store now", no_room=True))
 
     def _ended_here(self) -> list[Ended]:
-        ended = super()._ended_here()
         if self.porter is not None:
             counters.offload_remote_up.put(self.porter.is_up)
             if self.porter.error is not None:
                 fuse.of(PART).blow(f"its thread ended with {self.porter.error}")
-            ended += [self._ended(*each) for each in self.porter.take_answered()]
+            for each in self.porter.take_answered():
+                self._ledger.end_here(self._ended(*each))
         self._put_next()
-        at_once, self._at_once_remote = self._at_once_remote, []
-        return ended + at_once
+        return super()._ended_here()
 
     def _ended(self, message: Message, answer: Answer) -> Ended:
-        job = self._asked.pop(message.number)
+        job = self._ledger[message.number].job
         nbytes = len(job.slots) * (self._layout.block_bytes if self._layout else 0)
         failed = [outcome for outcome in answer.outcomes if outcome is not Outcome.WHOLE]
         if not failed and not answer.error:
             bytes_, seconds = SUMS[isinstance(message, Put)]
             bytes_.add(nbytes)
             seconds.add(answer.seconds)
-            return Ended(job.job, "")
+            return Ended(job.number, "")
         bad = [
             slot
             for slot, outcome in zip(job.slots, answer.outcomes, strict=False)
@@ -147,15 +148,7 @@ class RemoteWorker(OffloadWorker):
         ]  # fmt: skip
         why = answer.error or f"{len(failed)} of {len(job.slots)} blocks are {ENDS[failed[0] - 1]}"
         is_full = bool(failed) and set(failed) == {Outcome.FULL}
-        return Ended(job.job, why, tuple(bad), no_room=is_full)
-
-    def _end(self, job: int, reports: list[Ended]) -> None:
-        if job not in self._told_jobs:
-            super()._end(job, reports)
-            return
-        self._told_jobs.remove(job)
-        if self._ranks.rank == 0:
-            self._link.ended.append(summed_up(job, reports))
+        return Ended(job.number, why, tuple(bad), no_room=is_full)
 
     def _noting_the_pool(self, device: Device, block_bytes: int, ranks: Ranks) -> HostPool:
         self._pool = self._make_own_pool(device, block_bytes, ranks)

@@ -145,11 +145,14 @@ class ConnectorTier:
         claim = self._index.claim(live.sequence, whole, known=live.had)
         if claim is None:
             return False
+        behind = max(claim.first + len(claim.slots), live.covered, live.had)
         live.covered = whole
         if claim.slots:
             self._stores.append(claim.slots)
             self._stored += len(claim.slots)
             self._stored_in(live, claim.first, len(claim.slots))
+        if behind < whole:
+            self._stored += self._left_out(live, behind, whole)
         return True
 
     def _more(self, live: Live, held: int, limit: int, first: int) -> int:
@@ -159,6 +162,11 @@ class ConnectorTier:
 
     def _stored_in(self, live: Live, first: int, count: int) -> None:
         """These blocks of it are in this tier now."""
+
+    def _left_out(self, live: Live, first: int, end: int) -> int:
+        """How many of these blocks, which this tier did not take, are stored all the same."""
+        del live, first, end
+        return 0
 
     def _ended(self, live: Live) -> None:
         """Nothing more comes of it."""

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from trtllm_kvfix.offload.remote.keys import KeyChain
+from trtllm_kvfix.offload.remote.staging import staging_slots
 from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, Known, Live
 
 MIN_REUSE_BLOCKS = 4  # as the connector's default
@@ -42,7 +43,8 @@ class RemoteTier(ConnectorTier):
         blocks_remote: int,
         admission: str = "adaptive",
     ) -> None:
-        super().__init__(slots, tokens_per_block, known, admission)
+        self._staging = self._staging_free = staging_slots(slots)
+        super().__init__(slots - self._staging, tokens_per_block, known, admission)
         self._store_of_all = Store(blocks_remote)
         self._chains: dict[int, KeyChain] = {}  # by sequence of the index
 
@@ -60,6 +62,16 @@ class RemoteTier(ConnectorTier):
 
     def _stored_in(self, live: Live, first: int, count: int) -> None:
         self._store_of_all.put(self._keys(live)[first : first + count])
+
+    def _left_out(self, live: Live, first: int, end: int) -> int:
+        count = min(end - first, self._staging_free)
+        self._staging_free -= count
+        self._stored_in(live, first, count)
+        return count
+
+    def _end_transfers(self) -> None:
+        super()._end_transfers()
+        self._staging_free = self._staging
 
     def _ended(self, live: Live) -> None:
         self._chains.pop(live.sequence, None)

@@ -72,7 +72,7 @@ class Connector:
     def over(self) -> bool:
         """Whether the transfer that was begun has ended."""
         self.worker.finished([], [])
-        return bool(self._link.ended)
+        return bool(self._link.ledger.ended)
 
     def wait(self) -> None:
         while not self.over():

@@ -1,0 +1,94 @@
+// Which block goes next: a server so small and so punctual that docs/block-manager.md, section 6, leaves nothing open. Prompts are whole
+// blocks and one token, every copy ends within its step, and so each block that events say has gone can be compared with the one
+// that had to go.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "core/block_manager.h"
+#include "fuzz/world/random.h"
+
+namespace kvfix::world {
+
+class Evictions {
+  public:
+    explicit Evictions(std::uint64_t seed);
+    void step();
+    // Compared with what had to go.
+    std::uint64_t seen() const { return seen_; }
+
+  private:
+    using Path = std::vector<TokenId>;  // a block's, from its root: one number for each block
+    struct Block {
+        Path path;
+        Priority priority = kPriorityDefault;
+        std::uint32_t owners = 0;
+        std::uint32_t pins = 0;  // in primary
+        bool in_tree = false;
+        bool primary = true;
+        bool host = false;
+        bool copying = false;          // between the tiers, until its step ends
+        std::uint64_t cached_at = 0;   // in primary
+        std::uint64_t host_since = 0;  // in its group of host blocks
+        bool cached() const { return in_tree && primary && owners == 0 && pins == 0 && !copying; }
+    };
+    using BlockPtr = std::shared_ptr<Block>;
+    struct Live {
+        Path path;
+        std::vector<BlockPtr> blocks;  // whole ones, and one for the last token
+    };
+    struct Pinned {
+        std::vector<BlockId> ids;
+        std::vector<BlockPtr> blocks;
+    };
+    // Blocks that go at once, in any order; or one whose primary slot goes.
+    struct Going {
+        bool to_host;
+        std::set<Path> blocks;
+    };
+
+    void admit();
+    void store(RequestId id);
+    void remove();
+    void pin();
+    void unpin();
+    void reset();
+    void run_copies();
+    void expect_events();
+
+    std::vector<BlockPtr> found(const Path& path) const;
+    void take_primary_slot();
+    void evict_primary();
+    bool take_host_slot();
+    void drop(const BlockPtr& block);
+    void enter(const Live& live);
+    void let_go(const BlockPtr& block);
+    bool has_child(const Block& block, bool in_primary) const;
+    template <class May, class Since>
+    BlockPtr first_of(May&& may, Since&& since) const;
+
+    Random random_;
+    BlockManager manager_;
+    std::map<Path, BlockPtr> tree_;
+    std::map<RequestId, Live> live_;
+    std::vector<Pinned> pinned_;
+    std::vector<BlockPtr> copies_;  // of this step, in order
+    std::uint64_t primary_free_;
+    std::uint64_t host_free_;
+    std::uint64_t clock_ = 0;
+    RequestId next_id_ = 1;
+    std::vector<Going> going_;  // of this step, in order
+    struct Told {
+        Path path;
+        bool primary;
+    };
+    std::map<BlockHash, Told> told_;  // by events
+    std::uint64_t seen_ = 0;
+};
+
+}  // namespace kvfix::world

@@ -1,0 +1,75 @@
+"""A job goes the way that is drawn, on each rank, and no other."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trtllm_kvfix.offload import ledger as module
+from trtllm_kvfix.offload.ledger import NEXT, Ledger, State, WrongTurn
+from trtllm_kvfix.offload.plan import Ended, LoadJob, PutJob, StoreJob
+
+JOB = StoreJob(1, 7, (0, 1), (3, 4))
+PAGE = Path(__file__).parents[2] / "docs/offload.md"
+
+
+def test_a_job_has_one_record_from_its_plan_until_it_is_applied() -> None:
+    ledger = Ledger()
+    record = ledger.plan(JOB, "what the scheduler side must know")
+    seen = [record.state]
+    assert ledger.take_step(()).stores == (JOB,) and not ledger.take_step(())
+    ledger.queue(JOB)
+    seen.append(record.state)
+    ledger.end_here(Ended(1, ""))
+    seen.append(record.state)
+    assert ledger.take_ended_here() == [Ended(1, "")] and ledger.take_ended_here() == []
+    ledger.end_everywhere(Ended(1, ""), has_scheduler=True)
+    seen.append(record.state)
+    assert ledger.take_ended_everywhere() == [(record, Ended(1, ""))] and len(ledger) == 0
+    seen.append(record.state)
+    assert seen == [each for each in State if each is not State.IN_FLIGHT], "which is a lane's to say"
+
+
+def test_where_no_scheduler_side_is_nothing_is_left_to_apply() -> None:
+    ledger = Ledger()
+    ledger.queue(JOB)
+    ledger.end_here(Ended(1, ""))
+    ledger.end_everywhere(Ended(1, ""), has_scheduler=False)
+    assert len(ledger) == 0 and ledger.ended == []
+
+
+def test_what_was_told_to_nobody_is_taken_out_of_the_plan() -> None:
+    ledger = Ledger()
+    for number in (1, 2):
+        ledger.plan(JOB._replace(number=number, request_id=number), None)
+    (out,) = ledger.take_out(lambda job: job.request_id == 1)
+    assert (out.number, out.state) == (1, State.APPLIED)
+    assert [job.number for job in ledger.take_step(()).stores] == [2]
+
+
+def test_a_turn_that_is_not_drawn_raises() -> None:
+    ledger = Ledger()
+    ledger.queue(JOB)
+    with pytest.raises(WrongTurn, match="job 1 is queued and cannot be queued next"):
+        ledger.queue(JOB)
+    ledger.end_here(Ended(1, ""))
+    with pytest.raises(WrongTurn, match="job 1 is ended here and cannot be ended here next"):
+        ledger.end_here(Ended(1, ""))
+
+
+def test_slots_are_counted_by_kind() -> None:
+    ledger = Ledger()
+    load = ledger.plan(LoadJob(1, 7, (0, 1), (3, 4), 0), None)
+    ledger.plan(PutJob(2, 7, (b"k",), (5,)), None)
+    load.job = LoadJob(1, 7, (), (), 0)
+    assert (ledger.slots_of(LoadJob), ledger.slots_of(PutJob), ledger.slots_of(StoreJob)) == (0, 1, 0)
+    ledger.take_out(lambda _job: True)
+    assert ledger.slots_of(PutJob) == 0
+
+
+def test_drawings_have_the_states_in_their_order() -> None:
+    words = [state.value for state in State]
+    assert set(NEXT) == set(State) - {State.IN_FLIGHT}
+    for text in (module.__doc__ or "", PAGE.read_text()):
+        (line,) = [line for line in text.splitlines() if "planned ---> queued" in line]
+        assert re.split(r" -+> ", line.strip()) == words

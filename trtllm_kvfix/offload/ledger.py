@@ -1,0 +1,193 @@
+"""The jobs of one process: each has one record, under one number, from its plan until it has been applied.
+
+    planned ---> queued ---> in flight ---> ended here ---> ended everywhere ---> applied
+       |            `--- refused, empty -------^                                    ^
+       `--- taken out of the plan before any rank was told of it -------------------'
+
+    planned           the scheduler side wants it, and the next step tells every rank
+    queued            this rank has been told: it waits in a step, for the porter, or in a lane
+    in flight         the device has it, or the remote store
+    ended here        this rank is done with it, well or not; others may not be
+    ended everywhere  nobody uses its blocks or slots any more; the scheduler side has not looked yet
+    applied           the index knows, and the record is gone
+
+From queued to ended here a transfer is a lane's, which has the same words for it (cpp/lanes/lane_loop.h). Both sides
+of a connector in one process share one ledger. A rank without a scheduler side has nothing to apply.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from typing import Any
+
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.native import TransferLane
+from trtllm_kvfix.offload.plan import Ended, Job, LoadJob, Step, step_of
+
+
+class State(Enum):
+    __hash__ = object.__hash__  # Enum's own is made of the name, in Python, for each step of each job
+
+    PLANNED = "planned"
+    QUEUED = "queued"
+    IN_FLIGHT = "in flight"
+    ENDED_HERE = "ended here"
+    ENDED_EVERYWHERE = "ended everywhere"
+    APPLIED = "applied"
+
+
+# In flight is known to the lane alone, so what is written down goes from queued to ended here.
+NEXT = {
+    State.PLANNED: {State.QUEUED, State.APPLIED},
+    State.QUEUED: {State.ENDED_HERE},
+    State.ENDED_HERE: {State.ENDED_EVERYWHERE},
+    State.ENDED_EVERYWHERE: {State.APPLIED},
+    State.APPLIED: set[State](),
+}
+
+
+class WrongTurn(KvfixError):
+    """A job was to go where no arrow leads."""
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    job: Job
+    plan: Any = None  # of the scheduler side, for when it has ended
+    written: State = State.PLANNED
+    lane: TransferLane | None = None  # that took it
+    since: float | None = None  # when a lane or the porter took it, by the clock of `monotonic`
+    ends: tuple[Ended, ...] = ()  # what ranks have said
+    is_awaited: bool = True  # upstream is to be told
+
+    @property
+    def number(self) -> int:
+        return self.job.number
+
+    @property
+    def state(self) -> State:
+        if self.written is State.QUEUED and self.lane is not None:
+            return State(self.lane.state(self.number) or State.ENDED_HERE)
+        return self.written
+
+    @property
+    def waits(self) -> bool:
+        """Told, and given to nobody."""
+        return self.written is State.QUEUED and self.since is None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Told, and not over on all ranks. The same on each of them, at the points where they meet."""
+        return self.written in (State.QUEUED, State.ENDED_HERE)
+
+    def take(self, lane: TransferLane | None, now: float) -> None:
+        """A lane has it from here on; or, with None, the porter."""
+        self.lane, self.since = lane, now
+
+    def go(self, state: State) -> None:
+        if state not in NEXT[self.written]:
+            raise WrongTurn(f"job {self.number} is {self.written.value} and cannot be {state.value} next: {self.job}")
+        self.written = state
+
+
+class Ledger:
+    """The executor's thread alone uses it."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._records: dict[int, Record] = {}
+        self._planned: list[Record] = []  # for the next step
+        self._taken_back: list[int] = []  # likewise: jobs that were told and must not begin
+        self._ended_here: list[Ended] = []  # not told to the other ranks
+        self.ended: list[Ended] = []  # everywhere, and not applied
+
+    def __iter__(self) -> Iterator[Record]:
+        """As they are now, whatever comes or goes meanwhile."""
+        return iter(list(self._records.values()))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, number: int) -> Record:
+        return self._records[number]
+
+    def get(self, number: int) -> Record | None:
+        return self._records.get(number)
+
+    def slots_of(self, kind: type[Job]) -> int:
+        """Of all jobs of this kind."""
+        return sum(len(record.job.slots) for record in self if isinstance(record.job, kind))
+
+    # ------------------------------------------------------------------------------------------ scheduler side
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def plan(self, job: Job, plan: Any) -> Record:
+        record = self._records[job.number] = Record(job, plan)
+        self._planned.append(record)
+        return record
+
+    def take_out(self, which: Callable[[Job], bool]) -> list[Record]:
+        """Of what has been planned and told to nobody."""
+        out = [record for record in self._planned if which(record.job)]
+        self._planned = [record for record in self._planned if not which(record.job)]
+        for record in out:
+            self._apply(record)
+        return out
+
+    def planned(self) -> list[Record]:
+        """Told to nobody."""
+        return list(self._planned)
+
+    def take_back(self, number: int) -> None:
+        self._taken_back.append(number)
+
+    def take_step(self, fences: tuple[int, ...]) -> Step:
+        if not (self._planned or self._taken_back or fences):
+            return Step()
+        step = step_of([record.job for record in self._planned], fences, tuple(self._taken_back))
+        self._planned, self._taken_back = [], []
+        return step
+
+    def load_of(self, reservation: int) -> LoadJob | None:
+        jobs = (record.job for record in self)
+        return next((job for job in jobs if isinstance(job, LoadJob) and job.reservation == reservation), None)
+
+    def take_ended_everywhere(self) -> list[tuple[Record, Ended]]:
+        """They are applied by whoever takes them."""
+        ended, self.ended = self.ended, []
+        return [(self._apply(self._records[one.job]), one) for one in ended]
+
+    # ------------------------------------------------------------------------------------------ worker side
+
+    def queue(self, job: Job) -> None:
+        """This rank has been told of it."""
+        if job.number not in self._records:  # planned in another process
+            self._records[job.number] = Record(job)
+        self._records[job.number].go(State.QUEUED)
+
+    def end_here(self, ended: Ended) -> None:
+        record = self._records[ended.job]
+        record.go(State.ENDED_HERE)
+        record.lane = None
+        self._ended_here.append(ended)
+
+    def take_ended_here(self) -> list[Ended]:
+        ended, self._ended_here = self._ended_here, []
+        return ended
+
+    def end_everywhere(self, ended: Ended, *, has_scheduler: bool) -> None:
+        """What the ranks together say of it."""
+        record = self._records[ended.job]
+        record.go(State.ENDED_EVERYWHERE)
+        if has_scheduler:
+            self.ended.append(ended)
+        else:
+            self._apply(record)
+
+    def _apply(self, record: Record) -> Record:
+        record.go(State.APPLIED)
+        del self._records[record.job.number]
+        return record

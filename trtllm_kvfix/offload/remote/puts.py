@@ -1,0 +1,91 @@
+"""What goes to the store: blocks that have arrived in the host pool, whether the host tier has taken them or not."""
+
+from dataclasses import dataclass
+
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.plan import Ended, PutJob
+from trtllm_kvfix.offload.remote.staging import Staging
+from trtllm_kvfix.offload.requests import LiveRequest
+
+PUT_SHARE = 4  # of the host tier, one part in so many may wait to be put
+
+
+@dataclass
+class Stored:
+    """What is planned with a store: that its blocks, from `first` on, go to the remote tier as well."""
+
+    live: LiveRequest
+    first: int
+
+
+class Puts:
+    """The executor's thread alone uses it. A sequence is held from the plan of a store until its put is over."""
+
+    def __init__(self, link: Link) -> None:
+        self._link, self._ledger = link, link.ledger
+        self._staging = Staging(1)  # until the pool is known
+        self._pinned = 0  # slots of the host tier
+
+    def share(self, slots: int) -> int:
+        """Of the pool's slots, those of the host tier."""
+        self._staging = Staging(slots)
+        return self._staging.first
+
+    def is_staged(self, slots: tuple[int, ...]) -> bool:
+        """Of one store or put: the index knows nothing of them."""
+        return slots[0] in self._staging
+
+    def stage(self, live: LiveRequest, first: int, end: int) -> tuple[int, ...]:
+        """Slots for these blocks, or for the leading part of them that there is room for."""
+        if first >= end or live.chain is None or not self._is_up():
+            return ()
+        slots = self._staging.take(end - first)
+        counters.offload_remote_staged_blocks.add(len(slots))
+        counters.offload_remote_dropped_blocks.add(end - first - len(slots))
+        return slots
+
+    def plan_of(self, live: LiveRequest, first: int) -> Stored | None:
+        if live.chain is None or self._link.store is None:
+            return None
+        live.hold()
+        return Stored(live, first)
+
+    def begin(self, stored: Stored, slots: tuple[int, ...], *, well: bool) -> None:
+        """Its store is over. Only what arrived is put."""
+        live, first = stored.live, stored.first
+        staged = self.is_staged(slots)
+        slots_to_put = (slots if staged else self._pin(live, first, len(slots))) if well else ()
+        if staged and not well:
+            self._staging.give_back(slots)
+        if not slots_to_put or live.chain is None:
+            live.let_go()
+            return
+        keys = tuple(live.chain.keys[first : first + len(slots_to_put)])
+        self._ledger.plan(PutJob(self._ledger.next_number(), live.request_id, keys, slots_to_put), live)
+
+    def end(self, live: LiveRequest, put: PutJob, ended: Ended) -> None:
+        if self.is_staged(put.slots):
+            self._staging.give_back(put.slots)
+        else:
+            live.index.unpin(put.slots)
+            self._pinned -= len(put.slots)
+        live.let_go()
+        if ended.no_room or ended.error:
+            counters.offload_remote_dropped_blocks.add(len(put.slots))
+        if ended.error and not ended.no_room:
+            counters.offload_remote_errors.add()
+        if not ended.error:
+            counters.offload_remote_put_blocks.add(len(put.slots))
+
+    def _pin(self, live: LiveRequest, first: int, blocks: int) -> tuple[int, ...]:
+        """Of the host tier: they stay where they are until the put is over, and no more than a part of it does."""
+        room = max(live.index.slots // PUT_SHARE, 1) - self._pinned
+        count = max(min(blocks, room), 0) if self._is_up() else 0
+        counters.offload_remote_dropped_blocks.add(blocks - count)
+        slots = live.index.pin(live.sequence, first, first + count)
+        self._pinned += len(slots)
+        return tuple(slots)
+
+    def _is_up(self) -> bool:
+        return self._link.store is not None and self._link.store.is_up
