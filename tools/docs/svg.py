@@ -29,7 +29,7 @@ text { fill: var(--ink); }
 def style() -> str:
     """Colours and timelines as the pages have them; what is for HTML alone is left out."""
     shared = files("trtllm_kvfix").joinpath("pages.css").read_text(encoding="utf-8")
-    page = files("trtllm_kvfix.tools.verify").joinpath("page.html").read_text(encoding="utf-8")
+    page = files("trtllm_kvfix.tools.verify").joinpath("page.css").read_text(encoding="utf-8")
     colours = shared[shared.index(":root") : shared.index("* {")]
     timelines = re.findall(r"^\.timeline [^{]+\{.*\}$", shared + page, re.MULTILINE)
     return "\n".join((colours.strip(), *timelines, OWN_STYLE.strip()))
