@@ -1,0 +1,160 @@
+// The rules of docs/block-manager.md, section 6, in plain lists: who goes, and what goes with him.
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "fuzz/world/broken.h"
+#include "fuzz/world/evictions.h"
+
+namespace kvfix::world {
+
+std::vector<Evictions::BlockPtr> Evictions::found(const Path& path) const {
+    std::vector<BlockPtr> blocks;
+    for (std::size_t length = 1; length <= path.size(); ++length) {
+        const auto at = tree_.find(Path(path.begin(), path.begin() + static_cast<std::ptrdiff_t>(length)));
+        if (at == tree_.end()) {
+            break;
+        }
+        blocks.push_back(at->second);
+    }
+    return blocks;
+}
+
+bool Evictions::has_child(const Block& block, bool in_primary) const {
+    return std::ranges::any_of(tree_, [&](const auto& each) {
+        const auto& [path, other] = each;
+        return path.size() == block.path.size() + 1 && std::equal(block.path.begin(), block.path.end(), path.begin()) &&
+               (other->primary || !in_primary);
+    });
+}
+
+// The lowest priority first, then the longest ago.
+template <class May, class Since>
+Evictions::BlockPtr Evictions::first_of(May&& may, Since&& since) const {
+    BlockPtr first;
+    for (const auto& [path, block] : tree_) {
+        const auto rank = [&](const BlockPtr& one) { return std::tuple(one->priority, since(*one)); };
+        if (may(*block) && (first == nullptr || rank(block) < rank(first))) {
+            first = block;
+        }
+    }
+    return first;
+}
+
+void Evictions::take_primary_slot() {
+    if (primary_free_ == 0) {
+        evict_primary();
+    }
+    promise(primary_free_ != 0, "the oracle finds no victim");
+    --primary_free_;
+}
+
+void Evictions::evict_primary() {
+    const auto since = [](const Block& block) { return block.cached_at; };
+    BlockPtr victim = first_of([&](const Block& block) { return block.cached() && !has_child(block, true); }, since);
+    if (victim == nullptr) {
+        victim = first_of([](const Block& block) { return block.cached(); }, since);
+    }
+    promise(victim != nullptr, "the oracle has nothing cached left");
+    if (!victim->host) {
+        const bool down = victim->priority >= manager_.config().offload_priority_min;
+        if (!down || !take_host_slot()) {
+            return drop(victim);
+        }
+        if (!victim->in_tree) {  // it went with an ancestor that made room
+            ++host_free_;
+            return;
+        }
+        victim->host = true;
+        victim->copying = true;
+        copies_.push_back(victim);
+    }
+    victim->primary = false;
+    victim->host_since = ++clock_;
+    ++primary_free_;
+    going_.push_back({.to_host = true, .blocks = {victim->path}});
+}
+
+bool Evictions::take_host_slot() {
+    if (host_free_ == 0) {
+        const auto since = [](const Block& block) { return block.host_since; };
+        const auto settled = [](const Block& block) { return block.host && !block.copying; };
+        const auto alone = [&](const Block& block) { return settled(block) && !block.primary && block.owners == 0; };
+        if (const BlockPtr copy =
+                first_of([&](const Block& block) { return settled(block) && block.primary; }, since)) {
+            copy->host = false;
+            ++host_free_;
+        } else if (BlockPtr victim =
+                       first_of([&](const Block& block) { return alone(block) && !has_child(block, false); }, since)) {
+            drop(victim);
+        } else if (victim = first_of(alone, since); victim != nullptr) {
+            drop(victim);
+        }
+    }
+    if (host_free_ == 0) {
+        return false;
+    }
+    --host_free_;
+    return true;
+}
+
+// With all that lies below it. What somebody holds goes on as his own.
+void Evictions::drop(const BlockPtr& block) {
+    Going gone{.to_host = false, .blocks = {}};
+    const Path top = block->path;
+    for (auto at = tree_.lower_bound(top); at != tree_.end();) {
+        const Path& path = at->first;
+        if (path.size() < top.size() || !std::equal(top.begin(), top.end(), path.begin())) {
+            break;
+        }
+        gone.blocks.insert(path);
+        Block& each = *at->second;
+        const bool was_cached = each.cached();
+        each.in_tree = false;
+        if (was_cached) {
+            each.primary = false;
+            ++primary_free_;
+        }
+        if (each.host && !each.copying) {
+            each.host = false;
+            ++host_free_;
+        }
+        at = tree_.erase(at);
+    }
+    going_.push_back(std::move(gone));
+}
+
+void Evictions::enter(const Live& live) {
+    for (std::size_t i = 0; i < live.path.size(); ++i) {
+        const BlockPtr& block = live.blocks[i];
+        if (tree_.try_emplace(block->path, block).second) {
+            block->in_tree = true;
+        }
+    }
+}
+
+void Evictions::let_go(const BlockPtr& block) {
+    if (block->owners != 0 || block->pins != 0) {
+        return;
+    }
+    if (block->in_tree) {
+        block->cached_at = ++clock_;
+    } else {
+        block->primary = false;
+        ++primary_free_;
+    }
+}
+
+void Evictions::run_copies() {
+    manager_.complete(manager_.take_transfers().ticket);
+    for (const BlockPtr& block : std::exchange(copies_, {})) {
+        block->copying = false;
+        block->host_since = ++clock_;
+        if (!block->in_tree) {
+            block->host = false;
+            ++host_free_;
+        }
+    }
+}
+
+}  // namespace kvfix::world
