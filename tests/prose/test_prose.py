@@ -11,18 +11,13 @@ from tests.prose.width import too_wide, wrapped
 PAGES = [*pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 
 
-# Pages that change together with code; `python -m tests.prose` wraps them.
-WIDE = {"CHANGELOG.md", "block-manager.md", "native-manager.md", "offload.md", "watch.md"}
-
-
 def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_no_line_is_too_wide(page: Path) -> None:
-    if page.name not in WIDE:
-        assert too_wide(page.read_text(encoding="utf-8")) == [], "run: python -m tests.prose"
+    assert too_wide(page.read_text(encoding="utf-8")) == [], "run: python -m tests.prose"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
