@@ -61,8 +61,7 @@ void ByteProgram::step() {
 void ByteProgram::wind_up() {
     run_copies_and_compute();
     for (const Ticket ticket : std::exchange(tickets_, {})) {
-        manager_.complete(ticket);
-        memory_.complete(ticket);
+        complete(ticket);
     }
     for (const auto& [id, sequence] : sequences_) {
         verify(sequence);

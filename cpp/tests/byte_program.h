@@ -82,6 +82,7 @@ class ByteProgram {
     // One engine step: takes the copies that wait, then computes every position that has not been.
     void run_copies_and_compute();
     void compute(OwnedSequence& sequence);
+    void complete(Ticket ticket);
     void verify(const OwnedSequence& sequence);
     std::vector<Held> held_by(const OwnedSequence& sequence);
 

@@ -15,8 +15,7 @@ void ByteProgram::run_copies_and_compute() {
     const TransferBatch batch = manager_.take_transfers();
     memory_.take(batch);
     if (batch.items.empty()) {
-        manager_.complete(batch.ticket);
-        memory_.complete(batch.ticket);
+        complete(batch.ticket);
     } else {
         tickets_.push_back(batch.ticket);
     }
@@ -28,6 +27,7 @@ void ByteProgram::run_copies_and_compute() {
     }
 }
 
+// An engine waits for the bytes of a sequence before it computes, so what it writes over has come.
 void ByteProgram::compute(OwnedSequence& sequence) {
     for (const Held& held : held_by(sequence)) {
         memory_.check_owner(held.place, held.id);
@@ -35,6 +35,10 @@ void ByteProgram::compute(OwnedSequence& sequence) {
         for (std::uint32_t offset = 0; offset < manager_.config().tokens_per_block; ++offset) {
             const std::uint32_t position = held.token_begin + offset;
             if (position >= sequence.written && position < sequence.length()) {
+                if (const auto ticket = memory_.bringing(held.place, offset)) {  // resumed, and then rewound
+                    std::erase(tickets_, *ticket);
+                    complete(*ticket);
+                }
                 memory_.write(held.place, offset, sequence.hurt ? kSpoiled : sequence.cells[position], sequence.writer);
             }
         }
@@ -88,6 +92,11 @@ std::vector<ByteProgram::Held> ByteProgram::held_by(const OwnedSequence& sequenc
     return out;
 }
 
+void ByteProgram::complete(Ticket ticket) {
+    manager_.complete(ticket);
+    memory_.complete(ticket);
+}
+
 void ByteProgram::end_ticket() {
     if (tickets_.empty() || bytes_.one_in(16)) {
         promise(!attempt([&] { manager_.complete(kNoTicket); }), "a ticket that was never taken is completed");
@@ -97,8 +106,7 @@ void ByteProgram::end_ticket() {
     const Ticket ticket = *at;
     tickets_.erase(at);
     if (!bytes_.one_in(4)) {
-        manager_.complete(ticket);
-        memory_.complete(ticket);
+        complete(ticket);
         return;
     }
     for (const RequestId hurt : manager_.fail(ticket)) {

@@ -54,6 +54,17 @@ void ShadowMemory::spoil(RequestId writer) {
     }
 }
 
+std::optional<Ticket> ShadowMemory::bringing(const Place& place, std::uint32_t offset) const {
+    for (const auto& [ticket, copies] : copies_) {
+        for (const Copy& copy : copies) {
+            if (copy.destination == place && offset < copy.cells.size()) {
+                return ticket;
+            }
+        }
+    }
+    return std::nullopt;
+}
+
 void ShadowMemory::take(const TransferBatch& batch) {
     std::vector<Copy>& copies = copies_[batch.ticket];
     for (const TransferItem& item : batch.items) {

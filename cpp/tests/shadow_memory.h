@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -53,6 +54,8 @@ class ShadowMemory {
     // is now.
     void spoil(RequestId writer);
     bool in_flight(const Place& place) const { return flying_.contains(place); }
+    // The ticket of a copy that has not ended and writes this cell.
+    std::optional<Ticket> bringing(const Place& place, std::uint32_t offset) const;
 
     void take(const TransferBatch& batch);
     void complete(Ticket ticket);
