@@ -70,7 +70,7 @@ struct Window {
     ReuseTree tree;  // refers to `blocks`
     EvictionQueue primary_queue;
     EvictionQueue host_redundant_queue;  // blocks that also have a primary slot
-    EvictionQueue host_only_queue;  // of the same blocks: what is only in host has no primary slot
+    EvictionQueue host_only_queue;       // of the same blocks: what is only in host has no primary slot
     std::array<std::uint64_t, kTiers> in_flight{0, 0};
     std::uint32_t chunked = 0;                           // sequences whose prompts are not reserved to their ends
     std::uint64_t slots_kept = 0;                        // in primary, free or cached, for the rest of those

@@ -60,7 +60,9 @@ void ByteProgram::misuse_suspended() {
     if (suspended_.empty()) {
         return;
     }
-    const auto& [id, sequence] = *any_suspended();
+    const auto found = any_suspended();  // clang 14 captures no structured bindings
+    const RequestId id = found->first;
+    const OwnedSequence& sequence = found->second;
     const std::uint32_t one = 1;
     const auto refused = [&](const std::function<void()>& call) { promise(!attempt(call), "misuse is accepted"); };
     refused([&] { manager_.suspend_sequence(id); });

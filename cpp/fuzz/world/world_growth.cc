@@ -66,7 +66,9 @@ void World::prefill() {
 }
 
 void World::add_tokens(Growth growth) {
-    const auto& [grown, counts, computed] = growth;
+    const auto& grown = growth.grown;  // clang 14 captures no structured bindings
+    const auto& counts = growth.counts;
+    const auto& computed = growth.computed;
     std::vector<RequestId> ids;
     std::ranges::transform(grown, std::back_inserter(ids), [](const Live* live) { return live->id(); });
     const bool legal_with_tokens = growth_is_legal(growth, true);
