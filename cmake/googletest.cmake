@@ -46,6 +46,6 @@ endif()
 set(BUILD_GMOCK OFF CACHE BOOL "" FORCE)
 set(INSTALL_GTEST OFF CACHE BOOL "" FORCE)
 include(FetchContent)
-FetchContent_Declare(googletest URL ${archive} URL_HASH SHA256=${KVFIX_GTEST_SHA256}
-  DOWNLOAD_EXTRACT_TIMESTAMP OFF SYSTEM EXCLUDE_FROM_ALL)
+# SYSTEM and EXCLUDE_FROM_ALL came after CMake 3.25, which takes them for parts of the hash.
+FetchContent_Declare(googletest URL ${archive} URL_HASH SHA256=${KVFIX_GTEST_SHA256} DOWNLOAD_EXTRACT_TIMESTAMP OFF)
 FetchContent_MakeAvailable(googletest)
