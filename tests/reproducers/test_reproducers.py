@@ -48,7 +48,8 @@ def script(hazard: str) -> Path:
 
 def run(variant: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     paths = (Path(__file__).with_name("double"), STANDIN, ROOT)
-    environ = os.environ | {"STANDIN_VARIANT": variant, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TRTLLM_KVFIX_")}
+    environ = own | {"STANDIN_VARIANT": variant, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
