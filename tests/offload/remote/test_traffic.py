@@ -17,6 +17,7 @@ from trtllm_kvfix.offload.remote.messages import Get
 from .fake_porter import FakePorter, Key, planted
 
 REQUESTS = 150
+ATTEMPTS_MAX = 8  # of the control: which slots are written late, and who reads them, is up to the device
 Disturb = Callable[[FakePorter, random.Random], None]
 
 
@@ -79,6 +80,11 @@ def test_without_an_end_of_the_process_a_failed_read_writes_others_blocks(
                 late.append((message, bytes(porter.spec.block_bytes)))
                 porter.answer(message, "-800")
 
-    with offloading("F", 48, 40, remote_min_reuse_blocks=1) as server:
-        serve(server, writing_late)
-        assert late and server.contents.corrupt
+    for _ in range(ATTEMPTS_MAX):
+        memory.clear()
+        late.clear()
+        with offloading("F", 48, 40, remote_min_reuse_blocks=1) as server:
+            serve(server, writing_late)
+            if late and server.contents.corrupt:
+                return
+    pytest.fail(f"{ATTEMPTS_MAX} times nothing was read where late bytes had been written")
