@@ -18,7 +18,6 @@ EvictionQueue::EvictionQueue(std::uint32_t blocks)
     : owned_links_(std::size_t{blocks} + std::size_t{2} * kEnds),
       links_(owned_links_.data()),
       blocks_(blocks),
-      queue_(kFirst),
       ready_{.ends = blocks, .listed = {}, .late = {}},
       parked_{.ends = blocks + kPriorities, .listed = {}, .late = {}} {
     for (std::size_t i = 0; i < owned_links_.size(); ++i) {
@@ -27,10 +26,10 @@ EvictionQueue::EvictionQueue(std::uint32_t blocks)
     }
 }
 
-EvictionQueue::EvictionQueue(EvictionQueue& first)
+EvictionQueue::EvictionQueue(EvictionQueue& first, std::uint8_t queue)
     : links_(first.links_),
       blocks_(first.blocks_),
-      queue_(kSecond),
+      queue_(queue),
       ready_{.ends = first.blocks_ + kEnds, .listed = {}, .late = {}},
       parked_{.ends = first.blocks_ + kEnds + kPriorities, .listed = {}, .late = {}} {}
 

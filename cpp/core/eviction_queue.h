@@ -22,7 +22,7 @@ class EvictionQueue {
     explicit EvictionQueue(std::uint32_t blocks);
     // Of the same blocks, each of which stands in at most one of the two at a time: its links, 16 bytes, are there once. The first
     // queue must outlive this one, and none of them moves.
-    static EvictionQueue beside(EvictionQueue& first) { return EvictionQueue(first); }
+    static EvictionQueue beside(EvictionQueue& first) { return {first, kSecond}; }
     EvictionQueue(const EvictionQueue&) = delete;
     EvictionQueue& operator=(const EvictionQueue&) = delete;
     ~EvictionQueue() = default;
@@ -82,7 +82,7 @@ class EvictionQueue {
         const Link& link = links_[number(block)];
         return std::uint64_t{link.priority} << kEnteredBits | link.entered;
     }
-    explicit EvictionQueue(EvictionQueue& first);
+    EvictionQueue(EvictionQueue& first, std::uint8_t queue);
     bool is_parked(const Link& link) const { return link.place == 2U * queue_ + 1; }
     std::uint64_t member(BlockIndex block) const { return digest_of_words(block, key(block)); }
     void enter(BlockIndex block, bool parked);
@@ -93,7 +93,7 @@ class EvictionQueue {
     std::vector<Link> owned_links_;  // of the blocks, by their numbers, and behind them the lists' ends of both queues
     Link* links_;
     std::uint32_t blocks_;
-    std::uint8_t queue_;
+    std::uint8_t queue_ = kFirst;
     std::uint32_t size_ = 0;
     std::uint64_t entries_ = 0;
     SetDigest digest_;
