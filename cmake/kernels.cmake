@@ -53,8 +53,9 @@ function(kvfix_embed_kernels)
   set(kernels ${PROJECT_SOURCE_DIR}/cpp/kernels)
   set(out ${PROJECT_BINARY_DIR}/kernels)
   set(embed ${PROJECT_SOURCE_DIR}/cmake/embed_bytes.cmake)
+  # Never with -Werror: nvcc writes that into what it makes, and all builds of one source are to be equal.
   add_custom_command(OUTPUT ${out}/kernels_fatbin.inc
-    COMMAND ${KVFIX_NVCC_COMMAND} -std=c++17 -O3 $<$<BOOL:${KVFIX_WERROR}>:-Werror=all-warnings>
+    COMMAND ${KVFIX_NVCC_COMMAND} -std=c++17 -O3
       -I${PROJECT_SOURCE_DIR}/cpp ${targets} --fatbin ${kernels}/kernels.cu -o ${out}/kernels.fatbin
     COMMAND ${CMAKE_COMMAND} -DINPUT=${out}/kernels.fatbin -DOUTPUT=${out}/kernels_fatbin.inc -P ${embed}
     DEPENDS ${kernels}/kernels.cu ${kernels}/bulk_copy.cuh ${kernels}/calls.h ${embed}
