@@ -52,4 +52,11 @@ def one_of(values: Iterable[str]) -> Completer:
     return complete
 
 
-devices = one_of(("auto", "cpu", "cuda", "cuda:0"))
+device_option = click.option(
+    "--device",
+    "device_name",
+    default="auto",
+    show_default=True,
+    metavar="cpu|cuda[:N]|auto",
+    shell_complete=one_of(("auto", "cpu", "cuda", "cuda:0")),
+)

@@ -24,14 +24,7 @@ REQUESTS = {"small": 40, "large": 160}
 
 @click.command()
 @click.argument("trace", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--device",
-    "device_name",
-    default="auto",
-    show_default=True,
-    metavar="cpu|cuda[:N]|auto",
-    shell_complete=usage.devices,
-)
+@usage.device_option
 @click.option("--model", "model_name", type=click.Choice(sorted(SIZES)), help="By default large on a GPU, else small.")
 @click.option("--requests", type=click.IntRange(min=2), help="How many of the load.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second, on average.")

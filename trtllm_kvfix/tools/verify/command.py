@@ -22,14 +22,7 @@ from trtllm_kvfix.written import check_folder, write
 
 
 @click.command()
-@click.option(
-    "--device",
-    "device_name",
-    default="auto",
-    show_default=True,
-    metavar="cpu|cuda[:N]|auto",
-    shell_complete=usage.devices,
-)
+@usage.device_option
 @click.option(
     "--case",
     "names",
