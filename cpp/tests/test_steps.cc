@@ -12,6 +12,7 @@
 
 #include "core/eviction_queue.h"
 #include "core/reuse_tree.h"
+#include "tests/steps_of.h"
 #include "tests/support.h"
 
 namespace kvfix {
@@ -22,17 +23,11 @@ using testing::joined;
 using testing::kTokensPerBlock;
 using testing::Manager;
 using testing::request;
+using testing::steps_of;
 using testing::tokens;
 
 constexpr Secret kAimedAt{1, 0};
 constexpr std::array<Secret, 4> kOtherSeeds{{{2, 0}, {0, 1}, {1ULL << 32, 0}, {~0ULL, ~0ULL}}};
-
-template <class Call>
-std::uint64_t steps_of(Call&& call) {
-    const std::uint64_t before = steps_taken;
-    call();
-    return steps_taken - before;
-}
 
 std::vector<BlockIndex> ascending(std::uint32_t count) {
     const auto blocks = blocks_up_to(count);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/steps.h"
+#include "tests/steps_of.h"
 #include "tests/support.h"
 
 namespace kvfix {
@@ -15,14 +15,8 @@ using testing::joined;
 using testing::kTokensPerBlock;
 using testing::Manager;
 using testing::request;
+using testing::steps_of;
 using testing::tokens;
-
-template <class Call>
-std::uint64_t steps_of(Call&& call) {
-    const std::uint64_t before = steps_taken;
-    call();
-    return steps_taken - before;
-}
 
 constexpr RequestId kFirst = 1000;
 
