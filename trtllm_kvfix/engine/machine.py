@@ -26,7 +26,8 @@ from trtllm_kvfix.staging import Mark, on_stream
 
 Work: TypeAlias = Callable[[], None]
 HELD_S_MAX = 10.0  # a step takes some milliseconds
-# On a GPU the driver may wait for all streams in order to load a kernel. Then that step is not late, and no more.
+# On a GPU a stream may stand behind another one that is held: they share a queue of the hardware, or the driver waits
+# for all of them to load a kernel. Then that step is not late, and no more.
 HELD_S_MAX_ON_GPU = 0.25
 WAIT_S_MAX = 30.0  # the watchdog comes first
 SPIN_S, POLL_S = 5e-3, 5e-5
