@@ -2,10 +2,14 @@
 milliseconds a step.
 
 iteration_us: from one forward step to the next, while all requests generate. Most of a fix's work hides behind the
-device's; the fence's wait does not, since it also ends the overlap of host and device up to the input copies. The
-host's share of an iteration is the stand-in's, less than a real server's: `host_us` is the iteration without any
-computing. Arms take turns within one run of one server. Ratios are to the loop without fixes. Needs torch and a CUDA
-GPU.
+device's; a wait does not. That of the input-copy fence ends the overlap of host and device up to the input copies, and
+that of graph-inputs up to the end of the graph, which holds the whole step here. The host's share of an iteration is
+the stand-in's, less than a real server's: `host_us` is the iteration without any computing. Arms take turns within one
+run of one server. Ratios are to the loop without fixes.
+
+Variant C has most fixes. B has batched-admission, whose work lies in steps that admit (`admit_cpu_us` of
+bench_arrivals.py). D has graph-inputs, with LoRA on experts in a CUDA graph. Needs torch and a CUDA GPU; `--device cpu`
+takes `host_us` alone, on the simulated device.
 """
 
 import argparse
@@ -15,10 +19,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from measure import REPOSITORY, RESULTS, Row, Summary, quiet_garbage_collector, report
 
 from trtllm_kvfix.fix_ids import FIX_IDS
@@ -31,7 +34,6 @@ sys.path.insert(0, str(REPOSITORY))  # the stand-in lives among the tests
 from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 
-VARIANT = "C"
 BATCHES = (8, 64, 256)
 STEPS_MS = (0, 2, 10)
 SEGMENTS = 8  # of each arm
@@ -43,63 +45,109 @@ PROMPT = 16
 OFF, EVERYTHING = "off", "all"
 
 
+class Loop(NamedTuple):
+    """A server of the stand-in, and which fixes are compared in it; none: all that its variant needs."""
+
+    variant: str
+    fixes: tuple[str, ...] = ()
+    has_lora: bool = False  # on experts, whose tables a CUDA graph reads
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant}-lora" if self.has_lora else self.variant
+
+    def arms(self) -> list[str]:
+        return [OFF, *self.fixes] if self.fixes else [OFF, *needed(), EVERYTHING]
+
+
+LOOPS = (Loop("C"), Loop("B", ("batched-admission",)), Loop("D", ("graph-inputs",), has_lora=True))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one batch, one round")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--device", choices=("cpu", "torch"), default="torch")
+    names = [loop.name for loop in LOOPS]
+    parser.add_argument("--loops", nargs="+", choices=names, default=names, help="default: all")
     options = parser.parse_args()
     batches, segments = (BATCHES[:1], 2) if options.quick else (BATCHES, SEGMENTS)
-    cycles_per_ms = spin_rate()
-    with upstream(VARIANT, "torch"):
-        import_module("tensorrt_llm._torch.pyexecutor.py_executor_creator")
-        arms = [OFF, *needed(), EVERYTHING]
+    steps_ms, cycles_per_ms = (STEPS_MS, spin_rate()) if options.device == "torch" else (STEPS_MS[:1], 0.0)
 
-        def rows() -> Iterator[Row]:
-            for batch in batches:
-                for step_ms in STEPS_MS:
-                    yield from compared(batch, step_ms, round(step_ms * cycles_per_ms), arms, segments)
+    def rows() -> Iterator[Row]:
+        for loop in (each for each in LOOPS if each.name in options.loops):
+            with upstream(loop.variant, options.device):
+                import_module("tensorrt_llm._torch.pyexecutor.py_executor_creator")
+                arms = loop.arms()
+                for batch in batches:
+                    for step_ms in steps_ms:
+                        yield from compared(loop, batch, step_ms, round(step_ms * cycles_per_ms), arms, segments)
 
-        report("loop.csv", rows(), options.results)
+    report("loop.csv", rows(), options.results)
     return 0
 
 
-def compared(batch: int, step_ms: int, cycles: int, arms: Sequence[str], segments: int) -> Iterator[Row]:
+def compared(loop: Loop, batch: int, step_ms: int, cycles: int, arms: Sequence[str], segments: int) -> Iterator[Row]:
     with quiet_garbage_collector():
-        taken = iterations(batch, cycles, arms, segments)
+        taken = iterations(loop, batch, cycles, arms, segments)
     base = float(np.median(taken[OFF]))
-    name, metric = f"{VARIANT}-batch{batch}-step{step_ms}ms", "iteration_us" if cycles else "host_us"
+    name, metric = f"{loop.name}-batch{batch}-step{step_ms}ms", "iteration_us" if cycles else "host_us"
     for arm, values in taken.items():
         ratio = Summary.of((np.array(values) / base).tolist())
         yield Row(name, TOKENS_PER_BLOCK, arm, metric, Summary.of(values), ratio)
 
 
-def iterations(batch: int, cycles: int, arms: Sequence[str], segments: int) -> dict[str, list[float]]:
+def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segments: int) -> dict[str, list[float]]:
     """Microseconds between forward steps of one server, whose arm changes while it runs."""
     steps = LED_IN + segments * len(arms) * SEGMENT
     tokens = PROMPT + steps + TOKENS_PER_BLOCK
     cache = {"max_tokens": batch * (tokens + TOKENS_PER_BLOCK), "enable_block_reuse": False}
-    server = Server({"max_batch_size": batch, "max_seq_len": tokens, "kv_cache_config": cache}, response_s_max=120)
+    args: dict[str, Any] = {"max_batch_size": batch, "max_seq_len": tokens, "kv_cache_config": cache}
+    args |= {"lora_config": {"max_loras": batch}} if loop.has_lora else {}
+    server = Server(args, response_s_max=120)
     turns = Turns(arms)
     begun: list[int] = []
     engine = server.executor.model_engine
-    forward = engine._forward_step
+    forward = engine._forward_step  # no fix replaces it
 
-    def computing(*args: Any, **kwargs: Any) -> Any:
+    def timed(*args: Any, **kwargs: Any) -> Any:
         step = len(begun) - LED_IN
         if step >= 0 and step % SEGMENT == 0:
             turns.next()
         begun.append(time.perf_counter_ns())
-        result = forward(*args, **kwargs)
-        if cycles:
-            torch.cuda._sleep(cycles)
-        return result
+        return forward(*args, **kwargs)
 
-    engine._forward_step = computing
+    engine._forward_step = timed
+    if cycles:
+        make_it_compute(engine, cycles, in_graph=loop.has_lora)
     try:
-        server.serve([server.request(i, [i] * PROMPT, steps) for i in range(batch)])
+        server.serve([request(server, loop, number, steps) for number in range(batch)])
     finally:
         turns.close()
     return turns.sort(np.diff(begun[LED_IN:]) / 1e3)
+
+
+def request(server: Server, loop: Loop, number: int, steps: int) -> Any:
+    if not loop.has_lora:
+        return server.request(number, [number] * PROMPT, steps)
+    # A step with a context has no graph, so the prompt is computed elsewhere.
+    elsewhere = server.requests.LlmRequestState.DISAGG_GENERATION_INIT
+    return server.request(number, [number] * PROMPT, steps, lora_task_id=number, state=elsewhere)
+
+
+def make_it_compute(engine: Any, cycles: int, *, in_graph: bool) -> None:
+    """In a graph behind the copies of its tables, else behind what the step enqueues."""
+    import torch  # noqa: PLC0415  the simulated device does without
+
+    owner, name = (engine.experts, "forward") if in_graph else (engine, "_forward_step")
+    enqueue = getattr(owner, name)
+
+    def computing(*args: Any, **kwargs: Any) -> Any:
+        result = enqueue(*args, **kwargs)
+        torch.cuda._sleep(cycles)
+        return result
+
+    setattr(owner, name, computing)
 
 
 class Turns:
@@ -145,6 +193,8 @@ def applied(arm: str) -> Iterator[tuple[str, ...]]:
 
 def spin_rate() -> float:
     """Cycles of `torch.cuda._sleep` in a millisecond."""
+    import torch  # noqa: PLC0415  the simulated device does without
+
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     cycles = 20_000_000
     torch.cuda._sleep(cycles)

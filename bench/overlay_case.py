@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from measure import REPOSITORY, Row, Summary, quiet_garbage_collector
@@ -17,6 +17,18 @@ TOKENS_PER_BLOCK = 4
 WARM_UP_ROUNDS = 3
 
 Call = Callable[[], Any]
+
+
+class Timed(Protocol):
+    """What arms take turns on."""
+
+    name: str
+    blocks: int
+    server: Server
+    stream: Any
+
+    def settle(self) -> None:
+        """The device has done what it was given."""
 
 
 class Case:
@@ -87,7 +99,7 @@ class Case:
             impl.add_sequence(*info, request)
 
 
-def alternate(case: Case, arms: Sequence[Call], rounds: int, between: Call) -> list[list[float]]:
+def alternate(case: Timed, arms: Sequence[Call], rounds: int, between: Call) -> list[list[float]]:
     """Microseconds of each arm; another arm goes first in each round."""
     taken: list[list[float]] = [[] for _ in arms]
     with case.server.tensors.on(case.stream), quiet_garbage_collector():
@@ -103,7 +115,7 @@ def alternate(case: Case, arms: Sequence[Call], rounds: int, between: Call) -> l
     return taken
 
 
-def compared(case: Case, metric: str, arms: dict[str, Call], rounds: int, between: Call) -> Iterator[Row]:
+def compared(case: Timed, metric: str, arms: dict[str, Call], rounds: int, between: Call) -> Iterator[Row]:
     taken = alternate(case, list(arms.values()), rounds, between)
     base = np.array(taken[0])
     for name, values in zip(arms, taken, strict=True):

@@ -116,4 +116,4 @@ def test_a_rank_zero_that_says_nothing_ends_nobody(caplog: pytest.LogCaptureFixt
     clock.start()
     clock.step()
     clock.step()
-    assert "rank 0 did not say its time" in caplog.text
+    assert "rank 0 did not send its time" in caplog.text

@@ -88,7 +88,7 @@ def test_a_transfer_that_ended_while_the_process_slept_is_none(make_bench: MakeB
 def test_a_load_that_nobody_plans_is_an_error_with_its_reason(make_bench: MakeBench) -> None:
     bench = make_bench(transfer_timeout_s=0.5)
     bench.worker.side._loading[5] = Loading(since=monotonic() - 1)
-    with pytest.raises(KvfixError, match=r"request 5 has waited for a load .*upstream did not tell"):
+    with pytest.raises(KvfixError, match=r"request 5 has waited for a load .*upstream did not report"):
         bench.worker.get_finished([], [])
 
 

@@ -255,5 +255,5 @@ def test_serving_without_a_registered_cache_is_an_error(make_bench: MakeBench) -
     bench = make_bench()
     bench.scheduler.wait_for_initialization()
     bench.scheduler.side._link.slots = None
-    with pytest.raises(KvfixError, match="has not told"):
+    with pytest.raises(KvfixError, match="before it has registered the cache"):
         bench.scheduler.wait_for_initialization()

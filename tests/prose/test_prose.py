@@ -6,7 +6,7 @@ import pytest
 
 from tests.claims.pages import ROOT, pages
 from tests.prose.references import anchors, broken, defined, unlinked
-from tests.prose.width import too_wide, wrapped
+from tests.prose.width import joined_lists, too_wide, wrapped
 
 PAGES = [*pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 
@@ -18,6 +18,11 @@ def named(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_no_line_is_too_wide(page: Path) -> None:
     assert too_wide(page.read_text(encoding="utf-8")) == [], "run: python -m tests.prose"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_list_stands_apart(page: Path) -> None:
+    assert joined_lists(page.read_text(encoding="utf-8")) == [], "put an empty line above"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -37,6 +42,12 @@ def test_wrapping_changes_no_word_and_leaves_tables_and_code_alone() -> None:
     assert wrapped(text).count(wide) == 5
     code = "word " * 23 + "`some code of several words` and more"
     assert wrapped(code) == "word " * 22 + "word\n`some code of several words` and more"
+
+
+def test_lists_without_an_empty_line_above_are_found() -> None:
+    assert joined_lists("Three:\n1. one\n2. two\n") == ["1. one"]
+    assert joined_lists("Two:\n\n- one\n  and more\n- two\n\n  below two\n- three\n\nA - b.\n") == []
+    assert joined_lists("```\ncode\n- c\n```\n") == []
 
 
 def test_references_without_a_link_are_found() -> None:

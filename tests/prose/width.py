@@ -1,4 +1,4 @@
-"""Paragraphs of at most 120 columns. Tables, code, notes, headings and definitions of links have their own widths."""
+"""Paragraphs of at most 120 columns, and lists apart. Tables, code, notes, headings and links have their own widths."""
 
 import re
 import textwrap
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 COLUMNS = 120
 _ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s")
+_BELOW_ITEM = re.compile(r"\s|[-*]\s|\d+\.\s")  # the item itself, or a paragraph that belongs to it
 _LEAD = re.compile(r"\s*(?:[-*]\s+|\d+\.\s+)?")
 _KEPT = "\0"  # stands for a space inside code, where no line may end
 _DEFINITION = re.compile(r"\[[^\]]+\]: ")
@@ -41,6 +42,13 @@ def parts(text: str) -> Iterator[Part]:
 
 def too_wide(text: str) -> list[str]:
     return [line for part in parts(text) if part.is_prose for line in part.lines if len(line) > COLUMNS]
+
+
+def joined_lists(text: str) -> list[str]:
+    """First items of lists without an empty line above: the site runs them into the paragraph there."""
+    paragraphs = [part.lines for part in parts(text) if part.is_prose]
+    items = [[line for line in lines if _ITEM.match(line)] for lines in paragraphs if not _BELOW_ITEM.match(lines[0])]
+    return [found[0] for found in items if found]
 
 
 def wrapped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The part of `.impl` that answers: numbers for statistics, and what capacity schedulers ask."""
+"""The part of `.impl` that answers questions: those of statistics, and those of capacity schedulers."""
 
 import threading
 from typing import Any
@@ -21,7 +21,7 @@ class Asked:
     _memory: Memory
     _questions: Questions
 
-    # ---- numbers: asking for them admits nobody, so that it does not matter who asks when ----
+    # ---- numbers: asking for them admits no request, so it does not matter which rank asks, or when ----
 
     @locked
     def get_kv_cache_stats(self) -> statistics.CacheStats:
@@ -30,14 +30,14 @@ class Asked:
 
     @locked
     def get_iteration_stats(self) -> dict[int, statistics.IterationStats]:
-        """What happened is counted over all windows, and shown with the largest."""
+        """Events are counted over all windows, and shown with the largest one."""
         stats = self.core.get_kv_cache_stats()
         *smaller, largest = self.layout.windows
         slot_bytes = sum(pool.slot_bytes for pool in self.layout.pools) if not smaller else 0  # they differ
         found = {each.size: statistics.iteration_stats(stats, each.index, None, 0) for each in smaller}
         return found | {largest.size: statistics.iteration_stats(stats, largest.index, stats.iteration, slot_bytes)}
 
-    # ---- what capacity schedulers ask ----
+    # ---- questions of capacity schedulers ----
 
     def start_scheduling(self) -> None:
         with self._lock:
@@ -63,5 +63,5 @@ class Asked:
 
     @property
     def questions(self) -> Questions:
-        """For the capacity scheduler of ours."""
+        """The answers that our own capacity scheduler needs."""
         return self._questions

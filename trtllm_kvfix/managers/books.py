@@ -1,9 +1,9 @@
-"""Between upstream's calls and the core: one by one becomes a batch, and what upstream says late is waited for.
+"""Between upstream's calls and the core: single calls become a batch, and wait for what upstream says late.
 
-`add_sequence` and `add_token` only note what is asked. The first call that needs an answer admits everybody noted in
-one batch, so that all claims come before any allocation, then grows everybody in one call, then submits the copies.
-Growth comes second, because it may evict what the batch is to reuse. Until then the requests' positions are not
-touched: upstream goes through the whole batch asking each whether it is at its first chunk.
+`add_sequence` and `add_token` only note the request. The first call that needs an answer admits all noted requests in
+one batch, so that all claims come before any allocation; then it grows the others in one call, and submits the copies.
+Growth comes second, because it may evict what the batch is about to reuse. Until then the requests' positions do not
+change: upstream goes through the whole batch and asks each request whether it is at its first chunk.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ Arriving = tuple[Any, Prompt, bool]  # the request; whether it is a dummy
 
 
 class Books:
-    """The caller holds a lock around every call, but for what `growing` says."""
+    """The caller holds a lock around every call. Appending to `growing` is the exception."""
 
     def __init__(self, core: BlockManager, copies: Copies, clock: Clock, layout: Layout) -> None:
         self.core = core
@@ -41,7 +41,7 @@ class Books:
         self.config = core.config
         self._arriving: dict[int, Arriving] = {}
 
-    # ---- what upstream asks for ----
+    # ---- upstream's calls ----
 
     def add(self, request_id: int, length: int, beam_width: int, request: Any) -> None:
         if beam_width != 1:
@@ -52,7 +52,7 @@ class Books:
         prompt = prompt_to_admit(request, request_id, length, is_dummy=is_dummy)
         if prompt.length != length or prompt.request_id != request_id:
             raise RuntimeError(
-                f"request {request_id} is to be added with {length} tokens, but is request "
+                f"request {request_id} is to be added with {length} tokens, but its prompt is that of request "
                 f"{prompt.request_id} with {prompt.length}"
             )
         self._arriving[request_id] = request, prompt, is_dummy
@@ -60,7 +60,7 @@ class Books:
             self.settle()  # upstream expects the refusal of a dummy from this very call
 
     def report(self, request: Any) -> None:
-        """A chunk of its prompt has been computed. Unknown requests have ended before."""
+        """A chunk of the request's prompt has been computed. An unknown request has ended before."""
         sequence = self.live.get(request.request_id)
         if sequence is None or sequence.is_private:
             return
@@ -73,7 +73,7 @@ class Books:
         sequence = self.live[request_id]
         if sequence.is_private:
             return
-        sampled = request.get_num_tokens(0) > sequence.prompt_length  # from a step that had computed all of it
+        sampled = request.get_num_tokens(0) > sequence.prompt_length  # by a step that had computed the prompt
         self.core.store_context_blocks(request_id, sequence.prompt_length if sampled else sequence.computed)
 
     def knows(self, request_id: int) -> bool:
@@ -81,7 +81,7 @@ class Books:
 
     def pin(self, request_id: int) -> list[int]:
         self.settle()
-        self.end_copies()  # a block that is being brought cannot be pinned
+        self.end_copies()  # a block whose copy is on its way cannot be pinned
         return self.pins.pin(request_id)
 
     def rewind(self, request_id: int, count: int) -> None:
@@ -90,7 +90,7 @@ class Books:
         self.live[request_id].length -= count
 
     def remove(self, request_id: int, request: Any) -> None:
-        """Upstream also frees requests that were never added. Without a request nothing more is kept for reuse."""
+        """Upstream also frees requests that were never added. Without a request, nothing more is kept for reuse."""
         self._forget_growth({request_id})
         if self._arriving.pop(request_id, None) is not None:
             return
@@ -106,15 +106,15 @@ class Books:
             tokens, computed = sequence.known_at_end(request)
             self.core.remove_sequence(request_id, tokens=tokens, computed=computed)
         if len(self.live) == len(self.dummies):
-            self.end_copies()  # no step will come to do it, and nobody could be admitted
+            self.end_copies()  # no step will come to do it, and no request could be admitted
 
     def block_in(self, slot: int, window: Window) -> int | None:
         return self.slots.block_in(slot, window, self.live)
 
-    # ---- when it happens ----
+    # ---- where the notes take effect ----
 
     def begin_iteration(self) -> None:
-        """Everything before is settled; chunks that were enqueued since are noted."""
+        """Settle all earlier notes, and note the chunks that were enqueued since."""
         self.end_copies()
         self._clock.step()
         for request_id, sequence in list(self._in_prompt.items()):
@@ -123,7 +123,7 @@ class Books:
                 del self._in_prompt[request_id]
 
     def settle(self) -> None:
-        """Everybody noted is admitted, then grown. Nothing else queues copies."""
+        """Admit all noted requests, then grow the others. Nothing else queues copies."""
         if not (self._arriving or self.growing):
             return
         if self._arriving:
@@ -134,7 +134,7 @@ class Books:
         self._copies.submit()
 
     def end_copies(self) -> None:
-        self._copies.submit()  # what a batch queued that then failed
+        self._copies.submit()  # copies that a batch queued before it failed
         self._copies.end()
 
     def _admit(self) -> None:
@@ -152,7 +152,7 @@ class Books:
             if is_dummy:
                 self.dummies.add(request_id)
             forget_prompt(request)
-        for request_id in arriving:  # all are known by now, should a connector raise
+        for request_id in arriving:  # the books know all requests by now, should a connector raise
             self._tell(self.live[request_id])
 
     def _tell(self, sequence: Sequence) -> None:
@@ -173,7 +173,7 @@ class Books:
         try:
             self._grow(counts)
         except OutOfBlocks:
-            # What copies of this iteration hold comes free when they have ended: the same moment on every rank.
+            # Slots that this iteration's copies hold come free when these have ended: at the same moment on every rank.
             self.end_copies()
             self._grow(counts)
 

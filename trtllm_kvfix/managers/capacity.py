@@ -1,12 +1,12 @@
 """Which requests may run next, where the manager is ours: upstream's scheduler for that is bound and takes only bound
 managers.
 
-GUARANTEED_NO_EVICT: a request starts when the blocks until its last token are free beside those of everybody who has
-started, so nobody is ever paused.
+GUARANTEED_NO_EVICT: a request starts when the blocks up to its last token are free beside those of all requests that
+have started, so no request is ever paused.
 
-MAX_UTILIZATION: a request starts when its prompt fits and leaves room for a block. Where those that run cannot all take
-their next token, the newest are paused: upstream gives their blocks back, and they come again with what they have
-generated as part of their prompts. What they computed stays cached, as long as nobody needs the room.
+MAX_UTILIZATION: a request starts when its prompt fits and leaves room for a block. When the running requests cannot all
+take their next token, the newest are paused: upstream gives their blocks back, and they return with what they have
+generated as part of their prompts. What they computed stays cached until the room is needed.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 from trtllm_kvfix.managers.questions import Blocks, Questions, fits, less
 
 Needed = Callable[[Any, Prompt], Blocks]  # of a request that has none
-Scheduled = tuple[list[Any], list[Any], list[Any]]  # who fits; who waits for another server's cache: none; who pauses
+Scheduled = tuple[list[Any], list[Any], list[Any]]  # requests that fit, wait for another server's cache (none), pause
 
 
 def scheduler_for(
@@ -51,7 +51,7 @@ class Policy(ABC):
     def schedule_request(self, active_requests: Any) -> Scheduled: ...
 
     def _start(self, chosen: list[Any], waiting: Iterable[Any], free: Blocks, needed: Needed) -> None:
-        """Adds to those chosen, who run, as many of the others as fit, in their order."""
+        """Adds to the chosen requests, which run, as many of the others as fit, in their order."""
         questions = self.kv_cache_manager.questions
         adapters = _Adapters(self.peft_cache_manager, chosen)
         wait_for = questions.being_computed() if self.kv_cache_manager.enable_block_reuse else set()
@@ -63,18 +63,18 @@ class Policy(ABC):
                 continue
             blocks = needed(request, prompt)
             if not fits(blocks, free):
-                break  # whoever came later must not overtake it for ever
+                break  # later requests must not overtake it for ever
             if adapters.claim(request):
                 free = less(free, blocks)
                 chosen.append(request)
 
     def _gains_by_waiting(self, request: Any, prompt: Prompt, questions: Questions, wait_for: set[int]) -> bool:
-        """Somebody computes the very block that it needs first: in a later iteration that is cached."""
+        """Another request computes the very block that it needs first: in a later iteration that block is cached."""
         if not self.kv_cache_manager.enable_block_reuse:
             return False
         prefix = questions.prefix_of(prompt)
         if hasattr(request, "estimated_reusable_tokens"):
-            # What newer schedulers of chunks charge by. An estimate that is too high would exceed their budget.
+            # Newer schedulers of chunks charge by this estimate. One that is too high would exceed their budget.
             request.estimated_reusable_tokens = prefix.tokens
         name = None if prefix.first_new is None else questions.name_of(prompt, prefix.first_new)
         if name is None:
@@ -109,7 +109,7 @@ class MaxUtilization(Policy):
             free, next_step = questions.free_without(paused), questions.next_step(chosen)
         del chosen[self.max_num_requests :]
         if not paused and waiting:
-            # Without a block to spare it would be paused at once; but alone it need not share.
+            # Without a block to spare the request would be paused at once; but alone it need not share.
             ahead = self.kv_cache_manager.tokens_per_block if chosen else 1
             self._start(chosen, waiting, less(free, next_step), lambda _, prompt: questions.to_admit(prompt, ahead))
         return chosen, [], paused
@@ -119,7 +119,7 @@ POLICIES: dict[str, type[Policy]] = {"GUARANTEED_NO_EVICT": GuaranteedNoEvict, "
 
 
 class _Adapters:
-    """Pages of LoRA adapters on the device: an adapter is there once, whoever uses it."""
+    """Pages of LoRA adapters on the device: each adapter is there once, however many requests use it."""
 
     def __init__(self, manager: Any, started: list[Any]) -> None:
         self._manager = manager

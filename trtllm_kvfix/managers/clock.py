@@ -1,7 +1,7 @@
 """The clock of retention durations: rank 0's, and the same on every rank in every iteration.
 
-Ranks that looked at clocks of their own would evict different blocks. So rank 0 says its time at fixed iterations, and
-each rank sets its books to what was said one point earlier: nobody waits for a message that has not been sent long ago.
+Ranks that looked at clocks of their own would evict different blocks. So rank 0 sends its time at fixed iterations, and
+each rank sets its books to the time sent one such point earlier. That message was sent long ago, so no rank waits.
 """
 
 import logging
@@ -19,7 +19,7 @@ EVERY = 16  # iterations
 
 
 class Clock:
-    """Of one manager. It stands still until a request asks for a duration: in the same iteration on every rank."""
+    """The clock of one manager. It stands still until a request has a duration: the same iteration on every rank."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Clock:
         self._runs = True
 
     def step(self) -> None:
-        """One iteration, that every rank comes by."""
+        """Count one iteration. Every rank calls it in every iteration."""
         if not self._runs:
             return
         self._iteration += 1
@@ -60,7 +60,7 @@ class Clock:
         elif self._iteration > self._every:
             word = heard(comm, 0, TAG, (self._serial, self._iteration - self._every), self._patience_s)
             if word is None:
-                log.warning("rank 0 did not say its time within %g s", self._patience_s)
+                log.warning("rank 0 did not send its time within %g s", self._patience_s)
             else:
                 self._core.advance_time(word[2])
 

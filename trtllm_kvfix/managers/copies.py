@@ -1,8 +1,8 @@
 """The copies that the books ask for, in stream order between the steps, and the tickets that end them.
 
-Copies run on the stream of the model, behind the kernels that wrote their sources and before those that read what they
-bring. A ticket ends at fixed points, which are the same on every rank, and never because a rank finds its copies done:
-a block is usable on all ranks in the same iteration, or on none.
+Copies run on the stream of the model, behind the kernels that wrote their sources and before the kernels that read
+their destinations. A ticket ends at fixed points, which are the same on every rank, and never because a rank finds its
+copies done: a block is usable on all ranks in the same iteration, or on none.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ class Copies:
         self._pending: deque[tuple[int, list[int]]] = deque()  # ticket, transfers of the engine
 
     def submit(self) -> None:
-        """What admission and growth have queued, before the step that needs it is enqueued."""
+        """Submit what admission and growth have queued, before the step that needs it is enqueued."""
         batch = self._core.take_transfers()
         if not batch.ticket:
             return
@@ -46,7 +46,7 @@ class Copies:
             self._pending.append((batch.ticket, transfers))
 
     def end(self) -> None:
-        """Wait for everything submitted. Raises where a request's blocks did not arrive: its answer would be wrong."""
+        """Wait for everything submitted. Raises if a request's blocks did not arrive: its answer would be wrong."""
         while self._pending:
             ticket, transfers = self._pending.popleft()
             try:
@@ -64,19 +64,19 @@ class Copies:
         )
 
     def _wait_out(self, transfers: list[int]) -> None:
-        """Before their slots are given away."""
+        """Called before their slots are given away."""
         for each in transfers:
             with suppress(DeviceError):
                 self._engine.wait(each)
 
     def _fail(self, ticket: int, error: DeviceError) -> None:
-        """Blocks that nobody owns are forgotten; whoever owns one cannot go on."""
+        """Blocks without an owner are forgotten; a request that owns one cannot go on."""
         losers = self._core.fail(ticket)
         if losers:
             raise RuntimeError(f"copies of KV-cache blocks failed for requests {losers}: {error}") from error
 
     def close(self) -> None:
-        """Behind this nothing of ours uses the memory, and no step that was enqueued before does."""
+        """After this call, neither our copies nor any step that was enqueued before use the memory."""
         with suppress(RuntimeError):  # of copies that failed: their requests have ended with the server
             self._device.synchronize(self._stream)
             self.end()

@@ -1,4 +1,4 @@
-"""What of an engine the manager's constructor cannot see. Asked before it starts; the ranks stop together."""
+"""Checks of an engine that the manager's constructor cannot make. They run before it starts; ranks stop together."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ SETTING = "kvfix.manager: native"
 
 
 def objection(settings: Settings, executor: Any) -> str:
-    """Why this engine must not start, or nothing."""
+    """Why this engine must not start, or an empty string."""
     if settings.manager != "native":
         return ""
     return next((f"{SETTING}: {reason}" for reason in _reasons(executor)), "")

@@ -1,7 +1,7 @@
-"""What upstream hands out of its cache's events: objects with the names that its serialiser and routers read.
+"""Cache events as upstream hands them out: objects with the names that its serialiser and routers read.
 
-Upstream's constructor makes an event manager by a module-level name and passes it on. Ours stands there, so that its
-size is known. A block there has a number of 64 bits: the first half of our hash.
+Upstream's constructor makes an event manager by a module-level name and passes it on. Ours takes its place there, so
+that the size of its buffer is known. A block's number has 64 bits there: the first half of our hash.
 """
 
 import threading
@@ -74,7 +74,7 @@ class KVCacheEvent:
 
 @dataclass
 class _Known:
-    """What was said last of a block that is cached."""
+    """What the last event said about a cached block."""
 
     cache_level: int
     priority: int
@@ -96,13 +96,13 @@ class EventManager:
         self._append([(window, KVCacheCreatedData(blocks))])
 
     def add(self, events: Iterable[BlockEvent], window: int) -> None:
-        """The core's events since the last call, in order. window: of those that name none, as there is only one."""
+        """The core's events since the last call, in order. `window` is that of events that name none: the only one."""
         named = ((event.window_size or window, event) for event in events)
         for each, neighbours in groupby(named, key=itemgetter(0)):
             self._append([(each, data) for data in self._merged((event for _, event in neighbours), each)])
 
     def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
-        """Those since the last call. Waits for the first of them; without a limit where none is given."""
+        """The events since the last call. Waits for the first of them; for ever if no limit is given."""
         with self._some:
             self._some.wait_for(lambda: self._waiting, None if timeout_ms is None else timeout_ms / 1000)
             found = list(self._waiting)

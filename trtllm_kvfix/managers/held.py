@@ -1,4 +1,4 @@
-"""The part of `.impl` that others read beside the loop: blocks that transfers hold, by slots, and events."""
+"""The part of `.impl` that other threads use beside the loop: blocks that transfers hold, by slots, and events."""
 
 import threading
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Held:
     # ---- events ----
 
     def flush_iteration_events(self) -> None:
-        """What happened since the last call can be read from now on. On ranks that show no events it is dropped."""
+        """Make the events since the last call readable. Ranks that show no events drop them."""
         events = self.core.get_latest_events()
         if self.layout.events is not None:
             self.layout.events.add(events, self.layout.windows[0].size)

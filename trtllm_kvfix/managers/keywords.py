@@ -1,6 +1,6 @@
-"""What upstream's V1 constructor asks for, keyword by keyword: read, or refused by name.
+"""The keywords of upstream's V1 constructor: each is read, or refused by name.
 
-A keyword that nobody here has heard of is refused too: it may change what the cache must hold.
+An unknown keyword is refused too: it may change what the cache must hold.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers.events import EventManager
 from trtllm_kvfix.managers.layout import ELEMENTS, Layout, Window, pools_of
 
-OFFLOAD_PRIORITY_MIN = 30  # where upstream says none
+OFFLOAD_PRIORITY_MIN = 30  # if upstream gives none
 
 # Each says what is wrong with a keyword's value, or nothing.
 Check = Callable[[Any, Mapping[str, Any]], str]
@@ -49,7 +49,7 @@ def _head_size(value: Any, _given: Mapping[str, Any]) -> str:
 
 
 def _whole_sequences(value: Any, given: Mapping[str, Any]) -> str:
-    """A window holds all of a prompt until it is computed, however far it reaches back."""
+    """A window holds a whole prompt until it is computed, however little of it the next token reads."""
     vector = set(given["max_attention_window_vec"])
     if (vector != set(value) and not len(vector) == len(value) == 1) or min(*vector, *value) <= 0:
         return f"layers have the windows {sorted(vector)}"
@@ -76,7 +76,7 @@ def _cache_type(value: Any, _given: Mapping[str, Any]) -> str:
 
 
 def _same_pools(value: Any, given: Mapping[str, Any]) -> str:
-    """An entry that says again what holds for all pools is no other shape."""
+    """An entry that repeats what holds for all pools is not another shape."""
     size, dtype = _one(_head_sizes(given)), given["dtype"]
     others = [each for each in value or () if (each.size_per_head, each.dtype) != (size, dtype)]
     return "pools of different shapes are not served" if others else ""
@@ -116,7 +116,7 @@ CHECKS: Mapping[str, Check] = {
     "copy_on_partial_reuse": _anything,
     "kv_connector_manager": _no_windows("a connector"),
     "enable_indexer_k_cache": _nothing("sparse attention"),
-    "indexer_k_cache_quant_block_size": _anything,  # these count where there is an indexer
+    "indexer_k_cache_quant_block_size": _anything,  # these matter if there is an indexer
     "indexer_k_cache_index_head_dim": _anything,
     "indexer_k_cache_use_fp4": _anything,
     "indexer_k_cache_layer_mask": _anything,
@@ -157,7 +157,7 @@ def layout_of(given: Mapping[str, Any]) -> Layout:
         offload_priority_min=OFFLOAD_PRIORITY_MIN if priority is None else priority,
         events=given.get("event_manager"),
         connector=given.get("kv_connector_manager"),
-        # Builds that let go of blocks one by one pass no temporary window any more.
+        # Builds that release blocks one by one no longer pass a temporary window.
         pins_by_list="temp_attention_window_inputs" not in given,
     )
 
@@ -171,7 +171,7 @@ def _windows_of(given: Mapping[str, Any]) -> tuple[Window, ...]:
 
 
 def _slides(given: Mapping[str, Any]) -> bool:
-    """Older builds say so by a temporary window; a single window that is only as long as the pool slides nowhere."""
+    """Older builds show it by a temporary window. A single window that is only as long as the pool never slides."""
     vector = given["max_attention_window_vec"]
     if len(set(vector)) > 1:
         return True
@@ -181,7 +181,7 @@ def _slides(given: Mapping[str, Any]) -> bool:
 
 
 def _longest(given: Mapping[str, Any]) -> int:
-    """Where a pool is small, upstream shortens the largest window, and sequences with it, to what the pool holds."""
+    """If a pool is small, upstream shortens the largest window, and with it sequences, to what the pool holds."""
     largest: int = max(given["blocks_per_window"])
     holds: int = given["blocks_per_window"][largest][0] * int(given["tokens_per_block"])
     longest = int(given["max_sequence_length"])
@@ -194,7 +194,7 @@ def _check(given: Mapping[str, Any]) -> None:
         raise NotServed(f"the V1 constructor of this build does not say {', '.join(missing) or 'size_per_head'}")
     for name, value in given.items():
         if name not in CHECKS:
-            raise NotServed(f"{name}={value!r}: this build's constructor has a keyword that nobody has looked at")
+            raise NotServed(f"{name}={value!r}: this build's constructor has a keyword that is not known here")
         objection = CHECKS[name](value, given)
         if objection:
             raise NotServed(f"{name}={value!r}: {objection}")

@@ -31,7 +31,7 @@ class Window:
     size: int
     blocks_primary: int
     blocks_host: int
-    name: int | None  # as the core calls it; None: the only one, which nothing leaves
+    name: int | None  # as the core calls it; None: the only window, which no block leaves
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class PoolShape:
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything that the constructor's keywords say."""
+    """All that the constructor's keywords say about the cache."""
 
     tokens_per_block: int
     windows: tuple[Window, ...]  # ascending
-    window_vector: tuple[int, ...]  # as upstream says it: layers take turns
+    window_vector: tuple[int, ...]  # as upstream writes it: layers take turns
     blocks_per_sequence: int
     pools: tuple[PoolShape, ...]
-    stream: int  # on which the model runs
+    stream: int  # the one that the model runs on
     reuse: bool
     partial_reuse: bool
     copy_on_partial_reuse: bool
@@ -83,7 +83,7 @@ class Layout:
         return self.windows[0].name is not None
 
     def window_of(self, size: int) -> Window:
-        """The only one whatever its size is said to be: upstream may have shortened it meanwhile."""
+        """The window of this size. A single window always matches: upstream may have shortened it meanwhile."""
         for window in self.windows:
             if window.size == size or len(self.windows) == 1:
                 return window
@@ -109,7 +109,7 @@ def pools_of(
     kv_factor: int,
     element: Element,
 ) -> tuple[PoolShape, ...]:
-    """For each window, ascending, one pool for each number of heads, ascending."""
+    """One pool for each window, ascending, and in it for each number of heads, ascending."""
     found = []
     for window in windows:
         every = range(len(heads_per_layer))

@@ -1,6 +1,6 @@
-"""The core takes calls from any thread; what is noted between upstream's calls needs a lock of its own.
+"""The core takes calls from any thread; the notes between upstream's calls need a lock of their own.
 
-Calls of every iteration take it without a wrapper around them.
+Methods that run in every iteration take the lock themselves, without a wrapper around them.
 """
 
 import threading
@@ -30,7 +30,7 @@ def locked(method: Method) -> Method:
 
 
 def answering(method: Method) -> Method:
-    """For a call that needs an answer: whoever is noted is admitted first."""
+    """For a call that needs an answer: noted requests are admitted first."""
 
     @wraps(method)
     def call(self: Locked, *args: Any, **kwargs: Any) -> Any:

@@ -24,7 +24,7 @@ class Spans:
 
 
 class Memory:
-    """Allocated outside of torch, as upstream's C++ does. Views that were handed out keep what they show."""
+    """Memory allocated outside torch, as by upstream's C++. Views that were handed out keep it alive."""
 
     def __init__(self, device: Device, layout: Layout) -> None:
         self._device = device
@@ -42,7 +42,7 @@ class Memory:
         return sum(each.nbytes for each in self._primary)
 
     def release(self) -> None:
-        """Nothing on the device may use it any more."""
+        """Free the memory. Nothing on the device may use it any more."""
         self._primary.clear()
         for pool in self._host.values():
             pool.close()
@@ -102,7 +102,7 @@ class Memory:
 
 
 def _ends(item: TransferItem) -> tuple[End, End]:
-    """What it reads, and what it writes."""
+    """The slot that a transfer reads, and the one that it writes."""
     reads_host, writes_host = item.kind == "onboard", item.kind == "offload"
     source = item.window_size, "host" if reads_host else "primary", item.slot_src
     return source, (item.window_size, "host" if writes_host else "primary", item.slot_dst)

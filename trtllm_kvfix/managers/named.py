@@ -1,4 +1,4 @@
-"""The part of `.impl` that says what blocks are: connectors ask for hashes and priorities, routers for prefixes.
+"""The part of `.impl` that identifies blocks: connectors ask for hashes and priorities, routers for prefixes.
 
 Numbers of blocks are slots, as everywhere in `.impl`. Hashes are those of the events: the first half of ours.
 """
@@ -19,7 +19,7 @@ PRIORITY_OF_NOBODY = 35  # upstream's answer for a block that it does not find
 
 
 class PrefixReuseSummary(NamedTuple):
-    """Whole blocks of a prompt that are cached, and its tokens up to and with the first one that is not."""
+    """The whole cached blocks of a prompt, and its tokens up to the end of the first block that is not cached."""
 
     reusable_blocks_allocated: int  # which some sequence holds
     reusable_blocks_all: int
@@ -36,13 +36,13 @@ class Named:
 
     @answering
     def commit_and_get_block_hashes_for_request(self, llm_request: Any, window_size: int) -> list[int]:
-        """Of all blocks that its tokens fill, from the first: those of its answer too, whether stored yet or not."""
+        """The hashes of all blocks that its tokens fill, those of its answer too, whether they are stored or not."""
         del window_size
         sequence = self._books.live[llm_request.request_id]
         full = llm_request.get_num_tokens(0) // self.tokens_per_block
         if len(sequence.names) != full:
             names = self.core.commit_and_get_block_hashes(sequence.request_id)
-            if full > len(names) and not sequence.is_private:  # the core has never been told what was generated
+            if full > len(names) and not sequence.is_private:  # the core does not know what was generated
                 names = block_hashes(Prompt(llm_request).sequence, self.core.config)
             sequence.names = [each & FIRST_HALF for each in names]
         return sequence.names
@@ -68,7 +68,7 @@ class Named:
 
     @locked
     def find_new_context_block(self, unique_tokens: Any, llm_request: Any) -> tuple[int, ...] | None:
-        """The same of older builds: it can be compared, and counted."""
+        """The first block that is not cached, for older builds: a value that can be compared and counted."""
         del unique_tokens
         return self._first_new(self._questions.prefix_of(prompt_of(llm_request)))
 
@@ -79,7 +79,7 @@ class Named:
 
     @answering
     def truncate_blocks(self, target_tokens: Sequence[int], num_tokens_to_keep: int) -> None:
-        """Of a conversation without a LoRA and a salt: upstream's call names neither."""
+        """Truncates a conversation without LoRA and salt: upstream's call names neither."""
         if target_tokens:
             conversation = SequenceRequest(0, target_tokens)
             self.core.truncate_blocks(conversation, min(num_tokens_to_keep, len(target_tokens)))

@@ -1,7 +1,7 @@
 """What upstream's V1 `KVCacheManager` calls `.impl`, backed by our block manager.
 
-Every name here is one that upstream's Python calls, with upstream's arguments. Nothing is decided here: keywords.py
-reads what is asked, books.py keeps it, memory.py holds the bytes, copies.py moves them.
+Every name here is one that upstream's Python calls, with upstream's arguments. This class decides nothing: keywords.py
+reads the constructor's arguments, books.py keeps the books, memory.py holds the bytes, copies.py moves them.
 """
 
 import threading
@@ -37,7 +37,7 @@ class NativeKvCache(Asked, Held, Named):
         self._make(self.layout, ranks_here())
 
     def _make(self, layout: Layout, ranks: Ranks) -> None:
-        """Every rank comes by. Only one of them has events to show, but books with events are kept by all."""
+        """Called on every rank. Only one rank shows events, but all keep books with events."""
         events_max = max(ranks.gather(layout.events.entries_max if layout.events else 0))
         self.core = BlockManager(
             BlockManagerConfig(
@@ -110,7 +110,7 @@ class NativeKvCache(Asked, Held, Named):
     # ---- the life of a request ----
 
     def sync_transfer_manager_with_buffer_manager(self) -> None:
-        """The head of every `prepare_resources`: the fixed point at which copies end."""
+        """Called at the head of every `prepare_resources`: the fixed point at which copies end."""
         with self._lock:
             self._books.begin_iteration()
             self._comparison.step()
@@ -125,9 +125,9 @@ class NativeKvCache(Asked, Held, Named):
             self._books.add(request_id, length, beam_width, request)
 
     def add_token(self, request_id: int, detach_swa_front_blocks: bool = True) -> None:
-        """The one call that upstream makes for each request of each iteration: a note, which needs no lock.
+        """Upstream calls this for each request in each iteration, so it only takes a note, which needs no lock.
 
-        A request that is unknown is named by the call that settles.
+        If the request is unknown, the call that settles the notes raises and names it.
         """
         del detach_swa_front_blocks  # there is no window to leave
         books = self._books
@@ -147,7 +147,7 @@ class NativeKvCache(Asked, Held, Named):
 
     @locked
     def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool) -> Any:
-        """What is pinned on release, named as `store_blocks_for_reuse` names it."""
+        """The name of what is pinned on release, as `store_blocks_for_reuse` gives it."""
         pinned = self._pinned(request_id) if pin_on_release else None
         self._books.remove(request_id, llm_request)
         return pinned
@@ -160,7 +160,7 @@ class NativeKvCache(Asked, Held, Named):
     def reset_reuse_state(self) -> None:
         self.core.reset_reuse_state()
 
-    # ---- where a sequence lies: slots, because upstream indexes the pools with them ----
+    # ---- slots of a sequence: upstream indexes the pools with them ----
 
     @answering
     def copy_batch_block_offsets(

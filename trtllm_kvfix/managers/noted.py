@@ -1,7 +1,7 @@
-"""What is noted on a request while it is made, because it is dearer to learn later, or cannot be learnt at all.
+"""Notes on a request, taken while it is made: later they would cost more, or could not be had at all.
 
-Its tokens are a list only in the constructor: the bound request copies them, and hands out a new list each time. How
-long its blocks are to be kept it takes and never shows again.
+The tokens are a list only in the constructor: the bound request copies them, and makes a new list each time it is
+asked. It also takes how long its blocks are to be kept, and never shows that again.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def noting(make: Callable[..., None]) -> Callable[..., None]:
         if wanted is not None:
             retention.note(self, wanted)
         if kwargs.get(TOKENS) is not None:
-            # Tokens that the core does not take are refused when the request is admitted, and not here.
+            # Admission refuses tokens that the core does not take; this code does not.
             with suppress(TypeError, ValueError, OverflowError):
                 note_prompt(self, kwargs[TOKENS])
 

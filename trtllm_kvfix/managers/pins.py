@@ -1,7 +1,7 @@
 """Blocks that upstream holds by number beyond the life of their request: transfers pin, and unpin when they have ended.
 
 Upstream's numbers of blocks are slots where the manager is ours. A pinned block keeps its slot, so the slot names it
-until it is let go.
+until it is unpinned.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ class Pins:
 
     def __init__(self, core: BlockManager) -> None:
         self._core = core
-        self._block_in: dict[int, int] = {}  # slot in primary -> block, of all that is pinned here
-        self._count: dict[int, int] = {}  # by slot: the pins that have not been let go
+        self._block_in: dict[int, int] = {}  # slot in primary -> block, for all blocks that are pinned here
+        self._count: dict[int, int] = {}  # by slot: the pins that have not been released
         self._chains: dict[int, list[list[int]]] = {}  # by last slot: what was pinned with it
 
     def pin(self, request_id: int) -> list[int]:
-        """Every block of a live sequence. Returns their slots, the first block's first."""
+        """Pin every block of a live sequence. Returns their slots, that of the first block first."""
         blocks = [block for block in self._core.get_cache_block_ids(request_id)[0] if block >= 0]
         slots = [slot for slot, _ in self._core.pin_blocks_by_id(blocks)]
         for slot, block in zip(slots, blocks, strict=True):
@@ -28,14 +28,14 @@ class Pins:
         return slots
 
     def chain(self, slots: list[int]) -> int | None:
-        """The name of what one call has pinned where builds name it by its last block."""
+        """The name of the blocks that one call pinned, for builds that name them by the last one."""
         if not slots:
             return None
         self._chains.setdefault(slots[-1], []).append(slots)
         return slots[-1]
 
     def unpin(self, slots: Sequence[int]) -> None:
-        """One pin of each. All or nothing."""
+        """End one pin of each block. All or nothing."""
         unknown = [slot for slot in slots if slot not in self._block_in]
         if unknown:
             raise ValueError(f"unpin_blocks_by_id: blocks {unknown} are not pinned here; were they unpinned before?")
@@ -46,7 +46,7 @@ class Pins:
                 del self._count[slot], self._block_in[slot]
 
     def unpin_chain(self, last: int) -> None:
-        """What was pinned under this name last."""
+        """End the pins that were made last under this name."""
         chains = self._chains.get(last)
         if not chains:
             raise ValueError(f"unpin_blocks_by_id: nothing is pinned under block {last}; was it unpinned before?")

@@ -1,7 +1,7 @@
-"""Where upstream makes the objects that ours take the place of: two module-level names that are called.
+"""The two module-level names that upstream calls to make the objects whose places ours take.
 
-Each name gets an object that answers for the class behind it, and makes ours where `kvfix.manager: native` holds when
-it is called. What ours does not serve is refused there by name: a start never falls back silently.
+Each name gets an object that answers for the class behind it. When it is called while `kvfix.manager: native` holds, it
+makes ours. A request for something that ours does not serve is refused by name: a start never falls back silently.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ SETTING = "kvfix.manager: native"
 
 
 class Substitute:
-    """In the place of a class of upstream's. `ours` makes ours, or says None where upstream's is wanted."""
+    """Takes the place of a class of upstream's. `ours` makes our object, or returns None if upstream's is wanted."""
 
     def __init__(self, active: "Activation", ours: Callable[..., Any], theirs: Any) -> None:
         self._active = active
@@ -80,7 +80,7 @@ def _capacity_scheduler(*args: Any, **kwargs: Any) -> Any:
 
 
 def build_objection(upstream: Upstream) -> str:
-    """Whether this build is one of those on whose own Python ours has been run."""
+    """Why ours does not serve this build (most often: it has not been run on its Python), or an empty string."""
     if not upstream.binds("refresh_blocks"):
         return "builds of 1.1 are not served: their attention ships the table of offsets itself"
     if upstream.binds("count_reusable_blocks"):

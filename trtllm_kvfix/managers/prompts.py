@@ -1,8 +1,8 @@
-"""What of a request names its blocks: tokens, LoRA, salt, images. Read once for each prompt and kept on the request.
+"""The parts of a request that name its blocks: tokens, LoRA, salt, images. Read once for each prompt and kept on it.
 
-It is read while the request is made, where its tokens need not be copied out of it again; and anew where it has been
-preempted. The bound request takes attributes, so what is kept goes with it. Dummies, and inputs that tokens do not
-name, get a root of their own: nobody finds their blocks.
+They are read while the request is made, when its tokens need not be copied out of it again, and anew after it has been
+preempted. The bound request takes attributes, so the result stays with it. Dummies, and requests whose inputs depend on
+more than tokens, get a root of their own: no other request finds their blocks.
 """
 
 import struct
@@ -16,7 +16,7 @@ from trtllm_kvfix.native import BlockManagerConfig, SequenceRequest, block_hashe
 
 _KEPT = "_kvfix_prompt"
 _serials = count()
-# Inputs of a request that its tokens do not name.
+# Inputs of a request on which its blocks depend besides its tokens.
 _EMBEDDINGS = ("prompt_embedding_table", "multimodal_embedding")
 
 
@@ -47,7 +47,7 @@ class Prompt:
         return self._hashes[block] if block < len(self._hashes) else None
 
     def begins(self, count: int, *, and_then: int) -> SequenceRequest:
-        """Its first tokens and another one, under the same root."""
+        """A prompt of its first tokens and another one, under the same root."""
         own = self.sequence
         spans = [(begin, min(end, count), digest) for begin, end, digest in own.extra_keys if begin < count]
         tokens = [*own.tokens[:count], and_then]
@@ -55,7 +55,7 @@ class Prompt:
 
 
 def note_prompt(request: Any, tokens: Any) -> None:
-    """Of a request that has just been made of these tokens."""
+    """Keep the prompt of a request that has just been made of these tokens."""
     setattr(request, _KEPT, Prompt(request, tokens))
 
 
@@ -64,9 +64,10 @@ def prompt_of(request: Any) -> Prompt:
 
 
 def prompt_to_admit(request: Any, request_id: int, length: int, *, is_dummy: bool) -> Prompt:
-    """A request that was preempted has a longer prompt than before; one becomes a dummy after it was made.
+    """The prompt kept on the request, unless it has changed. Preemption makes a prompt longer, and a request becomes a
+    dummy only after it was made.
 
-    The caller knows the request's own answers: to ask it again costs a call into C++ for each.
+    The caller passes the request's own answers: asking for them again costs a call into C++ each.
     """
     kept: Prompt | None = getattr(request, _KEPT, None)
     if kept is None or kept.length != length or kept.request_id != request_id or (is_dummy and not kept.is_private):
@@ -76,7 +77,7 @@ def prompt_to_admit(request: Any, request_id: int, length: int, *, is_dummy: boo
 
 
 def forget_prompt(request: Any) -> None:
-    """It has been admitted, so the core has it."""
+    """Drop the tokens of an admitted request: the core has them."""
     setattr(request, _KEPT, None)
 
 
@@ -87,7 +88,7 @@ def is_private(request: Any) -> bool:
 
 
 def bound_half(request: Any) -> Any:
-    """A copy of the part that C++ has, as C++ hands it out. Upstream's Python half hides some of its names."""
+    """A copy of the request's part in C++, as C++ hands it out. Upstream's Python part hides some of its names."""
     kinds = [each for each in type(request).__mro__ if "__init__" in vars(each)]
     kind: Any = next(each for each in kinds if not isinstance(vars(each)["__init__"], FunctionType))
     return kind(request)
@@ -104,9 +105,9 @@ def _images(request: Any) -> Iterator[tuple[int, int, bytes]]:
 
 
 def tell_reuse(request: Any, reused: int, tokens_per_block: int) -> None:
-    """Where the request stands after admission. Newer builds have a call for it, older ones two fields.
+    """Set the request's position after admission. Newer builds have a call for it, older ones two fields.
 
-    A chunk that is not the last one ends on a block's boundary.
+    Every chunk but the last ends on a block's boundary.
     """
     if hasattr(request, "set_prepopulated_prompt_len"):
         request.set_prepopulated_prompt_len(reused, tokens_per_block)

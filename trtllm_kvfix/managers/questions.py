@@ -1,7 +1,7 @@
-"""What a capacity scheduler asks, of one beam. Numbers of blocks are lists: one for each window, ascending.
+"""The questions of a capacity scheduler, for one beam. Numbers of blocks are lists: one for each window, ascending.
 
-A block that a request would reuse is free where it is cached, and admission takes it from there. One that another
-request holds is not taken again.
+A cached block that a request would reuse counts as free, and admission takes it. A block that another request holds is
+not taken again.
 """
 
 from collections.abc import Iterable
@@ -22,11 +22,11 @@ def fits(blocks: Blocks, free: Blocks) -> bool:
 
 
 class Prefix(NamedTuple):
-    """What of a prompt is cached now."""
+    """The part of a prompt that is cached now."""
 
     prompt: Prompt
-    tokens: int  # whole blocks that admission will find, whatever else is in its batch
-    blocks: int  # full ones that are cached; the last token of a prompt is computed always, also where its block is
+    tokens: int  # whole blocks that admission will find, whatever the rest of its batch
+    blocks: int  # full cached blocks; the last token of a prompt is always computed, even if its block is cached
     is_whole: bool  # all full blocks are cached
 
     @property
@@ -41,12 +41,12 @@ class Questions:
         self._windows = windows
 
     def free_blocks(self) -> Blocks:
-        """Free, or cached and nobody's."""
+        """Blocks that are free, or cached without an owner."""
         tiers = [window.primary for window in self._books.core.get_kv_cache_stats().windows]
         return [primary.free + primary.cached for primary in tiers]
 
     def by_progress(self, active_requests: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """(those that run, those that wait for their first block, those that hold blocks and wait for a load)."""
+        """(requests that run, that wait for their first block, that hold blocks and wait for a load)."""
         live = self._books.live
         started: list[Any] = []
         waiting: list[Any] = []
@@ -62,31 +62,31 @@ class Questions:
         return started, waiting, loading
 
     def still_to_take(self, started: Iterable[Any]) -> Blocks:
-        """Blocks that these will take until their last tokens, besides those that they hold.
+        """Blocks that these requests will take until their last tokens, besides those that they hold.
 
-        As if none left its window meanwhile: nobody is promised what another has not given back yet.
+        Counted as if no block left its window meanwhile: no request is promised what another still holds.
         """
         sequences = [self._books.live[each.request_id] for each in started]
         left = [max(0, each.most - each.length) for each in sequences]
         return self._in_each(self._books.core.blocks_to_grow([each.request_id for each in sequences], left))
 
     def to_completion(self, request: Any) -> Blocks:
-        """The same of one. A request that has none takes those of its prompt that nobody holds, and what it grows."""
+        """The same for one request. One without blocks takes those of its prompt that are not held, and its growth."""
         if request.request_id in self._books.live:
             return self.still_to_take([request])
         return self.to_admit(prompt_of(request), request.max_new_tokens)
 
     def to_admit(self, prompt: Prompt, ahead: int) -> Blocks:
-        """Of one that has none, until it has grown by so many tokens."""
+        """Blocks that a request without any takes until it has grown by so many tokens."""
         return self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead)
 
     def next_step(self, started: Iterable[Any]) -> Blocks:
-        """Blocks that these take for their next tokens. A prompt has its blocks."""
+        """Blocks that these requests take for their next tokens. A prompt has its blocks already."""
         growing = [each.request_id for each in started if each.is_generation_in_progress_state]
         return self._in_each(self._books.core.blocks_to_grow(growing, [1] * len(growing)))
 
     def free_without(self, paused: Iterable[Any]) -> Blocks:
-        """`free_blocks`, had these given theirs back."""
+        """`free_blocks`, if these requests had given theirs back."""
         return self._books.core.free_blocks_without([each.request_id for each in paused])
 
     def one_step(self, request: Any, *, two_steps: bool) -> int:
@@ -106,16 +106,16 @@ class Questions:
         return Prefix(prompt, reuse // unit * unit, cached, cached >= whole)
 
     def held_blocks(self, prefix: Prefix) -> int:
-        """Of its cached blocks, those that a sequence holds."""
+        """How many of its cached blocks a sequence holds."""
         if not prefix.blocks:
             return 0
-        # With one more token the last of them is taken as a whole, and nothing but a block for that token is new.
+        # With one more token the last block is taken as a whole, and only a block for that token is new.
         asked = prefix.prompt.begins(prefix.blocks * self._tokens_per_block, and_then=0)
         *_, taken = self._books.core.blocks_to_admit(asked)  # the largest window claims most
         return prefix.blocks + 1 - taken
 
     def being_computed(self) -> set[int]:
-        """The hashes of the blocks that live prompts are about to bring into the cache: the next one of each."""
+        """The hashes of the blocks that live prompts will store next, one for each prompt."""
         unit = self._tokens_per_block
         prompts = [(each.prompt, each.computed) for each in self._books.live.values() if each.prompt is not None]
         names = {
@@ -126,7 +126,7 @@ class Questions:
         return {name for name in names if name is not None}
 
     def name_of(self, prompt: Prompt, block: int) -> int | None:
-        """Names the prompt up to the end of this block; None where it is not full."""
+        """The hash of the prompt up to the end of this block; None if the block is not full."""
         return prompt.hash_of(block, self._books.config)
 
     def _in_each(self, blocks: int) -> Blocks:

@@ -1,8 +1,8 @@
 """Ranks that share a batch compare digests of their books while they run, and stop together where these differ.
 
-Each rank decides for itself from the same calls. If one of them ever decided otherwise, its part of an answer would
-come from other blocks than the others', without a word. Messages go from rank to rank with a tag of our own; a
-collective call would be answered by upstream's.
+Each rank decides for itself from the same calls. If a rank ever decided otherwise, its part of an answer would silently
+come from other blocks than the parts of the other ranks. Messages go from rank to rank with a tag of our own, because a
+collective call could meet one of upstream's.
 """
 
 import logging
@@ -20,8 +20,8 @@ EVERY = 256  # iterations
 # Ranks of one batch meet in every layer of a step, so one that is this late has ended, and upstream will say so.
 PATIENCE_S = 30.0
 
-_serials = count()  # of managers: every rank makes the same ones in the same order
-Word = tuple[int, int, int]  # manager, iteration, what is said of it
+_serials = count()  # counts managers: every rank makes the same ones in the same order
+Word = tuple[int, int, int]  # manager, iteration, value
 
 
 def next_serial() -> int:
@@ -29,7 +29,7 @@ def next_serial() -> int:
 
 
 def heard(comm: Communicator, rank: int, tag: int, point: tuple[int, int], patience_s: float) -> Word | None:
-    """A rank's word on (manager, iteration); None where it says nothing for so long."""
+    """The value that a rank sent for (manager, iteration); None if it does not come in time."""
     deadline = time.monotonic() + patience_s
     while True:
         while not comm.Iprobe(source=rank, tag=tag):
@@ -37,12 +37,12 @@ def heard(comm: Communicator, rank: int, tag: int, point: tuple[int, int], patie
                 return None
             time.sleep(POLL_S / 100)
         word: Word = comm.recv(source=rank, tag=tag)
-        if word[:2] >= point:  # an older one came too late for its own iteration
+        if word[:2] >= point:  # an older message came too late for its own iteration
             return word
 
 
 class Comparison:
-    """Of one manager. Only the executor's thread uses it."""
+    """The comparisons of one manager. Only the executor's thread uses it."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Comparison:
         self._iteration = 0
 
     def step(self) -> None:
-        """One iteration, that every rank comes by. Raises RanksDiffer on all ranks or on none."""
+        """Count one iteration. Every rank calls it in every iteration. Raises RanksDiffer on all ranks or on none."""
         self._iteration += 1
         if self._iteration % self._every:
             return
@@ -79,8 +79,8 @@ class Comparison:
             raise RanksDiffer(
                 f"the books of this rank's KV cache differ from those of ranks {differing} in iteration "
                 f"{self._iteration}; answers of this engine cannot be trusted. Usual causes: ranks that were scheduled "
-                "other batches, a request whose tokens, LoRA or salt differ between ranks, or somebody who pins blocks "
-                "on one rank alone"
+                "other batches, a request whose tokens, LoRA or salt differ between ranks, or a program that pins "
+                "blocks on one rank alone"
             )
 
     def _word_of(self, comm: Communicator, rank: int) -> Word | None:

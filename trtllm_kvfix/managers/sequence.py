@@ -1,4 +1,4 @@
-"""A live sequence, as upstream tells of it: what is reserved, and which chunks of its prompt have been computed."""
+"""A live sequence, as upstream reports it: what is reserved, and which chunks of its prompt have been computed."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from trtllm_kvfix.managers.prompts import Prompt
 
 
 class Sequence:
-    """In the overlap loop the position that a request shows runs ahead of what the host knows to be computed.
+    """In the overlap loop, a request's position runs ahead of what the host knows to be computed.
 
-    Later chunks of a prompt make no call when they are prepared. But between two moves of a position lies the head of
-    a `prepare_resources`, and each batch reports its chunks once, in order. So positions are noted as they move, and
-    the i-th report of a request ends its i-th chunk.
+        Upstream makes no call when it prepares a later chunk of a prompt. But the head of a `prepare_resources` lies
+    between two moves of a position, and each batch reports its chunks once, in order. So positions are noted as they
+    move, and the i-th report of a request ends its i-th chunk.
     """
 
     __slots__ = (
@@ -25,20 +25,20 @@ class Sequence:
         self.prompt_length = prompt.length
         self.length = prompt.length  # positions reserved
         self.computed = reused  # leading positions whose values are in the cache, as far as reported
-        self.most: int = prompt.length + request.max_new_tokens  # positions that it may come to
+        self.most: int = prompt.length + request.max_new_tokens  # positions that it may reach
         self.is_private = prompt.is_private
         self.is_dummy = is_dummy
-        self.names: list[int] = []  # of full blocks, as far as somebody has asked for them
+        self.names: list[int] = []  # of full blocks, as far as they have been asked for
         self._position = reused
         self._chunk_ends: list[int] = []  # computed or being computed, not reported yet
 
     @property
     def is_in_prompt(self) -> bool:
-        """More chunks are to be enqueued."""
+        """Whether more chunks will be enqueued."""
         return self._position < self.prompt_length
 
     def begin_at(self, position: int) -> None:
-        """Where the model begins: behind what a connector brings."""
+        """The position where the model begins: behind what a connector loads."""
         self._position = position
 
     def look(self) -> None:
@@ -46,7 +46,7 @@ class Sequence:
         if not self.is_in_prompt:
             return
         position = min(self.request.context_current_position, self.prompt_length)
-        # Backwards where a load has failed: a chunk more is counted then, so less is taken to be computed, never more.
+        # A failed load moves it backwards. One chunk more is counted then, so less counts as computed, never more.
         if position != self._position:
             self._chunk_ends.append(position)
             self._position = position
@@ -68,7 +68,7 @@ class Sequence:
         return self.computed if self.computed < self.prompt_length else max(self.computed, self.length - 1)
 
     def known_at_end(self, request: Any) -> tuple[list[int] | None, int]:
-        """The tokens to keep, None where the prompt says it all, and how many positions are computed.
+        """The tokens to keep (None if the prompt has all of them), and how many positions are computed.
 
         A token was sampled from a step that had computed every position before it. The last one itself may not have
         gone through the model.

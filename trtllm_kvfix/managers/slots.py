@@ -1,4 +1,4 @@
-"""Where the blocks of live sequences lie on the device: upstream takes slots for the numbers of blocks."""
+"""Where the blocks of live sequences lie on the device: for upstream, a block's number is its slot."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ class Slots:
         self._layout = layout
         self._output: Any = None
         self._rows_of_pools: list[Any] = []
-        self._block_in: dict[tuple[int, int], int] = {}  # of all live sequences; empty until somebody asks
+        self._block_in: dict[tuple[int, int], int] = {}  # of all live sequences; empty until it is needed
 
     # ---- as attention reads them ----
 
@@ -38,16 +38,16 @@ class Slots:
             )
 
     def _rows_of(self, output: Any) -> list[Any]:
-        """The table's part of each pool, as the core writes it. Upstream has one table and passes it every time."""
+        """Each pool's part of the table, as the core writes it. Upstream has one table and passes it every time."""
         if output is not self._output:
             array = output.numpy() if hasattr(output, "numpy") else output
             self._output, self._rows_of_pools = output, [array[i : i + 1] for i in range(len(self._layout.pools))]
         return self._rows_of_pools
 
     def _table(self, request_ids: Sequence[int]) -> Table:
-        """[window, sequence, block]. Where a block has left its window stands the first one that has not.
+        """[window, sequence, block]. A block that has left its window is replaced by the first one that has not.
 
-        Kernels may load a whole tile and mask what is out of the window, so what lies there must be numbers.
+        Kernels may load a whole tile and mask what is outside the window, so the table must hold valid numbers.
         """
         rows = max(1, len(request_ids))
         table = np.zeros((len(self._layout.windows), rows, 2, self._layout.blocks_per_sequence), np.int32)
@@ -61,13 +61,13 @@ class Slots:
     # ---- as others name blocks ----
 
     def of(self, request_ids: Sequence[int], window: Window) -> list[list[int]]:
-        """Of each sequence, the slots of its blocks."""
+        """The slots of each sequence's blocks."""
         held = [len(blocks) for (blocks,) in self._core.get_batch_cache_block_ids(request_ids, window.name)]
         table = self._table(request_ids)[window.index]
         return [row[:count].tolist() for row, count in zip(table, held, strict=True)]
 
     def block_in(self, slot: int, window: Window, live: Iterable[int]) -> int | None:
-        """The block of a live sequence in this slot. It stays there as long as a sequence has it."""
+        """The block in this slot, which belongs to a live sequence and stays there as long as one has it."""
         if not self._block_in:
             ids = list(live)
             for each in self._layout.windows:
@@ -78,5 +78,5 @@ class Slots:
         return self._block_in.get((window.index, slot))
 
     def moved(self) -> None:
-        """Sequences have come, grown or gone."""
+        """Called when sequences have come, grown or gone."""
         self._block_in = {}

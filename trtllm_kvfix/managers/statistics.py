@@ -1,4 +1,4 @@
-"""The numbers that upstream's iteration statistics read. Fields can be written: newer builds subtract from them."""
+"""The numbers that upstream's iteration statistics read. Fields are writable: newer builds subtract from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class CacheStats:
 
 @dataclass
 class IterationStats:
-    """Of the iteration that ended last."""
+    """The numbers of the iteration that ended last."""
 
     primary_max_num_blocks: int
     primary_free_num_blocks: int
@@ -48,7 +48,7 @@ class IterationStats:
 
 
 def cache_stats(core: KvCacheStats, sizes: Sequence[int], device_bytes: int) -> CacheStats:
-    """sizes: of the windows, ascending."""
+    """`sizes` are those of the windows, ascending."""
     total, tiers = core.total, [window.primary for window in core.windows]
     free = [primary.free + primary.cached for primary in tiers]
     blocks = sum(primary.blocks for primary in tiers)
@@ -68,7 +68,7 @@ def cache_stats(core: KvCacheStats, sizes: Sequence[int], device_bytes: int) -> 
 
 
 def iteration_stats(core: KvCacheStats, window: int, seen: CacheCounters | None, slot_bytes: int) -> IterationStats:
-    """seen: what happened, where this window is the one that shows it."""
+    """`seen` has the cache's counters if this window is the one that shows them."""
     primary, host = core.windows[window].primary, core.windows[window].host
     found = IterationStats(
         primary_max_num_blocks=primary.blocks,

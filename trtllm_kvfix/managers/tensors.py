@@ -1,4 +1,4 @@
-"""Tensors as upstream's Python takes them: torch's, or numpy's where torch is not installed."""
+"""Tensors as upstream's Python takes them: torch's, or numpy's if torch is not installed."""
 
 import ctypes
 from functools import cache
@@ -21,13 +21,13 @@ def _torch() -> Any:
 
 
 def on_cpu(table: npt.NDArray[Any]) -> Any:
-    """A small table of the host's."""
+    """A small table in host memory."""
     torch = _torch()
     return table if torch is None else torch.from_numpy(table)
 
 
 def view(device: Device, memory: DeviceArray, shape: tuple[int, ...], element: Element) -> Any:
-    """Device memory as a tensor, which keeps it."""
+    """Device memory as a tensor, which keeps it alive."""
     return _host_view(memory, shape, element) if device.simulated else _cuda_view(memory, shape, element)
 
 

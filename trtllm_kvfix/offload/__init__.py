@@ -5,8 +5,8 @@
       connector_scheduler_class: KvfixOffloadScheduler
       connector_worker_class: KvfixOffloadWorker
 
-docs/offload.md tells operators what it does. The classes are loaded when they are asked for: their bases are
-TensorRT-LLM's where that is there, and settings can be read without either.
+docs/offload.md describes it for operators. The classes are loaded when they are asked for: their bases are
+TensorRT-LLM's where it is installed, and settings can be read without them.
 """
 
 from typing import Any

@@ -101,12 +101,12 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
         self.side.request_reset(request)
 
     def cancel_load(self, request: Any, start: int, end: int) -> None:
-        """What is cancelled behind a part that stays has no room, or is loaded and then computed over."""
+        """The cancelled end of a promise gets no room, or is loaded and then computed over."""
         del end
         self.side.cancel_load(request, start)
 
     def wait_for_initialization(self) -> None:
-        """Called once everything has been registered; there is nothing to wait for."""
+        """Called when everything has been registered; there is nothing to wait for."""
         self.side.require_tier()
 
 
@@ -122,8 +122,8 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         is_alone = getattr(llm_args, "enable_attention_dp", False)  # it has requests and a scheduler of its own
         self._args = llm_args
         self.cache_manager: Any = None
-        self._copies: Any = None  # the stream behind upstream's own copies into blocks
-        self.copies_unknown = False  # a fault of ours: loads that would come behind them do not begin
+        self._copies: Any = None  # the stream that runs after upstream's own copies into blocks
+        self.copies_unknown = False  # a fault of ours: loads that would follow these copies do not begin
         make_side: Callable[..., OffloadWorker] = OffloadWorker
         if settings.offload.remote.kind is not None:
             make_side = partial(import_module(REMOTE).worker_of, llm_args)
@@ -136,7 +136,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         module = connector_module()
         if module is not None:
             take_part(module.__name__)
-        # Where upstream does not: when it lets go of this object, or the process ends.
+        # If upstream does not: when it drops this object, or when the process ends.
         self._end = weakref.finalize(self, give_back, self.side, id(llm_args))
 
     @property
@@ -152,7 +152,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         self.side.register(current_place().device, [kv_cache_tensor])
 
     def register_kv_cache_layout(self, layout: Any) -> None:
-        """Where the cache has layer groups; upstream's own fallback knows one tensor only."""
+        """Called if the cache has layer groups; upstream's own fallback knows only one tensor."""
         tokens_per_block, tokens_max = int(self._args.kv_cache_config.tokens_per_block), tokens_max_of(self._args)
         self.side.register_layout(current_place().device, lambda: layout_of(layout, tokens_per_block, tokens_max))
 
@@ -161,14 +161,14 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         self.side.bind(metadata)
 
     def note_cache_manager(self, kv_cache_manager: Any) -> None:
-        """Told with each batch; the first ones are those of the warm-up."""
+        """Called with each batch; the first ones belong to the warm-up."""
         if kv_cache_manager is not self.cache_manager:
             require_no_sliding(kv_cache_manager)
             self.cache_manager = kv_cache_manager
         self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
 
     def start_load_kv(self, stream: Any) -> None:
-        # Nothing that the side keeps may hold this object, or it would never be given back.
+        # Nothing that the side keeps may hold this object, or it would never be freed.
         follow = partial(type(self).follow_copies, self._copies, self.copies_unknown, stream)
         self.side.start(handle_of(stream), before_loads=follow)
 
@@ -197,7 +197,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
             stream.wait_stream(copies)
 
     def shutdown(self) -> bool:
-        """Within kvfix.offload.shutdown_timeout_s; whether everything was given back. Late releases call it."""
+        """End within kvfix.offload.shutdown_timeout_s; True if everything was given back. Late releases call it."""
         self._end.detach()
         return give_back(self.side, id(self._args))
 
@@ -208,7 +208,7 @@ def give_back(side: OffloadWorker, args_id: int) -> bool:
 
 
 def take_part(connector_module: str) -> None:
-    """Where upstream has no callback; once, however often this is called. A build without these modules is refused."""
+    """Hook in where upstream has no callback: once, however often this is called. A build without them is refused."""
     for module in (RESOURCE_MANAGER, PY_EXECUTOR):
         import_module(module)  # an executor has done so before it loads a connector
     replacements = [each.replacement() for each in (kept_blocks, partial_copies, whole_requests)]
@@ -222,13 +222,13 @@ def handle_of(stream: Any) -> int:
 
 
 def tokens_max_of(llm_args: Any) -> int | None:
-    """Of a request, where the configuration says it."""
+    """The most tokens of a request, if the configuration says it."""
     tokens_max = getattr(llm_args, "max_seq_len", None)
     return None if tokens_max is None else int(tokens_max)
 
 
 def require_our_classes(llm_args: Any) -> None:
-    """Swapped, they fail much later, and say nothing of the configuration."""
+    """Swapped classes would fail much later, with an error that does not mention the configuration."""
     config = getattr(llm_args, "kv_connector_config", None)
     if getattr(config, "connector_module", None) not in (PACKAGE, __name__):
         return
@@ -240,18 +240,18 @@ def require_our_classes(llm_args: Any) -> None:
 
 
 def require_supported(llm_args: Any) -> None:
-    """Refuse what would make blocks hold something else than the connector believes."""
+    """Refuse settings with which blocks would hold something else than the connector believes."""
     refuse_second_host_tier(llm_args)
     for window in getattr(llm_args.kv_cache_config, "max_attention_window", None) or ():
         require_full_attention("kv_cache_config.max_attention_window", window, tokens_max_of(llm_args))
     if getattr(llm_args, "speculative_config", None) is not None:
         raise SettingsError(
-            "speculative_config is set; rejected draft tokens give blocks back, and connectors do not learn of it, so "
-            "what is saved could be another request's. Serve without speculative decoding, or without the connector"
+            "speculative_config is set; rejected draft tokens give blocks back, connectors do not learn of it, "
+            "so saved blocks could be another request's. Serve without speculative decoding, or without the connector"
         )
     if getattr(llm_args.kv_cache_config, "enable_block_reuse", True) is False:
         raise SettingsError(
-            "kv_cache_config.enable_block_reuse is false; then upstream computes what the host tier has brought. Set "
+            "kv_cache_config.enable_block_reuse is false; then upstream computes what the host tier has loaded. Set "
             "it to true"
         )
     if getattr(llm_args, "enable_attention_dp", False) and not gives_each_rank_a_scheduler():
@@ -262,7 +262,7 @@ def require_supported(llm_args: Any) -> None:
 
 
 def require_one_pool(llm_args: Any) -> None:
-    """For a cache of one tensor: refuse layouts that keep a part of each block elsewhere, where nobody saves it."""
+    """For a cache of one tensor: refuse layouts that keep a part of each block elsewhere, where it is not saved."""
     dtype = str(getattr(llm_args.kv_cache_config, "dtype", "auto")).lower()
     if dtype == "nvfp4":
         raise SettingsError(
@@ -277,7 +277,7 @@ def require_one_pool(llm_args: Any) -> None:
 
 
 def refuse_second_host_tier(llm_args: Any) -> None:
-    """Upstream's own host tier moves blocks between slots, and connectors get numbers of blocks."""
+    """Upstream's own host tier moves blocks between slots, but connectors get only the numbers of blocks."""
     host_cache_size = getattr(llm_args.kv_cache_config, "host_cache_size", None)
     if host_cache_size:
         raise SettingsError(

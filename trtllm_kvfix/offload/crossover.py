@@ -1,8 +1,8 @@
 """Whether blocks go by DMA or by the copy kernel: chosen for each direction, once, while the host pool is empty.
 
-DMA engines take longer to begin a small block than to move it, and cost compute nothing. The kernel does not mind, but
-takes multiprocessors. Where the line between them lies depends on the machine and on how blocks are laid out, so it is
-measured: with the lanes that will be used, between free slots of the pool and memory of the measurement's own.
+DMA engines take longer to begin a small block than to move it, and cost compute nothing. The kernel moves small blocks
+as fast as large ones, but takes multiprocessors. Which one is faster depends on the machine and on how blocks are laid
+out, so it is measured: with the lanes that will be used, between free slots of the pool and memory of its own.
 """
 
 import logging
@@ -73,7 +73,7 @@ def _ways(device: Device, layout: Layout, pool: HostPool, settings: OffloadSetti
 
 
 def why_no_kernel(device: Device, layout: Layout, pool: HostPool) -> str:
-    """Empty: the copy kernel can move these blocks."""
+    """Why the copy kernel cannot move these blocks; empty if it can."""
     if not device.has_kernels:
         return f"{device.name} has no kernels: they are built where nvcc is found"
     if not pool.at_same_address_on_device:
@@ -96,7 +96,7 @@ def faster(speeds: Speeds) -> Ways:
 
 
 def measure(device: Device, layout: Layout, pool: HostPool, settings: OffloadSettings) -> Speeds:
-    """Tens of milliseconds. Writes slots of the pool and memory of its own."""
+    """Takes tens of milliseconds. Writes slots of the pool and memory of its own."""
     count = min(max(BYTES_MEASURED // layout.block_bytes, 1), BLOCKS_MEASURED_MAX, pool.slots)
     memory = device.empty((count * layout.block_bytes,), "uint8")
     random = np.random.default_rng(0)

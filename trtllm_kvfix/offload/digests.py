@@ -1,6 +1,6 @@
-"""Digests of what was stored, compared with what a load brought: to find out who writes to memory that is not theirs.
+"""Digests of stored blocks, compared with what a load brought: they show stray writes to the host tier.
 
-A digest costs the executor's thread a pass over the block, so this is off unless somebody looks for an error.
+A digest costs the executor's thread a pass over the block, so digests are off unless an operator looks for an error.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ class Digests:
         self._of_slot: dict[int, int] = {}
 
     def note(self, slots: Sequence[int]) -> None:
-        """These have just been filled."""
+        """Take the digests of slots that have just been filled."""
         chosen = self._chosen(slots)
         self._of_slot.update(zip(chosen, self._pool.digests(chosen), strict=True))
 
     def differing(self, slots: Sequence[int]) -> tuple[int, ...]:
-        """Those of the slots, which have just been read, that hold something else than when they were filled."""
+        """Of these slots, which have just been read, those whose contents have changed since they were filled."""
         known = [slot for slot in self._chosen(slots) if slot in self._of_slot]
         found = self._pool.digests(known)
         return tuple(slot for slot, one in zip(known, found, strict=True) if one != self._of_slot[slot])

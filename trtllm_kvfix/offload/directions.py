@@ -1,4 +1,4 @@
-"""Whether transfers are planned: an operator may say no, and where none succeeds there is no use in it."""
+"""Whether transfers are planned: an operator may switch them off, and they stop if none succeeds."""
 
 import logging
 
@@ -11,7 +11,7 @@ FAILED_IN_A_ROW_MAX = 32
 
 
 class Directions:
-    """`store` and `load`, each for itself."""
+    """One direction: `store` or `load`."""
 
     def __init__(self, switches: Switches) -> None:
         self._switches = switches

@@ -1,4 +1,4 @@
-"""Faults in the connector's own code where upstream's loop runs through it: counted, said once, and never upstream's.
+"""Faults in the connector's own code inside upstream's loop: counted, logged once, and never passed on to upstream.
 
     with guarded("offload-kept-blocks") as tried:
         ...  # ours alone; what upstream raises must pass, so its calls lie outside

@@ -1,4 +1,4 @@
-"""Makes the host tier of a rank: as large as was asked for, where the GPU is near, or not at all."""
+"""Makes the host tier of a rank: of the size that was asked for, near the GPU, or not at all."""
 
 import logging
 from pathlib import Path
@@ -26,11 +26,11 @@ def require_host_bytes(settings: OffloadSettings) -> int:
 
 
 def warn_where_it_is_small(slots: int, device_blocks: int, block_bytes: int) -> None:
-    """What runs can hold all blocks of the device, and the host tier has a second copy of each."""
+    """Running requests can hold all blocks of the device, and the host tier has a second copy of each."""
     if slots < device_blocks:
         _log.warning(
             "the host tier has %d blocks of %s (%s), and requests that run can hold %d on the GPU (%s): they push each "
-            "other out of it before they come back; kvfix.offload.host_bytes above %s keeps more than what runs",
+            "other out of it before they come back; kvfix.offload.host_bytes above %s keeps more than they hold",
             slots, bytes_text(block_bytes), bytes_text(slots * block_bytes), device_blocks,
             bytes_text(device_blocks * block_bytes), bytes_text(device_blocks * block_bytes),
         )  # fmt: skip
@@ -93,7 +93,7 @@ class HostTierMaker:
 
 
 def node_of_gpu(root: Path) -> int | None:
-    """Of torch's current device. None where torch or the machine does not say."""
+    """The node of torch's current device. None if neither torch nor the machine says it."""
     try:
         import torch  # noqa: PLC0415  only where a GPU is
 

@@ -1,7 +1,7 @@
 """Which blocks of the device running transfers read or write.
 
-Upstream may take a block back from under a transfer, and give it to another request. That request is told of, and what
-is told as about to be written has to wait for the transfer: a fence.
+Upstream may take a block away during a transfer, and give it to another request. Upstream then reports this request.
+Whatever is about to write its blocks must wait for the transfer: a fence.
 """
 
 from collections.abc import Sequence
@@ -37,10 +37,10 @@ class InUse:
                 self._fences.update(self._jobs.get((group, block), ()))
 
     def any_about_to_be_written(self) -> None:
-        """Where upstream does not report which."""
+        """All jobs, if upstream does not report which blocks."""
         self._fences.update(*self._jobs.values())
 
     def take_fences(self) -> tuple[int, ...]:
-        """Jobs that must be over before anything else begins."""
+        """The jobs that must end before anything else begins."""
         fences, self._fences = tuple(sorted(self._fences)), set()
         return fences

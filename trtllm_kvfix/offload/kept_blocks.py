@@ -1,12 +1,12 @@
-"""Blocks of requests that are over stay theirs until no transfer uses them.
+"""Requests that have ended keep their blocks until no transfer uses them.
 
-Upstream gives them away sooner. 1.1 and 1.2 end a request at once when it is done, though its blocks are still being
-saved, and every release does so when it is cancelled or fails, though they are saved or loaded. Then a prefix may be
-copied into them, a dummy request may write them, and nobody tells the connector.
+Upstream gives the blocks away sooner. 1.1 and 1.2 end a finished request at once, even while its blocks are being
+saved. Every release does so with a request that is cancelled or fails, even while its blocks are saved or loaded. Then
+upstream may copy a prefix into them, a dummy request may write them, and the connector learns of neither.
 
-V1 keeps the sequence, as later releases do with requests that are being saved. V2 has a place for as many sequences as
-run, so there the host waits for the transfers, which are those of the last iterations. It also waits where our own code
-fails here; and where not even that succeeds, the blocks stay taken.
+On V1 the sequence is kept, as later releases do with requests that are being saved. V2 has a place for as many
+sequences as run, so there the host waits for the transfers, which are those of the last iterations. It also waits if
+our own code fails here; and if not even that succeeds, the blocks stay taken.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -31,13 +31,13 @@ SEAM = Seam(RESOURCE_MANAGER, "ResourceManager.free_resources")
 @dataclass(frozen=True, eq=False)
 class Kept:
     request: Any
-    state: Any  # upstream takes a request whose load is over for one that waits, dead or not
+    state: Any  # upstream treats a request whose load is over as one that waits, even if it has been cancelled
     was_loading: bool
     manager: Any
 
 
 class Transferring(Protocol):
-    """What is asked of the worker side."""
+    """The methods of the worker side that this module calls."""
 
     def requests_in_transfer(self) -> Collection[int]: ...
     def request_over(self, request_id: int) -> None: ...
@@ -60,7 +60,7 @@ class KeptBlocks:
         return request_id in self._kept
 
     def keeps(self, connector: Any, manager: Any, request: Any) -> bool:
-        """Whether the manager is to be asked later, by `let_go`: for the blocks of a request that upstream ends."""
+        """Whether `let_go` frees the blocks later: for a request that upstream ends."""
         request_id = request.py_request_id
         self._transfers.request_over(request_id)
         if request_id in self._kept:
@@ -69,7 +69,7 @@ class KeptBlocks:
             return False
         if is_v2(manager):
             self._transfers.end_transfers(request_id)
-            # Late managers refuse to give blocks away while they take the request for one that loads.
+            # Late managers refuse to give blocks away while they believe that the request loads.
             for place in PLACES:
                 getattr(getattr(connector, place, None), "loading", {}).pop(request_id, None)
             end_loads(connector, request)
@@ -79,7 +79,7 @@ class KeptBlocks:
         return True
 
     def waits_instead(self, request: Any) -> bool:
-        """After a fault: whether no transfer of this rank uses the blocks of the request, nor ever will."""
+        """After a fault: wait for this rank's transfers. True if none uses the request's blocks, or ever will."""
         try:
             self._transfers.end_transfers_here(request.py_request_id)
         except KvfixError:
@@ -90,7 +90,7 @@ class KeptBlocks:
         return True
 
     def let_go(self, connector: Any) -> None:
-        """Once what has ended is known on all ranks. A fault of ours leaves the rest for the next time."""
+        """Called when all ranks know which transfers have ended. A fault of ours leaves the rest for the next time."""
         for kept in self._ended(connector):
             del self._kept[kept.request.py_request_id]
             with nothing_stored(kept):
@@ -112,13 +112,13 @@ class KeptBlocks:
 
 
 def ids(connector: Any, kind: str) -> set[int]:
-    """Of requests that upstream's connector manager takes for saving, or for loading."""
+    """The ids of requests that upstream's connector manager believes to be saving, or loading."""
     return {request_id for place in PLACES for request_id in getattr(getattr(connector, place, None), kind, ())}
 
 
 @contextmanager
 def nothing_stored(kept: Kept) -> Iterator[None]:
-    """A release keeps nothing of dummies for reuse. What was loading was not computed, and its load may have failed."""
+    """Upstream stores nothing of a dummy. A prompt that was loading was not computed, and its load may have failed."""
     if not kept.was_loading:
         yield
         return
@@ -130,7 +130,7 @@ def nothing_stored(kept: Kept) -> Iterator[None]:
 
 
 def replacement() -> Replacement:
-    """Have upstream ask whether blocks may go."""
+    """Make upstream ask whether blocks may go."""
     return Replacement(SEAM, asking_the_worker)
 
 
@@ -176,5 +176,5 @@ def manager_with_connector(resource_manager: Any) -> Any:
 
 
 def is_over(connector: Any, request: Any) -> bool:
-    """Rather than paused: then it comes back under its number, and its sequence cannot be kept."""
+    """Whether it ends and is not paused. A paused request returns under its number, so its sequence cannot be kept."""
     return bool(request.is_generation_complete_state) or request.py_request_id in ids(connector, "saving")

@@ -1,4 +1,4 @@
-"""What a rank's transfers go through: a lane for each direction, by DMA or by the copy kernel."""
+"""The lanes of a rank's transfers: one for each direction, by DMA or by the copy kernel."""
 
 from typing import Literal, TypeAlias
 
@@ -11,7 +11,7 @@ Direction: TypeAlias = Literal["store", "load"]
 Way: TypeAlias = Literal["dma", "kernel"]
 
 # A store may not read its blocks before its turn: compute has been given them, but has not written them yet.
-# Host blocks were complete before anybody could find them, so a load may read them at any time.
+# Host blocks were complete before they could be found, so a load may read them at any time.
 SOURCE_ORDER = {"store": "stream", "load": "any"}
 
 

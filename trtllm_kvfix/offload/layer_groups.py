@@ -1,7 +1,7 @@
 """Upstream's description of a cache with several pools: ranges of bytes that repeat for each block, by layer group.
 
-Groups differ in their attention window. A window that slides makes upstream give blocks away while their request lives,
-and tell connectors only of those that are added; so what a store would read could be another request's.
+Groups differ in their attention window. With a sliding window, upstream gives blocks away while their request lives,
+and reports only added blocks to connectors; so a store could read the blocks of another request.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ ByGroup: TypeAlias = Sequence[Any] | Mapping[Any, Any]  # at the number of a gro
 
 
 def layout_of(description: Any, tokens_per_block: int, tokens_max: int | None) -> Layout:
-    """`tokens_max` of a request; with None any window is taken to slide."""
+    """`tokens_max` is that of a request; with None every window counts as sliding."""
     if description.tokens_per_block != tokens_per_block:
         raise LayoutMismatch(
             f"the cache has blocks of {description.tokens_per_block} tokens, the configuration says {tokens_per_block}"
@@ -28,12 +28,12 @@ def layout_of(description: Any, tokens_per_block: int, tokens_max: int | None) -
 
 
 def in_order(by_group: ByGroup) -> list[Any]:
-    """Of each group that is there, by its number."""
+    """The entries of all groups that exist, in the order of their numbers."""
     return [by_group[key] for key in sorted(by_group, key=int)] if isinstance(by_group, Mapping) else list(by_group)
 
 
 def blocks_by_group(by_group: ByGroup) -> list[list[int]]:
-    """The blocks of each group, at its number. A group that is not there has none."""
+    """The blocks of each group, at its number. A group that does not exist has none."""
     if not isinstance(by_group, Mapping):
         return [flat(blocks) for blocks in by_group]
     numbered = {int(group): flat(blocks) for group, blocks in by_group.items()}
@@ -41,14 +41,14 @@ def blocks_by_group(by_group: ByGroup) -> list[list[int]]:
 
 
 def flat(block_ids: Sequence[Any]) -> list[int]:
-    """Block ids come as a list, or as one list for each beam; this connector keeps requests of one beam."""
+    """Block ids are a list, or one list for each beam; this connector keeps requests of one beam."""
     if block_ids and isinstance(block_ids[0], list | tuple):
         return [int(block) for block in chain.from_iterable(block_ids)]
     return [int(block) for block in block_ids]
 
 
 def require_no_sliding(manager: Any) -> None:
-    """Of the cache manager itself. The description of a cache, which comes first, may leave windows out."""
+    """Check the cache manager itself. The description of a cache, which comes first, may leave windows out."""
     tokens_max = getattr(manager, "max_seq_len", None)
     layers = getattr(getattr(manager, "kv_cache_manager_py_config", None), "layers", None) or ()
     windows = [getattr(layer, name, None) for layer in layers for name in WINDOWS]

@@ -21,30 +21,30 @@ class DevicePool(NamedTuple):
     address: int
     blocks: int
     block_bytes: int
-    kind: str  # what a block is made of, for comparison and messages
+    kind: str  # the parts of a block, for comparison and messages
     stride: int  # from one block to the next
-    group: int = 0  # the layer group whose numbers of blocks count here
+    group: int = 0  # the layer group that the numbers of blocks belong to
 
 
 class Layout:
-    """A host slot holds what all pools hold of one block, one pool behind the other."""
+    """A host slot holds the parts of one block from all pools, one pool behind the other."""
 
     def __init__(self, pools: Sequence[DevicePool]) -> None:
         for pool in pools:
             if pool.stride < pool.block_bytes or pool.blocks < 1:
                 raise LayoutMismatch(f"a pool of {pool.blocks} blocks of {pool.block_bytes} bytes, {pool.stride} apart")
         if not pools:
-            raise LayoutMismatch("there is no pool; the connector was registered before the cache had any")
+            raise LayoutMismatch("there is no pool; the connector was registered before the cache had one")
         self.pools = tuple(pools)
         self.block_bytes = sum(pool.block_bytes for pool in pools)
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What two layouts share whose blocks mean the same."""
+        """Equal for two layouts whose blocks mean the same."""
         return tuple(f"{pool.blocks} blocks of {pool.block_bytes} bytes, {pool.kind}" for pool in self.pools)
 
     def device_addresses(self, blocks: Sequence[int], count: int) -> Addresses:
-        """Of `count` blocks, for which there are numbers of the first layer group, then of the next, and so on."""
+        """The ranges of `count` blocks, by their numbers in the first layer group, then in the next, and so on."""
         groups = np.asarray(blocks, np.int64).reshape(-1, count)
         return np.concatenate([self._addresses(pool, groups) for pool in self.pools])
 
@@ -65,7 +65,7 @@ class Layout:
 
 
 def require_alike(layouts: Sequence[Layout]) -> None:
-    """Of all ranks: what one of them decides on, numbers of blocks, must mean the same on each."""
+    """Compare all ranks: a block number that one rank decides on must mean the same on each."""
     for rank, layout in enumerate(layouts):
         if layout.kind != layouts[0].kind:
             raise LayoutMismatch(
@@ -74,7 +74,7 @@ def require_alike(layouts: Sequence[Layout]) -> None:
 
 
 def checked(numbers: Sequence[int] | NDArray[np.int64], limit: int, what: str) -> Addresses:
-    """A number out of range would be a stray read or write of the device."""
+    """Refuse a number out of range: the device would read or write stray memory."""
     array = np.asarray(numbers, np.int64)
     if len(array) and not 0 <= array.min() <= array.max() < limit:
         raise LayoutMismatch(
@@ -84,7 +84,7 @@ def checked(numbers: Sequence[int] | NDArray[np.int64], limit: int, what: str) -
 
 
 def pool_of(tensor: Any) -> DevicePool:
-    """Of upstream's primary pool, a torch tensor (blocks, layers, kv, ...), or of a native DeviceArray."""
+    """The layout of upstream's primary pool, a torch tensor (blocks, layers, kv, ...), or of a native DeviceArray."""
     shape = tuple(int(size) for size in tensor.shape)
     if hasattr(tensor, "data_ptr"):
         if not tensor.is_contiguous():

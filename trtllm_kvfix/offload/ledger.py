@@ -1,18 +1,18 @@
-"""The jobs of one process: each has one record, under one number, from its plan until it has been applied.
+"""The jobs of one process: each has one record, under one number, from its plan until it is applied.
 
     planned ---> queued ---> in flight ---> ended here ---> ended everywhere ---> applied
-       |            `--- refused, empty -------^                                    ^
-       `--- taken out of the plan before any rank was told of it -------------------'
+                   |            `--- refused, empty -------^                                    ^
+       `--- taken out of the plan before any rank received it ----------------------'
 
     planned           the scheduler side wants it, and the next step tells every rank
-    queued            this rank has been told: it waits in a step, for the porter, or in a lane
+    queued            this rank has received it: it waits in a step, for the porter, or in a lane
     in flight         the device has it, or the remote store
     ended here        this rank is done with it, well or not; others may not be
-    ended everywhere  nobody uses its blocks or slots any more; the scheduler side has not looked yet
+    ended everywhere  no rank uses its blocks or slots any more; the scheduler side has not looked yet
     applied           the index knows, and the record is gone
 
-From queued to ended here a transfer is a lane's, which has the same words for it (cpp/lanes/lane_loop.h). Both sides
-of a connector in one process share one ledger. A rank without a scheduler side has nothing to apply.
+From queued to ended here a transfer belongs to a lane, which uses the same words (cpp/lanes/lane_loop.h). Both sides of
+a connector in one process share one ledger. A rank without a scheduler side has nothing to apply.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from trtllm_kvfix.offload.plan import Ended, Job, LoadJob, Step, step_of
 
 
 class State(Enum):
-    __hash__ = object.__hash__  # Enum's own is made of the name, in Python, for each step of each job
+    __hash__ = object.__hash__  # Enum's own hash is computed from the name, in Python, for each step of each job
 
     PLANNED = "planned"
     QUEUED = "queued"
@@ -37,7 +37,7 @@ class State(Enum):
     APPLIED = "applied"
 
 
-# In flight is known to the lane alone, so what is written down goes from queued to ended here.
+# Only the lane knows what is in flight, so the written state goes from queued to ended here.
 NEXT = {
     State.PLANNED: {State.QUEUED, State.APPLIED},
     State.QUEUED: {State.ENDED_HERE},
@@ -48,18 +48,18 @@ NEXT = {
 
 
 class WrongTurn(KvfixError):
-    """A job was to go where no arrow leads."""
+    """A job was to change to a state that no arrow leads to."""
 
 
 @dataclass(eq=False, slots=True)
 class Record:
     job: Job
-    plan: Any = None  # of the scheduler side, for when it has ended
+    plan: Any = None  # the scheduler side's, for when the job has ended
     written: State = State.PLANNED
-    lane: TransferLane | None = None  # that took it
+    lane: TransferLane | None = None  # the lane that took it
     since: float | None = None  # when a lane or the porter took it, by the clock of `monotonic`
     ends: tuple[Ended, ...] = ()  # what ranks have said
-    is_awaited: bool = True  # upstream is to be told
+    is_awaited: bool = True  # its end will be reported to upstream
 
     @property
     def number(self) -> int:
@@ -73,16 +73,16 @@ class Record:
 
     @property
     def waits(self) -> bool:
-        """Told, and given to nobody."""
+        """This rank has received it, and no lane has it."""
         return self.written is State.QUEUED and self.since is None
 
     @property
     def is_under_way(self) -> bool:
-        """Told, and not over on all ranks. The same on each of them, at the points where they meet."""
+        """Received, and not over on all ranks. All ranks agree on this at the points where they meet."""
         return self.written in (State.QUEUED, State.ENDED_HERE)
 
     def take(self, lane: TransferLane | None, now: float) -> None:
-        """A lane has it from here on; or, with None, the porter."""
+        """From here on a lane has it, or, with None, the porter."""
         self.lane, self.since = lane, now
 
     def go(self, state: State) -> None:
@@ -98,12 +98,12 @@ class Ledger:
         self._numbers = count(1)
         self._records: dict[int, Record] = {}
         self._planned: list[Record] = []  # for the next step
-        self._taken_back: list[int] = []  # likewise: jobs that were told and must not begin
-        self._ended_here: list[Ended] = []  # not told to the other ranks
-        self.ended: list[Ended] = []  # everywhere, and not applied
+        self._taken_back: list[int] = []  # likewise: jobs that were sent and must not begin
+        self._ended_here: list[Ended] = []  # not sent to the other ranks
+        self.ended: list[Ended] = []  # ended everywhere, and not applied
 
     def __iter__(self) -> Iterator[Record]:
-        """As they are now, whatever comes or goes meanwhile."""
+        """A copy of the records as they are now, whatever comes or goes meanwhile."""
         return iter(list(self._records.values()))
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class Ledger:
         return self._records.get(number)
 
     def slots_of(self, kind: type[Job]) -> int:
-        """Of all jobs of this kind."""
+        """The blocks of all jobs of this kind."""
         return sum(len(record.job.slots) for record in self if isinstance(record.job, kind))
 
     # ------------------------------------------------------------------------------------------ scheduler side
@@ -130,7 +130,7 @@ class Ledger:
         return record
 
     def take_out(self, which: Callable[[Job], bool]) -> list[Record]:
-        """Of what has been planned and told to nobody."""
+        """The jobs that have been planned and not sent."""
         out = [record for record in self._planned if which(record.job)]
         self._planned = [record for record in self._planned if not which(record.job)]
         for record in out:
@@ -138,7 +138,7 @@ class Ledger:
         return out
 
     def planned(self) -> list[Record]:
-        """Told to nobody."""
+        """Whether no rank has received it."""
         return list(self._planned)
 
     def take_back(self, number: int) -> None:
@@ -156,14 +156,14 @@ class Ledger:
         return next((job for job in jobs if isinstance(job, LoadJob) and job.reservation == reservation), None)
 
     def take_ended_everywhere(self) -> list[tuple[Record, Ended]]:
-        """They are applied by whoever takes them."""
+        """The caller that takes them applies them."""
         ended, self.ended = self.ended, []
         return [(self._apply(self._records[one.job]), one) for one in ended]
 
     # ------------------------------------------------------------------------------------------ worker side
 
     def queue(self, job: Job) -> None:
-        """This rank has been told of it."""
+        """This rank has received it."""
         if job.number not in self._records:  # planned in another process
             self._records[job.number] = Record(job)
         self._records[job.number].go(State.QUEUED)
@@ -179,7 +179,7 @@ class Ledger:
         return ended
 
     def end_everywhere(self, ended: Ended, *, has_scheduler: bool) -> None:
-        """What the ranks together say of it."""
+        """The end of a job as all ranks together report it."""
         record = self._records[ended.job]
         record.go(State.ENDED_EVERYWHERE)
         if has_scheduler:

@@ -1,7 +1,7 @@
 """Whether the machine can hold the host tier of all its ranks, with the arithmetic when it cannot.
 
-Pages of a host tier cannot be given back under pressure. One that does not fit ends with the kernel killing a process,
-minutes later and without a word; so it is refused at the start.
+Pages of a host tier cannot be given back under memory pressure. If it does not fit, the kernel kills a process minutes
+later, without a message; so such a tier is refused at the start.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Limit(NamedTuple):
 
 
 def require_room(bytes_per_rank: int, ranks: int, root: Path = Path("/")) -> None:
-    """Raise SettingsError where `ranks` host tiers exceed what is left of any limit of this container or machine."""
+    """Raise SettingsError if `ranks` host tiers exceed what is left of any limit of this container or machine."""
     wanted = bytes_per_rank * ranks
     for limit in limits(root):
         if wanted > limit.left:
@@ -49,7 +49,7 @@ def limits(root: Path) -> Iterator[Limit]:
 
 
 def cgroup_limits(root: Path) -> Iterator[Limit]:
-    """Of this process's group and of all groups around it, in version 2; of what the container sees in version 1."""
+    """The limits of this process's group and of all groups around it (version 2), or of what the container sees (1)."""
     group = next((line[3:] for line in text_of(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), "/")
     mount = root / "sys/fs/cgroup"
     place = mount / group.strip("/")
@@ -63,16 +63,16 @@ def limit_of(place: Path, total_name: str, used_name: str, reclaimable: str) -> 
     total, used = number_of(place / total_name), number_of(place / used_name)
     if total is None or used is None or total >= UNLIMITED:
         return
-    # What the group holds of files that nobody reads now is given back before anybody is killed.
+    # The kernel gives back pages of files that are not being read before it kills a process.
     stats = dict(line.split()[:2] for line in text_of(place / "memory.stat").splitlines() if line.strip())
     yield Limit(f"{place / total_name}", total, max(used - int(stats.get(reclaimable, 0)), 0))
 
 
 def memory_lock_shortage(bytes_per_rank: int, root: Path = Path("/")) -> str:
-    """Empty where the limit on locked memory, which the kernel has for each process, is no less than a rank's tier.
+    """A warning if a rank's tier exceeds the kernel's limit on locked memory for each process, else empty.
 
-    No reason to refuse: the driver pins pages without the kernel's count of locked ones. But where something else does
-    count, such as a network card that registers the same memory, this is the number to look at.
+    It is no reason to refuse: the driver pins pages without the kernel's count of locked ones. But other users of the
+    memory are counted, such as a network card that registers it. Then this is the number to look at.
     """
     limit = machine.memory_lock_bytes()
     if limit is None or limit >= bytes_per_rank or machine.may_lock_any_memory(root / "proc/self/status"):

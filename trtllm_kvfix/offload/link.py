@@ -1,5 +1,5 @@
-"""What the two sides of the connector in one process tell each other. Upstream makes them from the same arguments
-object, in two threads, and gives the scheduler side no word from the worker's."""
+"""What the two sides of the connector in one process share. Upstream makes them from the same arguments object, in two
+threads, and passes nothing from the worker side to the scheduler side."""
 
 import threading
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from trtllm_kvfix.offload.plan import Late
 
 
 class RemoteStore(Protocol):
-    """What the scheduler side asks of the store itself."""
+    """The questions that the scheduler side asks the store."""
 
     root: bytes  # of the keys of all blocks
     block_bytes: int  # of each rank
@@ -25,15 +25,15 @@ class Link:
 
     def __init__(self) -> None:
         self.slots: int | None = None  # of the host pool, the same on every rank; set once it is known
-        self.store: RemoteStore | None = None  # of the remote tier, once the worker side has it
+        self.store: RemoteStore | None = None  # the remote tier's, once the worker side has it
         self.ledger = Ledger()
-        # Asked of the scheduler side of this process, if it has one.
+        # A question to the scheduler side of this process, if there is one.
         self.plan_late: Callable[[], Late] = Late
         self.request_over: Callable[[int, bool], None] = lambda *_: None  # request, whether its blocks stay
 
 
-_links: dict[int, tuple[Any, Link]] = {}  # by identity of the arguments, which are kept so that it stays theirs
-_lock = threading.RLock()  # a collection of garbage may come back here
+_links: dict[int, tuple[Any, Link]] = {}  # by the id of the arguments, which are kept alive
+_lock = threading.RLock()  # a garbage collection may call back into this module
 
 
 def link_of(llm_args: Any) -> Link:

@@ -1,7 +1,7 @@
 """Loads on the scheduler side: what the host tier adds to a prompt, pinned from the promise until it has arrived.
 
-Upstream asks once a request has room, and tells where; or, the newest of it, reserves while it schedules
-(offload/reservations.py).
+Upstream asks when a request has room, and reports where its blocks lie. The newest builds reserve while they schedule
+instead (offload/reservations.py).
 """
 
 from typing import Any
@@ -35,11 +35,11 @@ class Loads:
         return PendingLoad(live.index.pin(live.sequence, first, held), first, num_computed_tokens, gained)
 
     def place(self, live: LiveRequest, load: PendingLoad) -> None:
-        """The blocks of the request are known, and may be fewer than it was promised."""
+        """Plan the load: the request's blocks are known, and may be fewer than it was promised."""
         load.job = self._ledger.next_number()
         slots = tuple(load.slots[: max(live.allocated - load.first, 0)])
         end = load.first + len(slots)
-        # The device may have a part of the first block, which is written whole: a load that fails takes it along.
+        # The device may have a part of the first block, which is written whole: a failed load loses this part, too.
         position = load.first * self._tokens_per_block
         until = end * self._tokens_per_block if load.is_short else None
         self.plan(LoadJob(load.job, live.request_id, live.part(load.first, end), slots, position, until=until), load)
@@ -49,7 +49,7 @@ class Loads:
         self._ledger.plan(job, load)
 
     def accept(self, accepted: Any) -> None:
-        """One that was reserved, of which upstream may tell more than once."""
+        """Plan a load that was reserved; upstream may report it more than once."""
         planned = self.reservations.accept(accepted)
         if planned is not None:
             self.plan(*planned)
@@ -60,7 +60,7 @@ class Loads:
             self._ledger.take_back(job)
 
     def empty(self, request_id: int) -> None:
-        """No load of the request begins that has not been told. Upstream waits for it, so it is told all the same."""
+        """A load of the request that was not sent does not begin. Upstream waits for it, so it is sent all the same."""
         for record in self._ledger.planned():
             load = record.job
             if isinstance(load, LoadJob) and load.request_id == request_id:

@@ -1,4 +1,4 @@
-"""Both sides of the connector under a loop of our own, on one rank: what upstream's executor calls, in its order."""
+"""Both sides of the connector under a loop of our own, on one rank: the calls of upstream's executor, in its order."""
 
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic, sleep
@@ -24,31 +24,32 @@ class Scheduled(NamedTuple):
     request: Any
     begin: int  # position
     tokens: int
-    blocks: Sequence[int]  # all that it has, in order of position
+    blocks: Sequence[int]  # all blocks of the request, in order of position
 
 
 class Progress(NamedTuple):
-    saved: list[int]  # requests that have ended, and whose blocks nothing uses any more
+    saved: list[int]  # requests that have ended, and whose blocks are no longer in use
     loaded: dict[int, int]  # requests whose load is over, and how far their blocks are filled
 
 
 class LoopTier:
     """Called by the loop's thread alone.
 
-    `settle` has the device do what it was given: before this waits for a transfer, which may be behind that.
+    `settle` lets the device do the work that it was given. It is called before a wait for a transfer, which may come
+    after that work.
     """
 
     def __init__(
         self, device: Device, pool: Any, tokens_per_block: int, blocks: int, settle: Callable[[], None]
     ) -> None:
-        """pool: where the device's blocks lie, as a cache without layer groups tells it. blocks: of the host tier."""
+        """`pool` says where the device's blocks lie, as without layer groups. `blocks` is the size of the host tier."""
         settings, link = OffloadSettings(), Link()
         self._blocks = blocks
         self._settle = settle
         self._worker = OffloadWorker(settings, link, OneRank(), self._make_pool)
         self._worker.register(device, [pool])
         self._scheduler = OffloadScheduler(settings, tokens_per_block, link, Switches(None))
-        self._told: dict[int, tuple[int, int]] = {}  # request -> its tokens and blocks that a report has told
+        self._told: dict[int, tuple[int, int]] = {}  # request -> its tokens and blocks that have been reported
         self._until: dict[int, int] = {}  # request that loads -> the position behind its load
         self._ending: list[int] = []  # requests that the worker side does not know yet
         self._loading: list[int] = []
@@ -57,13 +58,13 @@ class LoopTier:
 
     @property
     def stats(self) -> Any:
-        """Of the host tier's index."""
+        """The numbers of the host tier's index."""
         index = self._scheduler.index
         assert index is not None, "the pool was registered with the constructor"
         return index.stats()
 
     def admitted(self, request: Any, had: int, blocks: Sequence[int]) -> bool:
-        """It has got its blocks, and `had` tokens of it are there. Whether it must wait for a load of more."""
+        """The request has its blocks, which hold `had` of its tokens. True if it must wait for a load of more."""
         tokens, loads = self._scheduler.get_num_new_matched_tokens(request, had)
         self._scheduler.update_state_after_alloc(request, [list(blocks)])
         if loads:
@@ -72,7 +73,7 @@ class LoopTier:
         return loads
 
     def step(self, scheduled: Iterable[Scheduled], stream: int) -> None:
-        """Before its kernels are given to the stream. What was given before comes before the transfers."""
+        """Called before the step's kernels are given to the stream. Earlier work comes before the transfers."""
         new: list[SimpleNamespace] = []
         known: list[SimpleNamespace] = []
         for each in scheduled:
@@ -86,7 +87,7 @@ class LoopTier:
         self._worker.start(stream)
 
     def ended(self, request: Any, blocks: Sequence[int]) -> bool:
-        """Whether it must keep its blocks until it is said to be saved."""
+        """Whether the request must keep its blocks until it is reported as saved."""
         self._told.pop(request.request_id, None)
         keeps = self._scheduler.request_finished(request, [list(blocks)])
         if keeps:
@@ -94,7 +95,7 @@ class LoopTier:
         return keeps
 
     def over(self, request: Any) -> None:
-        """Its blocks are about to be given away, whatever it was doing."""
+        """The request's blocks are about to be given away, whatever it was doing."""
         self._settle()
         self._told.pop(request.request_id, None)
         self._until.pop(request.request_id, None)
@@ -103,13 +104,13 @@ class LoopTier:
         self._worker.end_transfers(request.request_id)
 
     def progress(self) -> Progress:
-        """Since the last call."""
+        """What has ended since the last call."""
         self._look()
         seen, self._seen = self._seen, Progress([], {})
         return seen
 
     def wait(self) -> None:
-        """For what has begun. The next `progress` tells of it."""
+        """Wait for what has begun. The next `progress` reports it."""
         begin = monotonic()
         while self._worker.requests_in_transfer():
             if monotonic() - begin > WAIT_S_MAX:

@@ -1,8 +1,8 @@
-"""The copies that upstream makes where a prompt matches the beginning of a block, and loads that must come after them.
+"""The copies that upstream makes if a prompt matches the beginning of a block, and the loads that must come after them.
 
 Upstream enqueues them on streams of its own while it allocates, and lets the stream of its block manager wait for them.
-The stream that a connector is given follows that one with the next forward only. A load that starts sooner writes a
-block that was cached a moment ago and is still being copied from, and the copy brings foreign values.
+A connector gets another stream, which follows that one only from the next forward pass. A load that starts sooner
+writes a block that was cached a moment ago and is still being copied from. Then the copy has values of the load.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SEAM = Seam(PY_EXECUTOR, "PyExecutor._kv_connector_start_batch")
 
 
 def replacement() -> Replacement:
-    """Have upstream's executor tell the connector's worker of its cache manager."""
+    """Make upstream's executor pass its cache manager to the connector's worker."""
     return Replacement(SEAM, telling_the_worker)
 
 
@@ -34,5 +34,5 @@ def telling_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stream_behind_copies(kv_cache_manager: Any) -> Any:
-    """The stream of its block manager. None where it has none that we know: V1 and V2 have had one since 1.1."""
+    """The stream of its block manager. None if it has none that we know: V1 and V2 have had one since 1.1."""
     return getattr(kv_cache_manager, "_stream", None)

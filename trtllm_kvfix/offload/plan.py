@@ -1,7 +1,7 @@
-"""What the scheduler side tells the worker sides: plain values, the same on every rank, that travel by broadcast.
+"""What the scheduler side sends to the worker sides: plain values, the same on every rank, that travel by broadcast.
 
-`blocks` of a job are those of the first layer group, one for each slot, then those of the next. A host slot holds what
-all groups have of a block.
+`blocks` of a job are those of the first layer group, one for each slot, then those of the next. A host slot holds the
+parts of a block from all groups.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ OVER = "its request is over"  # why a transfer never began
 
 
 class StoreJob(NamedTuple):
-    """Blocks of the device that are saved. They belong to the job until it has ended on every rank."""
+    """A job that saves blocks of the device. They belong to the job until it has ended on every rank."""
 
     number: int
     request_id: int
@@ -21,19 +21,19 @@ class StoreJob(NamedTuple):
 
 
 class LoadJob(NamedTuple):
-    """Blocks of a request that are filled while it waits."""
+    """A job that fills blocks of a request, which waits meanwhile."""
 
     number: int
     request_id: int
     blocks: tuple[int, ...]
     slots: tuple[int, ...]
     position: int  # of the first block that is written: where computing begins if the load fails
-    reservation: int | None = None  # upstream's number of it, under which it waits for the end
-    until: int | None = None  # where it begins otherwise, if the load brings less than was promised
+    reservation: int | None = None  # upstream's number of the reservation, under which it waits for the end
+    until: int | None = None  # where computing begins otherwise, if the load brings less than was promised
 
 
 class FetchJob(NamedTuple):
-    """Host slots that are filled from the remote tier, while a request waits."""
+    """A job that fills host slots from the remote tier, while a request waits."""
 
     number: int
     request_id: int
@@ -42,7 +42,7 @@ class FetchJob(NamedTuple):
 
 
 class PutJob(NamedTuple):
-    """Host slots whose blocks go to the remote tier as well."""
+    """A job that copies blocks in host slots to the remote tier."""
 
     number: int
     request_id: int
@@ -61,7 +61,7 @@ def places(job: StoreJob | LoadJob) -> Iterator[tuple[int, int]]:
 @dataclass(frozen=True)
 class Step:
     """The transfers of one iteration. `fences` are jobs that end before anything else of the iteration begins,
-    `taken_back` those that were told and must not begin."""
+    `taken_back` those that were sent and must not begin."""
 
     stores: tuple[StoreJob, ...] = ()
     loads: tuple[LoadJob, ...] = ()
@@ -78,7 +78,7 @@ class Step:
 
 
 def step_of(jobs: Iterable[Job], fences: tuple[int, ...] = (), taken_back: tuple[int, ...] = ()) -> Step:
-    """Of each kind in the order in which they come."""
+    """The jobs of each kind, in the order in which they come."""
     of: dict[type[Job], list[Any]] = {StoreJob: [], LoadJob: [], FetchJob: [], PutJob: []}
     for job in jobs:
         of[type(job)].append(job)
@@ -91,12 +91,12 @@ class Ended(NamedTuple):
 
     job: int
     error: str  # empty: every byte is where it should be
-    bad_slots: tuple[int, ...] = ()  # of the host pool, where a load found something else than had been stored
+    bad_slots: tuple[int, ...] = ()  # host slots in which a load found something else than had been stored
     no_room: bool = False  # nothing is wrong: more transfers waited than may wait
 
 
 class Late(NamedTuple):
-    """What is told outside of any step, for there may be no other: to requests that have finished, or wait to load."""
+    """What is sent outside any step, since there may be none: for requests that have finished, or wait to load."""
 
     step: Step = Step()
-    closed: tuple[int, ...] = ()  # requests for which nothing more will be told
+    closed: tuple[int, ...] = ()  # requests for which nothing more will be sent

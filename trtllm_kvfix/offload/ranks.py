@@ -1,7 +1,7 @@
-"""What ranks tell each other. Every rank calls `gather` at the same points, since what they decide from is the same.
+"""Messages between ranks. All ranks decide from the same values, so each calls `gather` at the same points.
 
 Work of one rank that may fail lies inside `agreed` or `together`: a rank that raised between two meetings would leave
-the others in the next one, waiting until somebody ends the engine.
+the others waiting in the next one until the engine is killed.
 """
 
 import secrets
@@ -19,7 +19,7 @@ class Ranks(Protocol):
     size: int
 
     def gather(self, value: T) -> list[T]:
-        """What each rank gave, in the order of ranks."""
+        """The value that each rank gave, in the order of ranks."""
         ...
 
 
@@ -32,7 +32,7 @@ class OneRank:
 
 
 class Told(NamedTuple):
-    """What a rank says of its part."""
+    """The result of one rank's part."""
 
     value: Any = None
     error: str = ""  # not empty: there is no value
@@ -53,7 +53,7 @@ class MpiRanks:
 
 
 def agreed(ranks: Ranks, part: Callable[[], T]) -> list[T]:
-    """What `part` returns on each rank. Where it raises on any rank, this raises on all: elsewhere, it says which."""
+    """What `part` returns on each rank. If it raises on one rank, this raises on all; the others name that rank."""
     try:
         mine = Told(part())
     except Exception as error:
@@ -67,7 +67,7 @@ def agreed(ranks: Ranks, part: Callable[[], T]) -> list[T]:
 
 
 def together(ranks: Ranks, part: Callable[[], T], undo: Callable[[T], Any] | None = None) -> T:
-    """`agreed`, for what stays on its rank. `undo` takes it back where another rank failed."""
+    """`agreed`, for a result that stays on its rank. `undo` takes it back if another rank failed."""
     mine: list[T] = []
     try:
         agreed(ranks, lambda: mine.append(part()))
@@ -79,7 +79,7 @@ def together(ranks: Ranks, part: Callable[[], T], undo: Callable[[T], Any] | Non
 
 
 def agreed_seed(ranks: Ranks) -> int:
-    """Drawn by rank 0, and the same on all: for block managers whose hashes and digests are to agree."""
+    """A seed that rank 0 draws for all: for block managers whose hashes and digests must agree."""
     return ranks.gather(secrets.randbits(128) if ranks.rank == 0 else 0)[0]
 
 

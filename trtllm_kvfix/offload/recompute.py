@@ -1,10 +1,10 @@
-"""What happens to a request whose load failed: it computes those tokens instead.
+"""A request whose load failed computes those tokens instead.
 
-Upstream knows only loads that succeed: when one is over, its request goes on behind the tokens that it was promised. So
-where upstream lets such a request go on, on every rank, its position is put back to where it had been before.
+Upstream knows only loads that succeed: when one is over, its request continues behind the tokens that it was promised.
+So when upstream lets such a request continue, every rank puts its position back to where it was before.
 
-A V2 cache has a mark of its own behind those tokens, which never goes back. So the request gives its cache back and
-begins again, as upstream has it do where a promised prefix does not come.
+A V2 cache has a mark of its own behind those tokens, which never moves back. There the request gives its cache back and
+begins again, as with upstream when a promised prefix does not come.
 """
 
 import sys
@@ -16,7 +16,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.upstream import is_v2
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 
-LOADS_NO_MORE = "py_kvfix_loads_no_more"  # an attribute of requests
+LOADS_NO_MORE = "py_kvfix_loads_no_more"  # the name of an attribute of requests
 METHOD = "KvCacheConnectorManager.get_finished"
 PLACES = ("new_async_requests", "pending_async_requests", "local_finished_async_requests")
 
@@ -26,7 +26,7 @@ class LoadFailed(KvfixError):
 
 
 def replacement(connector_module: str) -> Replacement:
-    """Have upstream's connector manager ask its worker."""
+    """Make upstream's connector manager ask its worker."""
     return Replacement(Seam(connector_module, METHOD), asking_the_worker)
 
 
@@ -52,7 +52,7 @@ def loading_in(manager: Any, place: str) -> list[tuple[int, Any]]:
 
 
 def compute(manager: Any, request: Any, request_id: int, position: int) -> None:
-    """What was not loaded, from `position` on or from the beginning."""
+    """Compute what was not loaded, from `position` on or from the beginning."""
     if request is None or not hasattr(request, "context_current_position"):
         raise LoadFailed(
             f"the load of request {request_id} failed, and its tokens from {position} on cannot be computed instead: "
@@ -66,7 +66,7 @@ def compute(manager: Any, request: Any, request_id: int, position: int) -> None:
 
 
 def begin_again(manager: Any, request: Any) -> None:
-    """On V2, which asks the connector anew: it has nothing for this request."""
+    """Begin again on V2, which asks the connector anew: it has nothing for this request."""
     setattr(request, LOADS_NO_MORE, True)
     manager.free_resources(request)
     rewind = vars(sys.modules[type(manager).__module__]).get("rewind_context_after_cache_drop")
@@ -82,5 +82,5 @@ def begin_again(manager: Any, request: Any) -> None:
 def put_back(request: Any, position: int) -> None:
     request.context_current_position = position
     if hasattr(request, "context_remaining_length"):
-        # Where prompts are not chunked, upstream sets this once: what was left behind the load.
+        # If prompts are not chunked, upstream sets this only once: to the rest behind the load.
         request.context_chunk_size = request.context_remaining_length

@@ -1,4 +1,4 @@
-"""What the scheduler side knows of the live requests: their tokens, their blocks, and what is under way for each."""
+"""What the scheduler side knows about live requests: their tokens, their blocks, and the transfers of each."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,23 +18,23 @@ PRIORITY_DEFAULT = 35  # upstream's, for blocks without a retention range
 
 @dataclass
 class PendingLoad:
-    """Blocks `first` and on of a prompt, pinned in the host tier until they have been loaded, or nobody wants them."""
+    """The blocks of a prompt from `first` on, pinned in the host tier until they have been loaded or are not needed."""
 
     slots: list[int]
     first: int
     position: int  # tokens that the device had
-    tokens: int  # that the load adds
+    tokens: int  # tokens that the load adds
     job: int | None = None  # once the destinations are known
     reserved: bool = False  # upstream releases it part by part; offload/reservations.py
-    fetch: "PendingFetch | None" = None  # what comes from the remote tier first
-    is_short: bool = False  # it brings less than was promised
+    fetch: "PendingFetch | None" = None  # the part that comes from the remote tier first
+    is_short: bool = False  # the load brings less than was promised
 
     @property
     def end(self) -> int:
         return self.position + self.tokens
 
     def empty(self, index: TierIndex) -> None:
-        """Nobody wants what it has."""
+        """Let go of it: nothing needs these blocks."""
         index.unpin(self.slots)
         self.slots = []
         if self.fetch is not None:
@@ -44,7 +44,7 @@ class PendingLoad:
 
 @dataclass
 class PendingFetch:
-    """Blocks `first` and on, in claimed slots of the host tier: they are to be filled."""
+    """The blocks from `first` on, in claimed slots of the host tier that are about to be filled."""
 
     slots: list[int]
     first: int
@@ -69,27 +69,27 @@ class LiveRequest:
     priorities: list[int] = field(default_factory=list)
     computed: int = 0  # tokens whose kernels have been given to the device
     indexed: int = 0  # tokens that the index has
-    covered: int = 0  # blocks that are here, on their way, or not worth storing
-    worth: int = sys.maxsize  # blocks from this one on are not
+    covered: int = 0  # blocks that are in the host tier, on their way, or not worth storing
+    worth: int = sys.maxsize  # blocks from this one on are not worth it
     due: int = field(init=False)  # tokens that must be computed before there is more to cover
     jobs: set[int] = field(default_factory=set)  # stores that have not ended
     load: PendingLoad | None = None
-    is_counted: bool = True  # what it found; of a reservation once it has come to something
-    chain: "KeyChain | None" = None  # names its blocks where they go to the remote tier as well
-    users: int = 0  # who needs the sequence beyond the end of the request
+    is_counted: bool = True  # what it found; for a reservation, once upstream has accepted some of it
+    chain: "KeyChain | None" = None  # names its blocks if they go to the remote tier as well
+    users: int = 0  # users of the sequence beyond the end of the request
     is_over: bool = False
 
     def __post_init__(self) -> None:
         self.cover(0)
 
     def take(self, tokens: Sequence[int], blocks: list[list[int]]) -> None:
-        """What upstream says is all."""
+        """Take over what upstream reports: it is complete."""
         self.tail, self.blocks, self.frozen = list(tokens[self.indexed :]), blocks, False
         if len(tokens) < self.indexed:
-            self.worth = 0  # it has taken tokens back, and says nothing of which others it may have put there
+            self.worth = 0  # upstream has taken tokens back, and does not report which others it may have put there
 
     def extend(self, tokens: Iterable[int], blocks: list[list[int]], priorities: Iterable[int] = ()) -> None:
-        """`priorities` are those of the added blocks, or none where the request has no retention ranges."""
+        """`priorities` are those of the added blocks, empty if the request has no retention ranges."""
         if self.frozen:
             return
         self.tail.extend(tokens)
@@ -100,16 +100,16 @@ class LiveRequest:
 
     @property
     def length(self) -> int:
-        """Tokens that are known."""
+        """The number of tokens that are known."""
         return self.indexed + len(self.tail)
 
     @property
     def allocated(self) -> int:
-        """Blocks that every layer group has."""
+        """The number of blocks that every layer group has."""
         return min(map(len, self.blocks), default=0)
 
     def whole_blocks(self) -> int:
-        """Blocks whose every token is known and computed."""
+        """The number of blocks whose tokens are all known and computed."""
         return min(min(self.computed, self.length) // self.index.tokens_per_block, self.allocated)
 
     def index_blocks(self, blocks: int) -> None:
@@ -127,7 +127,7 @@ class LiveRequest:
         self.due = (blocks + 1) * self.index.tokens_per_block
 
     def worth_storing(self, blocks: int, priority_min: int) -> int:
-        """How many of these leading blocks: those before the first of low priority. All before `covered` are."""
+        """How many of these leading blocks: all `covered`, and the next ones up to the first of low priority."""
         for at in range(self.covered, min(blocks, self.worth)):
             priority = self.priorities[at] if at < len(self.priorities) else PRIORITY_DEFAULT
             if priority < priority_min:
@@ -136,19 +136,19 @@ class LiveRequest:
         return min(blocks, self.worth)
 
     def priorities_until(self, end: int) -> list[int]:
-        """Of the blocks behind those that are covered. None where the request has no retention ranges."""
+        """The priorities of the blocks behind the covered ones. Empty if the request has no retention ranges."""
         if not self.priorities:
             return []
         told = self.priorities[self.covered : end]
         return told + [PRIORITY_DEFAULT] * (end - self.covered - len(told))
 
     def claim(self, end: int) -> TierClaim | None:
-        """Slots for what the host tier lacks of its first `end` blocks. None: somebody else fills one of them."""
+        """Slots for those of its first `end` blocks that the host tier lacks. None if another job fills one of them."""
         self.index_blocks(end)
         return self.index.claim(self.sequence, end, known=self.had, priorities=self.priorities_until(end))
 
     def may_have_grown(self, tokens: int) -> bool:
-        """Into more blocks than before, while it is frozen: upstream does not tell which, up to as many as it had."""
+        """The request grows while it is frozen. Upstream does not report into which blocks, up to as many as it had."""
         reach = -(-tokens // self.index.tokens_per_block)
         is_new = reach > max(self.grown, self.allocated)
         if is_new:
@@ -159,7 +159,7 @@ class LiveRequest:
         return part_of(self.blocks, first, end)
 
     def let_go_of_load(self) -> None:
-        """Of what it was promised, unless that is on its way: then it is held until it has arrived."""
+        """Let go of what it was promised. If that is on its way, it is held until it has arrived."""
         load, self.load = self.load, None
         if load is not None and load.job is None:
             load.empty(self.index)
@@ -184,7 +184,7 @@ class LiveRequest:
 
 
 def part_of(blocks: list[list[int]], first: int, end: int) -> tuple[int, ...]:
-    """Blocks first to end of one layer group, then of the next, as jobs have them."""
+    """Blocks `first` to `end` of one layer group, then of the next, in the order of jobs."""
     return tuple(chain.from_iterable(group[first:end] for group in blocks))
 
 
@@ -195,7 +195,7 @@ def added_blocks(data: Any) -> list[list[int]]:
 
 
 def tokens_computed(request: Any, live: LiveRequest) -> int:
-    """Of a request that ends: in its prompt it says how far it came, after that it is all but the last token."""
+    """How far a request that ends was computed: up to its position in the prompt, after that all but the last token."""
     position = getattr(request, "context_current_position", None)
     prompt = getattr(request, "prompt_len", None)
     if position is None or prompt is None:

@@ -1,11 +1,11 @@
 """Prefixes that upstream reserves while it schedules, before it knows whether the request gets room.
 
-The newest KVCacheManagerV2 does so. From `reserve_prefix` on the blocks of the host tier stay, whole or in part, until
-upstream has released all of it. What it accepts it names in the report of the step, and the load begins with that
-step; until then it may still take it back. A load that was accepted is over once each rank says so.
+The newest KVCacheManagerV2 does so. From `reserve_prefix` on, the reserved blocks of the host tier stay, whole or in
+part, until upstream has released all of them. Upstream names what it accepts in the report of the step, and the load
+begins with that step; until then it may still take it back. An accepted load is over when every rank says so.
 
-Upstream goes on behind the tokens it was promised, as with other loads; where they did not come, the request gives its
-cache back and computes its prompt.
+Upstream continues behind the tokens that it was promised, as with other loads. If they did not come, the request gives
+its cache back and computes its prompt.
 """
 
 from collections.abc import Callable
@@ -39,8 +39,8 @@ class Reservations:
         self._promised[reservation_id] = live, live.load
 
     def release(self, reservation_id: int, start: int, end: int) -> int | None:
-        """Tokens `start` to `end`: all of it, or the part at one end. A job that must not begin any more, where
-        upstream takes back what it has accepted."""
+        """Release tokens `start` to `end`: all, or the part at one end. If upstream takes back what it has accepted,
+        returns the job that must not begin any more."""
         accepted = self._ledger.load_of(reservation_id)
         if accepted is not None:
             return accepted.number
@@ -55,8 +55,8 @@ class Reservations:
         return None
 
     def accept(self, accepted: Any) -> tuple[LoadJob, PendingLoad] | None:
-        """The load of a report, or nothing where it has been told before. Of a promise that ended with its request, one
-        that brings nothing: upstream waits for its end."""
+        """The load that a report names, or nothing if it was reported before. If the promise ended with its request,
+        the load brings nothing: upstream waits for its end."""
         if self._ledger.load_of(accepted.reservation_id) is not None:
             return None
         live, load = self._promised.pop(accepted.reservation_id, (None, None))
@@ -71,11 +71,11 @@ class Reservations:
         return job, load
 
     def forget(self, load: PendingLoad) -> None:
-        """It has ended, or its request has."""
+        """The load has ended, or its request has."""
         self._promised = {number: one for number, one in self._promised.items() if one[1] is not load}
 
     def _keep(self, live: LiveRequest, load: PendingLoad, start: int, end: int) -> None:
-        """Blocks that hold a token from `start` to `end` stay."""
+        """Keep the blocks that hold a token from `start` to `end`."""
         size = self._tokens_per_block
         first = start // size
         behind = -(-end // size) if end > start else first
@@ -86,7 +86,7 @@ class Reservations:
 
 
 def replacement(connector_module: str) -> Replacement:
-    """Have upstream's connector manager ask whether what it takes for loaded has come."""
+    """Make upstream's connector manager ask whether the blocks that it believes to be loaded have come."""
     return Replacement(Seam(connector_module, f"KvCacheConnectorManager.{METHOD}"), computing_what_did_not_come)
 
 
@@ -104,7 +104,7 @@ def computing_what_did_not_come(original: Callable[[Any, list[int]], None]) -> C
 
 
 def end_loads(connector: Any, request: Any) -> None:
-    """Upstream ends a request whose transfers are over here, on all ranks, and refuses to while it waits for word."""
+    """Upstream ends a request whose transfers are over on all ranks, but refuses to while it still waits for one."""
     loads = getattr(connector, "_prefix_loads", {})
     begun = [
         number
@@ -112,7 +112,7 @@ def end_loads(connector: Any, request: Any) -> None:
         if load.request_id == request.py_request_id and number in connector._dispatched_prefix_load_ids
     ]
     if not begun:
-        return  # what has not begun upstream takes back itself
+        return  # upstream itself takes back what has not begun
     for number in begun:
         connector.worker.reservations_to_recompute.pop(number, None)
     connector._local_finished_prefix_load_ids.update(begun)

@@ -1,7 +1,7 @@
 """The scheduler side: which blocks go to the host tier and which come back, decided once for all ranks.
 
-A block is stored once the kernels of its last token have been given to the device, as the report of the following
-iteration tells. So a step that was scheduled and then not run has promised nothing.
+A block is stored when the kernels of its last token have been given to the device, which the report of the following
+iteration shows. So a step that was scheduled and then not run has promised nothing.
 """
 
 from typing import Any
@@ -32,9 +32,9 @@ class OffloadScheduler:
         self.tally = Tally(settings.log_every_requests)
         self._index: TierIndex | None = None
         self._live: dict[int, LiveRequest] = {}
-        self._finishing: dict[int, LiveRequest] = {}  # keep their blocks until what they still lack here is on its way
+        self._finishing: dict[int, LiveRequest] = {}  # keep their blocks until all are in the host tier or on their way
         link.plan_late, link.request_over = self.plan_late, self.request_over
-        self._reported: Any = None  # the last step that upstream told
+        self._reported: Any = None  # the last step that upstream reported
         self._reserves = False  # upstream asks for promises, again and again
         self._sources = InUse()
         self.ledger = link.ledger
@@ -43,7 +43,7 @@ class OffloadScheduler:
 
     @property
     def index(self) -> TierIndex | None:
-        """Made once the worker side knows how many blocks fit."""
+        """The index, made when the worker side knows how many blocks fit."""
         if self._index is None and self._link.slots is not None:
             slots = self._slots_of_index(self._link.slots)
             self._index = TierIndex(slots, self._tokens_per_block, admission=self._settings.admission)
@@ -55,10 +55,10 @@ class OffloadScheduler:
 
     def require_tier(self) -> None:
         if self._link.slots is None:
-            raise KvfixError("upstream starts serving, and has not told the connector's worker where the cache lies")
+            raise KvfixError("upstream starts serving before it has registered the cache with the connector's worker")
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Pin what the host tier adds to what the device has. The request is loading, or it is not, from here on."""
+        """Pin what the host tier adds to what the device has. From here on the request either loads or does not."""
         live = self._look_up(request, num_computed_tokens)
         if live is None:
             return 0, False
@@ -67,7 +67,7 @@ class OffloadScheduler:
         return tokens, live.load is not None
 
     def reserve_prefix(self, request: Any, num_computed_tokens: int, reservation_id: int) -> tuple[int, bool]:
-        """The same while upstream schedules: it may come to nothing, and upstream asks again in the next iteration."""
+        """The same while upstream schedules. It may not be used, and then upstream asks again in the next iteration."""
         self._reserves = True
         live = self._look_up(request, num_computed_tokens)
         if live is None:
@@ -103,7 +103,7 @@ class OffloadScheduler:
         return live
 
     def update_state_after_alloc(self, request: Any, blocks: list[list[int]]) -> None:
-        """`blocks` of each layer group. Upstream may have got room for less than it was promised, or for nothing."""
+        """`blocks` of each layer group. Upstream may have room for less than it was promised, or for nothing."""
         live = self._live.get(request.request_id)
         if live is None:
             if self._reserves and self.index is not None and identity_of(request) is None:
@@ -111,7 +111,7 @@ class OffloadScheduler:
             self._sources.about_to_be_written(blocks)
             return
         live.blocks = blocks
-        # All that will be written, by a load or by computing: of a request that comes back, no report tells it again.
+        # All blocks that a load or a step will write: for a request that returns, no report names them again.
         first = live.computed // self._tokens_per_block
         self._sources.about_to_be_written([group[first:] for group in blocks])
         load = live.load
@@ -122,24 +122,24 @@ class OffloadScheduler:
             self._tell_load(live, load)
 
     def cancel_load(self, request: Any, start: int) -> None:
-        """Upstream will not use what lies behind `start`. It may wait for a load all the same: then one of nothing."""
+        """Upstream will not use what lies behind `start`. If it waits for a load all the same, that load is empty."""
         live = self._live.get(request.request_id)
         load = live.load if live is not None else None
         if live is not None and load is not None and load.job is None and start <= load.position:
             load.empty(live.index)
 
     def request_reset(self, request: Any) -> None:
-        """Its blocks are gone, and it will begin again as a new one."""
+        """The request's blocks are gone, and it will begin again as a new one."""
         self.request_over(request.request_id, blocks_stay=True)
 
     def request_over(self, request_id: int, blocks_stay: bool) -> None:
-        """Upstream ends it, perhaps without `request_finished`. Unless its blocks stay until no transfer uses them, no
-        transfer begins that has not been told yet."""
+        """Upstream ends the request, perhaps without `request_finished`. Unless its blocks stay until no transfer uses
+        them, a transfer that has not been sent does not begin."""
         self._forget(request_id)
         if blocks_stay:
             return
         if request_id in self._finishing:
-            self._finishing[request_id].blocks = []  # then it has nothing to store, and is told as closed
+            self._finishing[request_id].blocks = []  # then it has nothing to store, and is sent as closed
         for store in self.ledger.take_out(lambda job: isinstance(job, StoreJob) and job.request_id == request_id):
             self._end(store, Ended(store.number, OVER, no_room=True))
         self._loads.empty(request_id)
@@ -154,7 +154,7 @@ class OffloadScheduler:
         return self.ledger.take_step(self._sources.take_fences())
 
     def _take_report(self, output: Any) -> None:
-        """Upstream may tell a step a second time, less what it has taken back of it."""
+        """Upstream may report a step a second time, without the part that it has taken back."""
         if output is not self._reported:
             for data in output.new_requests:
                 self._begin(data)
@@ -171,7 +171,7 @@ class OffloadScheduler:
         if live is None:
             return False
         self.tally.finished(self._index)
-        # 1.1 tells of requests that are cancelled while they load. What we save it stores for reuse, loaded or not.
+        # 1.1 reports requests that are cancelled while they load. It stores what we save for reuse, loaded or not.
         if live.load is None or live.load.job is None:
             live.take(tokens_of(request), blocks)
             live.computed = tokens_computed(request, live)
@@ -198,7 +198,7 @@ class OffloadScheduler:
     def _begin(self, data: Any) -> None:
         """A request runs for the first time, or begins again."""
         live, blocks = self._live.get(data.request_id), added_blocks(data)
-        # What lies before this step's position is only read.
+        # Blocks before this step's position are only read.
         first = data.computed_position // self._tokens_per_block if live is not None else 0
         self._sources.about_to_be_written([group[first:] for group in blocks])
         if live is not None:
@@ -208,7 +208,7 @@ class OffloadScheduler:
             self._plan_store(live)
 
     def _go_on(self, data: Any) -> None:
-        """Called for every request in every iteration: where nothing is new, nothing is done."""
+        """Called for every request in every iteration: if nothing is new, it does nothing."""
         live, blocks = self._live.get(data.request_id), added_blocks(data)
         if any(blocks):
             self._sources.about_to_be_written(blocks)
@@ -227,7 +227,7 @@ class OffloadScheduler:
             self._plan_store(live)
 
     def _plan_store(self, live: LiveRequest) -> bool:
-        """Give what the host tier lacks of the request to a job. False: later, another job sends the same blocks."""
+        """Give the blocks that the host tier lacks to a job. False: try later, another job sends the same blocks."""
         whole = live.whole_blocks()
         if whole <= live.covered or not self._directions.work("store"):
             return True
@@ -247,7 +247,7 @@ class OffloadScheduler:
         return True
 
     def _leave_out(self, live: LiveRequest, first: int, end: int) -> None:
-        """Of these blocks the host tier has taken none."""
+        """The host tier has taken none of these blocks."""
 
     def _store(self, live: LiveRequest, first: int, slots: tuple[int, ...]) -> None:
         store = StoreJob(self.ledger.next_number(), live.request_id, live.part(first, first + len(slots)), slots)
@@ -256,7 +256,7 @@ class OffloadScheduler:
         self.ledger.plan(store, self._plan_of(live, first))
 
     def _plan_of(self, live: LiveRequest, first: int) -> Any:
-        """What is to be known of a store of blocks `first` and on at its end."""
+        """What the end of a store needs to know: it stores the blocks from `first` on."""
 
     def _filled(self, slots: tuple[int, ...], *, well: bool) -> None:
         assert self._index is not None

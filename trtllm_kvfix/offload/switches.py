@@ -2,9 +2,9 @@
 
     {store: on, load: off, drop: 2}
 
-`drop` empties the host tier each time its number changes. What the file does not name stays as it is; no file: all
-is on. It is read by the executor's thread, so nothing about it may block, grow or recurse; and on somebody else's word
-nothing is changed.
+`drop` empties the host tier each time its number changes. A switch that the file does not name stays as it is; without
+a file all is on. The executor's thread reads it, so reading must not block, and the file must be small and flat. A file
+of another user changes nothing.
 """
 
 import logging
@@ -37,7 +37,7 @@ class Switches:
         self.load = True
 
     def read(self) -> bool:
-        """Whether the host tier is to be emptied now. A file that makes no sense changes nothing, and is said once."""
+        """Whether the host tier must be emptied now. A file that makes no sense changes nothing, and is logged once."""
         if self._file is None:
             return False
         try:
@@ -67,7 +67,7 @@ class Switches:
 
 
 def content_of(file: Path) -> str:
-    """Of a regular file of this user, or of root. Opening another kind could wait for whoever writes it."""
+    """The text of a regular file of this user, or of root. Opening another kind could wait for its writer."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as opened:
         found = os.fstat(descriptor)
@@ -75,8 +75,8 @@ def content_of(file: Path) -> str:
             raise ValueError("it is no regular file")
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & stat.S_IWOTH:
             raise ValueError(
-                f"its owner is user {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):o}; it must be of user "
-                f"{os.geteuid()} or of root, and not for everybody to write"
+                f"its owner is user {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):o}; it must belong to "
+                f"user {os.geteuid()} or to root, and not be writable for everybody"
             )
         content = opened.read(BYTES_MAX + 1)
     if len(content) > BYTES_MAX:
@@ -86,7 +86,7 @@ def content_of(file: Path) -> str:
 
 def parsed(text: str) -> Any:
     if not text.endswith(("\n", "}")):
-        raise ValueError("it ends with neither a newline nor a brace, as one does that is still being written")
+        raise ValueError("it ends with neither a newline nor a brace, so it may still be being written")
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
@@ -94,7 +94,7 @@ def parsed(text: str) -> Any:
 
 
 def checked(wanted: Any) -> dict[str, Any]:
-    """Values are not shown: a few lines of YAML may name more than a log can hold."""
+    """Raises ValueError without values: a few lines of YAML may name more than a log can hold."""
     if not isinstance(wanted, dict) or not wanted or not set(wanted) <= set(NAMES):
         raise ValueError(f"write a mapping of {', '.join(NAMES)}")
     for name in DIRECTIONS:

@@ -1,4 +1,4 @@
-"""Numbers that say whether the host tier helps: counted for the metrics, and told in the log every so many requests."""
+"""Numbers that show whether the host tier helps: counted for the metrics, and logged every so many requests."""
 
 import logging
 
@@ -12,14 +12,14 @@ ERRORS_TOLD_MAX = 10
 
 
 class Tally:
-    """The scheduler's thread counts; whoever asks reads `counters`."""
+    """The scheduler's thread counts; other threads read `counters`."""
 
     def __init__(self, log_every_requests: int) -> None:
         self._log_every_requests = log_every_requests
         self._finished = 0
         self._opaque = 0
         self._errors_told = 0
-        self._prompt = self._device = self._host = 0  # tokens, since the last line
+        self._prompt = self._device = self._host = 0  # tokens, since the last line of the log
         self._stored = self._loaded = self._errors = 0  # blocks, transfers
 
     def looked_up(self, prompt: int, device: int, host: int) -> None:
@@ -49,7 +49,7 @@ class Tally:
         counters.offload_stored_blocks.add(blocks)
 
     def loaded(self, blocks: int, ended: Ended) -> None:
-        """A load that found no room is known by the request that computes instead."""
+        """A load that found no room is not counted here: its request computes instead, and counts as that."""
         counters.offload_bad_blocks.add(len(ended.bad_slots))
         if ended.no_room:
             return

@@ -1,7 +1,7 @@
 """What `trtllm-kvfix status` shows of this rank's host tier: a file beside the attestation of its process.
 
-Written when the tier is built, at every transfer that fails on this rank, and when the tier is given back. The folder
-may be full or not ours; then the log has it, and serving goes on.
+It is written when the tier is built, at every transfer that fails on this rank, and when the tier is given back. If it
+cannot be written, because the folder is full or belongs to another user, the log says so, and serving continues.
 """
 
 import logging
@@ -20,7 +20,7 @@ SUFFIX = ".offload"
 
 @dataclass(kw_only=True)
 class TierReport:
-    """`folder` is None where nobody asks: in tests, and in `verify`."""
+    """`folder` is None if no report is wanted: in tests, and in `verify`."""
 
     folder: Path | None = None
     rank: int = 0
@@ -30,7 +30,7 @@ class TierReport:
     pinned_bytes: int = 0
     transfers_failed: int = 0
     first_error: str = ""
-    remote: str = ""  # how the remote tier is, where there is one
+    remote: str = ""  # the state of the remote tier, if there is one
 
     def built(self, *, slots: int, requested: int, mapped: int, pinned: int) -> None:
         self.slots, self.requested_bytes, self.mapped_bytes = slots, requested, mapped
@@ -39,7 +39,7 @@ class TierReport:
         self.pinned(pinned)
 
     def pinned(self, count: int) -> None:
-        """How much is registered with the device now."""
+        """The number of bytes that are registered with the device now."""
         self.pinned_bytes = count
         counters.offload_pinned_bytes.put(count)
         self._write()
@@ -50,7 +50,7 @@ class TierReport:
             self._write()
 
     def failed(self, error: str) -> None:
-        """On this rank; what becomes of it is for all ranks to agree on."""
+        """A transfer failed on this rank. All ranks together decide what becomes of it."""
         self.transfers_failed += 1
         self.first_error = self.first_error or error
         counters.offload_rank_errors.add()
@@ -69,5 +69,5 @@ class TierReport:
 
 
 def live(folder: Path) -> list[dict[str, Any]]:
-    """Of processes that still run on this host."""
+    """The reports of processes that still run on this host."""
     return sorted(runtime_files.live(folder, SUFFIX, FORMAT), key=lambda entry: (entry["rank"], entry["pid"]))

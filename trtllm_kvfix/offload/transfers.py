@@ -19,7 +19,7 @@ FENCE_S_MAX = 30.0  # a transfer that is not over by then never will be
 
 
 class StuckTransfer(KvfixError):
-    """The device does not end a transfer, so its blocks can be nobody's."""
+    """The device does not end a transfer, so its blocks cannot be given to any request."""
 
 
 class Transfers:
@@ -37,7 +37,7 @@ class Transfers:
         self._settings = settings
         self._report = report
         self._ledger = ledger
-        # A mark is held by transfers that wait in a queue, and by the step that is being given out.
+        # Transfers that wait in a queue hold a mark, and so does the step that is being submitted.
         self._marks = Marks(device, marks_max=2 * settings.queue_max + 4)
         ways = choose_ways(device, layout, pool, settings)  # while nothing is in the pool
         self._stores = make_lane(device, "store", ways.store, settings)
@@ -48,11 +48,11 @@ class Transfers:
         return self._marks.set(stream)
 
     def running(self) -> list[Record]:
-        """Jobs that a lane has."""
+        """The jobs that a lane has."""
         return [record for record in self._ledger if record.lane is not None]
 
     def begin(self, loads: Sequence[LoadJob], stores: Sequence[StoreJob], stream: int) -> None:
-        """Give them out behind all that the stream, which computes, has been given. Their fences are over."""
+        """Submit jobs behind all work that the computing stream has been given. Their fences are over."""
         if not loads and not stores:
             return
         try:
@@ -66,12 +66,12 @@ class Transfers:
             self._enqueue(store, "store", self._stores, mark)
 
     def refuse(self, jobs: Iterable[StoreJob | LoadJob], why: str, *, no_room: bool = False) -> None:
-        """They end without having begun."""
+        """End jobs that have not begun."""
         for job in jobs:
             self._ledger.end_here(Ended(job.number, f"not begun: {why}", no_room=no_room))
 
     def wait_for(self, jobs: Collection[int]) -> None:
-        """Upstream has given blocks of running jobs to somebody else: nothing may write them before they are over."""
+        """Wait for jobs whose blocks upstream has given away: nothing may write these before the jobs are over."""
         for running in [one for one in self.running() if one.number in jobs]:
             counters.offload_early_reuse_waits.add()
             self._wait(running, FENCE_S_MAX, "and other requests own its blocks")
@@ -91,7 +91,7 @@ class Transfers:
         return ended
 
     def close(self) -> bool:
-        """End everything within the bound of the settings. False: the device kept something, and with it the pool."""
+        """End everything within the time of the settings. False: the device kept a transfer, and with it the pool."""
         until = monotonic() + self._settings.shutdown_timeout_s
         lanes = [lane.close(max(until - monotonic(), 0.001)) for lane in (self._stores, self._loads)]
         if not all(lanes):
@@ -102,7 +102,10 @@ class Transfers:
         return self._pool.bytes_pinned == 0
 
     def _refuse_stuck(self) -> None:
-        """Its request would wait for ever, or its blocks stay taken. A process that has slept looks once more."""
+        """Raise for a job that takes too long: its request would wait for ever, or its blocks would stay taken.
+
+        A process that has slept looks once more.
+        """
         limit_s = self._settings.transfer_timeout_s
         late = monotonic() - limit_s
         for running in [one for one in self.running() if one.since is not None and one.since < late]:
@@ -117,7 +120,7 @@ class Transfers:
             )
 
     def _enqueue(self, job: StoreJob | LoadJob, direction: str, lane: TransferLane, mark: Mark) -> None:
-        if not job.slots:  # upstream found no room for what it was promised
+        if not job.slots:  # upstream had no room for what it was promised
             self._ledger.end_here(Ended(job.number, ""))
             return
         try:

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's connector classes, wherever this version keeps them; without it plain objects take their place."""
+"""TensorRT-LLM's connector classes, wherever this version keeps them. Without TensorRT-LLM, plain objects stand in."""
 
 import logging
 import sys
@@ -12,14 +12,14 @@ log = logging.getLogger("trtllm_kvfix.offload")
 
 
 class PlainScheduler:
-    """What of upstream's scheduler base the connector uses."""
+    """The part of upstream's scheduler base that the connector uses."""
 
     def __init__(self, llm_args: Any) -> None:
         self._llm_args = llm_args
 
 
 class PlainWorker:
-    """What of upstream's worker base the connector uses."""
+    """The part of upstream's worker base that the connector uses."""
 
     def __init__(self, llm_args: Any) -> None:
         self._llm_args = llm_args
@@ -29,11 +29,11 @@ class PlainWorker:
         self._metadata = metadata
 
     def register_forward_pass_callable(self) -> None:
-        """Nothing is to be called behind a step."""
+        """Nothing needs to be called behind a step."""
 
 
 def connector_module() -> ModuleType | None:
-    """Only where TensorRT-LLM has been imported already: it is upstream that loads connectors."""
+    """Upstream's module, if TensorRT-LLM has been imported already: upstream is what loads connectors."""
     if "tensorrt_llm" not in sys.modules:
         return None
     for place in CONNECTOR_PLACES:
@@ -46,7 +46,7 @@ def connector_module() -> ModuleType | None:
 
 
 def bases() -> tuple[type[Any], type[Any]]:
-    """Of the scheduler side and of the worker side."""
+    """The base classes of the scheduler side and of the worker side."""
     module = connector_module()
     if module is None:
         return PlainScheduler, PlainWorker
@@ -54,17 +54,17 @@ def bases() -> tuple[type[Any], type[Any]]:
 
 
 def is_v2(kv_cache_manager: Any) -> bool:
-    """A KVCacheManagerV2, which has its sequences in Python."""
+    """Whether it is a KVCacheManagerV2, which has its sequences in Python."""
     return isinstance(getattr(kv_cache_manager, "kv_cache_map", None), dict)
 
 
 def gives_each_rank_a_scheduler() -> bool:
-    """Under attention data parallelism. Late connector managers look whether connectors support that."""
+    """Whether it does so under attention data parallelism. Late connector managers ask connectors for support."""
     return hasattr(getattr(connector_module(), "KvCacheConnectorManager", None), "validate_attention_dp")
 
 
 def warn_where_nothing_orders_copies(kv_cache_config: Any) -> None:
-    """1.1 copies the beginnings of blocks on a stream that no other waits for, not even that of the forward."""
+    """Only 1.1 copies the beginnings of blocks on a stream that no other waits for, not even the forward's."""
     if "tensorrt_llm" not in sys.modules or Upstream().variant() != "A":
         return
     partial = getattr(kv_cache_config, "enable_partial_reuse", True)
@@ -76,8 +76,10 @@ def warn_where_nothing_orders_copies(kv_cache_config: Any) -> None:
 
 
 def lets_go_of_all() -> bool:
-    """Whether the executor unpins every request that `get_finished` gives it. That of variant A stops behind the first,
-    and what the others had saved stays pinned until the server ends."""
+    """Whether the executor unpins every request that `get_finished` returns.
+
+    That of variant A stops after the first, and the blocks of the others stay pinned until the server ends.
+    """
     if "tensorrt_llm" not in sys.modules:
         return True
     executor = getattr(sys.modules.get(PY_EXECUTOR), "PyExecutor", None)

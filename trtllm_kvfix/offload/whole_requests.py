@@ -1,7 +1,7 @@
 """The requests of a batch as the executor has them.
 
-V1 asks for a prefix from C++, with the bound part of a request, which lacks what Python keeps of it: the data of
-images. So the connector notes what is about to be prepared, and looks there.
+V1 asks for a prefix from C++, with the bound part of a request. That part lacks what Python keeps: the data of images.
+So the connector notes the requests that are about to be prepared, and looks there.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def noting_the_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def prepare_resources(self: Any, scheduled_batch: Any, *args: Any, **kwargs: Any) -> Any:
         batch = getattr(getattr(getattr(self, "kv_connector_manager", None), "scheduler", None), "batch", None)
         if isinstance(batch, Batch):
-            with guarded(PART):  # a fault leaves requests that are opaque
+            with guarded(PART):  # after a fault the requests stay opaque
                 batch.note(scheduled_batch)
         return original(self, scheduled_batch, *args, **kwargs)
 

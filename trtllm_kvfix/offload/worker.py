@@ -1,5 +1,5 @@
-"""The worker side of one rank: gives transfers out behind the stream that computes, and agrees with the other ranks on
-which of them are over."""
+"""The worker side of one rank: submits transfers behind the computing stream, and agrees with the other ranks on which
+of them are over."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block,
 
 @dataclass
 class Loading:
-    """A request whose load upstream waits for. It may be told first, or be waited for first."""
+    """A request whose load upstream waits for. The plan of the load or the wait may come first."""
 
     since: float = inf  # when upstream began to wait, by the clock of `monotonic`
-    job: int | None = None  # once it has been told
+    job: int | None = None  # once its plan has been received
     is_over: bool = False
 
     @property
@@ -59,28 +59,28 @@ class OffloadWorker:
         self._settings = settings
         self._link = link
         self._ranks = ranks
-        self._at_start = at_start or ranks  # those that share the machine; they need not share requests
+        self._at_start = at_start or ranks  # ranks that share the machine; they need not share requests
         self._make_pool = make_pool
-        self._saved_max = saved_max  # requests that are told as saved at a time; None: all
+        self._saved_max = saved_max  # how many requests are reported as saved at a time; None: all
         self._report = report or TierReport(rank=ranks.rank)
         self._layout: Layout | None = None
         self._transfers: Transfers | None = None
         self._stream: int | None = None
         self._before_loads: Callable[[], None] = lambda: None
         self._ledger = link.ledger
-        self._steps: list[Step] = []  # told, not begun
-        self._saving: dict[int, bool] = {}  # requests that keep their blocks at their end -> all has been told of them
+        self._steps: list[Step] = []  # received, not begun
+        self._saving: dict[int, bool] = {}  # ended requests that keep their blocks -> no more comes for them
         self._loading: dict[int, Loading] = {}  # requests that wait for a load, or will
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
         self._reserved_over: list[int] = []  # reservations whose load is over on all ranks
-        self.reserved_to_recompute: dict[int, int] = {}  # reservation -> its request, where the load did not come
+        self.reserved_to_recompute: dict[int, int] = {}  # reservation -> its request, if the load did not come
 
     def register(self, device: Device, tensors: Iterable[Any]) -> None:
         """One tensor for each pool of a cache without layer groups."""
         self.register_layout(device, lambda: Layout([pool_of(tensor) for tensor in tensors]))
 
     def register_layout(self, device: Device, describe: Callable[[], Layout]) -> None:
-        """Build the host tier for these pools, or find that it was built for the like."""
+        """Build the host tier for these pools, or check that it was built for equal ones."""
         layouts = agreed(self._at_start, lambda: self._unchanged(describe()))
         layout = layouts[self._at_start.rank]
         if self._ranks.size > 1:
@@ -101,7 +101,7 @@ class OffloadWorker:
         self._layout = layout
 
     def bind(self, step: Step | None) -> None:
-        """A step may be told and followed by another before it can begin; none is lost."""
+        """Receive a step. Another may follow before it can begin; none is lost."""
         if not step:
             return
         self._steps.append(step)
@@ -113,9 +113,9 @@ class OffloadWorker:
         self._take_back(step.taken_back)
 
     def start(self, stream: int, before_loads: Callable[[], None] = lambda: None) -> None:
-        """Everything that `stream` has been given so far comes before the transfers of the steps that were told.
+        """Begin the transfers of the received steps, behind all work that `stream` has been given so far.
 
-        `before_loads` has the stream wait for what must be over before blocks are loaded; called in this thread.
+        `before_loads` makes the stream wait for what must be over before blocks are loaded; called in this thread.
         """
         self._stream, self._before_loads = stream, before_loads
         self._begin()
@@ -123,7 +123,7 @@ class OffloadWorker:
     def finished(
         self, finished_request_ids: Iterable[int], loading_request_ids: Iterable[int]
     ) -> tuple[list[int], list[int]]:
-        """Requests whose blocks nothing uses any more, and those whose load is over, on all ranks."""
+        """Requests whose blocks are no longer in use, and requests whose load is over, on all ranks."""
         for request_id in finished_request_ids:
             self._saving[request_id] = False
         for request_id in loading_request_ids:
@@ -143,23 +143,23 @@ class OffloadWorker:
         return over
 
     def requests_in_transfer(self) -> Collection[int]:
-        """Whose transfers not all ranks have ended."""
+        """Requests whose transfers have not ended on all ranks."""
         jobs = (record.job for record in self._ledger if record.is_under_way)
         return {job.request_id for job in jobs if isinstance(job, StoreJob | LoadJob)}
 
     def request_over(self, request_id: int) -> None:
-        """Upstream ends it. Its blocks stay, unless one of the following calls comes after this."""
+        """Upstream ends the request. Its blocks stay, unless one of the following calls comes after this one."""
         self._link.request_over(request_id, True)
 
     def end_transfers(self, request_id: int) -> None:
-        """On every rank, before upstream gives the blocks of a request away. Nobody is told of its load any more."""
+        """Called on every rank before upstream gives away a request's blocks. Its load is no longer reported."""
         together(self._ranks, lambda: self.end_transfers_here(request_id))
         self._loading.pop(request_id, None)
         for record in self._under_way(request_id):
             record.is_awaited = False
 
     def end_transfers_here(self, request_id: int) -> None:
-        """What has begun is waited for; nothing else begins."""
+        """Wait for what has begun; nothing else begins."""
         self._link.request_over(request_id, False)
         if self._transfers is None:
             return
@@ -170,14 +170,14 @@ class OffloadWorker:
         return [record for record in self._ledger if record.is_under_way and record.job.request_id == request_id]
 
     def _take_back(self, jobs: Collection[int]) -> None:
-        """Of reservations that upstream accepted and does not want any more; it has let none of them begin."""
+        """Take back reservations that upstream accepted and no longer needs; it has let none of them begin."""
         if jobs:
             self._refuse(lambda job: job.number in jobs)
         for record in filter(None, map(self._ledger.get, jobs)):
             record.is_awaited = False
 
     def _refuse(self, which: Callable[[StoreJob | LoadJob], bool]) -> None:
-        """Of what was told and has not begun."""
+        """The jobs that were received and have not begun."""
         if self._transfers is not None:
             told = self._waiting(job for step in self._steps for job in step.transfers())
             self._transfers.refuse([job for job in told if which(job)], OVER, no_room=True)
@@ -186,7 +186,7 @@ class OffloadWorker:
         return [job for job in jobs if self._ledger[job.number].waits]
 
     def close(self) -> bool:
-        """False: the device kept something, and with it the memory."""
+        """False: the device kept a transfer, and with it the memory."""
         transfers, self._transfers = self._transfers, None
         return transfers is None or transfers.close()
 
@@ -196,7 +196,7 @@ class OffloadWorker:
         return layout
 
     def _is_running(self) -> bool:
-        """The same on all ranks: whether they meet to agree."""
+        """Whether the ranks meet to agree: the same on all of them."""
         return any(record.is_under_way for record in self._ledger)
 
     def _ended_here(self) -> list[Ended]:
@@ -213,7 +213,7 @@ class OffloadWorker:
             if loading.is_untold and monotonic() - loading.since > limit_s:
                 raise KvfixError(
                     f"request {request_id} has waited for a load for more than kvfix.offload.transfer_timeout_s, "
-                    f"{limit_s:g} s, and none was planned: upstream did not tell where its blocks lie"
+                    f"{limit_s:g} s, and none was planned: upstream did not report where its blocks lie"
                 )
         return self._link.plan_late()
 
@@ -237,7 +237,7 @@ class OffloadWorker:
         transfers.begin(loads, self._waiting(store for step in steps for store in step.stores), self._stream)
 
     def _note(self, ended: Ended) -> None:
-        """What a rank says. Once all have said it, nobody uses the blocks of the job any more."""
+        """What a rank reports. When all have reported it, no rank uses the blocks of the job any more."""
         record = self._ledger[ended.job]
         record.ends = (*record.ends, ended)
         if len(record.ends) < self._ranks.size:
@@ -270,7 +270,7 @@ class OffloadWorker:
         return saved
 
     def _take_loaded(self) -> list[int]:
-        # A request whose load was never told waits: what its blocks hold is nobody's.
+        # A request whose load was never planned waits: its blocks hold no valid values.
         loaded = sorted(request_id for request_id, loading in self._loading.items() if loading.is_done)
         for request_id in loaded:
             del self._loading[request_id]
@@ -278,7 +278,7 @@ class OffloadWorker:
 
 
 def summed_up(ends: Sequence[Ended]) -> Ended:
-    """Of one job, what each rank says."""
+    """Join the reports of all ranks about one job."""
     error = next((one.error for one in ends if one.error), "")
     bad = tuple(sorted({slot for one in ends for slot in one.bad_slots}))
     return Ended(ends[0].job, error, bad, bool(error) and all(one.no_room for one in ends if one.error))
