@@ -33,7 +33,7 @@ std::vector<TokenId> Requests::prompt(RequestId index) const {
         auto left = std::min<std::ptrdiff_t>(spelling_.tokens_per_symbol, tokens.end() - to);
         while (left > 0) {  // more than once only where the span ends
             const auto run = std::min<std::ptrdiff_t>(left, spelling_.span - place);
-            std::iota(to, to + run, static_cast<TokenId>(spelling_.base + static_cast<TokenId>(place)));
+            std::iota(to, to + run, spelling_.base + static_cast<TokenId>(place));
             to += run;
             left -= run;
             place = 0;
