@@ -1,5 +1,8 @@
 """The scheduler model, on workloads small enough to count by hand."""
 
+from math import inf, nan
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -161,6 +164,19 @@ def test_a_tier_that_fails_ends_the_replay_with_its_own_error() -> None:
 def test_a_budget_that_generation_alone_would_exceed_is_refused() -> None:
     with pytest.raises(SettingsError, match="max_num_tokens is 15: 4 sequences generating 4 tokens each need 16"):
         Replay(tiny_workload(), shape(max_batch_size=4, max_num_tokens=15, tokens_per_iteration=4))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_num_tokens": 2**31}, "max_num_tokens is 2147483648: at most 2147483647 can be modelled"),
+        ({"iteration_ms": inf}, "iteration_ms is inf: a number of milliseconds"),
+        ({"iteration_ms": nan}, "iteration_ms is nan: a number of milliseconds"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        Replay(tiny_workload(), shape(**options))
 
 
 def test_pools_beyond_this_machine_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

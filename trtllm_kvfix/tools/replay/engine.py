@@ -5,6 +5,7 @@ with, and what comes of it. Nothing looks at a clock: the same trace gives the s
 """
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from time import perf_counter
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from trtllm_kvfix.tools.replay.tally import budget_of, moved_of, reuse_of
 from trtllm_kvfix.tools.replay.tokens import PROMPT_BASE, PROMPT_SPAN, TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
 
+TOKENS_MAX = 2**31 - 1  # in an iteration; a prompt has no more
 ITERATIONS = 256  # at most in one native call: ctrl-C is heard between two
 
 
@@ -127,6 +129,10 @@ def _requests(workload: Workload, shape: CacheShape) -> ReplayRequests:
 
 
 def _check(shape: CacheShape) -> None:
+    if shape.max_num_tokens > TOKENS_MAX:
+        raise SettingsError(f"max_num_tokens is {shape.max_num_tokens}: at most {TOKENS_MAX} can be modelled")
+    if not isfinite(shape.iteration_ms):
+        raise SettingsError(f"iteration_ms is {shape.iteration_ms}: a number of milliseconds is expected")
     needed = shape.max_batch_size * shape.tokens_per_iteration
     if shape.max_num_tokens < needed:
         raise SettingsError(
