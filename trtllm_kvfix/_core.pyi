@@ -1334,3 +1334,106 @@ class FlightRing:
 
     def move_to(self, memory: numpy.typing.NDArray[Any]) -> None:
         """Go on there, with what has been noted so far."""
+
+class ReplayReuse:
+    """Prompt tokens, or prompt blocks, since the beginning."""
+
+    @property
+    def reused(self) -> int:
+        """From primary or host."""
+
+    @property
+    def host(self) -> int:
+        """Of those, from host."""
+
+    @property
+    def remote(self) -> int:
+        """Of those from host, from the store behind it just then."""
+
+    @property
+    def computed(self) -> int:
+        """The others."""
+
+class ReplayTally:
+    """
+    What a replay has counted; trtllm_kvfix.tools.replay.outcome has the words.
+    """
+
+    @property
+    def iterations(self) -> int:
+        """Those passed over included."""
+
+    @property
+    def finished(self) -> int:
+        """Requests that ended."""
+
+    @property
+    def iterations_admitting(self) -> int:
+        """Iterations that admitted a request."""
+
+    @property
+    def deferred(self) -> int:
+        """Times that a request was offered and had to wait."""
+
+    @property
+    def overshoots(self) -> int:
+        """Iterations over their budget."""
+
+    @property
+    def tokens_over(self) -> int:
+        """Over the budget, in all."""
+
+    @property
+    def tokens_over_max(self) -> int:
+        """Over the budget, in one iteration."""
+
+    @property
+    def promises(self) -> int:
+        """Admissions whose reuse had been estimated."""
+
+    @property
+    def promises_broken(self) -> int:
+        """Those that reused something else."""
+
+    @property
+    def tokens_short(self) -> int:
+        """Reuse promised and not delivered."""
+
+    @property
+    def tokens(self) -> ReplayReuse:
+        """Of prompts."""
+
+    @property
+    def blocks(self) -> ReplayReuse:
+        """Of prompts."""
+
+class ReplayRequests:
+    """The requests of a trace; each is named by its index."""
+
+    def __init__(self, base: int, span: int, tokens_per_symbol: int) -> None:
+        """
+        How prompts are spelled: a symbol s stands for the tokens base + (s + k) % span, k counted from 0.
+        """
+
+    def add(self, symbols: Any, *, is_spelled: bool, prompt_length: int, answer: Any, timestamp_ms: float, blocks_needed: int, lora_id: int | None = None, salt: str | bytes | int | None = None) -> None:
+        """
+        symbols: of the prompt, or its tokens where it is not spelled. blocks_needed: while it runs, at most.
+        """
+
+    def prompt(self, index: int) -> list[int]:
+        """Its tokens."""
+
+class ReplayScheduler:
+    """The scheduler that docs/replay.md describes. One thread at a time."""
+
+    def __init__(self, manager: BlockManager, requests: ReplayRequests, waiting: Any, *, blocks_primary: int, max_batch_size: int, max_num_tokens: int, tokens_per_iteration: int, iteration_ms: float, one_by_one: bool) -> None:
+        """waiting: indices, in the order in which they are offered."""
+
+    def advance(self, iterations_max: int, tier: object = None) -> bool:
+        """
+        Goes on until requests have ended, at most so many iterations; without a tier, without the GIL. False once nobody waits or runs. tier: a HostTier of trtllm_kvfix.tools.replay, the same in every call.
+        """
+
+    @property
+    def tally(self) -> ReplayTally:
+        """What has been counted so far."""

@@ -31,6 +31,7 @@ void bind_offload(nanobind::module_& module);
 void bind_turn_lock(nanobind::module_& module);
 void bind_tier_index(nanobind::module_& module);
 void bind_flight_ring(nanobind::module_& module);
+void bind_replay(nanobind::module_& module);
 
 // What makes prefixes of equal tokens different, as Python gives it.
 Salt read_salt(nanobind::handle salt, const Field& field);

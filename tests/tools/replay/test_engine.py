@@ -1,12 +1,13 @@
 """The scheduler model, on workloads small enough to count by hand."""
 
-from collections.abc import Iterable
+from math import inf, nan
+from typing import Any
 
 import numpy as np
 import pytest
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.native import BatchAdmission, BlockManager, BlockManagerConfig, SequenceRequest
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig
 from trtllm_kvfix.tools.replay import engine
 from trtllm_kvfix.tools.replay.engine import Replay
 from trtllm_kvfix.tools.replay.outcome import Admission, Outcome
@@ -14,47 +15,7 @@ from trtllm_kvfix.tools.replay.trace import TraceRequest
 from trtllm_kvfix.tools.replay.workload import generate
 
 from .shapes import cold, shape, tiny_workload, workload
-
-
-class WatchedManager(BlockManager):
-    """Checks itself whenever transfers are taken, and remembers what was asked of it."""
-
-    def __init__(self, config: BlockManagerConfig) -> None:
-        super().__init__(config)
-        self.batches: list[list[int]] = []
-        self.stored: list[tuple[int, int]] = []
-
-    def add_sequence_batch(
-        self,
-        requests: Iterable[SequenceRequest],
-        *,
-        tokens_new_max: int | None = None,
-        chunk_tokens: int | None = None,
-    ) -> BatchAdmission:
-        admission = super().add_sequence_batch(requests, tokens_new_max=tokens_new_max, chunk_tokens=chunk_tokens)
-        self.batches.append([admitted.request_id for admitted in admission.admitted])
-        return admission
-
-    def store_context_blocks(self, request_id: int, tokens_computed: int) -> None:
-        self.stored.append((request_id, tokens_computed))
-        super().store_context_blocks(request_id, tokens_computed)
-
-    def complete(self, ticket: int) -> None:
-        super().complete(ticket)
-        self.check_invariants()
-
-
-@pytest.fixture
-def managers(monkeypatch: pytest.MonkeyPatch) -> list[WatchedManager]:
-    """The managers that replays make from now on, each watched."""
-    made: list[WatchedManager] = []
-
-    def make(config: BlockManagerConfig) -> WatchedManager:
-        made.append(WatchedManager(config))
-        return made[-1]
-
-    monkeypatch.setattr(engine, "BlockManager", make)
-    return made
+from .watcher import Watcher
 
 
 def test_one_at_a_time_the_tiny_trace_reuses_what_one_can_count() -> None:
@@ -71,15 +32,15 @@ def test_one_at_a_time_the_tiny_trace_reuses_what_one_can_count() -> None:
     assert outcome.kept_its_promise
 
 
-def test_every_request_passes_and_every_token_is_counted_once(managers: list[WatchedManager]) -> None:
-    made = generate("chat", seed=3)
-    outcome = Replay(made.workload, made.shape).run()
+def test_every_request_passes_and_every_token_is_counted_once() -> None:
+    made, watcher = generate("chat", seed=3), Watcher()
+    outcome = Replay(made.workload, made.shape, tier=watcher).run()
     requests = made.workload.requests
     assert outcome.requests.finished == len(requests)
     tokens = outcome.tokens
     assert tokens.primary + tokens.host + tokens.computed == sum(request.input_length for request in requests)
-    assert sorted(id for batch in managers[0].batches for id in batch) == list(range(len(requests)))
-    stats = managers[0].get_kv_cache_stats()
+    assert sorted(id for batch in watcher.batches for id in batch) == list(range(len(requests)))
+    stats = watcher.manager.get_kv_cache_stats()
     assert stats.sequences == 0
     assert stats.total.tokens_reused == tokens.primary + tokens.host
 
@@ -93,28 +54,32 @@ def test_the_same_replay_gives_the_same_numbers(admission: Admission) -> None:
     assert run() == run()
 
 
-def test_a_prompt_beyond_the_budget_is_admitted_alone_and_computed_in_chunks(managers: list[WatchedManager]) -> None:
+def test_a_prompt_beyond_the_budget_is_admitted_alone_and_computed_in_chunks() -> None:
     requests = [cold(1, 250), cold(2, 30), cold(3, 30)]
-    outcome = Replay(workload(requests), shape(max_batch_size=3, max_num_tokens=100)).run()
-    assert managers[0].batches == [[0], [1], [2]]  # 1 fits beside the last 50 tokens of 0, then 20 are left for 2
-    assert managers[0].stored == [(0, 100), (0, 200), (0, 250), (1, 30), (2, 30)]
+    watcher = Watcher()
+    outcome = Replay(workload(requests), shape(max_batch_size=3, max_num_tokens=100), tier=watcher).run()
+    assert watcher.batches == [[0], [1], [2]]  # 1 fits beside the last 50 tokens of 0, then 20 are left for 2
+    assert watcher.running == [[(0, 0)], [(0, 100)], [(0, 200), (1, 0)], [(2, 0)]]
     assert outcome.budget.deferred == 1
     assert outcome.kept_its_promise
 
 
-def test_generating_sequences_use_budget_that_prompts_then_lack(managers: list[WatchedManager]) -> None:
+def test_generating_sequences_use_budget_that_prompts_then_lack() -> None:
     requests = [cold(1, 10, answer=5), cold(2, 10, answer=5), cold(3, 20)]
-    Replay(workload(requests), shape(max_batch_size=3, max_num_tokens=21, tokens_per_iteration=1)).run()
+    watcher = Watcher()
+    one = shape(max_batch_size=3, max_num_tokens=21, tokens_per_iteration=1)
+    Replay(workload(requests), one, tier=watcher).run()
     # 0 and 1 take 20 of 21; then 2 of 21 go to their answers, 19 are left and 2 is computed in chunks of 19 and 1.
-    assert managers[0].batches == [[0, 1], [2]]
-    assert managers[0].stored[-2:] == [(2, 19), (2, 20)]
+    assert watcher.batches == [[0, 1], [2]]
+    assert [dict(running).get(2) for running in watcher.running[:3]] == [None, 0, 19]
 
 
-def test_no_sequence_is_admitted_that_the_pool_could_not_carry_to_its_end(managers: list[WatchedManager]) -> None:
+def test_no_sequence_is_admitted_that_the_pool_could_not_carry_to_its_end() -> None:
     """Each needs 3 blocks and one spare: two fit 8 blocks, the third waits for one of them to end."""
     requests = [cold(line, 60, answer=37) for line in (1, 2, 3)]
-    outcome = Replay(workload(requests), shape(blocks_primary=8, max_batch_size=3)).run()
-    assert managers[0].batches == [[0, 1], [2]]
+    watcher = Watcher()
+    outcome = Replay(workload(requests), shape(blocks_primary=8, max_batch_size=3), tier=watcher).run()
+    assert watcher.batches == [[0, 1], [2]]
     assert outcome.requests.finished == 3
 
 
@@ -133,28 +98,29 @@ def test_answers_grow_by_tokens_per_iteration() -> None:
     assert [iterations(count) for count in (1, 3, 20, 50)] == [21, 8, 2, 2]
 
 
-def test_timestamps_hold_requests_back_when_an_iteration_has_a_length(managers: list[WatchedManager]) -> None:
+def test_timestamps_hold_requests_back_when_an_iteration_has_a_length() -> None:
     requests = [cold(1, 10, answer=10, at_ms=0), cold(2, 10, at_ms=35), cold(3, 10, at_ms=1_000_000)]
-    held = Replay(workload(requests), shape(max_batch_size=3, iteration_ms=10)).run()
-    at_once = Replay(workload(requests), shape(max_batch_size=3)).run()
-    assert [manager.batches for manager in managers] == [[[0], [1], [2]], [[0, 1, 2]]]
+    watchers = Watcher(), Watcher()
+    held = Replay(workload(requests), shape(max_batch_size=3, iteration_ms=10), tier=watchers[0]).run()
+    at_once = Replay(workload(requests), shape(max_batch_size=3), tier=watchers[1]).run()
+    assert [watcher.batches for watcher in watchers] == [[[0], [1], [2]], [[0, 1, 2]]]
     assert held.iterations == 11  # ten until the first ends, then the long gap is skipped
     assert at_once.iterations == 10
 
 
-def test_host_blocks_serve_what_primary_could_not_keep(managers: list[WatchedManager]) -> None:
+def test_host_blocks_serve_what_primary_could_not_keep() -> None:
     """Two prompts that do not fit together, in turns: without host blocks nothing is reused."""
     requests = [
         TraceRequest(line, 256, 1, tokens=np.arange(256, dtype=np.int32) + 1000 * (line % 2)) for line in range(6)
     ]
     without = Replay(workload(requests), shape(blocks_primary=10)).run()
-    with_host = Replay(workload(requests), shape(blocks_primary=10, blocks_host=16, bytes_per_block=1000)).run()
+    host = shape(blocks_primary=10, blocks_host=16, bytes_per_block=1000)
+    with_host = Replay(workload(requests), host, tier=Watcher()).run()
     assert without.tokens.hit_rate < 0.2
     assert with_host.tokens.host > 0
     assert with_host.tokens.primary + with_host.tokens.host == 4 * 255
     assert with_host.moved.bytes_to_primary == 1000 * with_host.moved.blocks_to_primary > 0
     assert without.moved.bytes_to_primary is None
-    assert len(managers) == 2
 
 
 def test_ctrl_c_ends_the_run_with_what_was_counted() -> None:
@@ -169,9 +135,48 @@ def test_ctrl_c_ends_the_run_with_what_was_counted() -> None:
     assert outcome.tokens.computed > 0
 
 
+def test_ctrl_c_is_heard_between_two_native_calls() -> None:
+    """However long a request goes on, and whatever else waits."""
+    calls: list[int] = []
+    made = workload([cold(1, 10, answer=100_000)])
+    replay = Replay(made, shape(blocks_primary=4000))
+
+    def interrupt(finished: int) -> None:
+        calls.append(finished)
+        raise KeyboardInterrupt
+
+    outcome = replay.run(interrupt)
+    assert outcome.partial
+    assert calls == [0]
+    assert outcome.requests.finished == 0
+    assert 0 < outcome.iterations < 100_000
+
+
+def test_a_tier_that_fails_ends_the_replay_with_its_own_error() -> None:
+    class Failing(Watcher):
+        def step(self, running: object) -> None:
+            raise RuntimeError(f"no room for {running}")
+
+    with pytest.raises(RuntimeError, match=r"no room for \[\(0, 0\)\]"):
+        Replay(tiny_workload(), shape(), tier=Failing()).run()
+
+
 def test_a_budget_that_generation_alone_would_exceed_is_refused() -> None:
     with pytest.raises(SettingsError, match="max_num_tokens is 15: 4 sequences generating 4 tokens each need 16"):
         Replay(tiny_workload(), shape(max_batch_size=4, max_num_tokens=15, tokens_per_iteration=4))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_num_tokens": 2**31}, "max_num_tokens is 2147483648: at most 2147483647 can be modelled"),
+        ({"iteration_ms": inf}, "iteration_ms is inf: a number of milliseconds"),
+        ({"iteration_ms": nan}, "iteration_ms is nan: a number of milliseconds"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        Replay(tiny_workload(), shape(**options))
 
 
 def test_pools_beyond_this_machine_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,14 @@ def test_a_stopped_process_says_what_it_counted_and_begins_nothing_else() -> Non
     assert all(outcome.partial == (outcome.requests.finished < 5_000) for outcome in outcomes)
 
 
+def test_a_question_that_waits_is_not_answered_after_ctrl_c() -> None:
+    """The limits of a long trace take seconds, and a partial report has none."""
+    made = generate("small", 0)
+    with SideBySide(made.workload, [Run(made.shape)], 1) as side:
+        side.stop()
+        assert isinstance(side.ask(len).exception(), KeyboardInterrupt)
+
+
 INTERRUPTED = """
 import os, signal
 from trtllm_kvfix.tools.replay.side_by_side import SideBySide

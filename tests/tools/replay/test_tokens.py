@@ -1,10 +1,12 @@
 """Token values: equal exactly where the trace says so."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_kvfix.tools.replay.tokens import TokenBook
+from trtllm_kvfix.native import ReplayRequests
+from trtllm_kvfix.tools.replay.tokens import PROMPT_BASE, PROMPT_SPAN, TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
 
 
@@ -48,3 +50,38 @@ def test_answers_and_prompts_of_the_trace_are_used_as_they_are() -> None:
     book = TokenBook([hashed(512, 1, answer=3), TraceRequest(2, 3, 2, tokens=tokens, output_tokens=answer)])
     assert book.prompt(1) is tokens
     assert book.answers[book.answer_start[1] :].tolist() == [4, 5]
+
+
+@given(
+    symbols=st.lists(st.integers(0, 99), min_size=1, max_size=9),
+    tokens_per_symbol=st.sampled_from([1, 7, 64, 250]),
+    missing=st.integers(0, 249),
+)
+def test_the_scheduler_spells_as_the_book_does(symbols: list[int], tokens_per_symbol: int, missing: int) -> None:
+    """Of few values, so that symbols reach their end, and pass it more than once."""
+    length = tokens_per_symbol * len(symbols) - missing % tokens_per_symbol
+    native = spelled(ReplayRequests(1000, 100, tokens_per_symbol), symbols, length)
+    expected = [1000 + (symbol + k) % 100 for symbol in symbols for k in range(tokens_per_symbol)]
+    assert native.prompt(0) == expected[:length]
+
+
+def test_the_scheduler_has_the_prompts_of_the_book() -> None:
+    book = TokenBook([hashed(1000, 5, 9), hashed(700, 9, 2**62)])
+    native = ReplayRequests(PROMPT_BASE, PROMPT_SPAN, 512)
+    for index, length in enumerate((1000, 700)):
+        spelled(native, book.ids(index), length)
+        assert native.prompt(index) == book.prompt(index).tolist()
+
+
+@pytest.mark.parametrize(("symbols", "length"), [([1, 2], 15), ([1, 100], 14), ([-1], 3), ([], 1)])
+def test_symbols_that_do_not_spell_the_prompt_are_refused(symbols: list[int], length: int) -> None:
+    native = ReplayRequests(1000, 100, 7)
+    with pytest.raises(ValueError, match=rf"do not spell a prompt of {length} tokens"):
+        spelled(native, symbols, length)
+    with pytest.raises(IndexError):
+        native.prompt(0)
+
+
+def spelled(native: ReplayRequests, symbols: object, length: int) -> ReplayRequests:
+    native.add(symbols, is_spelled=True, prompt_length=length, answer=[], timestamp_ms=0, blocks_needed=1)
+    return native

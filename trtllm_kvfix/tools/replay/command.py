@@ -20,7 +20,7 @@ from trtllm_kvfix.tools.replay.runs import Result, comparison, execute, jobs_for
 from trtllm_kvfix.tools.replay.side_by_side import Run
 from trtllm_kvfix.tools.replay.source import STANDARD_INPUT, name_of
 from trtllm_kvfix.tools.replay.tokens import TokenBook
-from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, read_trace
+from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, TOKENS_PER_HASH_ID_MAX, read_trace
 from trtllm_kvfix.tools.replay.workload import GENERATORS, generate
 
 
@@ -43,7 +43,12 @@ Examples:
 @click.argument("trace", required=False, type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--generate", "generated", type=click.Choice(sorted(GENERATORS)), help="Make a workload; no TRACE.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of --generate.")
-@click.option("--tokens-per-hash-id", type=click.IntRange(min=1), default=TOKENS_PER_HASH_ID, show_default=True)
+@click.option(
+    "--tokens-per-hash-id",
+    type=click.IntRange(1, TOKENS_PER_HASH_ID_MAX),
+    default=TOKENS_PER_HASH_ID,
+    show_default=True,
+)
 @click.option("--skip-bad", is_flag=True, help="Leave bad lines of TRACE out and count them.")
 @click.option("--tokens-per-block", type=click.IntRange(min=1))
 @click.option("--blocks-primary", metavar="SIZE", help="Primary (GPU) pool: blocks, or bytes such as 40GiB.")

@@ -69,6 +69,8 @@ def _replay(number: int, run: Run) -> Outcome | None:
 
 def _ask(question: Callable[[Workload], T]) -> T:
     assert _desk is not None, "the pool has not set this process up"
+    if _desk.stop.value:  # the pool hands out some calls before a process is free; those cannot be cancelled
+        raise KeyboardInterrupt
     return question(_desk.workload)
 
 

@@ -11,9 +11,19 @@ from pydantic_core import from_json
 
 from trtllm_kvfix.tools.replay.source import TraceError, lines_of, name_of
 
-__all__ = ["TOKENS_PER_HASH_ID", "BadLine", "Trace", "TraceError", "TraceRequest", "parse_lines", "read_trace"]
+__all__ = [
+    "TOKENS_PER_HASH_ID",
+    "TOKENS_PER_HASH_ID_MAX",
+    "BadLine",
+    "Trace",
+    "TraceError",
+    "TraceRequest",
+    "parse_lines",
+    "read_trace",
+]
 
 TOKENS_PER_HASH_ID = 512
+TOKENS_PER_HASH_ID_MAX = 1 << 20  # no prompt is longer; a pattern of so many is kept
 _EXPECTED = "expected a JSON object with input_length, output_length and hash_ids, or with tokens"
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
