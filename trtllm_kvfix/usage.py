@@ -12,6 +12,21 @@ Completion of commands, options and values, for this shell; put the line into th
   _TRTLLM_KVFIX_COMPLETE=fish_source trtllm-kvfix | source
 """
 
+# Each fits its line in the list of commands.
+SUMMARIES = {
+    "bench": "Run the embedded engine under load, with and without fixes.",
+    "demo": "Show what users of one server read without each fix.",
+    "disable": "Remove the hook that `enable` installed.",
+    "doctor": "Say what is installed here, and what each fix would do.",
+    "enable": "Install a hook, so that every start here has the fixes.",
+    "replay": "Replay a request trace: hit rates and host tiers.",
+    "run": "Run a command with the fixes.",
+    "selfcheck": "Try every fix on the installed TensorRT-LLM.",
+    "status": "Say which fixes run in this user's processes.",
+    "verify": "Show each hazard beside its fix, on this machine.",
+    "watch": "Find touches of pinned memory that a GPU still uses.",
+}
+
 # `replay` has its own, as they are long. Tests parse each of these.
 EXAMPLES = {
     "bench": ("trtllm-kvfix bench --device cpu --requests 20", "trtllm-kvfix bench trace.jsonl --plot cost.svg"),
