@@ -1,6 +1,6 @@
 #!/bin/sh
-# The embedded engine on a GPU: token-exact tests with each fix off and on, `demo` and `bench`. About a minute behind the
-# build:
+# The embedded engine on a GPU: token-exact tests with each fix off and on, `demo` and `bench`. About two minutes behind
+# the build:
 #   integration/gpu/engine.sh RESULTS_DIR
 # Needs what run.sh needs. Pages and reports go to RESULTS_DIR.
 set -eu
@@ -15,6 +15,6 @@ python3 -c 'from trtllm_kvfix import native; print(native.build_info(), native.o
 status=0
 timeout 60 python3 -X faulthandler -m pytest -q -x --durations=8 -p no:cacheprovider integration/gpu/test_engine.py || status=1
 timeout 60 python3 -m trtllm_kvfix demo --device cuda --html "$results/demo.html" || status=1
-timeout 60 python3 -m trtllm_kvfix bench --device cuda --repeats 1 --requests 80 --json >"$results/bench.json" || status=1
+timeout 60 python3 -m trtllm_kvfix bench --device cuda --repeats 1 --requests 40 --json >"$results/bench.json" || status=1
 cat "$results/bench.json"
 exit $status

@@ -1,5 +1,5 @@
 #!/bin/sh
-# `verify` and the stand-in's loop under `watch` on this machine's GPU, every arm in a process of its own:
+# `verify`, the stand-in's loop and the engine under `watch` on this machine's GPU, every arm in a process of its own:
 #   integration/gpu/watch_ours.sh RESULTS_DIR [arguments of ours.py]
 # Needs what run.sh needs: it builds the extension with its kernels. Rows go to watch_ours.csv in RESULTS_DIR.
 set -eu

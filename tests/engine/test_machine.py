@@ -55,6 +55,17 @@ def test_a_gate_that_nobody_is_left_to_open_is_opened_and_reported(monkeypatch: 
     machine.close()
 
 
+def test_where_streams_wait_for_each_other_a_step_is_not_late_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD_S_MAX", 0.02)
+    monkeypatch.setattr(module.Machine, "simulated", property(lambda _: False))
+    machine = open_machine("cpu")
+    machine.hold()
+    machine.device.synchronize(machine.stream)
+    machine.check()
+    assert machine.opened_by_force == 1
+    machine.close()
+
+
 def done(how: str) -> None:
     raise ValueError(how)
 

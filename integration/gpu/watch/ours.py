@@ -1,9 +1,10 @@
-"""`verify` and the stand-in's loop under `watch`: `python -m integration.gpu.watch.ours RESULTS.csv`.
+"""`verify`, the stand-in's loop and the engine under `watch`: `python -m integration.gpu.watch.ours RESULTS.csv`.
 
-A control, or a loop without the fix, touches what the device still uses: it has to be caught at a statement of the case
-or of the stand-in. With the fix nothing is to be reported. H5 is the device against itself, which `watch` does not see:
-there nothing is reported either way. An early copy that the stager gave up because it was late still reads what the
-host writes next; `late` counts them, and only where there is one may it be reported. A row is one process.
+A control, or a loop without the fix, touches what the device still uses: it has to be caught at a statement of the
+case, of the stand-in or of the engine. With the fix nothing is to be reported. H5 is the device against itself, which
+`watch` does not see: there nothing is reported either way. An early copy that the stager gave up because it was late
+still reads what the host writes next; `late` counts them, and only where there is one may it be reported. A row is one
+process.
 """
 
 import argparse
@@ -19,11 +20,14 @@ from typing import Any
 from integration.gpu.watch.ours_work import STANDINS
 from integration.gpu.watch.rows import Run, occurrences
 from integration.gpu.watch.table import table
+from trtllm_kvfix.engine.config import HAZARDS
+from trtllm_kvfix.tools.demo.scenes import SCENES
 from trtllm_kvfix.tools.verify.catalogue import CASES
 
 DEVICE_ALONE = "H5"
+SEEN_OF_THE_ENGINE = ("H1", "H2", "H7", "H9")  # H8 is a matter of books
 KNOWN = Path(__file__).with_name("known.txt")
-OURS = ("tools/verify/", "tests/standin/")  # where the statement has to be
+OURS = ("tools/verify/", "tests/standin/", "trtllm_kvfix/engine/")  # where the statement has to be
 
 
 @dataclass
@@ -69,7 +73,7 @@ def row_of(hazard: str, what: str, name: str, case: str, arm: str, times: int) -
 
 
 def statement(race: dict[str, Any]) -> str:
-    """The innermost line of the case or of the stand-in that touched."""
+    """The innermost line that touched of the case, the stand-in or the engine."""
     for file, line, function in race["touch_stack"]["python"]:
         if line is not None and any(part in file for part in OURS):
             return f"{Path(file).name}:{line} in {function}: {getline(file, line).strip()}"
@@ -80,7 +84,7 @@ def of_early_copy(race: dict[str, Any]) -> bool:
     return bool(race["use_stack"]["python"][0][0].endswith("staging/offset_stager.py"))
 
 
-def rows(iterations: int, steps: int, at_once: int, only: str) -> Iterator[Row]:
+def rows(iterations: int, steps: int, chats: int, at_once: int, only: str) -> Iterator[Row]:
     work = [
         (case.hazard, "verify", str(number), f"{case.name} {case.variant}", arm, iterations)
         for number, case in enumerate(CASES)
@@ -89,6 +93,12 @@ def rows(iterations: int, steps: int, at_once: int, only: str) -> Iterator[Row]:
     work += [
         (given.hazard, "standin", name, f"{name} {given.variant}", arm, steps)
         for name, given in STANDINS.items()
+        for arm in ("unfixed", "fixed")
+    ]
+    work += [
+        (HAZARDS[scene.fix], "engine", scene.fix, f"{scene.fix} chats", arm, chats)
+        for scene in SCENES
+        if HAZARDS[scene.fix] in (*SEEN_OF_THE_ENGINE, DEVICE_ALONE)
         for arm in ("unfixed", "fixed")
     ]
     with ThreadPoolExecutor(at_once) as pool:
@@ -100,12 +110,13 @@ def main() -> int:
     parser.add_argument("results", type=Path)
     parser.add_argument("--iterations", type=int, default=20, help="of each arm of verify")
     parser.add_argument("--steps", type=int, default=300, help="of the stand-in's loop")
+    parser.add_argument("--chats", type=int, default=3, help="of the demo's users with the engine")
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
     bad = 0
     with table(given.results, [field.name for field in fields(Row)]) as add:
-        for row in rows(given.iterations, given.steps, given.at_once, given.only):
+        for row in rows(given.iterations, given.steps, given.chats, given.at_once, given.only):
             add(astuple(row))
             bad += not row.ok
             print("ok " if row.ok else "BAD", *astuple(row)[:-1], flush=True)

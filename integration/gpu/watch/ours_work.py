@@ -2,10 +2,11 @@
 
     python -m integration.gpu.watch.ours_work verify NUMBER control|fixed ITERATIONS
     python -m integration.gpu.watch.ours_work standin NAME unfixed|fixed STEPS
+    python -m integration.gpu.watch.ours_work engine FIX unfixed|fixed CHATS
 
-Of `verify` the case with that number in its catalogue; of the stand-in's loop one of STANDINS below. Prints as JSON how
-often the outcome was wrong, and how many of the stager's early copies were given up because they were late: such a copy
-still reads what the host writes next, and nobody uses what it brings.
+Of `verify` the case with that number in its catalogue; of the stand-in's loop one of STANDINS below; of the engine the
+demo's scene of that fix. Prints as JSON how often the outcome was wrong, and how many of the stager's early copies were
+given up because they were late: such a copy still reads what the host writes next, and nobody uses what it brings.
 """
 
 import json
@@ -93,6 +94,26 @@ def standin(name: str, arm: str, steps: int) -> tuple[int, int]:
             return len({corruption.step for corruption in server.witness.corruptions}), int(counters.late_copies.value)
 
 
+def engine(fix: str, arm: str, chats: int) -> tuple[int, int]:
+    from trtllm_kvfix.engine.machine import open_machine  # noqa: PLC0415
+    from trtllm_kvfix.tools.demo.scenes import SCENES  # noqa: PLC0415
+    from trtllm_kvfix.tools.demo.session import Session  # noqa: PLC0415
+
+    (config,) = (scene.config for scene in SCENES if scene.fix == fix)
+    wrong = late = 0
+    for seed in range(chats):
+        machine = open_machine("cuda", seed=seed)
+        session = Session(machine, config if arm == "fixed" else replace(config, off=frozenset((fix,))))
+        try:
+            wrong += sum(not answer.right for answer in session.run())
+            stager = getattr(session.engine, "_tables").stager  # noqa: B009
+            late += 0 if stager is None else stager.stats().late_copies
+        finally:
+            session.close()
+            machine.close()
+    return wrong, late
+
+
 @contextmanager
 def applied(fix_id: str | None) -> Iterator[None]:
     """That fix alone; None: all that are needed."""
@@ -111,5 +132,8 @@ def applied(fix_id: str | None) -> Iterator[None]:
 
 if __name__ == "__main__":
     what, name, arm, times = sys.argv[1:]
-    wrong, late = verify(int(name), arm, int(times)) if what == "verify" else standin(name, arm, int(times))
+    if what == "verify":
+        wrong, late = verify(int(name), arm, int(times))
+    else:
+        wrong, late = {"standin": standin, "engine": engine}[what](name, arm, int(times))
     print(json.dumps({"wrong": wrong, "late": late}), flush=True)
