@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
         module_name, attribute = COMMANDS[cmd_name].split(":")
         with one_line_errors():
             command: click.Command = getattr(import_module(module_name), attribute)
-        command.short_help = usage.SUMMARIES[cmd_name]
+        command.short_help = usage.SUMMARIES.get(cmd_name)
         command.epilog = command.epilog or usage.epilog_of(cmd_name)
         return command
 
