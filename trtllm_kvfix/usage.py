@@ -1,9 +1,12 @@
 """What the help of each command shows as examples, and what a shell completes where a value is a name of ours."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 COMPLETION = """\b
@@ -67,6 +70,13 @@ def one_of(values: Iterable[str]) -> Completer:
     return complete
 
 
+def file_option(name: str, says: str) -> Callable[[Decorated], Decorated]:
+    """`--html` and the like: a file that a command writes, as the parameter `html_path`."""
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option(f"--{name}", f"{name}_path", metavar="FILE", type=kind, help=says)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 device_option = click.option(
     "--device",
     "device_name",
