@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,17 @@ class LazyGroup(click.Group):
         module_name, attribute = COMMANDS[cmd_name].split(":")
         with one_line_errors():
             command: click.Command = getattr(import_module(module_name), attribute)
+        command.short_help = usage.SUMMARIES.get(cmd_name)
         command.epilog = command.epilog or usage.epilog_of(cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, n=1)
+        if near:
+            ctx.fail(f"No such command {args[0]!r}; did you mean {near[0]}?")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         with one_line_errors():

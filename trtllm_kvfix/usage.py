@@ -1,9 +1,12 @@
 """What the help of each command shows as examples, and what a shell completes where a value is a name of ours."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 COMPLETION = """\b
@@ -11,6 +14,21 @@ Completion of commands, options and values, for this shell; put the line into th
   eval "$(_TRTLLM_KVFIX_COMPLETE=bash_source trtllm-kvfix)"     # or zsh_source
   _TRTLLM_KVFIX_COMPLETE=fish_source trtllm-kvfix | source
 """
+
+# Each fits its line in the list of commands.
+SUMMARIES = {
+    "bench": "Run the embedded engine under load, with and without fixes.",
+    "demo": "Show what users of one server read without each fix.",
+    "disable": "Remove the hook that `enable` installed.",
+    "doctor": "Say what is installed here, and what each fix would do.",
+    "enable": "Install a hook, so that every start here has the fixes.",
+    "replay": "Replay a request trace: hit rates and host tiers.",
+    "run": "Run a command with the fixes.",
+    "selfcheck": "Try every fix on the installed TensorRT-LLM.",
+    "status": "Say which fixes run in this user's processes.",
+    "verify": "Show each hazard beside its fix, on this machine.",
+    "watch": "Find touches of pinned memory that a GPU still uses.",
+}
 
 # `replay` has its own, as they are long. Tests parse each of these.
 EXAMPLES = {
@@ -52,6 +70,13 @@ def one_of(values: Iterable[str]) -> Completer:
     return complete
 
 
+def file_option(name: str, says: str) -> Callable[[Decorated], Decorated]:
+    """`--html` and the like: a file that a command writes, as the parameter `html_path`."""
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option(f"--{name}", f"{name}_path", metavar="FILE", type=kind, help=says)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 device_option = click.option(
     "--device",
     "device_name",

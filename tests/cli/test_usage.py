@@ -29,6 +29,19 @@ def test_h_is_help(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_list_of_commands_cuts_no_sentence_off(name: str) -> None:
+    shown = CliRunner().invoke(cli.main, ["-h"], terminal_width=80).output
+    assert f"  {name:<11}{usage.SUMMARIES[name]}\n" in shown
+
+
+def test_a_command_that_is_misspelt_is_named() -> None:
+    near, far = (CliRunner().invoke(cli.main, [name]) for name in ("doktor", "xyz"))
+    assert (near.exit_code, far.exit_code) == (2, 2)
+    assert "No such command 'doktor'; did you mean doctor?" in near.output
+    assert "did you mean" not in far.output
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_help_of_each_command_has_examples(name: str) -> None:
     shown = CliRunner().invoke(cli.main, [name, "--help"]).output
     assert "Example" in shown

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from trtllm_kvfix.overlay import carry
-from trtllm_kvfix.settings import load
+from trtllm_kvfix.settings import export, load, unset
 
 BUDGET = "TRTLLM_KVFIX_FIXES_TOKEN_BUDGET"
 PORT = "TRTLLM_KVFIX_METRICS_PORT"
@@ -19,8 +19,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(PORT, "9400")
     yield
     carry.stop()
-    for name in carry.carried():
-        monkeypatch.delenv(name, raising=False)
+    unset(carry.carried())  # not by monkeypatch, which would put back afterwards what `stop` has set
 
 
 def carried(**section: object) -> dict[str, str]:
@@ -51,9 +50,9 @@ def test_the_job_stays_the_same() -> None:
     assert carry.carry(load(environ=carry.given())) == carry.carry(load(environ=carry.given()))
 
 
-def test_a_variable_that_is_set_since_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_set_since_counts() -> None:
     carried(fixes={"token-budget": "off"})
-    monkeypatch.setenv(BUDGET, "on")
+    export({BUDGET: "on"})
     assert carry.given()[BUDGET] == "on"
     assert carried() == {PORT: "9400", BUDGET: "'on'"}
 

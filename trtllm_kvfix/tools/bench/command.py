@@ -30,8 +30,8 @@ REQUESTS = {"small": 40, "large": 160}
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second, on average.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each way.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the generated load.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw it: .png or .svg.")
+@usage.json_option
+@usage.file_option("plot", "Draw it: .png or .svg.")
 def bench(
     trace: Path | None,
     device_name: str,

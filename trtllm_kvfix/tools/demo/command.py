@@ -33,21 +33,9 @@ from trtllm_kvfix.written import check_folder, write
     "--manager", type=click.Choice(MANAGERS), help="How requests are admitted; by default as each scene needs it."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the simulated device.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
-@click.option(
-    "--html",
-    "html_path",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page with everything that was read.",
-)
-@click.option(
-    "--svg",
-    "svg_path",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw what the terminal shows.",
-)
+@usage.json_option
+@usage.file_option("html", "Write a page with everything that was read.")
+@usage.file_option("svg", "Draw what the terminal shows.")
 def demo(
     device_name: str,
     choices: tuple[str, ...],

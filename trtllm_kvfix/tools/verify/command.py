@@ -33,14 +33,8 @@ from trtllm_kvfix.written import check_folder, write
 )
 @click.option("--iterations", type=click.IntRange(min=1), default=150, show_default=True, help="Of each arm.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of contents and simulation.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
-@click.option(
-    "--html",
-    "html_path",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page with measured timelines of every arm.",
-)
+@usage.json_option
+@usage.file_option("html", "Write a page with measured timelines of every arm.")
 def verify(
     device_name: str, names: tuple[str, ...], iterations: int, seed: int, as_json: bool, html_path: Path | None
 ) -> None:
