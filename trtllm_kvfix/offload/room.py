@@ -11,8 +11,10 @@ at the first request without room, and must not stop before one that has blocks.
 longer than requests that load live: nobody overtakes them who would load anew.
 """
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
 from typing import Any
 from weakref import WeakSet
 
@@ -27,7 +29,7 @@ from trtllm_kvfix.overlay.vote import TAG_ROOM, Voting, mapping_of
 log = logging.getLogger("trtllm_kvfix.offload")
 
 PART = "offload-room"
-PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler")
+PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
 POLICIES = ("BindCapacityScheduler", "PyCapacityScheduler")  # a KVCacheManagerV2 is asked for blocks while it schedules
 
 Blocks = dict[int, int]  # by window
@@ -122,11 +124,16 @@ def room_here() -> Room:
 
 def replacements() -> list[Replacement]:
     """Have upstream's capacity schedulers choose from what they are shown: those of its C++, and of its Python."""
-    upstream = Upstream()
-    found = {name: place for name in POLICIES for place in reversed(PLACES) if upstream.has(place, name)}
+    found = {name: place for name in POLICIES for place in reversed(PLACES) if is_python(place, name)}
     if not found:
         log.warning("no capacity scheduler of upstream's was found: requests that load keep no room (docs/offload.md)")
     return [Replacement(Seam(place, f"{name}.schedule_request"), choosing_from_shown) for name, place in found.items()]
+
+
+def is_python(place: str, name: str) -> bool:
+    """Some builds compile their Python; a compiled class takes no replacement."""
+    method = inspect.getattr_static(Upstream().attribute(place, name), "schedule_request", None)
+    return isinstance(method, FunctionType)
 
 
 def choosing_from_shown(original: Callable[..., Any]) -> Callable[..., Any]:
