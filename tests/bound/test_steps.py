@@ -51,6 +51,8 @@ def test_only_who_generates_is_taken_without_a_question(era: Any) -> None:
     assert capacity([loading, loaded], manager)[0] == [loaded]
     assert capacity([loading, older], manager)[0] == [], "it takes 4 blocks, and 2 are free"
     assert capacity([older, loaded], manager)[0] == [], "it stops at the first without room"
+    loaded.context_current_position += 4
+    assert capacity([older, loaded], manager)[0] == [], "it has begun, and is asked all the same"
     finish_prompt(era, loaded)
     assert capacity([older, loaded], manager)[0] == [loaded]
 
