@@ -95,7 +95,7 @@ def test_a_fault_of_ours_leaves_upstreams_choice(variant: str, monkeypatch: pyte
     def fails(*_: Any) -> Any:
         raise LookupError("injected")
 
-    monkeypatch.setattr(Room, "_take", fails)
+    monkeypatch.setattr(Room, "_fitting", fails)
     with offloading(variant, HOST_BLOCKS, DEVICE_BLOCKS) as server:
         with pytest.raises(NobodyGoesOn):
             come_back_together(server, monkeypatch)

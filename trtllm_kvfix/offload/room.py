@@ -32,8 +32,6 @@ PART = "offload-room"
 PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
 POLICIES = ("BindCapacityScheduler", "PyCapacityScheduler")  # a KVCacheManagerV2 is asked for blocks while it schedules
 
-Blocks = dict[int, int]  # by window
-
 
 class Room:
     """Of one cache manager, which upstream tells of later. The executor's thread alone uses it."""
@@ -56,12 +54,13 @@ class Room:
         self._voting.begin()
         try:
             held_back = [request.py_request_id for request in self._without_room(active)]
+            may_hold_back = bool(held_back) and self._voting.may_change(mapping_of(self.manager))
         except Exception as error:
             self._fuse.fault(error)
             self._voting.abstain()
             return active
         self._fuse.in_a_row = 0
-        if held_back and not (self._voting.may_change(mapping_of(self.manager)) and self._voting.agree(held_back)):
+        if held_back and not (may_hold_back and self._voting.agree(held_back)):
             return active
         counters.offload_held_back_requests.add(len(set(held_back) - self._held_back))
         self._held_back = set(held_back)
@@ -78,18 +77,18 @@ class Room:
         waiting, started, need_room = sorted_out(active, loading, loaded)
         if not waiting or not need_room:
             return []
-        left: Blocks = dict(self.manager.impl.get_kv_cache_stats().num_free_blocks_per_window_size)
-        for request in started:
-            self._take(left, request)
-        for place, request in enumerate(waiting):
-            self._take(left, request)
-            if min(left.values()) < 0:
-                return waiting[place:]
-        return []
+        free = self.manager.impl.get_kv_cache_stats().num_free_blocks_per_window_size
+        return waiting[min(self._fitting(waiting, started, window, blocks) for window, blocks in free.items()) :]
 
-    def _take(self, left: Blocks, request: Any) -> None:
-        for window in left:
-            left[window] -= self.manager.impl.get_remaining_blocks_to_completion(request, window)
+    def _fitting(self, waiting: list[Any], started: list[Any], window: int, free: int) -> int:
+        """How many of those that wait have the blocks until their last token, beside those that have started."""
+        remaining = self.manager.impl.get_remaining_blocks_to_completion
+        left = free - sum(remaining(each, window) for each in started)
+        for place, request in enumerate(waiting):
+            left -= remaining(request, window)
+            if left < 0:
+                return place
+        return len(waiting)
 
 
 def sorted_out(
