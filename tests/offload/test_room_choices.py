@@ -1,15 +1,18 @@
 """Who is shown to upstream's capacity scheduler: on one rank, and on two whose batches must be the same."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.fixes.ranks import Between, RankComm, on_ranks
-from trtllm_kvfix.offload.room import PART, Room, choosing_from_shown
+from trtllm_kvfix.offload.room import PART, Room, choosing_from_shown, replacements
+from trtllm_kvfix.overlay.fix import Seam
 from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
+from trtllm_kvfix.overlay.upstream import SCHEDULER
 from trtllm_kvfix.overlay.vote import TAG_ROOM, Voting
 
 WINDOW = 64
@@ -123,6 +126,23 @@ def test_another_cache_is_not_its_business() -> None:
     scheduler.kv_cache_manager = room.manager.impl
     choosing_from_shown(lambda _self, requests: seen.append(ids(requests)))(scheduler, active)
     assert seen == [[1, 2], [1]]
+
+
+def test_compiled_schedulers_are_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    class Compiled:
+        schedule_request = sorted  # no function of Python's
+
+    class Plain:
+        def schedule_request(self) -> None: ...
+
+    module: Any = ModuleType(SCHEDULER)
+    module.BindCapacityScheduler, module.PyCapacityScheduler = Compiled, Plain
+    monkeypatch.setitem(sys.modules, SCHEDULER, module)
+    assert [each.seam for each in replacements()] == [Seam(SCHEDULER, "PyCapacityScheduler.schedule_request")]
+    assert not caplog.records
+    module.PyCapacityScheduler = Compiled
+    assert replacements() == []
+    assert "keep no room" in caplog.text
 
 
 @pytest.mark.parametrize("faults", [0, 1, 2 * IN_A_ROW_MAX])
