@@ -32,8 +32,8 @@ from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import StagedOffsetsV1
 from trtllm_kvfix.fixes.staged_offsets_v2.lending import PUT_AWAY, WayBack
 from trtllm_kvfix.fixes.staged_offsets_v2.mechanism import StagedOffsetsV2
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
-from trtllm_kvfix.fixes.vote import TAG_ADMISSION, TAG_BUDGET, Voting
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.vote import TAG_ADMISSION, TAG_BUDGET, Voting
 
 SIZES = ((8, 64), (64, 256), (256, 256), (256, 1024))
 QUICK = ((8, 64), (64, 256))

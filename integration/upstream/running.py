@@ -13,6 +13,7 @@ import torch
 
 from integration.upstream import connectors, loads
 from integration.upstream.drafting import DraftServer
+from integration.upstream.full_pool_server import FullPoolServer
 from integration.upstream.graph_tables import TablesServer
 from integration.upstream.input_server import InputServer
 from integration.upstream.native_server import make_server
@@ -35,6 +36,7 @@ SERVERS: dict[str, Any] = {
     "inputs": InputServer,
     "lora-tables": TablesServer,
     "native": make_server,
+    "full-pool": FullPoolServer,
     "v2": V2Server,
     "v2-awaited": AwaitedV2Server,
     "v2-steps": StepServer,

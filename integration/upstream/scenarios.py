@@ -23,7 +23,7 @@ def prompt(first: int, count: int) -> list[int]:
     return list(range(first, first + count))
 
 
-LOOPS = ("serve", "native", "pp", "draft", "v2", "v2-awaited")  # kinds of scenarios with a loop
+LOOPS = ("serve", "native", "pp", "draft", "full-pool", "v2", "v2-awaited")  # kinds of scenarios with a loop
 V1_ERAS = ("A", "S", "B2", "C", "D")
 ESTIMATING_ERAS = ("C", "D")  # whose schedulers charge a prompt less what they believe to be cached
 CONNECTOR_ERAS = ("A", "S", "B2", "D")  # C's excerpts hold a manager and a connector of different ages
@@ -208,6 +208,7 @@ def _others() -> list[Scenario]:
     from integration.upstream import input_scenarios  # noqa: PLC0415
     from integration.upstream.ending_scenarios import drafts, endings, failures  # noqa: PLC0415
     from integration.upstream.failed_loads import failed_loads  # noqa: PLC0415
+    from integration.upstream.full_pool import full_pool  # noqa: PLC0415
     from integration.upstream.load_scenarios import loading  # noqa: PLC0415
     from integration.upstream.native_scenarios import natives  # noqa: PLC0415
     from integration.upstream.pipeline_scenarios import pipelines  # noqa: PLC0415
@@ -215,7 +216,7 @@ def _others() -> list[Scenario]:
     from integration.upstream.v2_scenarios import loops  # noqa: PLC0415
 
     early = endings() + failures() + drafts()
-    late = loading() + failed_loads() + reserved_loads() + natives()
+    late = loading() + failed_loads() + full_pool() + reserved_loads() + natives()
     return pipelines() + early + loops() + late + input_scenarios.scenarios()
 
 

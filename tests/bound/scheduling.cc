@@ -43,34 +43,44 @@ Capacity CapacityScheduler::no_evict(const std::vector<Request*>& active, const 
         }
         return blocks;
     };
+    // A prompt that is being computed brings its next block, and waits for nobody's. Whether it goes on is asked anew
+    // each time: only those that generate are taken without a question.
     std::set<BlockKey> coming;
-    Places waiting;
+    for (const Request* request : active) {
+        if (!request->in_context() || request->first_chunk()) continue;
+        if (auto key = brings(*request, *books[0])) coming.insert(std::move(*key));
+    }
+    Places arriving;
+    Places pending;
     int taken = 0;
-    for (std::size_t i = 0; i < active.size(); ++i) {
+    for (std::size_t i = 0; i < active.size() && taken < max_num_requests; ++i) {
         if (!stretch.covers(*active[i])) continue;
-        if (waits_to_start(*active[i])) {
-            waiting.push_back(i);
+        if (!active[i]->in_generation()) {
+            (active[i]->state == State::DISAGG_GENERATION_INIT ? arriving : pending).push_back(i);
             continue;
         }
-        if (taken == max_num_requests) break;
         for (const auto& [place, blocks] : need(*active[i])) left[place] -= blocks;
-        if (auto key = brings(*active[i], *books[0])) coming.insert(std::move(*key));
         sort_out(*active[i], i, answer);
         ++taken;
     }
     if (policy == CapacityPolicy::STATIC_BATCH && taken > 0) return answer;
-    for (std::size_t i : waiting) {
-        if (taken >= max_num_requests) break;
-        const auto key = brings(*active[i], *books[0]);
-        if (key && coming.count(*key) > 0) continue;
-        const auto wanted = need(*active[i]);
-        const bool fits = std::all_of(wanted.begin(), wanted.end(),
-                                      [&](const auto& item) { return item.second <= left.at(item.first); });
-        if (!fits) break;
-        for (const auto& [place, blocks] : wanted) left[place] -= blocks;
-        if (key) coming.insert(*key);
-        sort_out(*active[i], i, answer);
-        ++taken;
+    const auto waits_for_another = [&](const Request& request) {
+        if (policy == CapacityPolicy::STATIC_BATCH || !request.in_context() || !request.first_chunk()) return false;
+        auto key = brings(request, *books[0]);
+        return key && !coming.insert(std::move(*key)).second;
+    };
+    for (const Places* each : {&arriving, &pending}) {
+        for (std::size_t i : *each) {
+            if (waits_for_another(*active[i])) continue;
+            if (taken >= max_num_requests) break;
+            const auto wanted = need(*active[i]);
+            const bool fits = std::all_of(wanted.begin(), wanted.end(),
+                                          [&](const auto& item) { return item.second <= left.at(item.first); });
+            if (!fits) break;
+            for (const auto& [place, blocks] : wanted) left[place] -= blocks;
+            sort_out(*active[i], i, answer);
+            ++taken;
+        }
     }
     return answer;
 }

@@ -41,6 +41,22 @@ def test_no_evict_admits_what_can_end(era: Any) -> None:
     assert all(name != "get_remaining_blocks_to_completion" for name, _ in manager.witness_calls())
 
 
+def test_only_who_generates_is_taken_without_a_question(era: Any) -> None:
+    """Prompts that have begun, and those whose load is over, wait in their turn. A load that runs is not looked at."""
+    manager = make_manager(era, blocks=6)
+    capacity = era.CapacityScheduler(8, era.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT, True)
+    older, loading, loaded = (make_request(era, i, range(100 * i, 100 * i + 8)) for i in range(1, 4))
+    add(manager, loading, loaded)
+    loading.state = era.LlmRequestState.DISAGG_GENERATION_TRANS_IN_PROGRESS
+    assert capacity([loading, loaded], manager)[0] == [loaded]
+    assert capacity([loading, older], manager)[0] == [], "it takes 4 blocks, and 2 are free"
+    assert capacity([older, loaded], manager)[0] == [], "it stops at the first without room"
+    loaded.context_current_position += 4
+    assert capacity([older, loaded], manager)[0] == [], "it has begun, and is asked all the same"
+    finish_prompt(era, loaded)
+    assert capacity([older, loaded], manager)[0] == [loaded]
+
+
 def test_one_prefix_is_computed_once(era: Any) -> None:
     manager = make_manager(era, blocks=64)
     capacity = era.CapacityScheduler(8, era.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT, True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.fixes.doubles import TOKENS_PER_BLOCK, Request
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
-from trtllm_kvfix.fixes.vote import TAG_BUDGET, Voting
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.vote import TAG_BUDGET, Voting
 
 
 class Kind(Enum):

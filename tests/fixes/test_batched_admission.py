@@ -12,9 +12,9 @@ from tests.fixes.proofs import Broken
 from tests.standin.admissions import EVAPORATION, fill_for_evaporation
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
-from trtllm_kvfix.fixes.vote import TAG_ADMISSION, Voting
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.vote import TAG_ADMISSION, Voting
 
 
 class Bound:

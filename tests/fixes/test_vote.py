@@ -12,9 +12,9 @@ from tests.fixes.doubles import PlainBatch, SplitBatch, context
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.fixes.test_batched_admission import Admitting, Counting, Manager
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
-from trtllm_kvfix.fixes.vote import TAG_ADMISSION, TAG_BUDGET, Voting
 from trtllm_kvfix.overlay.agreement import Communicator
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.vote import TAG_ADMISSION, TAG_BUDGET, Voting
 
 STEPS = 7
 FIXES = "trtllm_kvfix.fixes"

@@ -16,6 +16,7 @@ MARKERS = 100_000  # above any token that is sampled
 RUN_S_MAX = 600.0
 HISTORY_MAX = 64
 CANCELLED_SHARE = 0.04
+OPEN_MAX = 10
 
 
 @dataclass
@@ -30,7 +31,6 @@ class Chats:
     requests: int
     seed: int
     disturb: Callable[[random.Random], None] = lambda _: None  # called before every iteration
-    open_max: int = 10
     answered: int = 0
     cancelled: int = 0
     _sent: int = 0
@@ -61,7 +61,7 @@ class Chats:
         self.disturb(self._random)
         self._collect()
         open_chats = sum(chat.request_id is not None for chat in self._chats)
-        while self._sent < self.requests and open_chats < self.open_max:
+        while self._sent < self.requests and open_chats < OPEN_MAX:
             self._send(self._random.choice([chat for chat in self._chats if chat.request_id is None]))
             open_chats += 1
         if not open_chats:

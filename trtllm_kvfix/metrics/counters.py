@@ -120,6 +120,9 @@ offload_bad_blocks = Counter(
     "offload_bad_blocks", "Loaded blocks that were not what had been stored; they were not used"
 )
 offload_recomputed_requests = Counter("offload_recomputed_requests", "Requests that computed what a load did not bring")
+offload_held_back_requests = Counter(
+    "offload_held_back_requests", "Requests that started later: others that load, or have, need what is free"
+)
 offload_early_reuse_waits = Counter(
     "offload_early_reuse_waits", "Transfers waited for because upstream had given their blocks to another request"
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, reservations, whole_requests
+from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, reservations, room, whole_requests
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
 from trtllm_kvfix.offload.layer_groups import (
@@ -133,6 +133,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
         self.kept = KeptBlocks(self.side)
+        self.room = room.room_here()
         module = connector_module()
         if module is not None:
             take_part(module.__name__)
@@ -164,7 +165,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         """Called with each batch; the first ones belong to the warm-up."""
         if kv_cache_manager is not self.cache_manager:
             require_no_sliding(kv_cache_manager)
-            self.cache_manager = kv_cache_manager
+            self.cache_manager = self.room.manager = kv_cache_manager
         self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
 
     def start_load_kv(self, stream: Any) -> None:
@@ -214,7 +215,7 @@ def take_part(connector_module: str) -> None:
     replacements = [each.replacement() for each in (kept_blocks, partial_copies, whole_requests)]
     if Upstream().has(connector_module, f"KvCacheConnectorManager.{reservations.METHOD}"):
         replacements.append(reservations.replacement(connector_module))
-    parts.install(NAME, [recompute.replacement(connector_module), *replacements])
+    parts.install(NAME, [recompute.replacement(connector_module), *replacements, *room.replacements()])
 
 
 def handle_of(stream: Any) -> int:

@@ -11,7 +11,7 @@
 
 Each fix chooses what is safe: a synchronous copy where staging failed, upstream's order where advice failed. A fallback
 never repeats a call of upstream's that has run. Where ranks must decide alike, a fix asks the others first and stands
-down with them (fixes/vote.py), so it sets `may_blow` to False and calls `blow` itself.
+down with them (overlay/vote.py), so it sets `may_blow` to False and calls `blow` itself.
 """
 
 import logging

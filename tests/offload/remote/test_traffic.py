@@ -17,7 +17,6 @@ from trtllm_kvfix.offload.remote.messages import Get
 from .fake_porter import FakePorter, Key, planted
 
 REQUESTS = 150
-OPEN_MAX = 2  # they fit together: upstream's scheduler keeps no room for what a request that loads will grow into
 ATTEMPTS_MAX = 8  # of the control: which slots are written late, and who reads them, is up to the device
 Disturb = Callable[[FakePorter, random.Random], None]
 
@@ -25,7 +24,7 @@ Disturb = Callable[[FakePorter, random.Random], None]
 def serve(server: OffloadServer, disturb: Disturb) -> Chats:
     """To the end, with nothing on its way."""
     porter: FakePorter = server.worker.side.porter
-    chats = Chats(server, REQUESTS, seed=5, disturb=lambda chance: disturb(porter, chance), open_max=OPEN_MAX)
+    chats = Chats(server, REQUESTS, seed=5, disturb=lambda chance: disturb(porter, chance))
     chats.run()
     porter.holds_gets = porter.holds_puts = False
     side = server.connector.scheduler.side

@@ -14,9 +14,9 @@ from typing import Any
 
 from trtllm_kvfix.fixes.batches import Contexts, enters, line_up, main_v1_manager, replace_contexts
 from trtllm_kvfix.fixes.reuse import cached_tokens
-from trtllm_kvfix.fixes.vote import Voting, mapping_of
 from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.vote import Voting, mapping_of
 
 
 @dataclass(frozen=True)

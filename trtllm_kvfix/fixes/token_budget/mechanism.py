@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 from trtllm_kvfix.fixes.batches import enters, is_arriving, main_v1_manager, managers_by_name
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, Plan, batch_tokens, plan, tell
 from trtllm_kvfix.fixes.token_budget.limits import limits_of
-from trtllm_kvfix.fixes.vote import Voting, mapping_of
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.vote import Voting, mapping_of
 
 log = logging.getLogger("trtllm_kvfix")
 

@@ -4,9 +4,9 @@ Each rank looks on by itself: nobody changes anything, so nobody has to agree.
 """
 
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper, Preparation
-from trtllm_kvfix.fixes.vote import TAG_BUDGET, Mapping, Voting
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.vote import TAG_BUDGET, Mapping, Voting
 
 
 class _Alone(Voting):

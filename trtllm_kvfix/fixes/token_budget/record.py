@@ -12,10 +12,10 @@ from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, plan
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
 from trtllm_kvfix.fixes.token_budget.observed import ObservedBudget
 from trtllm_kvfix.fixes.trial import require
-from trtllm_kvfix.fixes.vote import TAG_BUDGET, Voting
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, LLM_REQUEST, PY_EXECUTOR, RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.overlay.vote import TAG_BUDGET, Voting
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings

@@ -31,6 +31,7 @@ class KvCacheStats:
     reused_blocks: int
     missed_blocks: int
     cache_hit_rate: float
+    num_free_blocks_per_window_size: dict[int, int]
 
 
 class BoundCore:
@@ -190,6 +191,7 @@ class BoundCore:
             reused_blocks=stats.total.blocks_reused,
             missed_blocks=stats.total.blocks_missed,
             cache_hit_rate=stats.cache_hit_rate,
+            num_free_blocks_per_window_size={self.window: tier.free + tier.cached},
         )
 
     @bound

@@ -22,26 +22,45 @@ class EstimatingCapacityScheduler:
         """Returns fitting, disagg generation init, paused."""
         del peft_cache_manager
         manager = kv_cache_manager
+        running, arriving, pending = self._sorted_out(active_requests)
         blocks_left = manager.get_kv_cache_stats().free_num_blocks
-        fitting: list[Any] = []
+        blocks_left -= sum(remaining(manager, request) for request in running)
+        places_left = self.max_num_requests - len(running)
+        fitting: tuple[list[Any], list[Any]] = ([], [])
+        for requests, chosen in zip((arriving, pending), fitting, strict=True):
+            for request in requests:
+                needed = remaining(manager, request)
+                if places_left == 0 or needed > blocks_left:
+                    break
+                blocks_left -= needed
+                places_left -= 1
+                chosen.append(request)
+        for request in fitting[1]:
+            request.estimated_reusable_tokens = manager.standin_estimate(request)
+        return running + fitting[1], fitting[0], []
+
+    def _sorted_out(self, active_requests: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Those that generate, that wait for a cache from elsewhere, and whose prompt is to be computed, begun or not.
+
+        A request that waits for a connector's load has not reached the states of which any is scheduled.
+        """
+        running: list[Any] = []
         arriving: list[Any] = []
-        running = [r for r in active_requests if r.is_generation_in_progress_state or r.context_current_position > 0]
-        for request in running:
-            blocks_left -= manager.get_remaining_blocks_to_completion(request, manager.standin_window)
-            if request.is_context_init_state or request.is_generation_in_progress_state:
-                fitting.append(request)
-        for request in [r for r in active_requests if r not in running]:
-            if not (request.is_context_init_state or request.is_disagg_generation_init_state):
-                continue
-            blocks_left -= manager.get_remaining_blocks_to_completion(request, manager.standin_window)
-            if len(fitting) + len(arriving) >= self.max_num_requests or blocks_left < 0:
+        pending: list[Any] = []
+        for request in active_requests:
+            if len(running) >= self.max_num_requests:
                 break
             if request.is_disagg_generation_init_state:
                 arriving.append(request)
-                continue
-            request.estimated_reusable_tokens = manager.standin_estimate(request)
-            fitting.append(request)
-        return fitting, arriving, []
+            elif request.is_generation_in_progress_state:
+                running.append(request)
+            elif request.is_context_init_state:
+                pending.append(request)
+        return running, arriving, pending
+
+
+def remaining(manager: Any, request: Any) -> int:
+    return int(manager.get_remaining_blocks_to_completion(request, manager.standin_window))
 
 
 class EstimatingMicroBatchScheduler:

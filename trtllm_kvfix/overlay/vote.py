@@ -26,6 +26,7 @@ log = logging.getLogger("trtllm_kvfix")
 
 TAG_ADMISSION = 27520
 TAG_BUDGET = 27521
+TAG_ROOM = 27522
 # Ranks of one batch meet in every layer of a step, so one that is this late for a vote does not come at all.
 PATIENCE_S = 30.0
 
@@ -45,7 +46,7 @@ class Mapping(Protocol):
 
 
 class Voting:
-    """The votes of one fix in this process. Only the executor's thread uses it."""
+    """The votes of one fix, or part, in this process. Only the executor's thread uses it."""
 
     def __init__(
         self,

@@ -1,0 +1,145 @@
+"""Room for requests that load: what they will grow into is nobody else's.
+
+Upstream starts a request when the blocks until its last token are free beside those that requests which generate may
+still take. Most releases look at nobody else. Requests that wait for a load, of any connector, hold the blocks of their
+prompts, and what they need besides goes to others. In a full pool they come back, find no room, and each waits for
+another of them to end.
+
+So while any request loads, or waits for its first step behind a load, those that have not started are shown to the
+scheduler only as far as all that have can still be finished. The others are kept from it altogether: it stops looking
+at the first request without room, and must not stop before one that has blocks. They keep their order, and wait no
+longer than requests that load live: nobody overtakes them who would load anew.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
+from typing import Any
+from weakref import WeakSet
+
+from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.offload.kept_blocks import ids
+from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.overlay.fix import Replacement, Seam
+from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.upstream import SCHEDULER, Upstream
+from trtllm_kvfix.overlay.vote import TAG_ROOM, Voting, mapping_of
+
+log = logging.getLogger("trtllm_kvfix.offload")
+
+PART = "offload-room"
+PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
+POLICIES = ("BindCapacityScheduler", "PyCapacityScheduler")  # a KVCacheManagerV2 is asked for blocks while it schedules
+
+
+class Room:
+    """Of one cache manager, which upstream tells of later. The executor's thread alone uses it."""
+
+    def __init__(self, fuse_of_part: Fuse, voting: Voting) -> None:
+        self.manager: Any = None
+        self._fuse = fuse_of_part
+        self._voting = voting
+        self._held_back: set[int] = set()
+        _rooms.add(self)
+
+    def is_in(self, manager: Any) -> bool:
+        """Upstream's schedulers know the bound half of it."""
+        return self.manager is not None and getattr(self.manager, "impl", None) is manager
+
+    def shown(self, active: Sequence[Any]) -> Sequence[Any]:
+        """Those of the active requests that the scheduler may choose from: the same on every rank."""
+        if self._fuse.blown:
+            return active
+        self._voting.begin()
+        try:
+            held_back = [request.py_request_id for request in self._without_room(active)]
+            may_hold_back = bool(held_back) and self._voting.may_change(mapping_of(self.manager))
+        except Exception as error:
+            self._fuse.fault(error)
+            self._voting.abstain()
+            return active
+        self._fuse.in_a_row = 0
+        if held_back and not (may_hold_back and self._voting.agree(held_back)):
+            return active
+        counters.offload_held_back_requests.add(len(set(held_back) - self._held_back))
+        self._held_back = set(held_back)
+        if not held_back:
+            return active
+        return [request for request in active if request.py_request_id not in self._held_back]
+
+    def _without_room(self, active: Iterable[Any]) -> list[Any]:
+        """The first of those that wait to start for which nothing is left, and all behind it."""
+        connector = self.manager.kv_connector_manager
+        loading, loaded = ids(connector, "loading"), connector.finished_async_loading_requests
+        if not loading and not loaded:
+            return []
+        waiting, started, need_room = sorted_out(active, loading, loaded)
+        if not waiting or not need_room:
+            return []
+        free = self.manager.impl.get_kv_cache_stats().num_free_blocks_per_window_size
+        return waiting[min(self._fitting(waiting, started, window, blocks) for window, blocks in free.items()) :]
+
+    def _fitting(self, waiting: list[Any], started: list[Any], window: int, free: int) -> int:
+        """How many of those that wait have the blocks until their last token, beside those that have started."""
+        remaining = self.manager.impl.get_remaining_blocks_to_completion
+        left = free - sum(remaining(each, window) for each in started)
+        for place, request in enumerate(waiting):
+            left -= remaining(request, window)
+            if left < 0:
+                return place
+        return len(waiting)
+
+
+def sorted_out(
+    active: Iterable[Any], loading: Iterable[int], loaded: Iterable[int]
+) -> tuple[list[Any], list[Any], bool]:
+    """Who waits to start, who has started, and whether any of the latter is one of whom upstream knows too little."""
+    waiting: list[Any] = []
+    started: list[Any] = []
+    need_room = False
+    for request in active:
+        if request.py_request_id in loading:
+            started.append(request)
+            need_room = True
+        elif request.is_context_init_state:
+            came_back = request.py_request_id in loaded
+            has_begun = came_back or not request.is_first_context_chunk
+            (started if has_begun else waiting).append(request)
+            need_room |= came_back
+        elif request.is_generation_in_progress_state:
+            started.append(request)
+    return waiting, started, need_room
+
+
+_rooms: WeakSet[Room] = WeakSet()
+
+
+def room_here() -> Room:
+    """Of this process, which shares batches with the other ranks."""
+    fuse_of_part = fuse.of(PART)
+    return Room(fuse_of_part, Voting(fuse_of_part, TAG_ROOM))
+
+
+def replacements() -> list[Replacement]:
+    """Have upstream's capacity schedulers choose from what they are shown: those of its C++, and of its Python."""
+    found = {name: place for name in POLICIES for place in reversed(PLACES) if is_python(place, name)}
+    if not found:
+        log.warning("no capacity scheduler of upstream's was found: requests that load keep no room (docs/offload.md)")
+    return [Replacement(Seam(place, f"{name}.schedule_request"), choosing_from_shown) for name, place in found.items()]
+
+
+def is_python(place: str, name: str) -> bool:
+    """Some builds compile their Python; a compiled class takes no replacement."""
+    method = inspect.getattr_static(Upstream().attribute(place, name), "schedule_request", None)
+    return isinstance(method, FunctionType)
+
+
+def choosing_from_shown(original: Callable[..., Any]) -> Callable[..., Any]:
+    def schedule_request(self: Any, active_requests: Any, *args: Any, **kwargs: Any) -> Any:
+        for room in list(_rooms):
+            if room.is_in(self.kv_cache_manager):
+                active_requests = room.shown(active_requests)
+        return original(self, active_requests, *args, **kwargs)
+
+    return schedule_request
