@@ -71,7 +71,7 @@ $(VENV)/.dev: $(VENV)/.ready pyproject.toml
 $(VENV)/.bound: $(VENV)/.ready $(shell find tests/bound -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 	@echo "building the bound classes for the tests"
 	@cmake -S tests/bound -B build/bound -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-		-DPython_EXECUTABLE=$(CURDIR)/$(PY) && cmake --build build/bound -- --quiet
+		-DPython_EXECUTABLE=$(CURDIR)/$(PY) && $(PY) tools/build_progress.py compiled -- cmake --build build/bound
 	@touch $@
 
 bound: $(VENV)/.bound  ## build upstream's bound classes as the tests declare them
@@ -87,6 +87,7 @@ test: gtest test-py test-cpp  ## run all tests; those in C++ where GoogleTest is
 
 # First, so that nobody learns after a minute of compiling that tests were left out. GTEST_ARGS may name a mirror.
 gtest: $(VENV)/.ready  ## find or fetch GoogleTest, and say so if there is none; with CI set, it must be there
+	@echo "looking for GoogleTest"
 	@$(call cpp_configure,tests,$(call tests,$(if $(CI),ON,OFF)))
 	@[ ! -e build/tests/gtest-missing ] || { echo "The C++ tests cannot run."; cat build/tests/gtest-missing; }
 
@@ -97,7 +98,8 @@ test-cpp: gtest  ## run the C++ tests
 	@if [ -e build/tests/gtest-missing ]; then \
 		echo "C++ tests skipped: there is no GoogleTest"; \
 	else \
-		cmake --build build/tests -- --quiet && \
+		echo "building the C++ tests" && \
+		$(PY) tools/build_progress.py compiled -- cmake --build build/tests && \
 		ctest --test-dir build/tests --output-on-failure --no-tests=error -j $(JOBS); \
 	fi
 
