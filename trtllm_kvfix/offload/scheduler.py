@@ -236,12 +236,12 @@ class OffloadScheduler:
             claim = live.claim(end)
             if claim is None:
                 return False
-            stored = claim.first + len(claim.slots)
-            behind = min(max(stored, live.covered), end)
-            (self.tally.declined if claim.declined else self.tally.dropped)(end - behind)
-            if claim.slots:
-                self._store(live, claim.first, tuple(claim.slots))
+            first, slots = claim.first, tuple(claim.slots)
+            if slots:
+                self._store(live, first, slots)
+            behind = min(max(first + len(slots), live.covered), end)
             if behind < end:
+                (self.tally.declined if claim.declined else self.tally.dropped)(end - behind)
                 self._leave_out(live, behind, end)
         live.cover(whole)
         return True
