@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -112,5 +113,5 @@ class RemoteMachine(host.ConnectorMachine):
 
 
 TestRemote = RemoteMachine.TestCase
-if host.settings.get_current_profile_name() != "fuzz":
+if settings.get_current_profile_name() != "fuzz":
     TestRemote.settings = host.TestConnector.settings
