@@ -2,8 +2,12 @@
 
 Needs Mooncake Store: make test-mooncake. `own` is Mooncake's batch_put_from and batch_get_into in a process of its own,
 with the same blocks in the same pool and calls as large as ours, `own_parts` the same with batch_put_from_multi_buffers
-and batch_get_into_multi_buffers; `porter` is what the connector does, with checksums and asked from another process.
-Ratios are to the faster of the store's own in the same round. Contents are compared.
+and batch_get_into_multi_buffers, `own_sealed` these with 32 bytes behind each block, as we have them; `porter` is what
+the connector does, with checksums and asked from another process. Ratios are to the faster of `own` and `own_parts` in
+the same round. Contents are compared.
+
+cpu_ms_per_gb is the CPU time of both ends, the store's node and whoever asks it. Where a transfer takes all cores that
+there are, rates are in inverse proportion to it.
 """
 
 import argparse
@@ -42,16 +46,21 @@ master, fd, block, slots, call = sys.argv[1], *map(int, sys.argv[2:])
 pool = np.frombuffer(mmap.mmap(fd, block * slots), np.uint8)
 store = MooncakeDistributedStore()
 assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", master) == 0
-assert store.register_buffer(pool.ctypes.data, pool.nbytes) == 0
+seals = np.zeros(32 * slots, np.uint8)
+for memory in (pool, seals):
+    assert store.register_buffer(memory.ctypes.data, memory.nbytes) == 0
 print("up", flush=True)
 for line in sys.stdin:
-    what, names, chosen, in_parts = json.loads(line)
+    what, names, chosen, parts = json.loads(line)
     addresses, step = [pool.ctypes.data + slot * block for slot in chosen], max(call // block, 1)
     do, good = (store.batch_put_from, 0) if what == "put" else (store.batch_get_into, block)
     sizes = [block] * len(names)
-    if in_parts:
+    if parts:
         do = store.batch_put_from_multi_buffers if what == "put" else store.batch_get_into_multi_buffers
         addresses, sizes = [[one] for one in addresses], [[one] for one in sizes]
+    if parts == 2:
+        addresses = [[*one, seals.ctypes.data + 32 * slot] for one, slot in zip(addresses, chosen)]
+        sizes, good = [[block, 32]] * len(names), good and block + 32
     began = time.perf_counter()
     codes = []
     for at in range(0, len(names), step):
@@ -81,15 +90,17 @@ def main() -> None:
 
 def measured(master: Master, rounds: int) -> Iterator[Row]:
     for block_bytes in BLOCK_BYTES:
-        with closing(Node(master.address, SEGMENT_BYTES)):
-            run, janitor = Run(master.address, block_bytes), client_of(master.address)
+        with closing(Node(master.address, SEGMENT_BYTES)) as node:
+            run, janitor = Run(master.address, block_bytes, node), client_of(master.address)
             speeds: dict[tuple[str, str], list[float]] = {}
+            costs: dict[tuple[str, str], list[float]] = {}
             for number in range(rounds + 1):
-                for way in (run.own, run.own_parts, run.porter)[:: 1 if number % 2 else -1]:
+                for way in (run.own, run.own_parts, run.own_sealed, run.porter)[:: 1 if number % 2 else -1]:
                     for what in ("put", "get"):
-                        gbps = BURST_BYTES / way(what, number) / 1e9
+                        seconds, cpu_s = way(what, number)
                         if number:  # the first round opens connections
-                            speeds.setdefault((what, way.__name__), []).append(gbps)
+                            speeds.setdefault((what, way.__name__), []).append(BURST_BYTES / seconds / 1e9)
+                            costs.setdefault((what, way.__name__), []).append(1e3 * cpu_s / (BURST_BYTES / 1e9))
                 janitor.remove_all(True)
             janitor.close()
             run.close()
@@ -97,12 +108,19 @@ def measured(master: Master, rounds: int) -> Iterator[Row]:
             own = zip(values, speeds[what, "own"], speeds[what, "own_parts"], strict=True)
             ratio = Summary.of([ours / max(theirs) for ours, *theirs in own])
             yield Row(f"remote_{what}", block_bytes, name, "gbps", Summary.of(values), ratio)
+            yield Row(f"remote_{what}", block_bytes, name, "cpu_ms_per_gb", Summary.of(costs[what, name]))
+
+
+def cpu_s(*processes: int) -> float:
+    tasks = (task for process in processes for task in Path(f"/proc/{process}/task").glob("*/schedstat"))
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 class Run:
     """Slots of the first half are put, those of the second are filled again."""
 
-    def __init__(self, master: str, block_bytes: int) -> None:
+    def __init__(self, master: str, block_bytes: int, node: Node) -> None:
+        self._node = node.process.pid
         self.count = BURST_BYTES // block_bytes
         self.pool = HostPool(
             open_device("cpu"), host_bytes=2 * BURST_BYTES, block_bytes=block_bytes, shared=True
@@ -121,25 +139,32 @@ class Run:
         )  # fmt: skip
         assert self._line() == "up"
 
-    def own(self, what: str, number: int) -> float:
-        return self._own(what, number, in_parts=False)
+    def own(self, what: str, number: int) -> tuple[float, float]:
+        return self._own(what, number, parts=0)
 
-    def own_parts(self, what: str, number: int) -> float:
-        return self._own(what, number, in_parts=True)
+    def own_parts(self, what: str, number: int) -> tuple[float, float]:
+        return self._own(what, number, parts=1)
 
-    def _own(self, what: str, number: int, *, in_parts: bool) -> float:
-        names = [f"own {in_parts} {number} {at}" for at in range(self.count)]
+    def own_sealed(self, what: str, number: int) -> tuple[float, float]:
+        return self._own(what, number, parts=2)
+
+    def _own(self, what: str, number: int, *, parts: int) -> tuple[float, float]:
+        """Seconds that it took, and seconds of CPU time."""
+        names = [f"own {parts} {number} {at}" for at in range(self.count)]
         assert self.process.stdin is not None
         self.come[:] = 0
-        self.process.stdin.write(json.dumps([what, names, self._slots(what), in_parts]) + "\n")
+        before = cpu_s(self._node, self.process.pid)
+        self.process.stdin.write(json.dumps([what, names, self._slots(what), parts]) + "\n")
         self.process.stdin.flush()
         took = float(self._line())
-        return self._compared(what, took)
+        return self._compared(what, took, cpu_s(self._node, self.process.pid) - before)
 
-    def porter(self, what: str, number: int) -> float:
+    def porter(self, what: str, number: int) -> tuple[float, float]:
         keys = tuple(number.to_bytes(16, "little") + at.to_bytes(16, "little") for at in range(self.count))
         self.come[:] = 0
-        began = perf_counter()
+        process = self.client.process_id
+        assert process is not None
+        before, began = cpu_s(self._node, process), perf_counter()
         ask = self.client.put if what == "put" else self.client.get
         assert ask(number, keys, tuple(self._slots(what)))
         answers: list[tuple[Message, Answer]] = []
@@ -148,7 +173,7 @@ class Run:
             answers = self.client.take_answered()
         took = perf_counter() - began
         assert set(answers[0][1].outcomes) == {Outcome.WHOLE}, answers[0][1].error
-        return self._compared(what, took)
+        return self._compared(what, took, cpu_s(self._node, process) - before)
 
     def close(self) -> None:
         self.process.kill()
@@ -159,9 +184,9 @@ class Run:
     def _slots(self, what: str) -> list[int]:
         return list(range(self.count) if what == "put" else range(self.count, 2 * self.count))
 
-    def _compared(self, what: str, took: float) -> float:
+    def _compared(self, what: str, took: float, cpu: float) -> tuple[float, float]:
         assert what == "put" or np.array_equal(self.sent, self.come)
-        return took
+        return took, cpu
 
     def _line(self) -> str:
         assert self.process.stdout is not None

@@ -83,7 +83,7 @@ class Part:
     def porter(self) -> tuple[int, int]:
         """Its process, and how many there have been."""
         porter = self.bench.worker.side.porter
-        return porter._process.pid, porter.starts
+        return porter.process_id, porter.starts
 
     def blocks_in_use(self) -> int:
         """Of the host pool, once nothing is on its way."""

@@ -55,6 +55,13 @@ def test_every_expression_names_metrics_and_labels_that_exist(dashboard: Any) ->
         assert labels <= LABELS, expression
 
 
+def test_every_number_of_the_offload_connector_has_a_place(dashboard: Any) -> None:
+    shown = {name for expression in expressions(dashboard) for name in names_in(expression)[0]}
+    of_tiers = {name for name in exported() if name.startswith("trtllm_kvfix_offload_")}
+    assert any("_remote_" in name for name in of_tiers)
+    assert of_tiers <= shown, sorted(of_tiers - shown)
+
+
 def test_a_metric_or_label_that_does_not_exist_is_noticed() -> None:
     assert names_in('rate(trtllm_kvfix_gone_total{rank="0"}[5m])') == ({"trtllm_kvfix_gone_total"}, {"rank"})
     assert names_in("sum by (host) (up)") == ({"up"}, {"host"})

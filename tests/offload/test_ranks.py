@@ -30,7 +30,7 @@ def test_a_store_counts_when_the_last_rank_has_it(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.worker.bind(step)
         rank.worker.start(rank.stream)
-    ranks[0].link.plan_late = lambda: Late(closed=(7,))
+    ranks[0].link.plan_late = lambda _: Late(closed=(7,))
     finished = [7]
 
     def once(rank: Rank) -> tuple[list[int], list[int]]:

@@ -93,7 +93,7 @@ def test_a_rank_that_waits_in_vain_for_blocks_does_not_leave_the_others(
 
 
 def test_an_error_of_the_scheduler_side_reaches_every_rank(ranks: list[Rank]) -> None:
-    def plan_late() -> Late:
+    def plan_late(_: object) -> Late:
         raise KvfixError("no plan")
 
     ranks[0].link.plan_late = plan_late

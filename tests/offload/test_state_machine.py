@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.native import open_device
+from trtllm_kvfix.native import Device, open_device
 from trtllm_kvfix.offload.plan import Ended
 from trtllm_kvfix.offload.ranks import Told
 
@@ -70,7 +70,7 @@ class ConnectorMachine(RuleBasedStateMachine):
     def start(self, seed: int, chunk: int, past: list[list[int]]) -> None:
         variables = {"TRTLLM_KVFIX_OFFLOAD_HOST_BYTES": str(HOST_BLOCKS * BLOCK_BYTES)}
         with mock.patch.dict(os.environ, variables):
-            self.bench = Bench(open_device("cpu", seed), blocks=DEVICE_BLOCKS, chunk_tokens=chunk, batch=4)
+            self.bench = self.make(open_device("cpu", seed), blocks=DEVICE_BLOCKS, chunk_tokens=chunk, batch=4)
         self.follower = self.bench.worker.side._ranks = Follower()  # registered alone, it has company from here on
         self.executor = self.bench.executor
         self.number = 0
@@ -89,6 +89,9 @@ class ConnectorMachine(RuleBasedStateMachine):
             self.submit(prompt, 2, None)
         self.executor.run()
         self.executor.forget_device_cache()
+
+    def make(self, device: Device, **sizes: Any) -> Bench:
+        return Bench(device, **sizes)
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -206,17 +209,24 @@ class ConnectorMachine(RuleBasedStateMachine):
             index.unpin(slots)
             index.close(sequence)
 
-    def teardown(self) -> None:
-        if not hasattr(self, "bench"):
-            return
+    def let_all_go(self) -> None:
         self.open_gate()
         self.mend()
         self.follower.is_late = False
-        self.executor.run()
+
+    def settle(self) -> None:
+        """Requests are done, and what they left on its way comes to its end."""
         self.bench.take_note()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        self.let_all_go()
+        self.executor.run()
+        self.settle()
         assert self.executor.corrupt == []
         self.bench.index.drop()
-        assert self.bench.index.stats().free == HOST_BLOCKS, "nothing is pinned or on its way"
+        assert self.bench.index.stats().free == self.bench.index.slots, "nothing is pinned or on its way"
         assert self.bench.index.stats().sequences == 0, "every request has ended"
         assert len(self.bench.scheduler.side._sources) == 0
         self.bench.close()

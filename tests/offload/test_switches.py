@@ -33,14 +33,19 @@ def state(read: Switches) -> tuple[bool, bool]:
         ("load: on\ndrop: 2", "neither a newline nor a brace"),  # of 22
         ("{load: on, drop: 2", "neither a newline nor a brace"),
         ("{load: on, drop: 2\n", "ParserError"),
-        ("[" * 3000 + "\n", "RecursionError"),
+        ("[" * 4000 + "\n", "more than one mapping or list"),
+        ("{" * 4000 + "}", "more than one mapping or list"),
+        ("load: !!bool maybe\n", "KeyError"),
+        ("drop: !!int ''\n", "IndexError"),
+        ("drop: !!timestamp now\n", "AttributeError"),
         ("store: on\n" + "#" * BYTES_MAX + "\n", "more than 4096 bytes"),
-        (ALIASES, "write a mapping"),
-        ("drop: [1]\n", "drop is no whole number"),
+        (ALIASES, "more than one mapping or list"),
+        ("drop: [1]\n", "more than one mapping or list"),
+        ("drop: one\n", "drop is no whole number"),
         ("load: yes please\n", "load is neither on nor off"),
         ("load: \udcff\n", "decode"),
     ],
-    ids=range(13),
+    ids=range(18),
 )
 def test_what_makes_no_sense_or_is_half_written_changes_nothing(
     text: str, why: str, file: Path, caplog: pytest.LogCaptureFixture

@@ -21,7 +21,10 @@ class InUse:
 
     def add(self, job: StoreJob | LoadJob) -> None:
         for place in places(job):
-            self._jobs.setdefault(place, set()).add(job.number)
+            if place in self._jobs:
+                self._jobs[place].add(job.number)
+            else:
+                self._jobs[place] = {job.number}
 
     def remove(self, job: StoreJob | LoadJob) -> None:
         for place in places(job):

@@ -2,7 +2,7 @@
 threads, and passes nothing from the worker side to the scheduler side."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from trtllm_kvfix.offload.ledger import Ledger
@@ -28,7 +28,7 @@ class Link:
         self.store: RemoteStore | None = None  # the remote tier's, once the worker side has it
         self.ledger = Ledger()
         # A question to the scheduler side of this process, if there is one.
-        self.plan_late: Callable[[], Late] = Late
+        self.plan_late: Callable[[Collection[int]], Late] = lambda _: Late()  # requests that wait for an untold load
         self.request_over: Callable[[int, bool], None] = lambda *_: None  # request, whether its blocks stay
 
 

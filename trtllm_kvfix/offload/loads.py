@@ -4,12 +4,13 @@ Upstream asks when a request has room, and reports where its blocks lie. The new
 instead (offload/reservations.py).
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.in_use import InUse
 from trtllm_kvfix.offload.ledger import Ledger
-from trtllm_kvfix.offload.plan import Ended, LoadJob
+from trtllm_kvfix.offload.plan import Ended, FetchJob, LoadJob
 from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad
 from trtllm_kvfix.offload.reservations import Reservations
 
@@ -47,6 +48,17 @@ class Loads:
     def plan(self, job: LoadJob, load: PendingLoad) -> None:
         self._in_use.add(job)
         self._ledger.plan(job, load)
+
+    def plan_forgotten(self, waiting: Collection[int], live: Collection[int]) -> None:
+        """A request may end between the promise of its load and word of its blocks, when there are none. Upstream waits
+        for the load all the same: for one that brings nothing."""
+        forgotten = set(waiting).difference(live)
+        if forgotten:
+            jobs = [record.job for record in self._ledger]
+            forgotten.difference_update(job.request_id for job in jobs if isinstance(job, LoadJob | FetchJob))
+        for request_id in sorted(forgotten):
+            number = self._ledger.next_number()
+            self.plan(LoadJob(number, request_id, (), (), 0), PendingLoad([], 0, 0, 0, job=number))
 
     def accept(self, accepted: Any) -> None:
         """Plan a load that was reserved; upstream may report it more than once."""

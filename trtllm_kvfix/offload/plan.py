@@ -5,7 +5,6 @@ parts of a block from all groups.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 OVER = "its request is over"  # why a transfer never began
@@ -55,11 +54,11 @@ Job: TypeAlias = StoreJob | LoadJob | FetchJob | PutJob
 
 def places(job: StoreJob | LoadJob) -> Iterator[tuple[int, int]]:
     """(layer group, block) of all that the job reads or writes on the device."""
-    return ((at // len(job.slots), block) for at, block in enumerate(job.blocks))
+    size = len(job.slots)
+    return ((at // size, block) for at, block in enumerate(job.blocks))
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """The transfers of one iteration. `fences` are jobs that end before anything else of the iteration begins,
     `taken_back` those that were sent and must not begin."""
 
@@ -74,7 +73,7 @@ class Step:
         return [*self.stores, *self.loads]
 
     def __bool__(self) -> bool:
-        return any((self.stores, self.loads, self.fences, self.taken_back, self.fetches, self.puts))
+        return any(tuple(self))
 
 
 def step_of(jobs: Iterable[Job], fences: tuple[int, ...] = (), taken_back: tuple[int, ...] = ()) -> Step:
@@ -82,7 +81,7 @@ def step_of(jobs: Iterable[Job], fences: tuple[int, ...] = (), taken_back: tuple
     of: dict[type[Job], list[Any]] = {StoreJob: [], LoadJob: [], FetchJob: [], PutJob: []}
     for job in jobs:
         of[type(job)].append(job)
-    stores, loads, fetches, puts = (tuple(each) for each in of.values())
+    stores, loads, fetches, puts = map(tuple, of.values())
     return Step(stores, loads, fences, taken_back, fetches, puts)
 
 

@@ -189,9 +189,12 @@ def part_of(blocks: list[list[int]], first: int, end: int) -> tuple[int, ...]:
 
 
 def added_blocks(data: Any) -> list[list[int]]:
-    """What a report adds, for each layer group. Upstream leaves the flat list empty where there are several."""
-    by_group = getattr(data, "new_block_ids_by_layer_group", None) or ()
-    return blocks_by_group(by_group) if len(by_group) > 1 else [flat(data.new_block_ids)]
+    """What a report adds, for each layer group: mostly nothing. Upstream leaves the flat list empty where there are
+    several groups."""
+    by_group = getattr(data, "new_block_ids_by_layer_group", None)
+    if by_group and len(by_group) > 1:
+        return blocks_by_group(by_group)
+    return [flat(data.new_block_ids)] if data.new_block_ids else []
 
 
 def tokens_computed(request: Any, live: LiveRequest) -> int:

@@ -4,6 +4,7 @@ A block is stored when the kernels of its last token have been given to the devi
 iteration shows. So a step that was scheduled and then not run has promised nothing.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from trtllm_kvfix.blocks.identity import identity_of, tokens_of
@@ -27,8 +28,7 @@ class OffloadScheduler:
     def __init__(self, settings: OffloadSettings, tokens_per_block: int, link: Link, switches: Switches) -> None:
         self._settings = settings
         self._tokens_per_block = tokens_per_block
-        self._link = link
-        self._switches = switches
+        self._link, self._switches = link, switches
         self.tally = Tally(settings.log_every_requests)
         self._index: TierIndex | None = None
         self._live: dict[int, LiveRequest] = {}
@@ -181,9 +181,10 @@ class OffloadScheduler:
         live.close()
         return False
 
-    def plan_late(self) -> Late:
-        """Asked in every iteration in which a finished request keeps its blocks."""
+    def plan_late(self, waiting: Collection[int] = ()) -> Late:
+        """Asked in every iteration in which a finished request keeps its blocks, or others are `waiting` for a load."""
         self._take_ended()
+        self._loads.plan_forgotten(waiting, self._live)
         closed = tuple(request_id for request_id, live in self._finishing.items() if self._plan_store(live))
         for request_id in closed:
             self._finishing.pop(request_id).close()
@@ -236,12 +237,12 @@ class OffloadScheduler:
             claim = live.claim(end)
             if claim is None:
                 return False
-            stored = claim.first + len(claim.slots)
-            behind = min(max(stored, live.covered), end)
-            (self.tally.declined if claim.declined else self.tally.dropped)(end - behind)
-            if claim.slots:
-                self._store(live, claim.first, tuple(claim.slots))
+            first, slots = claim.first, tuple(claim.slots)
+            if slots:
+                self._store(live, first, slots)
+            behind = min(max(first + len(slots), live.covered), end)
             if behind < end:
+                (self.tally.declined if claim.declined else self.tally.dropped)(end - behind)
                 self._leave_out(live, behind, end)
         live.cover(whole)
         return True
@@ -280,8 +281,7 @@ class OffloadScheduler:
         elif isinstance(record.job, LoadJob):
             self._end_load(record.job, record.plan, ended)
 
-    def _end_store(self, store: StoreJob, plan: Any, ended: Ended) -> None:
-        del plan
+    def _end_store(self, store: StoreJob, _plan: Any, ended: Ended) -> None:
         self._sources.remove(store)
         self._filled(store.slots, well=not ended.error)
         self.tally.stored(len(store.slots), ended)

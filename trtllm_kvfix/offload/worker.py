@@ -209,13 +209,14 @@ class OffloadWorker:
 
     def _late(self) -> Late:
         limit_s = self._settings.transfer_timeout_s
-        for request_id, loading in self._loading.items():
-            if loading.is_untold and monotonic() - loading.since > limit_s:
+        untold = {request_id: loading.since for request_id, loading in self._loading.items() if loading.is_untold}
+        for request_id, since in untold.items():
+            if monotonic() - since > limit_s:
                 raise KvfixError(
                     f"request {request_id} has waited for a load for more than kvfix.offload.transfer_timeout_s, "
                     f"{limit_s:g} s, and none was planned: upstream did not report where its blocks lie"
                 )
-        return self._link.plan_late()
+        return self._link.plan_late(untold)
 
     def _begin(self) -> None:
         if not self._steps or self._stream is None:

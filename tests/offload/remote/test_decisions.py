@@ -1,6 +1,7 @@
 """Fetches and puts between a host pool and a store that answers when the test says so."""
 
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +154,25 @@ def test_a_cancelled_request_leaves_nothing_behind(make_remote: MakeRemote, erro
     assert other.state is State.GONE and bench.executor.corrupt == []
     settle(bench)
     assert bench.worker.side._loading == {} and bench.manager.pending_async_requests.loading == {}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_promise_whose_request_ends_without_a_word_holds_nothing(make_remote: MakeRemote, waits: bool) -> None:
+    """Put off and cancelled behind a query; or, where asking is a promise, ended as there is no block for it: then
+    upstream's manager takes it for one that loads."""
+    stored(make_remote)
+    bench = make_remote()
+    bench.executor.forget_device_cache()
+    request, freed = Request(1, list(PROMPT)), list[Request]()
+    ask = bench.manager if waits else bench.scheduler
+    ask.get_num_new_matched_tokens(request, 0)
+    assert bench.index.stats().owned == 11
+    manager = SimpleNamespace(free_resources=freed.append)
+    assert bench.worker.kept.keeps(bench.manager, manager, request) is waits
+    settle(bench)
+    steps(bench, 3)
+    assert freed == [request] * waits
+    assert (bench.scheduler.side._live, bench.worker.side._loading) == ({}, {})
 
 
 def test_a_failed_fetch_leaves_its_request_computing(make_remote: MakeRemote, memory: dict[Key, bytes]) -> None:

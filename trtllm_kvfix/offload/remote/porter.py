@@ -48,6 +48,12 @@ class Porter:
         self._thread = threading.Thread(target=self._supervise, name="kvfix-porter", daemon=True)
         self._thread.start()
 
+    @property
+    def process_id(self) -> int | None:
+        """None where there is none now."""
+        process = self._process
+        return process.pid if process is not None else None
+
     def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
         """Which blocks all ranks have; None where nobody says so in time."""
         answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()

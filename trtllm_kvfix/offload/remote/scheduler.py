@@ -10,6 +10,7 @@ of its blocks or none. A request that has waited long enough computes, while its
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -64,9 +65,9 @@ class RemoteScheduler(OffloadScheduler):
         self._give_up()
         return super().build_connector_meta(scheduler_output)
 
-    def plan_late(self) -> Late:
+    def plan_late(self, waiting: Collection[int] = ()) -> Late:
         self._give_up()
-        return super().plan_late()
+        return super().plan_late(waiting)
 
     def request_over(self, request_id: int, blocks_stay: bool) -> None:
         super().request_over(request_id, blocks_stay)

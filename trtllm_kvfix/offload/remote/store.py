@@ -45,6 +45,8 @@ class MooncakeStore:
 
     def exist(self, names: Sequence[str]) -> list[bool]:
         codes = self._client.batch_is_exist(list(names))
+        if len(codes) != len(names):
+            raise StoreError(f"Mooncake's master was asked about {len(names)} objects and answers for {len(codes)}")
         if any(code < 0 for code in codes):
             raise StoreError(f"Mooncake's master does not answer: code {min(codes)}")
         return [code == 1 for code in codes]
@@ -52,7 +54,7 @@ class MooncakeStore:
     def put(self, names: Sequence[str], payloads: Sequence[Parts]) -> list[Outcome]:
         codes = self._client.batch_put_from_multi_buffers(list(names), *split(payloads))
         known = {0: Outcome.WHOLE, NO_SPACE: Outcome.FULL}
-        return [known.get(code, Outcome.FAILED) for code in codes]
+        return [known.get(code, Outcome.FAILED) for _, code in zip(names, codes, strict=True)]
 
     def get(self, names: Sequence[str], payloads: Sequence[Parts]) -> list[Outcome]:
         codes = self._client.batch_get_into_multi_buffers(list(names), *split(payloads))

@@ -1,0 +1,117 @@
+"""The machine of the host tier with a store behind it, which answers when it likes, wrongly, or never again. Requests
+end in every way that upstream has while a fetch, or the load behind it, is on its way.
+"""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from tests.offload import test_state_machine as host
+from tests.offload.conftest import Bench
+from tests.offload.upstream_double import State
+from trtllm_kvfix.native import Device
+from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
+
+from .fake_porter import FakePorter, Key, planted
+
+SECONDS_MAX = 40
+
+
+class RemoteMachine(host.ConnectorMachine):
+    def make(self, device: Device, **sizes: Any) -> Bench:
+        self.planted, self.memory = pytest.MonkeyPatch(), dict[Key, bytes]()
+        planted(self.planted, self.memory)
+        self.now = 1000.0
+        self.planted.setattr(remote_scheduler, "monotonic", lambda: self.now)
+        with mock.patch.dict(os.environ, {"TRTLLM_KVFIX_OFFLOAD_REMOTE_MIN_REUSE_BLOCKS": "1"}):
+            bench = super().make(device, **sizes)
+        bench.take_note = lambda: None  # type: ignore[method-assign]  # it would drop what is planned
+        self.porter: FakePorter = bench.worker.side.porter
+        return bench
+
+    # ------------------------------------------------------------------------------------------ the store
+
+    @rule(gets=st.booleans(), puts=st.booleans())
+    def hold_the_store(self, gets: bool, puts: bool) -> None:
+        self.porter.holds_gets, self.porter.holds_puts = gets, puts
+
+    @rule(index=st.integers(0, 20))
+    def answer_one(self, index: int) -> None:
+        if self.porter.asked:
+            self.porter.answer(self.porter.asked[index % len(self.porter.asked)])
+
+    @rule(is_up=st.booleans())
+    def end_the_porter(self, is_up: bool) -> None:
+        """As a read that has failed does: what it was asked is answered once it is gone."""
+        for message in list(self.porter.asked):
+            self.porter.answer(message, "the process has ended")
+        self.porter.is_up = is_up
+
+    @rule(index=st.integers(0, 100))
+    def evict(self, index: int) -> None:
+        if self.memory:
+            del self.memory[list(self.memory)[index % len(self.memory)]]
+
+    @rule(seconds=st.integers(0, SECONDS_MAX))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule()
+    def forget_the_host_tier(self) -> None:
+        """So that what comes back is fetched."""
+        self.executor.forget_device_cache()
+        self.bench.index.drop()
+
+    # ------------------------------------------------------------------------------------------ ends
+
+    @rule(index=st.integers(0, 20), on_v2=st.booleans(), is_told=st.booleans())
+    def end_while_it_loads(self, index: int, on_v2: bool, is_told: bool) -> None:
+        """V1 asks whether blocks may go, V2 gives them away at once. 1.1 alone says that such a request is over."""
+        loading = [one for one in self.executor.active if one.state is State.LOADING]
+        if not loading:
+            return
+        self.open_gate()  # V2 waits for what has begun
+        request = loading[index % len(loading)]
+        request.cancelled = True
+        if is_told:
+            assert not self.bench.manager.request_finished(request, self.executor.blocks_of(request))
+        manager = SimpleNamespace(kv_cache_map={}) if on_v2 else SimpleNamespace(free_resources=self.executor._free)
+        self.executor.active.remove(request)
+        if not self.bench.worker.kept.keeps(self.bench.manager, manager, request):
+            self.executor._free(request)
+
+    # ------------------------------------------------------------------------------------------ what holds
+
+    def let_all_go(self) -> None:
+        super().let_all_go()
+        self.porter.holds_gets = self.porter.holds_puts = False
+
+    def settle(self) -> None:
+        side = self.bench.scheduler.side
+        for _ in range(2000):
+            if len(side.ledger) == 0:
+                break
+            self.executor.step()
+            self.executor.idle()
+        assert len(side.ledger) == 0
+        assert sorted(side._puts._staging._free) == list(range(side._puts._staging.first, host.HOST_BLOCKS))
+        assert side._puts._pinned == 0
+        assert self.bench.worker.side._loading == {} and len(self.bench.worker.kept) == 0
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            if hasattr(self, "planted"):
+                self.planted.undo()
+
+
+TestRemote = RemoteMachine.TestCase
+if settings.get_current_profile_name() != "fuzz":
+    TestRemote.settings = host.TestConnector.settings
