@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trtllm_kvfix.managers.prompts import Prompt
+from trtllm_kvfix.managers.prompts import Prompt, forget_prompt
 
 
 class Sequence:
@@ -28,9 +28,9 @@ class Sequence:
         self.most: int = prompt.length + request.max_new_tokens  # positions that it may come to
         self.is_private = prompt.is_private
         self.is_dummy = is_dummy
-        self.names: list[int] = []  # of full blocks, as far as somebody has asked for them
+        self.names: tuple[int, ...] = ()  # of full blocks, as far as somebody has asked for them
         self._position = reused
-        self._chunk_ends: list[int] = []  # computed or being computed, not reported yet
+        self._chunk_ends: tuple[int, ...] = ()  # computed or being computed, not reported yet
 
     @property
     def is_in_prompt(self) -> bool:
@@ -48,16 +48,18 @@ class Sequence:
         position = min(self.request.context_current_position, self.prompt_length)
         # Backwards where a load has failed: a chunk more is counted then, so less is taken to be computed, never more.
         if position != self._position:
-            self._chunk_ends.append(position)
+            self._chunk_ends += (position,)
             self._position = position
 
     def reported(self) -> int:
         """A batch with a chunk of this prompt has ended. Returns how much of the prompt is computed by now."""
         self.look()
         if self._chunk_ends:
-            self.computed = self._chunk_ends.pop(0)
+            self.computed, *later = self._chunk_ends
+            self._chunk_ends = tuple(later)
         if self.computed == self.prompt_length:
             self.prompt = None
+            forget_prompt(self.request)
         return self.computed
 
     def computed_for_growth(self) -> int:
