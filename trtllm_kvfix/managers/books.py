@@ -39,6 +39,8 @@ class Books:
         self._tokens_per_block = layout.tokens_per_block
         self._connector = layout.connector
         self._slides = layout.slides
+        self._chunk, self._ahead = layout.chunk, layout.ahead
+        self._next_chunks: dict[int, int] = {}  # positions of prompts, to be reserved with the growth of the others
         self.config = core.config
 
     # ---- what upstream asks for ----
@@ -113,14 +115,16 @@ class Books:
             sequence.look()
             if not sequence.is_in_prompt:
                 del self._in_prompt[request_id]
+            elif self._chunk is not None and sequence.lacks(self._chunk) > 0:
+                self._next_chunks[request_id] = sequence.lacks(self._chunk)
 
     def settle(self) -> None:
         """Everybody noted is admitted, then grown. Nothing else queues copies."""
-        if not (self.arriving or self.growing):
+        if not (self.arriving or self.growing or self._next_chunks):
             return
         if self.arriving:
             self._admit()
-        if self.growing:
+        if self.growing or self._next_chunks:
             self._reserve()
         self.slots.moved()
         self._copies.submit()
@@ -134,19 +138,22 @@ class Books:
         del self.arriving[: len(arriving)]  # others may be appending
         try:
             prompts = [prompt_to_admit(*each) for each in arriving]
-            batch = self.core.add_sequence_batch([prompt.sequence for prompt in prompts])
+            batch = self.core.add_sequence_batch([prompt.sequence for prompt in prompts], chunk_tokens=self._ahead)
         except Exception:
             self._forget_notes({request_id for request_id, *_ in arriving})
             raise
-        came = {
-            request_id: Sequence(request, prompt, admission.tokens_reused, is_dummy=is_dummy)
-            for (request_id, _, request, is_dummy), prompt, admission in zip(
-                arriving, prompts, batch.admitted, strict=True
-            )
-        }
+        came: dict[int, Sequence] = {}
+        for (request_id, length, request, is_dummy), prompt, admission in zip(
+            arriving, prompts, batch.admitted, strict=True
+        ):
+            reused = admission.tokens_reused
+            reserved = length if self._ahead is None else min(length, reused + self._ahead)
+            came[request_id] = Sequence(request, prompt, reused, reserved, is_dummy=is_dummy)
         self.live |= came
         self._in_prompt |= came
-        self.dummies.update([request_id for request_id, _, _, is_dummy in arriving if is_dummy])
+        for request_id in [request_id for request_id, _, _, is_dummy in arriving if is_dummy]:
+            self.dummies.add(request_id)
+            self._fill(came[request_id])
         if any(prompt.has_duration for prompt in prompts):
             self._clock.start()
         for sequence in came.values():  # all are known by now, should a connector raise
@@ -158,12 +165,23 @@ class Books:
             if begin:
                 tell_reuse(sequence.request, begin, sequence.prompt_length, self._tokens_per_block)
 
+    def _fill(self, dummy: Sequence) -> None:
+        """Its whole prompt is reserved, as if it were computed meanwhile: it stands for one that has been."""
+        while self._ahead is not None and dummy.length < dummy.prompt_length:
+            count = min(self._ahead, dummy.prompt_length - dummy.length)
+            self.core.add_tokens([dummy.request_id], [count], computed=[dummy.length])
+            dummy.computed = dummy.length
+            dummy.length += count
+
     def _reserve(self) -> None:
         ids = self.growing[:]
         del self.growing[: len(ids)]  # others may be appending
-        counts: Mapping[int, int] = dict.fromkeys(ids, 1)
+        counts: dict[int, int] = dict.fromkeys(ids, 1)
         if len(counts) != len(ids):
             counts = Counter(ids)
+        if self._next_chunks:
+            counts |= self._next_chunks  # a prompt does not grow otherwise
+            self._next_chunks = {}
         try:
             self._grow(counts)
         except OutOfBlocks:
@@ -183,3 +201,5 @@ class Books:
             self.arriving[:] = [each for each in self.arriving if each[0] not in ids]
         if self.growing:
             self.growing[:] = [each for each in self.growing if each not in ids]
+        for request_id in ids:
+            self._next_chunks.pop(request_id, None)

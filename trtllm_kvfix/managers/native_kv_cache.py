@@ -75,7 +75,7 @@ class NativeKvCache(Asked, Held, Named):
         self._copies = Copies(self.core, device, self._memory, self.layout.stream)
         serial = next_serial()
         self._books = Books(self.core, self._copies, Clock(self.core, serial), self.layout)
-        self._questions = Questions(self._books, self.tokens_per_block, len(self.layout.windows))
+        self._questions = Questions(self._books, self.layout)
         self._comparison = Comparison(self.core, serial)
         if self.layout.events is not None:
             for window in self.layout.windows:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from trtllm_kvfix.managers.books import Books
+from trtllm_kvfix.managers.layout import Layout, Window, touched
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 
 Blocks = list[int]
@@ -35,15 +36,14 @@ class Prefix(NamedTuple):
 
 
 class Questions:
-    def __init__(self, books: Books, tokens_per_block: int, windows: int) -> None:
+    def __init__(self, books: Books, layout: Layout) -> None:
         self._books = books
-        self._tokens_per_block = tokens_per_block
-        self._windows = windows
+        self._layout = layout
+        self._tokens_per_block = layout.tokens_per_block
 
     def free_blocks(self) -> Blocks:
-        """Free, or cached and nobody's."""
-        tiers = [window.primary for window in self._books.core.get_kv_cache_stats().windows]
-        return [primary.free + primary.cached for primary in tiers]
+        """Free, or cached and nobody's, and kept for no prompt that comes in chunks."""
+        return self._books.core.free_blocks_without([])
 
     def by_progress(self, active_requests: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """(those that run, those that wait for their first block, those that hold blocks and wait for a load)."""
@@ -62,11 +62,15 @@ class Questions:
         return started, waiting, loading
 
     def still_to_take(self, started: Iterable[Any]) -> Blocks:
-        """Blocks that these will take until their last tokens, besides those that they hold.
+        """Blocks that these will take until their last tokens, besides those that they hold or that are kept for them.
 
-        As if none left its window meanwhile: nobody is promised what another has not given back yet.
+        Nobody is promised what another has not given back yet: as if none left its window meanwhile, or, where prompts
+        come in chunks, as if none left it before the answer slides.
         """
         sequences = [self._books.live[each.request_id] for each in started]
+        if self._layout.ahead is not None:
+            grow = [self._blocks(each.most) - self._blocks(max(each.length, each.prompt_length)) for each in sequences]
+            return [sum(min(each, slides) for each in grow) for slides in map(self._to_slide, self._layout.windows)]
         left = [max(0, each.most - each.length) for each in sequences]
         return self._in_each(self._books.core.blocks_to_grow([each.request_id for each in sequences], left))
 
@@ -77,8 +81,17 @@ class Questions:
         return self.to_admit(prompt_of(request), request.max_new_tokens)
 
     def to_admit(self, prompt: Prompt, ahead: int) -> Blocks:
-        """Of one that has none, until it has grown by so many tokens."""
-        return self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead)
+        """Of one that has none, until it has grown by so many tokens.
+
+        The source of a copy is held while it is admitted, and not while it grows.
+        """
+        ask, layout = self._books.core.blocks_to_admit, self._layout
+        taken = ask(prompt.sequence, tokens_new_max=ahead, chunk_tokens=layout.ahead)
+        most = [layout.held_most(each, prompt.length + ahead) for each in layout.windows]
+        if fits(taken, most):
+            return taken
+        now = ask(prompt.sequence, chunk_tokens=layout.ahead)
+        return [max(first, min(later, held)) for first, later, held in zip(now, taken, most, strict=True)]
 
     def next_step(self, started: Iterable[Any]) -> Blocks:
         """Blocks that these take for their next tokens. A prompt has its blocks."""
@@ -89,9 +102,9 @@ class Questions:
         """`free_blocks`, had these given theirs back."""
         return self._books.core.free_blocks_without([each.request_id for each in paused])
 
-    def one_step(self, request: Any, *, two_steps: bool) -> int:
+    def one_step(self, request: Any, window: Window, *, two_steps: bool) -> int:
         if request.is_context_init_state and request.is_first_context_chunk:
-            return self._blocks(request.prompt_len)
+            return self._layout.held_most(window, request.prompt_len)
         sequence = self._books.live.get(request.request_id)
         if sequence is None or not request.is_generation_in_progress_state:
             return 0
@@ -100,7 +113,7 @@ class Questions:
 
     def prefix_of(self, prompt: Prompt) -> Prefix:
         unit = self._tokens_per_block
-        reuse = self._books.core.analyze_prefix_reuse(prompt.sequence).tokens
+        reuse = self._books.core.analyze_prefix_reuse(prompt.sequence, chunk_tokens=self._layout.ahead).tokens
         whole = prompt.length // unit
         cached = whole if reuse == prompt.length - 1 else reuse // unit
         return Prefix(prompt, reuse // unit * unit, cached, cached >= whole)
@@ -130,7 +143,11 @@ class Questions:
         return prompt.hash_of(block, self._books.config)
 
     def _in_each(self, blocks: int) -> Blocks:
-        return [blocks] * self._windows
+        return [blocks] * len(self._layout.windows)
+
+    def _to_slide(self, window: Window) -> int:
+        """Blocks that an answer takes until it slides. One leaves when a step has ended and the next one is taken."""
+        return touched(window.size + 2 * self._tokens_per_block, self._tokens_per_block)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._tokens_per_block)

@@ -18,12 +18,12 @@ class Sequence:
         "prompt_length", "request", "request_id",
     )  # fmt: skip
 
-    def __init__(self, request: Any, prompt: Prompt, reused: int, *, is_dummy: bool) -> None:
+    def __init__(self, request: Any, prompt: Prompt, reused: int, length: int, *, is_dummy: bool) -> None:
         self.request = request
         self.request_id = prompt.request_id
         self.prompt: Prompt | None = prompt  # until it is computed
         self.prompt_length = prompt.length
-        self.length = prompt.length  # positions reserved
+        self.length = length  # positions reserved
         self.computed = reused  # leading positions whose values are in the cache, as far as reported
         self.most: int = prompt.length + request.max_new_tokens  # positions that it may come to
         self.is_private = prompt.is_private
@@ -50,6 +50,10 @@ class Sequence:
         if position != self._position:
             self._chunk_ends += (position,)
             self._position = position
+
+    def lacks(self, chunk: int) -> int:
+        """Positions to reserve, so that a step may compute the next chunk."""
+        return min(self._position + chunk, self.prompt_length) - self.length
 
     def reported(self) -> int:
         """A batch with a chunk of this prompt has ended. Returns how much of the prompt is computed by now."""
