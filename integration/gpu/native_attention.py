@@ -248,7 +248,7 @@ def keywords(sizes: Sizes, stream: int) -> dict[str, Any]:
         "max_num_sequences": 8,
         "max_beam_width": 1,
         "max_attention_window_vec": list(sizes.windows),
-        "temp_attention_window_inputs": None,
+        "temp_attention_window_inputs": SimpleNamespace(max_num_tokens=sizes.chunk) if len(sizes.windows) > 1 else None,
         "dtype": SimpleNamespace(name="HALF"),
         "sink_token_length": 0,
         "stream": stream,
