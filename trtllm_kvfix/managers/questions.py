@@ -39,6 +39,7 @@ class Questions:
     def __init__(self, books: Books, layout: Layout) -> None:
         self._books = books
         self._layout = layout
+        self._ahead = layout.ahead
         self._tokens_per_block = layout.tokens_per_block
 
     def free_blocks(self) -> Blocks:
@@ -68,7 +69,7 @@ class Questions:
         come in chunks, as if none left it before the answer slides.
         """
         sequences = [self._books.live[each.request_id] for each in started]
-        if self._layout.ahead is not None:
+        if self._ahead is not None:
             grow = [self._blocks(each.most) - self._blocks(max(each.length, each.prompt_length)) for each in sequences]
             return [sum(min(each, slides) for each in grow) for slides in map(self._to_slide, self._layout.windows)]
         left = [max(0, each.most - each.length) for each in sequences]
@@ -78,20 +79,19 @@ class Questions:
         """The same of one. A request that has none takes those of its prompt that nobody holds, and what it grows."""
         if request.request_id in self._books.live:
             return self.still_to_take([request])
-        return self.to_admit(prompt_of(request), request.max_new_tokens)
+        return self.to_admit_closely(prompt_of(request), request.max_new_tokens)
 
     def to_admit(self, prompt: Prompt, ahead: int) -> Blocks:
-        """Of one that has none, until it has grown by so many tokens.
+        """Of one that has none, until it has grown by so many tokens, as if a copy's source were held until then."""
+        return self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead, chunk_tokens=self._ahead)
 
-        The source of a copy is held while it is admitted, and not while it grows.
-        """
-        ask, layout = self._books.core.blocks_to_admit, self._layout
-        taken = ask(prompt.sequence, tokens_new_max=ahead, chunk_tokens=layout.ahead)
-        most = [layout.held_most(each, prompt.length + ahead) for each in layout.windows]
-        if fits(taken, most):
-            return taken
-        now = ask(prompt.sequence, chunk_tokens=layout.ahead)
-        return [max(first, min(later, held)) for first, later, held in zip(now, taken, most, strict=True)]
+    def to_admit_closely(self, prompt: Prompt, ahead: int) -> Blocks:
+        """The same, dearer: the source of a copy is held while the request is admitted, and not while it grows."""
+        layout = self._layout
+        held_most = [layout.held_most(each, prompt.length + ahead) for each in layout.windows]
+        now = self._books.core.blocks_to_admit(prompt.sequence, chunk_tokens=self._ahead)
+        later = self.to_admit(prompt, ahead)
+        return [max(a, min(b, most)) for a, b, most in zip(now, later, held_most, strict=True)]
 
     def next_step(self, started: Iterable[Any]) -> Blocks:
         """Blocks that these take for their next tokens. A prompt has its blocks."""
@@ -113,7 +113,7 @@ class Questions:
 
     def prefix_of(self, prompt: Prompt) -> Prefix:
         unit = self._tokens_per_block
-        reuse = self._books.core.analyze_prefix_reuse(prompt.sequence, chunk_tokens=self._layout.ahead).tokens
+        reuse = self._books.core.analyze_prefix_reuse(prompt.sequence, chunk_tokens=self._ahead).tokens
         whole = prompt.length // unit
         cached = whole if reuse == prompt.length - 1 else reuse // unit
         return Prefix(prompt, reuse // unit * unit, cached, cached >= whole)
