@@ -17,6 +17,7 @@ from integration.upstream.native_crowds import ERAS, WIDE, crowd
 from integration.upstream.running import Result, apart
 from integration.upstream.scenarios import ALL, Scenario
 from integration.upstream.server import Server, Shape
+from trtllm_kvfix.managers.layout import held_most
 
 REQUESTS = 120
 ITERATIONS_MAX = 3000
@@ -32,9 +33,9 @@ class Promises:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
-    def add_sequence_batch(self, requests: list[Any]) -> Any:
-        told = {each.request_id: self._core.analyze_prefix_reuse(each).tokens for each in requests}
-        batch = self._core.add_sequence_batch(requests)
+    def add_sequence_batch(self, requests: list[Any], **how: Any) -> Any:
+        told = {each.request_id: self._core.analyze_prefix_reuse(each, **how).tokens for each in requests}
+        batch = self._core.add_sequence_batch(requests, **how)
         unit = self._core.config.tokens_per_block
         for each in batch.admitted:
             promised = told[each.request_id]
@@ -72,11 +73,22 @@ def drawn(seed: int, *, windows: bool = False) -> Scenario:
     if windows:
         sizes = chance.choice([(64, 16), (64, 8, 24), (16,), (64, 4)])
         shape = replace(shape, blocks=max(blocks, LONGEST // shape.tokens_per_block), windows=sizes, layers=6)
+        if chance.random() < 0.5:
+            shape = smaller(shape, chance)
     # The longest fits alone.
     answer = min(20, blocks * shape.tokens_per_block - 35) if packed else 7
     count, answer = (REQUESTS // 4, 24) if windows else (REQUESTS, answer)
     arrivals, cancels = crowd(seed, count, answer)
     return Scenario(f"load-{seed}", ALL, False, shape, arrivals, cancels, prepare=prepare, kind="native")
+
+
+def smaller(shape: Shape, chance: random.Random) -> Shape:
+    """Prompts in chunks of at most 8 tokens, and slots for little more than one sequence in windows that slide."""
+    largest = max(size for size in shape.windows if size < shape.max_seq_len)
+    needed = held_most(largest, 8, LONGEST, shape.tokens_per_block)
+    small = replace(shape, chunked=True, chunk_max=8, budget=8, blocks_sliding=needed + chance.choice([0, 1, 2, 6]))
+    # The windows are all of the cache where none sees a whole sequence.
+    return replace(small, blocks=small.blocks_sliding) if max(shape.windows) == largest else small
 
 
 def computed(result: Result) -> int:

@@ -131,8 +131,8 @@ class NativeServer(Server):
         impl.core.check_invariants()
         total = impl.core.get_kv_cache_stats().total
         outcome.moves = total.blocks_copied + total.blocks_offloaded + total.blocks_onboarded
-        free = impl.get_kv_cache_stats().num_free_blocks_per_window_size.values()
-        outcome.released = set(free) == {self.shape.blocks}
+        free = impl.get_kv_cache_stats().num_free_blocks_per_window_size
+        outcome.released = all(count == self.shape.blocks_of(window) for window, count in free.items())
 
 
 def make_server(tree: Any, device: Any, shape: Any, connector: Any) -> Server:

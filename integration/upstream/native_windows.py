@@ -19,6 +19,8 @@ def windowed() -> list[Scenario]:
     chunks = replace(mixed, chunked=True, chunk_max=8, budget=16)
     hosted = replace(mixed, host_blocks=24)
     packed = replace(mixed, blocks=18, policy="MAX_UTILIZATION")
+    # A window of 8 holds 8 blocks of the 16 that a sequence may have: it looks back, and two chunks are not known yet.
+    small = replace(WIDE, blocks=10, blocks_sliding=9, windows=(8,), chunked=True, chunk_max=8, budget=8)
     return [
         _of("native-windows", mixed, 21),
         _of("native-windows-plain-loop", replace(mixed, overlap=False), 22),
@@ -28,6 +30,11 @@ def windowed() -> list[Scenario]:
         _of("native-windows-pauses", packed, 26),
         _of("native-windows-no-reuse", replace(mixed, reuse=False), 27),
         _of("native-window-slides", replace(WIDE, blocks=24, windows=(16,)), 28),
+        _of("native-window-small", small, 29),
+        _of("native-windows-small", replace(small, blocks=24, windows=(64, 8, 4), layers=6), 30),
+        _of("native-windows-small-host", replace(small, blocks=24, host_blocks=24, windows=(64, 8)), 31, moves_min=10),
+        _of("native-windows-small-pauses", replace(small, blocks=20, windows=(64, 8), policy="MAX_UTILIZATION"), 32),
+        _of("native-windows-small-plain-loop", replace(small, blocks=24, windows=(64, 8), overlap=False), 33),
     ]
 
 
@@ -38,6 +45,7 @@ def _of(name: str, shape: Any, seed: int, **more: Any) -> Scenario:
 
 
 def sliding(server: Any) -> None:
+    server.iterations_max = 1000
     if not is_ours(server):
         return
     impl = server.manager.impl

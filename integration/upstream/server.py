@@ -30,6 +30,7 @@ class Shape:
     max_seq_len: int = 64
     max_batch_size: int = 4
     blocks: int = 64
+    blocks_sliding: int = 0  # of windows that are smaller than a sequence; 0: as many as of the others
     host_blocks: int = 0
     windows: tuple[int, ...] = (64,)
     heads: tuple[int, ...] = (1,)
@@ -43,6 +44,9 @@ class Shape:
     overlap: bool = True
     events: int = 0  # that the cache's event buffer holds
     policy: str = "GUARANTEED_NO_EVICT"  # of the native manager's capacity scheduler, and of the bound one beside it
+
+    def blocks_of(self, window: int) -> int:
+        return self.blocks_sliding if self.blocks_sliding and window < self.max_seq_len else self.blocks
 
 
 @dataclass
@@ -98,7 +102,7 @@ class Server:
             max_attention_window=list(shape.windows) if shape.windows != (shape.max_seq_len,) else None,
             event_buffer_max_size=shape.events,
         )
-        counts = dict.fromkeys(sorted(set(shape.windows)), (shape.blocks, shape.host_blocks))
+        counts = {window: (shape.blocks_of(window), shape.host_blocks) for window in sorted(set(shape.windows))}
         kind = self.resources.KVCacheManager
         given = {
             "num_layers": shape.layers,
@@ -231,7 +235,7 @@ class Server:
         outcome.settled = list(self.device.settled)
         outcome.doubles_called = sorted(doubles.called)
         free = {window: self.manager.impl.witness_free(window) for window in set(self.manager.max_attention_window_vec)}
-        outcome.released = all(count == self.shape.blocks for count in free.values())
+        outcome.released = all(count == self.shape.blocks_of(window) for window, count in free.items())
 
 
 def provided_state() -> Any:

@@ -56,6 +56,25 @@ def test_what_somebody_holds_is_not_taken_twice(blocks: int, fitting: list[int])
             b.impl.remove_sequence(each.request_id, each, False)
 
 
+@pytest.mark.parametrize("policy", ["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"])
+def test_a_request_of_the_whole_pool_starts_where_a_copy_takes_one_block_more(policy: str) -> None:
+    """Its prompt ends inside the eighth block, its answer in the ninth and last. The copy is done by then."""
+    with bench(blocks=9) as b:
+        b.served(1, range(34))
+        request = b.request(2, [*range(13), *range(900, 917)], max_new_tokens=6)
+        made = scheduler_for(8, b.impl, None, policy)
+        assert made is not None
+        assert ids(made.schedule_request([request])) == [2]
+        b.prepare([request])
+        assert b.reused(request) == 13
+        b.computed(request)
+        for token in range(5):
+            assert ids(made.schedule_request([request])) == [2]
+            b.prepare(generations=[request])
+            request.add_new_token(8_000 + token, 0)
+        b.impl.remove_sequence(2, request, False)
+
+
 def test_a_small_one_does_not_overtake_a_large_one_for_ever() -> None:
     with bench(blocks=9) as b:
         running, large, small = (b.request(n, [100 * n + i for i in range(size)]) for n, size in

@@ -111,10 +111,15 @@ class BindCapacityScheduler:
     pass
 
 
+class ADEngine(SimpleNamespace):
+    __module__ = "tensorrt_llm._torch.auto_deploy.shim.ad_executor"
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"kv_cache_manager": SimpleNamespace(impl=object())}, "this engine's cache is"),
+        ({"model_engine": ADEngine()}, "AutoDeploy"),
         ({"kv_cache_transceiver": object()}, "disaggregated"),
         ({"drafter": object()}, "speculative"),
         ({"model_engine": SimpleNamespace(spec_config=object())}, "speculative"),

@@ -174,9 +174,14 @@ def test_what_windows_cannot_do_is_refused_by_name(changes: dict[str, Any], keyw
 def test_pins_are_refused(mixed: Bench) -> None:
     request = mixed.request(1, range(9))
     mixed.prepare([request])
-    for call in (lambda: mixed.impl.pin_blocks(1), lambda: mixed.impl.store_blocks_for_reuse(1, request, True)):
+    for call in (
+        lambda: mixed.impl.pin_blocks(1),
+        lambda: mixed.impl.store_blocks_for_reuse(1, request, True),
+        lambda: mixed.impl.remove_sequence(1, request, True),
+    ):
         with pytest.raises(NotServed, match="windows are not pinned"):
             call()
+        assert mixed.impl.get_token_count(1) == 9, "it goes on as before"
 
 
 def _era() -> Any:

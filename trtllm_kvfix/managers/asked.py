@@ -58,8 +58,8 @@ class Asked:
     def get_needed_blocks_one_step(
         self, req: Any, two_steps_look_ahead: bool, window_size: int, cached_summary: Any = None
     ) -> int:
-        del window_size, cached_summary
-        return self._questions.one_step(req, two_steps=two_steps_look_ahead)
+        del cached_summary
+        return self._questions.one_step(req, self.layout.window_of(window_size), two_steps=two_steps_look_ahead)
 
     @property
     def questions(self) -> Questions:

@@ -14,21 +14,22 @@ from trtllm_kvfix.managers.clock import Clock
 from trtllm_kvfix.managers.copies import Copies
 from trtllm_kvfix.managers.layout import Layout, Window
 from trtllm_kvfix.managers.pins import Pins
-from trtllm_kvfix.managers.prompts import Prompt, bound_half, forget_prompt, prompt_to_admit, tell_reuse
+from trtllm_kvfix.managers.prompts import bound_half, prompt_to_admit, tell_reuse
 from trtllm_kvfix.managers.sequence import Sequence
 from trtllm_kvfix.managers.slots import Slots
 from trtllm_kvfix.native import BlockManager, OutOfBlocks
 
-Arriving = tuple[Any, Prompt, bool]  # the request; whether it is a dummy
+Arriving = tuple[int, int, Any, bool]  # id, tokens, the request, whether it is a dummy
 
 
 class Books:
-    """The caller holds a lock around every call. Appending to `growing` is the exception."""
+    """The caller holds a lock around every call. Appending to `arriving` and `growing` is the exception."""
 
     def __init__(self, core: BlockManager, copies: Copies, clock: Clock, layout: Layout) -> None:
         self.core = core
         self.live: dict[int, Sequence] = {}
-        self.growing: list[int] = []  # one entry for each position; may be appended to without the lock
+        self.arriving: list[Arriving] = []  # may be appended to without the lock
+        self.growing: list[int] = []  # one entry for each position; the same
         self.dummies: set[int] = set()  # of the live ones
         self._in_prompt: dict[int, Sequence] = {}  # of the live ones, whose positions still move
         self.pins = Pins(core)
@@ -38,26 +39,21 @@ class Books:
         self._tokens_per_block = layout.tokens_per_block
         self._connector = layout.connector
         self._slides = layout.slides
+        self._chunk, self._ahead = layout.chunk, layout.ahead
+        self._next_chunks: dict[int, int] = {}  # positions of prompts, to be reserved with the growth of the others
         self.config = core.config
-        self._arriving: dict[int, Arriving] = {}
 
     # ---- upstream's calls ----
 
-    def add(self, request_id: int, length: int, beam_width: int, request: Any) -> None:
+    def add(self, request_id: int, length: int, beam_width: int, request: Any) -> bool:
+        """Note the request, without a lock. Returns whether it is a dummy: upstream expects its refusal from this call."""
         if beam_width != 1:
             raise RuntimeError(f"request {request_id} has {beam_width} beams; one is served")
-        if request_id in self.live or request_id in self._arriving:
+        if request_id in self.live:
             raise RuntimeError(f"request {request_id} was added and not removed; adding it again would lose its blocks")
-        is_dummy = request.is_dummy_request
-        prompt = prompt_to_admit(request, request_id, length, is_dummy=is_dummy)
-        if prompt.length != length or prompt.request_id != request_id:
-            raise RuntimeError(
-                f"request {request_id} is to be added with {length} tokens, but its prompt is that of request "
-                f"{prompt.request_id} with {prompt.length}"
-            )
-        self._arriving[request_id] = request, prompt, is_dummy
-        if is_dummy:
-            self.settle()  # upstream expects the refusal of a dummy from this very call
+        is_dummy: bool = request.is_dummy_request
+        self.arriving.append((request_id, length, request, is_dummy))
+        return is_dummy
 
     def report(self, request: Any) -> None:
         """A chunk of the request's prompt has been computed. An unknown request has ended before."""
@@ -77,7 +73,7 @@ class Books:
         self.core.store_context_blocks(request_id, sequence.prompt_length if sampled else sequence.computed)
 
     def knows(self, request_id: int) -> bool:
-        return request_id in self.live or request_id in self._arriving
+        return request_id in self.live or any(request_id == each[0] for each in self.arriving)
 
     def pin(self, request_id: int) -> list[int]:
         self.settle()
@@ -91,9 +87,7 @@ class Books:
 
     def remove(self, request_id: int, request: Any) -> None:
         """Upstream also frees requests that were never added. Without a request, nothing more is kept for reuse."""
-        self._forget_growth({request_id})
-        if self._arriving.pop(request_id, None) is not None:
-            return
+        self._forget_notes({request_id})
         self.slots.moved()
         sequence = self.live.pop(request_id, None)
         self._in_prompt.pop(request_id, None)
@@ -121,14 +115,16 @@ class Books:
             sequence.look()
             if not sequence.is_in_prompt:
                 del self._in_prompt[request_id]
+            elif self._chunk is not None and sequence.lacks(self._chunk) > 0:
+                self._next_chunks[request_id] = sequence.lacks(self._chunk)
 
     def settle(self) -> None:
         """Admit all noted requests, then grow the others. Nothing else queues copies."""
-        if not (self._arriving or self.growing):
+        if not (self.arriving or self.growing or self._next_chunks):
             return
-        if self._arriving:
+        if self.arriving:
             self._admit()
-        if self.growing:
+        if self.growing or self._next_chunks:
             self._reserve()
         self.slots.moved()
         self._copies.submit()
@@ -138,38 +134,54 @@ class Books:
         self._copies.end()
 
     def _admit(self) -> None:
-        arriving, self._arriving = self._arriving, {}
+        arriving = self.arriving[:]
+        del self.arriving[: len(arriving)]  # others may be appending
         try:
-            batch = self.core.add_sequence_batch([prompt.sequence for _, prompt, _ in arriving.values()])
-        except OutOfBlocks:
-            self._forget_growth(arriving.keys())
+            prompts = [prompt_to_admit(*each) for each in arriving]
+            batch = self.core.add_sequence_batch([prompt.sequence for prompt in prompts], chunk_tokens=self._ahead)
+        except Exception:
+            self._forget_notes({request_id for request_id, *_ in arriving})
             raise
-        for (request_id, (request, prompt, is_dummy)), admission in zip(arriving.items(), batch.admitted, strict=True):
-            if prompt.has_duration:
-                self._clock.start()
-            sequence = Sequence(request, prompt, admission.tokens_reused, is_dummy=is_dummy)
-            self.live[request_id] = self._in_prompt[request_id] = sequence
-            if is_dummy:
-                self.dummies.add(request_id)
-            forget_prompt(request)
-        for request_id in arriving:  # the books know all requests by now, should a connector raise
-            self._tell(self.live[request_id])
+        came: dict[int, Sequence] = {}
+        for (request_id, length, request, is_dummy), prompt, admission in zip(
+            arriving, prompts, batch.admitted, strict=True
+        ):
+            reused = admission.tokens_reused
+            reserved = length if self._ahead is None else min(length, reused + self._ahead)
+            came[request_id] = Sequence(request, prompt, reused, reserved, is_dummy=is_dummy)
+        self.live |= came
+        self._in_prompt |= came
+        for request_id in [request_id for request_id, _, _, is_dummy in arriving if is_dummy]:
+            self.dummies.add(request_id)
+            self._fill(came[request_id])
+        if any(prompt.has_duration for prompt in prompts):
+            self._clock.start()
+        for sequence in came.values():  # the books know all requests by now, should a connector raise
+            begin = sequence.computed
+            if self._connector is not None and not sequence.is_dummy:
+                # Tokens behind those reused that a connector will write, before a step reads them.
+                begin += int(self._connector.get_num_new_matched_tokens(bound_half(sequence.request), begin))
+                sequence.begin_at(begin)
+            if begin:
+                tell_reuse(sequence.request, begin, sequence.prompt_length, self._tokens_per_block)
 
-    def _tell(self, sequence: Sequence) -> None:
-        begin = sequence.computed
-        if self._connector is not None and not sequence.is_dummy:
-            # Tokens behind those reused that a connector will write, before a step reads them.
-            begin += int(self._connector.get_num_new_matched_tokens(bound_half(sequence.request), begin))
-            sequence.begin_at(begin)
-        if begin:
-            tell_reuse(sequence.request, begin, self._tokens_per_block)
+    def _fill(self, dummy: Sequence) -> None:
+        """Reserve the whole prompt of a dummy, as if it were computed meanwhile: it stands for one that has been."""
+        while self._ahead is not None and dummy.length < dummy.prompt_length:
+            count = min(self._ahead, dummy.prompt_length - dummy.length)
+            self.core.add_tokens([dummy.request_id], [count], computed=[dummy.length])
+            dummy.computed = dummy.length
+            dummy.length += count
 
     def _reserve(self) -> None:
         ids = self.growing[:]
         del self.growing[: len(ids)]  # others may be appending
-        counts: Mapping[int, int] = dict.fromkeys(ids, 1)
+        counts: dict[int, int] = dict.fromkeys(ids, 1)
         if len(counts) != len(ids):
             counts = Counter(ids)
+        if self._next_chunks:
+            counts |= self._next_chunks  # a prompt does not grow otherwise
+            self._next_chunks = {}
         try:
             self._grow(counts)
         except OutOfBlocks:
@@ -184,6 +196,10 @@ class Books:
         for request_id, count in counts.items():
             live[request_id].length += count
 
-    def _forget_growth(self, ids: Set[int]) -> None:
+    def _forget_notes(self, ids: Set[int]) -> None:
+        if self.arriving:
+            self.arriving[:] = [each for each in self.arriving if each[0] not in ids]
         if self.growing:
             self.growing[:] = [each for each in self.growing if each not in ids]
+        for request_id in ids:
+            self._next_chunks.pop(request_id, None)

@@ -19,7 +19,7 @@ from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 from trtllm_kvfix.managers.questions import Blocks, Questions, fits, less
 
-Needed = Callable[[Any, Prompt], Blocks]  # of a request that has none
+Ahead = Callable[[Any], int]  # tokens behind the prompt for which a request must find room to start
 Scheduled = tuple[list[Any], list[Any], list[Any]]  # requests that fit, wait for another server's cache (none), pause
 
 
@@ -50,7 +50,7 @@ class Policy(ABC):
     @abstractmethod
     def schedule_request(self, active_requests: Any) -> Scheduled: ...
 
-    def _start(self, chosen: list[Any], waiting: Iterable[Any], free: Blocks, needed: Needed) -> None:
+    def _start(self, chosen: list[Any], waiting: Iterable[Any], free: Blocks, tokens_ahead: Ahead) -> None:
         """Adds to the chosen requests, which run, as many of the others as fit, in their order."""
         questions = self.kv_cache_manager.questions
         adapters = _Adapters(self.peft_cache_manager, chosen)
@@ -61,7 +61,10 @@ class Policy(ABC):
             prompt = prompt_of(request)
             if self._gains_by_waiting(request, prompt, questions, wait_for):
                 continue
-            blocks = needed(request, prompt)
+            ahead = tokens_ahead(request)
+            blocks = questions.to_admit(prompt, ahead)
+            if not fits(blocks, free):
+                blocks = questions.to_admit_closely(prompt, ahead)
             if not fits(blocks, free):
                 break  # later requests must not overtake it for ever
             if adapters.claim(request):
@@ -93,7 +96,7 @@ class GuaranteedNoEvict(Policy):
         chosen = started[: self.max_num_requests]
         if waiting and len(chosen) < self.max_num_requests:
             free = less(questions.free_blocks(), questions.still_to_take(started + loading))
-            self._start(chosen, waiting, free, lambda each, prompt: questions.to_admit(prompt, each.max_new_tokens))
+            self._start(chosen, waiting, free, lambda each: int(each.max_new_tokens))
         return chosen, [], []
 
 
@@ -111,7 +114,7 @@ class MaxUtilization(Policy):
         if not paused and waiting:
             # Without a block to spare the request would be paused at once; but alone it need not share.
             ahead = self.kv_cache_manager.tokens_per_block if chosen else 1
-            self._start(chosen, waiting, less(free, next_step), lambda _, prompt: questions.to_admit(prompt, ahead))
+            self._start(chosen, waiting, less(free, next_step), lambda _: ahead)
         return chosen, [], paused
 
 

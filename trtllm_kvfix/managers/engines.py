@@ -22,12 +22,14 @@ def _reasons(executor: Any) -> "Iterator[str]":
     if manager is None:
         managers = getattr(getattr(executor, "resource_manager", None), "resource_managers", {})
         manager = next((each for name, each in managers.items() if name.name == "KV_CACHE_MANAGER"), None)
+    engine = getattr(executor, "model_engine", None)
+    if any("auto_deploy" in each.__module__.split(".") for each in type(engine).__mro__):
+        yield "AutoDeploy is not served: its engine has not been run with ours"
     kind = type(getattr(manager, "impl", None))
     if kind.__name__ != "NativeKvCache":
         yield f"this engine's cache is {type(manager).__name__} over {kind.__name__}: only V1's is ours"
     if getattr(executor, "kv_cache_transceiver", None) is not None:
         yield "disaggregated serving is not served"
-    engine = getattr(executor, "model_engine", None)
     if getattr(executor, "drafter", None) is not None or getattr(engine, "spec_config", None) is not None:
         yield "speculative decoding is not served"
     if getattr(executor, "draft_model_engine", None) is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trtllm_kvfix.errors import NotServed
 from trtllm_kvfix.managers.events import EventManager
-from trtllm_kvfix.managers.layout import ELEMENTS, Layout, Window, pools_of
+from trtllm_kvfix.managers.layout import ELEMENTS, Layout, Window, held_most, pools_of
 
 OFFLOAD_PRIORITY_MIN = 30  # if upstream gives none
 
@@ -48,16 +48,17 @@ def _head_size(value: Any, _given: Mapping[str, Any]) -> str:
     return "" if len(sizes) == 1 and min(sizes) > 0 else "one head size above 0 for all layers is served"
 
 
-def _whole_sequences(value: Any, given: Mapping[str, Any]) -> str:
-    """A window holds a whole prompt until it is computed, however little of it the next token reads."""
+def _one_sequence(value: Any, given: Mapping[str, Any]) -> str:
+    """A window holds the part of a prompt that is not known to be computed, and what that part looks back to."""
     vector = set(given["max_attention_window_vec"])
     if (vector != set(value) and not len(vector) == len(value) == 1) or min(*vector, *value) <= 0:
         return f"layers have the windows {sorted(vector)}"
     if not _slides(given):
         return ""
-    longest, tokens = _longest(given), int(given["tokens_per_block"])
-    small = {size: primary for size, (primary, _) in value.items() if primary * tokens < longest}
-    return f"each window needs blocks for a sequence of {longest} tokens, and {small} have fewer" if small else ""
+    longest, tokens, chunk = _longest(given), int(given["tokens_per_block"]), _chunk(given)
+    needed = {size: held_most(size, chunk, longest, tokens) for size in value}
+    small = {size: primary for size, (primary, _) in value.items() if primary < needed[size]}
+    return f"a sequence of {longest} tokens needs up to {needed} blocks, and {small} are fewer" if small else ""
 
 
 def _no_windows(what: str) -> Check:
@@ -97,7 +98,7 @@ CHECKS: Mapping[str, Check] = {
     "size_per_head": _head_size,
     "size_per_head_per_layer": _head_size,
     "tokens_per_block": _anything,
-    "blocks_per_window": _whole_sequences,
+    "blocks_per_window": _one_sequence,
     "max_num_sequences": _anything,  # the table of offsets is upstream's
     "max_beam_width": _only(1),
     "max_attention_window_vec": _anything,
@@ -159,6 +160,7 @@ def layout_of(given: Mapping[str, Any]) -> Layout:
         connector=given.get("kv_connector_manager"),
         # Builds that release blocks one by one no longer pass a temporary window.
         pins_by_list="temp_attention_window_inputs" not in given,
+        chunk=_chunk(given),
     )
 
 
@@ -186,6 +188,15 @@ def _longest(given: Mapping[str, Any]) -> int:
     holds: int = given["blocks_per_window"][largest][0] * int(given["tokens_per_block"])
     longest = int(given["max_sequence_length"])
     return largest if holds < longest and largest > holds - int(given["tokens_per_block"]) else max(longest, largest)
+
+
+def _chunk(given: Mapping[str, Any]) -> int | None:
+    """Tokens of a prompt in one step at most, where blocks leave a window before a sequence is complete."""
+    if not _slides(given):
+        return None
+    temporary = given.get("temp_attention_window_inputs")
+    chunk = given.get("chunk_size") or getattr(temporary, "max_num_tokens", None)
+    return int(chunk) if chunk and 2 * chunk < _longest(given) else None
 
 
 def _check(given: Mapping[str, Any]) -> None:

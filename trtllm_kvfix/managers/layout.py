@@ -76,6 +76,16 @@ class Layout:
     events: EventManager | None
     connector: Any  # upstream's manager of connectors, or None
     pins_by_list: bool  # a pinned request is named by all its blocks, not by its last one
+    chunk: int | None = None  # tokens of a prompt in one step, where prompts are reserved so; None: whole
+
+    @property
+    def ahead(self) -> int | None:
+        """Positions that may be reserved beyond those known to be computed: the step that runs, and the next one."""
+        return None if self.chunk is None else 2 * self.chunk
+
+    def held_most(self, window: Window, tokens: int) -> int:
+        """Blocks that a sequence of so many tokens holds at most, with those that it has from others."""
+        return held_most(window.size, self.chunk, tokens, self.tokens_per_block)
 
     @property
     def slides(self) -> bool:
@@ -99,6 +109,19 @@ class Layout:
             if layer in pool.layers:
                 return index, pool.layers.index(layer)
         raise IndexError(f"there is no layer {layer}; this rank has {self.layers}")
+
+
+def held_most(window: int, chunk: int | None, tokens: int, tokens_per_block: int) -> int:
+    """In a window: those that it finds there, and its own, which are not known to be computed or looked back to."""
+    whole = -(-tokens // tokens_per_block)
+    if chunk is None:
+        return whole
+    return min(whole, -(-window // tokens_per_block) + touched(window + 2 * chunk, tokens_per_block))
+
+
+def touched(positions: int, tokens_per_block: int) -> int:
+    """Blocks that so many positions in a row lie in at most."""
+    return (positions + tokens_per_block - 2) // tokens_per_block + 1
 
 
 def pools_of(

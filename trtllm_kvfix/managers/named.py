@@ -44,8 +44,8 @@ class Named:
             names = self.core.commit_and_get_block_hashes(sequence.request_id)
             if full > len(names) and not sequence.is_private:  # the core does not know what was generated
                 names = block_hashes(Prompt(llm_request).sequence, self.core.config)
-            sequence.names = [each & FIRST_HALF for each in names]
-        return sequence.names
+            sequence.names = tuple(each & FIRST_HALF for each in names)
+        return list(sequence.names)
 
     @answering
     def get_priority_by_block_id(self, block_id: int, window_size: int) -> int:

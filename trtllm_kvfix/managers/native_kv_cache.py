@@ -75,7 +75,7 @@ class NativeKvCache(Asked, Held, Named):
         self._copies = Copies(self.core, device, self._memory, self.layout.stream)
         serial = next_serial()
         self._books = Books(self.core, self._copies, Clock(self.core, serial), self.layout)
-        self._questions = Questions(self._books, self.tokens_per_block, len(self.layout.windows))
+        self._questions = Questions(self._books, self.layout)
         self._comparison = Comparison(self.core, serial)
         if self.layout.events is not None:
             for window in self.layout.windows:
@@ -116,13 +116,13 @@ class NativeKvCache(Asked, Held, Named):
             self._comparison.step()
 
     def add_sequence(self, request_id: int, input_length: int, beam_width: int, llm_request: Any) -> None:
-        with self._lock:
-            self._books.add(request_id, input_length, beam_width, llm_request)
+        if self._books.add(request_id, input_length, beam_width, llm_request):
+            with self._lock:
+                self._books.settle()
 
-    @locked
     def add_sequence_batch(self, request_infos: list[tuple[int, int, int]], llm_requests: list[Any]) -> None:
-        for (request_id, length, beam_width), request in zip(request_infos, llm_requests, strict=True):
-            self._books.add(request_id, length, beam_width, request)
+        for info, request in zip(request_infos, llm_requests, strict=True):
+            self.add_sequence(*info, request)
 
     def add_token(self, request_id: int, detach_swa_front_blocks: bool = True) -> None:
         """Upstream calls this for each request in each iteration, so it only takes a note, which needs no lock.

@@ -7,6 +7,7 @@ more than tokens, get a root of their own: no other request finds their blocks.
 
 import struct
 from collections.abc import Iterator
+from functools import cache
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -60,24 +61,30 @@ def note_prompt(request: Any, tokens: Any) -> None:
 
 
 def prompt_of(request: Any) -> Prompt:
-    return prompt_to_admit(request, request.request_id, request.get_num_tokens(0), is_dummy=request.is_dummy_request)
+    return prompt_to_admit(request.request_id, request.get_num_tokens(0), request, request.is_dummy_request)
 
 
-def prompt_to_admit(request: Any, request_id: int, length: int, *, is_dummy: bool) -> Prompt:
+def prompt_to_admit(request_id: int, length: int, request: Any, is_dummy: bool) -> Prompt:
     """The prompt kept on the request, unless it has changed. Preemption makes a prompt longer, and a request becomes a
     dummy only after it was made.
 
-    The caller passes the request's own answers: asking for them again costs a call into C++ each.
+    The caller passes the request's own answers: asking for them again costs a call into C++ each. Raises if the prompt
+    contradicts them.
     """
     kept: Prompt | None = getattr(request, _KEPT, None)
     if kept is None or kept.length != length or kept.request_id != request_id or (is_dummy and not kept.is_private):
         kept = Prompt(request)
+        if kept.length != length or kept.request_id != request_id:
+            raise RuntimeError(
+                f"request {request_id} is to be added with {length} tokens, but is request "
+                f"{kept.request_id} with {kept.length}"
+            )
         setattr(request, _KEPT, kept)
     return kept
 
 
 def forget_prompt(request: Any) -> None:
-    """Drop the tokens of an admitted request: the core has them."""
+    """Drop the tokens of a computed prompt: the core has them."""
     setattr(request, _KEPT, None)
 
 
@@ -104,16 +111,22 @@ def _images(request: Any) -> Iterator[tuple[int, int, bytes]]:
         yield start, start + length, struct.pack(f"<{len(words)}I", *(word & 0xFFFFFFFF for word in words))
 
 
-def tell_reuse(request: Any, reused: int, tokens_per_block: int) -> None:
+def tell_reuse(request: Any, reused: int, prompt_length: int, tokens_per_block: int) -> None:
     """Set the request's position after admission. Newer builds have a call for it, older ones two fields.
 
     Every chunk but the last ends on a block's boundary.
     """
-    if hasattr(request, "set_prepopulated_prompt_len"):
+    if _is_told_by_a_call(request.__class__):
         request.set_prepopulated_prompt_len(reused, tokens_per_block)
         return
-    size = request.context_chunk_size
-    if reused + size < request.prompt_len:
+    size: int = request.context_chunk_size
+    if reused + size < prompt_length:
         size = (reused + size) // tokens_per_block * tokens_per_block - reused
     request.context_current_position = reused
-    request.context_chunk_size = size
+    request.context_chunk_size = size  # which the request cuts to what remains
+
+
+@cache
+def _is_told_by_a_call(kind: type) -> bool:
+    """Asked of the class once: looking for an attribute that an object lacks is expensive."""
+    return hasattr(kind, "set_prepopulated_prompt_len")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from trtllm_kvfix.managers.books import Books
+from trtllm_kvfix.managers.layout import Layout, Window, touched
 from trtllm_kvfix.managers.prompts import Prompt, prompt_of
 
 Blocks = list[int]
@@ -35,15 +36,15 @@ class Prefix(NamedTuple):
 
 
 class Questions:
-    def __init__(self, books: Books, tokens_per_block: int, windows: int) -> None:
+    def __init__(self, books: Books, layout: Layout) -> None:
         self._books = books
-        self._tokens_per_block = tokens_per_block
-        self._windows = windows
+        self._layout = layout
+        self._ahead = layout.ahead
+        self._tokens_per_block = layout.tokens_per_block
 
     def free_blocks(self) -> Blocks:
-        """Blocks that are free, or cached without an owner."""
-        tiers = [window.primary for window in self._books.core.get_kv_cache_stats().windows]
-        return [primary.free + primary.cached for primary in tiers]
+        """Blocks that are free, or cached without an owner, and not kept for a prompt that comes in chunks."""
+        return self._books.core.free_blocks_without([])
 
     def by_progress(self, active_requests: Iterable[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """(requests that run, that wait for their first block, that hold blocks and wait for a load)."""
@@ -62,11 +63,15 @@ class Questions:
         return started, waiting, loading
 
     def still_to_take(self, started: Iterable[Any]) -> Blocks:
-        """Blocks that these requests will take until their last tokens, besides those that they hold.
+        """Blocks that these requests will take until their last tokens, besides those held or kept for them.
 
-        Counted as if no block left its window meanwhile: no request is promised what another still holds.
+        No request is promised what another still holds: as if no block left its window meanwhile, or, where prompts
+        come in chunks, as if none left it before the answer slides.
         """
         sequences = [self._books.live[each.request_id] for each in started]
+        if self._ahead is not None:
+            grow = [self._blocks(each.most) - self._blocks(max(each.length, each.prompt_length)) for each in sequences]
+            return [sum(min(each, slides) for each in grow) for slides in map(self._to_slide, self._layout.windows)]
         left = [max(0, each.most - each.length) for each in sequences]
         return self._in_each(self._books.core.blocks_to_grow([each.request_id for each in sequences], left))
 
@@ -74,11 +79,19 @@ class Questions:
         """The same for one request. One without blocks takes those of its prompt that are not held, and its growth."""
         if request.request_id in self._books.live:
             return self.still_to_take([request])
-        return self.to_admit(prompt_of(request), request.max_new_tokens)
+        return self.to_admit_closely(prompt_of(request), request.max_new_tokens)
 
     def to_admit(self, prompt: Prompt, ahead: int) -> Blocks:
-        """Blocks that a request without any takes until it has grown by so many tokens."""
-        return self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead)
+        """Blocks that a request without any takes until it has grown so far, if a copy's source is held so long."""
+        return self._books.core.blocks_to_admit(prompt.sequence, tokens_new_max=ahead, chunk_tokens=self._ahead)
+
+    def to_admit_closely(self, prompt: Prompt, ahead: int) -> Blocks:
+        """The same, at a higher cost: a copy's source is held while the request is admitted, not while it grows."""
+        layout = self._layout
+        held_most = [layout.held_most(each, prompt.length + ahead) for each in layout.windows]
+        now = self._books.core.blocks_to_admit(prompt.sequence, chunk_tokens=self._ahead)
+        later = self.to_admit(prompt, ahead)
+        return [max(a, min(b, most)) for a, b, most in zip(now, later, held_most, strict=True)]
 
     def next_step(self, started: Iterable[Any]) -> Blocks:
         """Blocks that these requests take for their next tokens. A prompt has its blocks already."""
@@ -89,9 +102,9 @@ class Questions:
         """`free_blocks`, if these requests had given theirs back."""
         return self._books.core.free_blocks_without([each.request_id for each in paused])
 
-    def one_step(self, request: Any, *, two_steps: bool) -> int:
+    def one_step(self, request: Any, window: Window, *, two_steps: bool) -> int:
         if request.is_context_init_state and request.is_first_context_chunk:
-            return self._blocks(request.prompt_len)
+            return self._layout.held_most(window, request.prompt_len)
         sequence = self._books.live.get(request.request_id)
         if sequence is None or not request.is_generation_in_progress_state:
             return 0
@@ -100,7 +113,7 @@ class Questions:
 
     def prefix_of(self, prompt: Prompt) -> Prefix:
         unit = self._tokens_per_block
-        reuse = self._books.core.analyze_prefix_reuse(prompt.sequence).tokens
+        reuse = self._books.core.analyze_prefix_reuse(prompt.sequence, chunk_tokens=self._ahead).tokens
         whole = prompt.length // unit
         cached = whole if reuse == prompt.length - 1 else reuse // unit
         return Prefix(prompt, reuse // unit * unit, cached, cached >= whole)
@@ -130,7 +143,11 @@ class Questions:
         return prompt.hash_of(block, self._books.config)
 
     def _in_each(self, blocks: int) -> Blocks:
-        return [blocks] * self._windows
+        return [blocks] * len(self._layout.windows)
+
+    def _to_slide(self, window: Window) -> int:
+        """Blocks that an answer takes until it slides. One leaves when a step has ended and the next one is taken."""
+        return touched(window.size + 2 * self._tokens_per_block, self._tokens_per_block)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._tokens_per_block)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trtllm_kvfix.managers.prompts import Prompt
+from trtllm_kvfix.managers.prompts import Prompt, forget_prompt
 
 
 class Sequence:
@@ -18,19 +18,19 @@ class Sequence:
         "prompt_length", "request", "request_id",
     )  # fmt: skip
 
-    def __init__(self, request: Any, prompt: Prompt, reused: int, *, is_dummy: bool) -> None:
+    def __init__(self, request: Any, prompt: Prompt, reused: int, length: int, *, is_dummy: bool) -> None:
         self.request = request
         self.request_id = prompt.request_id
         self.prompt: Prompt | None = prompt  # until it is computed
         self.prompt_length = prompt.length
-        self.length = prompt.length  # positions reserved
+        self.length = length  # positions reserved
         self.computed = reused  # leading positions whose values are in the cache, as far as reported
         self.most: int = prompt.length + request.max_new_tokens  # positions that it may reach
         self.is_private = prompt.is_private
         self.is_dummy = is_dummy
-        self.names: list[int] = []  # of full blocks, as far as they have been asked for
+        self.names: tuple[int, ...] = ()  # of full blocks, as far as they have been asked for
         self._position = reused
-        self._chunk_ends: list[int] = []  # computed or being computed, not reported yet
+        self._chunk_ends: tuple[int, ...] = ()  # computed or being computed, not reported yet
 
     @property
     def is_in_prompt(self) -> bool:
@@ -48,16 +48,22 @@ class Sequence:
         position = min(self.request.context_current_position, self.prompt_length)
         # A failed load moves it backwards. One chunk more is counted then, so less counts as computed, never more.
         if position != self._position:
-            self._chunk_ends.append(position)
+            self._chunk_ends += (position,)
             self._position = position
+
+    def lacks(self, chunk: int) -> int:
+        """Positions to reserve, so that a step may compute the next chunk."""
+        return min(self._position + chunk, self.prompt_length) - self.length
 
     def reported(self) -> int:
         """A batch with a chunk of this prompt has ended. Returns how much of the prompt is computed by now."""
         self.look()
         if self._chunk_ends:
-            self.computed = self._chunk_ends.pop(0)
+            self.computed, *later = self._chunk_ends
+            self._chunk_ends = tuple(later)
         if self.computed == self.prompt_length:
             self.prompt = None
+            forget_prompt(self.request)
         return self.computed
 
     def computed_for_growth(self) -> int:
