@@ -56,7 +56,7 @@ def test_a_gate_that_nobody_is_left_to_open_is_opened_and_reported(monkeypatch: 
 
 
 def test_where_streams_wait_for_each_other_a_step_is_not_late_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HELD_S_MAX", 0.02)
+    monkeypatch.setattr(module, "HELD_S_MAX_ON_GPU", 0.02)
     monkeypatch.setattr(module.Machine, "simulated", property(lambda _: False))
     machine = open_machine("cpu")
     machine.hold()

@@ -26,9 +26,7 @@ from trtllm_kvfix.staging import Mark, on_stream
 
 Work: TypeAlias = Callable[[], None]
 HELD_S_MAX = 10.0  # a step takes some milliseconds
-# On a GPU a stream may stand behind another one that is held: they share a queue of the hardware, or the driver waits
-# for all of them to load a kernel. Then that step is not late, and no more.
-HELD_S_MAX_ON_GPU = 0.25
+HELD_S_MAX_ON_GPU = 0.25  # streams share queues, and drivers wait for all: then that step is not late, and no more
 WAIT_S_MAX = 30.0  # the watchdog comes first
 SPIN_S, POLL_S = 5e-3, 5e-5
 
@@ -86,7 +84,6 @@ class Machine:
         self._copies: int | None = None  # the gate of another stream
         self._watchdog: Thread | None = None
         self._closing = Event()
-        self._held_s_max = HELD_S_MAX if torch is None else HELD_S_MAX_ON_GPU
         self.opened_by_force = 0  # gates that nobody was left to open
 
     @property
@@ -112,8 +109,6 @@ class Machine:
             work()
         else:
             self._worker.launch(work)
-
-    # ---- what is held ----
 
     def hold(self) -> None:
         """What is enqueued from now on begins when somebody waits for it."""
@@ -152,7 +147,7 @@ class Machine:
     def _watch(self) -> None:
         """Where the host itself waits for what it holds, nobody else is left to open the gate."""
         seen = None
-        while not self._closing.wait(self._held_s_max):
+        while not self._closing.wait(HELD_S_MAX if self.simulated else HELD_S_MAX_ON_GPU):
             held = self._gates[0] if self._gates else self._copies
             if held is not None and held == seen:
                 self.opened_by_force += 1

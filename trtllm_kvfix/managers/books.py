@@ -46,7 +46,7 @@ class Books:
     # ---- upstream's calls ----
 
     def add(self, request_id: int, length: int, beam_width: int, request: Any) -> bool:
-        """Note the request, without a lock. Returns whether it is a dummy: upstream expects its refusal from this call."""
+        """Note the request, without a lock. Returns whether it is a dummy: upstream expects its refusal here."""
         if beam_width != 1:
             raise RuntimeError(f"request {request_id} has {beam_width} beams; one is served")
         if request_id in self.live:
