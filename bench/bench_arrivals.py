@@ -16,8 +16,8 @@ from overlay_case import TOKENS_PER_BLOCK, Call, compared  # first: it puts the 
 from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
-from trtllm_kvfix.fixes.vote import TAG_ADMISSION, Voting
 from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.vote import TAG_ADMISSION, Voting
 
 VARIANT = "B"
 SIZES = ((8, 64), (64, 64), (8, 512), (64, 512))  # prompts, blocks of each
