@@ -209,7 +209,7 @@ else
 	@build/fuzz/bin/fuzz_worlds --seconds $(FUZZ_SECONDS) --steps 1000000000 --seed $(FUZZ_SEED)
 endif
 
-mutants: build bound  ## plant mistakes in cpp/staging and require that the tests notice; about a quarter of an hour
+mutants: build bound  ## plant mistakes in cpp/staging and cpp/core and require that the tests notice; about a quarter of an hour
 	@$(PY) tests/mutants/run.py
 
 # The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.

@@ -1,8 +1,9 @@
 """How costs grow when a tenant chooses them: every attack at doubling sizes, beside a benign one who asks for as much.
 
 Processor time of the thread, all sizes and both tenants by turns in every round. Two limits: double the size costs at
-most 2.3 times as much (the mean over the curve), and the attack at most twice what the benign tenant costs. The
-control is `known seed`: the same prompts where the attacker knows the manager's seed must cost more than that.
+most 2.3 times as much (the mean over the curve; 1.5 times where only what is there doubles), and the attack at most
+twice what the benign tenant costs. The control is `known seed`: the same prompts where the attacker knows the
+manager's seed must cost more than that.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from measure import FACTS, RESULTS, Summary, append, pin_to_one_core, quiet_garb
 
 ROUNDS = 9
 GROWTH_MAX = 2.3  # for double the size
+FLAT_MAX = 1.5  # the same, where what is asked for stays as it is
 BENIGN_MAX = 2.0  # times what the benign tenant costs
 COLUMNS = (*FACTS, "attack", "size", "tenant", "us", "p20", "p80", "ratio_to_half", "ratio_to_benign", "rounds")
 
@@ -80,7 +82,7 @@ class Curves:
         hostile = [point for point in self._points if point.tenant == "hostile"]
         doublings = [ratio for point in hostile if (ratio := self._to_half(point)) is not None]
         growth = float(np.exp(np.mean(np.log(doublings))))  # one doubling alone may leave one of the processor's caches
-        if growth > GROWTH_MAX:
+        if growth > (FLAT_MAX if self._attack.flat else GROWTH_MAX):
             yield f"{self._attack.name}: {growth:.2f} times as much for double the size"
         for point in self._points:
             benign = self._to_benign(point)

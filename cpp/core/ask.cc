@@ -50,8 +50,8 @@ std::vector<std::uint64_t> blocks_to_admit(const State& state, AdmissionPlanner&
         blocks_behind(request->num_tokens(), tokens_new_max, state.tokens_per_block()) * request->beam_width;
     for (const Window& window : state.windows) {
         const std::uint64_t most = chunk::blocks_at_most(window, *request, chunk_tokens);
-        const bool rolls = most < (own + grown) / request->beam_width;  // each beam may fill the window
-        out[window.index] += rolls ? most * request->beam_width - std::min(own, most) : grown;
+        const bool rolls = most < own + grown;  // then each beam may fill the window, as far as it grows
+        out[window.index] += rolls ? std::min(grown, most * request->beam_width - std::min(own, most)) : grown;
     }
     return out;
 }

@@ -95,8 +95,9 @@ std::uint64_t digest_of_block(const Window& window, BlockIndex block) {
     digest.mix(number(block));
     digest.mix(record.in_tree ? (std::uint64_t{record.parent.bits()} << 32 | record.num_tokens) : kNone);
     if (record.in_tree) {
+        const bool has_identity = is_root(record.parent) && !window.tree.by_prefix();  // a prefix spells it, too
         const std::string_view identity =
-            is_root(record.parent) ? std::string_view(window.tree.identity_of(record.parent)) : std::string_view();
+            has_identity ? std::string_view(window.tree.identity_of(record.parent)) : std::string_view();
         digest.mix(digest_of(identity, window.blocks.content(block), window.blocks.extras(block)));
         digest.mix(window.tree.prefix_of(record.parent).hash.first);
     }

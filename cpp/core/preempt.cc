@@ -111,7 +111,10 @@ Return to_bring_back(const State& state, const Sequence& sequence, const Window&
 void check_can_return(const State& state, const Sequence& sequence, const Window& window) {
     for_each_block(state, sequence, window, [&](BlockIndex block, std::uint32_t) {
         check_delivered(sequence, window, block, "while the request was suspended");
-        if (!window.blocks[block].usable()) {
+        const Block& record = window.blocks[block];
+        // A private block that something else kept in primary will be written on, and the copy would have none of that.
+        const bool copied = !record.in_tree && record.in_flight(kHost);
+        if (!record.usable() || copied) {
             throw BlockInFlight(id_of(window, block));
         }
     });

@@ -97,6 +97,7 @@ std::uint64_t tenant(State& state, std::optional<std::int64_t> lora_id, const Sa
     for (Window& window : state.windows) {
         tops.clear();
         window.tree.collect_tenant(lora_id, salt, tops);
+        std::ranges::sort(tops);  // what goes first is taken last: by what a digest sees, and not by who came first
         for (const BlockIndex top : tops) {
             dropped += evict::drop(state, window, top);
         }

@@ -43,7 +43,7 @@ std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& sal
     return out;
 }
 
-std::pair<std::string, std::string> split_identity(const std::string& identity) {
+std::pair<std::string_view, std::string_view> split_identity(std::string_view identity) {
     const std::size_t lora = identity.starts_with('L') ? 1 + sizeof(std::int64_t) : 0;
     return {identity.substr(0, lora), identity.substr(lora)};
 }

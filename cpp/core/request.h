@@ -58,8 +58,8 @@ std::vector<BlockExtra> read_extras(std::string_view extras);
 
 using Salt = std::variant<std::monostate, std::string, std::vector<std::uint8_t>, std::int64_t>;
 
-// What serialise_identity() made of the LoRA adapter, and of the salt.
-std::pair<std::string, std::string> split_identity(const std::string& identity);
+// Of an identity, what serialise_identity() made of the LoRA adapter, and of the salt.
+std::pair<std::string_view, std::string_view> split_identity(std::string_view identity);
 // "" for neither. Prefixes with different identities never meet.
 std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& salt);
 // Throws std::invalid_argument unless the spans are ascending, disjoint, with digests, and within that many tokens.

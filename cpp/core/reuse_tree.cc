@@ -43,7 +43,7 @@ ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& s
       roots_by_prefix_(by_prefix ? store.size() : 0),
       above_(by_prefix ? store.size() : 0),
       next_(above_.size(), kNone),
-      root_by_identity_(0, KeyedHash{key_for(seed, "identities of roots")}) {}
+      tenants_(seed) {}
 
 std::uint32_t ReuseTree::rank(BlockIndex block) const {
     std::uint64_t x = (number(block) ^ rank_seed_) * 0x9e3779b97f4a7c15;
@@ -55,42 +55,23 @@ ParentRef ReuseTree::find_root(const std::string& identity) const {
     if (by_prefix_) {
         return find_prefix(beginning(identity));
     }
-    const auto found = root_by_identity_.find(identity);
-    return found == root_by_identity_.end() ? ParentRef() : ParentRef::root(found->second);
+    const TenantIndex::Tenant* found = tenants_.find(identity);
+    return found == nullptr ? ParentRef() : ParentRef::root(found->second.first);
 }
 
 ParentRef ReuseTree::open_root(const std::string& identity) {
     if (const ParentRef found = find_root(identity); found != kNone) {
         return found;
     }
-    const std::uint32_t root = new_root();
-    roots_[root].identity = identity;
-    roots_[root].key = root_key(identity);
+    const std::uint32_t root = new_root(tenants_.open(identity), beginning(identity));
     if (by_prefix_) {
-        roots_[root].prefix = beginning(identity);
         roots_by_prefix_.insert(place_of(roots_[root].prefix), BlockIndex{root});
-    } else {
-        root_by_identity_.emplace(identity, root);
-        if (tenants_) {
-            tenants_->add(identity);
-        }
     }
     return ParentRef::root(root);
 }
 
-std::uint32_t ReuseTree::new_root() {
-    if (free_roots_.empty()) {
-        free_roots_.push_back(static_cast<std::uint32_t>(roots_.size()));
-        roots_.emplace_back();
-    }
-    const std::uint32_t root = free_roots_.back();
-    free_roots_.pop_back();
-    roots_[root] = Root{};
-    return root;
-}
-
 std::uint64_t ReuseTree::key_of(ParentRef parent) const {
-    return is_root(parent) ? roots_[parent.root_index()].key : std::as_const(store_)[parent.block()].key;
+    return is_root(parent) ? roots_[parent.root_index()].prefix.key : std::as_const(store_)[parent.block()].key;
 }
 
 BlockIndex ReuseTree::find_child(ParentRef parent, std::uint64_t key, const BlockContent& wanted) const {
@@ -104,7 +85,7 @@ BlockHash ReuseTree::hash_below(ParentRef parent, BlockIndex block) const {
     if (by_prefix_) {
         return behind(block).hash;
     }
-    const BlockHash above = is_root(parent) ? hasher_.root(identity_of(parent)) : (*hash_book_)[parent.block()];
+    const BlockHash above = is_root(parent) ? roots_[parent.root_index()].prefix.hash : (*hash_book_)[parent.block()];
     return hasher_.block(above, store_.content(block), store_.extras(block));
 }
 

@@ -14,7 +14,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "core/block_store.h"
@@ -96,7 +95,7 @@ class ReuseTree {
     // A key spells a whole prefix in 64 bits, for this tree's index alone. Never shown.
     std::uint64_t root_key(std::string_view identity) const { return index_hash_.root(identity) & key_mask_; }
     std::uint64_t key_of(ParentRef parent) const;
-    const std::string& identity_of(ParentRef root) const { return roots_[root.root_index()].identity; }
+    const std::string& identity_of(ParentRef root) const { return roots_[root.root_index()].tenant->first; }
     std::uint64_t child_key(std::uint64_t parent_key, const BlockContent& content) const {
         return index_hash_.block(parent_key, content.tokens, content.extras) & key_mask_;
     }
@@ -132,9 +131,8 @@ class ReuseTree {
     void collect_descendants(BlockIndex block, std::vector<BlockIndex>& out) const;
     void collect_all(std::vector<BlockIndex>& out) const;
     void collect_direct_children(BlockIndex block, std::vector<BlockIndex>& out) const;
-    // Appends what the roots of that adapter, that salt, or both have for children. Which roots those are is known from the first
-    // call on, which looks at every root; in a tree by prefix every call looks at every root.
-    void collect_tenant(std::optional<std::int64_t> lora_id, const Salt& salt, std::vector<BlockIndex>& out);
+    // Appends what the roots of that adapter, that salt, or both have for children.
+    void collect_tenant(std::optional<std::int64_t> lora_id, const Salt& salt, std::vector<BlockIndex>& out) const;
 
     // Heap order of the treaps: fixed per block, spread evenly, the same wherever the seed is.
     std::uint32_t rank(BlockIndex block) const;
@@ -145,24 +143,27 @@ class ReuseTree {
 
   private:
     struct Root {
-        std::string identity;  // whose it is
-        std::uint64_t key = 0;
+        TenantIndex::Tenant* tenant = nullptr;  // whose it is
+        std::uint32_t previous = kNone;         // of his roots
+        std::uint32_t next = kNone;
+        Prefix prefix;
         BlockIndex children = kNone;
+        std::uint32_t children_primary = 0;
         // In a tree by prefix:
         BlockIndex block = kNone;  // the tree block that ends the prefix
         bool first = true;         // nothing comes before
-        std::uint32_t children_primary = 0;
-        Prefix prefix;
     };
 
     std::uint32_t& children_primary_of(ParentRef parent) {
         return is_root(parent) ? roots_[parent.root_index()].children_primary : store_[parent.block()].children_primary;
     }
-    std::uint32_t new_root();
+    std::uint32_t new_root(TenantIndex::Tenant& tenant, const Prefix& prefix);
     void close_root(std::uint32_t root);
+    void leave_tenant(const Root& root);
     void link_prefix(BlockIndex block);
     BlockIndex find_end(const Prefix& prefix) const;
     void check_prefix(std::uint32_t root) const;
+    bool check_tenant(std::uint32_t root) const;
     std::uint64_t place_of(const Prefix& prefix) const {
         return IndexHash::scattered(index_hash_.block_hash(prefix.hash));
     }
@@ -192,14 +193,9 @@ class ReuseTree {
     std::vector<std::uint32_t> next_;  // [block]: the root of what follows it, or kNone
     std::uint32_t orphaned_ = 0;
     std::optional<HashBook> hash_book_;
-    std::optional<TenantIndex> tenants_;
+    TenantIndex tenants_;
     std::vector<Root> roots_;
     std::vector<std::uint32_t> free_roots_;
-    struct KeyedHash {
-        Secret key;
-        std::size_t operator()(std::string_view text) const { return SipHash(key).end(text).first; }
-    };
-    std::unordered_map<std::string, std::uint32_t, KeyedHash> root_by_identity_;  // lookups only; never iterated
 };
 
 }  // namespace kvfix

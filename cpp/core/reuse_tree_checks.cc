@@ -38,20 +38,34 @@ void ReuseTree::check_prefix(std::uint32_t root) const {
     }
 }
 
+// A root stands among those of its tenant. Whether it is the first of them.
+bool ReuseTree::check_tenant(std::uint32_t root) const {
+    const TenantIndex::Tenant* tenant = roots_[root].tenant;
+    const std::uint32_t previous = roots_[root].previous;
+    const std::uint32_t next = roots_[root].next;
+    check(tenants_.find(tenant->first) == tenant, "a root's tenant is not known by his identity");
+    check(next == kNone || (roots_[next].previous == root && roots_[next].tenant == tenant),
+          "a tenant's roots are not linked");
+    check((previous == kNone) == (tenant->second.first == root), "a tenant begins with another root");
+    return previous == kNone;
+}
+
 void ReuseTree::check_roots(std::vector<std::uint32_t>& seen) const {
     std::vector<BlockIndex> children;
     std::size_t live = 0;
     std::uint32_t orphans = 0;
+    std::size_t tenants = 0;
     for (std::uint32_t root = 0; root < roots_.size(); ++root) {
         if (roots_[root].children == kNone) {
             continue;
         }
         ++live;
         orphans += by_prefix_ && !roots_[root].first && roots_[root].block == kNone ? 1 : 0;
-        check(
-            (by_prefix_ ? find_prefix(roots_[root].prefix) : find_root(roots_[root].identity)) == ParentRef::root(root),
-            "a root cannot be found by its identity");
+        check((by_prefix_ ? find_prefix(roots_[root].prefix) : find_root(identity_of(ParentRef::root(root)))) ==
+                  ParentRef::root(root),
+              "a root cannot be found by its identity");
         check_prefix(root);
+        tenants += check_tenant(root) ? 1 : 0;
         children.clear();
         collect_children(roots_[root].children, children);
         const auto in_primary = static_cast<std::uint32_t>(
@@ -64,7 +78,7 @@ void ReuseTree::check_roots(std::vector<std::uint32_t>& seen) const {
         }
     }
     check(orphans == orphaned_, "the count of prefixes whose blocks have gone is wrong");
-    check(by_prefix_ || live == root_by_identity_.size(),
+    check(tenants == tenants_.size() && (by_prefix_ || tenants == live),
           "a root without children is kept, or one with children is lost");
 }
 

@@ -15,14 +15,15 @@ ParentRef ReuseTree::open_prefix(const Prefix& prefix, const std::string& identi
     if (const ParentRef found = find_prefix(prefix); found != kNone) {
         return found;
     }
-    const std::uint32_t root = new_root();
-    roots_[root].identity = identity;
-    roots_[root].prefix = prefix;
-    roots_[root].key = prefix.key;
+    const BlockIndex end = find_end(prefix);
+    // What ends the prefix is the same tenant's: to look him up costs as much as he made his salt long.
+    TenantIndex::Tenant& tenant =
+        end == kNone ? tenants_.open(identity) : *roots_[store_[end].parent.root_index()].tenant;
+    const std::uint32_t root = new_root(tenant, prefix);
     roots_[root].first = false;
-    roots_[root].block = find_end(prefix);
-    if (roots_[root].block != kNone) {
-        next_[number(roots_[root].block)] = root;
+    roots_[root].block = end;
+    if (end != kNone) {
+        next_[number(end)] = root;
     } else {
         ++orphaned_;
     }
@@ -52,11 +53,8 @@ void ReuseTree::link_prefix(BlockIndex block) {
 void ReuseTree::close_root(std::uint32_t root) {
     Root& closed = roots_[root];
     free_roots_.push_back(root);
+    leave_tenant(closed);
     if (!by_prefix_) {
-        root_by_identity_.erase(closed.identity);
-        if (tenants_) {
-            tenants_->remove(closed.identity);
-        }
         return;
     }
     roots_by_prefix_.erase(place_of(closed.prefix), BlockIndex{root});

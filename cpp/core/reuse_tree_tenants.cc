@@ -1,40 +1,44 @@
-// Whose the blocks are.
-#include <string>
-#include <utility>
-#include <variant>
+// Whose the roots are.
 #include <vector>
 
-#include "core/request.h"
 #include "core/reuse_tree.h"
+#include "core/steps.h"
 
 namespace kvfix {
-namespace {
 
-bool is_of(const std::string& identity, std::optional<std::int64_t> lora_id, const Salt& salt) {
-    const auto [lora, salted] = split_identity(identity);
-    return (!lora_id || lora == serialise_identity(lora_id, {})) &&
-           (std::holds_alternative<std::monostate>(salt) || salted == serialise_identity(std::nullopt, salt));
+std::uint32_t ReuseTree::new_root(TenantIndex::Tenant& tenant, const Prefix& prefix) {
+    if (free_roots_.empty()) {
+        free_roots_.push_back(static_cast<std::uint32_t>(roots_.size()));
+        roots_.emplace_back();
+    }
+    const std::uint32_t root = free_roots_.back();
+    free_roots_.pop_back();
+    std::uint32_t& first = tenant.second.first;
+    roots_[root] = Root{.tenant = &tenant, .next = first, .prefix = prefix};
+    if (first != kNone) {
+        roots_[first].previous = root;
+    }
+    first = root;
+    return root;
 }
 
-}  // namespace
+void ReuseTree::leave_tenant(const Root& root) {
+    if (root.next != kNone) {
+        roots_[root.next].previous = root.previous;
+    }
+    (root.previous == kNone ? root.tenant->second.first : roots_[root.previous].next) = root.next;
+    if (root.tenant->second.first == kNone) {
+        tenants_.close(*root.tenant);
+    }
+}
 
-void ReuseTree::collect_tenant(std::optional<std::int64_t> lora_id, const Salt& salt, std::vector<BlockIndex>& out) {
-    if (by_prefix_) {  // one identity has many roots, and they come and go with every block
-        for (const Root& root : roots_) {
-            if (root.children != kNone && is_of(root.identity, lora_id, salt)) {
-                collect_children(root.children, out);
-            }
+void ReuseTree::collect_tenant(std::optional<std::int64_t> lora_id, const Salt& salt,
+                               std::vector<BlockIndex>& out) const {
+    for (const TenantIndex::Tenant* tenant : tenants_.find_all(lora_id, salt)) {
+        for (std::uint32_t root = tenant->second.first; root != kNone; root = roots_[root].next) {
+            KVFIX_STEP();
+            collect_children(roots_[root].children, out);
         }
-        return;
-    }
-    if (!tenants_) {
-        tenants_.emplace();
-        for (const auto& [identity, root] : root_by_identity_) {  // ordered there, whatever the order here
-            tenants_->add(identity);
-        }
-    }
-    for (const std::string& identity : tenants_->find(lora_id, salt)) {
-        collect_children(roots_[root_by_identity_.find(identity)->second].children, out);
     }
 }
 

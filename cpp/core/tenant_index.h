@@ -1,53 +1,52 @@
-// The identities of a tree's roots by what they are made of, so that all of one adapter or one salt is found without a look at
-// the others. Ordered: nobody can make it slow by what he calls himself.
+// The identities of a tree's roots. Each is kept once, however many roots it has, and knows them: so a tenant is found, by his
+// adapter, his salt or both, without a look at the others.
 #pragma once
 
-#include <optional>
-#include <set>
+#include <cstdint>
+#include <map>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "core/request.h"
+#include "core/siphash.h"
+#include "core/types.h"
 
 namespace kvfix {
 
 class TenantIndex {
   public:
-    void add(const std::string& identity) {
-        auto [lora, salt] = split_identity(identity);
-        by_salt_.emplace(salt, lora);
-        by_lora_.emplace(std::move(lora), std::move(salt));
-    }
-    void remove(const std::string& identity) {
-        auto [lora, salt] = split_identity(identity);
-        by_salt_.erase({salt, lora});
-        by_lora_.erase({std::move(lora), std::move(salt)});
-    }
-    // Serialised, ascending. Of an adapter whatever the salt where none is given, and the other way round.
-    std::vector<std::string> find(std::optional<std::int64_t> lora_id, const Salt& salt) const {
-        const std::string lora = serialise_identity(lora_id, {});
-        const std::string salted = serialise_identity(std::nullopt, salt);
-        std::vector<std::string> out;
-        if (lora_id && !salted.empty()) {
-            if (by_lora_.contains({lora, salted})) {
-                out.push_back(lora + salted);
-            }
-        } else if (lora_id) {
-            for (auto at = by_lora_.lower_bound({lora, ""}); at != by_lora_.end() && at->first == lora; ++at) {
-                out.push_back(at->first + at->second);
-            }
-        } else {
-            for (auto at = by_salt_.lower_bound({salted, ""}); at != by_salt_.end() && at->first == salted; ++at) {
-                out.push_back(at->second + at->first);
-            }
-        }
-        return out;
-    }
+    struct Roots {
+        std::uint32_t first = kNone;  // the tree links the others behind it
+    };
+    // The serialised identity, and its roots: at least one.
+    using Tenant = std::pair<const std::string, Roots>;
+
+    explicit TenantIndex(const Secret& seed);
+
+    std::size_t size() const { return by_identity_.size(); }
+    const Tenant* find(const std::string& identity) const;
+    // Found or made. Whoever makes one gives it a root. The address is good until it is closed.
+    Tenant& open(const std::string& identity);
+    // It has no roots any more.
+    void close(const Tenant& tenant);
+    // Of an adapter whatever the salt where none is given, and the other way round. In no order that means anything.
+    std::vector<const Tenant*> find_all(std::optional<std::int64_t> lora_id, const Salt& salt) const;
 
   private:
-    std::set<std::pair<std::string, std::string>> by_lora_;  // and then by salt
-    std::set<std::pair<std::string, std::string>> by_salt_;  // and then by LoRA adapter
+    struct KeyedHash {
+        Secret key;
+        std::size_t operator()(std::string_view text) const { return SipHash(key).end(text).first; }
+    };
+    // What somebody has in common with others, then the rest; ordered, so that nobody can make it slow by what he calls himself.
+    using Mixed = std::map<std::pair<std::string_view, std::string_view>, const Tenant*>;
+
+    std::unordered_map<std::string, Roots, KeyedHash> by_identity_;  // lookups only; never iterated
+    // Those that have an adapter and a salt: the others are found as what they are.
+    Mixed by_lora_;
+    Mixed by_salt_;
 };
 
 }  // namespace kvfix

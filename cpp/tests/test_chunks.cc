@@ -107,6 +107,38 @@ TEST(Chunks, TokensOfOneCallLeaveBeforeOthersCome) {
     manager.check_invariants();
 }
 
+// Pins of cached blocks ask nobody: they may hold what is kept, until they end.
+TEST(Chunks, WhatComesBackIsKeptAlsoWherePinsHoldTheRest) {
+    Manager manager(one_window(7));
+    manager.add_sequence(request(9, tokens(8, 9000)));
+    const std::vector<BlockId> cached = manager.pin_blocks(9);
+    manager.remove(9, 8);
+    manager.unpin_blocks_by_id(cached, std::nullopt);
+    manager.add_sequence(request(1, tokens(400, 1000)), kChunk);
+    manager.pin_blocks_by_id(cached);
+    manager.store_context_blocks(1, kChunk);
+    manager.unpin_blocks_by_id(cached, std::nullopt);
+    EXPECT_EQ(there(manager), 0U) << "two blocks have left, and the next chunk needs their slots";
+    EXPECT_THROW(manager.add_sequence(request(2, tokens(1, 9000))), OutOfBlocks);
+    manager.grow(1, kChunk, kChunk);
+    manager.check_invariants();
+}
+
+TEST(Chunks, WhoseSlotsHisOwnPinsHoldTakesNobodyElses) {
+    Manager manager(one_window(14));
+    manager.add_sequence(request(1, tokens(400, 1000)), kChunk);
+    manager.add_sequence(request(2, tokens(400, 2000)), kChunk);
+    const std::vector<BlockId> pinned = manager.pin_blocks(1);
+    manager.grow(1, 12, kChunk);
+    EXPECT_EQ(there(manager), 0U);
+    EXPECT_THROW(manager.grow(1, 4), OutOfBlocks) << "two of its slots are pinned, and it has none left";
+    manager.grow(2, 12, kChunk);
+    manager.check_invariants();
+    manager.unpin_blocks_by_id(pinned, std::nullopt);
+    manager.grow(1, 4);
+    manager.check_invariants();
+}
+
 // ------------------------------------------------------------------------------------------------ suspension
 
 TEST(Chunks, ASequenceIsNotSuspendedBetweenTwoOfThem) {

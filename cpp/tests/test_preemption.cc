@@ -177,6 +177,22 @@ TEST_F(Preemption, APinnedBlockStaysInPrimaryUnderItsReader) {
     manager.check_invariants();
 }
 
+// The copy has what was written by then. Had it come back before, the rest would be written and the copy taken for all of it.
+TEST_F(Preemption, APinnedBlockIsNotWrittenOnWhileItIsCopied) {
+    begin(1, joined(kX, {1}));
+    const auto pinned = manager.pin_blocks(1);
+    manager.suspend_sequence(1);
+    const Ticket offload = manager.take_transfers().ticket;
+    const std::uint64_t before = manager.digest();
+    EXPECT_THROW(manager.resume_sequence(1), BlockInFlight);
+    EXPECT_EQ(manager.digest(), before);
+    manager.complete(offload);
+    EXPECT_EQ(manager.resume_sequence(1), 0U);
+    EXPECT_EQ(manager.host().free, 2U) << "what it will write on has no copy any more";
+    manager.unpin_blocks_by_id(pinned, std::nullopt);
+    manager.check_invariants();
+}
+
 TEST_F(Preemption, EveryOtherCallAboutASuspendedSequenceIsRefused) {
     begin(1, kX);
     manager.suspend_sequence(1);

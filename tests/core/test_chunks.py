@@ -193,6 +193,16 @@ def test_beams_share_the_chunks_and_end_in_blocks_of_their_own() -> None:
     m.check_invariants()
 
 
+def test_beams_are_charged_for_what_they_grow_and_not_for_all_that_they_could() -> None:
+    m = manager(primary=16, window_sizes=[WINDOW], max_beam_width=2)
+    request = SequenceRequest(1, prompt(1, 400), beam_width=2)
+    assert m.blocks_to_admit(request, chunk_tokens=16) == [7]
+    assert m.blocks_to_admit(request, tokens_new_max=8, chunk_tokens=16) == [7 + 4]
+    assert m.blocks_to_admit(request, tokens_new_max=1000, chunk_tokens=16) == [7 + 7]
+    m.add_sequence(request, chunk_tokens=16)
+    assert there(m) == [16 - 7]
+
+
 def test_values_are_those_behind_the_prompt_alone() -> None:
     m = manager(primary=16, window_sizes=[WINDOW])
     tokens = prompt(1, 30)

@@ -18,6 +18,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGING_TESTS = "kvfix_staging_tests"
+CORE_TESTS = "kvfix_tests"
 WORLDS = "fuzz_worlds"
 WORLD_STEPS = 400_000  # most mistakes show within 10,000
 TEST_SECONDS_MAX = 120
@@ -28,7 +29,13 @@ class Mutant:
     name: str
     file: str
     edits: list[tuple[str, str]]
-    test: str  # one of STAGING_TESTS, or WORLDS
+    test: str  # one of STAGING_TESTS, of CORE_TESTS where the file is the core's, or WORLDS
+
+    @property
+    def program(self) -> str:
+        if self.test == WORLDS:
+            return WORLDS
+        return CORE_TESTS if self.file.startswith("cpp/core/") else STAGING_TESTS
 
     def apply(self, text: str) -> str:
         for old, new in self.edits:
@@ -64,22 +71,21 @@ class Workshop:
         self._must_run(["cmake", "-S", str(self.tree), "-B", str(self.build), "-G", "Ninja", *options])
 
     def compile(self) -> None:
-        self._must_run(
-            ["cmake", "--build", str(self.build), "--target", STAGING_TESTS, WORLDS, "--parallel", str(self.jobs)]
-        )
+        programs = [STAGING_TESTS, CORE_TESTS, WORLDS]
+        self._must_run(["cmake", "--build", str(self.build), "--target", *programs, "--parallel", str(self.jobs)])
 
-    def test(self, name: str) -> str:
+    def test(self, mutant: Mutant) -> str:
         """'passed', 'failed', 'hung', 'skipped' (it needs another machine), or what else became of that test."""
-        if name == WORLDS:
+        if mutant.program == WORLDS:
             arguments = [WORLDS, "--steps", str(WORLD_STEPS)]
         else:
-            arguments = [STAGING_TESTS, f"--gtest_filter={name}", "--gtest_brief=1"]
+            arguments = [mutant.program, f"--gtest_filter={mutant.test}", "--gtest_brief=1"]
         command = [str(self.build / "bin" / arguments[0]), *arguments[1:]]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TEST_SECONDS_MAX, check=False)
         except subprocess.TimeoutExpired:
             return "hung"
-        if name == WORLDS:
+        if mutant.program == WORLDS:
             return {0: "passed", 1: "failed"}.get(done.returncode, "crashed")
         if "[==========] 1 test from" not in done.stdout:
             return "crashed" if done.returncode < 0 else "not found"
@@ -93,7 +99,7 @@ class Workshop:
         path.write_text(mutant.apply(before), encoding="utf-8")
         try:
             self.compile()
-            return self.test(mutant.test)
+            return self.test(mutant)
         finally:
             path.write_text(before, encoding="utf-8")
 
@@ -120,7 +126,7 @@ def main(jobs: int, only: str) -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         workshop = Workshop(Path(folder), jobs)
         workshop.compile()
-        unharmed = {mutant.test: workshop.test(mutant.test) for mutant in mutants}
+        unharmed = {mutant.test: workshop.test(mutant) for mutant in mutants}
         for mutant in mutants:
             if unharmed[mutant.test] == "skipped":
                 skipped += 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.run import WORLDS, Mutant, load_mutants
+from tests.mutants.run import STAGING_TESTS, WORLDS, Mutant, load_mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = load_mutants()
@@ -25,7 +25,8 @@ def test_text_stands_exactly_once(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("mutant", [one for one in MUTANTS if one.test != WORLDS], ids=lambda mutant: mutant.name)
 def test_named_test_exists(mutant: Mutant) -> None:
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "cpp/tests/staging").glob("test_*.cc"))
+    folder = ROOT / ("cpp/tests/staging" if mutant.program == STAGING_TESTS else "cpp/tests")
+    sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("test_*.cc"))
     parts = re.fullmatch(r"(?:(\w+)/)?(\w+)\.(\w+)(?:/(\w+))?", mutant.test)
     assert parts, f"not the name of a test: {mutant.test}"
     instance, suite, name, parameter = parts.groups()

@@ -136,13 +136,6 @@ void Memory::unpin(const Place& place) {
     --slot.pins;
 }
 
-bool Memory::any_pinned(const std::set<BlockId>& ids) const {
-    const auto is_pinned = [&](const Slot& slot) { return slot.pins != 0 && ids.contains(slot.pinned_id); };
-    return std::ranges::any_of(slots_, [&](const auto& window) {
-        return std::ranges::any_of(window, [&](const auto& tier) { return std::ranges::any_of(tier, is_pinned); });
-    });
-}
-
 std::uint64_t Memory::flying(std::size_t window, Tier tier) const {
     const auto& slots = slots_[window][static_cast<std::size_t>(tier)];
     return static_cast<std::uint64_t>(std::ranges::count_if(slots, &Slot::flying));

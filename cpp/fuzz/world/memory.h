@@ -97,7 +97,6 @@ class Memory {
     // `immutable`: nobody may write there until the pin ends.
     void pin(const Place& place, BlockId id);
     void unpin(const Place& place);
-    bool any_pinned(const std::set<BlockId>& ids) const;
 
     std::uint64_t flying(std::size_t window, Tier tier) const;
 

@@ -156,6 +156,7 @@ class World {
     void end_ticket();
     void settle();
     void end(Ticket ticket, bool fail);
+    void note_spoiled(Live& live, const Flight& flight);
 
     // world_pins.cc
     void pin_something();

@@ -193,6 +193,15 @@ void World::settle() {
     }
 }
 
+void World::note_spoiled(Live& live, const Flight& flight) {
+    for (const Holder& holder : flight.holders) {
+        if (holder.writer == live.writer) {
+            live.spoiled_from = std::min(live.spoiled_from, holder.position);
+            source_.remember(live.truth);  // it will be asked again
+        }
+    }
+}
+
 void World::end(Ticket ticket, bool fail) {
     tell([&] { return (fail ? "fail ticket " : "complete ticket ") + text(ticket); });
     const Flight& flight = memory_.flights().at(ticket);
@@ -213,12 +222,10 @@ void World::end(Ticket ticket, bool fail) {
                 hurt.insert(id);
             }
         }
-        for (const Holder& holder : flight.holders) {
-            if (holder.writer == live.writer) {
-                live.spoiled_from = std::min(live.spoiled_from, holder.position);
-                source_.remember(live.truth);  // it will be asked again
-            }
-        }
+        note_spoiled(live, flight);
+    }
+    for (auto& [id, away] : suspended_) {
+        note_spoiled(away.live, flight);  // what had not come left its window, and so it could be suspended
     }
     const auto outcome = twins_.change([&](BlockManager& manager) { return manager.fail(ticket); });
     promise(bool(outcome), "a ticket cannot be failed");

@@ -167,10 +167,14 @@ void World::note_lost(const Flight& flight, std::set<RequestId>& named) {
                 return blocks.contains(copy.block_id) && copy.kind != TransferKind::copy;
             });
         };
+        // Where the source of a copy is still read or pinned, it stays, and its bytes with it.
+        const bool lost_its_own = std::ranges::any_of(flight.copies, [&](const Flight::Copy& copy) {
+            return copy.kind == TransferKind::offload && away.sure_private.contains(copy.block_id) &&
+                   memory_.at(copy.source).locks == 0 && memory_.at(copy.source).pins == 0;
+        });
         const bool is_named = named.erase(id) != 0;
         promise(!is_named || copied(away.blocks), "a suspended request is named that lost nothing");
-        promise(is_named || away.lost || !copied(away.sure_private) || memory_.any_pinned(away.sure_private),
-                "a suspended request lost a block and is not named");
+        promise(is_named || away.lost || !lost_its_own, "a suspended request lost a block and is not named");
         away.lost = away.lost || is_named;
     }
 }

@@ -14,7 +14,7 @@ def blocks_to_admit(state: State, plan: Plan, tokens_new_max: int) -> list[int]:
     answer = []
     for w in range(len(state.windows)):
         most = blocks_at_most(state, w, plan.request, plan.chunk)
-        more = grown if most is None or most >= (own + grown) // beams else most * beams - min(own, most)
+        more = grown if most is None else min(grown, most * beams - min(own, most))
         answer.append(slots_new(state, plan, w) + lifted(state, plan, w) + more)
     return answer
 

@@ -81,7 +81,7 @@ def resume(state: State, seq: Sequence) -> int:
         for block in held:
             if block.undelivered:
                 raise ValueError("a block of it was lost meanwhile")
-            if not block.usable:
+            if not block.usable or (not block.in_tree and block.in_flight["host"]):
                 raise BlockInFlight
         needed, free = taken_to_return(window, held), max(0, there(state, w))
         if needed > free:
