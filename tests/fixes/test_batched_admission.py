@@ -13,7 +13,7 @@ from tests.standin.admissions import EVAPORATION, fill_for_evaporation
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.metrics import counters
-from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
 from trtllm_kvfix.overlay.vote import TAG_ADMISSION, Voting
 
 
@@ -47,6 +47,11 @@ class Finding(Bound):
         """All tokens up to and including the first block that is missing."""
         end = self._cached(tokens, request) + TOKENS_PER_BLOCK
         return SimpleNamespace(unique_tokens=tokens[:end]) if end <= len(tokens) else None
+
+
+class Silent(Bound):
+    def count_reusable_blocks(self, *_: Any) -> int:
+        raise AssertionError("nobody else evicts what it finds")
 
 
 class Manager:
@@ -146,10 +151,21 @@ def test_a_prompt_that_is_all_there_has_no_new_block_and_computes_one_token(admi
 def test_who_has_its_sequence_allocates_nothing_and_is_not_measured(fuse: Fuse) -> None:
     before = counters.read()["reused_tokens"]
     admitting = Admitting(fuse, Manager(Counting(), has_its_sequence=(2,)))
-    assert (
-        admitting.admit(PlainBatch([context(1, 8), context(2, 64)]), lambda r: 32 if r.request_id == 2 else 0)[0] == 2
-    )
+    batch = PlainBatch([context(1, 8), context(2, 64), context(3, 8)])
+    assert admitting.admit(batch, lambda request: 32 if request.request_id == 2 else 0) == [2, 1, 3]
     assert counters.read()["reused_tokens"] == before
+
+
+def test_of_one_that_enters_alone_nothing_is_asked(fuse: Fuse) -> None:
+    """To ask means to copy its tokens out of C++ and in again; and there is no other order."""
+    before = counters.read()
+    admitting = Admitting(fuse, Manager(Silent(), has_its_sequence=(1,)))
+    batch = PlainBatch([context(1, 64), context(2, 64)])
+    assert admitting.admit(batch, lambda request: 32 if request.request_id == 2 else 0) == [1, 2]
+    after = counters.read()
+    assert after["reused_tokens"] - before["reused_tokens"] == 32
+    assert after["reuse_lost_tokens"] == before["reuse_lost_tokens"]
+    assert fuse.faults == 0
 
 
 def test_what_was_reused_and_what_was_lost_is_measured(admit: Any) -> None:
@@ -236,9 +252,19 @@ def admit_what_evaporates(place: Place) -> None:
     assert sum(request.prepopulated_prompt_len for request in requests) in (20, 40), place
 
 
+def admit_pairs(place: Place) -> None:
+    """What one that enters alone does not ask for fails as often in a row as the fix is allowed to."""
+    admit_what_evaporates(place)
+    server = Server({**EVAPORATION, "max_num_tokens": 128})
+    for number in range(IN_A_ROW_MAX):
+        pair = [server.request(2 * number + each, [number, each] * 8, 2) for each in range(2)]
+        assert [len(response.tokens) for response in server.run(pair)] == [2, 2]
+    server.close()
+
+
 PLACES = (
-    *(Place(f"{ROOM}.{name}", "B", admit_what_evaporates)
-      for name in ("Contexts", "main_v1_manager", "cached_tokens", "_least_first")),
+    *(Place(f"{ROOM}.{name}", "B", admit_what_evaporates) for name in ("Contexts", "main_v1_manager")),
+    *(Place(f"{ROOM}.{name}", "B", admit_pairs) for name in ("cached_tokens", "_least_first")),
     # Only where the order changes, once here; what is measured comes after the advice, which succeeds.
     *(Place(f"{ROOM}.{name}", "B", admit_what_evaporates, stands_down=False)
       for name in ("line_up", "replace_contexts", "measure")),

@@ -22,7 +22,7 @@ from trtllm_kvfix.overlay.vote import Voting, mapping_of
 @dataclass(frozen=True)
 class Advice:
     scheduled: list[Any]
-    expected: dict[int, int]  # tokens that each request would find now, of those that enter
+    expected: dict[int, int]  # tokens that others could evict before it finds them, for each request that enters
     order: list[Any]
 
     @property
@@ -70,7 +70,8 @@ class Admission:
             self._fuse.fault(error)
             self._voting.abstain()
             return None
-        self._fuse.in_a_row = 0
+        if advice is None or len(advice.expected) > 1:  # for one alone nothing was asked that could fail
+            self._fuse.in_a_row = 0
         if advice is None or not advice.changes_order or self._voting.agree(advice.decision()):
             return advice
         before.put_back()
@@ -99,6 +100,8 @@ def advice_for(manager: Any, batch: Any) -> Advice | None:
     scheduled = list(batch.context_requests)
     entering = [request for request in scheduled if enters(manager, request)]
     expected: dict[int, int] = {}
+    if len(entering) == 1:  # nobody else evicts what it finds, and to ask means to copy its tokens twice
+        return Advice(scheduled, {entering[0].py_request_id: 0}, scheduled)
     for request in entering:
         cached = cached_tokens(manager.impl, request)
         if cached is None:
