@@ -2,6 +2,7 @@
 
 python -m tests.claims                  # exits with 1 where a figure has no row or differs from it
 python -m tests.claims --update-trees   # after new rows: keep the hashes of what they measured
+python -m tests.claims --take FILE OLD NEW   # write the pages' figures anew, from the rows of another commit
 python -m tests.claims --fresh          # exits with 1, too, where the code has changed since: for a release
 """
 
@@ -13,6 +14,7 @@ import click
 from tests.claims import trees
 from tests.claims.claims import claims_of, complaints
 from tests.claims.pages import ROOT, blocks, pages
+from tests.claims.taken import take
 
 Source = tuple[str, str, str]  # page, file, commit
 
@@ -40,6 +42,10 @@ def stale() -> Iterator[tuple[Source, list[str]]]:
 def main(arguments: list[str]) -> int:
     if "--update-trees" in arguments:
         trees.update()
+        return 0
+    if "--take" in arguments:
+        for page in take(*arguments[arguments.index("--take") + 1 :]):
+            click.echo(f"{page.relative_to(ROOT)}: read what its words say of the new figures")
         return 0
     wrong = [text for page in pages() for block in blocks(page) for text in complaints(block)]
     old = dict(stale())
