@@ -23,7 +23,7 @@ from offload_ways import BESIDE_MATMUL, WAYS, Batch, Lanes, TwoSmLanes, Whole, W
 from trtllm_kvfix.native import Device, open_device
 
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = (16 * KIB, 32 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 8 * MIB)
+SIZES = (16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, MIB, 4 * MIB, 8 * MIB)
 ROUNDS = 9
 
 
