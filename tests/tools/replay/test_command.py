@@ -157,8 +157,10 @@ def test_a_picture_that_cannot_be_written_is_an_error_of_usage_after_the_table(t
 
 
 def test_a_pool_that_nothing_fits_is_called_that() -> None:
-    last = run("--generate", "small", "--blocks-primary", "10").stdout.splitlines()[-1]
+    result = run("--generate", "small", "--blocks-primary", "10")
+    last = result.stdout.splitlines()[-1]
     assert last.startswith("NOTHING RAN: each of the 200 requests needs more than the 10 primary blocks")
+    assert result.exit_code == 2
 
 
 def test_help_has_examples_and_a_short_name() -> None:

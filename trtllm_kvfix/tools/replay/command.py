@@ -87,8 +87,9 @@ def replay(
     """Replay a request TRACE through the block manager: hit rates, evictions, bytes moved, budget.
 
     TRACE is a file of JSON lines, gzipped or not, or - for standard input. Needs no GPU and no model. Exits with 1 when
-    batch admission passed its token budget or reused something else than estimated (a bug), with 2 on bad usage or a
-    bad trace, with 130 after ctrl-C; the result so far is then still printed, marked partial.
+    batch admission passed its token budget or reused something else than estimated (a bug), with 2 on bad usage, a
+    bad trace, or too few blocks for every request, with 130 after ctrl-C; the result so far is then still printed,
+    marked partial.
     """
     sizes: str | None = options["sweep_sizes"]
     if compare and sizes is not None:
@@ -200,4 +201,7 @@ def _show(report: Report, *, is_sweep: bool, as_json: bool) -> None:
 def _exit_code(report: Report) -> int:
     if any(not outcome.kept_its_promise for outcome in report.outcomes if outcome.admission is Admission.BATCH):
         return 1
-    return EXIT_INTERRUPTED if report.partial else 0
+    if report.partial:
+        return EXIT_INTERRUPTED
+    nothing_ran = all(outcome.requests.refused == outcome.requests.total for outcome in report.outcomes)
+    return SettingsError.exit_code if nothing_ran else 0
