@@ -9,6 +9,7 @@ turns, so a machine that slows down for a while slows both. `make bound` builds 
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.managers.noted import noting
 from trtllm_kvfix.staging import on_stream
 
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "build" / "bound")]
+sys.path[:0] = [str(REPOSITORY), os.environ.get("KVFIX_BOUND") or str(REPOSITORY / "build" / "bound")]
 TOKENS_PER_BLOCK = 32
 LENGTH_MAX = 4096
 LENGTH_MAX_OF_TRACES = 16_384

@@ -10,5 +10,5 @@ results=$(realpath "${1:?usage: fix_costs.sh RESULTS_DIR [--quick]}")
 # The checkout must not shadow what was installed.
 cp -r bench tests "$site"/
 cd "$site"
-python3 bench/bench_loop.py --results "$results" --loops B D-lora ${2:-}
 python3 bench/bench_arrivals.py --results "$results" ${2:-}
+python3 bench/bench_loop.py --results "$results" --loops B D-lora ${2:-}
