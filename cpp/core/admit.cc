@@ -218,7 +218,7 @@ PrefixReuse analyze(const State& state, AdmissionPlanner& planner, const Request
         const auto count = [&](BlockIndex block) {
             ++(window.blocks[block].has(kPrimary) ? reuse.blocks_primary : reuse.blocks_host);
         };
-        for (const BlockIndex block : plan.claims(alone, window.index)) {
+        for (const BlockIndex block : plan.held_claims(alone, window.index)) {
             if (block != kNone) {
                 count(block);
             }

@@ -46,6 +46,8 @@ def test_books_are_equal_after_every_iteration(count: int, tmp_path: Path) -> No
 @pytest.mark.parametrize(("count", "task"), [(2, "forget"), (4, "forget"), (2, "poll"), (4, "poll")])
 def test_ranks_stop_together_where_one_has_done_something_else(count: int, task: str, tmp_path: Path) -> None:
     found = ranks_of(count, task, tmp_path)
-    at = -(-ALONE_AT // COMPARED_EVERY) * COMPARED_EVERY
-    assert [each["stopped"] for each in found] == [at] * count
+    first = -(-ALONE_AT // COMPARED_EVERY) * COMPARED_EVERY
+    (at,) = {each["stopped"] for each in found}
+    # Which ticket has not ended shows with the next one that matters.
+    assert at == first if task == "forget" else at in (first, first + COMPARED_EVERY)
     assert f"ranks [{count - 1}]" in found[0]["said"]

@@ -161,7 +161,8 @@ void World::misuse_suspended() {
 
 // Who is suspended and named has lost something that he kept; who has lost what nobody else can have must be named.
 void World::note_lost(const Flight& flight, std::set<RequestId>& named) {
-    for (auto& [id, away] : suspended_) {
+    for (auto& [id, record] : suspended_) {
+        auto& away = record;  // older compilers capture no structured binding
         const auto copied = [&](const std::set<BlockId>& blocks) {
             return std::ranges::any_of(flight.copies, [&](const Flight::Copy& copy) {
                 return blocks.contains(copy.block_id) && copy.kind != TransferKind::copy;

@@ -60,8 +60,8 @@ class Plan:
         return [block for block in self.claimed(w)[first:] if block is not None]
 
     def found(self, w: int) -> list[Block]:
-        there = [block for block in self.claimed(w) if block is not None]
-        return there + ([self.source(w)] if self.rest else [])
+        """Those that lie outside the window are left where they are."""
+        return self.held(w) + ([self.source(w)] if self.rest else [])
 
     def width(self, index: int) -> int:
         """Blocks that the sequence holds at this position: the prompt's incomplete last one exists once per beam."""

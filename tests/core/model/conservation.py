@@ -43,7 +43,7 @@ def check(state: State) -> None:
 
 def check_kept(state: State) -> None:
     for w, window in enumerate(state.windows):
-        pinned = sum(block.pins["primary"] > 0 or block.locks["primary"] > 0 for block in window.blocks)
+        pinned = sum(b.pins["primary"] > 0 or b.locks["primary"] > 0 or b.kept("primary") for b in window.blocks)
         assert there(state, w) + pinned >= 0, "slots are kept that are not there"
     for seq in state.sequences.values():
         for room in seq.rooms:
