@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from time import monotonic
@@ -13,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 MOONCAKE = ROOT / "build" / "mooncake"
 SECONDS_MAX = 60.0
+PORTS_TRIED = 3
 # A node says that it is up, and stays until its standard input ends.
 NODE = """
 import sys
@@ -24,9 +26,10 @@ sys.stdin.read()
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        listeners = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(listener.getsockname()[1]) for listener in listeners]
 
 
 def until(condition: Callable[[], Any], what: str, between: Callable[[], Any] | None = None) -> None:
@@ -42,9 +45,13 @@ def until(condition: Callable[[], Any], what: str, between: Callable[[], Any] | 
 
 class Master:
     def __init__(self) -> None:
-        self.port, self.metrics_port = free_port(), free_port()
-        self.address = f"127.0.0.1:{self.port}"
-        self.process = self._started()
+        for _ in range(PORTS_TRIED):
+            self.port, self.metrics_port = free_ports(2)
+            self.address = f"127.0.0.1:{self.port}"
+            self.process = self._started()
+            if self.process.poll() is None:
+                return
+        raise AssertionError("the master ends at once, whatever its ports")
 
     def _started(self) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
@@ -52,7 +59,8 @@ class Master:
              f"--metrics_port={self.metrics_port}", "--client_ttl=3"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        until(self._listens, "the master does not listen")
+        # It ends at once where somebody else has taken a port meanwhile.
+        until(lambda: self._listens() or process.poll() is not None, "the master does not listen")
         return process
 
     def _listens(self) -> bool:
