@@ -8,7 +8,7 @@ from trtllm_kvfix.managers.prompts import Prompt, forget_prompt
 class Sequence:
     """In the overlap loop, a request's position runs ahead of what the host knows to be computed.
 
-        Upstream makes no call when it prepares a later chunk of a prompt. But the head of a `prepare_resources` lies
+    Upstream makes no call when it prepares a later chunk of a prompt. But the head of a `prepare_resources` lies
     between two moves of a position, and each batch reports its chunks once, in order. So positions are noted as they
     move, and the i-th report of a request ends its i-th chunk.
     """
