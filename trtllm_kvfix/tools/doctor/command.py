@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_kvfix import __version__, machine
+from trtllm_kvfix import __version__, machine, usage
 from trtllm_kvfix.errors import ExtensionMissing
 from trtllm_kvfix.overlay.attest import distribution_version
 from trtllm_kvfix.sizes import bytes_text
@@ -61,7 +61,7 @@ def examine(source: Path | None = None) -> dict[str, Any]:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@usage.json_option
 @click.option(
     "--source",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

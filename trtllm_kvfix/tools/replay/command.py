@@ -8,6 +8,7 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
+from trtllm_kvfix import usage
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, SettingsError
 from trtllm_kvfix.sizes import ModelShape, blocks_of
 from trtllm_kvfix.tools.pictures import check_plot
@@ -75,11 +76,9 @@ Examples:
 @click.option("--dtype-bytes", type=click.IntRange(min=1), help="Bytes of one number in the cache.")
 @click.option("--compare", is_flag=True, help="Also add requests one by one, and show both.")
 @click.option("--sweep", "sweep_sizes", metavar="SIZE,...", help="Replay once for each of these host sizes.")
-@click.option(
-    "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw --sweep: .png or .svg."
-)
+@usage.file_option("plot", "Draw --sweep: .png or .svg.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Replays at a time.  [default: one for each core]")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@usage.json_option
 @click.pass_context
 def replay(
     ctx: click.Context, /, compare: bool, plot_path: Path | None, jobs: int | None, as_json: bool, **options: Any
@@ -203,5 +202,4 @@ def _exit_code(report: Report) -> int:
         return 1
     if report.partial:
         return EXIT_INTERRUPTED
-    nothing_ran = all(outcome.requests.refused == outcome.requests.total for outcome in report.outcomes)
-    return SettingsError.exit_code if nothing_ran else 0
+    return SettingsError.exit_code if all(outcome.requests.all_refused for outcome in report.outcomes) else 0

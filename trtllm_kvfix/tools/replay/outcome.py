@@ -51,6 +51,10 @@ class Requests(_Counted):
     finished: int
     refused: int  # prompt and answer together would not fit the primary pool
 
+    @property
+    def all_refused(self) -> bool:
+        return self.refused == self.total
+
 
 class Reuse(_Counted):
     """Prompt tokens, or prompt blocks, by where they came from."""

@@ -127,12 +127,11 @@ def conclusions(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _nothing_ran(outcome: Outcome) -> str:
-    refused = outcome.requests.refused
-    if refused < outcome.requests.total:
+    if not outcome.requests.all_refused:
         return "Nothing was admitted before the interrupt, so the numbers say nothing."
     return (
-        f"NOTHING RAN: each of the {refused:,} requests needs more than the {outcome.shape.blocks_primary:,} primary "
-        "blocks for its prompt and answer; raise --blocks-primary."
+        f"NOTHING RAN: each of the {outcome.requests.refused:,} requests needs more than the "
+        f"{outcome.shape.blocks_primary:,} primary blocks for its prompt and answer; raise --blocks-primary."
     )
 
 
