@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, block_hashes, open_device
 from trtllm_kvfix.offload import KvfixOffloadScheduler, KvfixOffloadWorker
 from trtllm_kvfix.staging.place import on_stream
@@ -23,6 +24,11 @@ TOKENS_PER_BLOCK = 32
 WAIT_S = 60.0
 SHAPE = BlockManagerConfig(tokens_per_block=TOKENS_PER_BLOCK, blocks_primary=1)
 MASK = 2**64 - 1
+
+
+def moved_bytes() -> tuple[int, int]:
+    """By the transfers that are over, of which some begin and end within one call of the worker."""
+    return int(counters.offload_stored_bytes.value), int(counters.offload_loaded_bytes.value)
 
 
 @dataclass
@@ -68,7 +74,7 @@ class RealTier:
         self.requests: dict[int, Request] = {}
         self.loading: dict[int, tuple[int, int]] = {}  # blocks that come, by request
         self.foreign: list[int] = []  # requests with a block that is not theirs
-        self.counts = [0, 0]
+        self.began = moved_bytes()
 
     def attach(self, manager: BlockManager) -> None:
         self.manager = manager
@@ -118,7 +124,8 @@ class RealTier:
         assert index is not None
         index.check_invariants()
         assert index.stats().owned == 0
-        return Counted(self.counts[0], self.counts[1], index.stats().evicted)
+        stored, loaded = (now - before for now, before in zip(moved_bytes(), self.began, strict=True))
+        return Counted(stored // BLOCK_BYTES, loaded // BLOCK_BYTES, index.stats().evicted)
 
     def run(self, workload: Workload, replay_shape: CacheShape) -> Outcome:
         self.replay = Replay(workload, replay_shape, tier=self)
@@ -159,7 +166,6 @@ class RealTier:
         assert transfers is not None
         while True:
             for running in transfers.running():
-                self.counts[running.lane is transfers._loads] += len(running.job.blocks)
                 assert running.lane.wait(running.job.number, WAIT_S)
             saved, loaded = self.worker.get_finished(saving, loading)
             saving, loading = [], []
