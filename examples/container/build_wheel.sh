@@ -1,7 +1,7 @@
 #!/bin/bash
 # Build the wheel of this package for the interpreter that is `python3` here.
 #   build_wheel.sh SOURCE FOLDER [AUTO|ON|OFF]
-# The third is whether CUDA kernels are embedded; AUTO: where nvcc is found. It needs a C++20 compiler and Python's headers.
+# The third argument says whether CUDA kernels are embedded (AUTO: if nvcc is found). The build needs a C++20 compiler and Python's headers.
 set -euo pipefail
 source=${1:?the folder of the source is missing}
 folder=${2:?the folder for the wheel is missing}

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Install the wheel in FOLDER beside TensorRT-LLM, and change nothing else: a package that the image has stays at its version.
+# Install the wheel in FOLDER beside TensorRT-LLM, and change nothing else: a package of the image keeps its version.
 #   install.sh FOLDER
 set -euo pipefail
 folder=${1:?the folder with the wheel is missing}

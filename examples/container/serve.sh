@@ -1,8 +1,8 @@
 #!/bin/bash
 # Become COMMAND with the fixes: its process id, signals and exit code are the container's.
 #   serve.sh COMMAND...
-# KVFIX_STRICT=1 starts nothing where `doctor` finds a problem, such as a fix that is needed and off. Settings are TRTLLM_KVFIX_*
-# variables, or the section `kvfix:` of the server's own YAML file.
+# With KVFIX_STRICT=1 nothing starts if `doctor` finds a problem, such as a fix that is needed and off. Settings are
+# TRTLLM_KVFIX_* variables, or the section `kvfix:` of the server's own YAML file.
 set -euo pipefail
 if [ "$#" -eq 0 ]; then
   echo "serve.sh wants the command to run, such as trtllm-serve MODEL" >&2
@@ -13,7 +13,7 @@ if [ "${KVFIX_STRICT:-0}" = 1 ]; then
 fi
 # Pinned memory counts as locked memory. Where the limit cannot be lifted, `doctor` shows it, and large host pools fail.
 ulimit -l unlimited 2>/dev/null || echo "serve.sh: locked memory stays limited to $(ulimit -l) KiB" >&2
-# NVIDIA's images set themselves up in an entry point of their own, which then becomes what it is given.
+# NVIDIA's images have an entry point of their own, which sets the image up and then becomes the command it is given.
 own=${KVFIX_IMAGE_ENTRYPOINT:-/opt/nvidia/nvidia_entrypoint.sh}
 if [ -x "$own" ]; then
   exec "$own" trtllm-kvfix run -- "$@"
