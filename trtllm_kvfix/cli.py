@@ -82,7 +82,7 @@ class LazyGroup(click.Group):
 @click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file with a section `kvfix:`; comes before TRTLLM_KVFIX_CONFIG.",
+    help="YAML file with a section `kvfix:`; overrides TRTLLM_KVFIX_CONFIG.",
 )
 @click.pass_context
 def main(ctx: click.Context, config: Path | None) -> None:

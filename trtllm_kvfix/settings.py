@@ -118,7 +118,7 @@ def _from_file(file: Path) -> dict[Name, _Given]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"settings file {file} cannot be read: {error}") from error
     if twice:
-        raise SettingsError(f"settings file {file} says {', '.join(twice)} more than once; only the last would count")
+        raise SettingsError(f"settings file {file} has {', '.join(twice)} more than once; only the last would count")
     section = document.get(SECTION) if isinstance(document, dict) else None
     if not isinstance(section, dict):
         raise SettingsError(

@@ -10,7 +10,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 COMPLETION = """\b
-Completion of commands, options and values, for this shell; put the line into the shell's own file to keep it:
+To complete commands, options and values in this shell, run one of these; to keep it, put it into the shell's own file:
   eval "$(_TRTLLM_KVFIX_COMPLETE=bash_source trtllm-kvfix)"     # or zsh_source
   _TRTLLM_KVFIX_COMPLETE=fish_source trtllm-kvfix | source
 """
@@ -20,14 +20,14 @@ SUMMARIES = {
     "bench": "Run the embedded engine under load, with and without fixes.",
     "demo": "Show what users of one server read without each fix.",
     "disable": "Remove the hook that `enable` installed.",
-    "doctor": "Say what is installed here, and what each fix would do.",
-    "enable": "Install a hook, so that every start here has the fixes.",
+    "doctor": "Show what is installed here, and which fixes it needs.",
+    "enable": "Install a hook: every Python here gets the fixes.",
     "replay": "Replay a request trace: hit rates and host tiers.",
     "run": "Run a command with the fixes.",
     "selfcheck": "Try every fix on the installed TensorRT-LLM.",
-    "status": "Say which fixes run in this user's processes.",
+    "status": "Show which fixes run in this user's processes.",
     "verify": "Show each hazard beside its fix, on this machine.",
-    "watch": "Find touches of pinned memory that a GPU still uses.",
+    "watch": "Find code that touches pinned memory in use by a GPU.",
 }
 
 # `replay` has its own, as they are long. Tests parse each of these.

@@ -137,7 +137,7 @@ def test_rank_without_the_hook_is_named_instead_of_waited_for(folder: Path) -> N
         "TRTLLM_KVFIX_AGREEMENT_TIMEOUT_S": "2.0",
     }
     found = results(start(folder, *run("mpirun", "-n", "2", PYTHON, "main.py", "comm"), **odd))
-    assert found[0]["started"].startswith("RanksDiffer: rank 1 did not say which fixes run there within 2 s")
+    assert found[0]["started"].startswith("RanksDiffer: rank 1 did not report which fixes run there within 2 s")
     assert (found[1]["started"], found[1]["record"]) == ("started", OFF)
 
 

@@ -74,7 +74,7 @@ def test_a_cache_that_cannot_hold_a_sequence_is_refused() -> None:
 def test_what_cannot_be_off_is_refused_by_name() -> None:
     with pytest.raises(SettingsError, match="token-budget cannot change an answer"):
         replace(TIGHT, off=frozenset(["token-budget"]))
-    with pytest.raises(SettingsError, match="'nonsense' is no fix"):
+    with pytest.raises(SettingsError, match="'nonsense' is not a fix"):
         replace(TIGHT, off=frozenset(["nonsense"]))
     with pytest.raises(SettingsError, match="needs the manager one-by-one"):
         replace(TIGHT, off=frozenset(["computed-blocks"]))

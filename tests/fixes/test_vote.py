@@ -162,7 +162,7 @@ def test_a_rank_that_says_nothing_is_not_waited_for_again(caplog: pytest.LogCapt
     assert not early.agree("the same")
     assert not late.agree("the same")
     assert early._fuse.blown and late._fuse.blown
-    assert "rank 1 has said nothing" in caplog.text
+    assert "rank 1 has not answered" in caplog.text
 
 
 def test_messages_that_fail_leave_upstreams_batch() -> None:

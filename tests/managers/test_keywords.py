@@ -73,7 +73,7 @@ def test_the_only_window_is_that_of_all_layers_whatever_it_is_called() -> None:
 def test_a_constructor_that_says_too_little_is_refused() -> None:
     given = keywords(S)
     del given["dtype"]
-    with pytest.raises(NotServed, match="does not say dtype"):
+    with pytest.raises(NotServed, match="does not take dtype"):
         layout_of(given)
 
 

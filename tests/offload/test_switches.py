@@ -41,7 +41,7 @@ def state(read: Switches) -> tuple[bool, bool]:
         ("store: on\n" + "#" * BYTES_MAX + "\n", "more than 4096 bytes"),
         (ALIASES, "more than one mapping or list"),
         ("drop: [1]\n", "more than one mapping or list"),
-        ("drop: one\n", "drop is no whole number"),
+        ("drop: one\n", "drop is not a whole number"),
         ("load: yes please\n", "load is neither on nor off"),
         ("load: \udcff\n", "decode"),
     ],
@@ -78,7 +78,7 @@ def test_a_pipe_does_not_hold_the_executor_up(file: Path, caplog: pytest.LogCapt
     read = Switches(file)
     os.mkfifo(file)
     assert not read.read()
-    assert "no regular file" in caplog.messages[-1]
+    assert "not a regular file" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize(("owner", "mode", "is_taken"), [(0, 0o644, True), (7, 0o600, True), (8, 0o600, False)])

@@ -103,7 +103,7 @@ def test_rank_without_the_hook_is_named_and_nobody_hangs() -> None:
     told = compare({0: entry(0, 3), 2: entry(2, 3)}, 3, SHORT_S)
     assert set(told) == {0, 2}
     for message in told.values():
-        assert message.startswith("rank 1 did not say which fixes run there within 0.01 s; the hook is not active")
+        assert message.startswith("rank 1 did not report which fixes run there within 0.01 s; the hook is not active")
 
 
 def test_ranks_do_not_wait_for_ever_for_rank_0() -> None:

@@ -1,4 +1,4 @@
-"""A fix whose own code fails: counted, said once, and after three faults in a row it stands down."""
+"""A fix whose own code fails: counted, logged once, and after three faults in a row it stands down."""
 
 import logging
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def test_three_faults_in_a_row_blow_it_and_one_that_works_begins_again(caplog: p
     assert tried.first_error == "ValueError: odd"
     assert counters.fix_faults.by_fix()[ID] - before == 5
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and "said once" in said[0] and "stands down" in said[1]
+    assert len(said) == 2 and "logged once" in said[0] and "stands down" in said[1]
     assert caplog.records[0].exc_info is not None
 
 

@@ -132,7 +132,7 @@ def test_options_come_before_variables_and_variables_before_the_file(small: Path
         (["--fix", "token-budget", "--", PYTHON], "--fix is 'token-budget'; write ID=auto"),
         (
             ["--fix", "token-budge=on", "--", PYTHON],
-            "--fix names 'token-budge', which is no fix; did you mean",
+            "--fix names 'token-budge', which is not a fix; did you mean",
         ),
         (["--fix", "zzz=on", "--", PYTHON], "known are staged-offsets-v1, "),
         (["--fix", "token-budget=maybe", "--", PYTHON], "TRTLLM_KVFIX_FIXES_TOKEN_BUDGET is 'maybe'"),
@@ -149,7 +149,7 @@ def test_bad_command_line_exits_with_2_and_one_line(small: Path, arguments: list
 def test_run_with_the_switch_off_is_refused(small: Path) -> None:
     done = run(small, "run", "--", PYTHON, "-c", "", TRTLLM_KVFIX_ENABLED="false")
     assert done.returncode == 2
-    assert "`run` is for running with the fixes" in done.stderr
+    assert "`run` starts commands with the fixes, so unset it" in done.stderr
 
 
 @pytest.mark.parametrize(

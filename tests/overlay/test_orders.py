@@ -164,7 +164,7 @@ print(trtllm_kvfix.disable(), py_executor.record())
     )
     done = python(small, code)
     assert done.stdout.splitlines() == [f"{ON} ['applied', 'applied']"] * 2 + [f"[] {OFF}"], done.stderr
-    assert "was loaded again; fix token-budget is put on again" in done.stderr
+    assert "was loaded again; fix token-budget is applied again" in done.stderr
 
 
 def test_what_is_loaded_again_past_the_hook_is_reported_as_lost(small: Path) -> None:
@@ -178,4 +178,4 @@ py_executor.PyExecutor().start_worker()
 """
     )
     error = python(small, code).stderr
-    assert "resource_manager:KVCacheManager.prepare_resources was replaced by somebody else after us" in error
+    assert "resource_manager:KVCacheManager.prepare_resources was replaced by another tool after us" in error

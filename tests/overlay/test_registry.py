@@ -77,7 +77,7 @@ def test_only_what_is_needed_is_applied(module: Any, state: State) -> None:
 def test_unknown_is_said_loudly(module: Any, caplog: pytest.LogCaptureFixture) -> None:
     Registry([fix(state=State.UNKNOWN)]).apply(settings())
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("WARNING", "fix token-budget is NOT applied, its probe cannot tell: it is unknown")
+        ("WARNING", "fix token-budget is NOT applied, because its probe cannot tell whether it fits: it is unknown")
     ]
     assert module.first() == "first"
 
@@ -201,7 +201,7 @@ def test_what_somebody_else_replaced_is_left_and_named(module: Any, caplog: pyte
     assert registry.lost() == [f"{MODULE}:first"]
     assert registry.revert() == [f"{MODULE}:first"]
     assert module.first is theirs
-    assert "was replaced by somebody else" in caplog.text
+    assert "was replaced by another tool" in caplog.text
 
 
 def test_probing_changes_nothing(module: Any) -> None:

@@ -115,8 +115,8 @@ def test_second_fix_in_a_seam_stands_around_the_first_and_knows_upstreams_origin
 @pytest.mark.parametrize(
     ("seam_path", "make", "message"),
     [
-        ("Manager.method", lambda found: found, "put nothing new into"),
-        ("Manager.method", lambda _found: None, "put nothing new into"),
+        ("Manager.method", lambda found: found, "did not change"),
+        ("Manager.method", lambda _found: None, "did not change"),
         ("Gone.method", lambda _found: lambda: None, "has no Gone; upstream may have moved it"),
     ],
 )

@@ -34,7 +34,7 @@ def test_the_file_is_found_by_its_content(how: str, file: Path, monkeypatch: pyt
 
 def test_what_it_says_twice_is_refused_with_its_name(file: Path) -> None:
     file.write_text(TWICE)
-    with pytest.raises(SettingsError, match=rf"{file} says kv_connector_config more than once"):
+    with pytest.raises(SettingsError, match=rf"{file} has kv_connector_config more than once"):
         without_section(active, yaml.safe_load(TWICE), [str(file)])
 
 

@@ -55,7 +55,7 @@ def test_server_runs_with_what_its_build_needs(tmp_path: Path, variant: str) -> 
 def test_server_runs_without_what_cannot_be_told_and_says_so(tmp_path: Path) -> None:
     done = below_run(tmp_path, "mangled")
     assert done.returncode == 0, done.stderr
-    assert "fix staged-offsets-v2 is NOT applied, its probe cannot tell: " in done.stderr
+    assert "fix staged-offsets-v2 is NOT applied, because its probe cannot tell whether it fits: " in done.stderr
 
 
 def test_fix_that_is_insisted_on_stops_the_server_where_it_cannot_be_told(tmp_path: Path) -> None:

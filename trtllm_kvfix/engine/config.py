@@ -69,6 +69,6 @@ def check_id(fix: str) -> None:
     known = ", ".join(HAZARDS)
     if fix in FIX_IDS:
         raise SettingsError(
-            f"{fix} cannot change an answer of this engine, so it is never off; those that can: {known}"
+            f"{fix} cannot change an answer of this engine, so it cannot be switched off here; these fixes can: {known}"
         )
-    raise SettingsError(f"'{fix}' is no fix; known are {known}")
+    raise SettingsError(f"'{fix}' is not a fix; known are {known}")

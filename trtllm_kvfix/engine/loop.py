@@ -49,7 +49,7 @@ class Engine:
         longest = len(request.prompt) + request.max_new_tokens
         if not request.prompt or request.max_new_tokens < 1 or longest > self.config.length_max:
             raise SettingsError(
-                f"request {request.request_id} has {len(request.prompt)} tokens and wants {request.max_new_tokens}; "
+                f"request {request.request_id} has {len(request.prompt)} tokens and asks for {request.max_new_tokens}; "
                 f"both must be at least 1, and together at most length_max={self.config.length_max}"
             )
         self.scheduler.waiting.append(request)

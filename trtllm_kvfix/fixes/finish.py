@@ -42,7 +42,7 @@ def _finish_by_torch(ours: Exception) -> None:
             _said.add("finish")
             log.error(
                 "the device could not be waited for, by us (%s: %s) or by torch (%s: %s), so buffers may be written "
-                "while it reads them; usual cause: an earlier CUDA error. This is said once",
+                "while it reads them; usual cause: an earlier CUDA error. This is logged once",
                 type(ours).__name__,
                 ours,
                 type(error).__name__,

@@ -202,7 +202,7 @@ def _chunk(given: Mapping[str, Any]) -> int | None:
 def _check(given: Mapping[str, Any]) -> None:
     missing = [name for name in NEEDED if name not in given]
     if missing or not {"size_per_head", "size_per_head_per_layer"} & set(given):
-        raise NotServed(f"the V1 constructor of this build does not say {', '.join(missing) or 'size_per_head'}")
+        raise NotServed(f"the V1 constructor of this build does not take {', '.join(missing) or 'size_per_head'}")
     for name, value in given.items():
         if name not in CHECKS:
             raise NotServed(f"{name}={value!r}: this build's constructor has a keyword that is not known here")

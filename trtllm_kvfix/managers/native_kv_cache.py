@@ -62,7 +62,9 @@ class NativeKvCache(Asked, Held, Named):
         self._has_pools = False
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"kvfix.manager: native does not serve {name}; docs/native-manager.md says what it does")
+        raise AttributeError(
+            f"kvfix.manager: native does not serve {name}; docs/native-manager.md lists what it serves"
+        )
 
     # ---- memory ----
 
@@ -104,7 +106,7 @@ class NativeKvCache(Asked, Held, Named):
 
     def get_unique_primary_pool(self) -> Any:
         if self.num_pools != 1:
-            raise RuntimeError(f"there are {self.num_pools} pools")
+            raise RuntimeError(f"one pool is needed, but there are {self.num_pools} pools")
         return self._memory.pool(0)
 
     # ---- the life of a request ----

@@ -52,7 +52,7 @@ class Place:
         if not Upstream().has(self.TRIGGER, self.name):
             if not self.is_needed:
                 return []
-            raise NotServed(f"{SETTING}: {self.TRIGGER} has no {self.name}, which ours would take the place of")
+            raise NotServed(f"{SETTING}: {self.TRIGGER} has no {self.name}, which our manager would replace")
         return [Replacement(Seam(self.TRIGGER, self.name), partial(Substitute, active, self.ours))]
 
 
@@ -61,7 +61,9 @@ def native_cache(*args: Any, **kwargs: Any) -> Any:
     if objection:
         raise NotServed(f"{SETTING}: {objection}")
     if args:
-        raise NotServed(f"{SETTING}: the constructor of this build takes positional arguments, which say nothing")
+        raise NotServed(
+            f"{SETTING}: the constructor of this build takes positional arguments, which do not show what they mean"
+        )
     from trtllm_kvfix.managers.native_kv_cache import NativeKvCache  # noqa: PLC0415  needs the extension
 
     return NativeKvCache(**kwargs)

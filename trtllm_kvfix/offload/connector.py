@@ -252,8 +252,8 @@ def require_supported(llm_args: Any) -> None:
         )
     if getattr(llm_args.kv_cache_config, "enable_block_reuse", True) is False:
         raise SettingsError(
-            "kv_cache_config.enable_block_reuse is false; then upstream computes what the host tier has loaded. Set "
-            "it to true"
+            "kv_cache_config.enable_block_reuse is false; then upstream computes over what the host tier has loaded. "
+            "Set it to true"
         )
     if getattr(llm_args, "enable_attention_dp", False) and not gives_each_rank_a_scheduler():
         raise SettingsError(
@@ -267,7 +267,7 @@ def require_one_pool(llm_args: Any) -> None:
     dtype = str(getattr(llm_args.kv_cache_config, "dtype", "auto")).lower()
     if dtype == "nvfp4":
         raise SettingsError(
-            "kv_cache_config.dtype is nvfp4, whose block scales lie in a pool of their own, and this cache registers "
+            "kv_cache_config.dtype is nvfp4, whose block scales are in a pool of their own, but this cache registers "
             "one pool with connectors; use another dtype, or KVCacheManagerV2"
         )
     if getattr(llm_args, "sparse_attention_config", None) is not None:
@@ -283,5 +283,5 @@ def refuse_second_host_tier(llm_args: Any) -> None:
     if host_cache_size:
         raise SettingsError(
             f"kv_cache_config.host_cache_size is {host_cache_size}; with a host tier of upstream's own, a block's "
-            "number does not say where it lies; set it to 0, this connector is the host tier"
+            "number does not give its place; set it to 0, since this connector is the host tier"
         )

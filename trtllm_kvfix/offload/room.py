@@ -125,7 +125,9 @@ def replacements() -> list[Replacement]:
     """Have upstream's capacity schedulers choose from what they are shown: those of its C++, and of its Python."""
     found = {name: place for name in POLICIES for place in reversed(PLACES) if is_python(place, name)}
     if not found:
-        log.warning("no capacity scheduler of upstream's was found: requests that load keep no room (docs/offload.md)")
+        log.warning(
+            "upstream's capacity scheduler was not found: no room is kept for requests that load (docs/offload.md)"
+        )
     return [Replacement(Seam(place, f"{name}.schedule_request"), choosing_from_shown) for name, place in found.items()]
 
 

@@ -28,8 +28,8 @@ class Switches:
     def __init__(self, file: Path | None) -> None:
         if file is not None and not file.parent.is_dir():
             raise SettingsError(
-                f"kvfix.offload.control_file is {str(file)!r}: there is no folder {str(file.parent)!r}, so nobody can "
-                "write it there"
+                f"kvfix.offload.control_file is {str(file)!r}: there is no folder {str(file.parent)!r} in which "
+                "it could be written"
             )
         self._file = file
         self._seen: tuple[int, int, int] | None = None  # of the file that was read last
@@ -73,11 +73,11 @@ def content_of(file: Path) -> str:
     with os.fdopen(descriptor, "rb") as opened:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & stat.S_IWOTH:
             raise ValueError(
                 f"its owner is user {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):o}; it must belong to "
-                f"user {os.geteuid()} or to root, and not be writable for everybody"
+                f"user {os.geteuid()} or to root, and must not be writable by everybody"
             )
         content = opened.read(BYTES_MAX + 1)
     if len(content) > BYTES_MAX:
@@ -112,5 +112,5 @@ def checked(wanted: Any) -> dict[str, Any]:
         if not isinstance(wanted.get(name, True), bool):
             raise ValueError(f"{name} is neither on nor off")
     if isinstance(wanted.get("drop", 0), bool) or not isinstance(wanted.get("drop", 0), int):
-        raise ValueError("drop is no whole number")
+        raise ValueError("drop is not a whole number")
     return wanted

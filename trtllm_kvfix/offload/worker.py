@@ -214,7 +214,7 @@ class OffloadWorker:
             if monotonic() - since > limit_s:
                 raise KvfixError(
                     f"request {request_id} has waited for a load for more than kvfix.offload.transfer_timeout_s, "
-                    f"{limit_s:g} s, and none was planned: upstream did not report where its blocks lie"
+                    f"{limit_s:g} s, and none was planned: upstream did not report where its blocks are"
                 )
         return self._link.plan_late(untold)
 

@@ -109,7 +109,7 @@ def complaint(collected: Mapping[int, Mapping[str, Any]], size: int, timeout_s: 
     missing = [rank for rank in range(size) if rank not in collected]
     if missing:
         parts.append(
-            f"{_ranks(missing)} did not say which fixes run there within {timeout_s:g} s; the hook is not active "
+            f"{_ranks(missing)} did not report which fixes run there within {timeout_s:g} s; the hook is not active "
             "there, or the engine never came to its start"
         )
     parts += [f"rank {rank}: {theirs['refusal']}" for rank, theirs in sorted(collected.items()) if theirs["refusal"]]

@@ -51,7 +51,7 @@ class Fuse:
             flight.note(flight.FAULT, self.in_a_row, text=self.fix_id)
         if is_first:
             log.error(
-                "fix %s failed in its own code; the safe fallback was taken and the server goes on. This is said once",
+                "fix %s failed in its own code; it took its safe fallback, and the server goes on. This is logged once",
                 self.fix_id,
                 exc_info=error,
             )

@@ -75,7 +75,7 @@ def checked(command: Sequence[str]) -> list[str]:
     if deaf is None:
         return list(command)
     if "S" in deaf.flag:
-        raise SettingsError(f"{deaf} reads no site-packages, where every hook is: leave the flag out")
+        raise SettingsError(f"{deaf} reads no site-packages, where the hook would be: leave the flag out")
     if not hook_file().exists():
         raise SettingsError(
             f"{deaf} ignores PYTHONPATH, through which `run` brings the fixes: leave the flag out, or install the hook "
@@ -150,12 +150,16 @@ def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
     multiple=True,
     metavar="ID=auto|on|observe|off",
     shell_complete=usage.one_of(f"{fix_id}={word}" for fix_id in IDS for word in get_args(Word)),
-    help="What to do with a fix; repeatable.",
+    help="Switch a fix on or off, or only observe; repeatable.",
 )
-@click.option("--force", is_flag=True, help="Let `on` apply a fix whose probe cannot tell whether it fits.")
-@click.option("--dry-run", is_flag=True, help="Say what would be set and started, and start nothing.")
-@click.option("--manager", type=click.Choice(["upstream", "native"]), help="Whose block manager serves; see the docs.")
-@click.option("--metrics-port", type=int, help="Serve Prometheus metrics; rank r listens on this plus r.")
+@click.option("--force", is_flag=True, help="Let `on` apply a fix even if its probe cannot tell whether it fits.")
+@click.option("--dry-run", is_flag=True, help="Print what would be set and started, and start nothing.")
+@click.option(
+    "--manager",
+    type=click.Choice(["upstream", "native"]),
+    help="Which block manager serves: see docs/native-manager.md.",
+)
+@click.option("--metrics-port", type=int, help="Serve Prometheus metrics; rank r listens on this port plus r.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def run(
@@ -173,7 +177,9 @@ def run(
     config = config or (ctx.parent.params.get("config") if ctx.parent is not None else None)
     settings = load(config, {**environ, **_from_options(fixes, force, manager, metrics_port)})
     if not settings.enabled:
-        raise SettingsError(f"{ENV_ENABLED} or kvfix.enabled is false; `run` is for running with the fixes")
+        raise SettingsError(
+            f"{ENV_ENABLED} or kvfix.enabled is false; `run` starts commands with the fixes, so unset it"
+        )
     new = variables(settings, environ, job=f"{os.uname().nodename}-{os.getpid()}")
     line = forwarding(checked(command), sorted(new))
     inherited = {
@@ -206,11 +212,11 @@ def _from_options(fixes: Sequence[str], force: bool, manager: str | None, metric
     for text in fixes:
         fix_id, equals, choice = text.partition("=")
         if not equals:
-            raise SettingsError(f"--fix is {text!r}; write ID=auto, ID=on or ID=off")
+            raise SettingsError(f"--fix is {text!r}; write ID=auto, ID=on, ID=observe or ID=off")
         if fix_id not in IDS:
             near = difflib.get_close_matches(fix_id, IDS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(IDS)}"
-            raise SettingsError(f"--fix names {fix_id!r}, which is no fix; {hint}")
+            raise SettingsError(f"--fix names {fix_id!r}, which is not a fix; {hint}")
         given[variable_of(("fixes", fix_id))] = choice
     if force:
         given[variable_of(("force",))] = "true"

@@ -139,7 +139,7 @@ class Registry:
             self._decided_on.clear()
             self._unguarded.clear()
         for name in left:
-            log.warning("%s was replaced by somebody else after us and is left as it is", name)
+            log.warning("%s was replaced by another tool after us, and is left as it is", name)
         return left
 
     def loaded(self, module: str) -> None:
@@ -154,7 +154,7 @@ class Registry:
             self._installed = [each for each in self._installed if each.fix_id not in stale]
             for fix_id in sorted(stale):
                 self._decided_on.pop(fix_id, None)
-                log.warning("%s was loaded again; fix %s is put on again", module, fix_id)
+                log.warning("%s was loaded again; fix %s is applied again", module, fix_id)
 
     def probe(self, settings: Settings, upstream: Upstream) -> Report:
         """What `apply` would find, changing nothing; for `doctor`, which looks at a build at rest. It refuses the same
@@ -201,7 +201,7 @@ class Registry:
         for fix in self.fixes:
             if settings.choice_of(fix.id) == "observe" and fix.observers is None:
                 raise SettingsError(
-                    f"kvfix.fixes.{fix.id} is observe, which this fix cannot: {fix.blind}; auto, on and off are left"
+                    f"kvfix.fixes.{fix.id} is observe, which this fix cannot do: {fix.blind}; write auto, on or off"
                 )
 
     def _follow(self, fix: Fix, upstream: Upstream) -> None:
@@ -224,13 +224,15 @@ class Registry:
 
     def _face_unknown(self, fix: Fix, answer: Answer, choice: str) -> None:
         if choice != "on":
-            log.warning("fix %s is NOT applied, its probe cannot tell: %s", fix.id, answer.reason)
+            log.warning(
+                "fix %s is NOT applied, because its probe cannot tell whether it fits: %s", fix.id, answer.reason
+            )
         elif self._settings.force:
             log.error("fix %s is FORCED on although its probe cannot tell: %s", fix.id, answer.reason)
         else:
             raise SettingsError(
                 f"kvfix.fixes.{fix.id} is on, but its probe cannot tell whether it fits: {answer.reason}; "
-                "kvfix.force: true (run --force) applies it nevertheless"
+                "kvfix.force: true (run --force) applies it all the same"
             )
 
     def _is_due(self, fix: Fix, at_last: bool) -> bool:

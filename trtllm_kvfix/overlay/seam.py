@@ -72,7 +72,7 @@ def install(replacement: Replacement, fix_id: str) -> Installed:
     found, wrap = _unwrapped(raw)
     made = replacement.make(found)
     if made is None or made is found:
-        raise SeamError(f"fix {fix_id} put nothing new into {seam}: it made {made!r} of {found!r}")
+        raise SeamError(f"fix {fix_id} did not change {seam}: it made {made!r} of {found!r}")
     original = getattr(found, "__kvfix_original__", found)
     _mark(made, found, original, fix_id)
     after = wrap(made)

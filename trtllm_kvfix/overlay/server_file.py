@@ -27,7 +27,7 @@ def refuse_repeated(file: Path) -> None:
     """The last would win, and what the others said would be lost without a word."""
     twice = repeated_keys(file.read_text(encoding="utf-8"))
     if twice:
-        raise SettingsError(f"{file} says {', '.join(twice)} more than once; only the last would count")
+        raise SettingsError(f"{file} has {', '.join(twice)} more than once; only the last would count")
 
 
 def end(error: SettingsError) -> NoReturn:

@@ -55,9 +55,11 @@ def pass_gate(active: "Activation", executor: Any = None) -> None:
     objection = "" if executor is None else active.objection(active.settings, executor)
     mine = active.attestation(refusal=objection or _served_metrics(active))
     if mine.aliases:
-        log.warning("still the originals, because they were taken before the fixes came: %s", ", ".join(mine.aliases))
+        log.warning(
+            "still the originals, because they were imported before the fixes were applied: %s", ", ".join(mine.aliases)
+        )
     for name in [*active.registry.lost(), *parts.lost()]:
-        log.warning("%s was replaced by somebody else after us", name)
+        log.warning("%s was replaced by another tool after us", name)
     _compare(active, mine)
     if mine.refusal:
         raise SettingsError(mine.refusal)

@@ -160,7 +160,7 @@ class Voting:
                 word, _, digest = heard[-1]
                 return word, digest
             if not self._arrives(comm, rank, deadline):
-                log.error("%s: rank %d has said nothing for %g s", self._fuse.fix_id, rank, self._patience_s)
+                log.error("%s: rank %d has not answered for %g s", self._fuse.fix_id, rank, self._patience_s)
                 return "", ""
 
     def _hear(self, comm: Communicator, rank: int) -> list[Message]:

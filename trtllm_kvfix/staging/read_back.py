@@ -135,7 +135,7 @@ class ReadBack:
             self._said = True
             place = tuple(int(index) for index in np.argwhere(wrong)[0])
             log.error(
-                "%s: a shipment of block offsets did not arrive as it was meant: %d of %d words differ, the first at "
-                "(pool, row, plane, block) %s is %d instead of %d. This is said once; table_mismatches_total counts",
+                "%s: a shipment of block offsets arrived wrong: %d of %d words differ, the first at (pool, row, "
+                "plane, block) %s is %d instead of %d. This is logged once; table_mismatches_total counts all",
                 *(self._fix_id, int(wrong.sum()), wrong.size, place, arrived[place], look.meant[place]),
             )

@@ -20,7 +20,7 @@ from trtllm_kvfix.sizes import bytes_text
 @click.option("--json", "as_json", is_flag=True, help="Print the attestations as one JSON list.")
 @click.option("--dump", is_flag=True, help="Print the flight records: the last decisions of each process, as JSON.")
 def status(as_json: bool, dump: bool) -> None:
-    """Say which fixes run in this user's processes, rank by rank, and how their host tiers do."""
+    """Show which fixes run in this user's processes, rank by rank, and the state of their host tiers."""
     folder = folder_of(load())
     if dump:
         click.echo(json.dumps(flight_records(folder), indent=1))

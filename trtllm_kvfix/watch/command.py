@@ -17,18 +17,22 @@ OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--hold", is_flag=True, help="Let the thread that races wait until the device is done.")
+@click.option("--hold", is_flag=True, help="Make a thread that races wait until the device is done.")
 @click.option(
-    "--hold-limit", type=click.FloatRange(min=0.001), default=10.0, show_default=True, help="Seconds, then it goes on."
+    "--hold-limit",
+    type=click.FloatRange(min=0.001),
+    default=10.0,
+    show_default=True,
+    help="Seconds after which such a thread goes on.",
 )
-@click.option("--strict", is_flag=True, help="Exit with 1 for possible races too.")
+@click.option("--strict", is_flag=True, help="Exit with 1 after possible races, too.")
 @click.option(
     "--suppress",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with known races: patterns of frames, one in each line.",
 )
-@click.option("--json", "json_file", type=OUTPUT, help="Write the report here, for programs.")
-@click.option("--html", "html_file", type=OUTPUT, help="Write the report here, as one page with timelines.")
+@click.option("--json", "json_file", type=OUTPUT, help="Write the report to FILE as JSON.")
+@click.option("--html", "html_file", type=OUTPUT, help="Write the report to FILE as one page with timelines.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def watch(
@@ -43,8 +47,8 @@ def watch(
 ) -> None:
     """Run COMMAND and report where the host touches pinned memory that the device still uses.
 
-    Exits as COMMAND does, with 1 where that is 0 and there was a race, and with 2 where nothing could be watched or a
-    report cannot be written. Ctrl-C goes to COMMAND; what was seen until it ends is reported.
+    The exit code is COMMAND's; 1 if that is 0 and there was a race; 2 if nothing could be watched or a report cannot be
+    written. Ctrl-C goes to COMMAND; the report shows what was seen until it ends.
     """
     check_folder("--json", json_file)
     check_folder("--html", html_file)

@@ -18,8 +18,8 @@ ENV_OWNER = "KVFIX_WATCH_PYTEST"  # the process that removes the folder
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("watch", "races of the host with the device")
-    group.addoption("--watch", action="store_true", help="fail tests in which pinned memory in use was touched")
-    group.addoption("--watch-suppress", type=Path, metavar="FILE", help="races that are known, as `watch --suppress`")
+    group.addoption("--watch", action="store_true", help="fail tests that touch pinned memory which a GPU still uses")
+    group.addoption("--watch-suppress", type=Path, metavar="FILE", help="known races, as for `watch --suppress`")
 
 
 @pytest.hookimpl(tryfirst=True)

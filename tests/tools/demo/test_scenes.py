@@ -55,7 +55,7 @@ def test_scenes_are_chosen_by_fix_and_manager() -> None:
     ("choices", "manager", "message"),
     [
         (["token-budget=off"], None, "token-budget cannot change an answer"),
-        (["nonsense=off"], None, "is no fix"),
+        (["nonsense=off"], None, "is not a fix"),
         (["graph-inputs"], None, "write ID=off or ID=on"),
         ([f"{fix}=on" for fix in HAZARDS], None, "nothing to show"),
         (["computed-blocks=off"], "native", "needs the manager one-by-one"),

@@ -76,7 +76,7 @@ def test_tokens_per_hash_id_decides_how_many_ids_are_needed(tmp_path: Path) -> N
         ),
         ('{"tokens": [], "output_length": 1}', "tokens: List should have at least 1 item"),
         ('{"tokens": [2147483648], "output_length": 1}', "tokens.0: Input should be less than 2147483648"),
-        ('{"tokens": [1]}', "output_length or output_tokens is needed, neither is there"),
+        ('{"tokens": [1]}', "output_length or output_tokens is needed, but both are missing"),
         ('{"tokens": [1], "output_length": 3, "output_tokens": [1]}', "output_length is 3, output_tokens has 1"),
     ],
 )
@@ -93,7 +93,7 @@ def test_skip_bad_leaves_bad_lines_out_and_remembers_them(tmp_path: Path) -> Non
     trace = read_trace(trace_file(tmp_path, "{", GOOD, '{"tokens": [1]}'), skip_bad=True)
     assert [request.line for request in trace.requests] == [2]
     assert [bad.line for bad in trace.lines_bad] == [1, 3]
-    assert "neither is there" in trace.lines_bad[1].reason
+    assert "both are missing" in trace.lines_bad[1].reason
 
 
 def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def digest_of_checkpoint(model: Any) -> str:
     names = sorted(found_in(folder))
     if not names or not any(file.match(kind) for file, _ in names for kind in WEIGHTS):
         raise SettingsError(
-            f"kvfix.offload.remote.model is not set, and {model!r} is no snapshot whose files are named by their "
-            "digests; write a name that these weights have and no others, the same on every node"
+            f"kvfix.offload.remote.model is not set, and {model!r} is not a snapshot whose files are named by their "
+            "digests; write a name for these weights alone, the same on every node"
         )
     return hashlib.sha256(repr([(file.name, digest) for file, digest in names]).encode()).hexdigest()
 

@@ -25,11 +25,16 @@ REQUESTS = {"small": 40, "large": 160}
 @click.command()
 @click.argument("trace", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @usage.device_option
-@click.option("--model", "model_name", type=click.Choice(sorted(SIZES)), help="By default large on a GPU, else small.")
-@click.option("--requests", type=click.IntRange(min=2), help="How many of the load.")
+@click.option(
+    "--model",
+    "model_name",
+    type=click.Choice(sorted(SIZES)),
+    help="Size of the model; by default large on a GPU, else small.",
+)
+@click.option("--requests", type=click.IntRange(min=2), help="Number of requests of the load.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second, on average.")
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each way.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the generated load.")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each configuration.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the generated load.")
 @usage.json_option
 @usage.file_option("plot", "Draw it: .png or .svg.")
 def bench(
@@ -43,10 +48,10 @@ def bench(
     as_json: bool,
     plot_path: Path | None,
 ) -> None:
-    """Run the embedded engine under load, with each fix, manager and tier: tokens a second, time to the first token.
+    """Run the embedded engine under load, without each fix, and with each manager and tier: tokens per second, latency.
 
-    The load is generated, or the arrivals and shared beginnings of a TRACE of JSON lines, as `replay` reads them, cut
-    down to the model's size. On a GPU it needs torch. Exits with 2 on bad usage or a bad trace.
+    The load is generated, or takes the arrivals and shared prefixes of a TRACE (JSON lines, as for `replay`), cut down
+    to the model's size. On a GPU the engine needs torch. The exit code is 2 on bad usage or a bad trace.
     """
     if plot_path is not None:
         check_plot(plot_path)
@@ -70,7 +75,9 @@ def bench(
 
             arms = execute(chosen, size.model(), arrivals, device_name, repeats, on_run)
     except KeyboardInterrupt:
-        click.echo("Interrupted: the ways take turns, so nothing can be compared before the last run.", err=True)
+        click.echo(
+            "Interrupted: the configurations take turns, so nothing can be compared before the last run.", err=True
+        )
         sys.exit(EXIT_INTERRUPTED)
     except DeviceError as error:
         raise KvfixError(f"the device failed: {error}") from error

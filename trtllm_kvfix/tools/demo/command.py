@@ -27,12 +27,12 @@ from trtllm_kvfix.written import check_folder, write
     multiple=True,
     metavar="ID=off|on",
     shell_complete=usage.one_of(f"{fix_id}={word}" for fix_id in HAZARDS for word in ("off", "on")),
-    help=f"`off`: show only what is lost without it; `on`: leave its scene out; repeatable. {', '.join(HAZARDS)}.",
+    help=f"`off`: show only its scene; `on`: leave its scene out; repeatable. {', '.join(HAZARDS)}.",
 )
 @click.option(
-    "--manager", type=click.Choice(MANAGERS), help="How requests are admitted; by default as each scene needs it."
+    "--manager", type=click.Choice(MANAGERS), help="How requests are admitted; by default as each scene needs."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the simulated device.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the simulated device.")
 @usage.json_option
 @usage.file_option("html", "Write a page with everything that was read.")
 @usage.file_option("svg", "Draw what the terminal shows.")
@@ -45,11 +45,11 @@ def demo(
     html_path: Path | None,
     svg_path: Path | None,
 ) -> None:
-    """Let a few users chat, without each fix and with all: what they should read, and what they read.
+    """Let a few users chat, without each fix and with all, and show what they should read and what they read.
 
-    The engine is our own and small, its model recites: needs no TensorRT-LLM, no weights, and a GPU only with torch.
-    Exits with 0 when answers are wrong without each fix and none is with it, with 1 when not, with 2 on bad usage or
-    where a file cannot be written, with 130 after ctrl-C.
+    The engine is small and our own, and its model recites. It needs no TensorRT-LLM and no weights; on a GPU it needs
+    torch. The exit code is 0 if answers are wrong without each fix and right with it; 1 if not; 2 on bad usage or if a
+    file cannot be written; 130 after Ctrl-C.
     """
     scenes = choose(choices, manager)
     check_folder("--html", html_path)

@@ -68,10 +68,10 @@ def examine(source: Path | None = None) -> dict[str, Any]:
     help="Examine the TensorRT-LLM in this folder without importing it: a checkout, or an unpacked wheel.",
 )
 def doctor(as_json: bool, source: Path | None) -> None:
-    """Say what is installed here, and what each fix would do.
+    """Show what is installed here, which fixes it needs, and what each fix would do.
 
-    Exits with 1 when TensorRT-LLM is not installed here, the native extension is missing or unfit for use, a fix fails
-    its self-test, one that this TensorRT-LLM needs is off, or a probe cannot decide whether one is needed.
+    The exit code is 1 if TensorRT-LLM is not installed here, the native extension is missing or unusable, a fix fails
+    its self-test, a fix that this TensorRT-LLM needs is off, or a probe cannot decide whether a fix is needed.
     """
     report = examine(source)
     if as_json:

@@ -42,8 +42,13 @@ Examples:
 
 @click.command(epilog=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("trace", required=False, type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
-@click.option("--generate", "generated", type=click.Choice(sorted(GENERATORS)), help="Make a workload; no TRACE.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of --generate.")
+@click.option(
+    "--generate",
+    "generated",
+    type=click.Choice(sorted(GENERATORS)),
+    help="Generate a workload instead of reading a TRACE.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of --generate.")
 @click.option(
     "--tokens-per-hash-id",
     type=click.IntRange(1, TOKENS_PER_HASH_ID_MAX),
@@ -57,27 +62,31 @@ Examples:
 @click.option(
     "--host-tier",
     type=click.Choice([kind.value for kind in HostTierKind]),
-    help="TensorRT-LLM's own, or the connector's.",
+    help="TensorRT-LLM's own host tier, or the offload connector's.",
 )
 @click.option(
     "--host-admission",
     type=click.Choice([kind.value for kind in HostAdmission]),
-    help="kvfix.offload.admission, of the connector's.",
+    help="kvfix.offload.admission of the connector.",
 )
 @click.option("--remote", "blocks_remote", metavar="SIZE", help="A store behind the connector's host tier.")
-@click.option("--max-batch-size", type=click.IntRange(min=1), help="Most sequences at a time.")
+@click.option("--max-batch-size", type=click.IntRange(min=1), help="Largest number of sequences at a time.")
 @click.option("--max-num-tokens", type=click.IntRange(min=1), help="Token budget of an iteration.")
-@click.option("--tokens-per-iteration", type=click.IntRange(min=1), help="By which each answer grows in an iteration.")
+@click.option(
+    "--tokens-per-iteration", type=click.IntRange(min=1), help="Tokens by which each answer grows in an iteration."
+)
 @click.option("--iteration-ms", type=click.FloatRange(min=0), help="Length of an iteration; 0 ignores timestamps.")
 @click.option("--bytes-per-block", type=click.IntRange(min=1), help="Bytes of keys and values in a block.")
-@click.option("--layers", type=click.IntRange(min=1), help="Of the model; with the next three, gives the bytes.")
+@click.option(
+    "--layers", type=click.IntRange(min=1), help="Layers of the model; with the next three, gives --bytes-per-block."
+)
 @click.option("--kv-heads", type=click.IntRange(min=1))
 @click.option("--head-dim", type=click.IntRange(min=1))
 @click.option("--dtype-bytes", type=click.IntRange(min=1), help="Bytes of one number in the cache.")
-@click.option("--compare", is_flag=True, help="Also add requests one by one, and show both.")
+@click.option("--compare", is_flag=True, help="Also admit requests one by one, and show both results.")
 @click.option("--sweep", "sweep_sizes", metavar="SIZE,...", help="Replay once for each of these host sizes.")
 @usage.file_option("plot", "Draw --sweep: .png or .svg.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Replays at a time.  [default: one for each core]")
+@click.option("--jobs", type=click.IntRange(min=1), help="Replays that run at a time.  [default: one for each core]")
 @usage.json_option
 @click.pass_context
 def replay(
@@ -85,10 +94,10 @@ def replay(
 ) -> None:
     """Replay a request TRACE through the block manager: hit rates, evictions, bytes moved, budget.
 
-    TRACE is a file of JSON lines, gzipped or not, or - for standard input. Needs no GPU and no model. Exits with 1 when
-    batch admission passed its token budget or reused something else than estimated (a bug), with 2 on bad usage, a
-    bad trace, or too few blocks for every request, with 130 after ctrl-C; the result so far is then still printed,
-    marked partial.
+    TRACE is a file of JSON lines, gzipped or not, or - for standard input. The command needs no GPU and no model. The
+    exit code is 1 if batch admission exceeded its token budget or reused something else than estimated (a bug); 2 on
+    bad usage, a bad trace, or too few blocks for every request; 130 after Ctrl-C, with the result so far, marked
+    partial.
     """
     sizes: str | None = options["sweep_sizes"]
     if compare and sizes is not None:

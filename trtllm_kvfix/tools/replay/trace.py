@@ -77,7 +77,7 @@ class _TokenLine(_Line):
     @model_validator(mode="after")
     def _one_length(self) -> "_TokenLine":
         if self.output_tokens is None and self.output_length is None:
-            raise ValueError("output_length or output_tokens is needed, neither is there")
+            raise ValueError("output_length or output_tokens is needed, but both are missing")
         if self.output_tokens is not None and self.output_length not in (None, len(self.output_tokens)):
             raise ValueError(f"output_length is {self.output_length}, output_tokens has {len(self.output_tokens)}")
         return self

@@ -25,7 +25,7 @@ class NothingToCheck(KvfixError):
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("trtllm-kvfix-selfcheck.json"),
     show_default=True,
-    help="Where the report goes.",
+    help="File for the report.",
 )
 @click.option(
     "--step-timeout",
@@ -38,11 +38,11 @@ class NothingToCheck(KvfixError):
 def selfcheck(out: Path, limit_s: float) -> None:
     """Try every fix on the classes of the installed TensorRT-LLM, without a model, and write a report to share.
 
-    Imports TensorRT-LLM in processes of its own, asks the probes, puts each fix on and takes it off, runs its
-    self-test, and plays small scenarios with managers of TensorRT-LLM's own on the GPU: without the fixes, with the one
-    that each is about, and with all. The report has no paths and no names of machines or users.
+    The command imports TensorRT-LLM in processes of its own, asks the probes, applies each fix and takes it off, and
+    runs its self-test. Then it plays small scenarios with TensorRT-LLM's own managers on the GPU: without the fixes,
+    with the fix that the scenario is about, and with all. The report has no paths and no names of machines or users.
 
-    Exits with 1 when something is wrong or could not be shown.
+    The exit code is 1 if something is wrong or could not be shown.
     """
     if not exists(PACKAGE):
         raise NothingToCheck(

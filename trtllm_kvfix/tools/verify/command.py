@@ -31,8 +31,12 @@ from trtllm_kvfix.written import check_folder, write
     shell_complete=usage.one_of(NAMES),
     help=f"One of {', '.join(NAMES)}; repeatable.",
 )
-@click.option("--iterations", type=click.IntRange(min=1), default=150, show_default=True, help="Of each arm.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of contents and simulation.")
+@click.option(
+    "--iterations", type=click.IntRange(min=1), default=150, show_default=True, help="Iterations of each arm."
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of contents and simulation."
+)
 @usage.json_option
 @usage.file_option("html", "Write a page with measured timelines of every arm.")
 def verify(
@@ -40,10 +44,10 @@ def verify(
 ) -> None:
     """Reproduce each hazard in a control without the fix, and show that the fix holds, on this machine.
 
-    Needs no TensorRT-LLM and no model, and loads none. Device `auto` is the first GPU, or else a simulated device that
-    shows the order of operations only. Exits with 0 when every control corrupts and no fix does, with 1 when a fix
-    corrupts, a control stays clean or the device was not held, with 2 on bad usage or where --html cannot be written,
-    with 130 after ctrl-C; the cases that ran are then still shown.
+    The command needs no TensorRT-LLM and no model, and loads none. Device `auto` is the first GPU, or else a simulated
+    device, which shows the order of operations only. The exit code is 0 if every control corrupts and no fix does; 1 if
+    a fix corrupts, a control stays clean or the device was not held; 2 on bad usage or if --html cannot be written; 130
+    after Ctrl-C, with the cases that ran.
     """
     cases = select(names)
     check_folder("--html", html_path)
