@@ -1,4 +1,4 @@
-"""What runs in this process: all fixes, all points at which they take part, and how they are turned on and off.
+"""What runs in this process: all fixes, all parts, and how they are turned on and off.
 
 The one place that knows both the overlay and the fixes. It is imported when TensorRT-LLM is, or when a program calls
 `trtllm_kvfix.enable()`: in scripts, Ray actors and processes of `multiprocessing`.
@@ -25,7 +25,7 @@ def begin() -> None:
 
 
 def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, Any]:
-    # Called in the code of a program, it comes before a switch in its environment, as a command line would.
+    # A call in a program's code overrides a switch in its environment, as a command line would.
     said = as_variables(load(environ={}, section={**section, "enabled": True}))
     carry.say({**said, ENV_ENABLED: "true"})
     settings = load(Path(config) if config is not None else None, carry.given())

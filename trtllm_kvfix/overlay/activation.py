@@ -1,7 +1,7 @@
 """What is on in this process: the registry, its settings, and the points of upstream at which they take part.
 
-Nothing here runs before TensorRT-LLM is imported or `trtllm_kvfix.enable()` is called. Which fixes and which points
-there are is said by whoever makes an `Activation` (trtllm_kvfix/process.py), so nothing below knows them.
+Nothing here runs before TensorRT-LLM is imported or `trtllm_kvfix.enable()` is called. The maker of an `Activation`
+(trtllm_kvfix/process.py) names the fixes and the points, so nothing below knows them.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger("trtllm_kvfix")
 
 
 class Participant(Protocol):
-    """A module of upstream at whose import we replace something that mends nothing."""
+    """A module of upstream at whose import we replace something that is not a fix."""
 
     @property
     def TRIGGER(self) -> str: ...  # noqa: N802  modules are participants
@@ -55,7 +55,7 @@ class Activation:
         fuse.watch(self._fault_seen)
 
     def activate(self, settings: Settings) -> None:
-        """Watch for the modules that matter and deal with those that are there; with other settings, again."""
+        """Watch for the modules that matter and handle those that are imported; with other settings, do it again."""
         with self._lock:
             _show_log()
             self.job = carry.carry(settings)
@@ -69,7 +69,7 @@ class Activation:
             self._apply()
 
     def deactivate(self) -> list[str]:
-        """Take everything back. Returns the seams that somebody else has replaced since."""
+        """Take everything back. Returns the seams that another tool has replaced since."""
         with self._lock:
             import_hook.remove()
             self.on = self.started = False
@@ -103,7 +103,7 @@ class Activation:
         )
 
     def say(self, line: str) -> None:
-        """Upstream starts an engine twice, the first time to see what memory it takes."""
+        """Log the line once for each text: upstream starts an engine twice, the first time to measure its memory."""
         if line != self._said:
             self._said = line
             log.info("%s", line)
@@ -129,7 +129,7 @@ class Activation:
 
 
 def _show_log() -> None:
-    """Our lines go to stderr unless the application has said where lines go; it may also have said which."""
+    """Our lines go to stderr unless the application has set up logging; it may also have chosen a level."""
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
     if log.handlers or logging.getLogger().handlers:

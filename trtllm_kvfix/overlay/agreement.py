@@ -1,8 +1,8 @@
 """Ranks that run different fixes must not form an engine: they compare attestations before it starts.
 
-Over MPI where there is more than one rank, else over the files of the same job on this host. Messages between two ranks
-with a tag of our own are used instead of a collective call, because a rank without the hook would take part in a
-collective with the wrong one of upstream's, or never; so it is named after a while instead.
+They use MPI where there is more than one rank, else the files of the same job on this host. Over MPI they send messages
+between two ranks with a tag of our own. A collective call would not do: a rank without the hook would join it with one
+of upstream's collectives, or never. As it is, such a rank is named after a while.
 """
 
 import sys
@@ -24,7 +24,7 @@ class RanksDiffer(KvfixError):
 
 
 class Communicator(Protocol):
-    """What is used of mpi4py's."""
+    """The part of mpi4py's communicator that we use."""
 
     def Get_rank(self) -> int: ...  # noqa: N802
     def Get_size(self) -> int: ...  # noqa: N802
@@ -34,7 +34,7 @@ class Communicator(Protocol):
 
 
 def communicator() -> Communicator | None:
-    """Upstream's group of ranks where it says one, else all there are; None for a single rank or without MPI."""
+    """Upstream's group of ranks if it has one, else all ranks; None for a single rank or without MPI."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return None
@@ -78,7 +78,7 @@ def agree_by_messages(comm: Communicator, ours: Mapping[str, Any], timeout_s: fl
 
 
 def agree_by_files(folder: Path, ours: Mapping[str, Any]) -> None:
-    """Of any two ranks on this host the later one finds the earlier one's file.
+    """Compare with the files of other ranks: of any two ranks on this host, the later one finds the earlier one's file.
 
     One start may make several engines, whose settings may differ. Where another process of it has our own rank, the
     others look alike, and nobody is refused.
@@ -104,7 +104,7 @@ def agree_by_files(folder: Path, ours: Mapping[str, Any]) -> None:
 
 
 def complaint(collected: Mapping[int, Mapping[str, Any]], size: int, timeout_s: float) -> str | None:
-    """What is wrong with these ranks, in a form that names them; None when all are there and alike."""
+    """A message that names the ranks that are missing or differ; None when all are there and alike."""
     parts = []
     missing = [rank for rank in range(size) if rank not in collected]
     if missing:

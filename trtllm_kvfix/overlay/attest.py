@@ -33,7 +33,7 @@ class Attestation:
     choices: dict[str, str]  # id: auto, on, off
     seams: dict[str, str]  # attribute: hash of what was there
     manager: str  # upstream or native
-    parts: dict[str, str]  # the same, of what mends nothing and lets us take part
+    parts: dict[str, str]  # the same, for the parts (overlay/parts.py)
     aliases: list[str]
     refusal: str  # why this rank must not start, or nothing
     faults: dict[str, int]  # id: failures of its own code so far, where there were any
@@ -80,8 +80,8 @@ class Attestation:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """What keeps two processes from being ranks of one engine. A fix whose modules only one has imported yet differs
-    in nothing that counts."""
+    """The differences that keep two processes from being ranks of one engine. If only one of them has imported a fix's
+    modules so far, that is no difference."""
     found = [
         f"{key} {ours[key]} / {theirs[key]}"
         for key in ("format", "package", "tensorrt_llm", "variant", "manager")

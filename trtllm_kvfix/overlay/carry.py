@@ -1,6 +1,6 @@
 """How settings reach the processes that this one starts: in variables that begin with TRTLLM, which upstream sends on.
 
-What we put into the environment must not come back to us as if the user had put it there, so it is remembered.
+This module remembers what we put into the environment, so that we do not later take it for the user's.
 """
 
 import os
@@ -29,7 +29,7 @@ _said: dict[str, str] = {}  # by the program's own code; comes before files, as 
 
 
 def given() -> dict[str, str]:
-    """The environment as the user made it, with what the program said over it."""
+    """The environment as the user made it, overridden by the program's own settings."""
     found = environment()
     for name, ours in _exported.items():
         if found.get(name) != ours.value:
@@ -62,7 +62,7 @@ def carried() -> dict[str, str]:
 
 
 def stop() -> None:
-    """Child processes from now on run without."""
+    """Child processes from now on run without the fixes."""
     _said.clear()
     _take_back()
     export({ENV_ENABLED: "false"})

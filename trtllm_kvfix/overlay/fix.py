@@ -42,10 +42,10 @@ class Seam:
 @dataclass(frozen=True)
 class Replacement:
     seam: Seam
-    # Gets the attribute as the class or module has it, None where it is absent, and returns what takes its place.
+    # It gets the attribute as the class or module has it, or None where it is absent, and returns the replacement.
     # Static and class methods arrive and are put back as plain functions; the wrapping is kept by the seam.
     make: Callable[[Any], Any]
-    # Called before the attribute is put back: what instances had been left in is undone.
+    # Called before the attribute is put back, to undo what the fix has changed in instances.
     leave: Callable[[], None] = lambda: None
 
 
@@ -72,15 +72,16 @@ class Fix:
     triggers: tuple[str, ...]
     probe: "Callable[[Upstream], Answer]"
     replacements: "Callable[[Upstream, FixSettings], Sequence[Replacement]]"
-    # Raises AssertionError when the mechanism does not hold on this machine; simulated device, no upstream needed.
+    # Raises AssertionError if the mechanism does not work on this machine; uses the simulated device and needs no
+    # upstream.
     self_test: Callable[[], None]
     # Observers for the choice `observe` count and change nothing; None where `blind` says why there can be none.
     observers: "Callable[[Upstream, FixSettings], Sequence[Replacement]] | None" = None
     blind: str = ""
-    # What the probe should say in each variant of docs/support.md; tests compare it with what it says.
+    # What the probe should answer in each variant of docs/support.md; tests compare it with the actual answer.
     expected: Mapping[str, State]
     guards: tuple[Guard, ...] = ()
-    # Where else what it replaced is held, or done by other means: asked when it is applied, and again when a module
-    # that a fix watches has been imported, these among them, whose import it does not wait for.
+    # Returns other places that hold or do what the fix replaced. It is called when the fix is applied, and again when a
+    # module that a fix watches has been imported. The fix does not wait for the import of these places' modules.
     late: tuple[str, ...] = ()
     followers: "Callable[[Upstream], Sequence[Replacement]]" = _none

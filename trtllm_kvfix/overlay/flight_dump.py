@@ -1,6 +1,6 @@
-"""When the executor's loop ends with an exception, its flight record is written down as JSON.
+"""When the executor's loop ends with an exception, its flight record is written to a JSON file.
 
-What upstream raises goes on as it is.
+Upstream's exception passes through unchanged.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a fix does when its own code fails: it never ends a server, says so once, and after repeated faults stands down.
+"""What a fix does when its own code fails: it never ends the server, logs once, and after repeated faults stands down.
 
     def replacement(self, *args, **kwargs):
         try:
@@ -27,7 +27,8 @@ IN_A_ROW_MAX = 3
 
 
 class Fuse:
-    """Any thread may use it. `in_a_row` is set to 0 by whoever succeeds; a lost update costs one fault more or less."""
+    """Counts the faults of one fix. Any thread may use it. Every success sets `in_a_row` to 0; a lost update costs one
+    fault more or less."""
 
     def __init__(self, fix_id: str, *, may_blow: bool = True) -> None:
         self.fix_id = fix_id
@@ -76,13 +77,13 @@ _lock = threading.Lock()
 
 
 def of(fix_id: str) -> Fuse:
-    """The one of this process."""
+    """The fuse of this fix in this process."""
     with _lock:
         return _fuses.setdefault(fix_id, Fuse(fix_id))
 
 
 def reset(fix_id: str) -> None:
-    """Its fix is taken off: the next time it is put on, it starts with none of these faults."""
+    """The fix is taken off: when it is applied again, it starts without these faults."""
     with _lock:
         _fuses.pop(fix_id, None)
 

@@ -14,7 +14,7 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.settings import ENV_ENABLED
 
 NAME = "trtllm_kvfix_hook.pth"
-# The package may be uninstalled while this file stays: then each start goes on without a word.
+# The package may be uninstalled while this file stays: then Python starts silently without it.
 LINE = (
     "import sys; exec('try:\\n import trtllm_kvfix.overlay.import_hook as hook\\nexcept ImportError:\\n pass\\n"
     "else:\\n hook.install()')\n"
@@ -26,7 +26,7 @@ def hook_file(site_dir: Path | None = None) -> Path:
 
 
 def write(file: Path) -> bool:
-    """False when it was there already."""
+    """Write the file; False if it was there already."""
     try:
         if file.exists() and file.read_text() == LINE:
             return False
@@ -37,7 +37,7 @@ def write(file: Path) -> bool:
 
 
 def remove(file: Path) -> bool:
-    """False when there was none."""
+    """Remove the file; False if there was none."""
     try:
         file.unlink()
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def remove(file: Path) -> bool:
 
 
 def is_loaded_by_new_interpreters() -> bool:
-    """Ask one, because a file in a folder that Python does not read would change nothing."""
+    """Start one and ask it, because a file in a folder that Python does not read would change nothing."""
     code = "import sys; print([type(each).__module__ for each in sys.meta_path])"
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return "trtllm_kvfix.overlay.import_hook" in asked.stdout

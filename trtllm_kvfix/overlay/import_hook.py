@@ -19,7 +19,7 @@ class Finder:
     def __init__(self) -> None:
         # Called when the module is looked for, before it runs.
         self.before: dict[str, Callable[[], None]] = {}
-        # Called when the module's body has run, before anybody else sees it.
+        # Called when the module's body has run, before its importer gets the module.
         self.after: dict[str, Callable[[ModuleType], None]] = {}
         self._searching: set[tuple[int, str]] = set()
 
@@ -31,7 +31,8 @@ class Finder:
             return None
         from threading import get_ident  # noqa: PLC0415  see above
 
-        # Other tools have finders like this one, which ask us in turn: answer nothing then, or nobody ever would.
+        # Other tools have finders like this one, which ask us in turn. We answer None then, to avoid an endless
+        # recursion.
         search = (get_ident(), name)
         if search in self._searching:
             return None
@@ -90,7 +91,7 @@ def _found_by_others(us: Finder, name: str, path: "Any", target: "Any") -> "Modu
 def _call_after(spec: "ModuleSpec", call: "Callable[[ModuleType], None]") -> None:
     """Shadow `exec_module` on this one loader for one execution, so that the loader stays what others expect it to be.
 
-    What `call` raises fails the import: a module that should have been mended and was not is not handed out.
+    What `call` raises fails the import: nobody gets a module that should have been fixed and was not.
     """
     loader: Any = spec.loader
     execute = loader.exec_module

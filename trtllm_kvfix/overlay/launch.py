@@ -56,7 +56,7 @@ class DeafPython(NamedTuple):
 
 
 def variables(settings: Settings, environ: Mapping[str, str], job: str) -> dict[str, str]:
-    """What a child process needs to have the fixes, to be added to `environ`."""
+    """The variables that bring the fixes to a child process, to be added to `environ`."""
     others = [place for place in environ.get(PATH, "").split(os.pathsep) if place and place != str(BOOTSTRAP)]
     return {
         **as_variables(settings),
@@ -120,7 +120,7 @@ def is_python(word: str) -> bool:
 
 
 def interpreter_line(program: str) -> list[str]:
-    """What the first line of a script runs it by; nothing where it is no script."""
+    """The interpreter in a script's first line; nothing where it is not a script."""
     found = shutil.which(program)
     try:
         with Path(found or "").open("rb") as file:
@@ -134,7 +134,7 @@ def interpreter_line(program: str) -> list[str]:
 
 
 def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
-    """Open MPI hands other hosts only the variables that its command line names; other launchers hand on all."""
+    """Open MPI passes to other hosts only the variables that its command line names; other launchers pass all."""
     if Path(command[0]).name not in MPI_LAUNCHERS or not _is_open_mpi(command[0]):
         return list(command)
     return [command[0], *(word for name in exported for word in ("-x", name)), *command[1:]]
@@ -189,12 +189,13 @@ def run(
         click.echo("".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(new.items())), nl=False)
         click.echo(shlex.join(line))
         return
-    inherited.pop(ENV_FILE, None)  # what it says is in the variables, and other hosts may not have the file
+    inherited.pop(ENV_FILE, None)  # its settings are in the variables, and other hosts may not have the file
     become(line, {**inherited, **new})
 
 
 def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
-    """Python ignores two signals from its start on, and a program that it becomes would inherit that."""
+    """Become the command with exec. Python ignores two signals from its start on, and the command would inherit
+    that."""
     sys.stdout.flush()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Points of upstream at which we take part without mending anything: the gate, the configuration, a failed load.
+"""Points of upstream that we replace without fixing anything: the gate, the configuration, a failed load.
 
 They are installed once for each owner, shown by `status` beside the fixes, and taken back with them.
 """
@@ -14,7 +14,8 @@ _installed: list[seam.Installed] = []
 
 
 def install(name: str, replacements: Iterable[Replacement]) -> None:
-    """All of them or none. What is there already stays as it is; a module that was loaded again has lost it."""
+    """Install all parts or none. Parts that are installed already stay as they are; a module that was loaded again has
+    lost its part."""
     with _lock:
         _installed[:] = [each for each in _installed if each.still_ours()]
         here = {(each.fix_id, each.seam) for each in _installed}
@@ -31,7 +32,7 @@ def install(name: str, replacements: Iterable[Replacement]) -> None:
 
 
 def revert() -> list[str]:
-    """The last first. Returns the seams that somebody else has replaced since."""
+    """Take the parts back, the last first. Returns the seams that another tool has replaced since."""
     with _lock:
         left = [str(each.seam) for each in reversed(_installed) if not each.restore()]
         _installed.clear()

@@ -50,7 +50,7 @@ class FixStatus:
 
     @property
     def missing(self) -> bool:
-        """Needed, and not there."""
+        """Whether the fix is needed and not applied."""
         return not self.applied and self.answer is not None and self.answer.state is State.NEEDED
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Report:
         return tuple(status.id for status in self.fixes if status.applied)
 
     def line(self) -> str:
-        """All fixes by what became of them, for the log."""
+        """All fixes by their state, for the log."""
         by_word: dict[str, list[str]] = {}
         for status in self.fixes:
             by_word.setdefault(status.word, []).append(status.id)
@@ -128,7 +128,7 @@ class Registry:
             return self.report()
 
     def revert(self) -> list[str]:
-        """Take back what is still ours, the last first. Returns the seams that somebody else has replaced since."""
+        """Take back what is still ours, the last first. Returns the seams that another tool has replaced since."""
         with self._lock:
             left = [str(installed.seam) for installed in reversed(self._installed) if not installed.restore()]
             seam.give_back(self._installed)
@@ -144,7 +144,7 @@ class Registry:
 
     def loaded(self, module: str) -> None:
         """The body of this module has run. After `importlib.reload` it has new functions and classes, without our
-        replacements; the fixes that had mended the old ones are due again."""
+        replacements; the fixes of the old ones are due again."""
         with self._lock:
             here = [each for each in self._installed if each.seam.module == module]
             stale = {each.fix_id for each in here if not each.still_ours()}
@@ -169,7 +169,7 @@ class Registry:
             return self._report(self._settings, self._answers)
 
     def aliases(self) -> list[str]:
-        """Names in upstream through which a replaced original is still called: whoever comes that way is unguarded."""
+        """Names in upstream that still hold a replaced original: calls through them are unguarded."""
         with self._lock:
             return sorted({*seam.aliases(self._installed), *self._unguarded})
 
@@ -205,7 +205,8 @@ class Registry:
                 )
 
     def _follow(self, fix: Fix, upstream: Upstream) -> None:
-        """This may be in the middle of serving: what cannot be replaced is named, and ends nothing."""
+        """Replace the followers. The server may be running already, so one that cannot be replaced is logged and ends
+        nothing."""
         here = {installed.seam for installed in self._installed if installed.fix_id == fix.id}
         try:
             new = [each for each in fix.followers(upstream) if each.seam not in here]
@@ -236,7 +237,7 @@ class Registry:
             )
 
     def _is_due(self, fix: Fix, at_last: bool) -> bool:
-        """Something of it is imported that was not when it was decided, and nothing more is to come."""
+        """Whether a module of the fix has been imported since its decision, and no more are to come."""
         if any(installed.fix_id == fix.id for installed in self._installed):
             return False
         upstream = Upstream()
@@ -275,7 +276,7 @@ class Registry:
 
 
 def _probed(fix: Fix, upstream: Upstream) -> Answer:
-    """A probe that raises knows nothing: not applied, and said."""
+    """The probe's answer. A probe that raises answers *unknown*, so its fix is not applied, and the log says so."""
     try:
         return fix.probe(upstream)
     except Exception as error:

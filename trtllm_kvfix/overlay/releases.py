@@ -44,7 +44,7 @@ KNOWN = (
 
 
 def of(version: str | None) -> Releases | None:
-    """None: not on the list, such as a later one."""
+    """The variant of a release; None if the release is not on the list, such as a later one."""
     key = _key(version or "")
     if key is None:
         return None

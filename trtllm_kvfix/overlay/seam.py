@@ -30,7 +30,7 @@ MISSING = _Missing()
 
 @dataclass(frozen=True)
 class Installed:
-    """What stands in a seam. `before` is what the owner itself held: MISSING where it inherited, or had nothing."""
+    """A replacement in its seam. `before` is the owner's own attribute: MISSING where it inherited one, or had none."""
 
     seam: Seam
     fix_id: str
@@ -38,12 +38,12 @@ class Installed:
     name: str
     before: Any
     after: Any
-    original: Any  # what the owner answered with before any fix of ours, None where it had nothing
+    original: Any  # the attribute before any fix of ours, inherited or not; None where there was none
     fingerprint: str  # of `original`
     leave: Callable[[], None]
 
     def is_current(self) -> bool:
-        """Upstream still has the owner that was changed: a module that is loaded again makes new classes."""
+        """Whether upstream still uses the owner that was changed: a module that is loaded again makes new classes."""
         try:
             return _owner(self.seam)[0] is self.owner
         except SeamError:
@@ -53,7 +53,7 @@ class Installed:
         return self.is_current() and vars(self.owner).get(self.name, MISSING) is self.after
 
     def restore(self) -> bool:
-        """Put back what was there, unless somebody has replaced our replacement: then leave theirs and say False."""
+        """Put the original back. If another tool has replaced our replacement, leave theirs and return False."""
         self.leave()
         if vars(self.owner).get(self.name, MISSING) is not self.after:
             return False
@@ -100,7 +100,7 @@ def fingerprint(original: Any) -> str:
 
 
 def aliases(installed: Iterable[Installed]) -> list[str]:
-    """Names elsewhere in upstream that still are an original, because they were taken by `from x import y` before.
+    """Names elsewhere in upstream that still hold an original, because `from x import y` took it before.
 
     Whoever calls through one of them runs without the fix. The place where it was defined is no such name. One walk
     over upstream, whatever the number of seams.
@@ -118,7 +118,7 @@ def aliases(installed: Iterable[Installed]) -> list[str]:
 
 
 def holders(original: Any) -> list[tuple[str, str]]:
-    """(module, name) of upstream's modules that hold it, those among them that are still being imported."""
+    """(module, name) of upstream's modules that hold it, including those that are still being imported."""
     return [
         (module_name, name)
         for module_name, owner in list(_namespaces())
@@ -152,7 +152,7 @@ def _owner(seam: Seam) -> tuple[Any, str]:
 
 
 def _home(original: Any) -> str:
-    """Where it was defined, as its name."""
+    """Module and name under which it was defined."""
     return f"{getattr(original, '__module__', None)}.{getattr(original, '__qualname__', None)}"
 
 

@@ -1,7 +1,7 @@
 """The section `kvfix:` in the YAML that trtllm-serve and trtllm-bench take.
 
-Upstream refuses unknown keys, so ours is taken out of what it parsed before it looks. Without the hook it refuses the
-file, which is right: a configuration that asks for the fixes never runs without them.
+Upstream refuses unknown keys, so we take ours out of the parsed file before upstream looks at it. Without the hook it
+refuses the file, which is right: a configuration that asks for the fixes never runs without them.
 """
 
 import logging
@@ -55,7 +55,7 @@ def without_section(active: "Activation", document: Any, named: Iterable[Any] = 
         raise SettingsError(f"`{SECTION}:` in {where} is {section!r}; settings belong below it")
     settings = load(environ=carry.given(), section=section, where=where)
     if section.get("enabled") is False:
-        # The file of this server says so. `run` has set the variable that would come before it for every process.
+        # The file of this server decides, although `run` has set the variable that would otherwise override it.
         log.warning("%s.enabled is false in the server's configuration: it starts WITHOUT the fixes", SECTION)
         active.deactivate()
         carry.stop()

@@ -1,5 +1,5 @@
-"""The server's YAML as it lies on disk. Upstream hands over what it has parsed, and that tells neither where it was nor
-what it said twice."""
+"""The server's YAML file on disk. Upstream hands over only the parsed content, which shows neither the file's name nor
+a key that is there twice."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,14 +24,14 @@ def file_of(document: Any, named: Iterable[Any]) -> Path | None:
 
 
 def refuse_repeated(file: Path) -> None:
-    """The last would win, and what the others said would be lost without a word."""
+    """Refuse keys that are there twice: the last would win, and the others would be ignored silently."""
     twice = repeated_keys(file.read_text(encoding="utf-8"))
     if twice:
         raise SettingsError(f"{file} has {', '.join(twice)} more than once; only the last would count")
 
 
 def end(error: SettingsError) -> NoReturn:
-    """As the command line has errors, in one line; elsewhere it is raised."""
+    """In a command of the server, end it with the error in one line; elsewhere, raise."""
     click = sys.modules.get("click")
     if click is None or click.get_current_context(silent=True) is None:
         raise error

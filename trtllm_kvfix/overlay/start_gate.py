@@ -1,4 +1,4 @@
-"""No engine starts before its ranks have said what they run and agree: `PyExecutor.start_worker` waits for that.
+"""No engine starts before its ranks have compared which fixes they run: `PyExecutor.start_worker` waits for that.
 
 Every rank calls it once the managers are built and the model is warm, when everything that fixes replace is imported.
 """
@@ -48,7 +48,7 @@ def gated(active: "Activation", start: Callable[..., Any]) -> Callable[..., Any]
 
 
 def pass_gate(active: "Activation", executor: Any = None) -> None:
-    """Attest, compare, serve metrics, say what is on. Raises where this rank must not start."""
+    """Attest, compare, serve metrics and log which fixes are on. Raises if this rank must not start."""
     report = active.registry.apply(active.settings, at_last=True)  # again, should an import have swallowed a failure
     active.started = True
     _keep_flight_record(active)
@@ -67,7 +67,7 @@ def pass_gate(active: "Activation", executor: Any = None) -> None:
 
 
 def _keep_flight_record(active: "Activation") -> None:
-    """Where `status --dump` finds it, also when this process has been killed."""
+    """Keep it in a file that `status --dump` finds even if this process is killed."""
     try:
         folder = folder_of(active.settings)
         runtime_files.prepare(folder)
@@ -79,7 +79,7 @@ def _keep_flight_record(active: "Activation") -> None:
 
 
 def _compare(active: "Activation", mine: attest.Attestation) -> None:
-    """Over MPI a file that cannot be written is only missed by `status`."""
+    """Compare with the other ranks. Over MPI, a file that cannot be written matters to `status` alone."""
     comm = agreement.communicator()
     folder = folder_of(active.settings)
     try:
@@ -95,7 +95,7 @@ def _compare(active: "Activation", mine: attest.Attestation) -> None:
 
 
 def _served_metrics(active: "Activation") -> str:
-    """Why they cannot be served, if so. All ranks hear of it before any of them starts."""
+    """Serve metrics, or return why they cannot be served. All ranks learn of it before any of them starts."""
     if active.settings.metrics_port is None:
         return ""
     try:

@@ -55,10 +55,10 @@ class Upstream:
         try:
             return import_module(name)
         except ImportError:
-            return None  # it wants something that is not here, so nothing will run it here either
+            return None  # it needs something that is not installed, so nothing can run it here
 
     def first(self, *names: str) -> ModuleType | None:
-        """The first of the places that is there."""
+        """The first of these modules that exists."""
         return next((found for name in names if (found := self.module(name)) is not None), None)
 
     @property

@@ -1,16 +1,16 @@
 """Ranks that share a batch change it together or not at all.
 
-They compute the same change from the same inputs, so only a fault of our own, or inputs that differ, can part them;
-and a batch that differs between ranks gives wrong answers without a word. So a rank that would change a batch proposes
-the change to the others, and keeps it only if every other rank proposes the same for the same step. A rank whose code
-failed abstains, keeps upstream's batch and does not wait. Steps are counted alike on all ranks. A step without a change
-sends nothing.
+They compute the same change from the same inputs, so only a fault of our own, or inputs that differ, can make them
+differ; and a batch that differs between ranks silently gives wrong answers. So a rank that would change a batch
+proposes the change to the others, and keeps it only if every other rank proposes the same for the same step. A rank
+whose code failed abstains, keeps upstream's batch and does not wait. Steps are counted alike on all ranks. A step
+without a change sends nothing.
 
-Whoever fails, or loses, three times in a row stands down and says so to the others: from then on it counts as an
-abstention, every later vote is lost, and whoever loses one by that stands down with it. So all are out from the same
-step on, the one after which no change is kept anywhere.
+A rank that fails, or loses, three times in a row stands down and tells the others. From then on it counts as an
+abstention, so every later vote is lost, and a rank that loses one for this reason stands down with it. So all ranks
+stand down at the same step, after which no change is kept anywhere.
 
-Messages go from rank to rank with tags of our own; a collective call would be answered by upstream's.
+Messages go from rank to rank with tags of our own; a collective call could meet one of upstream's.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ Message = tuple[str, int, str]  # one of the words above, the step, the digest o
 
 
 class Mapping(Protocol):
-    """What is read of upstream's."""
+    """The part of upstream's mapping that we read."""
 
     @property
     def world_size(self) -> int: ...
@@ -68,7 +68,7 @@ class Voting:
         self._complained = False
 
     def begin(self) -> None:
-        """A step that every rank of the batch comes by."""
+        """Begin a step that every rank of the batch passes."""
         self._step += 1
 
     def may_change(self, mapping: Mapping | None) -> bool:
@@ -102,14 +102,14 @@ class Voting:
             return False
 
     def abstain(self) -> None:
-        """Our code failed in this step: upstream's batch stays."""
+        """Abstain, because our code failed in this step: upstream's batch stays."""
         if self._fuse.in_a_row >= IN_A_ROW_MAX:
             self.stand_down(f"{self._fuse.in_a_row} faults in a row")
         else:
             self._say_if_possible(ABSTAINS)
 
     def stand_down(self, why: str) -> None:
-        """No batch is changed any more, here or on another rank."""
+        """Stop changing batches, here and on the other ranks."""
         if not self._fuse.blown:
             self._say_if_possible(STANDS_DOWN)
         self._fuse.blow(why)
@@ -140,7 +140,8 @@ class Voting:
             self.stand_down(f"{self._lost_in_a_row} votes lost in a row: {said}")
 
     def _say_if_possible(self, word: str) -> None:
-        """Where ranks share no batch, nobody listens for it; it is a few words in the life of a process."""
+        """Tell the other ranks. Where they share no batch, no rank reads it; it is a few words in the life of a
+        process."""
         try:
             comm = self._find()
             if comm is not None:
@@ -153,7 +154,8 @@ class Voting:
             comm.send((word, self._step, digest), dest=rank, tag=self._tag)
 
     def _vote_of(self, comm: Communicator, rank: int, deadline: float) -> tuple[str, str]:
-        """Its last word on this step, or an empty one after a while. Standing down is a word on all later steps."""
+        """The rank's last message for this step, or an empty one after a while. Standing down counts for all later
+        steps."""
         while True:
             heard = self._hear(comm, rank)
             if heard:
@@ -164,8 +166,8 @@ class Voting:
                 return "", ""
 
     def _hear(self, comm: Communicator, rank: int) -> list[Message]:
-        """What holds for this step of all that has come. A rank may be ahead: words on later steps are kept for them,
-        those on earlier ones are dropped."""
+        """The message for this step, out of all that have come. A rank may be ahead: messages for later steps are kept,
+        and those for earlier steps are dropped."""
         box = self._heard.setdefault(rank, [])
         while comm.Iprobe(source=rank, tag=self._tag):
             box.append(comm.recv(source=rank, tag=self._tag))
@@ -185,6 +187,6 @@ def _others(comm: Communicator) -> list[int]:
 
 
 def mapping_of(manager: Any) -> Mapping | None:
-    """Of a KV-cache manager."""
+    """The mapping of a KV-cache manager."""
     mapping: Mapping | None = getattr(manager, "mapping", None)
     return mapping
