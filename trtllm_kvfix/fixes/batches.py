@@ -33,25 +33,25 @@ def managers_by_name(resource_manager: Any) -> dict[str, Any]:
 
 
 def main_v1_manager(resource_manager: Any) -> Any | None:
-    """None where the cache is V2's, whose scheduler allocates before it charges."""
+    """The main KV-cache manager; None where it is V2's, whose scheduler allocates before it charges."""
     manager = managers_by_name(resource_manager).get(MAIN)
     is_v1 = hasattr(getattr(manager, "impl", None), "remove_sequence")  # V2's is another kind of object
     return manager if is_v1 and hasattr(manager, "_kv_connector_should_add_sequence") else None
 
 
 def enters(manager: Any, request: Any) -> bool:
-    """It gets its blocks in this step, and did not keep them, or have them brought by a load, from an earlier one."""
+    """Whether the request gets its blocks in this step: it has none from an earlier step, kept or brought by a load."""
     return bool(request.is_first_context_chunk and manager._kv_connector_should_add_sequence(request))
 
 
 def context_tokens(request: Any, chunk: int | None = None) -> int:
-    """What the forward step computes of the prompt: drafts follow with the first generation step."""
+    """Tokens of the prompt that the forward step computes; drafts follow with the first generation step."""
     return int(min(request.context_chunk_size if chunk is None else chunk, request.context_remaining_length))
 
 
 def generation_tokens(request: Any, runtime_tokens: Callable[[], int] | None) -> int:
-    """As the engine prepares its inputs. `runtime_tokens`: of a request whose last sample is still on the device. Its
-    drafts are taken from there, whatever the request's own list says."""
+    """Tokens as the engine prepares them. `runtime_tokens` counts for a request whose last sample is still on the
+    device: its drafts are taken from there, whatever the request's own list says."""
     if runtime_tokens is not None and not request.is_dummy and request.py_batch_idx is not None:
         return runtime_tokens()
     drafts = 0 if request.py_draft_tokens is None else len(request.py_draft_tokens)
@@ -59,7 +59,8 @@ def generation_tokens(request: Any, runtime_tokens: Callable[[], int] | None) ->
 
 
 def is_arriving(request: Any) -> bool:
-    """Its prompt is computed elsewhere and its cache is received: nothing of it is in a forward step yet."""
+    """Whether the request's prompt is computed elsewhere and its cache is being received: no forward step computes any
+    of it yet."""
     return bool(request.is_disagg_generation_init_state)
 
 
@@ -69,8 +70,8 @@ def cannot_be_split(request: Any) -> bool:
 
 
 def line_up(batch: Any, requests: list[Any]) -> None:
-    """Have a loop over `context_requests` come by them in this order. Where they are kept in two lists, by whether a
-    chunk is the last, the first list has all of them until somebody sorts them again."""
+    """Make a loop over `context_requests` visit them in this order. Where upstream keeps them in two lists, by whether
+    a chunk is the last, the first list holds all of them until they are sorted again."""
     if hasattr(batch, IN_TWO_LISTS[0]):
         batch.context_requests_chunking, batch.context_requests_last_chunk = list(requests), []
     else:

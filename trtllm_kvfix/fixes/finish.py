@@ -1,4 +1,5 @@
-"""Waits of fixes: for their marks, counted, and where their own code has failed, for all that was enqueued."""
+"""The waits of fixes: for their marks, counted, and where a fix's own code has failed, for everything that was
+enqueued."""
 
 import logging
 import sys
@@ -14,7 +15,7 @@ _said: set[str] = set()
 
 
 def wait_for(marks: Iterable[Mark], times: Counter, seconds: Counter) -> None:
-    """A wait that the device had passed already is none."""
+    """Wait for the mark. If the device has passed it already, no wait is counted."""
     waited_s = sum(mark.wait() for mark in marks)
     if waited_s > 0:
         times.add()

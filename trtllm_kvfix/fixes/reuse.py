@@ -1,4 +1,4 @@
-"""What the bound manager reports of a prompt's reuse, asked in the form that it answers."""
+"""What the bound manager reports about a prompt's reuse, asked in the form that each build answers."""
 
 from typing import Any
 
@@ -28,7 +28,8 @@ def cached_tokens(impl: Any, request: Any) -> int | None:
 
 
 def prompt_tokens(request: Any) -> Any:
-    """As the bound methods take them, which refuse a list of ints; None where this build has no way to make them.
+    """The prompt's tokens as the bound methods take them, which refuse a list of ints; None if this build cannot make
+    them.
 
     Some builds of 1.2 bind no `get_unique_tokens`. There a key that is made of ints has them.
     """

@@ -1,4 +1,4 @@
-"""Tensors on the simulated device, as much of them as the fixes touch: what their self-tests work with."""
+"""Tensors on the simulated device for self-tests, with as much of torch's interface as the fixes use."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,11 +1,11 @@
 """Admission one by one, in the order that loses least (H3).
 
-Where the bound manager cannot add a batch, every allocation may evict what a later request of the batch was to reuse.
-The requests that allocate least go first, so matches are claimed before the large allocations come. The order is set
-before the first of the managers prepares the batch: a draft's manager comes before the target's and must admit in the
-same order, or its cache keeps other prompts than the target's does.
+Where the bound manager cannot add a batch, every allocation may evict blocks that a later request of the batch counts
+on. The requests that allocate least go first, so matches are claimed before the large allocations come. The order is
+set before the first of the managers prepares the batch: a draft's manager comes before the target's and must admit in
+the same order, or its cache keeps other prompts than the target's does.
 
-This is advice. Where it fails, or the ranks that share the batch do not all give the same, upstream's order stays.
+This is advice. If it fails, or the ranks that share the batch do not all give the same advice, upstream's order stays.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,9 @@ from trtllm_kvfix.overlay.vote import Voting, mapping_of
 @dataclass(frozen=True)
 class Advice:
     scheduled: list[Any]
-    expected: dict[int, int]  # tokens that others could evict before it finds them, for each request that enters
+    expected: dict[
+        int, int
+    ]  # tokens that others could evict before the request finds them, for each request that enters
     order: list[Any]
 
     @property
@@ -53,7 +55,7 @@ class Admission:
         return prepare_resources
 
     def _line_up(self, resource_manager: Any, batch: Any) -> Advice | None:
-        """None: upstream's order stays, and nothing is measured."""
+        """Set the order of the batch. None: upstream's order stays, and nothing is measured."""
         if self._fuse.blown or not batch.context_requests:
             return None
         self._voting.begin()
@@ -84,7 +86,7 @@ class Admission:
         return advice_for(manager, batch)
 
     def _look_back(self, advice: Advice, batch: Any) -> None:
-        """The batch gets the scheduler's order back, which rows go by; then what was found is counted."""
+        """Give the batch the scheduler's order back, by which rows are assigned; then count what was found."""
         try:
             if advice.changes_order:
                 _restore_order(batch, advice.scheduled)
@@ -100,7 +102,7 @@ def advice_for(manager: Any, batch: Any) -> Advice | None:
     scheduled = list(batch.context_requests)
     entering = [request for request in scheduled if enters(manager, request)]
     expected: dict[int, int] = {}
-    if len(entering) == 1:  # nobody else evicts what it finds, and to ask means to copy its tokens twice
+    if len(entering) == 1:  # no other request evicts what it finds, and asking would copy its tokens twice
         return Advice(scheduled, {entering[0].py_request_id: 0}, scheduled)
     for request in entering:
         cached = cached_tokens(manager.impl, request)
@@ -112,7 +114,7 @@ def advice_for(manager: Any, batch: Any) -> Advice | None:
 
 
 def measure(requests: Any, expected: dict[int, int]) -> None:
-    """Of the requests that entered: what was found, and what was expected and had gone."""
+    """Count, for the requests that entered, the tokens that were found, and those that were expected and had gone."""
     for request in requests:
         promised = expected.get(request.py_request_id)
         if promised is not None:
@@ -122,7 +124,8 @@ def measure(requests: Any, expected: dict[int, int]) -> None:
 
 
 def _least_first(scheduled: list[Any], expected: dict[int, int]) -> list[Any]:
-    """Stable: equals keep the scheduler's order. Requests that do not enter allocate nothing."""
+    """The requests by what they allocate. Equals keep the scheduler's order, and requests that do not enter allocate
+    nothing."""
 
     def tokens_to_allocate(request: Any) -> int:
         reuse = expected.get(request.py_request_id)
@@ -132,6 +135,6 @@ def _least_first(scheduled: list[Any], expected: dict[int, int]) -> list[Any]:
 
 
 def _restore_order(batch: Any, scheduled: list[Any]) -> None:
-    """Of those that are still in the batch."""
+    """Restore the order of the requests that are still in the batch."""
     left = {request.py_request_id for request in batch.context_requests}
     replace_contexts(batch, [request for request in scheduled if request.py_request_id in left])

@@ -1,6 +1,6 @@
 """Upstream's order, and how much less it reuses than was there before the batch was admitted.
 
-Each rank looks on by itself: nobody changes anything, so nobody has to agree.
+Each rank observes by itself: no rank changes anything, so ranks need not agree.
 """
 
 from collections.abc import Callable

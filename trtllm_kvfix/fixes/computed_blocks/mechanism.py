@@ -1,13 +1,15 @@
 """Blocks enter the reuse tree when they have been computed, and not before (H8).
 
 Builds without T#12673 offer the whole prompt after its first chunk, and all of a sequence when it is released, whatever
-has been computed. Here a prompt is offered when its last chunk is done, and a request that ends before keeps nothing.
+has been computed. With this fix a prompt is offered when its last chunk is done, and a request that ends before leaves
+nothing behind.
 
 The methods of the bound class are replaced, so every caller in Python comes through here: the manager's own methods,
 the termination of requests, transfers. All of it runs in the executor's thread.
 
-Upstream has no call that releases without storing: the arguments are unnamed and refuse None. It stores nothing of
-dummy requests, looks at that mark in the release itself, and the mark can be written from Python: set, call, restore.
+Upstream has no call that releases without storing: the arguments are unnamed and refuse None. But it stores nothing of
+dummy requests, and the release itself checks that mark, which Python can write. So the fix sets the mark, calls, and
+restores it.
 """
 
 from collections.abc import Callable
@@ -25,7 +27,7 @@ Says = Callable[[Any], bool]  # something about a request
 class Hold:
     """Stands for the pins of a save whose request ended early: its sequence keeps its blocks until the save is over.
 
-    Upstream keeps it as it keeps the ids of pinned blocks, and hands it back to `unpin_blocks_by_id`.
+    Upstream keeps it as it keeps the ids of pinned blocks, and passes it to `unpin_blocks_by_id`.
     """
 
     manager: Any
@@ -57,8 +59,8 @@ class ComputedBlocks:
         return self._releasing(original, has_more_to_compute)
 
     def releasing_loads(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, where upstream offers blocks up to the request's position. That is ahead of what lies there as long
-        as a connector loads, and then nothing of the prompt has been computed yet."""
+        """The same, where upstream offers blocks up to the request's position. While a connector loads, the position is
+        ahead of the blocks' contents, and nothing of the prompt has been computed yet."""
         return self._releasing(original, has_computed_nothing)
 
     def _releasing(self, original: Callable[..., Any], too_early: Says) -> Callable[..., Any]:
@@ -81,7 +83,7 @@ class ComputedBlocks:
     def saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For `store_blocks_for_reuse(request_id, llm_request, pin_blocks)`: a connector or transfer will read them.
 
-        A request that upstream has paused comes back under its id, so its sequence cannot be kept: it is upstream's.
+        A request that upstream has paused comes back under its id, so its sequence cannot be kept: upstream stores it.
         """
 
         def store_blocks_for_reuse(manager: Any, *args: Any, **kwargs: Any) -> Any:
@@ -122,7 +124,7 @@ class ComputedBlocks:
         return early
 
     def _ends_early(self, args: tuple[Any, ...], too_early: Says) -> bool:
-        """A part of its prompt has not been computed, nor will be."""
+        """Whether a part of the prompt has not been computed and never will be."""
         try:
             request = args[1]
             early = self._fuse.blown or too_early(request)
@@ -155,12 +157,12 @@ class ComputedBlocks:
 
 
 def has_more_to_compute(request: Any) -> bool:
-    """What a connector still loads counts: of a prompt it never brings the last token."""
+    """Tokens that a connector still loads count, since it never brings the last token of a prompt."""
     return bool(request.context_remaining_length > 0)
 
 
 def has_computed_nothing(request: Any) -> bool:
-    """It stands where reuse and a load have put it. What was reused is in the tree already."""
+    """Whether the position is where reuse and a load have put it. What was reused is in the tree already."""
     return bool(request.is_first_context_chunk and has_more_to_compute(request))
 
 

@@ -1,8 +1,9 @@
 """Whether this build's `store_context_blocks` goes by the position, as it does since T#12673. No name shows it.
 
-It is seen on a prompt that has been computed to its end, so whatever is stored meanwhile is right: the position is set
-back to what the tree has already, the prompt is stored, and the tree is looked at. Where nothing was added, and
-something is with the true position, the build goes by it. Until that was seen, and where it cannot be, it does not.
+The test takes a prompt that has been computed to its end, so whatever is stored meanwhile is right. It sets the
+position back to what the tree has already, stores the prompt, and looks at the tree. If nothing was added, and
+something is with the true position, the build goes by the position. Until that was seen, and where it cannot be, the
+fix assumes that the build does not.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ class Observation:
         self._attempts_left = ATTEMPTS_MAX
 
     def observe(self, manager: Any, store: Callable[..., Any], request: Any) -> None:
-        """Of a request whose prompt has been computed."""
+        """Test with a request whose prompt has been computed."""
         if self._attempts_left == 0:
             return
         self._attempts_left -= 1

@@ -4,13 +4,13 @@ Upstream's bound manager releases the GIL inside nearly every method, so a threa
 executor is inside. The attributes of the bound class are replaced by functions that take the one lock of this process
 first. The object itself stays what it is: C++ constructors check its type.
 
-Lock order: this lock, then a plain lock of Python's, then upstream's own mutexes, then the GIL. Nobody waits for a lock
-with the GIL held, so a callback that comes back into Python from inside a call gets the GIL; it holds the locks already
-and may call again. What it may not do is wait for another thread that calls the manager: that call cannot begin before
-this one ends.
+Lock order: this lock, then a plain lock of Python's, then upstream's own mutexes, then the GIL. No thread waits for a
+lock with the GIL held, so a callback that comes back into Python from inside a call gets the GIL; it holds the locks
+already and may call again. But it must not wait for another thread that calls the manager: that call cannot begin
+before this one ends.
 
-The first lock is fair, and measured. The plain one is what is left where the first fails, or has been given up. Every
-call takes it, so those that did get the first and those that did not exclude each other all the same.
+The first lock is fair, and its waits are measured. Where it fails or has been given up, only the plain lock is left.
+Every call takes the plain lock, so calls with and without the first exclude each other all the same.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Turns:
                         release()
                         tried.in_a_row = 0
                     except Exception as error:
-                        # Nobody else would ever get it.
+                        # No other thread would ever get the lock.
                         tried.fault(error)
                         tried.blow("a turn could not be given back")
 
@@ -91,8 +91,8 @@ class Turns:
         self._counted = now
 
     def _wait_on(self, name: str) -> bool:
-        """Whether it was this thread's turn in the end; not, where turns have been given up meanwhile. Say that one
-        is kept waiting, as often as it takes: a silent hang helps nobody."""
+        """Wait for this thread's turn; False if turns have been given up meanwhile. Log each time that the wait is
+        long: a silent hang helps nobody."""
         while not self._tried.blown:
             log.error(
                 "thread %s has waited %g s to call %s of the KV-cache manager; inside it is one of %s; usual cause: a "

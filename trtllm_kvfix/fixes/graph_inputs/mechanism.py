@@ -1,10 +1,11 @@
 """Tables of LoRA for experts are written once the last CUDA graph that reads them has run.
 
 A graph holds the addresses of pinned tables and reads them at every replay (H9). Upstream's fence and ours lie in front
-of the replay, so they cover what is copied before it and nothing that it copies itself. Here an event lies behind it,
-and the next step's tables wait for that. The addresses are in the graph, so the tables cannot be staged elsewhere.
+of the replay, so they cover what is copied before it and nothing that it copies itself. This fix records an event
+behind the replay, and the next step waits for it before it writes the tables. Their addresses are in the graph, so they
+cannot be staged elsewhere.
 
-Only tables that a graph was handed are waited for: without LoRA on experts, no event is recorded.
+Only tables that a graph reads make a step wait: without LoRA on experts, no event is recorded.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,8 +29,8 @@ class ReplayFence:
     def handing_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For `CudaGraphLoraParams.get_moe_slot_inputs`: from now on, a graph may have the tables' addresses.
 
-        It writes, too, and does not wait: a graph is being captured, which forbids it. What it writes is there already,
-        unless the tables are new; then nobody reads them yet.
+        The method writes, too, and does not wait, because a capture forbids it. What it writes is there already, unless
+        the tables are new; then nothing reads them yet.
         """
 
         def get_moe_slot_inputs(params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +75,8 @@ class ReplayFence:
         return write
 
     def _reads_of(self, params: Any) -> Reads | None:
-        """None where no graph was handed the tables. What was handed out before this fence came is found as well."""
+        """The reads of these tables; None if no graph has them. Tables that a graph got before this fence was installed
+        are found as well."""
         reads = self._reads.get(params)
         if reads is None and getattr(params, HANDED_OUT, None):
             reads = self._reads.setdefault(params, self._kind(fuses.of(ID)))

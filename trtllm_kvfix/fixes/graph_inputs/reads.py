@@ -1,4 +1,4 @@
-"""What has been enqueued that reads one set of host tables, and the wait until it has run."""
+"""The enqueued work that reads one set of host tables, and the wait until it has run."""
 
 from trtllm_kvfix.fixes.finish import finish, wait_for
 from trtllm_kvfix.metrics import counters
@@ -49,7 +49,7 @@ class Reads:
 
 
 class ObservedReads(Reads):
-    """Waits for nothing, and counts the writes that came while a graph had yet to read the tables."""
+    """Does not wait, and counts the writes that came while a graph had yet to read the tables."""
 
     def wait(self) -> None:
         if self._fuse.blown:

@@ -1,14 +1,15 @@
-"""Whoever writes host buffers waits until the device has taken the inputs of the last forward step.
+"""Steps that write host buffers wait until the device has taken the inputs of the last forward step.
 
 Input preparation fills persistent pinned buffers and enqueues copies out of them; the next iteration writes them again
-(H7), and so does the rest of the same one. This is the net under the buffers that nobody has mended at their source. It
-costs run-ahead: the host does not get past the point where the device starts on the current step. So it is measured,
-and can be switched off by itself.
+(H7), and so does the rest of the same one. This is the safety net under the buffers that no other fix stages. It costs
+run-ahead: the host does not get past the point where the device starts on the current step. So it is measured, and can
+be switched off by itself.
 
 Not every step begins with scheduling: ranks of a pipeline run what another rank has scheduled, and a draft engine makes
-several steps for one. So an engine that prepares inputs waits for its own last ones, too, unless somebody has.
+several steps for one. So an engine that prepares inputs waits for its own last ones, too, unless that wait has been
+made.
 
-Where our own code fails, the stream is waited for as a whole. That is also what the fence does when it stands down.
+Where our own code fails, the fence waits for the whole stream. It does the same when it stands down.
 """
 
 import threading
@@ -24,7 +25,7 @@ ID = "input-copy-fence"
 
 
 class InputFence:
-    """What a thread has enqueued is awaited by the same thread: an executor's loop runs forward and schedules.
+    """A thread waits for what it has enqueued itself: an executor's loop both runs the forward step and schedules.
 
     A mark for each engine and stream, so a draft engine on a stream of its own is covered like the target's.
     """
@@ -43,7 +44,7 @@ class InputFence:
         pending[key] = marks[key]
 
     def wait(self, engine: Any = None) -> None:
-        """For the last inputs of one engine, or of all. It raises nothing, and costs nothing where nothing is due."""
+        """Wait for the last inputs of one engine, or of all. It raises nothing, and costs nothing if no wait is due."""
         due: list[Mark] = []
         try:
             due += self._due(engine)
@@ -76,7 +77,7 @@ class InputFence:
         return _prepare_inputs
 
     def fall_back(self) -> None:
-        """Inputs that have no mark have been read when this returns."""
+        """Wait for inputs that have no mark: they have been read when this returns."""
         finish()
 
     def waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +96,7 @@ class InputFence:
         return [pending.pop(key) for key in list(pending) if engine is None or key[0] == id(engine)]
 
     def _marks(self) -> tuple[dict[Any, Mark], dict[Any, Mark]]:
-        """Of this thread: all of them, and those that nobody has waited for."""
+        """This thread's marks: all of them, and those that have not been awaited."""
         mine = self._of_thread
         if not hasattr(mine, "marks"):
             mine.marks, mine.pending = {}, {}

@@ -15,7 +15,7 @@ def without_listener(modules: Collection[str], original: Callable[..., None]) ->
     """`__init__` of the agent configuration: called from one of these modules, it leaves the listener off.
 
     The adapter imports NIXL inside its functions, so there is no name in its module to replace. The caller's module
-    distinguishes its configurations from all others. Where we fail, upstream gets its arguments as they came.
+    distinguishes its configurations from all others. If our own code fails, upstream gets its arguments unchanged.
     """
     signature = inspect.signature(original)
     tried = fuse.of(ID)

@@ -1,7 +1,8 @@
 """The device tensor as upstream's method sees it: indexing and `copy_` are ours, the rest is the tensor's own.
 
-What upstream calls here may raise only what upstream's own statement would have raised. So `_Selection.copy_` asks the
-destination inside a `try`, and runs the statement itself, where one is left to run, outside of it.
+The methods that upstream calls here may raise only what upstream's own statement would have raised. So
+`_Selection.copy_` asks the destination inside a `try`, and runs the statement itself, where one is left to run, outside
+of it.
 """
 
 from typing import Any, NamedTuple
@@ -53,23 +54,24 @@ class StagedDestination:
         return getattr(self.tensor, name)
 
     def begin(self) -> None:
-        """Before the table is filled: nothing reads it any more. Forget what a call that failed left behind."""
+        """Call before the table is filled: when this returns, nothing reads it any more. Forgets what a failed call
+        left behind."""
         self.failed = False
         self.parts = []
         if self._lends:
             self.settle()
 
     def settle(self) -> None:
-        """What was lent is upstream's again, whichever destination it went to."""
+        """Take lent memory back for upstream, whichever destination it went to."""
         if self._stager is not None:
             self._stager.settle()
 
     def receive(self, index: Any, source: Any) -> Any:
-        """Where upstream copies out of the live table, take a snapshot and answer None; else answer what to copy from,
-        which nobody writes before the copy is done."""
+        """Where upstream copies out of the live table, take a snapshot and return None; else return the source to copy
+        from, which is not written before the copy is done."""
         offset = source.data_ptr() - self._address
         if offset == 0 and self._pools == 1 and self._stager is not None and _is_plain(index):
-            self._ship(index[1].stop)  # the usual case, without more ado
+            self._ship(index[1].stop)  # the usual case
             return None
         is_live = 0 <= offset < self._pools * self._pool_bytes
         parts = self._recognised(index, offset) if is_live else []
@@ -90,7 +92,7 @@ class StagedDestination:
             self.parts = []
 
     def copy_rest(self) -> None:
-        """What `flush` has not shipped, by upstream's own statement, which returns when the copy is done."""
+        """Copy what `flush` has not shipped, by upstream's own statement, which returns when the copy is done."""
         parts, self.parts = self.parts, []
         for part in parts:
             self.tensor[part.place].copy_(self.table[part.place], non_blocking=False)

@@ -1,11 +1,12 @@
-"""V1 block offsets: upstream fills its persistent table as ever, and what it would copy from there is staged (H1).
+"""V1 block offsets: upstream fills its persistent table as before, and this fix stages what it would copy from there
+(H1).
 
 Upstream's own code runs, with a destination of ours in the place of the device tensor. So whatever a version does about
 beams, cross attention or widths stays as it is, and only these statements change their meaning:
 
     dst[pool, :num_seqs].copy_(table[pool, :num_seqs], non_blocking=True)  # reads the table when the stream gets there
 
-Where our own code fails, the same statement copies before it returns. That is also what a fix that stands down does.
+Where our own code fails, the same statement copies before it returns. A fix that stands down does the same.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ SHIPPED_TO = "_kvfix_shipped_to"
 def staged_copy(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
     """`copy_batch_block_offsets` of a manager that owns its table. What follows `dst_tensor` is upstream's business.
 
-    Nobody but this method fills the table, so it is lent to the copy until the method is called again.
+    Only this method fills the table, so the table is lent to the copy until the method is called again.
     """
     tried = fuse.of(ID)
 
@@ -94,7 +95,7 @@ def _destination(
 
 
 def _finish_call(destination: StagedDestination, tried: fuse.Fuse, faults_before: int) -> None:
-    """Upstream's method has returned: ship what it left, and note whether the call went well."""
+    """Upstream's method has returned: ship what it left, and note whether the call succeeded."""
     if destination.parts:
         if not destination.failed:
             try:
@@ -107,8 +108,8 @@ def _finish_call(destination: StagedDestination, tried: fuse.Fuse, faults_before
 
 
 def _take_back(owner: Any) -> None:
-    """The table is about to be filled without us: nothing may still read what an earlier call has lent. Whatever reads
-    it is followed by a kernel on the stream that the call was made on."""
+    """The table is about to be filled without us, so no copy may still read what an earlier call has lent. A kernel on
+    the stream of that call follows each such copy."""
     try:
         for destination in vars(owner).get(SHIPPED_TO, {}).values():
             destination.settle()

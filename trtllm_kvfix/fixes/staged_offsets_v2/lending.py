@@ -1,9 +1,10 @@
-"""A copy that nobody waits for reads the rows of a manager, and what leads to the rows is put away until it has.
+"""A copy reads the rows of a manager after the call has returned; until it has, the attributes that lead to the rows
+are put away.
 
 Each request's cache writes its own row, at many steps of an iteration. But every writer has asked the manager for its
 table, for the caches that it keeps, or for the runtime that makes them. So these three attributes leave the manager,
 and a descriptor of its class, which an attribute of the instance hides, answers in their place: it waits for the copy,
-puts all three back and hands out what was asked for. While nothing is lent, it costs nothing.
+puts all three back and returns the one that was asked for. While nothing is lent, it costs nothing.
 
 Fields of a `Lender` are guarded by its lock; the GIL is not held while its thread waits for the copy.
 """
@@ -41,7 +42,7 @@ class Lender:
         return manager is not None and vars(manager).get(TABLE) is table
 
     def begin(self, mine: dict[str, Any]) -> None:
-        """A call begins on the manager, whose attributes these are: nothing is lent."""
+        """A call begins on the manager with these attributes: nothing is lent any more."""
         if self._borrower is not None or TABLE not in mine:  # another thread may be taking it back
             self.take_back()
         if self.way is not None and not self.way.is_from(mine.get(TABLE)):
@@ -65,7 +66,7 @@ class Lender:
             self._put_back()
 
     def give_back(self) -> None:
-        """To somebody of upstream's: it raises nothing."""
+        """Give the attributes back to upstream. It raises nothing."""
         try:
             self.take_back()
         except Exception as error:
@@ -93,8 +94,8 @@ class Lender:
 
 
 class Lending:
-    """Finds the lender of a call. A manager that keeps its attributes in a way of its own has none, and after a fault
-    nobody has: then each call waits for its copy."""
+    """Finds the lender of a call. A manager that keeps its attributes in another way has none, and after a fault no
+    manager has one: then each call waits for its copy."""
 
     def __init__(self, tried: Fuse) -> None:
         self._tried = tried
@@ -146,7 +147,8 @@ class Lending:
 
 
 def _is_as_known(manager: Any) -> bool:
-    """Its attributes are its own, and where they are put away, everybody comes to us."""
+    """Whether the attributes are in the instance, so that every access to one that is put away reaches our
+    descriptor."""
     kind = type(manager)
     return all(
         name in vars(manager) and isinstance(inspect.getattr_static(kind, name, None), WayBack) for name in PUT_AWAY

@@ -1,4 +1,4 @@
-"""What a launch of V2's kernel means to write, so that it can be compared with what arrives."""
+"""What a launch of V2's kernel should write, to be compared with what arrives."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +13,7 @@ Meaning = Callable[..., Shipment | None]
 
 
 def looked_at(read_back: ReadBack, meaning: Meaning, launch: Callable[..., Any]) -> Callable[..., Any]:
-    """The launch, and behind it a look at what it wrote. The caller writes nothing of its arguments meanwhile."""
+    """Make the launch and read back what it wrote. The caller must not write its arguments meanwhile."""
 
     def copy_batch_block_offsets_to_device(*args: Any, **kwargs: Any) -> Any:
         result = launch(*args, **kwargs)

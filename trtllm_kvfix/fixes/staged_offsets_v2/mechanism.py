@@ -1,11 +1,11 @@
 """V2 block offsets: the kernel reads only what is ours, never the live table or the shared copy index (H2).
 
-What the cache writes into a row later, in the same iteration or because the row has a new owner, does not reach a call
-that has been made. The rows of the batch are read out of the live table at the call; or, where a copy engine reads
-them, before anybody gets at them again (lending.py).
+If the cache writes into a row later, in the same iteration or because the row has a new owner, that does not reach an
+earlier call. The rows of the batch are read out of the live table during the call; or, where a copy engine reads them,
+before any writer can reach them again (lending.py).
 
-Where our own code fails, upstream's kernel is launched as it was asked for, and the call returns when it has run. That
-is also what a fix that stands down does.
+Where our own code fails, upstream's kernel is launched as the caller asked, and the call returns when it has run. A fix
+that stands down does the same.
 """
 
 from collections.abc import Callable
@@ -149,15 +149,15 @@ def _launching(original: Callable[..., Any], stage: Callable[..., Staged], priva
 
 
 def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Of a launch that upstream has taken: the last argument."""
+    """The stream of a launch: the last argument."""
     return int(kwargs["stream"] if "stream" in kwargs else args[-1])
 
 
 def private_per_layer(original: Callable[..., Any]) -> Callable[..., Any]:
     """The sliding-window path ships the whole table, the copy index and scratch ranges by asynchronous copies.
 
-    For the time of the call each of them is a fresh pinned tensor, which the host allocator gives to nobody else until
-    the copy out of it is done.
+    During the call each of them is a fresh pinned tensor, which the host allocator does not reuse until the copy out of
+    it is done.
     """
     tried = fuse.of(ID)
 
@@ -202,7 +202,7 @@ def is_on_device(tensor: Any) -> bool:
 
 def not_covered(original: Callable[..., Any]) -> Callable[..., Any]:
     """`StepInputStage.block_copy` notes the addresses of the live table and copy index for a kernel that `commit`
-    launches. "Not covered" is an answer that its callers know: they make the launch that is mended above."""
+    launches. Its callers know the answer "not covered": they then make the launch that is fixed above."""
     del original
 
     def block_copy(*_args: Any, **_kwargs: Any) -> bool:

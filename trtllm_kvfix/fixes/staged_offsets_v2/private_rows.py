@@ -1,4 +1,4 @@
-"""Rows and a copy index that a kernel of upstream's may read, since nobody else writes them."""
+"""Rows and a copy index that a kernel of upstream's may read, since nothing else writes them."""
 
 from collections import deque
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ class Lot(NamedTuple):
 
 
 class PrivateRows:
-    """A lot is kept until the kernel has run: torch's host allocator knows of its own copies, of no kernel's reads."""
+    """Each set is kept until its kernel has run: torch's host allocator knows of its own copies, but not of a kernel's
+    reads."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[Mark, Lot]] = deque()  # with the mark behind the kernel

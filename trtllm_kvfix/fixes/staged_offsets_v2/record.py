@@ -79,7 +79,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
 
 
 def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
-    """Upstream's kernel as it is. Its other path, layer by layer, is not looked at."""
+    """Observers of upstream's kernel. Its other path, layer by layer, is not observed."""
     module = up.v2_module
     if module is None:
         raise LookupError("no module of the V2 manager is imported")
@@ -93,8 +93,8 @@ def _looking(up: Upstream, every: int) -> Callable[[Any], Any]:
 
 def followers(up: Upstream) -> Sequence[Replacement]:
     """Managers of some models, and the binding's own module, hold the launch under names of their own: all of them get
-    the same function, and whoever imports it later gets it from there. Where a kernel of another kind reads the live
-    table, it answers its callers that it does not cover that."""
+    the same function, and later imports get it from the binding's module. Where a kernel of another kind reads the live
+    table, its replacement answers "not covered"."""
     launch = up.attribute(up.v2_module, LAUNCH)
     made = [
         Replacement(Seam(module, name), lambda _: launch)

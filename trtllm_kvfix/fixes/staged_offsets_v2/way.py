@@ -7,7 +7,7 @@ from trtllm_kvfix.staging.stagers import memory_of
 
 
 class Way:
-    """It is the manager's, and keeps only what the manager keeps: its tensors, and the one that attention reads.
+    """The manager holds it, and it keeps only what the manager keeps: its tensors, and the one that attention reads.
 
     A launch comes after other work has filled the CPU's caches, so each object that it looks at is read from memory:
     hence these few.

@@ -1,8 +1,8 @@
-"""How a batch is cut back to the tokens that one forward step takes: planned on numbers, then made, then told (H3).
+"""How a batch is cut back to the tokens that one forward step takes: planned with numbers, carried out, reported (H3).
 
-The scheduler charges for the reuse that it expects; what is found when blocks are claimed may be less. Upstream then
-runs into an assertion in the executor's thread. Here the excess comes off the batch, from the back: chunks get smaller
-where prefill is chunked, else whole requests wait for the next iteration.
+The scheduler charges for the reuse that it expects; when blocks are claimed, less may be found. Upstream then fails an
+assertion in the executor's thread. This fix takes the excess off the batch, from the back: chunks get smaller where
+prefill is chunked, else whole requests wait for the next iteration.
 """
 
 import logging
@@ -34,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would be changed, and the tokens before and after. Nothing is changed by making one."""
+    """What would be changed, and the tokens before and after. Making a plan changes nothing."""
 
     chunks: tuple[tuple[Any, int], ...]  # requests whose chunk ends earlier, with its new size
     put_off: tuple[Any, ...]
@@ -109,7 +109,7 @@ class Made:
 
 
 def tell(what: Plan, limits: Limits) -> None:
-    """Counts, and one line for each batch that was changed, or should have been."""
+    """Count and log each batch that was changed, or should have been."""
     counters.budget_trims.add(len(what.chunks))
     counters.budget_deferrals.add(len(what.put_off))
     counters.budget_trimmed_tokens.add(what.tokens_before - what.tokens)

@@ -11,7 +11,8 @@ log = logging.getLogger("trtllm_kvfix")
 
 
 def limits_of(executor: Any, is_safe: Callable[[Any], bool]) -> Limits | None:
-    """The engine's own limit is the one that it asserts. None where batches must stay as they are, which is said.
+    """The engine's own limit is the one that it asserts. None where batches must stay as they are; the log then says
+    why.
 
     Where the cache is V2's, blocks are claimed before a batch is charged, so its charge holds.
     """

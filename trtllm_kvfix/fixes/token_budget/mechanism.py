@@ -1,12 +1,12 @@
-"""Where the budget is enforced: around `ResourceManager.prepare_resources`, and before a connector hears of the batch.
+"""Where the budget is enforced: around `ResourceManager.prepare_resources`, and before a connector learns of the batch.
 
 Until D the KV-cache manager reports the batch to the connector from inside its own `prepare_resources`, so where there
 is a connector the batch is fitted just before that report.
 
-A request that is put off leaves the batch and keeps what it has: its blocks, its slot, and what a connector was asked
-and told of it. It comes back like one whose load is over, without being added again. So nothing of it is stored, given
-back or told twice, and where it ends first, it ends as any other request does in upstream's hands. A request for which
-a connector promised tokens in this very step stays, because the load is part of the step.
+A request that is put off leaves the batch and keeps its blocks, its slot and its state in the connector. It comes back
+like a request whose load is over, without being added again. So nothing is stored, given back or reported twice, and if
+the request ends first, upstream ends it like any other. A request for which a connector promised tokens in this step
+stays, because the load is part of the step.
 
 Batches of requests whose cache arrives from elsewhere reach the KV-cache manager directly, without the ResourceManager;
 they compute nothing and are left alone.
@@ -39,7 +39,7 @@ class Preparation:
         self.main = main_v1_manager(resource_manager)
         self.batch = batch
         self.limits = limits
-        self.order = list(batch.context_requests)  # who came first keeps its place
+        self.order = list(batch.context_requests)  # the first to come keeps its place
         self.entering = {request.py_request_id for request in self.order if enters(self.main, request)}
         self.settled = False
 
@@ -143,12 +143,12 @@ class BudgetKeeper:
                 self._limits[executor.resource_manager] = limits
         except Exception as error:
             self._fuse.fault(error)
-            # This rank knows no limits, so it will not come by the steps of the others.
+            # This rank knows no limits, so it will not take part in the steps of the others.
             self._voting.stand_down("the limits of this executor could not be read")
 
     def _begin(self, resource_manager: Any, batch: Any) -> Preparation | None:
-        """None where the batch needs no look: warm-up, before the loop has scheduled anything, and generations alone,
-        which cannot be put off."""
+        """Begin a batch. None if it needs no check: in warm-up, before the loop has scheduled anything, and for
+        generations alone, which cannot be put off."""
         limits = self._limits.get(resource_manager)
         if limits is None or not batch.context_requests or self._fuse.blown:
             return None
@@ -162,7 +162,8 @@ class BudgetKeeper:
             return None
 
     def _settle(self, current: Preparation) -> None:
-        """Once; later calls find it done. The batch is changed before the ranks vote: what may fail, fails then."""
+        """Fit the batch, once; later calls find it done. The batch is changed before the ranks vote, so that faults
+        come first."""
         if current.settled:
             return
         current.settled = True
@@ -201,5 +202,6 @@ def _give_back(current: Preparation, entered: list[Any]) -> None:
 
 
 def is_loading(connector: Any, request: Any) -> bool:
-    """The connector fetches its prompt asynchronously, and takes it out of the batch before the step."""
+    """Whether the connector fetches the prompt asynchronously, and takes the request out of the batch before the
+    step."""
     return bool(request.request_id in connector.new_async_requests.loading)

@@ -1,6 +1,6 @@
 """Batches as upstream made them, and how many of them exceed max_num_tokens once reuse is known.
 
-Each rank looks on by itself: nobody changes anything, so nobody has to agree.
+Each rank observes by itself: no rank changes anything, so ranks need not agree.
 """
 
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper, Preparation
