@@ -22,9 +22,7 @@ from trtllm_kvfix.overlay.vote import Voting, mapping_of
 @dataclass(frozen=True)
 class Advice:
     scheduled: list[Any]
-    expected: dict[
-        int, int
-    ]  # tokens that others could evict before the request finds them, for each request that enters
+    expected: dict[int, int]  # by entering request: tokens that others could evict before it finds them
     order: list[Any]
 
     @property
