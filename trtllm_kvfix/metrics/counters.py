@@ -30,7 +30,7 @@ class Counter:
             self._value += amount
 
     def put(self, value: float) -> None:
-        """For numbers that are kept elsewhere: what there is now."""
+        """Set a number that is kept elsewhere to its present value."""
         with self._lock:
             self._value = value
 
