@@ -62,7 +62,7 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
 def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> dict[str, Any]:
     """The same of a tree that is not imported. What a hook does here says nothing about where the tree will run."""
     for name in {name for fix in registry.fixes for name in fix.triggers}:
-        tree.module(name)  # what cannot be read is said, also where no probe comes that far
+        tree.module(name)  # a file that cannot be read is reported, even if no probe reaches it
     statuses = registry.probe(settings, tree).fixes
     trials = tried(registry.fixes)
     return {
@@ -120,7 +120,7 @@ def outlook(status: FixStatus, hook: str) -> str:
 
 
 def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) -> list[str]:
-    """Reasons to exit with 1. A remedy that several fixes share is said once."""
+    """Reasons to exit with 1. A remedy that several fixes share is named once."""
     found = []
     for status in statuses:
         if status.word == State.UNKNOWN.value and not (forced and status.choice == "on"):
@@ -140,7 +140,7 @@ def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) 
 
 
 def tried(fixes: Sequence[Fix]) -> dict[str, str]:
-    """Of each fix, HOLDS, or what keeps its mechanism from holding on this machine."""
+    """For each fix, HOLDS, or the reason why its mechanism does not work on this machine."""
     return {fix.id: _trial(fix) for fix in fixes}
 
 

@@ -44,7 +44,7 @@ class SourceTree(Upstream):
         return self.module(BINDINGS) is not None
 
     def version(self) -> str | None:
-        """As the package says it, without running it."""
+        """The version as the package states it, without running the package."""
         try:
             text = (self.package / "version.py").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -123,7 +123,7 @@ def _define(module: ModuleType, node: ast.stmt, file: Path) -> None:
 
 
 class _Bare(ast.NodeTransformer):
-    """What is left of a definition when nothing of it may run: names, parameters, and a body that nobody calls."""
+    """A definition of which nothing may run: names, parameters, and a body that is never called."""
 
     def __init__(self, known: dict[str, Any]) -> None:
         self._known = known

@@ -42,7 +42,7 @@ class _Desk:
 
     workload: Workload
     finished: Any  # requests, by the number of the run; shared
-    stop: Any  # whether somebody pressed ctrl-C; shared
+    stop: Any  # whether Ctrl-C was pressed; shared
 
 
 _desk: _Desk | None = None  # of this process, where it is one that runs replays
@@ -69,7 +69,7 @@ def _replay(number: int, run: Run) -> Outcome | None:
 
 def _ask(question: Callable[[Workload], T]) -> T:
     assert _desk is not None, "the pool has not set this process up"
-    if _desk.stop.value:  # the pool hands out some calls before a process is free; those cannot be cancelled
+    if _desk.stop.value:  # the pool assigns some calls before a process is free; those cannot be cancelled
         raise KeyboardInterrupt
     return question(_desk.workload)
 

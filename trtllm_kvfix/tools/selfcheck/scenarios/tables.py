@@ -12,7 +12,8 @@ LAYER, MODULE, SLOTS, BATCH = 0, 13, 2, 2
 
 
 class Adapter(NamedTuple):
-    """What the cache of adapters says about one module of one layer. The weights are nowhere, and nobody reads them."""
+    """What the cache of adapters has about one module of one layer. The weights do not exist, and nothing reads
+    them."""
 
     adapter_size: int
     weights_in_pointer: int = 64
