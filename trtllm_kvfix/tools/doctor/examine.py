@@ -116,7 +116,7 @@ def outlook(status: FixStatus, hook: str) -> str:
         return "needed, only observed"
     if hook == "source":
         return "needed, `run` applies it"
-    return "needed, will be applied" if hook in HOOKED else "needed, no hook brings it"
+    return "needed, will be applied" if hook in HOOKED else "needed, no hook is installed"
 
 
 def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) -> list[str]:

@@ -25,7 +25,7 @@ class Adapter(NamedTuple):
 def keeps_its_tables(ground: Ground, up: Upstream) -> str | None:
     """The stream is held in front of a replay, and the next batch has another adapter: which does the graph read?"""
     if not up.has(LORA_PARAMS, f"{TABLES}.get_moe_slot_inputs") or not up.has(GRAPH_RUNNER, RUNNER):
-        raise NothingToShow("no CUDA graph is handed host tables of LoRA")
+        raise NothingToShow("no CUDA graph reads host tables of LoRA")
     return _Experts(ground, up).survive()
 
 
