@@ -126,7 +126,7 @@ class Chat:
 
 
 def from_whom(reader: User, answer: Answer) -> str | None:
-    """The user whose notes have the longest part of what was read, where the reader's own have a shorter one."""
+    """The user whose notes contain the longest part of the answer, if the reader's own contain a shorter one."""
     read = quiet(answer.read)
     shared = {user.name: _longest(read, user.notes) for user in USERS if user.notes != reader.notes}
     best = max(shared, key=lambda name: shared[name])

@@ -31,7 +31,7 @@ class Buffer:
     name: str
 
     def guards(self, fixes: Iterable[Fix]) -> tuple[str, ...]:
-        """The fixes that keep it safe, in their order: what stages it comes before the fence before the next step."""
+        """The fixes that keep the buffer safe, in their order: staging first, then the fence before the next step."""
         return tuple(
             fix.id
             for fix in fixes
@@ -109,7 +109,7 @@ def _sources(call: ast.Call) -> list[ast.expr]:
 
 
 def _kept(source: ast.expr, aliases: Mapping[str, str]) -> str | None:
-    """`self.buffer[rows, :n]` and `metadata.owner.buffer` keep `buffer`; a call in between makes memory of its own."""
+    """`self.buffer[rows, :n]` and `metadata.owner.buffer` keep `buffer`; a call in between allocates its own memory."""
     while isinstance(source, ast.Subscript):
         source = source.value
     if isinstance(source, ast.Name):

@@ -1,4 +1,4 @@
-"""A TensorRT-LLM that is looked at and not imported: a source tree, or an unpacked wheel.
+"""A TensorRT-LLM that is examined without being imported: a source tree, or an unpacked wheel.
 
 Each module is read as text, and only its classes and functions are made: without decorators, defaults and annotations,
 under bases that are known, and never called. So probes see names, signatures and source as in a process that runs
@@ -86,7 +86,7 @@ class SourceTree(Upstream):
         return module
 
     def _import(self, module: ModuleType, node: ast.ImportFrom) -> None:
-        """Names that come from elsewhere in the tree are those things; what is not there is left out."""
+        """Resolve names that come from elsewhere in the tree; names that are not there are left out."""
         base = node.module or ""
         if node.level:
             parents = module.__name__.split(".")

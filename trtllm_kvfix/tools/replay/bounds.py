@@ -1,7 +1,7 @@
 """What no cache could exceed: the reuse of a clairvoyant one of each size, and of one without limit.
 
 Both see the requests in the order of the trace and hold whatever any request before has computed, at once. The
-unlimited one serves each prompt's longest common beginning with anything before: that is the ceiling, exactly.
+unlimited one serves the longest prefix that a prompt shares with anything before: that is the ceiling, exactly.
 
 The clairvoyant one holds a number of blocks, in whatever tier, and knows every request to come. A block that is held
 from one request to the next that asks for it is an interval that takes one slot and brings one block, so the best

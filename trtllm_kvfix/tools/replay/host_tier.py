@@ -1,5 +1,6 @@
-"""The offload connector's host tier as a replay sees it: what its scheduler side decides, with transfers that end in
-the iteration that begins them. TensorRT-LLM's own host tier is part of the block manager and needs nothing here."""
+"""The offload connector's host tier as a replay sees it: the decisions of its scheduler side, with transfers that end
+in the iteration in which they begin. TensorRT-LLM's own host tier is part of the block manager and needs nothing
+here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -75,7 +75,7 @@ def _ask(question: Callable[[Workload], T]) -> T:
 
 
 class SideBySide:
-    """Up to `jobs` processes. Ctrl-C is the parent's to hear: it has them stop after the next request."""
+    """Up to `jobs` processes. The parent handles Ctrl-C: it makes them stop after the next request."""
 
     def __init__(self, workload: Workload, runs: Sequence[Run], jobs: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -122,7 +122,7 @@ class SideBySide:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """What is started inside ignores ctrl-C from its first instruction, as a signal that is ignored stays so."""
+    """A process that is started inside ignores Ctrl-C from its first instruction, as it inherits an ignored signal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

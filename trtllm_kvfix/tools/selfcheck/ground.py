@@ -20,7 +20,7 @@ class Unavailable(Exception):
 
 
 class NothingToShow(Exception):
-    """This build does without what the scenario is about, so there is nothing to be right or wrong."""
+    """This build lacks the feature that the scenario is about, so there is nothing to be right or wrong."""
 
 
 class Ground(Protocol):
