@@ -125,7 +125,9 @@ def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) 
     for status in statuses:
         if status.word == State.UNKNOWN.value and not (forced and status.choice == "on"):
             off = f"kvfix.fixes.{status.id}: off accepts that"
-            found.append(f"fix {status.id} is not applied, its probe cannot tell: {status.reason}; {off}")
+            found.append(
+                f"fix {status.id} is not applied, because its probe cannot tell whether it fits: {status.reason}; {off}"
+            )
         elif status.missing and status.choice == "off":
             found.append(f"fix {status.id} is needed ({status.reason}) and switched off")
     unhooked = [status.id for status in statuses if status.missing and status.choice != "off"]
