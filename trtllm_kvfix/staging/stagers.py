@@ -37,7 +37,7 @@ class Stagers:
     """Tables are compared by identity: tensors compare element by element. A stager goes with its table."""
 
     def __init__(self, *, mode: str = "auto", slots: int = 3, read_back: ReadBack | None = None) -> None:
-        self.read_back = read_back  # for whoever ships with them
+        self.read_back = read_back  # for the callers that ship with them
         self._mode = mode
         self._slots = slots
         self._entries: dict[Key, _Entry] = {}
