@@ -19,7 +19,7 @@ def enable(config: "Path | str | None" = None, **settings: "Any") -> "dict[str, 
     """Turn the fixes on in this process and in those that it starts; returns what `status` does.
 
     Settings are those below `kvfix:`, as keywords: `enable(fixes={"token-budget": "off"}, metrics_port=9400)`. Modules
-    of TensorRT-LLM that are imported already are dealt with at once, the others as they come.
+    of TensorRT-LLM that are imported already are fixed at once, the others when they are imported.
     """
     from trtllm_kvfix import process  # noqa: PLC0415  importing this package imports nothing
 
@@ -27,7 +27,7 @@ def enable(config: "Path | str | None" = None, **settings: "Any") -> "dict[str, 
 
 
 def disable() -> "list[str]":
-    """Take everything back. Returns the attributes that somebody else has replaced since, which stay as they are."""
+    """Take everything back. Returns the attributes that another tool has replaced since, which stay as they are."""
     from trtllm_kvfix import process  # noqa: PLC0415
 
     return process.disable()

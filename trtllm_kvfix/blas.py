@@ -1,7 +1,8 @@
 """One thread for numpy's matrix products: those of a small model are over before a second thread has begun.
 
 OpenBLAS, which numpy's wheels bring, keeps its threads spinning, beside the threads of the simulated device. On two
-cores a step then takes fifty times as long. It reads its environment when it is loaded; later it is asked by a call.
+cores a step then takes fifty times as long. It reads its environment when it is loaded; later a call sets the number of
+threads.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ SETTERS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "
 
 @cache
 def use_one_thread() -> None:
-    """Of this process, for good."""
+    """Use one thread in this process from now on."""
     if not MAPS.exists():
         return
     for path in set(re.findall(r"\S*openblas\S*\.so\S*", MAPS.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""What this machine offers to pinned memory and copies: GPU, driver, limits."""
+"""What this machine has for pinned memory and copies: GPU, driver, limits."""
 
 import re
 import resource
@@ -32,7 +32,7 @@ def driver_version() -> str | None:
 
 
 def first_gpu() -> "Device | None":
-    """As the driver API has it; None without a driver, a GPU or the extension."""
+    """The first GPU as the driver API describes it; None without a driver, a GPU or the extension."""
     try:
         from trtllm_kvfix import native  # noqa: PLC0415  a missing extension is reported elsewhere
 
@@ -48,7 +48,7 @@ def memory_lock_bytes() -> int | None:
 
 
 def may_lock_any_memory(status: Path = Path("/proc/self/status")) -> bool:
-    """Whether this process has CAP_IPC_LOCK, for which the kernel asks of no limit."""
+    """Whether this process has CAP_IPC_LOCK, with which the kernel applies no limit."""
     try:
         found = re.search(r"^CapEff:\s*([0-9a-f]+)", status.read_text(), re.MULTILINE)
     except OSError:

@@ -1,4 +1,4 @@
-"""What running processes of this user write down for others to read: small files, gone when their process is."""
+"""Small files that running processes of this user write for others to read; each goes when its process ends."""
 
 import atexit
 import functools
@@ -22,8 +22,8 @@ def signature() -> dict[str, Any]:
 
 
 def folder_of(settings: Settings) -> Path:
-    """Where the processes of this user write. Another user may have taken the name in the temporary folder; then all
-    of ours, which find the same there, go to the home folder."""
+    """The folder in which the processes of this user write. Another user may have taken its name in the temporary
+    folder; then all of ours, which all see that, use the home folder."""
     if settings.runtime_dir is not None:
         return Path(settings.runtime_dir)
     usual = Path(tempfile.gettempdir()) / f"trtllm-kvfix-{os.getuid()}"
@@ -61,7 +61,7 @@ def live(folder: Path, suffix: str, format_number: int) -> Iterator[dict[str, An
 
 
 def keep_newest_of_ended(folder: Path, suffix: str, count_max: int) -> None:
-    """Files named by process that nobody has removed; those of living processes stay."""
+    """Remove old files of ended processes; those of living processes stay."""
     ended = [file for file in folder.glob(f"*{suffix}") if process_start(_pid_of(file, suffix)) is None]
     for file in sorted(ended, key=lambda each: each.stat().st_mtime, reverse=True)[count_max:]:
         file.unlink(missing_ok=True)
@@ -82,7 +82,8 @@ def process_start(pid: int) -> int | None:
 
 
 def prepare(folder: Path) -> None:
-    """A folder in a place where others write, too, must be this user's alone: what is in it stops starts."""
+    """Make the folder. Others may write in the place where it is, so it must be this user's alone: its files can stop a
+    start."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(folder):
         raise KvfixError(
@@ -92,12 +93,12 @@ def prepare(folder: Path) -> None:
 
 
 def _is_ours(folder: Path) -> bool:
-    found = folder.lstat()  # a link is somebody's way of choosing where we write
+    found = folder.lstat()  # with a link, another user could choose where we write
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o022
 
 
 def forget_at_exit(file: Path) -> None:
-    """When this process ends in order. One that is killed leaves its files."""
+    """Remove the file when this process exits. A process that is killed leaves its files."""
     _forget_at_exit(file, os.getpid())
 
 

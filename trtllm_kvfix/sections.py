@@ -10,7 +10,7 @@ from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import parse_size
 
 PORT_MAX = 65535
-Word: TypeAlias = Literal["auto", "on", "off", "observe"]  # what may be said of a fix
+Word: TypeAlias = Literal["auto", "on", "off", "observe"]  # the choices for a fix
 ManagerWord: TypeAlias = Literal["upstream", "native"]
 # Fixes of the bound manager's admission, storing and pins. Ours does these right by itself.
 NEEDLESS_WITH_NATIVE = ("computed-blocks", "batched-admission", "concurrent-pins")
@@ -80,8 +80,8 @@ class ReplaySettings(Section):
 
 
 class FixChoices(RootModel[Mapping[str, Choice]]):
-    """Each fix by its id. `auto`: where its probe says needed. `on`: and one that cannot tell stops the start.
-    `observe`: where needed, it looks on, counts and changes nothing."""
+    """Each fix by its id. `auto`: applied where its probe answers *needed*. `on`: the same, but *unknown* stops the
+    start. `observe`: where needed, it counts what it would do and changes nothing."""
 
     model_config = ConfigDict(frozen=True, strict=True)
     root: Mapping[str, Choice] = dict.fromkeys(FIX_IDS, "auto")
@@ -134,6 +134,6 @@ class Settings(Section):
     """The offload connector."""
 
     def choice_of(self, fix_id: str) -> Word:
-        """What is to become of a fix, with everything else that was said."""
+        """The choice for a fix, with all other settings considered."""
         needless = self.manager == "native" and fix_id in NEEDLESS_WITH_NATIVE
         return "off" if needless else self.fixes.of(fix_id)

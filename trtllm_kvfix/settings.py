@@ -1,8 +1,8 @@
 """Where settings come from: `TRTLLM_KVFIX_*` over YAML over the defaults. The only reader of environment variables.
 
-The command line comes before both: its options take their defaults from what `load` returns. The YAML file may be one
-that others read too, so only its section `kvfix:` is ours. A name that is not known is an error, because a misspelt
-setting that is skipped looks like a setting that does not help.
+The command line overrides both: its options take their defaults from what `load` returns. Other programs may read the
+same YAML file, so only its section `kvfix:` is ours. A name that is not known is an error, because a misspelt setting
+that is skipped looks like a setting that does not help.
 """
 
 import difflib
@@ -59,8 +59,8 @@ def load(
     section: Mapping[Any, Any] | None = None,
     where: str = "the configuration",
 ) -> Settings:
-    """Read the settings. `file` comes before the one that TRTLLM_KVFIX_CONFIG names; `section` is the content of
-    `kvfix:` where somebody has read the file already, and comes before both. `where` is what errors call that file."""
+    """Read the settings. `file` overrides the one that TRTLLM_KVFIX_CONFIG names. `section` is the content of `kvfix:`
+    if the file has been read already, and overrides both. Errors call that file `where`."""
     if environ is None:
         environ = os.environ
     if file is None and ENV_FILE in environ:
@@ -73,7 +73,8 @@ def load(
 
 
 def as_variables(settings: Settings) -> dict[str, str]:
-    """What differs from the defaults, as the variables that `load` reads: how settings travel to worker processes."""
+    """The settings that differ from the defaults, as the variables that `load` reads: so settings reach worker
+    processes."""
     chosen, default = settings.model_dump(), Settings().model_dump()
     return {
         variable_of(name): yaml.safe_dump(_at(chosen, name), default_flow_style=True).partition("\n")[0]

@@ -1,9 +1,10 @@
-"""Managers of upstream's with our parts in them, for programs that construct their managers themselves.
+"""Upstream's managers with our parts in them, for programs that construct their managers themselves.
 
     from trtllm_kvfix.subclasses import KvfixKVCacheManager, KvfixResourceManager
 
-Nothing of upstream's is replaced: a class is derived whose methods are upstream's own, bound to our objects where they
-name upstream's. docs/native-manager.md says which to use when. TensorRT-LLM is imported when a class is asked for.
+Nothing of upstream's is replaced. The derived classes run upstream's own methods, with our objects in the place of
+those that they name. docs/native-manager.md says which class to use when. TensorRT-LLM is imported when a class is
+asked for.
 """
 
 import logging
@@ -45,7 +46,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _v1(up: Upstream, base: type) -> type:
-    """Upstream's manager over our block manager. Answers of upstream's that go by its exact type stay what they are."""
+    """Upstream's manager over our block manager. Upstream's answers that depend on its exact type stay as they are."""
     objection = build_objection(up)
     if objection:
         raise NotServed(f"KvfixKVCacheManager: {objection}")
@@ -79,7 +80,7 @@ def _resources(up: Upstream, base: type) -> type:  # noqa: ARG001  one interface
 
 
 def _v2(up: Upstream, base: type) -> type:
-    """Upstream's own core with offsets that are staged. It claims blocks before it charges, so its budget is exact."""
+    """Upstream's own core with staged offsets. It claims blocks before it charges, so its budget is exact."""
     return _derived("KvfixKVCacheManagerV2", base, _parts_of(STAGED_V2, up))
 
 
@@ -94,7 +95,7 @@ MAKERS: Mapping[str, tuple[str, Callable[[Upstream, type], type]]] = {
 
 
 def _parts_of(fix: Fix, up: Upstream) -> Sequence[Replacement]:
-    """What the fix would replace: nothing where upstream does without, or where the overlay has replaced it."""
+    """What the fix would replace: nothing if upstream does not need it, or if the overlay has replaced it already."""
     answer = fix.probe(up)
     if answer.state is State.UNKNOWN:
         raise NotServed(f"{fix.id}: {answer.reason}")

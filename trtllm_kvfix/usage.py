@@ -1,4 +1,4 @@
-"""What the help of each command shows as examples, and what a shell completes where a value is a name of ours."""
+"""The examples in the help of each command, and the completion of values that are our names."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

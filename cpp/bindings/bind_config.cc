@@ -101,7 +101,7 @@ Secret seed_from(nb::handle given) {
 
 Hash128 seed_of(const BlockManagerConfig& config) { return {config.seed.low, config.seed.high}; }
 
-// With the seed: whoever reads a pickle of a config knows it.
+// With the seed: a reader of a pickled config knows the seed.
 nb::dict keywords_of(const BlockManagerConfig& config) {
     nb::dict out;
     out["tokens_per_block"] = config.tokens_per_block;

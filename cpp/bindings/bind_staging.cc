@@ -99,7 +99,7 @@ HostTable host_table(const LiveTable& table) {
             .blocks = static_cast<std::uint32_t>(table.shape(3))};
 }
 
-// Keeps neither end: who ships by it knows that they are there, and where they were.
+// Keeps neither end alive: its user checks that they are there, and where they were.
 void init_route(OffsetRoute* self, OffsetStager& stager, std::uintptr_t dst_address, std::uint64_t dst_pool_stride,
                 std::uint32_t dst_rows, std::uint32_t dst_blocks, const LiveTable& table) {
     const OffsetDestination dst{

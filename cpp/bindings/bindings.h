@@ -14,7 +14,7 @@
 
 namespace kvfix::bindings {
 
-// The Python object owns a share of the request, not the other way round: a sequence may let go of it without the GIL.
+// The Python object owns a share of the request, not the other way round: a sequence may drop its share without the GIL.
 struct SequenceRequest {
     RequestPtr request;
 };

@@ -1,4 +1,4 @@
-// Texts that say what a value holds: Name(field=value, ...).
+// Texts that show what a value holds: Name(field=value, ...).
 #pragma once
 
 #include <concepts>

@@ -84,7 +84,7 @@ Run AdmissionPlanner::walk(const State& state, const Window& window, const Reque
     constexpr std::uint32_t kAhead = 16;
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     const std::uint32_t blocks = request.num_tokens() / tokens_per_block;
-    // Behind a gap often nothing follows, and whoever stores prompts can see to it at every block.
+    // Behind a gap often nothing follows, and a hostile caller can arrange that at every block.
     std::uint32_t ahead = first == 0 ? kAhead : 1;
     std::array<std::uint64_t, kAhead> keys{};
     std::string extras;
@@ -172,8 +172,8 @@ void AdmissionPlanner::find_later_runs(const State& state, const Window& window,
     match.runs_end = static_cast<std::uint32_t>(plan_.runs.size());
 }
 
-// The most tokens, up to `tokens_max`, whose reuse the window allows: the blocks that the next token looks back to are there. Runs that
-// do not allow it allow no less either: they go, so that whoever asks for less and less looks at each once.
+// The most tokens, up to `tokens_max`, whose reuse the window allows: the blocks that the next token looks back to are there.
+// Runs that do not allow it allow no less either: they go, so that a caller that asks for less and less looks at each once.
 std::uint32_t AdmissionPlanner::reusable(const Window& window, WindowMatch& match, std::uint32_t tokens_max) const {
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     for (;; --match.runs_end) {

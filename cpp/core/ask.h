@@ -16,7 +16,7 @@ std::vector<std::uint64_t> blocks_to_admit(const State& state, AdmissionPlanner&
                                            std::uint32_t tokens_new_max, std::uint32_t chunk_tokens);
 // Primary blocks that growth by these counts would take beyond those kept, in the window where it is most.
 std::uint64_t blocks_to_grow(const State& state, std::span<const RequestId> ids, std::span<const std::uint32_t> counts);
-// Primary blocks, window by window, that would be there without these sequences: free or cached, and kept for nobody.
+// Primary blocks, window by window, that would be there without these sequences: free or cached, and kept for no sequence.
 std::vector<std::uint64_t> free_blocks_without(const State& state, std::span<const RequestId> ids);
 
 // Leading blocks of the sequence that have left the window.

@@ -41,7 +41,7 @@ struct alignas(64) Block {
     std::array<std::uint32_t, kTiers> locks{0, 0};  // transfers that still read this slot
     std::uint32_t owners = 0;                       // live sequences that hold it
     std::uint32_t children_primary = 0;             // children with a primary slot
-    std::uint32_t generation = 0;  // counts departures from the tree; tells a stale index from a live one
+    std::uint32_t generation = 0;  // counts departures from the tree; distinguishes a stale index from a live one
     std::uint16_t num_tokens = 0;  // of the content
     Priority priority = kPriorityDefault;
     std::uint8_t flights : 2 = 0;  // one bit a tier: the slot is the destination of a transfer not yet completed
@@ -50,7 +50,7 @@ struct alignas(64) Block {
     bool has_extras : 1 = false;
     bool has_duration : 1 = false;
     bool changed : 1 = false;  // since the digest last looked at it
-    bool outside : 1 = false;  // whoever held it last went on without it: the window had left it
+    bool outside : 1 = false;  // its last holder went on without it: the window had left it
 
     bool in_flight(std::size_t tier) const { return (flights >> tier & 1U) != 0; }
     void begin_flight(std::size_t tier) { flights = (flights | 1U << tier) & 3U; }

@@ -1,5 +1,5 @@
 // The 128-bit hash of a block, for events and look-ups from outside. The same on every machine, process and version that has the
-// same seed, and a random number to everybody else:
+// same seed, and a random number to all others:
 //
 //   H(m)     = SipHash-1-3-128 of the bytes m, under the key SipHash-1-3-128(seed, "block hashes")
 //   root     = H(0 | identity)                               identity: see Request::identity

@@ -57,7 +57,7 @@ class BlockStore {
   public:
     BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, std::uint32_t tokens_per_block);
 
-    // Whoever asks for a record that can be changed is taken to change it.
+    // A caller that asks for a mutable record is assumed to change it.
     Block& operator[](BlockIndex block) {
         Block& record = blocks_[number(block)];
         if (watched_ && !record.changed) {
@@ -126,7 +126,7 @@ class BlockStore {
     std::array<std::vector<SlotIndex>, kTiers> free_slots_;
     std::unordered_map<BlockIndex, std::string> extras_;  // few blocks have any; never iterated
     SetDigest free_digest_;
-    bool watched_ = false;  // somebody has asked what changes
+    bool watched_ = false;  // a caller has asked what changes
     std::vector<BlockIndex> changed_;
 };
 

@@ -1,4 +1,5 @@
-// What a remote router needs to know about this cache. Bounded: when nobody reads, the oldest go and are counted.
+// Events that tell a remote router what this cache holds. The log is bounded: if it is not read, the oldest events go, and are
+// counted.
 #pragma once
 
 #include <cstdint>

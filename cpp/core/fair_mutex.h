@@ -1,4 +1,4 @@
-// A mutex that is handed over in order of arrival: whoever releases it and asks again comes after all who wait by then.
+// A mutex that threads get in order of arrival: one that releases it and asks again comes after all that wait by then.
 //
 // std::mutex lets a running thread overtake sleepers for ever: four threads that call in a loop kept a fifth out for a
 // minute. Here a caller draws a number and waits for its turn. Without others that costs two atomic additions, as much as

@@ -276,7 +276,7 @@ void rewind(State& state, RequestId id, std::uint32_t count) {
     sequence.forget(sequence.values_begin(), state.tokens_per_block());
 }
 
-// Told too much, others would find bytes that nobody has written.
+// If a caller reported too much, others would find bytes that were never written.
 void check_computed(const Sequence& sequence, std::uint32_t computed) {
     if (computed > sequence.length) {
         throw std::invalid_argument("request " + std::to_string(sequence.id()) + ", computed: " +

@@ -1,5 +1,5 @@
-// The 128-bit hashes of one tree's full blocks, for whoever wants to see them or finds blocks by them. Matching needs none of it,
-// so it is opened when somebody does and costs nothing before.
+// The 128-bit hashes of one tree's full blocks, for callers that want to see them or find blocks by them. Matching does not need
+// them, so the book is opened at the first such call and costs nothing before.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Hash -> tree blocks, open addressing. Several blocks may share a hash; the caller compares content. Runs are short as long as
-// nobody can choose hashes: index_hash.h makes them.
+// no caller can choose hashes: index_hash.h makes them.
 #pragma once
 
 #include <bit>

@@ -1,4 +1,4 @@
-// Where a tree's indexes file what they hold: a fast hash under keys that nobody sees, whose values nobody sees either.
+// The hash of a tree's indexes: a fast one, under keys that no caller sees, and whose values no caller sees either.
 //
 // What callers choose is compared by content in the end, so all that a bad hash costs is time. Time is what an attacker wants:
 // contents that he can make collide turn an index into a list. Here he cannot, for whatever he chose, chose without the keys:

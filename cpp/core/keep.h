@@ -12,7 +12,7 @@ namespace kvfix::keep {
 void begin(State& state, Window& window, BlockIndex block, std::size_t tier, RequestId keeper);
 // One less: with the last one the block goes where it belongs.
 void end(State& state, Window& window, BlockIndex block, RequestId keeper);
-// The copy in host will not come: whoever keeps it there keeps the primary slot instead.
+// The copy in host will not come: its keepers there keep the primary slot instead.
 void fall_back(State& state, Window& window, BlockIndex block);
 
 inline bool has(const Window& window, BlockIndex block) { return window.kept.contains(block); }

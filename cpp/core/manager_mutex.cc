@@ -7,7 +7,7 @@
 
 namespace kvfix {
 
-// Held over a fork. Nobody who holds a manager's lock waits for anything, so this takes no longer than the calls that run.
+// Held over a fork. A thread with a manager's lock waits for nothing, so this takes no longer than the calls that run.
 struct LocksOfAllManagers {
     static void hold() {
         alive_mutex().lock();

@@ -1,4 +1,4 @@
-// Copies to host that somebody asks for, before eviction would make them.
+// Copies to host on request, before eviction would make them.
 #pragma once
 
 #include <optional>

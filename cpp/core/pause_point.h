@@ -55,7 +55,7 @@ class PausePoint {
     }
 
     static void reach(std::string_view name) {
-        // Relaxed, and no mutex: a point that nobody armed must not order threads, or it would hide their races.
+        // Relaxed, and no mutex: a point that is not armed must not order threads, or it would hide their races.
         if (armed_count().load(std::memory_order_relaxed) == 0) {
             return;
         }

@@ -34,7 +34,7 @@ class Pins {
     // the blocks: then none of the rest is unpinned either.
     void release();
     bool released() const;
-    // Releases and lets the manager go; says nothing where somebody has unpinned the blocks by their ids, or in a child after
+    // Releases and lets the manager go; does not complain if the blocks have been unpinned by their ids, or in a child after
     // fork(). The handle is of no use afterwards.
     void end() noexcept;
     // As they were pinned.

@@ -39,7 +39,7 @@ void check_delivered(const Sequence& sequence, const Window& window, BlockIndex 
     }
 }
 
-// What is kept in primary for the rest of a prompt has no place in host, and nobody could promise that it is there again later.
+// What is kept in primary for the rest of a prompt has no place in host, and its room could not be promised again later.
 void check_reserved(const Sequence& sequence) {
     if (sequence.length < sequence.prompt_length()) {
         refuse(sequence, ": " + std::to_string(sequence.length) + " of its prompt's " +

@@ -38,7 +38,7 @@ std::strong_ordering compare(const BlockContent& a, const BlockContent& b);
 
 class ReuseTree {
   public:
-    // `seed` gives the hashes of blocks and places them in the indexes. Who does not know it cannot make lists of them.
+    // `seed` gives the hashes of blocks and places them in the indexes. A caller that does not know it cannot make them collide.
     ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& seed, bool by_prefix = false);
 
     // kNone when nothing of this identity is in the tree.

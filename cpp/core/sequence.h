@@ -108,7 +108,7 @@ struct Sequence {
     std::vector<TokenId> grown_tokens;  // known values after the prompt; learn() and forget() change them
     std::uint32_t length = 0;           // positions reserved, computed or not
     std::uint32_t computed = 0;         // leading positions whose values are in the cache, as far as we have been told
-    std::uint32_t claimed = 0;          // leading blocks that it shares with whoever stored them
+    std::uint32_t claimed = 0;          // leading blocks that it shares with the sequences that stored them
     // The first block that left a window while its bytes had not arrived. Whether they ever did is not known, so nothing from
     // there on is stored, in any window: every layer computes from what the layers before it made of those bytes.
     std::uint32_t doubtful_from = kNone;
@@ -170,7 +170,7 @@ class SequenceTable {
         }
         return *sequence;
     }
-    // Whoever asks for a sequence that can be changed is taken to change it.
+    // A caller that asks for a mutable sequence is assumed to change it.
     Sequence& at(RequestId id) {
         Sequence& sequence = at_any(id);
         sequence.check_not_suspended();

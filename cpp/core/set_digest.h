@@ -25,8 +25,8 @@ std::uint64_t digest_of_words(Words... words) {
     return digest.value();
 }
 
-// A set in 64 bits, kept up as members come and go, so that nobody has to look at those that stay. In which order they came leaves
-// no trace: a member whose place matters says it.
+// A set in 64 bits, kept up as members come and go, without a look at those that stay. In which order they came leaves no trace:
+// a member whose place matters says it.
 class SetDigest {
   public:
     void add(std::uint64_t member) { sum_ += member; }

@@ -1,5 +1,5 @@
-// SipHash-1-3 with 128 bits of output (Aumasson and Bernstein): a pseudo-random function of messages under a secret key. Who
-// does not have the key can tell its outputs from random numbers by nothing but luck, however many he chose and saw.
+// SipHash-1-3 with 128 bits of output (Aumasson and Bernstein): a pseudo-random function of messages under a secret key. Who does
+// not have the key can distinguish its outputs from random numbers only by luck, however many he chose and saw.
 #pragma once
 
 #include <bit>
@@ -92,7 +92,7 @@ class SipHash {
     std::uint64_t bytes_ = 0;
 };
 
-// A key for one purpose. Who learns it learns nothing of the secret, nor of the keys for others.
+// A key for one purpose. It reveals nothing of the secret, nor of the keys for other purposes.
 inline Secret key_for(const Secret& secret, std::string_view purpose) {
     const Hash128 out = SipHash(secret).end(purpose);
     return {out.first, out.second};

@@ -28,7 +28,7 @@ class TenantIndex {
 
     std::size_t size() const { return by_identity_.size(); }
     const Tenant* find(const std::string& identity) const;
-    // Found or made. Whoever makes one gives it a root. The address is good until it is closed.
+    // Found or made. The caller that makes one gives it a root. The address is good until it is closed.
     Tenant& open(const std::string& identity);
     // It has no roots any more.
     void close(const Tenant& tenant);

@@ -1,7 +1,7 @@
-// Which blocks are worth a slot of a full tier. A block that nobody has asked for before mostly never comes back, and pushes out
-// what would; but where reuse comes soon or the tier is large, waiting for the second time misses the first reuse of everything. So
-// both are tried on a sample: two shadows, sets of keys as large as the sample's part of the tier. One takes every block, the other
-// those asked for before; whichever would have found more decides. docs/offload.md, "What is stored".
+// Which blocks are worth a slot of a full tier. A block that no request has asked for before mostly never comes back, and pushes
+// out what would; but where reuse comes soon or the tier is large, waiting for the second time misses the first reuse of
+// everything. So both are tried on a sample: two shadows, sets of keys as large as the sample's part of the tier. One takes every
+// block, the other those asked for before; whichever would have found more decides. docs/offload.md, "What is stored".
 //
 // The answers depend on the calls alone. Knows no slots and has no lock: the index's is held around every call.
 #pragma once

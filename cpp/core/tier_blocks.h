@@ -38,7 +38,7 @@ struct TierBlock {
     TierParent parent = kNone;  // kNone: it cannot be found, and is free once nobody uses it
     std::uint32_t children = 0;
     std::uint32_t pins = 0;
-    std::uint32_t generation = 0;  // counts departures; tells a stale number from a live one
+    std::uint32_t generation = 0;  // counts departures; distinguishes a stale number from a live one
     Priority priority = kPriorityDefault;
     State state = State::free;
     bool bad = false;  // its bytes are not what was stored
@@ -47,7 +47,7 @@ struct TierBlock {
 
 class TierBlocks {
   public:
-    // `seed` gives the keys. Who does not know it cannot make prefixes whose keys are alike.
+    // `seed` gives the keys. A caller that does not know it cannot make prefixes with equal keys.
     TierBlocks(std::uint32_t slots, std::uint32_t tokens_per_block, std::uint32_t hash_bits, const Secret& seed);
 
     const TierBlock& operator[](TierSlot block) const { return blocks_[block]; }
@@ -57,7 +57,7 @@ class TierBlocks {
     std::uint64_t evicted() const { return evicted_; }
     bool any_bad() const { return bad_ != 0; }
 
-    // A root lives as long as somebody has opened it or a block hangs on it.
+    // A root lives as long as it is open, or has a block.
     TierParent open_root(const std::string& identity);
     void close_root(TierParent root) { let_go(root); }
 

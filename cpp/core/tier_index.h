@@ -1,5 +1,5 @@
-// The books of a tier that somebody else fills and reads: which blocks it has, where, and what must go for others. Sequences are
-// open while they grow, so each call costs what is new and not what is long. docs/block-manager.md, section 11.
+// The index of a tier that another program fills and reads: which blocks it has, where, and which must go for others. Sequences
+// are open while they grow, so each call costs what is new and not what is long. docs/block-manager.md, section 11.
 //
 // Every public method takes the index's one lock. A call that throws has changed nothing.
 #pragma once

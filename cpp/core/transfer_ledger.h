@@ -1,4 +1,4 @@
-// Copies that somebody must run. The manager only orders them; a ticket says that a run of them ended, well or not.
+// Copies that the caller must run. The manager only orders them; a ticket reports the end of a run of them, good or bad.
 #pragma once
 
 #include <algorithm>

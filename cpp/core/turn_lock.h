@@ -1,11 +1,11 @@
-// A recursive lock for code that is not ours: whoever holds it has the turn, the rest queue in order of arrival.
+// A recursive lock for code that is not ours: its holder has the turn, the rest queue in order of arrival.
 //
 // Callers of the bound manager take it around each call, so that no two threads are inside at once (hazard H4). It is
 // recursive because a call may come back into Python and call the manager again, in the same thread. First come, first
 // served, because the executor calls hundreds of times per iteration and would starve a thread that pins.
 //
-// Who waits must not hold the GIL: the holder may want it. Nothing is waited for under the inner mutex, so trying is safe
-// with the GIL held.
+// A thread that waits must not hold the GIL: the holder may want it. Nothing is waited for under the inner mutex, so trying is
+// safe with the GIL held.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class TurnLock {
         std::uint64_t queued = 0;  // waiting now
     };
 
-    // Takes the lock if that needs no waiting: it is free and nobody queues, or this thread holds it already.
+    // Takes the lock if that needs no waiting: it is free and no thread queues, or this thread holds it already.
     bool try_acquire() {
         const std::lock_guard guard(mutex_);
         if (depth_ > 0 ? owner_ != std::this_thread::get_id() : !queue_.empty()) {

@@ -1,5 +1,5 @@
-// Arguments that no kernel may be started with, on any device: whoever implements launch() asks first. Addresses are not
-// judged here, as a launch cannot see them either.
+// Arguments that no kernel may be started with, on any device: every launch() checks them first. Addresses are not judged here,
+// as a launch cannot see them either.
 #pragma once
 
 #include "device/device.h"

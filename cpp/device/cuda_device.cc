@@ -16,9 +16,9 @@ cuda::GraphExec of(GraphHandle graph) { return std::bit_cast<cuda::GraphExec>(gr
 StreamHandle handle_of(cuda::Stream stream) { return {reinterpret_cast<std::uintptr_t>(stream)}; }
 EventHandle handle_of(cuda::Event event) { return {reinterpret_cast<std::uintptr_t>(event)}; }
 
-// Streams, events and memory that nobody destroys stay: a use may be pending, and the driver takes them with the context.
-// While a gate holds a stream, giving memory back (unmap_pinned, unregister_host, release) and closing a device wait for
-// that stream; taking memory, streams and events does not.
+// Streams, events and memory that are not destroyed stay: a use may be pending, and the driver takes them with the context. While
+// a gate holds a stream, giving memory back (unmap_pinned, unregister_host, release) and closing a device wait for that stream;
+// taking memory, streams and events does not.
 class CudaDevice final : public Device {
   public:
     explicit CudaDevice(int ordinal)

@@ -33,8 +33,8 @@ std::string argument_text(T argument) {
     }
 }
 
-// One entry point. Calling it throws when the driver refuses; result() hands the driver's answer back, for answers that
-// are no errors.
+// One entry point. Calling it throws when the driver refuses; result() returns the driver's answer, for answers that are no
+// errors.
 template <typename... Args>
 class Call {
   public:
@@ -66,7 +66,7 @@ class Call {
 
 class Driver {
   public:
-    // Throws DeviceError that says what is missing: the library, a recent driver, a GPU.
+    // Throws a DeviceError that names what is missing: the library, a recent driver, a GPU.
     explicit Driver(const char* library);
     Driver(const Driver&) = delete;
     Driver& operator=(const Driver&) = delete;

@@ -1,7 +1,7 @@
-// Gates hold a stream without any timing: the stream waits on a word of pinned memory that the host writes. A word is used
-// again only after the wait on it has passed, which an event behind the wait tells.
+// Gates hold a stream without any timing: the stream waits on a word of pinned memory that the host writes. A word is used again
+// only after the wait on it has passed, as an event behind the wait shows.
 //
-// A held stream takes a few thousand operations (3,060 with driver 580); the driver then blocks whoever enqueues the next
+// A held stream takes a few thousand operations (3,060 with driver 580); the driver then blocks the thread that enqueues the next
 // one, maybe with its own locks held. Opening therefore takes no lock and calls no driver: another thread can always do it.
 #pragma once
 

@@ -14,7 +14,7 @@ class PinnedMaps {
     explicit PinnedMaps(const PrimaryContext& context) : context_(context) {}
 
     void* map(std::size_t bytes);
-    // Maps that nobody unmaps stay: a use may be pending.
+    // Maps that are not unmapped stay: a use may be pending.
     void unmap(void* memory, std::size_t bytes);
 
   private:

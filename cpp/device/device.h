@@ -90,7 +90,7 @@ class Device : public std::enable_shared_from_this<Device> {
     // Pinned memory of exactly these bytes (whole pages are mapped, the size is not rounded up further), zeroed.
     virtual void* map_pinned(std::size_t bytes) = 0;
     virtual void unmap_pinned(void* memory, std::size_t bytes) = 0;
-    // Pins memory that somebody else owns.
+    // Pins memory that the caller owns.
     virtual void register_host(void* memory, std::size_t bytes) = 0;
     virtual void unregister_host(void* memory) = 0;
     // Where kernels find pinned memory.

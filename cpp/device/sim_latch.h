@@ -1,6 +1,6 @@
-// Happens once. One recording of an event, or one gate: whoever waits holds a share, so that events and gates may be
-// re-armed or forgotten while streams still wait for what they were. Carries the failure of the stream that recorded it:
-// an event behind a copy that failed must not look like a copy that arrived.
+// Happens once. One recording of an event, or one gate: a thread that waits holds a share, so that events and gates may be
+// re-armed or forgotten while streams still wait for what they were. Carries the failure of the stream that recorded it: an event
+// behind a copy that failed must not look like a copy that arrived.
 #pragma once
 
 #include <condition_variable>

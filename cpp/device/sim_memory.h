@@ -1,9 +1,9 @@
 // What the simulated device can address: its own memory (host heap), pinned memory that it mapped, and memory of others
 // that was registered with it. Everything else is refused, as a driver would.
 //
-// One lock. Whoever reads or writes tracked memory holds it shared, through Access, for as long as that takes; giving a
-// range back takes it alone. So a range never disappears under an operation that has begun. One that has not begun
-// finds the range gone and fails: memory was let go before its fence.
+// One lock. A read or write of tracked memory holds it shared, through Access, for as long as it takes; giving a range back takes
+// it alone. So a range never disappears under an operation that has begun. One that has not begun finds the range gone and fails:
+// memory was let go before its fence.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The last notes of a process, in memory that somebody else provides: a file of it outlives the process. trtllm_kvfix.metrics.flight
-// says what is in it and reads it. Any thread may note; nothing is allocated and nothing is refused.
+// The last notes of a process, in memory that the caller provides: if that is a file, it outlives the process.
+// trtllm_kvfix.metrics.flight says what is in it and reads it. Any thread may note; nothing is allocated and nothing is refused.
 #pragma once
 
 #include <array>

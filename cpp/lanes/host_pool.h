@@ -50,7 +50,7 @@ class HostPool {
     // Whether kernels find every slot at the address that it has here; copies by DMA find it anyway.
     bool at_same_address_on_device() const { return at_same_address_; }
 
-    // 64 bits of each slot's content, the same on every machine. Whoever calls sees to it that nothing writes the slots.
+    // 64 bits of each slot's content, the same on every machine. The caller makes sure that nothing writes the slots.
     std::vector<std::uint64_t> digests(std::span<const std::uint64_t> slots) const;
     // Gives everything back. What the device does not let go of is kept, and still counted.
     void close();

@@ -245,7 +245,7 @@ void LaneLoop::end(Transfer& transfer) {
         return;
     }
     first_error_ = first_error_.empty() ? transfer.error : first_error_;
-    // What fails behind a failure on the same streams tells nothing new.
+    // A failure behind a failure on the same streams means nothing new.
     streams_lost_ += renew_ ? 0 : 1;
     renew_ = true;
     if (streams_lost_ == config_.failures_max && !broken_) {

@@ -1,5 +1,5 @@
-// What a lane's thread runs, and the books it shares with the callers. The thread holds a share of this, so that a lane may be let go
-// while the device still uses what it was given. transfer_lane.h tells what it does.
+// What a lane's thread runs, and the books it shares with the callers. The thread holds a share of this, so that a lane may be
+// let go while the device still uses what it was given. transfer_lane.h describes what it does.
 #pragma once
 
 #include <chrono>
@@ -37,7 +37,7 @@ struct LaneConfig {
 //      `-- the lane closes, breaks --^
 enum class TransferState : std::uint8_t { queued, in_flight, ended_here };
 
-// What a lane says of a transfer that it is asked to take. Only of `taken` it keeps anything.
+// A lane's answer when it is asked to take a transfer. It keeps something of the transfer only for `taken`.
 enum class LaneAnswer : std::uint8_t { taken, full, broken, closed };
 
 struct EndedTransfer {

@@ -1,5 +1,5 @@
-// Points in a stream that transfers wait for. Every mark has an event of its own for as long as anybody holds it, so a later mark
-// never moves an earlier one; an event that nobody holds is used again. Their number is bounded.
+// Points in a stream that transfers wait for. Every mark has an event of its own for as long as the mark is held, so a later mark
+// never moves an earlier one; then the event is used again. Their number is bounded.
 #pragma once
 
 #include <cstddef>

@@ -43,7 +43,7 @@ void Scheduler::iterate(HostTier* tier) {
     now_ms_ += shape_.iteration_ms;
 }
 
-// Those ahead in which nobody comes, goes, computes a prompt, fills a block or needs one: only time goes on.
+// Iterations ahead in which no request comes, goes, computes a prompt, fills a block or needs one: only time passes.
 void Scheduler::pass_quiet_iterations(const HostTier* tier) {
     if (!computing_.empty() || (tier != nullptr && !tier_is_quiet_)) {
         return;

@@ -37,8 +37,8 @@ class Scheduler {
           waiting_(std::move(waiting)),
           generating_(requests, manager.config().tokens_per_block, shape.tokens_per_iteration) {}
 
-    // Steps through iterations until requests have ended, at most so many. False once nobody waits or runs. The tier, which may be
-    // null, is the same in every call; what it throws comes out and ends the replay.
+    // Steps through iterations until requests have ended, at most so many. False once no request waits or runs. The tier, which
+    // may be null, is the same in every call; what it throws comes out and ends the replay.
     bool advance(std::int64_t iterations_max, HostTier* tier);
     const Tally& tally() const { return tally_; }
 

@@ -1,6 +1,6 @@
 // Batches of block copies that are ordered against the streams that compute: a store runs after the kernels that write its
-// sources, a load after whoever used its destinations and before whoever reads them. Each transfer has an event of its own while it
-// is in flight; their number is bounded. A transfer that fails is the business of whoever asks about it: the others go on.
+// sources, a load after the last users of its destinations and before their next readers. Each transfer has an event of its own
+// while it is in flight; their number is bounded. A transfer that fails throws at those that ask about it; the others go on.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-// Shipments that take the other way after a copy was late: somebody moves blocks over the same engine, for longer than one of ours.
+// Shipments that go as snapshots after a copy was late: others move blocks over the same engine, for longer than one of ours.
 constexpr std::uint32_t kDetour = 64;
 // A range that holds so many times the rows of the batch is not worth bringing over.
 constexpr std::size_t kRangeFactorMax = 4;

@@ -63,7 +63,7 @@ class EarlyCopyStager {
         Fence* copied = nullptr;
         Clock::time_point late_from;
     };
-    Lent lent_;                 // the last copy that nobody waited for
+    Lent lent_;                 // the last copy whose call did not wait
     HostTable judged_{};        // the last table that was looked at,
     bool judged_fit_ = false;   // and whether it can be copied from
     std::uint32_t detour_ = 0;  // shipments that go another way before the next try

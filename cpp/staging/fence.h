@@ -1,5 +1,5 @@
 // The end of one use of a buffer by the device. A fence has an event of its own, so that no event ever stands for two uses:
-// a record re-arms an event, and whoever waited for the first use would wait for the second.
+// recording re-arms an event, and a wait for the first use would become a wait for the second.
 #pragma once
 
 #include <memory>

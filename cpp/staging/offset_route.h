@@ -13,7 +13,7 @@
 
 namespace kvfix {
 
-// Both ends stay where they are for as long as the route is used; whoever made it sees to that.
+// Both ends stay where they are for as long as the route is used; its maker ensures that.
 class OffsetRoute {
   public:
     OffsetRoute(OffsetStager& stager, OffsetDestination dst, std::uint32_t dst_rows, const HostTable& table)

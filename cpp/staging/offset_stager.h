@@ -36,12 +36,12 @@ class OffsetStager {
 
     // Throws std::invalid_argument, with nothing shipped, when the shipment does not fit the configuration or its own table.
     void ship(const Shipment& shipment, std::uint32_t dst_rows);
-    // What was shipped as lent is the caller's again.
+    // Waits until the caller may write again what it has lent.
     void settle();
     // Takes no lock: answers while a ship waits for a slot. The counts are of moments close to each other, not of one.
     StagerStats stats() const;
-    // Waits for what is pending and gives the memory back; throws if any of it failed, closed all the same. Later ships throw.
-    // Twice is fine.
+    // Waits for pending ships and frees the memory; throws if one of them failed, and is closed all the same. Later ships throw.
+    // It may be called twice.
     void close();
 
     const StagerConfig& config() const { return config_; }

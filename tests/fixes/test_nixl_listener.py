@@ -51,7 +51,7 @@ def test_a_configuration_that_does_not_take_what_the_adapter_passes_is_unknown(m
         config = import_module("nixl").nixl_agent_config
         monkeypatch.setattr(config, "__init__", lambda self, enable_listen_thread: (self, enable_listen_thread))
         answer = FIX.probe(Upstream())
-        assert answer.state is State.UNKNOWN and "in a way that it takes" in answer.reason
+        assert answer.state is State.UNKNOWN and "with arguments that it takes" in answer.reason
         monkeypatch.undo()
 
 

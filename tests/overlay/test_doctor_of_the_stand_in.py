@@ -66,7 +66,7 @@ def test_a_build_that_nobody_knows_is_a_problem_until_it_is_accepted(tmp_path: P
     assert set(unknown) == {fix.id for fix in ALL} - {"nixl-listener"} and exit_code == 1
     assert report["overlay"]["variant"] == "unknown"
     for fix_id, problem in zip(unknown, report["problems"], strict=True):
-        assert problem.startswith(f"fix {fix_id} is not applied, its probe cannot tell: ")
+        assert problem.startswith(f"fix {fix_id} is not applied, because its probe cannot tell whether it fits: ")
         assert problem.endswith(f"kvfix.fixes.{fix_id}: off accepts that")
     off = {"TRTLLM_KVFIX_FIXES_" + fix_id.upper().replace("-", "_"): "off" for fix_id in unknown}
     assert doctor(tmp_path, "mangled", *launcher, **off)[1] == 0

@@ -1,6 +1,5 @@
 """A small engine of our own: continuous batching with overlap over a paged KV cache, on a GPU or a simulated device.
 
-Read it top to bottom: config, request, model, recite, machine, cache, tables, batch, inputs, forward,
-scheduler, loop. docs/engine.md says what it is for. Its cache is `NativeKvCache`, its tables go by the stager: the same
-as in a server.
+Read it top to bottom: config, request, model, recite, machine, cache, tables, batch, inputs, forward, scheduler, loop.
+docs/engine.md says what it is for. Its cache is `NativeKvCache`, and the stager ships its tables, as in a server.
 """

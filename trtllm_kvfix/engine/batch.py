@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from trtllm_kvfix.engine.request import Request
 
-NOT_KNOWN = 0  # in the place of a token that only the device knows
+NOT_KNOWN = 0  # stands for a token that only the device knows
 
 
 @dataclass
@@ -34,12 +34,12 @@ class Batch:
         return not any(part.in_prompt for part in self.parts)
 
     def blocks(self, tokens_per_block: int) -> int:
-        """Of its longest sequence."""
+        """The number of blocks of its longest sequence."""
         return max(-(-(part.begin + part.tokens) // tokens_per_block) for part in self.parts)
 
 
 def prompt_part(request: Request, tokens_max: int) -> Part:
-    """The next chunk of its prompt, given to the device by this call."""
+    """The next chunk of a prompt, which this call gives to the device."""
     begin = request.context_current_position
     end = min(begin + tokens_max, request.prompt_len)
     request.context_current_position = end

@@ -1,7 +1,7 @@
 """The KV cache: `NativeKvCache`, as it would stand behind upstream's V1 manager, and its pages as the model sees them.
 
-A page holds one layer's K, or V, of one block: [KV heads, tokens, head size]. Cached values are float32, for which the
-cache has no name: it is told of halves, twice as many.
+A page holds one layer's K, or V, of one block: [KV heads, tokens, head size]. Cached values are float32. The cache has
+no name for that type, so it counts each as two halves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ class Cache:
         self._machine = machine
         self._config = config
         self.copy_stream = machine.device.create_stream()
-        # Nothing runs here. Books that take it for the model's stream order their copies behind nothing: hazard H5.
+        # Nothing runs on this stream. A manager that takes it for the model's orders no copy: hazard H5.
         self._idle = machine.device.create_stream()
         is_own = config.tier == "native"
         self.books = NativeKvCache(
@@ -68,7 +68,7 @@ class Cache:
     # ---- an iteration ----
 
     def begin(self) -> None:
-        """Copies of the last iteration end."""
+        """Begin an iteration: the copies of the last one end."""
         self._let_copies_go()
         self._take_progress()
         self.books.sync_transfer_manager_with_buffer_manager()
@@ -88,7 +88,8 @@ class Cache:
         return refused
 
     def _make_room(self, growing: Sequence[Request], admitted: list[Request]) -> list[Request]:
-        """One by one, a batch may take more than each was promised. Who came last goes back, so that all can grow."""
+        """One by one, a batch may take more than each was promised. The last to come goes back, so that all can
+        grow."""
         back: list[Request] = []
         while self.blocks_to_grow(growing) > self.free_blocks():
             self._let_copies_go()
@@ -101,7 +102,7 @@ class Cache:
         return back
 
     def transfer(self, batch: Batch) -> None:
-        """What the connector stores and loads beside this step."""
+        """Start what the connector stores and loads beside this step."""
         if self.tier is None:
             return
         parts = batch.parts
@@ -177,7 +178,7 @@ class Cache:
             self._offer_all(request)
 
     def _let_copies_go(self) -> None:
-        """They come after the step that needed them: nobody has told them of it, nor it of them."""
+        """Let copies run after the step that needed them: no event orders the two."""
         if self._machine.holds_copies:
             self._machine.settle()
             self._machine.let_copies_go()
@@ -220,11 +221,11 @@ class Cache:
     # ---- where a sequence lies ----
 
     def write_pages(self, table: Any, requests: Sequence[Request]) -> None:
-        """As attention wants them: the page of the first layer's K, and of its V."""
+        """Write pages as attention reads them: the page of the first layer's K, and of its V."""
         self.books.copy_batch_block_offsets(table, [r.request_id for r in requests], 1, 0)
 
     def write_blocks(self, row: Any, request: Request) -> None:
-        """As V2's tables hold them: numbers of blocks, that a kernel makes pages of."""
+        """Write blocks as V2's tables hold them: numbers of blocks, from which a kernel computes pages."""
         self.core.copy_batch_block_offsets(row, [request.request_id], 1, 0)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.fix_ids import FIX_IDS
 
-# Each takes one protection away; all but the second are fixes of the overlay. docs/hazards says what they mend.
+# Switching one off takes one protection away; all but the second are fixes of the overlay. docs/hazards describes them.
 HAZARDS = {
     "staged-offsets-v1": "H1",
     "staged-offsets-v2": "H2",
@@ -32,8 +32,8 @@ class EngineConfig:
     graphs: bool = True  # steps that only generate are replayed
     overlap: bool = True  # the next step is prepared while the device runs the last one
     off: frozenset[str] = field(default_factory=frozenset)  # fixes
-    # Where it is above 0, nothing is left to chance: in every n-th step the device begins nothing before the host waits
-    # for it, and in the others it is done before the host goes on.
+    # Above 0, nothing is left to chance: in every n-th step the device begins nothing before the host waits for it, and
+    # in the others the device is done before the host goes on.
     late_every: int = 0
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ class Forward:
             self._rehearse(config)
 
     def launch(self, batch: Batch, step: int) -> None:
-        """Behind its inputs and tables. Its tokens are then copied to where `tokens` reads them."""
+        """Launch a step behind its inputs and tables. Its tokens are then copied to where `tokens` reads them."""
         singles = sum(part.tokens == 1 for part in batch.parts)
         if self._adapters is not None and batch.generates_only:
             self._adapters.write([part.request.adapter for part in batch.parts])
@@ -53,7 +53,7 @@ class Forward:
         self._machine.copy(self._results[step % RESULTS], self._last, self._last.nbytes)
 
     def tokens(self, step: int) -> list[int]:
-        """By seat. The step has ended."""
+        """The new tokens by seat; the step has ended."""
         found: list[int] = self._reads[step % RESULTS].tolist()
         return found
 
@@ -104,7 +104,7 @@ class Forward:
         return found.reshape(len(pages), -1, *found.shape[3:])
 
     def _page(self, page: Array, layer: int) -> Array:
-        """Where a table says nonsense, a GPU would read somewhere, or fault. Here it reads somewhere."""
+        """The page for an entry. With a wrong entry a GPU would read some memory, or fault; here it reads some page."""
         return self._machine.xp.clip(page + layer * self._pages_of_layer, 0, self._pages_last)
 
     # ---- CUDA graphs ----
@@ -118,7 +118,7 @@ class Forward:
 
     def _rehearse(self, config: EngineConfig) -> None:
         """Capture; and where steps are held, launch what will be launched: a driver may wait for a held stream to load
-        a kernel. What these runs write goes to pages that nobody has yet.
+        a kernel. These runs write to pages that no request has yet.
         """
         blocks_max, others = self._table.shape[2], config.requests_max - 1
         self._machine.settle()

@@ -1,4 +1,4 @@
-"""What a step is given besides its tables: one persistent pinned buffer, copied whole, and the adapters of its rows.
+"""The inputs of a step besides its tables: one persistent pinned buffer, copied whole, and the adapters of its rows.
 
 The buffer is rewritten for each step. Its copy reads it when it executes, so a writer waits for the last copy (fix
 `input-copy-fence`, hazard H7). Steps that are replayed find the adapters in a table whose address the graph holds, so
@@ -73,7 +73,7 @@ class GraphAdapters:
         )
 
     def write(self, adapters: Sequence[int]) -> None:
-        """A table that is right already is left alone: reading it on the host disturbs nobody."""
+        """Write the table, unless it is right already: reading it on the host is harmless."""
         rows = len(adapters)
         if self._host[:rows].tolist() == list(adapters):
             return

@@ -1,4 +1,4 @@
-"""The engine: one loop, which prepares step N + 1 while the device runs step N, and then reads what N has said."""
+"""The engine: one loop, which prepares step N + 1 while the device runs step N, and then reads the tokens of N."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ class Engine:
         self.scheduler.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
-        """Whoever asked has gone. What is on its way for it is dropped."""
+        """The client has gone: drop the request, and the tokens that are on their way for it."""
         request.finished = True
         if request in self.scheduler.waiting:
             self.scheduler.waiting.remove(request)
@@ -103,7 +103,7 @@ class Engine:
             self._machine.hold()
         self._inputs.ship(batch)
         if late:
-            self._machine.hold()  # whoever waits for the inputs does not wait for the tables
+            self._machine.hold()  # a wait for the inputs does not wait for the tables
         self._tables.ship([part.request for part in batch.parts])
         self._forward.launch(batch, step.number)
         step.end.record()
@@ -112,7 +112,7 @@ class Engine:
             step.end.wait()
 
     def _read(self, step: Step) -> list[Request]:
-        """Its tokens are those of the answers, and its chunks are in the cache."""
+        """Read a step: its tokens go to the answers, and its chunks are in the cache."""
         step.end.wait()
         tokens, now_s = self._forward.tokens(step.number), self._now_s()
         ended: list[Request] = []

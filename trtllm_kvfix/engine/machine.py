@@ -1,8 +1,8 @@
 """Where the engine runs: a device, the stream of its model, and memory that both the device and the model see.
 
 On a GPU the model is torch's, on the simulated device numpy's: there a forward pass is a host function in stream order,
-which an event starts and a gate ends. What is held begins when the host waits for it, and not before: every device may
-be that late, and a busy one is. So the order in which a fix matters is chosen, and no copy wins a race by luck.
+which an event starts and a gate ends. Held work begins when the host waits for it, and not before: every device may be
+that late, and a busy one is. So the order in which a fix matters is chosen, and no copy wins a race by luck.
 """
 
 import gc
@@ -26,7 +26,7 @@ from trtllm_kvfix.staging import Mark, on_stream
 
 Work: TypeAlias = Callable[[], None]
 HELD_S_MAX = 10.0  # a step takes some milliseconds
-HELD_S_MAX_ON_GPU = 0.25  # streams share queues, and drivers wait for all: then that step is not late, and no more
+HELD_S_MAX_ON_GPU = 0.25  # streams share queues, and drivers wait for all streams: then that step is just not late
 WAIT_S_MAX = 30.0  # the watchdog comes first
 SPIN_S, POLL_S = 5e-3, 5e-5
 
@@ -84,7 +84,7 @@ class Machine:
         self._copies: int | None = None  # the gate of another stream
         self._watchdog: Thread | None = None
         self._closing = Event()
-        self.opened_by_force = 0  # gates that nobody was left to open
+        self.opened_by_force = 0  # gates that had to be opened by force
 
     @property
     def simulated(self) -> bool:
@@ -111,19 +111,19 @@ class Machine:
             self._worker.launch(work)
 
     def hold(self) -> None:
-        """What is enqueued from now on begins when somebody waits for it."""
+        """Hold what is enqueued from now on until the host waits for it."""
         with self._lock:
             self.held += 1
             self._gates.append((self.held, self._closed(self.stream)))
 
     def let_go(self, number: int) -> None:
-        """Of what stands behind the first `number` gates."""
+        """Release what stands behind the first `number` gates."""
         with self._lock:
             while self._gates and self._gates[0][0] <= number:
                 self.device.open_gate(self._gates.popleft()[1])
 
     def hold_copies(self, stream: int) -> None:
-        """What another stream is given from now on begins when it is let go."""
+        """Hold what another stream gets from now on, until it is released."""
         with self._lock:
             if self._copies is None:
                 self._copies = self._closed(stream)
@@ -145,7 +145,7 @@ class Machine:
         return self.device.close_gate(stream)
 
     def _watch(self) -> None:
-        """Where the host itself waits for what it holds, nobody else is left to open the gate."""
+        """Open a gate by force: if the host itself waits for what it holds, nothing else can open it."""
         seen = None
         while not self._closing.wait(HELD_S_MAX if self.simulated else HELD_S_MAX_ON_GPU):
             held = self._gates[0] if self._gates else self._copies
@@ -156,7 +156,7 @@ class Machine:
             seen = held
 
     def settle(self) -> None:
-        """Everything that the stream was given is over."""
+        """Wait until everything that the stream was given is over."""
         end = Fence(self, "everything that it was given")
         end.record()
         end.wait()
@@ -181,7 +181,7 @@ class Machine:
 
 
 class Fence:
-    """An event behind what the stream has been given so far. Nobody waits for it for ever."""
+    """An event behind what the stream has been given so far. No wait for it lasts forever."""
 
     def __init__(self, machine: Machine, what: str) -> None:
         self._machine = machine
@@ -231,7 +231,7 @@ class _HostFunctions:
             try:
                 self._device.wait(begin)
                 work()
-            except Exception as error:  # the stream must go on: whoever waits for it raises this
+            except Exception as error:  # the stream must go on: the next wait for it raises this
                 self.error = self.error or error
             finally:
                 self._device.destroy_event(begin)

@@ -1,4 +1,4 @@
-"""A transformer: its weights, and its forward pass but for where keys and values lie, which is the caller's.
+"""A transformer: its weights and its forward pass. The caller decides where keys and values lie.
 
 Everything is written once for numpy and torch, whose functions share their names. Weights are float32.
 """
@@ -107,7 +107,7 @@ def attend(xp: Any, queries: Array, keys: Array, values: Array, seen: Array) -> 
 
 
 def rotary(positions: int, head_size: int) -> tuple[Array, Array]:
-    """Cosines and sines, as everybody has them."""
+    """Cosines and sines, as usual."""
     rates = 10000.0 ** -(np.arange(head_size // 2) / (head_size // 2))
     angles = np.arange(positions)[:, None] * rates
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

@@ -1,9 +1,9 @@
 """A model whose answers can be read: it recites. Its weights are constructed, not trained.
 
-The first layer's heads look one to ten tokens back, by rotary positions alone, and write what stands there beside each
-token. The second layer's head looks for the place whose ten last tokens are those of now, and says what stands there:
-an induction head. Both read the paged KV cache. So a wrong block, or a block with another prompt's text, is read as
-wrong letters, and often as somebody else's.
+The first layer's heads look one to ten tokens back, by rotary positions alone, and write what they find there beside
+each token. The second layer's head is an induction head: it looks for an earlier place whose last ten tokens are the
+same as now, and says what follows there. Both layers read the paged KV cache. So a wrong block, or a block with another
+prompt's text, shows as wrong letters, and often as another user's.
 
 A letter is six bits, and a seventh for how loud it is: adapter 1 shouts.
 """
@@ -69,7 +69,7 @@ def _codes() -> Array:
 
 
 def _looks_back(cosines: Array, sines: Array) -> Layer:
-    """Keys are one vector, rotated by the position; head k's query is the same, rotated k back."""
+    """All keys are one vector, rotated by the position; head k's query is the same vector, rotated k back."""
     half = HEAD_SIZE // 2
     query = np.zeros((WIDTH, LOOKS_BACK, HEAD_SIZE), np.float32)
     key = np.zeros((WIDTH, HEAD_SIZE), np.float32)

@@ -24,7 +24,7 @@ class Request:
     loading: bool = False  # waits for the connector, and is in no batch
     tokens_reused: int = 0
     token_times_s: list[float] = field(default_factory=list)
-    # The prompt as it is computed: one that was preempted has its answer so far in it.
+    # The prompt as it is computed: after preemption it contains the answer so far.
     prompt_len: int = field(init=False)
 
     is_dummy_request = False
@@ -64,11 +64,11 @@ class Request:
 
     @property
     def all_asked(self) -> bool:
-        """Every token of the answer is known or being computed: the step at position p brings token p + 1."""
+        """Whether every token of the answer is known or being computed: the step at position p brings token p + 1."""
         return self.position >= len(self.prompt) + self.max_new_tokens - 1
 
     def wait_again(self) -> None:
-        """It has lost its blocks. What it has said becomes a part of its prompt when it is admitted again."""
+        """The request has lost its blocks. Its answer so far becomes a part of its prompt when it is admitted again."""
         self.context_current_position = self.decoded = 0
         self.loading, self.seat = False, -1
 
@@ -77,7 +77,7 @@ class Request:
         self.prompt_len = len(self.tokens)
 
     def take(self, token: int, now_s: float) -> bool:
-        """Whether that was its last."""
+        """Take a token; True if it was the last."""
         self.token_times_s.append(now_s)
         if token != self.stop:
             self.tokens.append(token)

@@ -1,7 +1,7 @@
-"""Who runs next: everybody who generates, then chunks of prompts, then whoever waits, first come first served.
+"""What runs next: requests that generate, then chunks of prompts, then those that wait, first come first served.
 
-Requests are admitted while there is room for their prompts. Where there is none for one more token of everybody, the
-one that came last gives its blocks back and waits again.
+Requests are admitted while there is room for their prompts. If there is no room for one more token of each, the last to
+come gives its blocks back and waits again.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ class Scheduler:
         return len(self.waiting) + len(self.running)
 
     def next_batch(self) -> Batch:
-        """Everybody in it has blocks, and has moved on by what it computes."""
+        """The next batch: each of its requests has blocks, and has moved on by what it computes."""
         growing = self._growing()
         needed = self._cache.blocks_to_grow(growing)
         preempted = False
@@ -61,7 +61,7 @@ class Scheduler:
         return batch
 
     def let_go(self, request: Request) -> None:
-        """It has ended, or waits again. Its blocks are free for the next step, which runs behind the last one."""
+        """A request ends, or waits again. Its blocks are free for the next step, which runs behind the last one."""
         self._cache.remove(request)
         self.running.remove(request)
         self._seats.append(request.seat)
@@ -83,7 +83,7 @@ class Scheduler:
         return [request for request in growing if request is not last]
 
     def _arriving(self, budget: int, free: int) -> list[Request]:
-        """Those at the head of the queue for whom there is room beside one another. They get their seats."""
+        """The requests at the head of the queue for which there is room together. They get their seats."""
         arriving: list[Request] = []
         self._promised: dict[int, int] = {}
         while self.waiting and self._seats and budget > 0:

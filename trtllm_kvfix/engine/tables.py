@@ -1,7 +1,7 @@
 """Block tables: from the cache manager's persistent pinned table to the tensor that attention reads.
 
-Each has two ways. The fix is the stager's, which takes the rows over in the call. The other is upstream's, which hands
-the device memory that the next step rewrites.
+Each table has two ways. With the fix, the stager takes the rows over in the call. Upstream's way gives the device
+memory that the next step rewrites.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ class Tables(ABC):
 
     @abstractmethod
     def ship(self, requests: Sequence[Request]) -> None:
-        """Where these requests lie by now."""
+        """Ship where the blocks of these requests are now."""
 
     @abstractmethod
     def _layout(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Sends a manager's events over ZMQ: a batch is (topic, number, payload), and those that were missed can be asked for.
+"""Sends a manager's events over ZMQ: a batch is (topic, number, payload), and subscribers can ask for missed ones.
 
-The number counts batches from 0, in 8 bytes, the highest first. The payload is msgpack of [time, messages,
-data-parallel rank]. Whoever missed some sends the first number that it wants to the replay endpoint and gets
-(number, payload) of each that is still here, then (-1, nothing). One thread calls this: the one that drains the
-manager's events.
+The number counts batches from 0, in 8 bytes, big-endian. The payload is msgpack of [time, messages, data-parallel
+rank]. A subscriber that missed some sends the first number that it wants to the replay endpoint. It gets (number,
+payload) of each batch that is still kept, then (-1, nothing). One thread calls this: the one that drains the manager's
+events.
 """
 
 import time
@@ -51,7 +51,7 @@ class Publisher:
             raise KvfixError(f"events: {endpoint} or {replay_endpoint} cannot be bound: {error}") from error
 
     def publish(self, events: Iterable[BlockEvent]) -> int:
-        """Sends one batch, if there is anything to say. Returns how many messages it has."""
+        """Send one batch, if there are events. Returns how many messages it has."""
         self.answer_replays()
         messages = self._translator.translate(events)
         if messages:
@@ -63,10 +63,10 @@ class Publisher:
         return len(messages)
 
     def answer_replays(self) -> None:
-        """Those that have asked by now. Calls of publish do this too."""
+        """Answer the requests that have arrived. `publish` does this, too."""
         while self._replay is not None and self._replay.poll(0):
             who, *rest = self._replay.recv_multipart()
-            if len(rest) != 2 or len(rest[1]) != 8:  # not a question; whoever sends such gets no answer
+            if len(rest) != 2 or len(rest[1]) != 8:  # not a request: it gets no answer
                 continue
             for number, payload in self._kept:
                 if number >= rest[1]:

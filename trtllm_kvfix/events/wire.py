@@ -1,8 +1,8 @@
 """BlockEvents as the KV events that vLLM publishes and that Dynamo's router reads. Plain values, nothing to install.
 
-A block there is a 64-bit number on a medium, so it carries the first half of our hash. One that moves is stored on the
-new medium, with everything that a router wants to know of it, and removed from the old one. Our event of a move does
-not say all that again, so the translator remembers what the event said when the block was stored.
+A block there is a 64-bit number on a medium, so it carries the first half of our hash. A block that moves is stored on
+the new medium, with everything that a router needs to know, and removed from the old one. Our event of a move does not
+repeat all that, so the translator remembers the event by which the block was stored.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class Known:
 
 
 class Translator:
-    """Of one manager's events, all of them and in order. `windows`: its window sizes, where it has any."""
+    """Translates one manager's events, all of them and in order. `windows`: its window sizes, where it has any."""
 
     def __init__(self, windows: Sequence[int] | None = None, shape: Shape = "map") -> None:
         self._groups = {size: group for group, size in enumerate(windows or ())}
@@ -80,7 +80,7 @@ class Translator:
         }
 
     def _forget_all(self) -> list[dict[str, Any]]:
-        """A router that believes in a block that has gone sends requests to the wrong place; better it knows none."""
+        """Clear everything: a router that counts on a block that has gone sends requests to the wrong place."""
         self._known.clear()
         return [{"type": "AllBlocksCleared"}]
 

@@ -1,1 +1,2 @@
-"""What the fixes did, counted. Counting is in `counters`; showing it to Prometheus, off by default, in `exporter`."""
+"""Counts what the fixes do: `counters` holds the counts, `exporter` shows them to Prometheus, which is off by
+default."""

@@ -12,7 +12,7 @@ class Counted(Protocol):
 
 
 def refresh(owner: Counted) -> None:
-    """Before each reading, for as long as `owner` lives: the counters keep nobody's device memory."""
+    """Call before each reading, for as long as `owner` lives, so that the counters keep no device memory alive."""
     reference = weakref.ref(owner)
 
     def count() -> None:

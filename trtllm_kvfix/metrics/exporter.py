@@ -19,7 +19,7 @@ PREFIX = "trtllm_kvfix_"
 
 
 class CountsCollector(Collector):
-    """`words` says what became of each fix: {"staged-offsets-v1": "applied", ...}."""
+    """`words` returns the state of each fix: {"staged-offsets-v1": "applied", ...}."""
 
     def __init__(self, rank: int, words: Callable[[], Mapping[str, str]]) -> None:
         self._rank = str(rank)
@@ -50,7 +50,7 @@ class CountsCollector(Collector):
 def serve(
     port_first: int, rank: int, words: Callable[[], Mapping[str, str]], address: str = "0.0.0.0"
 ) -> tuple[WSGIServer, threading.Thread]:
-    """Serve in a daemon thread; raise SettingsError where the port cannot be had."""
+    """Serve in a daemon thread; raise SettingsError if the port cannot be used."""
     port = port_first + rank
     if port > PORT_MAX:
         raise SettingsError(f"kvfix.metrics_port {port_first} leaves no port for rank {rank}: the last is {PORT_MAX}")

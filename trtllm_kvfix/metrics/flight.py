@@ -2,8 +2,8 @@
 
     flight.note(flight.TRIMMED, request_id, tokens_before, tokens_after)
 
-A note goes into a slot of a ring, natively, since some are made at every step of the engine. Once `keep_in` has said
-where, the ring is a file of 20 KB that the kernel writes out whatever becomes of the process, a kill included;
+A note goes into a slot of a ring, natively, since some are made at every step of the engine. Once `keep_in` has named a
+folder, the ring is a file of 20 KB that the kernel writes out even if the process is killed;
 `trtllm-kvfix status --dump` reads it. Any thread may note. A forked child has a ring of its own.
 """
 
@@ -54,14 +54,14 @@ class Recorder:
         self._lock = threading.Lock()  # around the change of memory
 
     def note(self, kind: Kind, *values: int, text: str = "") -> None:
-        """At most four values. Never raises: what is recorded must not disturb what happens."""
+        """Record at most four values. It never raises: recording must not disturb the server."""
         try:
             self._ring.note(kind.number, text.encode(errors="replace"), *values[:_VALUES_MAX])
         except TypeError:  # a value that is no integer of 64 bits
             return
 
     def keep_in(self, folder: Path) -> Path:
-        """Go on in a file there; what has been noted so far goes along."""
+        """Continue in a file in that folder; the notes so far are kept."""
         file = folder / f"{os.getpid()}{SUFFIX}"
         with self._lock:
             size = len(self._memory)
@@ -81,7 +81,7 @@ class Recorder:
 
 
 def read(ring: bytes) -> list[dict[str, Any]]:
-    """The notes of a ring, the oldest first. Raises ValueError for what is no ring."""
+    """The notes of a ring, the oldest first. Raises ValueError if the bytes are not a ring."""
     if len(ring) != len(_empty()) or not ring.startswith(MAGIC):
         raise ValueError(f"{len(ring)} bytes that begin with {ring[:8]!r} are no flight record of this version")
     found = []
@@ -110,7 +110,7 @@ note = _recorder.note
 
 
 def recorder() -> Recorder:
-    """The one of this process."""
+    """The recorder of this process."""
     return _recorder
 
 

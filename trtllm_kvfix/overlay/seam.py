@@ -102,8 +102,8 @@ def fingerprint(original: Any) -> str:
 def aliases(installed: Iterable[Installed]) -> list[str]:
     """Names elsewhere in upstream that still hold an original, because `from x import y` took it before.
 
-    Whoever calls through one of them runs without the fix. The place where it was defined is no such name. One walk
-    over upstream, whatever the number of seams.
+    Calls through one of them run without the fix. The place where it was defined does not count. One walk over
+    upstream, whatever the number of seams.
     """
     replaced = {id(each.original): each for each in installed if each.original is not None}
     found = []

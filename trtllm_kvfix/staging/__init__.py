@@ -1,4 +1,4 @@
-"""Staging: what the host hands to the device belongs to the device until its fence has completed."""
+"""Staging: memory that the host gives to the device belongs to the device until its fence has completed."""
 
 from trtllm_kvfix.staging.mark import Mark
 from trtllm_kvfix.staging.offset_stager import OffsetStager

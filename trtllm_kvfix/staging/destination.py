@@ -26,7 +26,7 @@ class Destination:
         return _of_tensor(dst, device)
 
     def is_at_its_place(self) -> bool:
-        """Memory of our own always is; a tensor may have been given other memory."""
+        """Our own memory always is; a tensor may have been given other memory."""
         return self.tensor is None or bool(self.tensor.data_ptr() == self.address)
 
     def current_stream(self) -> int:

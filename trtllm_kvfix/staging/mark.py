@@ -21,7 +21,7 @@ class Mark:
         return self._device.done(self._event)
 
     def wait(self) -> float:
-        """Seconds; 0 where the device had passed already."""
+        """Wait, and return the seconds; 0 if the device had passed the mark already."""
         if self.done():
             return 0.0
         begin = time.perf_counter()

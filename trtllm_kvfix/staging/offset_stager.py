@@ -21,9 +21,9 @@ from trtllm_kvfix.staging.destination import Destination
 
 
 class Route:
-    """From one live table to one destination. Usually the next ship goes the way of the last one.
+    """The way from one live table to one destination. Usually the next ship takes the same way as the last.
 
-    It does not keep the table, whose owner may let it go at any time; `leads` finds out whether it is still there.
+    It does not keep the table, whose owner may drop it at any time; `leads` checks whether it is still there.
     """
 
     def __init__(self, stager: native.NativeStager, device: native.Device, dst: Any, table: Any) -> None:
@@ -94,8 +94,8 @@ class OffsetStager:
 
         dst: a CUDA tensor or a native DeviceArray, int32 (pools, n_max, 2, blocks). table: the live host table, a numpy
         array or a CPU tensor of the same kind. rows: numbers, or how many from the first on. stream: a handle; by
-        default the current stream of the tensor's device. lent: nobody writes the table before `settle` returns, so
-        that this call need not see to it that it is read.
+        default the current stream of the tensor's device. lent: the caller promises not to write the table before
+        `settle` returns, so this call need not wait until it is read.
         """
         route = self._route
         if route is None or not route.leads(table, dst):
@@ -104,18 +104,18 @@ class OffsetStager:
         route.ship(numbers, route.current_stream() if stream is None else stream, width, lent)
 
     def route(self, dst: Any, table: Any) -> Route:
-        """For a caller that ships by it again and again, and looks itself whether it leads there."""
+        """A route for a caller that ships by it again and again, and checks itself whether it still leads there."""
         return Route(self._native, self.device, dst, table)
 
     def settle(self) -> None:
-        """What was shipped as lent is the caller's again."""
+        """Wait until the caller may write what it has lent."""
         self._native.settle()
 
     def stats(self) -> native.StagerStats:
         return self._native.stats()
 
     def close(self) -> None:
-        """Wait for what is pending and give the memory back; later ships are refused."""
+        """Wait for pending ships and free the memory; later ships are refused."""
         self._native.close()
 
     def __enter__(self) -> "OffsetStager":

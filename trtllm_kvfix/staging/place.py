@@ -1,6 +1,6 @@
 """Where this thread enqueues work: a device and one of its streams.
 
-On a GPU that is torch's current stream. Memory of our own has no torch to ask, so the thread says it:
+On a GPU that is torch's current stream. For memory of our own there is no torch to ask, so the thread names it:
 
     with on_stream(device, stream):
         manager.copy_batch_block_offsets(...)
@@ -25,7 +25,7 @@ _said = threading.local()
 
 @contextmanager
 def on_stream(device: native.Device, stream: int) -> Iterator[None]:
-    """What `torch.cuda.stream` is for tensors: nests, and holds for this thread only."""
+    """Like `torch.cuda.stream` for tensors: it nests, and holds for this thread only."""
     outer = getattr(_said, "place", None)
     _said.place = Place(device, stream)
     try:
@@ -35,7 +35,7 @@ def on_stream(device: native.Device, stream: int) -> Iterator[None]:
 
 
 def current_place() -> Place:
-    """Raise RuntimeError where neither `on_stream` nor torch names a device."""
+    """Raise RuntimeError if neither `on_stream` nor torch names a device."""
     place: Place | None = getattr(_said, "place", None)
     if place is not None:
         return place
@@ -45,7 +45,7 @@ def current_place() -> Place:
 
 @cache
 def stream_of_torch() -> Callable[[int], int]:
-    """Asks torch for the number of a device's current stream, by its shortcut where it has one.
+    """Asks torch for the number of a device's current stream, by a shortcut if torch has one.
 
     Making a `torch.cuda.Stream` to read the number takes longer than everything else that `ship` does in Python.
     """

@@ -1,8 +1,8 @@
-"""One shipment of block offsets in so many is read back from the device and compared with what was meant.
+"""One shipment of block offsets in so many is read back from the device and compared with what was sent.
 
-The way back is a copy on the same stream, behind the shipment, into memory of ours, and an event behind it. Nobody
-waits for that event: whoever ships next, or reads the counters, looks whether it has passed. Where that takes longer
-than the next sample, samples are left out. A failure here ends the reading back and nothing else.
+The way back is a copy on the same stream, behind the shipment, into memory of ours, and an event behind it. No thread
+waits for that event: the next shipment, or a reading of the counters, checks whether it has passed. If that takes
+longer than the next sample, samples are left out. A failure here ends the reading back and nothing else.
 """
 
 import logging
@@ -27,11 +27,11 @@ Table = npt.NDArray[np.int32]
 PENDING_MAX = 4  # a step ships once for each model, the draft's included
 OBSERVED_EVERY = 100  # of a fix on `observe`, where no rate is set
 WORD_BYTES = 4
-BAD_PAGE = -1  # attention does not look there, and kernels differ in what they write
+BAD_PAGE = -1  # attention does not read these, and kernels differ in what they write there
 
 
 class Shipment(NamedTuple):
-    """To the first rows of `dst`, on the stream; None: this thread's current one."""
+    """A shipment to the first rows of `dst`, on the stream; None means this thread's current one."""
 
     dst: Any
     meant: Table  # (pools, rows, 2, blocks); compared later, so nobody else may write it
@@ -46,7 +46,7 @@ class _Look(NamedTuple):
 
 
 class ReadBack:
-    """Of one fix. Shipments come from one thread at a time, as upstream's do; anybody may count."""
+    """The read-back of one fix. Shipments come from one thread at a time, as upstream's do; any thread may count."""
 
     def __init__(self, fix_id: str, every: int) -> None:
         self._fix_id = fix_id
@@ -58,7 +58,7 @@ class ReadBack:
         counting.refresh(self)
 
     def due(self) -> bool:
-        """Counts a shipment: whether this one is to be looked at."""
+        """Count a shipment, and return whether to sample it."""
         self._left -= 1
         if self._left > 0 or self._every == 0:
             return False
@@ -67,7 +67,7 @@ class ReadBack:
         return len(self._pending) < PENDING_MAX
 
     def guarded(self, made: Callable[[], Made]) -> Made | None:
-        """What a look at the next shipment needs; None where this one is not looked at, or it cannot be had."""
+        """The memory for a sample of the next shipment; None if it is not sampled, or there is no memory for it."""
         try:
             return made() if self.due() else None
         except Exception as error:
@@ -75,7 +75,7 @@ class ReadBack:
             return None
 
     def look(self, made: Callable[[], Shipment | None]) -> None:
-        """At what has just been shipped; None where that is not known."""
+        """Sample what has just been shipped; None where that is not known."""
         try:
             shipment = made()
             if shipment is not None:
@@ -112,7 +112,7 @@ class ReadBack:
             return idle.pop() if idle else device.pinned(shape, "int32")
 
     def _judge(self, *, blocking: bool) -> None:
-        """Those whose copies have arrived. The loop's thread does not wait while another counts."""
+        """Compare the samples that have arrived. The loop's thread does not wait while another counts."""
         if not self._lock.acquire(blocking=blocking):
             return
         try:

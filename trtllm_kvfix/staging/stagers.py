@@ -10,7 +10,7 @@ from trtllm_kvfix.metrics import counters, counting
 from trtllm_kvfix.staging import OffsetStager, current_place
 from trtllm_kvfix.staging.read_back import ReadBack
 
-# Kernels take that many scales (kPoolsMax in cpp/kernels/calls.h); a table of more pools goes another way.
+# Kernels take that many scales (kPoolsMax in cpp/kernels/calls.h); a table of more pools is not staged by them.
 POOLS_MAX = 64
 
 
@@ -22,7 +22,7 @@ def v2(index_scales: Any, kv_offset: Any) -> Mapping[str, Any]:
     return {"layout": "v2", "index_scales": index_scales.tolist(), "kv_offset": kv_offset.tolist()}
 
 
-Key = tuple[int, ...]  # identities; whoever finds an entry looks whether they still are the same objects
+Key = tuple[int, ...]  # identities; a look-up checks whether they still are the same objects
 
 
 class _Entry(NamedTuple):
@@ -37,7 +37,7 @@ class Stagers:
     """Tables are compared by identity: tensors compare element by element. A stager goes with its table."""
 
     def __init__(self, *, mode: str = "auto", slots: int = 3, read_back: ReadBack | None = None) -> None:
-        self.read_back = read_back  # for whoever ships with them
+        self.read_back = read_back  # for the callers that ship with them
         self._mode = mode
         self._slots = slots
         self._entries: dict[Key, _Entry] = {}
@@ -54,8 +54,8 @@ class Stagers:
             return self._found((table,)) or self._made_for((table,), layout())
 
     def of_lasting(self, layout: Callable[[Any, Any], Mapping[str, Any]], *objects: Any) -> "OffsetStager | None":
-        """The same for a table and what its layout is made of, any of which may be a slice that is made for one call
-        and gone with it: None until the same objects come again."""
+        """The same for a table and the parts of its layout. Any of them may be a slice that lives for one call only, so
+        this returns None until the same objects come again."""
         table, one, other = objects
         known = self._entries.get((id(table), id(one), id(other)))  # at every launch, so without more ado
         if known is not None and known.stager is not None:
@@ -101,7 +101,7 @@ class Stagers:
         self._counted.pop(key, None)
 
     def _forget(self, key: Key) -> None:
-        """One of them is gone. The stager waits for what is pending when it is collected."""
+        """A table or a part is gone. The stager waits for pending work when it is collected."""
         entry = self._entries.get(key)
         if entry is not None and any(reference() is None for reference in entry.objects):
             del self._entries[key]
@@ -136,7 +136,7 @@ def is_too_wide(table: Any) -> bool:
 
 
 def memory_of(tensor: Any) -> Any:
-    """What a stager ships to: a CUDA tensor as it is, or the memory of our own behind a tensor-like object."""
+    """The destination of a stager: a CUDA tensor as it is, or our own memory behind a tensor-like object."""
     kind = type(tensor)
     if kind not in _has_memory:  # torch takes a microsecond to say that it has no such attribute
         _has_memory[kind] = isinstance(getattr(tensor, "memory", None), native.DeviceArray)

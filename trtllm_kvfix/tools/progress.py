@@ -1,4 +1,4 @@
-"""A progress bar on standard error, shown only where somebody can see it."""
+"""A progress bar on standard error, shown only on a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

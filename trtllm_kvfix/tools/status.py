@@ -42,7 +42,7 @@ def status(as_json: bool, dump: bool) -> None:
 
 
 def flight_records(folder: Path) -> list[dict[str, Any]]:
-    """Of every process that has left one: those that run, and those that were killed."""
+    """The flight records of all processes that have left one: those that run, and those that were killed."""
     records = []
     for file in sorted(folder.glob(f"[0-9]*{flight.SUFFIX}")):
         pid = int(file.name.removesuffix(flight.SUFFIX))

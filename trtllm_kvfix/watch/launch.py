@@ -1,4 +1,4 @@
-"""Start a command so that the library is in it: what it needs in its environment, and whether it will work here."""
+"""Start a command with the library in it: the environment that it needs, and whether it will work on this machine."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ ENV_CUPTI = "KVFIX_WATCH_CUPTI"
 ENV_INJECTION = "CUDA_INJECTION64_PATH"
 ENV_PRELOAD = "LD_PRELOAD"
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# Starts the driver, and with it the library; the only thing that is asked is whether both are willing.
+# Starts the driver, and with it the library, to see whether both work.
 PROBE = """
 import ctypes, sys
 try:
@@ -54,7 +54,7 @@ def library() -> Path:
 
 
 def prepared(hold_ms: int | None) -> tuple[Path, dict[str, str]]:
-    """A folder for the reports, which is the caller's to remove, and an environment in which programs are watched."""
+    """A folder for the reports, which the caller has to remove, and an environment in which programs are watched."""
     folder = Path(tempfile.mkdtemp(prefix="trtllm-kvfix-watch-"))
     try:
         inherited = environment()
@@ -67,7 +67,7 @@ def prepared(hold_ms: int | None) -> tuple[Path, dict[str, str]]:
 
 
 def variables(environ: Mapping[str, str], folder: Path, hold_ms: int | None) -> dict[str, str]:
-    """What a command needs to be watched, to be added to `environ`."""
+    """The variables with which a command is watched, to be added to `environ`."""
     path = str(library())
     injected = environ.get(ENV_INJECTION)
     if injected not in (None, "", path):
@@ -98,7 +98,7 @@ def cupti_libraries(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def probe(environ: Mapping[str, str], folder: Path) -> None:
-    """Raise CannotWatch with the reason where a program of this environment could not be watched."""
+    """Raise CannotWatch with the reason if a program in this environment could not be watched."""
     asked = subprocess.run([sys.executable, "-c", PROBE], env=environ, capture_output=True, text=True, check=False)
     found = read(folder)
     for path in folder.iterdir():
@@ -132,7 +132,7 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def end_as(status: int) -> int:
-    """An exit code; a signal that ended the command ends this process too."""
+    """End with the exit code; a signal that ended the command ends this process, too."""
     if status < 0:
         if -status != signal.SIGKILL:  # for which nothing can be installed
             signal.signal(-status, signal.SIG_DFL)

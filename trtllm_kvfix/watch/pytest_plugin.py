@@ -1,7 +1,7 @@
-"""`pytest --watch`: a test in which the host touched pinned memory that the device still used fails.
+"""`pytest --watch`: a test fails if the host touched pinned memory during it that the device still used.
 
-The library has to be in the process from its start, so pytest starts itself once more with it. What other modules of
-ours need is imported where it is used: pytest loads this one wherever the package is installed.
+The library has to be in the process from its start, so pytest starts itself once more with it. Other modules of ours
+are imported where they are used: pytest loads this one wherever the package is installed.
 """
 
 import os
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Watching:
-    """Compares what was seen before each test with what was seen behind it, child processes included."""
+    """Compares the races seen before each test with those seen after it, child processes included."""
 
     def __init__(self, folder: Path, known: list[Any], owned: bool) -> None:
         self.folder = folder

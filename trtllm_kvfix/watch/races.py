@@ -12,12 +12,12 @@ PAIRS_MAX = 1024
 # As struct Counts in cpp/watch/counts.h has them.
 NUMBERS = ("guarded", "faults_stale", "steps", "dropped", "unwatched_streams", "trimmed", "pairs_lost", "gave_up")
 COUNTS = struct.Struct(f"<{len(NUMBERS) + PAIRS_MAX}Q")
-# Frames of the driver's side of a call say nothing about who made it.
+# Frames on the driver's side of a call do not show the caller.
 DRIVER = re.compile(r"lib(cupti|cuda)\.so|libcudart")
 
 
 class Frame(NamedTuple):
-    """A line of Python where `line` is there, and native code else."""
+    """A line of Python if `line` is there, else native code."""
 
     file: str
     line: int | None
@@ -122,7 +122,7 @@ def _counts(path: Path) -> tuple[dict[str, int], Sequence[int]]:
 
 
 def _race(found: dict[str, Any], times: int, pid: int) -> Race:
-    """Its fields as the library names them, but for the unit of times."""
+    """A race with the library's field names, except for the unit of times."""
     for name in ("age", "since"):
         found[f"{name}_us"] = found.pop(f"{name}_ns") / 1000
     for name in ("use_stack", "touch_stack"):

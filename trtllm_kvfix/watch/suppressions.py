@@ -39,7 +39,7 @@ def load(file: Path) -> list[Suppression]:
 
 
 def split(races: Iterable[Race], suppressions: Iterable[Suppression]) -> tuple[list[Race], list[Race]]:
-    """Those to report, and those that a suppression matches."""
+    """The races to report, and those that a suppression matches."""
     known = list(suppressions)
     kept: list[Race] = []
     suppressed: list[Race] = []

@@ -13,13 +13,13 @@ PROVEN = outcome(arm(corrupt=4), arm())
 def test_a_gpu_proves_more_than_the_simulated_device_and_not_everything() -> None:
     said = conclusion(report(PROVEN, simulated=False, name="NVIDIA X"))
     assert said.startswith("Proven on NVIDIA X with the driver of this machine: in 1 of 1 cases ")
-    assert "Not proven: anything about your TensorRT-LLM, which nothing here loads" in said
+    assert "Not proven: anything about your TensorRT-LLM, which verify does not load" in said
 
 
 def test_the_simulated_device_proves_neither_a_gpu_nor_tensorrt_llm() -> None:
     said = conclusion(report(PROVEN))
     assert said.startswith("Proven on a simulated device, so for the order of operations alone: ")
-    assert "anything about a GPU" in said and "TensorRT-LLM, which nothing here loads" in said
+    assert "anything about a GPU" in said and "TensorRT-LLM, which verify does not load" in said
 
 
 def test_a_control_that_is_not_upstreams_order_is_not_called_so() -> None:

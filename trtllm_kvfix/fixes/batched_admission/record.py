@@ -39,7 +39,7 @@ def probe(up: Upstream) -> Answer:
     strange = _strange(up)
     if strange:
         return unknown(strange)
-    return needed("sequences are added in the scheduler's order, each allocation may evict a later request's reuse")
+    return needed("sequences are added in the scheduler's order, and each may evict what a later one would reuse")
 
 
 def _strange(up: Upstream) -> str:

@@ -35,7 +35,7 @@ CALLS: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
 
 def probe(up: Upstream) -> Answer:
     if not up.has(LORA_PARAMS, HAND_OUT):
-        return absent("no CUDA graph is handed host tables of LoRA")
+        return absent("no CUDA graph reads host tables of LoRA")
     if not getattr(up.attribute(LORA_PARAMS, TABLES), "__weakrefoffset__", 0):
         return unknown(f"{TABLES} takes no weak references, so its tables cannot be followed")
     for module, path, places, names in CALLS:
@@ -43,7 +43,7 @@ def probe(up: Upstream) -> Answer:
         if function is None:
             return unknown(f"there is no {path}")
         if not takes(up, function, SELF, *[SELF] * places, **dict.fromkeys(names, SELF)):
-            return unknown(f"{path} is not called as it was")
+            return unknown(f"{path} cannot be called as upstream is known to call it")
     return needed("host tables that a CUDA graph reads are rewritten while its replay may be pending")
 
 

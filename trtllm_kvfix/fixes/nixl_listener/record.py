@@ -48,7 +48,7 @@ def _judged(up: Upstream, make: Any, sources: list[str]) -> Answer:
     if not calls:
         return unknown(f"the adapter does not call {CONFIG}")
     if not all(_fits(up, make, call) for call in calls):
-        return unknown(f"the adapter does not call {CONFIG} in a way that it takes")
+        return unknown(f"the adapter does not call {CONFIG} with arguments that it takes")
     if all(_switched_off(call) for call in calls):
         return fixed("the adapter leaves the listener off itself")
     return needed("the adapter starts a listener on a fixed port: a second agent on the host fails or hangs")

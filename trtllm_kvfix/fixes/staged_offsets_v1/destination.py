@@ -37,7 +37,7 @@ class StagedDestination:
         self.table = table
         self.stagers = stagers
         self.tried = tried
-        self._lends = lends  # whoever fills the table calls `begin` first
+        self._lends = lends  # the code that fills the table calls `begin` first
         self.failed = False  # in this call: what is left of it goes by blocking copies
         self._memory = memory_of(tensor)
         self._array = table.numpy()

@@ -180,7 +180,7 @@ class BudgetKeeper:
             if made is not None and not won:
                 made.take_back()
                 return
-            # One that had its blocks before is on nobody's list: it is past its first chunk, or its load is over.
+            # A request that had its blocks before is on no list: it is past its first chunk, or its load is over.
             entered = [request for request in what.put_off if request.py_request_id in current.entering]
             self._keep(current, entered)
             _give_back(current, entered)

@@ -60,7 +60,7 @@ def generated(requests: int, rate: float, sizes: Sizes, seed: int) -> list[Arriv
 
 
 def from_trace(path: Path, requests: int, rate: float, sizes: Sizes) -> list[Arrival]:
-    """The trace's order, its shared beginnings and its rhythm, at `rate` on average; lengths are cut to scale."""
+    """The trace's order, its shared prefixes and its rhythm, at `rate` on average; lengths are cut to scale."""
     trace = read_trace(path).requests[:requests]
     longest = max(request.input_length + request.output_length for request in trace)
     scale = min(1.0, sizes.length_max / longest)

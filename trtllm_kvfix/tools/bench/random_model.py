@@ -1,10 +1,10 @@
-"""A model with random weights: nobody can read what it says, but every wrong key or value changes it."""
+"""A model with random weights: its answers make no sense, but every wrong key or value changes them."""
 
 import numpy as np
 
 from trtllm_kvfix.engine.model import Array, Layer, Model, rotary
 
-SHARP = 3.0  # how much more than usual attention tells tokens apart: an answer hangs on what stands far back
+SHARP = 3.0  # how much more than usual attention distinguishes tokens: an answer depends on tokens far back
 RANK = 4  # of an adapter
 
 

@@ -1,7 +1,7 @@
-"""Who chats, about what, and how an answer is judged.
+"""The users, what they chat about, and how an answer is judged.
 
-Each user hands over notes and asks by beginning a line of them; the model recites how the line goes on. So everybody
-can see what had to be answered, and in whose notes a wrong answer stands.
+Each user gives the model notes, and asks by writing the beginning of one of their lines; the model recites the rest. So
+a reader sees what the right answer was, and from whose notes a wrong one came.
 """
 
 from dataclasses import dataclass, field
@@ -84,7 +84,7 @@ class Answer:
     asked: str
     expected: str
     read: str
-    from_whom: str | None = None  # in whose notes a wrong answer stands, where it stands in somebody's
+    from_whom: str | None = None  # from whose notes a wrong answer came, if from any
 
     @property
     def right(self) -> bool:
@@ -97,7 +97,7 @@ class Answer:
 
 @dataclass
 class Chat:
-    """One user's conversation: each turn repeats what was said so far."""
+    """One user's conversation: each turn repeats the turns before it."""
 
     user: User
     said: str = ""
@@ -126,7 +126,7 @@ class Chat:
 
 
 def from_whom(reader: User, answer: Answer) -> str | None:
-    """The user whose notes have the longest part of what was read, where the reader's own have a shorter one."""
+    """The user whose notes contain the longest part of the answer, if the reader's own contain a shorter one."""
     read = quiet(answer.read)
     shared = {user.name: _longest(read, user.notes) for user in USERS if user.notes != reader.notes}
     best = max(shared, key=lambda name: shared[name])

@@ -61,7 +61,7 @@ def row(answer: AnswerRead, fixed: AnswerRead) -> Iterator[str]:
 
 
 def marked(answer: AnswerRead) -> str:
-    """What it should not have said is marked; letters that agree by chance may be marked as well."""
+    """Mark the wrong part of an answer; letters that agree by chance may be marked as well."""
     if answer.right:
         return escape(answer.read)
     text, at = [], 0

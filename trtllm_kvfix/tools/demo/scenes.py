@@ -86,7 +86,7 @@ def choose(choices: Sequence[str], manager: str | None) -> list[Scene]:
     if off:
         for scene in scenes:
             _racy(replace(scene, config=replace(scene.config, manager=manager)))
-    # Where a manager cannot have a scene's mistake, only asking for that very scene is an error.
+    # If a manager cannot make a scene's mistake, it is an error only to ask for that scene.
     return [
         replace(scene, config=replace(scene.config, manager=manager))
         for scene in scenes

@@ -1,1 +1,1 @@
-"""What is installed here, what of it needs mending, and what guards it."""
+"""What is installed here, which fixes it needs, and what guards its buffers."""

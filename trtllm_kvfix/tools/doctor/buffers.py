@@ -1,10 +1,10 @@
 """Which host buffers of the installed TensorRT-LLM are copied asynchronously while their owner goes on writing them.
 
 Upstream's source is read, not run: every `x.copy_(owner.buffer, non_blocking=True)` ships memory that an object keeps,
-so a later step may refill it before the copy has read it (docs/hazards). So does a kernel that is given a mapped table,
-and a local name for either. Memory that the same function has just allocated is nobody else's yet. Whether a buffer is
-pinned, and whether something else orders its refill, is not visible in the source: these are candidates, with what
-guards them.
+so a later step may refill it before the copy has read it (docs/hazards). The same holds for a kernel that gets a mapped
+table, and for a local name of either. Memory that the same function has just allocated is not shared yet. Whether a
+buffer is pinned, and whether something else orders its refill, is not visible in the source: these are candidates, with
+what guards them.
 """
 
 import ast
@@ -16,8 +16,8 @@ from pathlib import Path
 from trtllm_kvfix.overlay.fix import Fix
 
 METHODS = ("copy_", "to", "cuda")
-# Sources that are on the device, by upstream's naming; copies from them do not read host memory.
-# Kernels that read host memory when they run, and what hands out a persistent buffer of its own.
+# By upstream's naming: sources that are on the device, so copies from them do not read host memory; kernels that read
+# host memory when they run; and calls that return a persistent buffer.
 KERNELS = ("copy_batch_block_offsets_to_device", "block_copy")
 LENDERS = {"get_copy_index": "copy_index"}
 ON_HOST = re.compile(r"host|pinned|_cpu$|^cpu_|copy_index")
@@ -31,7 +31,7 @@ class Buffer:
     name: str
 
     def guards(self, fixes: Iterable[Fix]) -> tuple[str, ...]:
-        """The fixes that keep it safe, in their order: what stages it comes before the fence before the next step."""
+        """The fixes that keep the buffer safe, in their order: staging first, then the fence before the next step."""
         return tuple(
             fix.id
             for fix in fixes
@@ -109,7 +109,7 @@ def _sources(call: ast.Call) -> list[ast.expr]:
 
 
 def _kept(source: ast.expr, aliases: Mapping[str, str]) -> str | None:
-    """`self.buffer[rows, :n]` and `metadata.owner.buffer` keep `buffer`; a call in between makes memory of its own."""
+    """`self.buffer[rows, :n]` and `metadata.owner.buffer` keep `buffer`; a call in between allocates its own memory."""
     while isinstance(source, ast.Subscript):
         source = source.value
     if isinstance(source, ast.Name):

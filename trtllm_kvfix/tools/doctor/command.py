@@ -1,4 +1,4 @@
-"""`trtllm-kvfix doctor`: what is installed here, what of TensorRT-LLM needs mending, and whether it is."""
+"""`trtllm-kvfix doctor`: what is installed here, which fixes TensorRT-LLM needs, and whether they are on."""
 
 import json
 import platform

@@ -62,7 +62,7 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
 def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> dict[str, Any]:
     """The same of a tree that is not imported. What a hook does here says nothing about where the tree will run."""
     for name in {name for fix in registry.fixes for name in fix.triggers}:
-        tree.module(name)  # what cannot be read is said, also where no probe comes that far
+        tree.module(name)  # a file that cannot be read is reported, even if no probe reaches it
     statuses = registry.probe(settings, tree).fixes
     trials = tried(registry.fixes)
     return {
@@ -116,16 +116,18 @@ def outlook(status: FixStatus, hook: str) -> str:
         return "needed, only observed"
     if hook == "source":
         return "needed, `run` applies it"
-    return "needed, will be applied" if hook in HOOKED else "needed, no hook brings it"
+    return "needed, will be applied" if hook in HOOKED else "needed, no hook is installed"
 
 
 def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) -> list[str]:
-    """Reasons to exit with 1. A remedy that several fixes share is said once."""
+    """Reasons to exit with 1. A remedy that several fixes share is named once."""
     found = []
     for status in statuses:
         if status.word == State.UNKNOWN.value and not (forced and status.choice == "on"):
             off = f"kvfix.fixes.{status.id}: off accepts that"
-            found.append(f"fix {status.id} is not applied, its probe cannot tell: {status.reason}; {off}")
+            found.append(
+                f"fix {status.id} is not applied, because its probe cannot tell whether it fits: {status.reason}; {off}"
+            )
         elif status.missing and status.choice == "off":
             found.append(f"fix {status.id} is needed ({status.reason}) and switched off")
     unhooked = [status.id for status in statuses if status.missing and status.choice != "off"]
@@ -140,7 +142,7 @@ def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) 
 
 
 def tried(fixes: Sequence[Fix]) -> dict[str, str]:
-    """Of each fix, HOLDS, or what keeps its mechanism from holding on this machine."""
+    """For each fix, HOLDS, or the reason why its mechanism does not work on this machine."""
     return {fix.id: _trial(fix) for fix in fixes}
 
 

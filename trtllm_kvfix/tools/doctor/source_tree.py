@@ -1,4 +1,4 @@
-"""A TensorRT-LLM that is looked at and not imported: a source tree, or an unpacked wheel.
+"""A TensorRT-LLM that is examined without being imported: a source tree, or an unpacked wheel.
 
 Each module is read as text, and only its classes and functions are made: without decorators, defaults and annotations,
 under bases that are known, and never called. So probes see names, signatures and source as in a process that runs
@@ -44,7 +44,7 @@ class SourceTree(Upstream):
         return self.module(BINDINGS) is not None
 
     def version(self) -> str | None:
-        """As the package says it, without running it."""
+        """The version as the package states it, without running the package."""
         try:
             text = (self.package / "version.py").read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -86,7 +86,7 @@ class SourceTree(Upstream):
         return module
 
     def _import(self, module: ModuleType, node: ast.ImportFrom) -> None:
-        """Names that come from elsewhere in the tree are those things; what is not there is left out."""
+        """Resolve names that come from elsewhere in the tree; names that are not there are left out."""
         base = node.module or ""
         if node.level:
             parents = module.__name__.split(".")
@@ -123,7 +123,7 @@ def _define(module: ModuleType, node: ast.stmt, file: Path) -> None:
 
 
 class _Bare(ast.NodeTransformer):
-    """What is left of a definition when nothing of it may run: names, parameters, and a body that nobody calls."""
+    """A definition of which nothing may run: names, parameters, and a body that is never called."""
 
     def __init__(self, known: dict[str, Any]) -> None:
         self._known = known

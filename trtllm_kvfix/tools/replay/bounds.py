@@ -1,13 +1,14 @@
-"""What no cache could pass: the reuse of a clairvoyant one of each size, and of one without limit.
+"""What no cache could exceed: the reuse of a clairvoyant one of each size, and of one without limit.
 
 Both see the requests in the order of the trace and hold whatever any request before has computed, at once. The
-unlimited one serves each prompt's longest common beginning with anything before: that is the ceiling, exactly.
+unlimited one serves the longest prefix that a prompt shares with anything before: that is the ceiling, exactly.
 
-The clairvoyant one holds so many blocks in all, wherever they lie, and knows what comes. A block that is held from one
-request to the next that asks for it is an interval that takes one slot and brings one block, so the best choice is
-Belady's: whenever too many overlap, give up those that are asked for last. Nobody asks for a block without those before
-it, so giving up the latest never breaks a prefix. This counts whole blocks. Beyond them a request may find part of one
-more, so each gets the most that a part can be. Hence a bound: up to tokens_per_block - 1 tokens a request too high.
+The clairvoyant one holds a number of blocks, in whatever tier, and knows every request to come. A block that is held
+from one request to the next that asks for it is an interval that takes one slot and brings one block, so the best
+choice is Belady's: whenever too many overlap, give up those that are asked for last. No request asks for a block
+without those before it, so giving up the latest never breaks a prefix. This counts whole blocks. Beyond them a request
+may find part of one more, so each gets the most that a part can be. Hence a bound: up to tokens_per_block - 1 tokens a
+request too high.
 """
 
 from collections.abc import Sequence

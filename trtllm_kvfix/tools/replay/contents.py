@@ -55,7 +55,7 @@ def keys_of(content: Content, tokens_per_block: int) -> _Words:
 
 
 def common_lengths(contents: Sequence[Content]) -> NDArray[np.int64]:
-    """Of each, the tokens of its prompt that some content before it begins with, too.
+    """For each content, the length of the prefix that its prompt shares with some content before it, in tokens.
 
     In sorted order the one that has most in common with another stands beside it. Taking out the latest first, those
     that are left beside each one came before it.

@@ -1,5 +1,6 @@
-"""The offload connector's host tier as a replay sees it: what its scheduler side decides, with transfers that end in
-the iteration that begins them. TensorRT-LLM's own host tier is part of the block manager and needs nothing here."""
+"""The offload connector's host tier as a replay sees it: the decisions of its scheduler side, with transfers that end
+in the iteration in which they begin. TensorRT-LLM's own host tier is part of the block manager and needs nothing
+here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,12 +51,14 @@ class HostTier(Protocol):
         """The blocks of the GPU."""
 
     def find(self, index: int, tokens_found: int) -> Found:
-        """Of a prompt that was admitted and of which the GPU has `tokens_found`. It is there in the next iteration."""
+        """Find the rest of an admitted prompt of which the GPU has `tokens_found`. It is there in the next
+        iteration."""
 
     def step(self, running: Sequence[tuple[int, int]]) -> bool | None:
         """Who runs in this iteration, with the tokens that were computed before it.
 
-        True: until the next call, leave out whoever has filled no block since the last, and iterations without others.
+        True: until the next call, leave out requests that have filled no block since the last, and iterations without
+        others.
         """
 
     def finish(self, indices: Sequence[int]) -> None:

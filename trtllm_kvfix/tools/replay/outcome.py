@@ -123,7 +123,7 @@ class Outcome(_Counted):
     bounds: Bounds | None = None  # nothing where the report is partial
 
     def rate(self, tokens: int) -> float:
-        """As a share of all prompt tokens, like the hit rates."""
+        """A share of all prompt tokens, like the hit rates."""
         total = self.tokens.primary + self.tokens.host + self.tokens.computed
         return tokens / total if total else 0.0
 

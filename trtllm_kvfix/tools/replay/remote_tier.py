@@ -1,5 +1,5 @@
-"""The offload connector's remote tier as a replay sees it: a store behind the host tier that every fetch is worth, and
-whose transfers take no time. It evicts what nobody has put or asked for the longest."""
+"""The offload connector's remote tier as a replay sees it: a store behind the host tier, in which every fetch is worth
+it and transfers take no time. It evicts the block that was put or asked for the longest ago."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Store:
             self._keys.popitem(last=False)
 
     def leading(self, keys: list[bytes]) -> int:
-        """How many of these it has, up to the first that it has not. Those are the newest from now on."""
+        """How many of these the store has, up to the first that it lacks. Those are the newest from now on."""
         for at, key in enumerate(keys):
             if key not in self._keys:
                 return at

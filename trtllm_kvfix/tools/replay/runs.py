@@ -24,7 +24,7 @@ class Result(NamedTuple):
 
 
 def jobs_for(workload: Workload) -> int:
-    """Replays at a time, where nobody says."""
+    """The number of replays at a time, unless `--jobs` sets it."""
     return usable_cores() if len(workload.requests) >= WORTH_A_PROCESS else 1
 
 

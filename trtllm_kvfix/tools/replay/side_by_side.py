@@ -42,7 +42,7 @@ class _Desk:
 
     workload: Workload
     finished: Any  # requests, by the number of the run; shared
-    stop: Any  # whether somebody pressed ctrl-C; shared
+    stop: Any  # whether Ctrl-C was pressed; shared
 
 
 _desk: _Desk | None = None  # of this process, where it is one that runs replays
@@ -69,13 +69,13 @@ def _replay(number: int, run: Run) -> Outcome | None:
 
 def _ask(question: Callable[[Workload], T]) -> T:
     assert _desk is not None, "the pool has not set this process up"
-    if _desk.stop.value:  # the pool hands out some calls before a process is free; those cannot be cancelled
+    if _desk.stop.value:  # the pool assigns some calls before a process is free; those cannot be cancelled
         raise KeyboardInterrupt
     return question(_desk.workload)
 
 
 class SideBySide:
-    """Up to `jobs` processes. Ctrl-C is the parent's to hear: it has them stop after the next request."""
+    """Up to `jobs` processes. The parent handles Ctrl-C: it makes them stop after the next request."""
 
     def __init__(self, workload: Workload, runs: Sequence[Run], jobs: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -122,7 +122,7 @@ class SideBySide:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """What is started inside ignores ctrl-C from its first instruction, as a signal that is ignored stays so."""
+    """A process that is started inside ignores Ctrl-C from its first instruction, as it inherits an ignored signal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -40,7 +40,7 @@ def lines_of(path: Path) -> Iterator[Iterator[bytes]]:
 
 
 def _numbered_failures(file: IO[bytes], name: str) -> Iterator[bytes]:
-    """The lines. gzip finds out late that a file is broken, so it says how far it came."""
+    """The lines. gzip finds out late that a file is broken, so the error names the line."""
     number = 0
     try:
         for number, line in enumerate(_unzipped(file, name), start=1):

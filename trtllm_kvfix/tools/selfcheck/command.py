@@ -68,7 +68,7 @@ def show(found: Mapping[str, Any], out: Path) -> None:
     upstream = found["tensorrt_llm"]
     console.print(f"TensorRT-LLM {upstream['version'] or 'of unknown version'}, variant {upstream['variant']}")
     fixes = Table(box=None)
-    for column in ("fix", "state", "self-test", "put on and off"):
+    for column in ("fix", "state", "self-test", "applied and taken off"):
         fixes.add_column(column, overflow="fold")
     for fix in found["fixes"]:
         fixes.add_row(fix["id"], fix["state"], fix["self_test"], fix["replaced"])

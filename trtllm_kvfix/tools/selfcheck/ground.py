@@ -12,7 +12,7 @@ from trtllm_kvfix import native
 
 Table = npt.NDArray[np.int32]
 
-PATIENCE_S = 0.5  # how long somebody is seen to wait; what does not wait is over in less than a millisecond
+PATIENCE_S = 0.5  # how long a waiting call is observed; a call that does not wait is over in less than a millisecond
 
 
 class Unavailable(Exception):
@@ -20,7 +20,7 @@ class Unavailable(Exception):
 
 
 class NothingToShow(Exception):
-    """This build does without what the scenario is about, so there is nothing to be right or wrong."""
+    """This build lacks the feature that the scenario is about, so there is nothing to be right or wrong."""
 
 
 class Ground(Protocol):
@@ -91,9 +91,10 @@ class TorchGround:
 
 @contextmanager
 def held_in_front_of(ground: Ground, stream: Any) -> Iterator[None]:
-    """For a loop of upstream's: the stream goes on when the block has ended, or when somebody in it has waited a while.
+    """Hold the stream for a loop of upstream's: it goes on when the block has ended, or when something in it has waited
+    a while.
 
-    Another thread lets go, because the one that runs the loop may be waiting for the stream.
+    Another thread releases it, because the one that runs the loop may be waiting for the stream.
     """
     over, holding = threading.Event(), ExitStack()
     holding.enter_context(ground.held(stream))

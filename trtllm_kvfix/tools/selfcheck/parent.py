@@ -1,4 +1,4 @@
-"""Has children take the steps. One that dies or hangs costs the step it was in; another child goes on behind it."""
+"""Child processes take the steps. One that dies or hangs costs the step it was in; another child goes on after it."""
 
 import json
 import os

@@ -13,13 +13,13 @@ class _Returned(NamedTuple):
 class CachingHostAllocator:
     """Blocks are never given back to the system, so that their addresses stay mapped whatever is pending.
 
-    As in torch, the allocator knows only about work that somebody recorded. Copies of the framework record themselves;
-    a kernel that takes a raw pointer does not, and a block that it still reads looks free.
+    As in torch, the allocator knows only about recorded work. Copies of the framework record themselves; a kernel that
+    takes a raw pointer does not, and a block that it still reads looks free.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._in_use: dict[int, list[int]] = {}  # events by address, of blocks that are handed out
+        self._in_use: dict[int, list[int]] = {}  # events by address, of blocks in use
         self._returned: list[_Returned] = []
 
     def take(self, shape: tuple[int, ...], dtype: str) -> PinnedArray:

@@ -15,7 +15,7 @@ Words: TypeAlias = NDArray[Any]
 
 
 class ControlKind(str, Enum):
-    """What a control is, so that a report claims no more of it: only the first is what upstream does."""
+    """The kind of a control, so that a report claims no more than it shows: only the first is what upstream does."""
 
     UPSTREAM = "upstream's order"
     REPAIR = "obvious repair"
@@ -36,7 +36,7 @@ _SAID = {
 
 
 class Comparison(NamedTuple):
-    """What a destination had to hold, by the state of the source at the moment of the call, and what it held."""
+    """What a destination had to hold, given the source at the moment of the call, and what it held."""
 
     expected: Words
     found: Words
@@ -82,11 +82,11 @@ class Arm(ABC):
         """What happens while the device is held: the host goes on, or a stream runs ahead."""
 
     def waiting(self) -> bool:
-        """Whether what must wait does, besides the stream behind the gate, which the runner looks at."""
+        """Whether the work that must wait does wait; the runner checks the stream behind the gate."""
         return True
 
     def wait_held(self) -> None:
-        """The gate is open: wait for the work that was behind it, and not for what waits for that work in turn."""
+        """The gate is open: wait for the work that was behind it, but not for work that waits for that in turn."""
         self.device.synchronize(self.held)
 
     def wait_free(self) -> None:  # noqa: B027  an arm of one stream has nothing there

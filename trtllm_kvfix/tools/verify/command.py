@@ -77,7 +77,7 @@ class Chosen(NamedTuple):
 
 
 def chosen(name: str, seed: int) -> Chosen:
-    """Open the device. The cases launch kernels; a build without them has the simulated device left."""
+    """Open the device. The cases launch kernels; a build without kernels can only use the simulated device."""
     try:
         device = open_device(name, seed=seed)
     except (DeviceError, ValueError) as error:

@@ -16,7 +16,8 @@ class StuckBehindGate(KvfixError):
 
 
 class Gates:
-    """Closes one gate at a time. What is closed for one to two times `held_s_max` is opened, and `open` reports it."""
+    """Closes one gate at a time. A gate that stays closed for one to two times `held_s_max` is opened, and `open`
+    reports it."""
 
     def __init__(self, device: Device, held_s_max: float = HELD_S_MAX) -> None:
         self._device = device

@@ -81,7 +81,7 @@ class Steps(Arm):
 
 
 class Observed:
-    """A device that says when somebody is about to be blocked by an event."""
+    """A device that reports when a thread is about to wait for an event."""
 
     def __init__(self, device: Device, blocked: Event) -> None:
         self._device = device

@@ -66,7 +66,7 @@ class OffsetArm(Arm):
 
 
 class Staged:
-    """The fix: what the device reads is a slot that nobody else writes until an event behind its reader is done."""
+    """The fix: the device reads a slot that is not written again until an event behind its reader is done."""
 
     def __init__(self, device: Device, **layout: Any) -> None:
         self._stager = OffsetStager(device=device, num_pools=POOLS, rows_max=ROWS_MAX, blocks_max=BLOCKS, **layout)

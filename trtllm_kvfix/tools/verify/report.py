@@ -114,12 +114,12 @@ def _proven(report: Report) -> str:
     if report.device.simulated:
         where = "on a simulated device, so for the order of operations alone"
         rest = (
-            "Not proven: anything about a GPU or its driver, or about your TensorRT-LLM, which nothing here loads; run "
-            "this on a machine with a GPU."
+            "Not proven: anything about a GPU or its driver, or about your TensorRT-LLM, which verify does not load; "
+            "run this on a machine with a GPU."
         )
     else:
         where = f"on {report.device.name} with the driver of this machine"
-        rest = "Not proven: anything about your TensorRT-LLM, which nothing here loads; ask doctor and selfcheck."
+        rest = "Not proven: anything about your TensorRT-LLM, which verify does not load; ask doctor and selfcheck."
     if not proven:
         return f"Proven: nothing. {rest}"
     return (

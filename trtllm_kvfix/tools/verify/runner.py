@@ -1,4 +1,4 @@
-"""Runs cases. Every iteration holds the device, overwrites the source, looks that the work is pending, and lets go."""
+"""Runs cases. Every iteration holds the device, overwrites the source, checks that the work is pending, and lets go."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ def run_iteration(gates: Gates, arm: Arm, event: int, number: int) -> Iteration:
 
 
 def typical(iterations: Sequence[Iteration]) -> Timeline:
-    """The iteration of median length, of those that were corrupt if any was. It is a real one, not an average."""
+    """The iteration of median length, among the corrupt ones if there were any. It is a real one, not an average."""
     shown = [one for one in iterations if one.example is not None] or iterations
     by_length = sorted((one.timeline for one in shown), key=lambda timeline: timeline.done_us)
     return by_length[len(by_length) // 2]

@@ -1,7 +1,7 @@
 """One iteration of an arm as an SVG picture: a lane for the host, and one for each stream of the device.
 
-What matters happens before the gate is opened. What the device does then takes many times longer on some devices, so it
-has a scale of its own, and its length is written below it.
+The part before the gate opens is what matters. What the device does after that takes many times longer on some devices,
+so it has a scale of its own, and its length is written below it.
 """
 
 from collections.abc import Iterator, Sequence

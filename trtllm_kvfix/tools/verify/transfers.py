@@ -28,7 +28,7 @@ class Mover(Protocol):
 
 
 class Unordered:
-    """Upstream: that the scheduler counts a block as computed is bookkeeping, and no edge between two streams."""
+    """Upstream: when the scheduler counts a block as computed, that is bookkeeping, and no edge between two streams."""
 
     ordered = False
 
@@ -43,7 +43,8 @@ class Unordered:
 
 
 class Ordered:
-    """The fix: the copy waits for what compute has been given so far, and what compute gets next waits for the copy."""
+    """The fix: the copy waits for the work that compute has got so far, and the work that compute gets next waits for
+    the copy."""
 
     ordered = True
 
@@ -65,9 +66,9 @@ class Ordered:
 class TransferArm(Arm):
     """Blocks on the device and on the host, a stream behind the gate, and one that is free to run ahead of it.
 
-    The free stream waits for the held one only if the mover has made it. Without an edge it is waited for while the
-    gate is closed, so that it has certainly run ahead. With one, an unordered copy of the same size is issued later and
-    waited for: what is still not done then is held by its edge, and not merely slow.
+    The free stream waits for the held one only if the mover has made it. Without an edge, the arm waits for it while
+    the gate is closed, so it has certainly run ahead. With an edge, the arm issues an unordered copy of the same size
+    later and waits for that: work that is still not done then is held by its edge, and not merely slow.
     """
 
     holds_copy: ClassVar[bool] = False  # which of the two streams is behind the gate

@@ -27,7 +27,7 @@ def shares_a_prompt(ground: Ground, up: Upstream) -> str | None:
 
 
 def reuses_in_a_batch(ground: Ground, up: Upstream) -> str | None:
-    """Of two requests that come together, the first needs the room in which the second's prefix lies."""
+    """Two requests come together, and the first needs the blocks in which the second's prefix is cached."""
     requests = build.Requests.of_a_cache(ground, up, blocks=14)
     free = requests.free_blocks()
     kept = range(1000, 1000 + 6 * T)

@@ -15,7 +15,7 @@ SCHEDULE = "PyExecutor._schedule"
 
 
 def fits_the_budget(ground: Ground, up: Upstream) -> str | None:
-    """The prefix that the second request was charged without is gone when the batch is prepared.
+    """The second request was charged without a cached prefix, which is gone when the batch is prepared.
 
     The scheduler's part is played here: the first was charged four blocks, the second one block of its six.
     """
@@ -43,6 +43,6 @@ def fits_the_budget(ground: Ground, up: Upstream) -> str | None:
 
 
 def _executor(requests: build.Requests) -> Any:
-    """As much of it as says how large a batch may be. Prefill is not chunked: upstream's own trim needs that."""
+    """An executor with the attributes that limit a batch. Prefill is not chunked: upstream's own trim needs that."""
     engine = SimpleNamespace(max_num_tokens=BUDGET, attn_runtime_features=SimpleNamespace(chunked_prefill=False))
     return Executor(resource_manager=requests.managers, model_engine=engine, dist=SimpleNamespace(pp_size=1))

@@ -28,7 +28,7 @@ def keeps_its_inputs(ground: Ground, up: Upstream) -> str | None:
 
 
 class _Loop:
-    """Inputs of two batches, one behind the other. Of a batch, attention's metadata is prepared, which needs no model.
+    """Inputs of two batches, one after the other. Only attention's metadata is prepared, which needs no model.
 
     The next inputs may be written by the next scheduling step, or by the same engine's next preparation.
     """
@@ -68,7 +68,8 @@ class _Loop:
             self._scheduling(Executor(self._write))
 
     def survives(self, go_on: Callable[[list[int]], None]) -> str | None:
-        # What is made at first uses, such as pinned memory, would wait for the stream that is held: hence twice.
+        # Things that are made at their first use, such as pinned memory, would wait for the held stream: so run it
+        # twice.
         for _ in range(2):
             with held_in_front_of(self._ground, self._stream), self._ground.on(self._stream):
                 self.prepare(FIRST)

@@ -15,12 +15,13 @@ LIMIT_S = 60.0
 
 
 def admits_alone(ground: Ground, up: Upstream) -> str | None:
-    """An admission asks its connector, from inside the manager; until it has the answer, nobody else may come in."""
+    """An admission calls its connector from inside the manager; until the connector answers, no other thread may come
+    in."""
     if not up.binds(PIN):
         raise NothingToShow("nothing is bound for other threads to call")
     connector = _connector(up)
     requests = build.Requests.of_a_cache(ground, up, blocks=32, kv_connector_manager=connector)
-    requests.cache.kv_connector_manager = None  # it is C++ that asks; what Python tells a connector is not needed
+    requests.cache.kv_connector_manager = None  # C++ asks; the connector's Python interface is not needed
     impl, free = requests.cache.impl, requests.free_blocks()
     cached = requests.make(1, range(1000, 1000 + 3 * T + 1))
     requests.step([cached])

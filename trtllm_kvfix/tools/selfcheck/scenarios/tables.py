@@ -12,7 +12,8 @@ LAYER, MODULE, SLOTS, BATCH = 0, 13, 2, 2
 
 
 class Adapter(NamedTuple):
-    """What the cache of adapters says about one module of one layer. The weights are nowhere, and nobody reads them."""
+    """What the cache of adapters has about one module of one layer. The weights do not exist, and nothing reads
+    them."""
 
     adapter_size: int
     weights_in_pointer: int = 64
@@ -24,7 +25,7 @@ class Adapter(NamedTuple):
 def keeps_its_tables(ground: Ground, up: Upstream) -> str | None:
     """The stream is held in front of a replay, and the next batch has another adapter: which does the graph read?"""
     if not up.has(LORA_PARAMS, f"{TABLES}.get_moe_slot_inputs") or not up.has(GRAPH_RUNNER, RUNNER):
-        raise NothingToShow("no CUDA graph is handed host tables of LoRA")
+        raise NothingToShow("no CUDA graph reads host tables of LoRA")
     return _Experts(ground, up).survive()
 
 
@@ -52,7 +53,7 @@ class _Experts:
         self._stream.synchronize()
 
     def survive(self) -> str | None:
-        # The first replay brings the graph to the device, which may wait for the stream that is held: hence twice.
+        # The first replay brings the graph to the device, which may wait for the held stream: so replay it twice.
         for _ in range(2):
             with held_in_front_of(self._ground, self._stream), self._ground.on(self._stream):
                 self._write(0)
@@ -100,7 +101,7 @@ def _runner(ground: Ground, up: Upstream) -> Any:
     kind: Any = up.attribute(GRAPH_RUNNER, RUNNER)
 
     class Runner(kind):  # type: ignore[misc]
-        """Upstream's constructor wants the engine's configuration; a capture reads this much of what it makes."""
+        """Upstream's constructor needs the engine's configuration; a capture reads only these attributes."""
 
         def __init__(self) -> None:
             self.config = SimpleNamespace(use_mrope=False, is_draft_model=False, spec_config=None)
@@ -123,8 +124,8 @@ def _runner(ground: Ground, up: Upstream) -> Any:
 
 
 def _key(up: Upstream) -> tuple[Any, ...]:
-    """Of a graph for generations: batch size, draft length, whether they are the first drafts. What later builds put
-    behind these has a default, or is spelled out as a tuple of types."""
+    """The key of a graph for generations: batch size, draft length, whether they are the first drafts. Fields that
+    later builds append have a default, or are spelled out as a tuple of types."""
     fields = get_args(up.attribute(GRAPH_RUNNER, "KeyType"))
     nothing: dict[Any, Any] = {int: 0, bool: False}
     return (BATCH, *(nothing.get(each, ()) for each in fields[1:] or (int, bool)))
