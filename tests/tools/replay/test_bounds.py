@@ -126,6 +126,25 @@ def test_hash_ids_are_bounded_as_the_tokens_that_they_stand_for(tokens_per_block
     assert of(by_ids, sizes, tokens_per_block) == of(by_tokens, sizes, tokens_per_block)
 
 
+def test_a_prompt_that_ends_within_an_id_holds_no_more_of_it() -> None:
+    """Its neighbour's later blocks are kept past it and pay for room that the pair in the middle wants."""
+    by_ids = [hashed(512, 0), hashed(512, 1), hashed(512, 1), hashed(100, 0), hashed(512, 0)]
+    book = TokenBook(by_ids)
+    by_tokens = [spoken(*book.prompt(index).tolist()) for index in range(len(by_ids))]
+    sizes = list(range(0, 80, 4))
+    found = of(by_ids, sizes, 16)
+    assert found == of(by_tokens, sizes, 16)
+    assert len(set(found.clairvoyant)) > 10
+
+
+@pytest.mark.parametrize("at_once", [1, 7])
+def test_contents_that_are_hashed_in_parts_are_one_list(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    requests = [*generate("small", 0).workload.requests[:40], hashed(100, 0), hashed(512, 0), hashed(700, 0, 1)]
+    whole = of(requests, [0, 10, 100], 16)
+    monkeypatch.setattr("trtllm_kvfix.tools.replay.contents._SYMBOLS_AT_ONCE", at_once)
+    assert of(requests, [0, 10, 100], 16) == whole
+
+
 @pytest.mark.parametrize("case", [tiny_workload(), *(generate(name, 0).workload for name in ("small", "chat"))])
 def test_no_replay_passes_its_bounds(case: Workload) -> None:
     base = shape(max_batch_size=3, max_num_tokens=2048, blocks_primary=150)

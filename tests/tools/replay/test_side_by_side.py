@@ -53,6 +53,8 @@ def test_what_a_process_refuses_is_the_error_of_all() -> None:
 class Deadly:
     """A run that ends its process as the kernel does when memory is short."""
 
+    shape = generate("small", 0).shape
+
     def __iter__(self) -> Iterator[object]:
         signal.raise_signal(signal.SIGKILL)
         return iter(())
@@ -86,6 +88,7 @@ def test_a_stopped_process_says_what_it_counted_and_begins_nothing_else() -> Non
         outcomes = side.outcomes(stop)
     assert begun[-1] > 0
     assert len(outcomes) < 8
+    assert all(outcome.shape.blocks_host for outcome in outcomes), "the shortest run, without a host tier, begins last"
     assert all(outcome.partial == (outcome.requests.finished < 5_000) for outcome in outcomes)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_kvfix.tools.replay.contents import Content, common_lengths, keys_of
+from trtllm_kvfix.tools.replay.contents import Content, common_lengths, evened, runs_of
 
 Ints = NDArray[np.int64]
 
@@ -51,18 +51,16 @@ def reusable(contents: Sequence[Content], tokens_per_block: int, sizes: Sequence
 
 
 def _uses_of(contents: Sequence[Content], tokens_per_block: int) -> _Uses:
-    keys = [keys_of(content, tokens_per_block) for content in contents]
-    lengths = [len(part) for part in keys]
-    request = np.repeat(np.arange(len(contents)), lengths)
-    number = np.arange(len(request)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    runs = evened(runs_of(contents, tokens_per_block))
     prompt_blocks = np.array([content.prompt_length // tokens_per_block for content in contents], np.int64)
-    is_asked_for = number < np.repeat(prompt_blocks, lengths)
-    together = np.concatenate(keys) if keys else np.empty(0, np.uint64)
-    order = np.argsort(together, kind="stable")
+    is_asked_for = runs.first < prompt_blocks[runs.content]
+    order = np.argsort(runs.keys, kind="stable")
     before, after = order[:-1], order[1:]
-    is_use = (together[before] == together[after]) & is_asked_for[after]
-    pairs = request[before[is_use]] * len(contents) + request[after[is_use]]
-    distinct, blocks = np.unique(pairs, return_counts=True)
+    is_use = (runs.keys[before] == runs.keys[after]) & is_asked_for[after]
+    begin, end = runs.content[before[is_use]], runs.content[after[is_use]]
+    distinct, which = np.unique(begin * len(contents) + end, return_inverse=True)
+    blocks = np.zeros(len(distinct), np.int64)
+    np.add.at(blocks, which, runs.blocks[after[is_use]])
     return _Uses(len(contents), distinct // len(contents), distinct % len(contents), blocks)
 
 

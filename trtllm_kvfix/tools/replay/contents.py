@@ -10,10 +10,17 @@ from numpy.typing import NDArray
 from trtllm_kvfix.tools.replay.engine import Workload
 
 _Words = NDArray[np.uint64]
+_Ints = NDArray[np.int64]
+
+
+_SYMBOLS_AT_ONCE = 1 << 20  # as many are hashed together: fewer take longer, more take memory
 
 
 class Content(NamedTuple):
-    """Each symbol stands for `tokens_per_symbol` tokens, the last for fewer; different ones differ in the first."""
+    """Each symbol stands for `tokens_per_symbol` tokens, the last for fewer; different ones differ in the first.
+
+    Where a symbol stands for several, all of the content is a prompt.
+    """
 
     root: int  # contents of different roots have nothing in common
     symbols: NDArray[np.int32]
@@ -41,17 +48,61 @@ def contents_of(workload: Workload, indices: Iterable[int]) -> list[Content]:
     return contents
 
 
-def keys_of(content: Content, tokens_per_block: int) -> _Words:
-    """A number for each whole block, equal where the block and all before it are: a sum of 64-bit hashes."""
-    positions = np.arange(len(content.symbols), dtype=np.uint64)
-    words = _mixed(positions << np.uint64(32) | content.symbols.astype(np.uint64))
-    prefixes = np.cumsum(words, dtype=np.uint64)
-    blocks = np.arange(content.length // tokens_per_block, dtype=np.int64)
-    last_symbols = ((blocks + 1) * tokens_per_block - 1) // content.tokens_per_symbol
-    # Several blocks may end in one symbol, so each adds its number; and roots are apart.
-    places = blocks.astype(np.uint64) << np.uint64(32) | np.uint64(content.root)
-    keys: _Words = prefixes[last_symbols] + _mixed(~places)
-    return keys
+class Runs(NamedTuple):
+    """Whole blocks that end in one symbol of a content, in the order of the contents.
+
+    Two runs have one key where their contents are equal up to that symbol. Then the shorter run, of a content that ends
+    there, is a beginning of the other.
+    """
+
+    keys: _Words  # sums of 64-bit hashes
+    content: _Ints  # its index
+    first: _Ints  # number of the first block
+    blocks: _Ints
+
+
+def runs_of(contents: Sequence[Content], tokens_per_block: int) -> Runs:
+    parts: list[Runs] = []
+    begin = symbols = 0
+    for end, content in enumerate(contents, start=1):
+        symbols += len(content.symbols)
+        if symbols >= _SYMBOLS_AT_ONCE or end == len(contents):
+            part = _runs_of_some(contents[begin:end], tokens_per_block)
+            parts.append(part._replace(content=part.content + begin))
+            begin, symbols = end, 0
+    return Runs(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else _NO_RUNS
+
+
+def _runs_of_some(contents: Sequence[Content], tokens_per_block: int) -> Runs:
+    counts = np.array([len(content.symbols) for content in contents])
+    starts = np.cumsum(counts) - counts
+    content = np.repeat(np.arange(len(contents)), counts)
+    place = np.arange(len(content)) - starts[content]
+    symbols = np.concatenate([each.symbols for each in contents])
+    words = _mixed(place.astype(np.uint64) << np.uint64(32) | symbols.astype(np.uint64))
+    sums = np.cumsum(words, dtype=np.uint64)
+    tokens_per_symbol = np.array([each.tokens_per_symbol for each in contents])[content]
+    length = np.array([each.length for each in contents])[content]
+    ended = np.minimum((place + 1) * tokens_per_symbol, length) // tokens_per_block  # blocks, up to each symbol
+    first = np.minimum(place * tokens_per_symbol, length) // tokens_per_block
+    at = np.flatnonzero(ended > first)
+    origin = starts[content[at]]
+    roots = np.array([each.root for each in contents], np.uint64)[content[at]]
+    prefixes = sums[at] - sums[origin] + words[origin]
+    return Runs(prefixes + _mixed(~roots), content[at], first[at], ended[at] - first[at])
+
+
+def evened(runs: Runs) -> Runs:
+    """The same blocks, in runs that are as long as any other of their key."""
+    order = np.argsort(runs.keys, kind="stable")
+    before, after = order[:-1], order[1:]
+    differ = (runs.keys[before] == runs.keys[after]) & (runs.blocks[before] != runs.blocks[after])
+    is_split = np.isin(runs.keys, runs.keys[after[differ]])
+    counts = np.where(is_split, runs.blocks, 1)
+    of = np.repeat(np.arange(len(counts)), counts)
+    number = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+    keys = runs.keys[of] + _mixed(number.astype(np.uint64))
+    return Runs(keys, runs.content[of], runs.first[of] + number, np.where(is_split, 1, runs.blocks)[of])
 
 
 def common_lengths(contents: Sequence[Content]) -> NDArray[np.int64]:
@@ -96,3 +147,6 @@ def _mixed(words: _Words) -> _Words:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
+
+
+_NO_RUNS = Runs(np.empty(0, np.uint64), *(np.empty(0, np.int64) for _ in range(3)))

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
@@ -89,12 +90,18 @@ class SideBySide:
 
     def __enter__(self) -> "SideBySide":
         with _deaf_to_interrupts(), _without_main():
-            self._futures = [self._pool.submit(_replay, number, run) for number, run in enumerate(self._runs)]
+            begun = {number: self._pool.submit(_replay, number, self._runs[number]) for number in self._longest_first()}
+        self._futures = [begun[number] for number in range(len(self._runs))]
         return self
 
     def __exit__(self, *_exception: object) -> None:
         self.stop()
         self._pool.shutdown()
+
+    def _longest_first(self) -> list[int]:
+        """A process that begins a long run last keeps the others waiting. Without a host tier a run is shortest, and a
+        small one, which drops most, takes longest."""
+        return sorted(range(len(self._runs)), key=lambda number: self._runs[number].shape.blocks_host or inf)
 
     def ask(self, question: Callable[[Workload], T]) -> Future[T]:
         """Answered in one of the processes, once the replays leave one of them free."""

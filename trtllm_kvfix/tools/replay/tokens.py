@@ -6,6 +6,7 @@ The three kinds live in ranges of their own below 2**31, so that none can match 
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +33,11 @@ class TokenBook:
         for index, request in enumerate(requests):
             if request.output_tokens is not None:
                 self.answers[self.answer_start[index] : self.answer_start[index + 1]] = request.output_tokens
-        ordinals = _ordinals_of(requests)
-        self._first = [(part * tokens_per_hash_id % PROMPT_SPAN).astype(np.int32) for part in ordinals]
-        self._wraps = (
-            max((int(part.max(initial=0)) for part in self._first), default=0) > PROMPT_SPAN - tokens_per_hash_id
-        )
+        counts = [0 if request.hash_ids is None else len(request.hash_ids) for request in requests]
+        # first[first_start[i] : first_start[i + 1]] are the ids of request i, each as the place of its first token.
+        self._first_start = [0, *accumulate(counts)]
+        self._first = (_ordinals_of(requests) * tokens_per_hash_id % PROMPT_SPAN).astype(np.int32)
+        self._wraps = int(self._first.max(initial=0)) > PROMPT_SPAN - tokens_per_hash_id
 
     @property
     def tokens_per_hash_id(self) -> int:
@@ -44,13 +45,13 @@ class TokenBook:
 
     def ids(self, index: int) -> NDArray[np.int32]:
         """The hash ids of a prompt, as numbers that differ where they do."""
-        return self._first[index]
+        return self._first[self._first_start[index] : self._first_start[index + 1]]
 
     def prompt(self, index: int) -> NDArray[np.int32]:
         request = self._requests[index]
         if request.tokens is not None:
             return request.tokens
-        first = self._first[index]
+        first = self.ids(index)
         if self._wraps:
             values = (first[:, None].astype(np.int64) + self._spread).reshape(-1)[: request.input_length]
             return (PROMPT_BASE + values % PROMPT_SPAN).astype(np.int32)
@@ -66,11 +67,8 @@ def _invented_answers(length: int) -> NDArray[np.int32]:
     return (ANSWER_BASE + np.arange(length, dtype=np.int64) % ANSWER_SPAN).astype(np.int32)
 
 
-def _ordinals_of(requests: Sequence[TraceRequest]) -> list[NDArray[np.int64]]:
-    """Each request's hash ids as small numbers, because the ids themselves may be any 63-bit value."""
-    ids = [np.empty(0, np.int64) if request.hash_ids is None else request.hash_ids for request in requests]
-    if not ids:
-        return []
-    _, ordinals = np.unique(np.concatenate(ids), return_inverse=True)
-    ends = np.cumsum([len(part) for part in ids])
-    return [part.astype(np.int64) for part in np.split(ordinals, ends[:-1])]
+def _ordinals_of(requests: Sequence[TraceRequest]) -> NDArray[np.int64]:
+    """The hash ids of all as small numbers, because the ids themselves may be any 63-bit value."""
+    ids = [request.hash_ids for request in requests if request.hash_ids is not None]
+    _, ordinals = np.unique(np.concatenate(ids or [np.empty(0, np.int64)]), return_inverse=True)
+    return ordinals.astype(np.int64)
