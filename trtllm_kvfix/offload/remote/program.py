@@ -26,6 +26,10 @@ from trtllm_kvfix.offload.remote.store import MooncakeStore, Store
 
 BATCH_BYTES = 32 << 20  # of one call: while one batch is checked, the next one travels
 MASTER_S_MAX = 2.0
+# Mooncake's calls ask in a loop, without a pause, whether their bytes have come. That loop would take a core from the
+# threads that move and check them: it gets half of a thread's share. Less would starve a call where others want the
+# cores, since it also opens the connections.
+NICER = 3
 
 
 class Porter:
@@ -39,7 +43,8 @@ class Porter:
         for memory in (self._pool, self._seal_bytes):
             store.register(memory.ctypes.data, memory.nbytes)
         # A thread each: two calls of one direction at once take longer than one behind the other.
-        self._looker, self._getter, self._putter, self._sealer = (ThreadPoolExecutor(1) for _ in range(4))
+        self._looker, self._sealer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._getter, self._putter = (ThreadPoolExecutor(1, initializer=os.nice, initargs=(NICER,)) for _ in range(2))
 
     def run(self) -> None:
         """Until the engine closes its end."""
