@@ -12,11 +12,11 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
+from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote import program
 from trtllm_kvfix.offload.remote.messages import Answer, Get, Look, Message, Outcome, Put, Spec
-from trtllm_kvfix.offload.remote.store import Parts
 
-BLOCK_BYTES, SLOTS = 4096, 8
+BLOCK_BYTES, SLOT_BYTES, SLOTS = 4096, 4096 + 64, 8
 KEYS = tuple(bytes([number]) * 32 for number in range(4))
 HERE, THERE = (0, 1, 2, 3), (4, 7, 5, 6)
 NICE_MAX = 19
@@ -35,25 +35,18 @@ class DictStore:
         self._note("exist")
         return [name in self.objects for name in names]
 
-    def put(self, names: Sequence[str], payloads: Sequence[Parts]) -> list[Outcome]:
+    def put(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
         self._note("put")
-        for name, parts in zip(names, payloads, strict=True):
-            self.objects[name] = b"".join(ctypes.string_at(address, nbytes) for address, nbytes in parts)
+        for name, address in zip(names, addresses, strict=True):
+            self.objects[name] = ctypes.string_at(address, nbytes)
         return [Outcome.WHOLE] * len(names)
 
-    def get(self, names: Sequence[str], payloads: Sequence[Parts]) -> list[Outcome]:
+    def get(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
         self._note("get")
-        return [self._brought(name, parts) for name, parts in zip(names, payloads, strict=True)]
-
-    def _brought(self, name: str, parts: Parts) -> Outcome:
-        if name not in self.objects:
-            return Outcome.MISSING
-        at = 0
-        for address, nbytes in parts:
-            ctypes.memmove(address, self.objects[name][at : at + nbytes], nbytes)
-            at += nbytes
-        assert at == len(self.objects[name])
-        return Outcome.WHOLE
+        for name, address in zip(names, addresses, strict=True):
+            if name in self.objects:
+                ctypes.memmove(address, self.objects[name], nbytes)
+        return [Outcome.WHOLE if name in self.objects else Outcome.MISSING for name in names]
 
     def _note(self, call: str) -> None:
         self.nice[call] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -64,13 +57,13 @@ class Bench:
 
     def __init__(self) -> None:
         pool = os.memfd_create("pool")
-        os.ftruncate(pool, SLOTS * BLOCK_BYTES)
-        self.slots = np.frombuffer(mmap.mmap(pool, 0), np.uint8).reshape(SLOTS, BLOCK_BYTES)
+        os.ftruncate(pool, SLOTS * SLOT_BYTES)
+        self.slots = np.frombuffer(mmap.mmap(pool, 0), np.uint8).reshape(SLOTS, SLOT_BYTES)[:, :BLOCK_BYTES]
         self.slots[: len(HERE)] = np.random.default_rng(1).integers(0, 256, (len(HERE), BLOCK_BYTES), dtype=np.uint8)
         self.store = DictStore()
         ours, theirs = socket.socketpair()
         self._connection, connection = Connection(ours.detach()), Connection(theirs.detach())
-        spec = Spec(-1, pool, BLOCK_BYTES, SLOTS, 0, 1, "", "tcp", None, 0)
+        spec = Spec(-1, pool, BLOCK_BYTES, SLOT_BYTES, SLOTS, 0, 1, "", "tcp", None, 0)
         porter = program.Porter(spec, connection, self.store)
         os.close(pool)
         self._thread = threading.Thread(target=porter.run)
@@ -95,6 +88,7 @@ def bench() -> Iterator[Bench]:
 
 def test_blocks_come_back_as_they_were_put(bench: Bench) -> None:
     assert bench.answer(Put(1, KEYS, HERE)) == WHOLE
+    assert {len(content) for content in bench.store.objects.values()} == {BLOCK_BYTES + SEAL_BYTES}
     assert bench.answer(Look(2, KEYS)) == WHOLE
     assert bench.answer(Get(3, KEYS, THERE)) == WHOLE
     assert np.array_equal(bench.slots[list(HERE)], bench.slots[list(THERE)])
