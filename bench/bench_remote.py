@@ -2,9 +2,9 @@
 
 Needs Mooncake Store: make test-mooncake. `own` is Mooncake's batch_put_from and batch_get_into in a process of its own,
 with the same blocks in the same pool and calls as large as ours, `own_parts` the same with batch_put_from_multi_buffers
-and batch_get_into_multi_buffers, `own_sealed` these with 32 bytes behind each block, as we have them; `porter` is what
-the connector does, with checksums and asked from another process. Ratios are to the faster of `own` and `own_parts` in
-the same round. Contents are compared.
+and batch_get_into_multi_buffers, `own_nicer` is `own` called by a thread that is as nice as ours; `porter` is what the
+connector does, with checksums and asked from another process. Ratios are to the faster of `own` and `own_parts` in the
+same round. Contents are compared.
 
 cpu_ms_per_gb is the CPU time of both ends, the store's node and whoever asks it. Where a transfer takes all cores that
 there are, rates are in inverse proportion to it.
@@ -28,8 +28,10 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(REPOSITORY))
 from integration.mooncake.nodes import MOONCAKE, Master, Node, client_of, until
 from trtllm_kvfix.native import HostPool, open_device
+from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.messages import Answer, Message, Outcome, Spec
 from trtllm_kvfix.offload.remote.porter import Porter
+from trtllm_kvfix.offload.remote.program import NICER
 
 MIB = 1 << 20
 BLOCK_BYTES = (256 << 10, MIB, 4 * MIB)
@@ -39,28 +41,24 @@ POLL_S = 2e-4
 SEGMENT_BYTES = 2 << 30  # more than what is put in one round
 # Put or get the first slots under numbered names, as told line by line, and say how long it took.
 OWN = """
-import json, mmap, sys, time
+import json, mmap, os, sys, time
 import numpy as np
 from mooncake.store import MooncakeDistributedStore
-master, fd, block, slots, call = sys.argv[1], *map(int, sys.argv[2:])
-pool = np.frombuffer(mmap.mmap(fd, block * slots), np.uint8)
+master, fd, block, slot_bytes, slots, call, nicer = sys.argv[1], *map(int, sys.argv[2:])
+pool = np.frombuffer(mmap.mmap(fd, slot_bytes * slots), np.uint8)
 store = MooncakeDistributedStore()
 assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", master) == 0
-seals = np.zeros(32 * slots, np.uint8)
-for memory in (pool, seals):
-    assert store.register_buffer(memory.ctypes.data, memory.nbytes) == 0
+assert store.register_buffer(pool.ctypes.data, pool.nbytes) == 0
+os.nice(nicer)  # this thread alone: the store's own run already
 print("up", flush=True)
 for line in sys.stdin:
     what, names, chosen, parts = json.loads(line)
-    addresses, step = [pool.ctypes.data + slot * block for slot in chosen], max(call // block, 1)
+    addresses, step = [pool.ctypes.data + slot * slot_bytes for slot in chosen], max(call // block, 1)
     do, good = (store.batch_put_from, 0) if what == "put" else (store.batch_get_into, block)
     sizes = [block] * len(names)
     if parts:
         do = store.batch_put_from_multi_buffers if what == "put" else store.batch_get_into_multi_buffers
         addresses, sizes = [[one] for one in addresses], [[one] for one in sizes]
-    if parts == 2:
-        addresses = [[*one, seals.ctypes.data + 32 * slot] for one, slot in zip(addresses, chosen)]
-        sizes, good = [[block, 32]] * len(names), good and block + 32
     began = time.perf_counter()
     codes = []
     for at in range(0, len(names), step):
@@ -95,7 +93,7 @@ def measured(master: Master, rounds: int) -> Iterator[Row]:
             speeds: dict[tuple[str, str], list[float]] = {}
             costs: dict[tuple[str, str], list[float]] = {}
             for number in range(rounds + 1):
-                for way in (run.own, run.own_parts, run.own_sealed, run.porter)[:: 1 if number % 2 else -1]:
+                for way in (run.own, run.own_parts, run.own_nicer, run.porter)[:: 1 if number % 2 else -1]:
                     for what in ("put", "get"):
                         seconds, cpu_s = way(what, number)
                         if number:  # the first round opens connections
@@ -123,41 +121,52 @@ class Run:
         self._node = node.process.pid
         self.count = BURST_BYTES // block_bytes
         self.pool = HostPool(
-            open_device("cpu"), host_bytes=2 * BURST_BYTES, block_bytes=block_bytes, shared=True
+            open_device("cpu"), host_bytes=2 * BURST_BYTES + 2 * MIB, block_bytes=block_bytes, tail_bytes=SEAL_BYTES,
+            shared=True,
         )  # fmt: skip
-        view = memory_of(self.pool)
-        self.sent, self.come = view[:BURST_BYTES], view[BURST_BYTES:]
-        self.sent[:] = np.random.default_rng(1).integers(0, 256, BURST_BYTES, dtype=np.uint8)
-        spec = Spec(-1, self.pool.descriptor, block_bytes, 2 * self.count, 0, 1, master, "tcp", "127.0.0.1", 0)
+        blocks = blocks_of(self.pool)
+        self.sent, self.come = blocks[: self.count], blocks[self.count : 2 * self.count]
+        self.sent[:] = np.random.default_rng(1).integers(0, 256, self.sent.shape, dtype=np.uint8)
+        spec = Spec(
+            -1, self.pool.descriptor, block_bytes, self.pool.slot_bytes, self.pool.slots, 0, 1, master, "tcp",
+            "127.0.0.1", 0,
+        )  # fmt: skip
         self.client = Porter(spec, 60)
         until(lambda: self.client.is_up, self.client.text)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", OWN, master, str(self.pool.descriptor), str(block_bytes), str(2 * self.count),
-             str(CALL_BYTES)],
+        self.process, self.nicer = self._started(master, 0), self._started(master, NICER)
+
+    def _started(self, master: str, nicer: int) -> "subprocess.Popen[str]":
+        pool = self.pool
+        numbers = pool.descriptor, pool.block_bytes, pool.slot_bytes, pool.slots, CALL_BYTES, nicer
+        process = subprocess.Popen(
+            [sys.executable, "-c", OWN, master, *map(str, numbers)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            pass_fds=[self.pool.descriptor], env=os.environ | {"PYTHONPATH": str(MOONCAKE)},
+            pass_fds=[pool.descriptor], env=os.environ | {"PYTHONPATH": str(MOONCAKE)},
         )  # fmt: skip
-        assert self._line() == "up"
+        assert line_of(process) == "up"
+        return process
 
     def own(self, what: str, number: int) -> tuple[float, float]:
-        return self._own(what, number, parts=0)
+        return self._own(self.process, what, f"own {number}")
 
     def own_parts(self, what: str, number: int) -> tuple[float, float]:
-        return self._own(what, number, parts=1)
+        return self._own(self.process, what, f"parts {number}", parts=True)
 
-    def own_sealed(self, what: str, number: int) -> tuple[float, float]:
-        return self._own(what, number, parts=2)
+    def own_nicer(self, what: str, number: int) -> tuple[float, float]:
+        return self._own(self.nicer, what, f"nicer {number}")
 
-    def _own(self, what: str, number: int, *, parts: int) -> tuple[float, float]:
+    def _own(
+        self, process: "subprocess.Popen[str]", what: str, name: str, *, parts: bool = False
+    ) -> tuple[float, float]:
         """Seconds that it took, and seconds of CPU time."""
-        names = [f"own {parts} {number} {at}" for at in range(self.count)]
-        assert self.process.stdin is not None
+        names = [f"{name} {at}" for at in range(self.count)]
+        assert process.stdin is not None
         self.come[:] = 0
-        before = cpu_s(self._node, self.process.pid)
-        self.process.stdin.write(json.dumps([what, names, self._slots(what), parts]) + "\n")
-        self.process.stdin.flush()
-        took = float(self._line())
-        return self._compared(what, took, cpu_s(self._node, self.process.pid) - before)
+        before = cpu_s(self._node, process.pid)
+        process.stdin.write(json.dumps([what, names, self._slots(what), parts]) + "\n")
+        process.stdin.flush()
+        took = float(line_of(process))
+        return self._compared(what, took, cpu_s(self._node, process.pid) - before)
 
     def porter(self, what: str, number: int) -> tuple[float, float]:
         keys = tuple(number.to_bytes(16, "little") + at.to_bytes(16, "little") for at in range(self.count))
@@ -176,8 +185,9 @@ class Run:
         return self._compared(what, took, cpu_s(self._node, process) - before)
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        for process in (self.process, self.nicer):
+            process.kill()
+            process.communicate()
         self.client.close(10)
         self.pool.close()
 
@@ -188,13 +198,16 @@ class Run:
         assert what == "put" or np.array_equal(self.sent, self.come)
         return took, cpu
 
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+
+def line_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
-def memory_of(pool: HostPool) -> NDArray[np.uint8]:
-    return np.frombuffer(mmap.mmap(pool.descriptor, pool.bytes), np.uint8)
+def blocks_of(pool: HostPool) -> NDArray[np.uint8]:
+    """One in a row, without what is behind it."""
+    pages = np.frombuffer(mmap.mmap(pool.descriptor, pool.bytes), np.uint8)
+    return pages.reshape(pool.slots, pool.slot_bytes)[:, : pool.block_bytes]
 
 
 if __name__ == "__main__":

@@ -1032,7 +1032,7 @@ class CopyEngine:
 class HostPool:
     """The memory of the host tier: pinned slots, one behind the other."""
 
-    def __init__(self, device: Device, *, host_bytes: int, block_bytes: int, piece_bytes_max: int = 1073741824, page_bytes: int = 4096, numa_node: int | None = None, huge_pages: bool = True, shared: bool = False) -> None: ...
+    def __init__(self, device: Device, *, host_bytes: int, block_bytes: int, tail_bytes: int = 0, piece_bytes_max: int = 1073741824, page_bytes: int = 4096, numa_node: int | None = None, huge_pages: bool = True, shared: bool = False) -> None: ...
 
     @property
     def address(self) -> int:
@@ -1044,7 +1044,11 @@ class HostPool:
 
     @property
     def block_bytes(self) -> int:
-        """Size of a slot."""
+        """Of a slot, what the device copies."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """From one slot to the next."""
 
     @property
     def bytes(self) -> int:
@@ -1071,7 +1075,9 @@ class HostPool:
         """As kernels need it."""
 
     def digests(self, slots: Any) -> list[int]:
-        """64 bits of each slot's content. Nothing may write the slots meanwhile."""
+        """
+        64 bits of each block's content. Nothing may write the slots meanwhile.
+        """
 
     def close(self) -> None:
         """What the device does not let go of is kept."""

@@ -31,9 +31,9 @@ std::chrono::milliseconds milliseconds(double seconds) {
 }
 
 void init_pool(HostPool* self, std::shared_ptr<Device> device, std::size_t host_bytes, std::size_t block_bytes,
-               std::size_t piece_bytes_max, std::size_t page_bytes, std::optional<unsigned> numa_node, bool huge_pages,
-               bool shared) {
-    const HostPoolPlan plan = plan_host_pool(host_bytes, block_bytes, piece_bytes_max, page_bytes);
+               std::size_t tail_bytes, std::size_t piece_bytes_max, std::size_t page_bytes,
+               std::optional<unsigned> numa_node, bool huge_pages, bool shared) {
+    const HostPoolPlan plan = plan_host_pool(host_bytes, block_bytes, tail_bytes, piece_bytes_max, page_bytes);
     without_gil([&] {
         new (self)
             HostPool(std::move(device), plan, {.numa_node = numa_node, .huge_pages = huge_pages, .shared = shared});
@@ -99,14 +99,16 @@ SimDevice& simulated(Device& device) {
 void bind_pool(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<HostPool>(m, "HostPool", "The memory of the host tier: pinned slots, one behind the other.")
-        .def("__init__", &init_pool, "device"_a, nb::kw_only(), "host_bytes"_a, "block_bytes"_a,
+        .def("__init__", &init_pool, "device"_a, nb::kw_only(), "host_bytes"_a, "block_bytes"_a, "tail_bytes"_a = 0,
              "piece_bytes_max"_a = std::size_t{1} << 30, "page_bytes"_a = 4096, "numa_node"_a = nb::none(),
              "huge_pages"_a = true, "shared"_a = false)
         .def_prop_ro("address", &HostPool::address, "Of slot 0.")
         .def_prop_ro(
             "slots", [](const HostPool& p) { return p.plan().slots; }, "How many there are.")
         .def_prop_ro(
-            "block_bytes", [](const HostPool& p) { return p.plan().block_bytes; }, "Size of a slot.")
+            "block_bytes", [](const HostPool& p) { return p.plan().block_bytes; }, "Of a slot, what the device copies.")
+        .def_prop_ro(
+            "slot_bytes", [](const HostPool& p) { return p.plan().slot_bytes; }, "From one slot to the next.")
         .def_prop_ro(
             "bytes", [](const HostPool& p) { return p.plan().bytes(); }, "Mapped.")
         .def_prop_ro("bytes_pinned", &HostPool::bytes_pinned,
@@ -118,7 +120,7 @@ void bind_pool(nb::module_& m) {
         .def_prop_ro("descriptor", &HostPool::descriptor, "Of the pages where another process may map them, or -1.")
         .def_prop_ro("at_same_address_on_device", &HostPool::at_same_address_on_device, "As kernels need it.")
         .def("digests", &digests, "slots"_a, nb::sig("def digests(self, slots: Any) -> list[int]"),
-             "64 bits of each slot's content. Nothing may write the slots meanwhile.")
+             "64 bits of each block's content. Nothing may write the slots meanwhile.")
         .def("close", &HostPool::close, Nogil(), "What the device does not let go of is kept.")
         .def("abandon", &HostPool::abandon, Nogil(), "The device may still write: never give the memory back.");
 }

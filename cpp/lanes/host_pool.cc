@@ -15,6 +15,7 @@
 namespace kvfix {
 namespace {
 
+constexpr std::size_t kCacheLine = 64;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr int kPreferNode = 1;  // MPOL_PREFERRED: a node that is full does not kill the process
 constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
@@ -30,15 +31,21 @@ std::size_t rounded_up(std::size_t bytes, std::size_t unit) { return (bytes + un
 
 }  // namespace
 
-HostPoolPlan plan_host_pool(std::size_t host_bytes, std::size_t block_bytes, std::size_t piece_bytes_max,
-                            std::size_t page_bytes) {
-    if (block_bytes == 0 || page_bytes == 0 || host_bytes < block_bytes) {
+HostPoolPlan plan_host_pool(std::size_t host_bytes, std::size_t block_bytes, std::size_t tail_bytes,
+                            std::size_t piece_bytes_max, std::size_t page_bytes) {
+    const std::size_t slot_bytes = tail_bytes == 0 ? block_bytes : rounded_up(block_bytes + tail_bytes, kCacheLine);
+    if (block_bytes == 0 || page_bytes == 0 || host_bytes < slot_bytes) {
         throw std::invalid_argument("host pool: " + std::to_string(host_bytes) + " bytes hold no block of " +
-                                    std::to_string(block_bytes) + " bytes, on pages of " + std::to_string(page_bytes));
+                                    std::to_string(block_bytes) + " bytes and " +
+                                    std::to_string(slot_bytes - block_bytes) + " behind it, on pages of " +
+                                    std::to_string(page_bytes));
     }
-    const std::size_t unit = page_bytes / std::gcd(page_bytes, block_bytes);  // slots that end on a page
-    const std::size_t most = piece_bytes_max / block_bytes / unit * unit;
-    return {.block_bytes = block_bytes, .slots = host_bytes / block_bytes, .slots_per_piece = std::max(unit, most)};
+    const std::size_t unit = page_bytes / std::gcd(page_bytes, slot_bytes);  // slots that end on a page
+    const std::size_t most = piece_bytes_max / slot_bytes / unit * unit;
+    return {.block_bytes = block_bytes,
+            .slot_bytes = slot_bytes,
+            .slots = host_bytes / slot_bytes,
+            .slots_per_piece = std::max(unit, most)};
 }
 
 HostPool::HostPool(std::shared_ptr<Device> device, const HostPoolPlan& plan, const HostPoolOptions& options)
@@ -110,7 +117,7 @@ void HostPool::bind_to(unsigned node) {
 }
 
 void HostPool::pin() {
-    const std::size_t piece = plan_.slots_per_piece * plan_.block_bytes;
+    const std::size_t piece = plan_.slots_per_piece * plan_.slot_bytes;
     const std::size_t bytes = plan_.bytes();
     for (std::size_t begin = 0; begin < bytes; begin += piece) {
         const std::span<std::uint8_t> part{data_ + begin, std::min(piece, bytes - begin)};
@@ -161,7 +168,7 @@ std::vector<std::uint64_t> HostPool::digests(std::span<const std::uint64_t> slot
             throw std::invalid_argument("host pool: slot " + std::to_string(slot) + " of " +
                                         std::to_string(data_ == nullptr ? 0 : plan_.slots));
         }
-        out.push_back(digest_of({data_ + slot * plan_.block_bytes, plan_.block_bytes}));
+        out.push_back(digest_of({data_ + slot * plan_.slot_bytes, plan_.block_bytes}));
     }
     return out;
 }

@@ -1,5 +1,6 @@
-// The memory of the host tier: slots of one size, one behind the other, in a single mapping of exactly the whole blocks that fit the
-// bytes asked for. It is registered with the device piece by piece, because a driver holds locks of the whole machine while it
+// The memory of the host tier: slots of one size, one behind the other, in a single mapping of exactly the whole slots that fit the
+// bytes asked for. A slot holds a block and, where asked for, a tail directly behind it, which the device never sees. The mapping is
+// registered with the device piece by piece, because a driver holds locks of the whole machine while it
 // registers. No slot lies across two pieces: a copy must stay within one registration.
 #pragma once
 
@@ -16,17 +17,18 @@ namespace kvfix {
 
 struct HostPoolPlan {
     std::size_t block_bytes;
+    std::size_t slot_bytes;  // from one slot to the next
     std::size_t slots;
     std::size_t slots_per_piece;
 
-    std::size_t bytes() const { return slots * block_bytes; }
+    std::size_t bytes() const { return slots * slot_bytes; }
     std::size_t pieces() const { return (slots + slots_per_piece - 1) / slots_per_piece; }
 };
 
-// Pieces of at most piece_bytes_max (but of one block at least) that begin on pages. Throws std::invalid_argument where not a single
-// block fits.
-HostPoolPlan plan_host_pool(std::size_t host_bytes, std::size_t block_bytes, std::size_t piece_bytes_max,
-                            std::size_t page_bytes);
+// Pieces of at most piece_bytes_max (but of one slot at least) that begin on pages. Slots with a tail begin on cache lines, those
+// without lie as close as their blocks. Throws std::invalid_argument where not a single slot fits.
+HostPoolPlan plan_host_pool(std::size_t host_bytes, std::size_t block_bytes, std::size_t tail_bytes,
+                            std::size_t piece_bytes_max, std::size_t page_bytes);
 
 struct HostPoolOptions {
     std::optional<unsigned> numa_node;  // where the pages shall be, as far as it has them
@@ -50,7 +52,7 @@ class HostPool {
     // Whether kernels find every slot at the address that it has here; copies by DMA find it anyway.
     bool at_same_address_on_device() const { return at_same_address_; }
 
-    // 64 bits of each slot's content, the same on every machine. The caller makes sure that nothing writes the slots.
+    // 64 bits of each block's content, the same on every machine. The caller makes sure that nothing writes the slots.
     std::vector<std::uint64_t> digests(std::span<const std::uint64_t> slots) const;
     // Gives everything back. What the device does not let go of is kept, and still counted.
     void close();

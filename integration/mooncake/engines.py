@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from integration.mooncake.nodes import MOONCAKE, SECONDS_MAX, until
 from tests.offload.conftest import BLOCK_BYTES, Bench
+from tests.offload.remote.fake_porter import sealed
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import open_device
@@ -114,7 +115,7 @@ class Engine:
         settings = {"kind": "mooncake", "master": master, "model": "a model", "min_reuse_blocks": 2}
         settings |= {"lookup_wait_ms": 1000} | remote  # others keep this machine busy
         environ = {f"{PREFIX}REMOTE_{name.upper()}": str(value) for name, value in settings.items()}
-        environ[f"{PREFIX}HOST_BYTES"] = str(host_blocks * BLOCK_BYTES)
+        environ[f"{PREFIX}HOST_BYTES"] = str(host_blocks * sealed(BLOCK_BYTES))
         if str(MOONCAKE) not in sys.path:
             sys.path.append(str(MOONCAKE))  # what a process that is spawned begins with
         context = multiprocessing.get_context("spawn")

@@ -198,14 +198,15 @@ class ConnectorMachine(RuleBasedStateMachine):
             return
         pool, index = transfers_of(self.bench)._pool, self.bench.index
         host = np.ctypeslib.as_array((ctypes.c_uint32 * (pool.bytes // 4)).from_address(pool.address))
+        blocks = host.reshape(pool.slots, -1)[:, :BLOCK_WORDS]
         for prompt in self.prompts[-12:]:
             sequence = index.open()
             index.extend(sequence, prompt[: len(prompt) // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK])
             slots = index.pin(sequence, 0, index.held(sequence))
             for at, slot in enumerate(slots):
-                found = host[slot * BLOCK_WORDS : (slot + 1) * BLOCK_WORDS]
                 expected = values(prompt)[at * TOKENS_PER_BLOCK : (at + 1) * TOKENS_PER_BLOCK]
-                assert np.array_equal(found, np.repeat(np.array(expected, np.uint32), WORDS_PER_TOKEN)), (prompt, at)
+                words = np.repeat(np.array(expected, np.uint32), WORDS_PER_TOKEN)
+                assert np.array_equal(blocks[slot], words), (prompt, at)
             index.unpin(slots)
             index.close(sequence)
 

@@ -103,7 +103,7 @@ def measure(device: Device, layout: Layout, pool: HostPool, settings: OffloadSet
     slots = random.permutation(count).tolist()
     blocks = [number for _ in range(1 + max(one.group for one in layout.pools)) for number in random.permutation(count)]
     own = layout_in(memory.address, layout, count)
-    gpu, host = own.device_addresses(blocks, count), layout.host_addresses(slots, pool.address, pool.slots)
+    gpu, host = own.device_addresses(blocks, count), layout.host_addresses(slots, pool)
     sizes = layout.sizes(count)
     speeds: Speeds = {}
     for way in WAYS:

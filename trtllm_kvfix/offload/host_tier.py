@@ -13,6 +13,7 @@ from trtllm_kvfix.sizes import bytes_text
 
 _log = logging.getLogger("trtllm_kvfix.offload")
 SMALL_BYTES = 64 << 20  # no prompt of a real model fits below that
+SEAL_BYTES = 32  # behind each block that may leave this machine (offload/remote/seals.py)
 NODES = "sys/devices/system/node/node[0-9]*"
 
 
@@ -73,10 +74,11 @@ class HostTierMaker:
         require_room(self._wanted + segment, ranks_here, self._root)
 
     def _pin(self, device: Device, block_bytes: int, node: int | None) -> HostPool:
+        travels = self._settings.remote.kind is not None
         try:
             return HostPool(
-                device, host_bytes=self._wanted, block_bytes=block_bytes, numa_node=node,
-                huge_pages=self._settings.huge_pages, shared=self._settings.remote.kind is not None,
+                device, host_bytes=self._wanted, block_bytes=block_bytes, tail_bytes=SEAL_BYTES if travels else 0,
+                numa_node=node, huge_pages=self._settings.huge_pages, shared=travels,
             )  # fmt: skip
         except DeviceError as error:
             limit = memory_lock_shortage(self._wanted, self._root) or "the limit on locked memory would allow it"

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.native import HostPool
 
 Addresses = NDArray[np.uint64]
 
@@ -27,7 +28,7 @@ class DevicePool(NamedTuple):
 
 
 class Layout:
-    """A host slot holds the parts of one block from all pools, one pool behind the other."""
+    """A slot of the host pool begins with the parts of one block from all pools, one pool behind the other."""
 
     def __init__(self, pools: Sequence[DevicePool]) -> None:
         for pool in pools:
@@ -54,9 +55,9 @@ class Layout:
         numbers = checked(groups[pool.group], pool.blocks, "block of the device")
         return np.uint64(pool.address) + numbers * np.uint64(pool.stride)
 
-    def host_addresses(self, slots: Sequence[int], first: int, slots_max: int) -> Addresses:
-        numbers = checked(slots, slots_max, "slot of the host pool")
-        starts = np.uint64(first) + numbers * np.uint64(self.block_bytes)
+    def host_addresses(self, slots: Sequence[int], pool: HostPool) -> Addresses:
+        numbers = checked(slots, pool.slots, "slot of the host pool")
+        starts = np.uint64(pool.address) + numbers * np.uint64(pool.slot_bytes)
         offsets = np.cumsum([0, *(pool.block_bytes for pool in self.pools[:-1])], dtype=np.uint64)
         return np.concatenate([starts + offset for offset in offsets])
 

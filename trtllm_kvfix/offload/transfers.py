@@ -125,7 +125,7 @@ class Transfers:
             return
         try:
             device = self._layout.device_addresses(job.blocks, len(job.slots))
-            host = self._layout.host_addresses(job.slots, self._pool.address, self._pool.slots)
+            host = self._layout.host_addresses(job.slots, self._pool)
         except LayoutMismatch as error:
             self.refuse([job], str(error))
             return

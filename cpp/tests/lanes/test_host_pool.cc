@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kPage = 4096;
 
 TEST(HostPoolPlanTest, RoundsDownToWholeBlocksAndNoFurther) {
-    const HostPoolPlan plan = plan_host_pool(33 * 4096 + 4095, 4096, 1 << 20, kPage);
+    const HostPoolPlan plan = plan_host_pool(33 * 4096 + 4095, 4096, 0, 1 << 20, kPage);
     EXPECT_EQ(plan.slots, 33U);
     EXPECT_EQ(plan.bytes(), 33U * 4096);
 }
@@ -22,20 +22,34 @@ TEST(HostPoolPlanTest, RoundsDownToWholeBlocksAndNoFurther) {
 TEST(HostPoolPlanTest, PiecesBeginOnPagesAndNoSlotCrossesThem) {
     for (const std::size_t block :
          {std::size_t{64}, std::size_t{1000}, std::size_t{4096}, std::size_t{6144}, std::size_t{3} << 20}) {
-        const HostPoolPlan plan = plan_host_pool(std::size_t{64} << 20, block, 1 << 20, kPage);
-        EXPECT_EQ(plan.slots_per_piece * block % kPage, 0U) << block;
-        EXPECT_TRUE(plan.slots_per_piece * block <= 1 << 20 || block > kPage) << block;
+        for (const std::size_t tail : {0, 32}) {
+            const HostPoolPlan plan = plan_host_pool(std::size_t{64} << 20, block, tail, 1 << 20, kPage);
+            EXPECT_EQ(plan.slots_per_piece * plan.slot_bytes % kPage, 0U) << block;
+            EXPECT_TRUE(plan.slots_per_piece * plan.slot_bytes <= 1 << 20 || block >= kPage) << block;
+        }
     }
 }
 
+TEST(HostPoolPlanTest, ATailLiesBehindTheBlockAndMovesTheNextSlotToACacheLine) {
+    for (const std::size_t block : {std::size_t{1000}, std::size_t{4096}, std::size_t{4096 + 32}}) {
+        const HostPoolPlan plan = plan_host_pool(33 * 4096, block, 32, 1 << 20, kPage);
+        EXPECT_GE(plan.slot_bytes, block + 32);
+        EXPECT_LT(plan.slot_bytes, block + 32 + 64);
+        EXPECT_EQ(plan.slot_bytes % 64, 0U);
+        EXPECT_EQ(plan.slots, 33U * 4096 / plan.slot_bytes);
+    }
+    EXPECT_EQ(plan_host_pool(4096, 1001, 0, 1 << 20, kPage).slot_bytes, 1001U);
+    EXPECT_THROW(plan_host_pool(4096, 4096, 1, 1 << 20, kPage), std::invalid_argument);
+}
+
 TEST(HostPoolPlanTest, RefusesAPoolOfNoBlock) {
-    EXPECT_THROW(plan_host_pool(4095, 4096, 1 << 20, kPage), std::invalid_argument);
-    EXPECT_THROW(plan_host_pool(4096, 0, 1 << 20, kPage), std::invalid_argument);
+    EXPECT_THROW(plan_host_pool(4095, 4096, 0, 1 << 20, kPage), std::invalid_argument);
+    EXPECT_THROW(plan_host_pool(4096, 0, 0, 1 << 20, kPage), std::invalid_argument);
 }
 
 class HostPoolTest : public StagingTest {
   protected:
-    const HostPoolPlan plan = plan_host_pool(100 * 4096, 4096, 16 * 4096, kPage);
+    const HostPoolPlan plan = plan_host_pool(100 * 4096, 4096, 0, 16 * 4096, kPage);
 };
 
 TEST_F(HostPoolTest, IsPinnedPieceByPieceAndGivenBack) {
@@ -74,7 +88,7 @@ TEST_F(HostPoolTest, WhatTheDeviceRefusesLeavesNothingBehind) {
 }
 
 TEST_F(HostPoolTest, ADigestShowsEveryChangedByte) {
-    const HostPool pool(device, plan_host_pool(4 * 1001, 1001, 1 << 20, kPage), {});
+    const HostPool pool(device, plan_host_pool(4 * 1001, 1001, 0, 1 << 20, kPage), {});
     auto* const bytes = reinterpret_cast<std::uint8_t*>(pool.address());
     const std::uint64_t slot[] = {2};
     const std::uint64_t before = pool.digests(slot).front();
@@ -87,6 +101,19 @@ TEST_F(HostPoolTest, ADigestShowsEveryChangedByte) {
     EXPECT_EQ(pool.digests(slot).front(), before);
     const std::uint64_t beyond[] = {4};
     EXPECT_THROW(pool.digests(beyond), std::invalid_argument);
+}
+
+TEST_F(HostPoolTest, ADigestIsOfTheBlockWithoutItsTail) {
+    const HostPool pool(device, plan_host_pool(4096, 1000, 32, 1 << 20, kPage), {});
+    auto* const bytes = reinterpret_cast<std::uint8_t*>(pool.address());
+    const std::size_t second = pool.plan().slot_bytes;
+    const std::uint64_t slot[] = {1};
+    const std::uint64_t before = pool.digests(slot).front();
+    bytes[second - 1] ^= 1;
+    bytes[second + 1000] ^= 1;
+    EXPECT_EQ(pool.digests(slot).front(), before);
+    bytes[second + 999] ^= 1;
+    EXPECT_NE(pool.digests(slot).front(), before);
 }
 
 TEST_F(HostPoolTest, ADigestShowsWordsThatChangedPlaces) {

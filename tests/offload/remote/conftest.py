@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.offload.conftest import Bench, MakeBench, make_bench
+from tests.offload.conftest import BLOCK_BYTES, Bench, MakeBench, make_bench
 
-from .fake_porter import Key, planted
+from .fake_porter import Key, planted, sealed
 
 __all__ = ["make_bench"]
 
@@ -25,7 +25,8 @@ def make_remote(make_bench: MakeBench, memory: dict[Key, bytes], monkeypatch: py
     planted(monkeypatch, memory)
 
     def make(host_blocks: int = 256, **settings: Any) -> Bench:
-        bench = make_bench(host_blocks, **{"remote_min_reuse_blocks": 2} | settings)
+        usual = {"host_bytes": host_blocks * sealed(BLOCK_BYTES), "remote_min_reuse_blocks": 2}
+        bench = make_bench(host_blocks, **usual | settings)
         bench.take_note = lambda: None  # type: ignore[method-assign]  # it would drop what is planned
         return bench
 

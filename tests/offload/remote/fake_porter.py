@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
+from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote import start, worker
 from trtllm_kvfix.offload.remote.messages import Answer, Get, Message, Outcome, Put, Spec
 
 Key = tuple[bytes, int]
+
+
+def sealed(block_bytes: int) -> int:
+    """Bytes of a slot that has room for a seal."""
+    return (block_bytes + SEAL_BYTES + 63) // 64 * 64
 
 
 class FakePorter:
@@ -60,10 +66,13 @@ class FakePorter:
             self.asked.append(message)
         return self.is_up
 
+    def address_of(self, slot: int) -> int:
+        return self._address + slot * self.spec.slot_bytes
+
     def _moved(self, message: Message, at: int) -> Outcome:
         assert isinstance(message, Put | Get)
-        size = self.spec.block_bytes
-        address, key = self._address + message.slots[at] * size, (message.keys[at], self.spec.rank)
+        size, address = self.spec.block_bytes, self.address_of(message.slots[at])
+        key = message.keys[at], self.spec.rank
         if isinstance(message, Put):
             self.memory[key] = ctypes.string_at(address, size)
             return Outcome.WHOLE

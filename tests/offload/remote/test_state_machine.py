@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from tests.offload import test_state_machine as host
-from tests.offload.conftest import Bench
+from tests.offload.conftest import BLOCK_BYTES, Bench
 from tests.offload.upstream_double import State
 from trtllm_kvfix.native import Device
 from trtllm_kvfix.offload.remote import scheduler as remote_scheduler
 
-from .fake_porter import FakePorter, Key, planted
+from .fake_porter import FakePorter, Key, planted, sealed
 
 SECONDS_MAX = 40
 
@@ -29,7 +29,9 @@ class RemoteMachine(host.ConnectorMachine):
         planted(self.planted, self.memory)
         self.now = 1000.0
         self.planted.setattr(remote_scheduler, "monotonic", lambda: self.now)
-        with mock.patch.dict(os.environ, {"TRTLLM_KVFIX_OFFLOAD_REMOTE_MIN_REUSE_BLOCKS": "1"}):
+        chosen = {"REMOTE_MIN_REUSE_BLOCKS": 1, "HOST_BYTES": host.HOST_BLOCKS * sealed(BLOCK_BYTES)}
+        variables = {f"TRTLLM_KVFIX_OFFLOAD_{name}": str(value) for name, value in chosen.items()}
+        with mock.patch.dict(os.environ, variables):
             bench = super().make(device, **sizes)
         bench.take_note = lambda: None  # type: ignore[method-assign]  # it would drop what is planned
         self.porter: FakePorter = bench.worker.side.porter

@@ -18,7 +18,7 @@ from trtllm_kvfix.overlay import fuse
 from .conftest import MakeRemote
 from .test_decisions import porter_of, served
 
-SPEC = Spec(-1, -1, 64, 1, 0, 1, "here:1", "tcp", None, 0)
+SPEC = Spec(-1, -1, 64, 128, 1, 0, 1, "here:1", "tcp", None, 0)
 
 
 def test_status_says_how_the_store_is(make_remote: MakeRemote) -> None:

@@ -11,12 +11,12 @@ from trtllm_kvfix.offload.remote.messages import Outcome
 from trtllm_kvfix.offload.remote.store import LEASE_OVER, NO_SPACE, NOT_FOUND, MooncakeStore, Store, StoreError
 
 NAMES = ["a", "b", "c"]
-PARTS = [[(1, 8), (9, 2)]] * 3
+ADDRESSES, NBYTES = [16, 32, 48], 10
 
 Call = Callable[[Store], Any]
 CALLS: dict[str, Call] = {
-    "batch_put_from_multi_buffers": lambda store: store.put(NAMES, PARTS),
-    "batch_get_into_multi_buffers": lambda store: store.get(NAMES, PARTS),
+    "batch_put_from": lambda store: store.put(NAMES, ADDRESSES, NBYTES),
+    "batch_get_into": lambda store: store.get(NAMES, ADDRESSES, NBYTES),
     "batch_is_exist": lambda store: store.exist(NAMES),
 }
 
@@ -34,18 +34,18 @@ def store_that_answers(monkeypatch: pytest.MonkeyPatch, **codes: Any) -> Store:
 def test_codes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_that_answers(
         monkeypatch,
-        batch_put_from_multi_buffers=[0, NO_SPACE, -1],
-        batch_get_into_multi_buffers=[10, NOT_FOUND, 9],
+        batch_put_from=[0, NO_SPACE, -1],
+        batch_get_into=[10, NOT_FOUND, 9],
         batch_is_exist=[1, 0, 1],
     )
-    assert store.put(NAMES, PARTS) == [Outcome.WHOLE, Outcome.FULL, Outcome.FAILED]
-    assert store.get(NAMES, PARTS) == [Outcome.WHOLE, Outcome.MISSING, Outcome.FAILED]
+    assert store.put(NAMES, ADDRESSES, NBYTES) == [Outcome.WHOLE, Outcome.FULL, Outcome.FAILED]
+    assert store.get(NAMES, ADDRESSES, NBYTES) == [Outcome.WHOLE, Outcome.MISSING, Outcome.FAILED]
     assert store.exist(NAMES) == [True, False, True]
 
 
 def test_what_came_after_its_lease_is_for_the_seal_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = store_that_answers(monkeypatch, batch_get_into_multi_buffers=[LEASE_OVER] * 3)
-    assert store.get(NAMES, PARTS) == [Outcome.WHOLE] * 3
+    store = store_that_answers(monkeypatch, batch_get_into=[LEASE_OVER] * 3)
+    assert store.get(NAMES, ADDRESSES, NBYTES) == [Outcome.WHOLE] * 3
 
 
 @pytest.mark.parametrize("call", CALLS)

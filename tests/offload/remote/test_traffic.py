@@ -9,14 +9,15 @@ from collections.abc import Callable
 import pytest
 
 from tests.offload.chats import Chats
-from tests.offload.stand_in import OffloadServer, offloading
+from tests.offload.stand_in import BLOCK_BYTES, OffloadServer, offloading
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.remote.messages import Get
 
-from .fake_porter import FakePorter, Key, planted
+from .fake_porter import FakePorter, Key, planted, sealed
 
 REQUESTS = 150
+HOST_BYTES = 48 * sealed(BLOCK_BYTES)
 ATTEMPTS_MAX = 8  # of the control: which slots are written late, and who reads them, is up to the device
 Disturb = Callable[[FakePorter, random.Random], None]
 
@@ -51,7 +52,7 @@ def test_conversations_read_what_is_theirs(
 ) -> None:
     planted(monkeypatch, memory)
     fetched, errors = counters.offload_remote_fetched_blocks.value, counters.offload_remote_errors.value
-    with offloading(variant, 48, 40, remote_min_reuse_blocks=1) as server:
+    with offloading(variant, 48, 40, remote_min_reuse_blocks=1, host_bytes=HOST_BYTES) as server:
         chats = serve(server, slow_and_failing)
         side = server.connector.scheduler.side
         assert server.contents.corrupt == [] and server.contents.reads > REQUESTS
@@ -74,7 +75,7 @@ def test_without_an_end_of_the_process_a_failed_read_writes_others_blocks(
         porter.holds_gets = True
         for get, content in late:
             for slot in get.slots:
-                ctypes.memmove(porter._address + slot * porter.spec.block_bytes, content, len(content))
+                ctypes.memmove(porter.address_of(slot), content, len(content))
         for message in list(porter.asked):
             if isinstance(message, Get) and chance.random() < 0.5:
                 late.append((message, bytes(porter.spec.block_bytes)))
@@ -83,7 +84,7 @@ def test_without_an_end_of_the_process_a_failed_read_writes_others_blocks(
     for _ in range(ATTEMPTS_MAX):
         memory.clear()
         late.clear()
-        with offloading("F", 48, 40, remote_min_reuse_blocks=1) as server:
+        with offloading("F", 48, 40, remote_min_reuse_blocks=1, host_bytes=HOST_BYTES) as server:
             serve(server, writing_late)
             if late and server.contents.corrupt:
                 return

@@ -10,6 +10,7 @@ class Spec(NamedTuple):
     socket: int
     pool: int  # -1: it holds a segment, and carries nothing
     block_bytes: int
+    slot_bytes: int  # from one slot of the pool to the next
     slots: int
     rank: int
     ranks: int

@@ -19,27 +19,31 @@ from typing import Any
 
 import numpy as np
 
+from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.keys import object_name
 from trtllm_kvfix.offload.remote.messages import Answer, Look, Message, Outcome, Put, Spec, State
-from trtllm_kvfix.offload.remote.seals import SEAL_BYTES, Seals
+from trtllm_kvfix.offload.remote.seals import Seals
 from trtllm_kvfix.offload.remote.store import MooncakeStore, Store
 
 BATCH_BYTES = 32 << 20  # of one call: while one batch is checked, the next one travels
 MASTER_S_MAX = 2.0
+# Mooncake's calls ask in a loop, without a pause, whether their bytes have come. That loop would take a core from the
+# threads that move and check them: it gets half of a thread's share. Less would starve a call where others want the
+# cores, since it also opens the connections.
+NICER = 3
 
 
 class Porter:
     def __init__(self, spec: Spec, connection: Connection, store: Store) -> None:
         self._spec, self._connection, self._store = spec, connection, store
         self._telling = threading.Lock()
-        pages = mmap.mmap(spec.pool, spec.slots * spec.block_bytes)
-        self._pool = np.frombuffer(pages, np.uint8)
-        self._seal_bytes = np.frombuffer(mmap.mmap(-1, spec.slots * SEAL_BYTES), np.uint8)
-        self._seals = Seals(self._pool, spec.block_bytes, self._seal_bytes)
-        for memory in (self._pool, self._seal_bytes):
-            store.register(memory.ctypes.data, memory.nbytes)
+        self._pool = np.frombuffer(mmap.mmap(spec.pool, spec.slots * spec.slot_bytes), np.uint8)
+        self._seals = Seals(self._pool, spec.block_bytes, spec.slot_bytes)
+        store.register(self._pool.ctypes.data, self._pool.nbytes)
+        self._payload_bytes = spec.block_bytes + SEAL_BYTES
         # A thread each: two calls of one direction at once take longer than one behind the other.
-        self._looker, self._getter, self._putter, self._sealer = (ThreadPoolExecutor(1) for _ in range(4))
+        self._looker, self._sealer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._getter, self._putter = (ThreadPoolExecutor(1, initializer=os.nice, initargs=(NICER,)) for _ in range(2))
 
     def run(self) -> None:
         """Until the engine closes its end."""
@@ -79,11 +83,11 @@ class Porter:
 
     def _put(self, sealed: Future[None], keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
         sealed.result()
-        return self._store.put(self._names(keys), self._payloads(slots))
+        return self._store.put(self._names(keys), self._addresses(slots), self._payload_bytes)
 
     def _get(self, keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
         self._seals.clear(slots)
-        return self._store.get(self._names(keys), self._payloads(slots))
+        return self._store.get(self._names(keys), self._addresses(slots), self._payload_bytes)
 
     def _check(self, got: Future[list[Outcome]], keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
         outcomes, holding = got.result(), self._seals.hold(keys, slots)
@@ -95,9 +99,9 @@ class Porter:
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         return [object_name(key, self._spec.rank, self._spec.ranks) for key in keys]
 
-    def _payloads(self, slots: Sequence[int]) -> list[list[tuple[int, int]]]:
-        size, pool, seals = self._spec.block_bytes, self._pool.ctypes.data, self._seal_bytes.ctypes.data
-        return [[(pool + slot * size, size), (seals + slot * SEAL_BYTES, SEAL_BYTES)] for slot in slots]
+    def _addresses(self, slots: Sequence[int]) -> list[int]:
+        first, step = self._pool.ctypes.data, self._spec.slot_bytes
+        return [first + slot * step for slot in slots]
 
     def _tell(self, answer: Answer) -> None:
         with self._telling, suppress(OSError):

@@ -13,20 +13,18 @@ LEASE_OVER = -707  # all has come, but the store might have evicted it on the wa
 LOCAL_BUFFER_BYTES = 16 << 20  # of the client itself; blocks do not pass it
 METADATA = "P2PHANDSHAKE"  # clients tell each other where their memory lies; there is no further service
 
-Parts = Sequence[tuple[int, int]]  # (address, bytes), of registered memory
-
 
 class StoreError(Exception):
     """There is no store to be asked."""
 
 
 class Store(Protocol):
-    """Every call may take as long as the store likes."""
+    """Every call may take as long as the store likes. Payloads lie in registered memory, all of one size."""
 
     def register(self, address: int, nbytes: int) -> None: ...
     def exist(self, names: Sequence[str]) -> list[bool]: ...
-    def put(self, names: Sequence[str], payloads: Sequence[Parts]) -> list[Outcome]: ...
-    def get(self, names: Sequence[str], payloads: Sequence[Parts]) -> list[Outcome]: ...
+    def put(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]: ...
+    def get(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]: ...
 
 
 class MooncakeStore:
@@ -51,23 +49,17 @@ class MooncakeStore:
             raise StoreError(f"Mooncake's master does not answer: code {min(codes)}")
         return [code == 1 for code in codes]
 
-    def put(self, names: Sequence[str], payloads: Sequence[Parts]) -> list[Outcome]:
-        codes = self._client.batch_put_from_multi_buffers(list(names), *split(payloads))
+    def put(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
+        codes = self._client.batch_put_from(list(names), list(addresses), [nbytes] * len(names))
         known = {0: Outcome.WHOLE, NO_SPACE: Outcome.FULL}
         return [known.get(code, Outcome.FAILED) for _, code in zip(names, codes, strict=True)]
 
-    def get(self, names: Sequence[str], payloads: Sequence[Parts]) -> list[Outcome]:
-        codes = self._client.batch_get_into_multi_buffers(list(names), *split(payloads))
-        sizes = [sum(nbytes for _, nbytes in parts) for parts in payloads]
-        return [outcome_of(code, size) for code, size in zip(codes, sizes, strict=True)]
+    def get(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
+        codes = self._client.batch_get_into(list(names), list(addresses), [nbytes] * len(names))
+        return [outcome_of(code, nbytes) for _, code in zip(names, codes, strict=True)]
 
 
 def outcome_of(code: int, nbytes: int) -> Outcome:
     if code in (nbytes, LEASE_OVER):
         return Outcome.WHOLE
     return Outcome.MISSING if code == NOT_FOUND else Outcome.FAILED
-
-
-def split(payloads: Sequence[Parts]) -> tuple[list[list[int]], list[list[int]]]:
-    addresses = [[address for address, _ in parts] for parts in payloads]
-    return addresses, [[nbytes for _, nbytes in parts] for parts in payloads]

@@ -57,9 +57,9 @@ class RemoteWorker(OffloadWorker):
             return
         remote, ranks = self._settings.remote, self._ranks
         spec = Spec(
-            socket=-1, pool=self._pool.descriptor, block_bytes=self._layout.block_bytes, slots=self._pool.slots,
-            rank=ranks.rank, ranks=ranks.size, master=remote.master or "", protocol=remote.protocol, host=remote.host,
-            segment_bytes=0,
+            socket=-1, pool=self._pool.descriptor, block_bytes=self._layout.block_bytes,
+            slot_bytes=self._pool.slot_bytes, slots=self._pool.slots, rank=ranks.rank, ranks=ranks.size,
+            master=remote.master or "", protocol=remote.protocol, host=remote.host, segment_bytes=0,
         )  # fmt: skip
         self.porter = Porter(spec, remote.timeout_s)
         machines = self._at_start.gather(text_of(BOOT_ID))
