@@ -69,3 +69,14 @@ def test_two_files_of_one_process_never_hold_each_others_text(tmp_path: Path) ->
     for thread in threads:
         thread.join()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["7.json", "7.offload"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "{}", '{"format": 1}', '{"format": 2, "host": "here"}', "\udcff"])
+def test_files_of_others_are_passed_over(tmp_path: Path, text: str) -> None:
+    (tmp_path / "1.json").write_text(text, errors="surrogateescape")
+    (tmp_path / "2.json").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "3.json").mkdir()
+    ours = runtime_files.signature() | {"format": 1}
+    runtime_files.replace(tmp_path, "4.json", ours)
+    assert list(runtime_files.live(tmp_path, ".json", 1)) == [ours]
+    assert (tmp_path / "1.json").exists()

@@ -60,6 +60,11 @@ def test_the_variable_names_a_file_unless_one_is_given(tmp_path: Path) -> None:
     assert load(given, environ).replay.blocks_host == 4
 
 
+def test_a_variable_set_to_nothing_names_no_file() -> None:
+    """As `ENV TRTLLM_KVFIX_CONFIG=` in a container does."""
+    assert load(None, {"TRTLLM_KVFIX_CONFIG": ""}) == Settings()
+
+
 def test_section_with_nothing_in_it_says_nothing(tmp_path: Path) -> None:
     assert load(yaml_file(tmp_path, "kvfix: {fixes: {}, offload: {remote: {}}}"), {}) == Settings()
 

@@ -831,6 +831,8 @@ class PinnedArray:
     def array(self) -> numpy.typing.NDArray[Any]:
         """A live view."""
 
+    def __repr__(self) -> str: ...
+
 class DeviceArray:
     """Device memory with a shape."""
 
@@ -849,6 +851,8 @@ class DeviceArray:
     @property
     def dtype(self) -> str:
         """Type of an element, as numpy names it."""
+
+    def __repr__(self) -> str: ...
 
 class Device:
     """A GPU, or a simulated one. Calls that take a stream return at once."""
@@ -872,6 +876,8 @@ class Device:
     @property
     def has_batched_copy(self) -> bool:
         """Whether the driver takes many copies in one call."""
+
+    def __repr__(self) -> str: ...
 
     def create_stream(self) -> int:
         """A handle; a torch stream's number does as well."""
@@ -981,6 +987,8 @@ class StagerStats:
     def wait_us(self) -> float:
         """What they waited in sum."""
 
+    def __repr__(self) -> str: ...
+
 class NativeStager:
     """
     Ships block offsets; on return the caller may overwrite everything it passed.
@@ -999,6 +1007,8 @@ class NativeStager:
         Waits for what is pending and gives the memory back. Later shipments raise.
         """
 
+    def __repr__(self) -> str: ...
+
 class OffsetRoute:
     """From one live table to one destination, which stay where they are."""
 
@@ -1008,6 +1018,8 @@ class OffsetRoute:
         """
         rows: numbers, or how many from the first on. lent: the table stays as it is until the stager has settled.
         """
+
+    def __repr__(self) -> str: ...
 
 class CopyEngine:
     """Block copies that are ordered against the streams that compute."""
@@ -1028,6 +1040,8 @@ class CopyEngine:
     @property
     def waits(self) -> int:
         """Submissions that waited because transfers_max were in flight."""
+
+    def __repr__(self) -> str: ...
 
 class HostPool:
     """The memory of the host tier: pinned slots, one behind the other."""
@@ -1085,6 +1099,8 @@ class HostPool:
     def abandon(self) -> None:
         """The device may still write: never give the memory back."""
 
+    def __repr__(self) -> str: ...
+
 class EndedTransfer:
     """What became of a transfer."""
 
@@ -1103,6 +1119,8 @@ class EndedTransfer:
     @property
     def seconds(self) -> float:
         """From submission until its end was seen."""
+
+    def __repr__(self) -> str: ...
 
 class LaneStats:
     """Since the lane was made."""
@@ -1135,8 +1153,12 @@ class LaneStats:
     def by_kernel(self) -> int:
         """Of those submitted."""
 
+    def __repr__(self) -> str: ...
+
 class Mark:
     """A point in a stream, for as long as it is held."""
+
+    def __repr__(self) -> str: ...
 
 class Marks:
     """Events for points in streams; none stands for two points at once."""
@@ -1149,6 +1171,8 @@ class Marks:
     @property
     def created(self) -> int:
         """Events that were made; those of marks that are gone are used again."""
+
+    def __repr__(self) -> str: ...
 
 class TransferLane:
     """Transfers of one direction, by a thread and streams of their own."""
@@ -1180,6 +1204,8 @@ class TransferLane:
     def stats(self) -> LaneStats:
         """Counts of transfers, and the first error."""
 
+    def __repr__(self) -> str: ...
+
 def crc32c(bytes: Any, starts: Any, length: int) -> list[int]:
     """CRC-32C of the ranges of an array of bytes that begin at `starts`."""
 
@@ -1208,6 +1234,12 @@ class TurnLockStats:
     def queued(self) -> int:
         """Calls that wait now."""
 
+    @property
+    def depth(self) -> int:
+        """How often its holder holds the lock now. 0: nobody does."""
+
+    def __repr__(self) -> str: ...
+
 class TurnLock:
     """A recursive lock, first come first served, waited for without the GIL."""
 
@@ -1221,6 +1253,8 @@ class TurnLock:
 
     def stats(self) -> TurnLockStats:
         """Turns and waits."""
+
+    def __repr__(self) -> str: ...
 
 class TierClaim:
     """Slots to be filled, for the blocks of a sequence from `first` on."""
@@ -1236,6 +1270,8 @@ class TierClaim:
     @property
     def declined(self) -> bool:
         """Blocks are missing that are not worth pushing others out."""
+
+    def __repr__(self) -> str: ...
 
 class TierIndexStats:
     """Blocks now, and those evicted since the index was made."""
@@ -1259,6 +1295,8 @@ class TierIndexStats:
     @property
     def sequences(self) -> int:
         """Open ones."""
+
+    def __repr__(self) -> str: ...
 
 class TierIndex:
     """
@@ -1329,6 +1367,8 @@ class TierIndex:
     def check_invariants(self) -> None:
         """Recounts everything; raises InvariantViolation."""
 
+    def __repr__(self) -> str: ...
+
 class FlightRing:
     """The last notes of a process; trtllm_kvfix.metrics.flight reads them."""
 
@@ -1340,6 +1380,8 @@ class FlightRing:
 
     def move_to(self, memory: numpy.typing.NDArray[Any]) -> None:
         """Go on there, with what has been noted so far."""
+
+    def __repr__(self) -> str: ...
 
 class ReplayReuse:
     """Prompt tokens, or prompt blocks, since the beginning."""
@@ -1359,6 +1401,8 @@ class ReplayReuse:
     @property
     def computed(self) -> int:
         """The others."""
+
+    def __repr__(self) -> str: ...
 
 class ReplayTally:
     """
@@ -1413,6 +1457,8 @@ class ReplayTally:
     def blocks(self) -> ReplayReuse:
         """Of prompts."""
 
+    def __repr__(self) -> str: ...
+
 class ReplayRequests:
     """The requests of a trace; each is named by its index."""
 
@@ -1429,6 +1475,8 @@ class ReplayRequests:
     def prompt(self, index: int) -> list[int]:
         """Its tokens."""
 
+    def __repr__(self) -> str: ...
+
 class ReplayScheduler:
     """The scheduler that docs/replay.md describes. One thread at a time."""
 
@@ -1443,3 +1491,5 @@ class ReplayScheduler:
     @property
     def tally(self) -> ReplayTally:
         """What has been counted so far."""
+
+    def __repr__(self) -> str: ...

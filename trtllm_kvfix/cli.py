@@ -1,7 +1,8 @@
-"""The command `trtllm-kvfix`. Exit codes: 0 good, 1 a hazard, a race or a failed check, 2 bad usage or settings."""
+"""The command `trtllm-kvfix`. Exit codes: 0 good, 1 a hazard, a race or a failed check, 2 bad usage, settings or
+output, 130 after ctrl-C, and 141 where the reader of a pipe has gone, as shells say of a program that a signal
+has ended."""
 
 import errno
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ from typing import Any
 
 import click
 
-from trtllm_kvfix import __version__, usage
-from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix import __version__, streams, usage
+from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError, SettingsError
 
+EXIT_PIPE_GONE = 141
 BAD_USAGE = SettingsError.exit_code
 
 # A command is imported when it is asked for, so that start-up stays cheap and one that cannot be loaded harms no other.
@@ -39,12 +41,18 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()  # so that a full disk is found here and not by the interpreter's end
+    except BrokenPipeError as error:
+        streams.give_up_output()
+        raise click.exceptions.Exit(EXIT_PIPE_GONE) from error
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         click.echo(f"Error: standard output cannot be written: {error.strerror}", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered has nowhere to go
+        streams.give_up_output()
         raise click.exceptions.Exit(BAD_USAGE) from error
+    except KeyboardInterrupt as error:  # where the command has nothing of its own to say: it has shown nothing yet
+        click.echo("Interrupted.", err=True)
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from error
     except KvfixError as error:
         click.echo(f"Error: {error}", err=True)
         raise click.exceptions.Exit(error.exit_code) from error
@@ -71,6 +79,12 @@ class LazyGroup(click.Group):
         if near:
             ctx.fail(f"No such command {args[0]!r}; did you mean {near[0]}?")
         return super().resolve_command(ctx, args)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Reads the options, and prints `--help` and `--version`."""
+        streams.prepare()
+        with one_line_errors():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         with one_line_errors():

@@ -52,7 +52,9 @@ def live(folder: Path, suffix: str, format_number: int) -> Iterator[dict[str, An
             entry = json.loads(file.read_text())
         except (OSError, ValueError):
             continue  # it went, or is not ours
-        if entry.get("format") != format_number or entry["host"] != socket.gethostname():
+        if not isinstance(entry, dict) or entry.get("format") != format_number:
+            continue  # of another program, or version
+        if entry.get("host") != socket.gethostname():
             continue  # a shared folder: only its own host knows whether the process lives
         if process_start(entry["pid"]) == entry["process_start"]:
             yield entry

@@ -58,17 +58,19 @@ def load(
     *,
     section: Mapping[Any, Any] | None = None,
     where: str = "the configuration",
+    options: Mapping[str, str] | None = None,
 ) -> Settings:
     """Read the settings. `file` overrides the one that TRTLLM_KVFIX_CONFIG names. `section` is the content of `kvfix:`
-    if the file has been read already, and overrides both. Errors call that file `where`."""
+    if the file has been read already, and overrides both. Errors call that file `where`, and call a variable that an
+    option of the command line has set by its name in `options`."""
     if environ is None:
         environ = os.environ
-    if file is None and ENV_FILE in environ:
+    if file is None and environ.get(ENV_FILE):  # set to nothing, as containers do, it names no file
         file = Path(environ[ENV_FILE])
     given = _from_file(file) if file is not None else {}
     if section is not None:
         given |= _from_section(section, where)
-    given |= _from_environment(environ)
+    given |= _from_environment(environ, options or {})
     return _validated(given)
 
 
@@ -170,7 +172,7 @@ def _flattened(section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, A
             yield dotted, value
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[Name, _Given]:
+def _from_environment(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[Name, _Given]:
     known = {variable_of(name): name for name in names()}
     given: dict[Name, _Given] = {}
     for variable, text in environ.items():
@@ -178,7 +180,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[Name, _Given]:
             continue
         if variable not in known:
             _refuse(variable, "the environment", [*known, ENV_FILE])
-        given[known[variable]] = _Given(_scalar(text), variable)
+        given[known[variable]] = _Given(_scalar(text), options.get(variable, variable))
     return given
 
 

@@ -15,6 +15,7 @@
 #include "bindings/bindings.h"
 #include "bindings/device_objects.h"
 #include "bindings/integers.h"
+#include "bindings/repr.h"
 #include "device/device.h"
 #include "staging/pinned_memory.h"
 
@@ -256,21 +257,29 @@ void bind_device(nb::module_& m) {
             "nbytes", [](const PinnedArray& a) { return a.memory->bytes(); }, "Size of the contents.")
         .def_ro("shape", &PinnedArray::shape, "Number of elements, dimension by dimension.")
         .def_ro("dtype", &PinnedArray::dtype, "Type of an element, as numpy names it.")
-        .def_prop_ro("array", &numpy_view, nb::sig("def array(self) -> numpy.typing.NDArray[Any]"), "A live view.");
+        .def_prop_ro("array", &numpy_view, nb::sig("def array(self) -> numpy.typing.NDArray[Any]"), "A live view.")
+        .def("__repr__", [](const PinnedArray& a) {
+            return Repr("PinnedArray").add("shape", a.shape).add("dtype", a.dtype.c_str()).text();
+        });
     nb::class_<DeviceArray>(m, "DeviceArray", "Device memory with a shape.")
         .def_prop_ro(
             "address", [](const DeviceArray& a) { return a.memory->address(); }, "Of the first byte, on the device.")
         .def_prop_ro(
             "nbytes", [](const DeviceArray& a) { return a.memory->bytes(); }, "Size of the contents.")
         .def_ro("shape", &DeviceArray::shape, "Number of elements, dimension by dimension.")
-        .def_ro("dtype", &DeviceArray::dtype, "Type of an element, as numpy names it.");
+        .def_ro("dtype", &DeviceArray::dtype, "Type of an element, as numpy names it.")
+        .def("__repr__", [](const DeviceArray& a) {
+            return Repr("DeviceArray").add("shape", a.shape).add("dtype", a.dtype.c_str()).text();
+        });
     DeviceClass device(m, "Device", "A GPU, or a simulated one. Calls that take a stream return at once.");
     device.def_prop_ro("name", &Device::name, "The name of the GPU, or of the simulation.")
         .def_prop_ro("simulated", &Device::simulated, "Streams are threads, and memory is that of the host.")
         .def_prop_ro("has_kernels", &Device::has_kernels, "Whether this build has the kernels that this device needs.")
         .def_prop_ro("multiprocessors", &Device::multiprocessors, "Of the GPU.")
-        .def_prop_ro("has_batched_copy", &Device::has_batched_copy,
-                     "Whether the driver takes many copies in one call.");
+        .def_prop_ro("has_batched_copy", &Device::has_batched_copy, "Whether the driver takes many copies in one call.")
+        .def("__repr__", [](const Device& d) {
+            return Repr("Device").add("name", d.name().c_str()).add("has_kernels", d.has_kernels()).text();
+        });
     bind_streams(device);
     bind_memory(device);
     m.def("open_device", &open_device, nb::call_guard<GilReleased>(), "name"_a = "auto", "seed"_a = 0,

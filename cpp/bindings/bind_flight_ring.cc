@@ -1,8 +1,12 @@
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 
+#include <cstdint>
 #include <span>
+#include <string>
 
 #include "bindings/bindings.h"
+#include "bindings/repr.h"
 #include "flight/flight_ring.h"
 
 namespace nb = nanobind;
@@ -29,6 +33,13 @@ class KeptRing {
         ring_.move_to(bytes_of(memory));
         memory_ = memory;
     }
+    // Whoever holds the ring's lock holds the GIL, too.
+    std::string text() const {
+        return Repr("FlightRing")
+            .add("slots", memory_.size() / FlightRing::kSlotBytes)
+            .add("noted", ring_.noted())
+            .text();
+    }
 
   private:
     Memory memory_;
@@ -47,7 +58,8 @@ void bind_flight_ring(nb::module_& m) {
              "Overwrites the oldest note. Of the text, what is too long is left out.")
         .def("move_to", &KeptRing::move_to, "memory"_a,
              nb::sig("def move_to(self, memory: numpy.typing.NDArray[Any]) -> None"),
-             "Go on there, with what has been noted so far.");
+             "Go on there, with what has been noted so far.")
+        .def("__repr__", &KeptRing::text);
 }
 
 }  // namespace kvfix::bindings

@@ -14,6 +14,7 @@
 #include "bindings/bindings.h"
 #include "bindings/device_objects.h"
 #include "bindings/integers.h"
+#include "bindings/repr.h"
 #include "device/sim_device.h"
 #include "lanes/crc32c.h"
 #include "lanes/host_pool.h"
@@ -88,6 +89,17 @@ const char* state(const TransferLane& self, std::uint64_t job) {
     return *found == TransferState::queued ? "queued" : *found == TransferState::in_flight ? "in flight" : "ended here";
 }
 
+std::string text_of(const char* name, const LaneStats& stats) {
+    return Repr(name)
+        .add("queued", stats.queued)
+        .add("in_flight", stats.in_flight)
+        .add("submitted", stats.submitted)
+        .add("failed", stats.failed)
+        .add("broken", stats.broken)
+        .add("first_error", stats.first_error.c_str())
+        .text();
+}
+
 SimDevice& simulated(Device& device) {
     auto* const sim = dynamic_cast<SimDevice*>(&device);
     if (sim == nullptr) {
@@ -122,7 +134,15 @@ void bind_pool(nb::module_& m) {
         .def("digests", &digests, "slots"_a, nb::sig("def digests(self, slots: Any) -> list[int]"),
              "64 bits of each block's content. Nothing may write the slots meanwhile.")
         .def("close", &HostPool::close, Nogil(), "What the device does not let go of is kept.")
-        .def("abandon", &HostPool::abandon, Nogil(), "The device may still write: never give the memory back.");
+        .def("abandon", &HostPool::abandon, Nogil(), "The device may still write: never give the memory back.")
+        .def("__repr__", [](const HostPool& p) {
+            return Repr("HostPool")
+                .add("slots", p.plan().slots)
+                .add("block_bytes", p.plan().block_bytes)
+                .add("bytes_pinned", p.bytes_pinned())
+                .add("numa_bound", p.numa_bound())
+                .text();
+        });
 }
 
 void bind_ends(nb::module_& m) {
@@ -132,7 +152,10 @@ void bind_ends(nb::module_& m) {
         .def_ro("bytes", &EndedTransfer::bytes, "What was to be copied.")
         .def_prop_ro(
             "seconds", [](const EndedTransfer& e) { return static_cast<double>(e.ns) / 1e9; },
-            "From submission until its end was seen.");
+            "From submission until its end was seen.")
+        .def("__repr__", [](const EndedTransfer& e) {
+            return Repr("EndedTransfer").add("job", e.job).add("bytes", e.bytes).add("error", e.error.c_str()).text();
+        });
     nb::class_<LaneStats>(m, "LaneStats", "Since the lane was made.")
         .def_ro("queued", &LaneStats::queued, "Transfers that wait now.")
         .def_ro("in_flight", &LaneStats::in_flight, "Transfers that the device has now.")
@@ -140,12 +163,14 @@ void bind_ends(nb::module_& m) {
         .def_ro("failed", &LaneStats::failed, "Transfers of which something did not arrive.")
         .def_ro("first_error", &LaneStats::first_error, "What the first of them failed with.")
         .def_ro("broken", &LaneStats::broken, "The lane has given up, after too many failures in a row.")
-        .def_ro("by_kernel", &LaneStats::by_kernel, "Of those submitted.");
+        .def_ro("by_kernel", &LaneStats::by_kernel, "Of those submitted.")
+        .def("__repr__", [](const LaneStats& s) { return text_of("LaneStats", s); });
 }
 
 void bind_lane(nb::module_& m) {
     using namespace nb::literals;
-    [[maybe_unused]] const nb::class_<Marks::Mark> mark(m, "Mark", "A point in a stream, for as long as it is held.");
+    nb::class_<Marks::Mark>(m, "Mark", "A point in a stream, for as long as it is held.")
+        .def("__repr__", [](const Marks::Mark& mark) { return Repr("Mark").add("event", mark.event().value).text(); });
     nb::class_<Marks>(m, "Marks", "Events for points in streams; none stands for two points at once.")
         .def(nb::new_([](std::shared_ptr<Device> device, std::size_t marks_max) {
                  return std::make_shared<Marks>(std::move(device), marks_max);
@@ -154,7 +179,11 @@ void bind_lane(nb::module_& m) {
         .def(
             "set", [](Marks& marks, std::uintptr_t stream) { return marks.set({stream}); }, Nogil(), "stream"_a,
             "Everything on the stream so far is before the mark.")
-        .def_prop_ro("created", &Marks::created, "Events that were made; those of marks that are gone are used again.");
+        .def_prop_ro("created", &Marks::created, "Events that were made; those of marks that are gone are used again.")
+        .def("__repr__", [](const Marks& marks) {
+            const std::size_t created = without_gil([&] { return marks.created(); });
+            return Repr("Marks").add("created", created).add("marks_max", marks.marks_max()).text();
+        });
     nb::class_<TransferLane>(m, "TransferLane", "Transfers of one direction, by a thread and streams of their own.")
         .def("__init__", &init_lane, "device"_a, nb::kw_only(), "order"_a, "queue_max"_a = 256, "in_flight_max"_a = 32,
              "failures_max"_a = 3, "streams"_a = 4, "kernel_sms"_a = 0,
@@ -177,7 +206,10 @@ void bind_lane(nb::module_& m) {
         .def(
             "close", [](TransferLane& lane, double limit_s) { return lane.close(milliseconds(limit_s)); }, Nogil(),
             "limit_s"_a, "False: the device has not ended it all, and memory that it was given must be kept.")
-        .def("stats", &TransferLane::stats, Nogil(), "Counts of transfers, and the first error.");
+        .def("stats", &TransferLane::stats, Nogil(), "Counts of transfers, and the first error.")
+        .def("__repr__", [](const TransferLane& lane) {
+            return text_of("TransferLane", without_gil([&] { return lane.stats(); }));
+        });
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -12,6 +13,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/repr.h"
 #include "core/block_manager.h"
 #include "replay/scheduler.h"
 
@@ -101,12 +103,46 @@ bool advance(Scheduler& self, std::int64_t iterations_max, nb::handle tier) {
     return self.advance(iterations_max, &python_tier);
 }
 
+std::string text_of(const Reuse& self) {
+    return Repr("ReplayReuse")
+        .add("reused", self.reused)
+        .add("host", self.host)
+        .add("remote", self.remote)
+        .add("computed", self.computed)
+        .text();
+}
+
+std::string text_of(const Tally& self) {
+    return Repr("ReplayTally")
+        .add("iterations", self.iterations)
+        .add("finished", self.finished)
+        .add("deferred", self.deferred)
+        .add("overshoots", self.overshoots)
+        .add("promises_broken", self.promises_broken)
+        .add("tokens", text_of(self.tokens))
+        .add("blocks", text_of(self.blocks))
+        .text();
+}
+
+// Its shape alone: another thread may be in advance(), which holds no lock.
+std::string text_of(const Scheduler& self) {
+    const replay::Shape& shape = self.shape();
+    return Repr("ReplayScheduler")
+        .add("requests", self.requests())
+        .add("blocks_primary", shape.blocks_primary)
+        .add("max_batch_size", shape.max_batch_size)
+        .add("max_num_tokens", shape.max_num_tokens)
+        .add("one_by_one", shape.is_one_by_one)
+        .text();
+}
+
 void bind_tally(nb::module_& m) {
     nb::class_<Reuse>(m, "ReplayReuse", "Prompt tokens, or prompt blocks, since the beginning.")
         .def_ro("reused", &Reuse::reused, "From primary or host.")
         .def_ro("host", &Reuse::host, "Of those, from host.")
         .def_ro("remote", &Reuse::remote, "Of those from host, from the store behind it just then.")
-        .def_ro("computed", &Reuse::computed, "The others.");
+        .def_ro("computed", &Reuse::computed, "The others.")
+        .def("__repr__", [](const Reuse& reuse) { return text_of(reuse); });
     nb::class_<Tally>(m, "ReplayTally", "What a replay has counted; trtllm_kvfix.tools.replay.outcome has the words.")
         .def_ro("iterations", &Tally::iterations, "Those passed over included.")
         .def_ro("finished", &Tally::finished, "Requests that ended.")
@@ -119,7 +155,8 @@ void bind_tally(nb::module_& m) {
         .def_ro("promises_broken", &Tally::promises_broken, "Those that reused something else.")
         .def_ro("tokens_short", &Tally::tokens_short, "Reuse promised and not delivered.")
         .def_ro("tokens", &Tally::tokens, "Of prompts.")
-        .def_ro("blocks", &Tally::blocks, "Of prompts.");
+        .def_ro("blocks", &Tally::blocks, "Of prompts.")
+        .def("__repr__", [](const Tally& tally) { return text_of(tally); });
 }
 
 }  // namespace
@@ -136,7 +173,8 @@ void bind_replay(nb::module_& m) {
                      "float, blocks_needed: int, lora_id: int | None = None, salt: str | bytes | int | None = None) "
                      "-> None"),
              "symbols: of the prompt, or its tokens where it is not spelled. blocks_needed: while it runs, at most.")
-        .def("prompt", &Requests::prompt, "index"_a, "Its tokens.");
+        .def("prompt", &Requests::prompt, "index"_a, "Its tokens.")
+        .def("__repr__", [](const Requests& r) { return Repr("ReplayRequests").add("requests", r.size()).text(); });
     nb::class_<Scheduler>(m, "ReplayScheduler", "The scheduler that docs/replay.md describes. One thread at a time.")
         .def("__init__", &init_scheduler, "manager"_a, "requests"_a, "waiting"_a, nb::kw_only(), "blocks_primary"_a,
              "max_batch_size"_a, "max_num_tokens"_a, "tokens_per_iteration"_a, "iteration_ms"_a, "one_by_one"_a,
@@ -150,7 +188,9 @@ void bind_replay(nb::module_& m) {
              nb::sig("def advance(self, iterations_max: int, tier: object = None) -> bool"),
              "Goes on until requests have ended, at most so many iterations; without a tier, without the GIL. False "
              "once nobody waits or runs. tier: a HostTier of trtllm_kvfix.tools.replay, the same in every call.")
-        .def_prop_ro("tally", [](const Scheduler& self) { return self.tally(); }, "What has been counted so far.");
+        .def_prop_ro(
+            "tally", [](const Scheduler& self) { return self.tally(); }, "What has been counted so far.")
+        .def("__repr__", [](const Scheduler& scheduler) { return text_of(scheduler); });
 }
 
 }  // namespace kvfix::bindings

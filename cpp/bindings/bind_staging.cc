@@ -14,6 +14,7 @@
 #include "bindings/bindings.h"
 #include "bindings/device_objects.h"
 #include "bindings/integers.h"
+#include "bindings/repr.h"
 #include "staging/copy_engine.h"
 #include "staging/offset_route.h"
 
@@ -120,6 +121,20 @@ void ship(const OffsetRoute& self, nb::handle rows, std::uintptr_t stream, std::
     without_gil([&] { self.ship(numbers, manner); });
 }
 
+// No lock is needed: the configuration stays as it is, and stats() takes none.
+std::string text_of(const OffsetStager& self) {
+    const StagerConfig& config = self.config();
+    const StagerStats stats = self.stats();
+    return Repr("NativeStager")
+        .add("layout", config.layout == OffsetLayout::v1 ? "v1" : "v2")
+        .add("num_pools", config.num_pools)
+        .add("rows_max", config.rows_max)
+        .add("blocks_max", config.blocks_max)
+        .add("mode", mode_name(stats.mode))
+        .add("ships", stats.ships)
+        .text();
+}
+
 TransferId submit(CopyEngine& self, nb::handle dst, nb::handle src, nb::handle nbytes,
                   std::optional<std::uintptr_t> after, std::optional<std::uintptr_t> before, std::uintptr_t stream,
                   const std::string& order) {
@@ -148,7 +163,17 @@ void bind_staging(nb::module_& m) {
         .def_ro("ring_waits", &StagerStats::ring_waits, "Shipments that waited for a slot.")
         .def_prop_ro(
             "wait_us", [](const StagerStats& s) { return static_cast<double>(s.wait_ns) / 1e3; },
-            "What they waited in sum.");
+            "What they waited in sum.")
+        .def("__repr__", [](const StagerStats& s) {
+            return Repr("StagerStats")
+                .add("mode", mode_name(s.mode))
+                .add("ships", s.ships)
+                .add("staged_bytes", s.staged_bytes)
+                .add("late_copies", s.late_copies)
+                .add("ring_waits", s.ring_waits)
+                .add("wait_us", static_cast<double>(s.wait_ns) / 1e3)
+                .text();
+        });
     nb::class_<OffsetStager>(m, "NativeStager",
                              "Ships block offsets; on return the caller may overwrite everything it passed.")
         .def("__init__", &init_stager, "device"_a, nb::kw_only(), "layout"_a, "num_pools"_a, "rows_max"_a,
@@ -158,7 +183,8 @@ void bind_staging(nb::module_& m) {
              "What was shipped as lent is the caller's again.")
         .def("stats", &OffsetStager::stats, nb::call_guard<GilReleased>(), "What was shipped, and what was waited for.")
         .def("close", &OffsetStager::close, nb::call_guard<GilReleased>(),
-             "Waits for what is pending and gives the memory back. Later shipments raise.");
+             "Waits for what is pending and gives the memory back. Later shipments raise.")
+        .def("__repr__", [](const OffsetStager& stager) { return text_of(stager); });
     nb::class_<OffsetRoute>(m, "OffsetRoute", "From one live table to one destination, which stay where they are.")
         .def("__init__", &init_route, nb::keep_alive<1, 2>(), "stager"_a, "dst_address"_a, "dst_pool_stride"_a,
              "dst_rows"_a, "dst_blocks"_a, "table"_a,
@@ -167,7 +193,15 @@ void bind_staging(nb::module_& m) {
         .def("ship", &ship, "rows"_a, "stream"_a, "width"_a = nb::none(), "lent"_a = false,
              nb::sig("def ship(self, rows: Any, stream: int, width: int | None = None, lent: bool = False) -> None"),
              "rows: numbers, or how many from the first on. lent: the table stays as it is until the stager has "
-             "settled.");
+             "settled.")
+        .def("__repr__", [](const OffsetRoute& r) {
+            return Repr("OffsetRoute")
+                .add("pools", r.table().pools)
+                .add("rows", r.table().rows)
+                .add("dst_rows", r.dst_rows())
+                .add("width_max", r.width_max())
+                .text();
+        });
     nb::class_<CopyEngine>(m, "CopyEngine", "Block copies that are ordered against the streams that compute.")
         .def(nb::init<std::shared_ptr<Device>, std::size_t>(), "device"_a, nb::kw_only(), "transfers_max"_a = 64)
         .def("submit", &submit, "dst"_a, "src"_a, "nbytes"_a, nb::kw_only(), "after"_a = nb::none(),
@@ -181,7 +215,15 @@ void bind_staging(nb::module_& m) {
         .def("done", &CopyEngine::done, nb::call_guard<GilReleased>(), "transfer"_a,
              "Whether every byte of the transfer has arrived.")
         .def("wait", &CopyEngine::wait, nb::call_guard<GilReleased>(), "transfer"_a, "Blocks this thread until then.")
-        .def_prop_ro("waits", &CopyEngine::waits, "Submissions that waited because transfers_max were in flight.");
+        .def_prop_ro("waits", &CopyEngine::waits, "Submissions that waited because transfers_max were in flight.")
+        .def("__repr__", [](const CopyEngine& self) {
+            const auto [in_flight, waits] = without_gil([&] { return std::pair(self.in_flight(), self.waits()); });
+            return Repr("CopyEngine")
+                .add("in_flight", in_flight)
+                .add("transfers_max", self.transfers_max())
+                .add("waits", waits)
+                .text();
+        });
 }
 
 }  // namespace kvfix::bindings

@@ -9,6 +9,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/integers.h"
+#include "bindings/repr.h"
 #include "core/tier_index.h"
 
 namespace nb = nanobind;
@@ -65,6 +66,18 @@ void with_slots(TierIndex& self, nb::handle slots) {
     without_gil([&] { (self.*method)(numbers); });
 }
 
+// Waits for the index's lock, as every other question does.
+std::string text_of(const TierIndex& self) {
+    const TierIndexStats stats = without_gil([&] { return self.stats(); });
+    return Repr("TierIndex")
+        .add("slots", stats.slots)
+        .add("tokens_per_block", self.tokens_per_block())
+        .add("free", stats.free)
+        .add("owned", stats.owned)
+        .add("sequences", stats.sequences)
+        .text();
+}
+
 }  // namespace
 
 void bind_tier_index(nb::module_& m) {
@@ -72,13 +85,25 @@ void bind_tier_index(nb::module_& m) {
     nb::class_<TierClaim>(m, "TierClaim", "Slots to be filled, for the blocks of a sequence from `first` on.")
         .def_ro("first", &TierClaim::first, "Number of the first block that was claimed.")
         .def_ro("slots", &TierClaim::slots, "Where to write it and those after it.")
-        .def_ro("declined", &TierClaim::declined, "Blocks are missing that are not worth pushing others out.");
+        .def_ro("declined", &TierClaim::declined, "Blocks are missing that are not worth pushing others out.")
+        .def("__repr__", [](const TierClaim& c) {
+            return Repr("TierClaim").add("first", c.first).add("slots", c.slots).add("declined", c.declined).text();
+        });
     nb::class_<TierIndexStats>(m, "TierIndexStats", "Blocks now, and those evicted since the index was made.")
         .def_ro("slots", &TierIndexStats::slots, "All slots of the tier.")
         .def_ro("free", &TierIndexStats::free, "Slots that hold nothing.")
         .def_ro("owned", &TierIndexStats::owned, "Being filled, or pinned.")
         .def_ro("evicted", &TierIndexStats::evicted, "Blocks that made room for others, since the index was made.")
-        .def_ro("sequences", &TierIndexStats::sequences, "Open ones.");
+        .def_ro("sequences", &TierIndexStats::sequences, "Open ones.")
+        .def("__repr__", [](const TierIndexStats& s) {
+            return Repr("TierIndexStats")
+                .add("slots", s.slots)
+                .add("free", s.free)
+                .add("owned", s.owned)
+                .add("evicted", s.evicted)
+                .add("sequences", s.sequences)
+                .text();
+        });
     nb::class_<TierIndex>(m, "TierIndex",
                           "The books of a tier that somebody else fills and reads. Each call costs what is new.")
         .def("__init__", &init_index, "slots"_a, "tokens_per_block"_a, nb::kw_only(), "hash_bits"_a = 64,
@@ -122,7 +147,8 @@ void bind_tier_index(nb::module_& m) {
              "Nothing that is here or on its way will be found again. Pinned slots stay until they are unpinned.")
         .def("stats", &TierIndex::stats, nb::call_guard<GilReleased>(), "Slots now, and evictions so far.")
         .def("check_invariants", &TierIndex::check_invariants, nb::call_guard<GilReleased>(),
-             "Recounts everything; raises InvariantViolation.");
+             "Recounts everything; raises InvariantViolation.")
+        .def("__repr__", &text_of);
 }
 
 }  // namespace kvfix::bindings

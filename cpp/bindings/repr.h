@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "core/types.h"
 
@@ -44,6 +45,14 @@ class Repr {
     template <class Value>
     static std::string shown(const std::optional<Value>& value) {
         return value ? shown(*value) : "None";
+    }
+    template <std::integral Value>
+    static std::string shown(const std::vector<Value>& values) {
+        std::string text = "[";
+        for (const Value value : values) {
+            text += (text.back() == '[' ? "" : ", ") + shown(value);
+        }
+        return text + "]";
     }
 
     std::string text_;

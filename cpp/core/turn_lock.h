@@ -26,6 +26,7 @@ class TurnLock {
         std::uint64_t waits = 0;   // calls that had to queue
         double wait_us = 0;        // what they waited in sum
         std::uint64_t queued = 0;  // waiting now
+        std::uint32_t depth = 0;   // how often its holder holds it now; 0: nobody does
     };
 
     // Takes the lock if that needs no waiting: it is free and no thread queues, or this thread holds it already.
@@ -74,6 +75,7 @@ class TurnLock {
         const std::lock_guard guard(mutex_);
         Stats now = stats_;
         now.queued = queue_.size();
+        now.depth = depth_;
         return now;
     }
 

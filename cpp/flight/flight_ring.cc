@@ -63,4 +63,9 @@ void FlightRing::move_to(std::span<std::byte> slots) {
     slots_ = slots;
 }
 
+std::uint64_t FlightRing::noted() const {
+    const std::lock_guard guard(mutex_);
+    return number_;
+}
+
 }  // namespace kvfix

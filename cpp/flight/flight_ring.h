@@ -26,9 +26,11 @@ class FlightRing {
     void note(std::uint16_t kind, const std::array<std::int64_t, kValues>& values, std::string_view text);
     // Goes on in other memory of the same size, with what has been noted so far. When this returns, the old one may go.
     void move_to(std::span<std::byte> slots);
+    // Notes so far, the overwritten ones included.
+    std::uint64_t noted() const;
 
   private:
-    std::mutex mutex_;  // guards everything below, and the memory
+    mutable std::mutex mutex_;  // guards everything below, and the memory
     std::span<std::byte> slots_;
     std::uint64_t number_ = 0;  // of the last note
 };

@@ -46,6 +46,7 @@ class Marks : public std::enable_shared_from_this<Marks> {
         device_->record(mark->event(), stream);
         return mark;
     }
+    std::size_t marks_max() const { return marks_max_; }
     std::size_t created() const {
         const std::lock_guard guard(mutex_);
         return created_;

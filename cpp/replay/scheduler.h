@@ -41,6 +41,9 @@ class Scheduler {
     // may be null, is the same in every call; what it throws comes out and ends the replay.
     bool advance(std::int64_t iterations_max, HostTier* tier);
     const Tally& tally() const { return tally_; }
+    const Shape& shape() const { return shape_; }
+    // Those that were waiting when it was made.
+    std::size_t requests() const { return waiting_.size(); }
 
   private:
     // A waiting request and the reuse that the manager promises it at this moment.

@@ -143,4 +143,9 @@ std::uint64_t CopyEngine::waits() const {
     return waits_;
 }
 
+std::size_t CopyEngine::in_flight() const {
+    const std::lock_guard guard(mutex_);
+    return in_flight_.size();
+}
+
 }  // namespace kvfix

@@ -42,6 +42,9 @@ class CopyEngine {
     bool done(TransferId id);
     void wait(TransferId id);
     std::uint64_t waits() const;
+    // Those that nobody has seen end yet.
+    std::size_t in_flight() const;
+    std::size_t transfers_max() const { return transfers_max_; }
 
   private:
     // Under mutex_, but for the event: a thread that waits for it without the lock holds a share, so that the event is not

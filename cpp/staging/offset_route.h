@@ -44,6 +44,8 @@ class OffsetRoute {
         ship(std::span(every_row_).first(rows), manner);
     }
     std::uint32_t width_max() const { return std::min(table_.blocks, dst_.blocks); }
+    const HostTable& table() const { return table_; }
+    std::uint32_t dst_rows() const { return dst_rows_; }
 
   private:
     OffsetStager& stager_;

@@ -135,8 +135,8 @@ def test_options_come_before_variables_and_variables_before_the_file(small: Path
             "--fix names 'token-budge', which is not a fix; did you mean",
         ),
         (["--fix", "zzz=on", "--", PYTHON], "known are staged-offsets-v1, "),
-        (["--fix", "token-budget=maybe", "--", PYTHON], "TRTLLM_KVFIX_FIXES_TOKEN_BUDGET is 'maybe'"),
-        (["--metrics-port", "70000", "--", PYTHON], "TRTLLM_KVFIX_METRICS_PORT is 70000"),
+        (["--fix", "token-budget=maybe", "--", PYTHON], "Error: --fix token-budget is 'maybe': "),
+        (["--metrics-port", "70000", "--", PYTHON], "Error: --metrics-port is 70000: "),
         (["--", PYTHON, "-I", "-m", "module"], "-I ignores PYTHONPATH"),
     ],
 )

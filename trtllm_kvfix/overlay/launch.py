@@ -175,7 +175,12 @@ def run(
     """Run COMMAND with the fixes: trtllm-serve, trtllm-bench, python, mpirun, trtllm-llmapi-launch."""
     environ = environment()
     config = config or (ctx.parent.params.get("config") if ctx.parent is not None else None)
-    settings = load(config, {**environ, **_from_options(fixes, force, manager, metrics_port)})
+    given = _from_options(fixes, force, manager, metrics_port)
+    settings = load(
+        config,
+        {**environ, **{variable: value for variable, (_, value) in given.items()}},
+        options={variable: option for variable, (option, _) in given.items()},
+    )
     if not settings.enabled:
         raise SettingsError(
             f"{ENV_ENABLED} or kvfix.enabled is false; `run` starts commands with the fixes, so unset it"
@@ -208,7 +213,10 @@ def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
         ) from error
 
 
-def _from_options(fixes: Sequence[str], force: bool, manager: str | None, metrics_port: int | None) -> dict[str, str]:
+def _from_options(
+    fixes: Sequence[str], force: bool, manager: str | None, metrics_port: int | None
+) -> dict[str, tuple[str, str]]:
+    """By variable: the option as errors call it, and its value."""
     given = {}
     for text in fixes:
         fix_id, equals, choice = text.partition("=")
@@ -218,13 +226,13 @@ def _from_options(fixes: Sequence[str], force: bool, manager: str | None, metric
             near = difflib.get_close_matches(fix_id, IDS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(IDS)}"
             raise SettingsError(f"--fix names {fix_id!r}, which is not a fix; {hint}")
-        given[variable_of(("fixes", fix_id))] = choice
+        given[variable_of(("fixes", fix_id))] = (f"--fix {fix_id}", choice)
     if force:
-        given[variable_of(("force",))] = "true"
+        given[variable_of(("force",))] = ("--force", "true")
     if manager is not None:
-        given[variable_of(("manager",))] = manager
+        given[variable_of(("manager",))] = ("--manager", manager)
     if metrics_port is not None:
-        given[variable_of(("metrics_port",))] = str(metrics_port)
+        given[variable_of(("metrics_port",))] = ("--metrics-port", str(metrics_port))
     return given
 
 

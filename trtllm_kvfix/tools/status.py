@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from trtllm_kvfix.metrics import flight
@@ -14,6 +13,7 @@ from trtllm_kvfix.overlay.attest import live
 from trtllm_kvfix.runtime_files import folder_of, process_start
 from trtllm_kvfix.settings import load
 from trtllm_kvfix.sizes import bytes_text
+from trtllm_kvfix.tools.terminal import terminal
 
 
 @click.command()
@@ -31,11 +31,11 @@ def status(as_json: bool, dump: bool) -> None:
         click.echo(json.dumps([entry | of_process.get(entry["pid"], {}) for entry in entries], indent=2))
         return
     if entries:
-        Console().print(table(entries))
+        terminal().print(table(entries))
     else:
         click.echo("no process of this user runs TensorRT-LLM with the hook")
     if tiers:
-        Console().print(table_of_tiers(tiers))
+        terminal().print(table_of_tiers(tiers))
     for tier in tiers:
         if tier.get("remote"):
             click.echo(f"rank {tier['rank']}: remote tier {tier['remote']}")

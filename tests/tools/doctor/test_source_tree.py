@@ -129,10 +129,22 @@ def test_a_module_that_cannot_be_read_is_named(tree: Path) -> None:
     assert [each["name"] for each in report["overlay"]["buffers"]] == ["host_kv_cache_block_offsets"]
 
 
+def test_a_tree_without_managers_needs_nothing_and_is_a_problem(tmp_path: Path) -> None:
+    """Such as an incomplete checkout: every fix is not-applicable in it."""
+    (tmp_path / "tensorrt_llm").mkdir()
+    result = CliRunner().invoke(cli.main, ["doctor", "--json", "--source", str(tmp_path)])
+    (problem,) = json.loads(result.output)["problems"]
+    assert result.exit_code == 1
+    assert "no probe says anything about it; usual causes: an incomplete checkout" in problem
+
+
 def test_a_fix_whose_self_test_fails_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorrt_llm").mkdir()
     command = ["doctor", "--json", "--source", str(tmp_path)]
-    assert CliRunner().invoke(cli.main, command).exit_code == 0, "nothing in an empty package needs a fix"
+    manager = tmp_path.joinpath(*RESOURCE_MANAGER.split(".")).with_suffix(".py")
+    manager.parent.mkdir(parents=True)
+    manager.write_text("")
+    assert CliRunner().invoke(cli.main, command).exit_code == 0, "nothing in it needs a fix"
 
     def fail() -> None:
         raise AssertionError("it does not hold")

@@ -57,6 +57,19 @@ def test_without_a_gpu_the_command_says_what_it_could_not_show(tmp_path: Path) -
     assert "offsets-v1" in done.stdout and "seen.json" in done.stdout
 
 
+def test_a_report_that_cannot_be_written_hides_no_result(tmp_path: Path) -> None:
+    environ = environment(tmp_path, STANDIN_VARIANT="B") | {"PYTHONPATH": f"{STANDIN}:{ROOT}"}
+    command = [sys.executable, "-m", "trtllm_kvfix", "selfcheck", "--out"]
+    full, nowhere = (
+        subprocess.run([*command, out], capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
+        for out in ("/dev/full", "nowhere/seen.json")
+    )
+    assert (full.returncode, nowhere.returncode) == (2, 2)
+    assert full.stderr == "Error: --out is '/dev/full': it cannot be written: No space left on device\n"
+    assert "offsets-v1" in full.stdout
+    assert nowhere.stderr == "Error: --out is 'nowhere/seen.json': there is no folder nowhere\n"
+
+
 def test_fixes_of_the_process_do_not_reach_the_control_arm(tmp_path: Path) -> None:
     """Below `run` the child's Python has the hook."""
     environ = environment(tmp_path, STANDIN_VARIANT="B") | {"PYTHONPATH": f"{STANDIN}:{ROOT}"}

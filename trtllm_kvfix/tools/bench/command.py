@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.engine.machine import open_machine
@@ -17,6 +16,7 @@ from trtllm_kvfix.tools.bench.report import print_report
 from trtllm_kvfix.tools.bench.runs import SIZES, VOCABULARY, execute, ways
 from trtllm_kvfix.tools.pictures import check_plot
 from trtllm_kvfix.tools.progress import progress_bar
+from trtllm_kvfix.tools.terminal import terminal
 
 RATE = {"small": 100.0, "large": 60.0}
 REQUESTS = {"small": 40, "large": 160}
@@ -95,6 +95,6 @@ def bench(
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
-        print_report(Console(), report)
+        print_report(terminal(), report)
     if plot_path is not None:
         plot(report, plot_path)

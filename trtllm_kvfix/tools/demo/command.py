@@ -5,7 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.engine.config import HAZARDS, MANAGERS
@@ -16,6 +15,7 @@ from trtllm_kvfix.tools.demo.outcome import Report, SceneOutcome
 from trtllm_kvfix.tools.demo.page import page
 from trtllm_kvfix.tools.demo.report import Printer, picture
 from trtllm_kvfix.tools.demo.scenes import Scene, choose, play
+from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.written import check_folder, write
 
 
@@ -54,7 +54,7 @@ def demo(
     scenes = choose(choices, manager)
     check_folder("--html", html_path)
     check_folder("--svg", svg_path)
-    printer = Printer(Console(quiet=as_json))
+    printer = Printer(terminal(quiet=as_json))
     try:
         report = run(scenes, device_name, seed, printer)
     except DeviceError as error:

@@ -82,8 +82,9 @@ def doctor(as_json: bool, source: Path | None) -> None:
 
 
 def show(report: Mapping[str, Any]) -> None:
-    from rich.console import Console  # noqa: PLC0415  --json does without it
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415  --json does without it
+
+    from trtllm_kvfix.tools.terminal import terminal  # noqa: PLC0415
 
     table = Table(box=None, show_header=False)
     for key in ("package", "python", "platform", "numpy"):
@@ -97,7 +98,7 @@ def show(report: Mapping[str, Any]) -> None:
     table.add_row("GPU", found["gpu"] or "none")
     locked = found["memory_lock_bytes"]
     table.add_row("memory lock", "unlimited" if locked is None else f"at most {bytes_text(locked)} (ulimit -l)")
-    console = Console()
+    console = terminal()
     console.print(table)
     if report["kernels_missing"] is not None:
         for line in kernels.lines(report["kernels_missing"]):

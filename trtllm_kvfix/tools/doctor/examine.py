@@ -14,7 +14,7 @@ from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.overlay.hook_file import hook_file
 from trtllm_kvfix.overlay.launch import BOOTSTRAP, PATH
 from trtllm_kvfix.overlay.registry import FixStatus, Registry
-from trtllm_kvfix.overlay.upstream import PACKAGE, Upstream, exists
+from trtllm_kvfix.overlay.upstream import PACKAGE, RESOURCE_MANAGER, Upstream, exists
 from trtllm_kvfix.settings import Settings, environment
 from trtllm_kvfix.tools.doctor.buffers import candidates
 from trtllm_kvfix.tools.doctor.source_tree import SourceTree
@@ -80,8 +80,19 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
             *problems(statuses, "run", forced=settings.force),
             *(f"fix {status.id} is needed: {status.reason}" for status in statuses if status.missing),
             *(f"{name} cannot be read: {why}" for name, why in tree.unreadable.items()),
+            *nothing_to_judge(tree, statuses),
         ],
     }
+
+
+def nothing_to_judge(tree: SourceTree, statuses: Sequence[FixStatus]) -> Iterator[str]:
+    """Without the managers no probe finds anything to fix, which must not look like a build that needs nothing."""
+    has_managers = tree.module(RESOURCE_MANAGER) is not None or RESOURCE_MANAGER in tree.unreadable
+    if not has_managers and all(status.word == State.NOT_APPLICABLE.value for status in statuses):
+        yield (
+            f"{tree.package} has no {RESOURCE_MANAGER}, so no probe says anything about it; usual causes: an "
+            "incomplete checkout, or a release without the PyTorch backend"
+        )
 
 
 def release(version: str | None) -> dict[str, Any] | None:

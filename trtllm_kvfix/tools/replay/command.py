@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
 from trtllm_kvfix import usage
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, SettingsError
@@ -23,6 +22,7 @@ from trtllm_kvfix.tools.replay.source import STANDARD_INPUT, name_of
 from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TOKENS_PER_HASH_ID, TOKENS_PER_HASH_ID_MAX, read_trace
 from trtllm_kvfix.tools.replay.workload import GENERATORS, generate
+from trtllm_kvfix.tools.terminal import terminal
 
 
 class _Task(NamedTuple):
@@ -201,9 +201,9 @@ def _show(report: Report, *, is_sweep: bool, as_json: bool) -> None:
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     elif is_sweep:
-        print_sweep(Console(), report)
+        print_sweep(terminal(), report)
     else:
-        print_report(Console(), report)
+        print_report(terminal(), report)
 
 
 def _exit_code(report: Report) -> int:

@@ -29,6 +29,8 @@ def name_of(path: Path) -> str:
 @contextmanager
 def lines_of(path: Path) -> Iterator[Iterator[bytes]]:
     name = name_of(path)
+    if path == STANDARD_INPUT and sys.stdin is None:
+        raise TraceError(f"trace {name} cannot be read: it is closed")
     try:
         if path == STANDARD_INPUT:
             yield _numbered_failures(sys.stdin.buffer, name)

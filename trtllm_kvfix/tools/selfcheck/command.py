@@ -11,6 +11,7 @@ import click
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay.upstream import PACKAGE, exists
 from trtllm_kvfix.tools.selfcheck import parent, report, steps
+from trtllm_kvfix.written import check_folder, unwritable
 
 STEP_S_MAX = 300.0
 
@@ -42,29 +43,35 @@ def selfcheck(out: Path, limit_s: float) -> None:
     runs its self-test. Then it plays small scenarios with TensorRT-LLM's own managers on the GPU: without the fixes,
     with the fix that the scenario is about, and with all. The report has no paths and no names of machines or users.
 
-    The exit code is 1 if something is wrong or could not be shown.
+    The exit code is 1 if something is wrong or could not be shown, 2 if the report cannot be written.
     """
     if not exists(PACKAGE):
         raise NothingToCheck(
             f"TensorRT-LLM is not installed in this Python ({sys.executable}); run selfcheck with the Python of the "
             "server: `/path/to/python -m trtllm_kvfix selfcheck`"
         )
+    check_folder("--out", out)
     from trtllm_kvfix.tools.progress import progress_bar  # noqa: PLC0415  rich, where it is shown
 
     names = steps.names()
     with progress_bar("selfcheck", len(names)) as ended:
         outcomes = parent.run(names, limit_s=limit_s, ended=ended)
     found = report.compose(outcomes)
-    out.write_text(json.dumps(found, indent=2) + "\n")
-    show(found, out)
+    show(found)
+    try:
+        out.write_text(json.dumps(found, indent=2) + "\n")
+    except OSError as error:
+        raise unwritable("--out", out, error) from error
+    click.echo(f"The report is in {out}")
     sys.exit(1 if found["problems"] else 0)
 
 
-def show(found: Mapping[str, Any], out: Path) -> None:
-    from rich.console import Console  # noqa: PLC0415
+def show(found: Mapping[str, Any]) -> None:
     from rich.table import Table  # noqa: PLC0415
 
-    console = Console()
+    from trtllm_kvfix.tools.terminal import terminal  # noqa: PLC0415
+
+    console = terminal()
     upstream = found["tensorrt_llm"]
     console.print(f"TensorRT-LLM {upstream['version'] or 'of unknown version'}, variant {upstream['variant']}")
     fixes = Table(box=None)
@@ -81,4 +88,3 @@ def show(found: Mapping[str, Any], out: Path) -> None:
     console.print(scenarios)
     for problem in found["problems"]:
         console.print(f"problem: {problem}", style="bold", markup=False, soft_wrap=True)
-    console.print(f"The report is in {out}", markup=False, soft_wrap=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from rich.console import Console
 
 from trtllm_kvfix import __version__, usage
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError, SettingsError
 from trtllm_kvfix.native import Device, DeviceError, open_device
 from trtllm_kvfix.tools.progress import progress_bar
+from trtllm_kvfix.tools.terminal import terminal
 from trtllm_kvfix.tools.verify.case import Case
 from trtllm_kvfix.tools.verify.catalogue import NAMES, select
 from trtllm_kvfix.tools.verify.outcome import CaseOutcome, DeviceInfo, Report, Verdict
@@ -58,7 +58,7 @@ def verify(
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
-        print_report(Console(), report)
+        print_report(terminal(), report)
         if html_path is None:
             click.echo("For a page with a timeline of every arm, add --html FILE.", err=True)
     write("--html", html_path, lambda: page(report))

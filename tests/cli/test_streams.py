@@ -1,0 +1,104 @@
+"""Standard streams as callers leave them: closed, full, left by their reader, or without our letters."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from trtllm_kvfix import cli
+from trtllm_kvfix.errors import EXIT_INTERRUPTED, SettingsError
+
+COMMAND = [sys.executable, "-m", "trtllm_kvfix"]
+VERIFY = ("verify", "--iterations", "2", "--case", "offsets-v1")
+DEMO = ("demo", "--fix", "computed-blocks=off")
+REPLAY = ("replay", "--generate", "small")
+
+
+def started(*arguments: str, closed: tuple[int, ...] = (), **environ: str) -> subprocess.CompletedProcess[str]:
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        encoding="latin-1",
+        check=False,
+        preexec_fn=close if closed else None,
+        env=os.environ | environ,
+    )
+
+
+@pytest.mark.parametrize("arguments", [("-h",), ("--version",), VERIFY, DEMO, REPLAY], ids=" ".join)
+def test_closed_output_is_no_failure(arguments: tuple[str, ...]) -> None:
+    done = started(*arguments, closed=(1,))
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert started(*arguments, closed=(0, 1, 2)).returncode == 0
+
+
+def test_a_command_that_runs_finds_its_output_as_closed_as_we_did() -> None:
+    says = "import os, sys; sys.exit(7 if sys.stdout is None else 8)"
+    assert started("run", "--", sys.executable, "-c", says, closed=(1,)).returncode == 7
+
+
+def test_a_trace_from_a_closed_standard_input_is_refused() -> None:
+    done = started("replay", "-", closed=(0,))
+    assert done.returncode == SettingsError.exit_code
+    assert done.stderr == "Error: trace standard input cannot be read: it is closed\n"
+
+
+@pytest.mark.parametrize("arguments", [("-h",), VERIFY, DEMO, REPLAY, ("demo", "--json")], ids=" ".join)
+def test_a_reader_that_goes_is_no_hazard(arguments: tuple[str, ...]) -> None:
+    """1 would mean one."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*COMMAND, *arguments], stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_help_on_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*COMMAND, "-h"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == SettingsError.exit_code
+    assert done.stderr == "Error: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_letters_that_the_encoding_lacks_are_question_marks(encoding: str) -> None:
+    done = started(*DEMO, PYTHONIOENCODING=encoding)
+    assert done.returncode == 0, done.stderr
+    assert "poems to whoever cannot slee?" in done.stdout
+
+
+def under_test(monkeypatch: pytest.MonkeyPatch, body: Callable[[], None]) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "command_under_test", click.command()(body), raising=False)
+    monkeypatch.setitem(cli.COMMANDS, "under-test", f"{__name__}:command_under_test")
+
+
+def test_ctrl_c_before_a_command_has_anything_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While modules are imported, or a device is opened. 1 would mean a hazard."""
+
+    def body() -> None:
+        raise KeyboardInterrupt
+
+    under_test(monkeypatch, body)
+    result = CliRunner().invoke(cli.main, ["under-test"])
+    assert (result.exit_code, result.stderr) == (EXIT_INTERRUPTED, "Interrupted.\n")
+
+
+@pytest.mark.parametrize("arguments", [VERIFY, DEMO, (*REPLAY, "--compare")], ids=" ".join)
+def test_a_narrow_terminal_loses_nothing(arguments: tuple[str, ...]) -> None:
+    narrow, wide = (started(*arguments, COLUMNS=each).stdout.splitlines() for each in ("40", "80"))
+    assert [_without_times(line) for line in narrow] == [_without_times(line) for line in wide]
+
+
+def _without_times(line: str) -> list[str]:
+    return [word for word in line.split() if not word.replace(".", "").isdigit()]

@@ -1,0 +1,19 @@
+"""The terminal that reports are printed to."""
+
+from rich.console import Console
+
+# What the tables need. In less, rich would cut names, figures and verdicts off, or leave out whole columns.
+COLUMNS_MIN = 80
+
+
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """rich would end the process with 1, which means a hazard; cli.py knows better."""
+        raise  # noqa: PLE0704  rich calls this while it handles the BrokenPipeError
+
+
+def terminal(*, quiet: bool = False) -> Console:
+    """Standard output. A terminal that is narrower than the tables wraps their lines by itself, and nothing is lost."""
+    console = _Terminal(quiet=quiet)
+    console.width = max(console.width, COLUMNS_MIN)
+    return console
