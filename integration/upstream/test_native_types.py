@@ -132,8 +132,9 @@ def ask_everything(b: Bench) -> None:
         if pinned:
             impl.unpin_blocks_by_id(pinned)
     ask_what_only_some_have(b, request, slots)
-    pinned = impl.remove_sequence(2, request, True)
-    impl.unpin_blocks_by_id(pinned)
+    last = impl.remove_sequence(2, request, True)
+    assert last is not None
+    impl.unpin_blocks_by_id(last)
     impl.reset_reuse_state()
     impl.release_pools()
 
@@ -175,7 +176,14 @@ def test_what_is_of_another_type_is_objected_to() -> None:
     method = Declared("f", signature, MODULE)
     assert method.objections((1, [2]), {}, None) == method.objections((1, (2,)), {}, [3]) == []
     numpy_int = torch.tensor([3]).numpy()[0]
-    bad = [((1.0, []), 1), ((True, []), 1), ((1, 2), 1), ((1, ["2"]), 1), ((1, []), numpy_int), ((1, []), (1,))]
+    bad: list[tuple[tuple[Any, ...], Any]] = [
+        ((1.0, []), 1),
+        ((True, []), 1),
+        ((1, 2), 1),
+        ((1, ["2"]), 1),
+        ((1, []), numpy_int),
+        ((1, []), (1,)),
+    ]
     bad += [((1, []), True), ((1, []), [numpy_int]), ((1, [], 3), 1)]
     for given, result in bad:
         assert len(method.objections(given, {}, result)) == 1, (given, shown(result))
