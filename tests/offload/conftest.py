@@ -16,6 +16,8 @@ from trtllm_kvfix.staging.place import on_stream
 from .executor import BLOCK_WORDS, TOKENS_PER_BLOCK, Executor
 from .upstream_double import ConnectorManager, Request, State
 
+WAIT_S = 60.0
+
 BLOCK_BYTES = 4 * BLOCK_WORDS
 ConnectorManager.get_finished = asking_the_worker(ConnectorManager.get_finished)  # type: ignore[method-assign,assignment]
 
@@ -31,7 +33,7 @@ def serve_alone(bench: "Bench", request: Request) -> int:
     before = executor.loaded_tokens
     executor.submit(request)
     executor.run()
-    bench.take_note()
+    bench.settle()
     assert request.state is State.GONE
     return executor.loaded_tokens - before
 
@@ -63,6 +65,18 @@ class Bench:
         transfers = self.worker.side._transfers
         for running in transfers.running()[:1] if transfers else []:
             running.lane.wait(running.job.number, seconds)
+
+    def wait_for_transfers(self) -> None:
+        transfers = self.worker.side._transfers
+        for running in transfers.running() if transfers else []:
+            assert running.lane.wait(running.job.number, WAIT_S)
+
+    def settle(self) -> None:
+        """Requests are done. A store of one that was preempted, then cancelled, may outlive it; ranks call together."""
+        self.wait_for_transfers()
+        for request in self.manager.get_finished():
+            self.executor._free(request)
+        self.take_note()
 
     def take_note(self) -> None:
         """Of transfers that have ended, though no step follows."""

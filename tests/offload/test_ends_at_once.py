@@ -99,7 +99,7 @@ def play(scene: Callable[[Bench], None], bench: Bench, monkeypatch: pytest.Monke
         bench.device.synchronize(bench.executor.stream)
         release()
     bench.executor.run()
-    bench.take_note()
+    bench.settle()
     for number, marker in ((11, 1), (12, 7), (13, 3)):
         serve_alone(bench, Request(number, prompt(marker)))
 
