@@ -84,9 +84,10 @@ def heard(socket: Any) -> list[bytes]:
     raise AssertionError("no batch")
 
 
-@pytest.mark.parametrize("endpoint", ["inproc://kv-events", "tcp://127.0.0.1:*"])
+@pytest.mark.parametrize("endpoint", ["inproc://kv-{}", "tcp://127.0.0.1:*"])
 @pytest.mark.parametrize("shape", ["map", "array"])
 def test_a_subscriber_hears_every_batch(context: Any, endpoint: str, shape: Shape) -> None:
+    endpoint = endpoint.format(shape)  # a name is free again only after a while
     m = manager(primary=8, events_max=100)
     with Publisher(Translator(shape=shape), endpoint, topic="kv@one", data_parallel_rank=3) as publisher:
         socket = subscribed(context, publisher, "kv@")

@@ -13,10 +13,9 @@ from trtllm_kvfix.offload.ranks import Ranks
 from trtllm_kvfix.offload.recompute import asking_the_worker
 from trtllm_kvfix.staging.place import on_stream
 
+from .ends import wait_for_transfers
 from .executor import BLOCK_WORDS, TOKENS_PER_BLOCK, Executor
 from .upstream_double import ConnectorManager, Request, State
-
-WAIT_S = 60.0
 
 BLOCK_BYTES = 4 * BLOCK_WORDS
 ConnectorManager.get_finished = asking_the_worker(ConnectorManager.get_finished)  # type: ignore[method-assign,assignment]
@@ -67,9 +66,7 @@ class Bench:
             running.lane.wait(running.job.number, seconds)
 
     def wait_for_transfers(self) -> None:
-        transfers = self.worker.side._transfers
-        for running in transfers.running() if transfers else []:
-            assert running.lane.wait(running.job.number, WAIT_S)
+        wait_for_transfers(self.worker.side._transfers)
 
     def settle(self) -> None:
         """Requests are done. A store of one that was preempted, then cancelled, may outlive it; ranks call together."""
