@@ -39,7 +39,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help bound build verify test gtest test-py test-cpp test-dist test-mpi test-nixl test-mooncake test-ray test-upstream test-clients test-pages docs lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help bound build verify test gtest test-py test-cpp test-dist test-mpi test-nixl test-mooncake test-ray test-dynamo test-upstream test-clients test-pages docs lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,11 @@ test-mooncake: build bound  ## run the remote tier on Mooncake Store itself; fet
 test-ray: build bound  ## run the tests with Ray's actors; fetches a wheel of 79 MB
 	@[ -d build/ray ] || $(PY) -m pip install -q --disable-pip-version-check --target build/ray ray
 	@$(PY) -m pytest integration/ray
+
+# In a folder of its own, without what it asks for: the indexer needs none of it.
+test-dynamo: build  ## let Dynamo's own KV indexer hear our events; fetches a wheel, 227 MB unpacked
+	@[ -d build/dynamo ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/dynamo ai-dynamo-runtime
+	@$(PY) -m pytest integration/dynamo
 
 # UPSTREAM is a checkout, or a folder with a tree for each era; ERA says whose bound classes a checkout expects.
 test-upstream: build bound  ## run the overlay on TensorRT-LLM's own Python: UPSTREAM=DIR [ERA=D]; fetches torch

@@ -34,7 +34,7 @@ V1 = "KVCacheManager"
 SCENARIOS = {each.name: each for each in ALL_SCENARIOS if each.kind == "native"}
 
 
-def run(name: str, spoil: Callable[[Any], None] = lambda _: None) -> Result:
+def run(name: str, spoil: Callable[[Any], None] = lambda _: None, era: str = "S") -> Result:
     assert multiprocessing.get_start_method(allow_none=True) in (None, "fork")
     scenario = SCENARIOS[name]
 
@@ -42,7 +42,7 @@ def run(name: str, spoil: Callable[[Any], None] = lambda _: None) -> Result:
         scenario.prepare(server)
         spoil(server)
 
-    era = "S" if "S" in scenario.eras else "D"
+    era = era if era in scenario.eras else "D"
     return apart(TREES / era, era, replace(scenario, prepare=prepare), "all")
 
 

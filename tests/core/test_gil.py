@@ -243,5 +243,5 @@ print("alive")
 
 def test_arguments_that_call_the_manager_deadlock_with_no_thread() -> None:
     command = [sys.executable, "-c", CALLS_BACK]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert (ran.returncode, ran.stdout.strip()) == (0, "alive"), ran.stderr

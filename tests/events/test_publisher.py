@@ -1,5 +1,6 @@
 """A real subscriber hears what was published, and gets again what it missed."""
 
+import subprocess
 import sys
 from types import GenericAlias
 from typing import Any
@@ -8,7 +9,8 @@ import pytest
 
 from tests.core.scenes import BLOCK, leave_behind, manager, prompt
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.events.publisher import END, Publisher
+from trtllm_kvfix.events import publisher as module
+from trtllm_kvfix.events.publisher import END, QUESTIONS_AT_ONCE, Publisher
 from trtllm_kvfix.events.wire import Shape, Translator
 
 zmq = pytest.importorskip("zmq")
@@ -31,6 +33,8 @@ def fields(array: bool) -> Any:
             ("lora_name", str | None),
             ("extra_keys", list[tuple[Any, ...] | None] | None, None),
             ("group_idx", int | None, None),
+            ("kv_cache_spec_kind", str | None, None),
+            ("kv_cache_spec_sliding_window", int | None, None),
         ],
         tag=True,
         **options,
@@ -80,9 +84,10 @@ def heard(socket: Any) -> list[bytes]:
     raise AssertionError("no batch")
 
 
-@pytest.mark.parametrize("endpoint", ["inproc://kv-events", "tcp://127.0.0.1:*"])
+@pytest.mark.parametrize("endpoint", ["inproc://kv-{}", "tcp://127.0.0.1:*"])
 @pytest.mark.parametrize("shape", ["map", "array"])
 def test_a_subscriber_hears_every_batch(context: Any, endpoint: str, shape: Shape) -> None:
+    endpoint = endpoint.format(shape)  # a name is free again only after a while
     m = manager(primary=8, events_max=100)
     with Publisher(Translator(shape=shape), endpoint, topic="kv@one", data_parallel_rank=3) as publisher:
         socket = subscribed(context, publisher, "kv@")
@@ -122,6 +127,113 @@ def test_who_missed_batches_gets_them_again(context: Any) -> None:
         assert [int.from_bytes(number, "big") for number, _ in answers[:-1]] == [3, 4]
         assert all(msgspec.msgpack.decode(payload)[1] for _, payload in answers[:-1])
         client.close(linger=0)
+
+
+def asked(context: Any, endpoint: str, *first: int) -> Any:
+    client = context.socket(zmq.DEALER)
+    client.connect(endpoint)
+    for number in first:
+        client.send_multipart((b"", number.to_bytes(8, "big")))
+    return client
+
+
+def answers(client: Any) -> list[int]:
+    """The numbers that came again, up to the end."""
+    numbers: list[int] = []
+    while client.poll(WAIT_MS):
+        _, number, payload = client.recv_multipart()
+        if number == END:
+            return numbers
+        assert msgspec.msgpack.decode(payload)[1]
+        numbers.append(int.from_bytes(number, "big"))
+    raise AssertionError(f"no end after {len(numbers)}")
+
+
+def one_block(translator: Translator) -> list[Any]:
+    """Events of which a translator makes messages as often as it gets them."""
+    m = manager(primary=8, events_max=100)
+    leave_behind(m, 0, prompt(0, BLOCK))
+    events = m.get_latest_events()
+    assert translator.translate(events) and translator.translate(events)
+    return events
+
+
+def test_an_answer_longer_than_a_queue_arrives_whole(context: Any) -> None:
+    translator, replay = Translator(), "inproc://kv-long"
+    events = one_block(translator)
+    with Publisher(translator, "inproc://kv-long-live", replay_endpoint=replay) as publisher:
+        for _ in range(3_000):  # ZMQ's queues hold 1,000 at each end
+            publisher.publish(events)
+        client = asked(context, replay, 0)
+        publisher.answer_replays()
+        assert answers(client) == list(range(3_000))
+        client.close(linger=0)
+
+
+def test_questions_without_end_do_not_keep_the_publishing_thread(context: Any) -> None:
+    replay = "inproc://kv-flood"
+    with Publisher(Translator(), "inproc://kv-flood-live", replay_endpoint=replay) as publisher:
+        client = asked(context, replay, *range(2 * QUESTIONS_AT_ONCE + 1))
+        assert [publisher.answer_replays() for _ in range(4)] == [QUESTIONS_AT_ONCE, QUESTIONS_AT_ONCE, 1, 0]
+        client.close(linger=0)
+
+
+def test_a_slow_subscriber_holds_nobody_up_and_fills_its_gap(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCHES_WAITING_MAX", 4)
+    translator, replay = Translator(), "inproc://kv-slow"
+    events = one_block(translator)
+    with Publisher(translator, "inproc://kv-slow-live", replay_endpoint=replay) as publisher:
+        socket = context.socket(zmq.SUB)
+        socket.set(zmq.RCVHWM, 4)
+        socket.connect("inproc://kv-slow-live")
+        socket.subscribe("")
+        for _ in range(100):
+            publisher.publish(events)
+        numbers = []
+        while socket.poll(0):
+            numbers.append(int.from_bytes(socket.recv_multipart()[1], "big"))
+        assert numbers == list(range(len(numbers))) and 0 < len(numbers) < 100
+        client = asked(context, replay, len(numbers))
+        publisher.publish(events)
+        assert numbers + answers(client) == list(range(100)), "what is published later comes by itself"
+        assert int.from_bytes(heard(socket)[1], "big") == 100
+        client.close(linger=0)
+        socket.close(linger=0)
+
+
+def test_a_closed_publisher_says_so() -> None:
+    publisher = Publisher(Translator(), "inproc://kv-closed")
+    publisher.close()
+    publisher.close()
+    with pytest.raises(KvfixError, match="closed"):
+        publisher.publish([])
+
+
+FORKS = """
+import os, signal, sys
+from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.events.publisher import Publisher
+from trtllm_kvfix.events.wire import Translator
+
+publisher = Publisher(Translator(), "inproc://live", replay_endpoint="inproc://replay")
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    try:
+        publisher.publish([])
+    except KvfixError as error:
+        publisher.close()
+        os._exit(0 if "made in a parent process" in str(error) else 2)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+publisher.publish([])
+print("served")
+"""
+
+
+def test_a_child_may_not_use_the_publisher_of_its_parent() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=300, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "served\n"), ended.stderr
 
 
 def test_an_endpoint_that_is_taken_is_named() -> None:

@@ -2,9 +2,15 @@
 
 from typing import Any
 
+import pytest
+
 from tests.core.scenes import BLOCK, hashes, leave_behind, manager, prompt, push_to_host, run_transfers
+from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.events.wire import FIRST_HALF, Message, Translator
 from trtllm_kvfix.native import BlockManager
+
+DIGEST = bytes(range(32))
+IMAGE = {"mm_objects": [{"mm_hash": 0x0001020304050607, "offsets": []}]}
 
 
 class Router:
@@ -40,7 +46,7 @@ def told(m: BlockManager) -> list[Message]:
 
 def test_a_stored_block_says_all_that_makes_it_what_it_is() -> None:
     m = manager(primary=8, events_max=100)
-    identity: dict[str, Any] = {"salt": "tenant", "lora_id": 7, "extra_keys": [(2, 6, b"cat")]}
+    identity: dict[str, Any] = {"salt": "tenant", "lora_id": 7, "extra_keys": [(2, 6, DIGEST)]}
     leave_behind(m, 1, prompt(1, 2 * BLOCK), **identity)
     first, second = first_halves(prompt(1, 2 * BLOCK), **identity)
     assert told(m) == [
@@ -52,9 +58,13 @@ def test_a_stored_block_says_all_that_makes_it_what_it_is() -> None:
             "block_size": BLOCK,
             "lora_id": 7,
             "medium": "GPU",
-            "lora_name": None,
-            "extra_keys": [[(b"cat".hex(), 2), "tenant"]],
+            "lora_name": "7",
+            "cache_salt": "tenant",
+            "extra_keys": [[(DIGEST.hex(), 2), "tenant"]],
+            "block_mm_infos": [IMAGE],
             "group_idx": None,
+            "kv_cache_spec_kind": None,
+            "kv_cache_spec_sliding_window": None,
         },
         {
             "type": "BlockStored",
@@ -64,9 +74,13 @@ def test_a_stored_block_says_all_that_makes_it_what_it_is() -> None:
             "block_size": BLOCK,
             "lora_id": 7,
             "medium": "GPU",
-            "lora_name": None,
-            "extra_keys": [[(b"cat".hex(), -2)]],
+            "lora_name": "7",
+            "cache_salt": "tenant",
+            "extra_keys": [[(DIGEST.hex(), -2)]],
+            "block_mm_infos": [IMAGE],
             "group_idx": None,
+            "kv_cache_spec_kind": None,
+            "kv_cache_spec_sliding_window": None,
         },
     ]
 
@@ -76,7 +90,7 @@ def test_a_block_that_nothing_else_tells_apart_has_no_extra_keys() -> None:
     leave_behind(m, 1, prompt(1, BLOCK))
     [message] = told(m)
     assert isinstance(message, dict)
-    assert message["extra_keys"] == [None]
+    assert message["extra_keys"] == message["block_mm_infos"] == [None]
 
 
 def test_a_block_that_moves_is_never_nowhere() -> None:
@@ -125,11 +139,58 @@ def test_after_a_gap_a_router_believes_in_nothing_that_has_gone() -> None:
         assert isinstance(message, dict) and set(message["block_hashes"]) <= blocks
 
 
-def test_blocks_of_several_windows_name_theirs() -> None:
+def test_an_adapter_goes_by_its_name() -> None:
+    m = manager(primary=8, events_max=100)
+    names = {7: "poet"}
+    translator = Translator(lora_names=names)
+    names[8] = "critic"  # loaded while the server runs
+    for lora_id in (7, 8, 9, None):
+        leave_behind(m, 1, prompt(1, BLOCK), lora_id=lora_id)
+    messages = translator.translate(m.get_latest_events())
+    said = [(message["lora_id"], message["lora_name"]) for message in messages if isinstance(message, dict)]
+    assert said == [(7, "poet"), (8, "critic"), (9, "9"), (None, None)], "nameless is not the model without adapters"
+
+
+def test_every_block_of_a_tenant_says_whose_it_is() -> None:
+    m = manager(primary=2, host=2, events_max=100)
+    translator = Translator()
+    leave_behind(m, 1, prompt(1, 2 * BLOCK), salt="tenant")
+    push_to_host(m, 2, blocks=2)
+    messages = [each for each in translator.translate(m.get_latest_events()) if isinstance(each, dict)]
+    stored = [each for each in messages if each["type"] == "BlockStored"]
+    assert [(each["medium"], each["cache_salt"]) for each in stored[:4]] == [
+        ("GPU", "tenant"),
+        ("GPU", "tenant"),
+        ("CPU", "tenant"),
+        ("CPU", "tenant"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("salt", "text"), [("tenant", "tenant"), (b"\xff\x00", "ff00"), (-(2**63), str(-(2**63))), (None, None)]
+)
+def test_a_salt_is_text_whatever_it_was(salt: str | bytes | int | None, text: str | None) -> None:
+    m = manager(primary=8, events_max=100)
+    leave_behind(m, 1, prompt(1, BLOCK), salt=salt)
+    [message] = told(m)
+    assert isinstance(message, dict)
+    assert (message["cache_salt"], message["extra_keys"]) == (text, [None if text is None else [text]])
+
+
+def test_blocks_of_several_windows_name_theirs_and_the_largest_is_what_a_router_follows() -> None:
     m = manager(primary=8, window_sizes=[BLOCK, 8 * BLOCK], events_max=100)
     leave_behind(m, 1, prompt(1, BLOCK))
     messages = Translator([BLOCK, 8 * BLOCK]).translate(m.get_latest_events())
-    assert [message["group_idx"] for message in messages if isinstance(message, dict)] == [0, 1]
+    names = ("group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
+    said = [tuple(message[name] for name in names) for message in messages if isinstance(message, dict)]
+    assert said == [(0, "sliding_window", BLOCK), (1, "full_attention", None)]
+
+
+def test_a_window_that_nobody_mentioned_is_named() -> None:
+    m = manager(primary=8, window_sizes=[BLOCK, 8 * BLOCK], events_max=100)
+    leave_behind(m, 1, prompt(1, BLOCK))
+    with pytest.raises(KvfixError, match=f"a block of window {BLOCK}, but .* windows \\[\\]"):
+        told(m)
 
 
 def test_arrays_have_the_fields_in_vllms_order() -> None:
@@ -138,5 +199,5 @@ def test_arrays_have_the_fields_in_vllms_order() -> None:
     m.reset_reuse_state()
     [half] = first_halves(prompt(1, BLOCK), lora_id=7)
     stored, removed = Translator(shape="array").translate(m.get_latest_events())
-    assert stored == ["BlockStored", [half], None, prompt(1, BLOCK), BLOCK, 7, "GPU", None, [None], None]
+    assert stored == ["BlockStored", [half], None, prompt(1, BLOCK), BLOCK, 7, "GPU", "7", [None], None, None, None]
     assert removed == ["BlockRemoved", [half], "GPU", None]

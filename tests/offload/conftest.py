@@ -13,6 +13,7 @@ from trtllm_kvfix.offload.ranks import Ranks
 from trtllm_kvfix.offload.recompute import asking_the_worker
 from trtllm_kvfix.staging.place import on_stream
 
+from .ends import wait_for_transfers
 from .executor import BLOCK_WORDS, TOKENS_PER_BLOCK, Executor
 from .upstream_double import ConnectorManager, Request, State
 
@@ -31,7 +32,7 @@ def serve_alone(bench: "Bench", request: Request) -> int:
     before = executor.loaded_tokens
     executor.submit(request)
     executor.run()
-    bench.take_note()
+    bench.settle()
     assert request.state is State.GONE
     return executor.loaded_tokens - before
 
@@ -63,6 +64,16 @@ class Bench:
         transfers = self.worker.side._transfers
         for running in transfers.running()[:1] if transfers else []:
             running.lane.wait(running.job.number, seconds)
+
+    def wait_for_transfers(self) -> None:
+        wait_for_transfers(self.worker.side._transfers)
+
+    def settle(self) -> None:
+        """Requests are done. A store of one that was preempted, then cancelled, may outlive it; ranks call together."""
+        self.wait_for_transfers()
+        for request in self.manager.get_finished():
+            self.executor._free(request)
+        self.take_note()
 
     def take_note(self) -> None:
         """Of transfers that have ended, though no step follows."""

@@ -4,6 +4,9 @@ from typing import TypeVar
 
 from trtllm_kvfix.offload.ledger import Ledger
 from trtllm_kvfix.offload.plan import Ended, FetchJob, Job, LoadJob, PutJob, StoreJob
+from trtllm_kvfix.offload.transfers import Transfers
+
+WAIT_S = 60.0
 
 AnyJob = TypeVar("AnyJob", StoreJob, LoadJob, FetchJob, PutJob)
 
@@ -21,3 +24,10 @@ def end(ledger: Ledger, job: Job, error: str = "") -> None:
     ledger.queue(job)
     ledger.end_here(Ended(job.number, error))
     ledger.end_everywhere(*ledger.take_ended_here(), has_scheduler=True)
+
+
+def wait_for_transfers(transfers: Transfers | None) -> None:
+    """All that a lane has now. The loop's thread may take their ends meanwhile."""
+    for running in transfers.running() if transfers else []:
+        lane = running.lane
+        assert lane is None or lane.wait(running.job.number, WAIT_S)

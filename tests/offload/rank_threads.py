@@ -24,7 +24,7 @@ class ThreadRanks:
     """Ranks that are threads of one test; gather is a meeting of all."""
 
     def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=20)
+        self._barrier = threading.Barrier(size, timeout=120)
         self._given: list[Any] = [None] * size
 
     def rank(self, rank: int) -> Any:

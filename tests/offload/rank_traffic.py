@@ -37,7 +37,7 @@ class RankTraffic(Traffic):
     def serve(self) -> None:
         self.turn()
         self.bench.executor.run(self.between)
-        self.bench.take_note()
+        self.bench.settle()
 
     def between(self, step: int) -> None:
         executor = self.bench.executor

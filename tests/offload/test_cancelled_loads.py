@@ -9,6 +9,7 @@ import pytest
 from tests.standin.fixture import VARIANTS
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
 
+from .ends import wait_for_transfers
 from .stand_in import OffloadServer, offloading
 from .test_kept_blocks import FILLER, FILLS_THE_DEVICE, PROMPT, WAIT_S, transfers_held
 
@@ -31,8 +32,7 @@ def cancelled_while_it_loads(server: OffloadServer, monkeypatch: pytest.MonkeyPa
         assert executor.await_responses([CANCELLED, RUNS_BESIDE], WAIT_S) is not None
         yield
         gate.open()
-    for running in server.worker.side._transfers.running():
-        assert running.lane.wait(running.job.number, WAIT_S)
+    wait_for_transfers(server.worker.side._transfers)
     for number in range(10, 30):  # until an iteration has learnt of it
         server.run([server.request(number, [number], 1)])
         if not server.worker.side.requests_in_transfer():

@@ -23,7 +23,7 @@ def held(bench: Bench) -> ExitStack:
 
 
 def require_all_given_back(bench: Bench) -> None:
-    bench.take_note()
+    bench.settle()
     assert bench.executor.corrupt == []
     bench.index.check_invariants()
     bench.index.drop()
@@ -67,4 +67,23 @@ def test_requests_end_though_every_host_block_is_under_way(make_bench: MakeBench
     assert counters.offload_dropped_blocks.value > dropped
     executor.run()
     assert [request.generated for request in requests] == [2] * 4
+    require_all_given_back(bench)
+
+
+def test_a_store_may_outlive_the_last_request(make_bench: MakeBench) -> None:
+    """Upstream tells nobody that it preempts, and a request that is cancelled while it waits ends at once."""
+    bench = make_bench()
+    executor, request = bench.executor, Request(1, prompt(1), max_new_tokens=9)
+    gate = held(bench)
+    executor.submit(request)
+    while not transfers_of(bench).running():
+        executor.step()
+    executor.preempt(request)
+    executor.cancel(request)
+    assert not (executor.waiting or executor.active)
+    bench.take_note()
+    assert bench.index.stats().owned > 0, "the copy has not ended"
+    gate.close()
+    bench.settle()
+    assert bench.index.stats().owned == 0
     require_all_given_back(bench)

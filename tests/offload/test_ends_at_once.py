@@ -6,7 +6,6 @@ once. Transfers are slow: they come behind what that one writes.
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -71,9 +70,7 @@ def hold_transfers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     def release() -> None:
         monkeypatch.undo()
         bench.device.open_gate(gate)
-        transfers: Any = bench.worker.side._transfers
-        for running in transfers.running():
-            assert running.lane.wait(running.job.number, 10.0)
+        bench.wait_for_transfers()
 
     return release
 
@@ -99,7 +96,7 @@ def play(scene: Callable[[Bench], None], bench: Bench, monkeypatch: pytest.Monke
         bench.device.synchronize(bench.executor.stream)
         release()
     bench.executor.run()
-    bench.take_note()
+    bench.settle()
     for number, marker in ((11, 1), (12, 7), (13, 3)):
         serve_alone(bench, Request(number, prompt(marker)))
 

@@ -87,7 +87,7 @@ def bind(bench: Bench, output: Output) -> Any:
 def end(bench: Bench) -> list[int]:
     """Of all transfers that have begun."""
     bench.worker.get_finished([], [])
-    bench.wait_for_a_transfer(60)
+    bench.wait_for_transfers()
     bench.worker.get_finished([], [])
     finished: list[int] = bench.worker.get_finished_prefix_loads()
     bench.take_note()

@@ -217,7 +217,7 @@ class ConnectorMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Requests are done, and what they left on its way comes to its end."""
-        self.bench.take_note()
+        self.bench.settle()
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):

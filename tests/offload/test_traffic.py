@@ -88,7 +88,7 @@ def test_no_block_ever_holds_a_foreign_or_half_written_value(seed: int, make_ben
 
     traffic.turn()
     executor.run(traffic.between)
-    bench.scheduler.build_connector_meta(None)
+    bench.settle()
     assert traffic.number == REQUESTS
     assert executor.corrupt == []
     assert executor.reads_checked > REQUESTS // 2

@@ -6,6 +6,7 @@ payload) of each batch that is still kept, then (-1, nothing). One thread calls 
 events.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from trtllm_kvfix.native import BlockEvent
 END = (-1).to_bytes(8, "big", signed=True)
 BATCHES_KEPT = 10_000
 BATCHES_WAITING_MAX = 100_000  # per subscriber that is slow; it loses what comes beyond
+QUESTIONS_AT_ONCE = 16  # answered in one call, so that whoever asks without end does not keep the publishing thread
 
 
 class Publisher:
@@ -42,6 +44,9 @@ class Publisher:
         self._publish = context.socket(zmq.PUB)
         self._publish.set_hwm(BATCHES_WAITING_MAX)
         self._replay = None if replay_endpoint is None else context.socket(zmq.ROUTER)
+        if self._replay is not None:  # ROUTER drops what a queue cannot hold: a whole answer fits, with its end
+            self._replay.set(zmq.SNDHWM, batches_kept + 1)
+        self._process = os.getpid()
         try:
             self._publish.bind(endpoint)
             if self._replay is not None:
@@ -62,18 +67,31 @@ class Publisher:
             self._publish.send_multipart((self._topic, number, payload))
         return len(messages)
 
-    def answer_replays(self) -> None:
-        """Answer the requests that have arrived. `publish` does this, too."""
-        while self._replay is not None and self._replay.poll(0):
-            who, *rest = self._replay.recv_multipart()
-            if len(rest) != 2 or len(rest[1]) != 8:  # not a request: it gets no answer
-                continue
-            for number, payload in self._kept:
-                if number >= rest[1]:
-                    self._replay.send_multipart((who, b"", number, payload))
-            self._replay.send_multipart((who, b"", END, b""))
+    def answer_replays(self) -> int:
+        """Answer up to QUESTIONS_AT_ONCE requests that have arrived, and return how many. `publish` does this, too."""
+        self._check()
+        answered = 0
+        while self._replay is not None and answered < QUESTIONS_AT_ONCE and self._replay.poll(0):
+            self._answer(self._replay, *self._replay.recv_multipart())
+            answered += 1
+        return answered
+
+    def _answer(self, replay: Any, who: bytes, *rest: bytes) -> None:
+        if len(rest) != 2 or len(rest[1]) != 8:  # not a request: it gets no answer
+            return
+        for number, payload in self._kept:
+            if number >= rest[1]:
+                replay.send_multipart((who, b"", number, payload))
+        replay.send_multipart((who, b"", END, b""))
+
+    def _check(self) -> None:
+        if os.getpid() != self._process:  # a socket of the parent's would wait for the parent's threads, for ever
+            raise KvfixError("events: this publisher was made in a parent process; make one in this process")
+        if self._publish.closed:
+            raise KvfixError("events: this publisher is closed")
 
     def close(self) -> None:
+        """Drop what subscribers have not taken: a dead one would hold up the exit."""
         for socket in (self._publish, self._replay):
             if socket is not None:
                 socket.close(linger=0)

@@ -23,7 +23,8 @@ class Held:
     @locked
     def store_blocks_for_reuse(self, request_id: int, llm_request: Any, pin_blocks: bool) -> Any:
         self._books.store(request_id, llm_request)
-        return self._pinned(request_id) if pin_blocks else ([] if self.layout.pins_by_list else None)
+        slots = self._pinned(request_id) if pin_blocks else []
+        return slots if self.layout.pins_by_list else self._books.pins.chain(slots)
 
     @locked
     def pin_blocks(self, request_id: int) -> None:
@@ -37,10 +38,9 @@ class Held:
         else:
             self._books.pins.unpin(block_ids)
 
-    def _pinned(self, request_id: int) -> Any:
+    def _pinned(self, request_id: int) -> list[int]:
         self._refuse_windows()
-        slots = self._books.pin(request_id) if self._books.knows(request_id) else []
-        return slots if self.layout.pins_by_list else self._books.pins.chain(slots)
+        return self._books.pin(request_id) if self._books.knows(request_id) else []
 
     def _refuse_windows(self) -> None:
         if self.layout.slides:

@@ -148,11 +148,11 @@ class NativeKvCache(Asked, Held, Named):
         self._books.report(llm_request)
 
     @locked
-    def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool) -> Any:
-        """The name of what is pinned on release, as `store_blocks_for_reuse` gives it."""
-        pinned = self._pinned(request_id) if pin_on_release else None
+    def remove_sequence(self, request_id: int, llm_request: Any, pin_on_release: bool) -> int | None:
+        """One number for all that is pinned on release, also where `store_blocks_for_reuse` lists them."""
+        pinned = self._pinned(request_id) if pin_on_release else []
         self._books.remove(request_id, llm_request)
-        return pinned
+        return self._books.pins.chain(pinned)
 
     @locked
     def rewind_kv_cache(self, request_id: int, rewind_len: int) -> None:

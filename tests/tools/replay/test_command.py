@@ -250,7 +250,7 @@ def test_ctrl_c_prints_the_partial_result_and_exits_with_130(tmp_path: Path) -> 
     script = tmp_path / "interrupted.py"
     script.write_text(INTERRUPTED)
     command = [sys.executable, str(script), "replay", "--generate", "small", "--compare", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 130, done.stderr
     report = json.loads(done.stdout)
     assert report["partial"]
