@@ -23,7 +23,7 @@ from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import TransferLane
-from trtllm_kvfix.offload.plan import Ended, Job, LoadJob, Step, step_of
+from trtllm_kvfix.offload.plan import Ended, Job, LoadJob, Step
 
 
 class State(Enum):
@@ -147,7 +147,7 @@ class Ledger:
     def take_step(self, fences: tuple[int, ...]) -> Step:
         if not (self._planned or self._taken_back or fences):
             return Step()
-        step = step_of([record.job for record in self._planned], fences, tuple(self._taken_back))
+        step = Step(tuple([record.job for record in self._planned]), fences, tuple(self._taken_back))
         self._planned, self._taken_back = [], []
         return step
 
@@ -157,6 +157,8 @@ class Ledger:
 
     def take_ended_everywhere(self) -> list[tuple[Record, Ended]]:
         """The caller that takes them applies them."""
+        if not self.ended:
+            return []
         ended, self.ended = self.ended, []
         return [(self._apply(self._records[one.job]), one) for one in ended]
 
