@@ -54,7 +54,8 @@ class OffloadScheduler:
         return slots
 
     def require_tier(self) -> None:
-        if self._link.slots is None:
+        """And make the index, so that the first request need not wait for it."""
+        if self.index is None:
             raise KvfixError("upstream starts serving before it has registered the cache with the connector's worker")
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
