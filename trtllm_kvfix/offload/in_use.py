@@ -13,7 +13,7 @@ class InUse:
     """One thread uses this: the scheduler's."""
 
     def __init__(self) -> None:
-        self._jobs: dict[tuple[int, int], set[int]] = {}  # layer group, block -> the jobs that use it
+        self._jobs: dict[tuple[int, int], tuple[int, ...]] = {}  # layer group, block -> the jobs that use it
         self._fences: set[int] = set()
 
     def __len__(self) -> int:
@@ -21,20 +21,18 @@ class InUse:
 
     def add(self, job: StoreJob | LoadJob) -> None:
         for place in places(job):
-            if place in self._jobs:
-                self._jobs[place].add(job.number)
-            else:
-                self._jobs[place] = {job.number}
+            self._jobs[place] = (*self._jobs.get(place, ()), job.number)
 
     def remove(self, job: StoreJob | LoadJob) -> None:
         for place in places(job):
-            jobs = self._jobs[place]
-            jobs.discard(job.number)
-            if not jobs:
-                del self._jobs[place]
+            jobs = self._jobs.pop(place)
+            if jobs != (job.number,):
+                self._jobs[place] = tuple([number for number in jobs if number != job.number])
 
     def about_to_be_written(self, blocks: Sequence[Sequence[int]]) -> None:
         """`blocks` of each layer group."""
+        if not self._jobs:
+            return
         for group, numbers in enumerate(blocks):
             for block in numbers:
                 self._fences.update(self._jobs.get((group, block), ()))
@@ -45,5 +43,7 @@ class InUse:
 
     def take_fences(self) -> tuple[int, ...]:
         """The jobs that must end before anything else begins."""
+        if not self._fences:
+            return ()
         fences, self._fences = tuple(sorted(self._fences)), set()
         return fences

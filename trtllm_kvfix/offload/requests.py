@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.blocks.identity import Identity
@@ -110,7 +109,8 @@ class LiveRequest:
 
     def whole_blocks(self) -> int:
         """The number of blocks whose tokens are all known and computed."""
-        return min(min(self.computed, self.length) // self.index.tokens_per_block, self.allocated)
+        known = self.indexed + len(self.tail)
+        return min(min(self.computed, known) // self.index.tokens_per_block, self.allocated)
 
     def index_blocks(self, blocks: int) -> None:
         """The index has at least these from now on."""
@@ -185,7 +185,7 @@ class LiveRequest:
 
 def part_of(blocks: list[list[int]], first: int, end: int) -> tuple[int, ...]:
     """Blocks `first` to `end` of one layer group, then of the next, in the order of jobs."""
-    return tuple(chain.from_iterable(group[first:end] for group in blocks))
+    return tuple([block for group in blocks for block in group[first:end]])
 
 
 def added_blocks(data: Any) -> list[list[int]]:
