@@ -24,7 +24,7 @@ class PendingLoad:
     position: int  # tokens that the device had
     tokens: int  # tokens that the load adds
     job: int | None = None  # once the destinations are known
-    reserved: bool = False  # upstream releases it part by part; offload/reservations.py
+    reservation: int | None = None  # upstream's number, by which it releases it part by part; offload/reservations.py
     fetch: "PendingFetch | None" = None  # the part that comes from the remote tier first
     is_short: bool = False  # the load brings less than was promised
 
@@ -71,7 +71,6 @@ class LiveRequest:
     covered: int = 0  # blocks that are in the host tier, on their way, or not worth storing
     worth: int = sys.maxsize  # blocks from this one on are not worth it
     due: int = field(init=False)  # tokens that must be computed before there is more to cover
-    jobs: set[int] = field(default_factory=set)  # stores that have not ended
     load: PendingLoad | None = None
     is_counted: bool = True  # what it found; for a reservation, once upstream has accepted some of it
     chain: "KeyChain | None" = None  # names its blocks if they go to the remote tier as well
