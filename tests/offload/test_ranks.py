@@ -52,6 +52,22 @@ def test_a_store_counts_when_the_last_rank_has_it(ranks: list[Rank]) -> None:
     assert not ranks[1].link.ledger.ended, "the scheduler side is on rank 0"
 
 
+def test_a_fence_that_is_over_before_it_begins_keeps_no_rank_waiting(ranks: list[Rank]) -> None:
+    """Rank 0 has the record of a job until its scheduler side has looked, and the others have forgotten it."""
+    for rank in ranks:
+        rank.worker.bind(Step((StoreJob(1, 7, (0, 1), (3, 4)),)))
+        rank.worker.start(rank.stream)
+    for rank in ranks:
+        rank.worker.bind(Step(fences=(1,)))
+        rank.worker._stream = None  # upstream has not come to the next step's copies
+        assert rank.worker._transfers is not None
+        assert rank.worker._transfers._stores.wait(1, 60)
+    while not ranks[0].link.ledger.ended:
+        on_all(ranks, lambda rank: rank.worker.finished([], []))
+    assert [len(rank.link.ledger) for rank in ranks] == [1, 0]
+    on_all(ranks, lambda rank: rank.worker.start(rank.stream))
+
+
 @pytest.mark.parametrize("bad", range(RANKS))
 def test_a_load_that_fails_on_one_rank_is_computed_on_all(bad: int, ranks: list[Rank]) -> None:
     transfers = ranks[bad].worker._transfers

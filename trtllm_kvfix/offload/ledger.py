@@ -58,7 +58,9 @@ class Record:
     written: State = State.PLANNED
     lane: TransferLane | None = None  # the lane that took it
     since: float | None = None  # when a lane or the porter took it, by the clock of `monotonic`
+    end: Ended | None = None  # of this rank, until the others hear of it
     ends: tuple[Ended, ...] = ()  # what ranks have said
+    holds_up: bool = False  # this rank begins nothing else before it has ended
     is_awaited: bool = True  # its end will be reported to upstream
     # What the next step says of it:
     is_new: bool = False
@@ -102,7 +104,6 @@ class Ledger:
         self._numbers = count(1)
         self._records: dict[int, Record] = {}
         self._next: dict[int, Record] = {}  # those of which the next step says something
-        self._ended_here: list[Ended] = []  # not sent to the other ranks
         self.ended: list[Ended] = []  # ended everywhere, and not applied
 
     def __iter__(self) -> Iterator[Record]:
@@ -193,15 +194,31 @@ class Ledger:
             self._records[job.number] = Record(job)
         self._records[job.number].go(State.QUEUED)
 
+    def hold_up(self, number: int) -> None:
+        """A fence. Where the job has no record any more, all ranks have ended it."""
+        if number in self._records:
+            self._records[number].holds_up = True
+
     def end_here(self, ended: Ended) -> None:
         record = self._records[ended.job]
         record.go(State.ENDED_HERE)
-        record.lane = None
-        self._ended_here.append(ended)
+        record.lane, record.end = None, ended
 
     def take_ended_here(self) -> list[Ended]:
-        ended, self._ended_here = self._ended_here, []
+        """What the other ranks have not heard of."""
+        ended: list[Ended] = []
+        for record in self._records.values():
+            if record.end is not None:
+                ended.append(record.end)
+                record.end = None
         return ended
+
+    def take_fences(self) -> list[int]:
+        """The jobs for which this rank must wait now: the same on all ranks, or some would wait for the others."""
+        fences = [record for record in self._records.values() if record.holds_up]
+        for record in fences:
+            record.holds_up = False
+        return [record.number for record in fences if record.is_under_way]
 
     def end_everywhere(self, ended: Ended, *, has_scheduler: bool) -> None:
         """The end of a job as all ranks together report it."""
