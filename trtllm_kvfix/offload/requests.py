@@ -127,6 +127,8 @@ class LiveRequest:
 
     def worth_storing(self, blocks: int, priority_min: int) -> int:
         """How many of these leading blocks: all `covered`, and the next ones up to the first of low priority."""
+        if not self.priorities and priority_min <= PRIORITY_DEFAULT:
+            return min(blocks, self.worth)
         for at in range(self.covered, min(blocks, self.worth)):
             priority = self.priorities[at] if at < len(self.priorities) else PRIORITY_DEFAULT
             if priority < priority_min:

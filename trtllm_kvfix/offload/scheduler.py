@@ -210,7 +210,8 @@ class OffloadScheduler:
     def _go_on(self, data: Any) -> None:
         """Called for every request in every iteration: if nothing is new, it does nothing."""
         live, blocks = self._live.get(data.request_id), added_blocks(data)
-        if any(blocks):
+        has_grown = any(blocks)
+        if has_grown:
             self._sources.about_to_be_written(blocks)
         if live is None:
             return
@@ -218,7 +219,7 @@ class OffloadScheduler:
             # The device is up to an iteration ahead of what the host reports.
             if live.may_have_grown(data.computed_position + 2 * data.num_scheduled_tokens):
                 self._sources.any_about_to_be_written()
-        elif any(blocks):
+        elif has_grown:
             live.extend(data.new_tokens, blocks, getattr(data, "priorities", None) or ())
         else:
             live.tail += data.new_tokens
@@ -239,8 +240,9 @@ class OffloadScheduler:
             first, slots = claim.first, tuple(claim.slots)
             if slots:
                 self._store(live, first, slots)
-            behind = min(max(first + len(slots), live.covered), end)
+            behind = first + len(slots)
             if behind < end:
+                behind = max(behind, live.covered)
                 (self.tally.declined if claim.declined else self.tally.dropped)(end - behind)
                 self._leave_out(live, behind, end)
         live.cover(whole)
