@@ -83,6 +83,7 @@ class Server:
         self.link.slots = 2 * requests * (context // BLOCK + PERIODS + 2)
         settings = OffloadSettings(host_bytes=1, log_every_requests=0)
         self.side = OffloadScheduler(settings, BLOCK, self.link, Switches(None))
+        self.side.require_tier()  # as upstream does before it serves
         filling = list(range(1, context))
         self.requests = [Request(number, [number, *filling]) for number in range(requests)]
         self.blocks = 0

@@ -23,6 +23,7 @@ from integration.upstream.scenarios import ALL, BUDGET, SCENARIOS, STAGING, STAG
 from integration.upstream.server import Outcome, Server, upstream
 from integration.upstream.v2 import StepServer
 from integration.upstream.v2_copies import OwnLaunch, StepCopies
+from integration.upstream.v2_newest import NewestV2Server
 from integration.upstream.v2_offsets import OffsetsServer
 from integration.upstream.v2_server import AwaitedV2Server, V2Server
 from tests.fixes.loans import watched
@@ -39,6 +40,7 @@ SERVERS: dict[str, Any] = {
     "full-pool": FullPoolServer,
     "v2": V2Server,
     "v2-awaited": AwaitedV2Server,
+    "v2-newest": NewestV2Server,
     "v2-steps": StepServer,
     "v2-offsets": OffsetsServer,
     "v2-own-launch": OwnLaunch,

@@ -23,7 +23,8 @@ def prompt(first: int, count: int) -> list[int]:
     return list(range(first, first + count))
 
 
-LOOPS = ("serve", "native", "pp", "draft", "full-pool", "v2", "v2-awaited")  # kinds of scenarios with a loop
+# Kinds of scenarios with a loop.
+LOOPS = ("serve", "native", "pp", "draft", "full-pool", "v2", "v2-awaited", "v2-newest")
 V1_ERAS = ("A", "S", "B2", "C", "D")
 ESTIMATING_ERAS = ("C", "D")  # whose schedulers charge a prompt less what they believe to be cached
 CONNECTOR_ERAS = ("A", "S", "B2", "D")  # C's excerpts hold a manager and a connector of different ages
@@ -49,7 +50,7 @@ class Scenario:
     leaks: bool = False  # upstream never gives back the blocks of who failed
     asked_once: bool = False  # a connector is asked once about each request
     calls_differ: bool = False  # with the fix, other tokens are found in the cache, so a connector is asked for others
-    # "pp": two ranks; "v2", "v2-awaited": the V2 manager; "v2-steps", "v2-offsets": the same, without a loop
+    # "pp": two ranks; "v2", "v2-awaited", "v2-newest": V2's manager; "v2-steps", "v2-offsets": the same without a loop
     kind: str = "serve"
     offers: dict[int, Offer] = field(default_factory=dict)  # what a loading connector has of each prompt
 
@@ -213,11 +214,12 @@ def _others() -> list[Scenario]:
     from integration.upstream.native_scenarios import natives  # noqa: PLC0415
     from integration.upstream.pipeline_scenarios import pipelines  # noqa: PLC0415
     from integration.upstream.reserved_loads import reserved_loads  # noqa: PLC0415
+    from integration.upstream.v2_full_pool import v2_full_pool  # noqa: PLC0415
     from integration.upstream.v2_scenarios import loops  # noqa: PLC0415
 
     early = endings() + failures() + drafts()
     late = loading() + failed_loads() + full_pool() + reserved_loads() + natives()
-    return pipelines() + early + loops() + late + input_scenarios.scenarios()
+    return pipelines() + early + loops() + late + v2_full_pool() + input_scenarios.scenarios()
 
 
 SCENARIOS = tuple(_offsets() + _admission() + _budget() + _life() + _others())

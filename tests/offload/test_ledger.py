@@ -17,7 +17,7 @@ def test_a_job_has_one_record_from_its_plan_until_it_is_applied() -> None:
     ledger = Ledger()
     record = ledger.plan(JOB, "what the scheduler side must know")
     seen = [record.state]
-    assert ledger.take_step(()).stores == (JOB,) and not ledger.take_step(())
+    assert ledger.take_step().stores == (JOB,) and not ledger.take_step()
     ledger.queue(JOB)
     seen.append(record.state)
     ledger.end_here(Ended(1, ""))
@@ -44,7 +44,7 @@ def test_what_was_told_to_nobody_is_taken_out_of_the_plan() -> None:
         ledger.plan(JOB._replace(number=number, request_id=number), None)
     (out,) = ledger.take_out(lambda job: job.request_id == 1)
     assert (out.number, out.state) == (1, State.APPLIED)
-    assert [job.number for job in ledger.take_step(()).stores] == [2]
+    assert [job.number for job in ledger.take_step().stores] == [2]
 
 
 def test_a_turn_that_is_not_drawn_raises() -> None:

@@ -26,7 +26,7 @@ def test_the_smallest_pool_decides(ranks: list[Rank]) -> None:
 
 def test_a_store_counts_when_the_last_rank_has_it(ranks: list[Rank]) -> None:
     gate = ranks[1].device.close_gate(ranks[1].stream)
-    step = Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),))
+    step = Step((StoreJob(1, 7, (0, 1), (3, 4)),))
     for rank in ranks:
         rank.worker.bind(step)
         rank.worker.start(rank.stream)
@@ -52,13 +52,29 @@ def test_a_store_counts_when_the_last_rank_has_it(ranks: list[Rank]) -> None:
     assert not ranks[1].link.ledger.ended, "the scheduler side is on rank 0"
 
 
+def test_a_fence_that_is_over_before_it_begins_keeps_no_rank_waiting(ranks: list[Rank]) -> None:
+    """Rank 0 has the record of a job until its scheduler side has looked, and the others have forgotten it."""
+    for rank in ranks:
+        rank.worker.bind(Step((StoreJob(1, 7, (0, 1), (3, 4)),)))
+        rank.worker.start(rank.stream)
+    for rank in ranks:
+        rank.worker.bind(Step(fences=(1,)))
+        rank.worker._stream = None  # upstream has not come to the next step's copies
+        assert rank.worker._transfers is not None
+        assert rank.worker._transfers._stores.wait(1, 60)
+    while not ranks[0].link.ledger.ended:
+        on_all(ranks, lambda rank: rank.worker.finished([], []))
+    assert [len(rank.link.ledger) for rank in ranks] == [1, 0]
+    on_all(ranks, lambda rank: rank.worker.start(rank.stream))
+
+
 @pytest.mark.parametrize("bad", range(RANKS))
 def test_a_load_that_fails_on_one_rank_is_computed_on_all(bad: int, ranks: list[Rank]) -> None:
     transfers = ranks[bad].worker._transfers
     assert transfers is not None
     assert transfers._loads.close(10)
     for rank in ranks:
-        rank.worker.bind(Step(loads=(LoadJob(1, 7, (0, 1), (3, 4), 12),)))
+        rank.worker.bind(Step((LoadJob(1, 7, (0, 1), (3, 4), 12),)))
         rank.worker.start(rank.stream)
     loading, seen = [7], list[list[int]]()
     while not seen:
@@ -78,7 +94,7 @@ def test_a_pool_that_changes_is_refused_and_the_same_again_is_not(ranks: list[Ra
 
 
 def test_numbers_out_of_range_fail_before_the_device_sees_them(ranks: list[Rank]) -> None:
-    steps = (Step(stores=(StoreJob(1, 7, (8,), (0,)),)), Step(loads=(LoadJob(2, 8, (0,), (16,), 0),)))
+    steps = (Step((StoreJob(1, 7, (8,), (0,)),)), Step((LoadJob(2, 8, (0,), (16,), 0),)))
     for rank in ranks:
         for step in steps:
             rank.worker.bind(step)
@@ -96,7 +112,7 @@ def test_a_load_that_was_never_told_is_never_over(ranks: list[Rank]) -> None:
 def test_each_rank_counts_its_bytes(ranks: list[Rank]) -> None:
     before = counters.offload_stored_bytes.value
     for rank in ranks:
-        rank.worker.bind(Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),)))
+        rank.worker.bind(Step((StoreJob(1, 7, (0, 1), (3, 4)),)))
         rank.worker.start(rank.stream)
     while not ranks[0].link.ledger.ended:
         on_all(ranks, lambda rank: rank.worker.finished([], []))
@@ -106,7 +122,7 @@ def test_each_rank_counts_its_bytes(ranks: list[Rank]) -> None:
 def test_a_step_that_is_told_twice_over_before_it_begins_loses_nothing(ranks: list[Rank]) -> None:
     """Upstream may tell an empty step, or another one, before the first has begun."""
     for rank in ranks:
-        first, second = (Step(stores=(StoreJob(job, 6 + job, (job,), (job,)),)) for job in (1, 2))
+        first, second = (Step((StoreJob(job, 6 + job, (job,), (job,)),)) for job in (1, 2))
         for step in (first, Step(), second, None):
             rank.worker.bind(step)
         rank.worker.start(rank.stream)
@@ -119,7 +135,7 @@ def test_a_step_that_is_told_and_never_started_begins_when_upstream_asks_what_ha
     """Ranks vote once more after it was told, and one may be against running it."""
     for rank in ranks:
         rank.worker.start(rank.stream)
-        rank.worker.bind(Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),)))
+        rank.worker.bind(Step((StoreJob(1, 7, (0, 1), (3, 4)),)))
     while not ranks[0].link.ledger.ended:
         on_all(ranks, lambda rank: rank.worker.finished([], []))
     assert [(ended.job, ended.error) for ended in ranks[0].link.ledger.ended] == [(1, "")]
@@ -133,7 +149,7 @@ def test_ranks_of_attention_data_parallelism_meet_at_the_start_alone(ranks: list
     on_all(ranks, lambda rank: rank.worker.register(rank.device, [rank.pool]))
     assert [rank.link.slots for rank in ranks] == [16, 15]
     for rank in ranks:  # one behind the other: whoever waited for the other would wait in vain
-        rank.worker.bind(Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),)))
+        rank.worker.bind(Step((StoreJob(1, 7, (0, 1), (3, 4)),)))
         rank.worker.start(rank.stream)
         transfers = rank.worker._transfers
         assert transfers is not None

@@ -77,7 +77,7 @@ def test_a_rank_that_waits_in_vain_for_blocks_does_not_leave_the_others(
     assert other is not None
     try:
         for rank in ranks:
-            rank.worker.bind(Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),)))
+            rank.worker.bind(Step((StoreJob(1, 7, (0, 1), (3, 4)),)))
             rank.worker.start(rank.stream)
         assert other._stores.wait(1, 60)
 
@@ -107,7 +107,7 @@ def test_an_error_while_looking_at_what_has_ended_reaches_every_rank(bad: int, r
         raise KvfixError("no end")
 
     for rank in ranks:
-        rank.worker.bind(Step(stores=(StoreJob(1, 7, (0, 1), (3, 4)),)))
+        rank.worker.bind(Step((StoreJob(1, 7, (0, 1), (3, 4)),)))
         rank.worker.start(rank.stream)
     ranks[bad].worker._transfers.take_ended = take_ended  # type: ignore[union-attr, method-assign]
     errors = errors_of_all(ranks, lambda rank: rank.worker.finished([], []))

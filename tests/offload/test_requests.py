@@ -168,6 +168,7 @@ def test_a_request_that_came_back_grows_into_nobody_knows_which_block(make_bench
     for blocks in (range(3), range(10, 12)):  # the second time after preemption
         side.get_num_new_matched_tokens(request, 0)
         side.update_state_after_alloc(request, [list(blocks)])
+    side.ledger.plan(StoreJob(99, 5, (20,), (0,)), None)
     side._sources.add(StoreJob(99, 5, (20,), (0,)))
 
     def is_waited_for(computed: int) -> bool:

@@ -181,13 +181,15 @@ def test_a_report_that_is_told_again_tells_of_nothing_new(bench: Bench, request_
     assert (live.length, live.blocks) == known
 
 
-@pytest.mark.parametrize("says_so", [True, False])
+@pytest.mark.parametrize("way", ["reset", "finished", "without a word"])
 def test_a_request_that_ends_before_it_has_room_frees_its_reservation(
-    says_so: bool, bench: Bench, request_2: Request
+    way: str, bench: Bench, request_2: Request
 ) -> None:
-    """Upstream resets it, or frees its blocks without a word to the connector."""
-    if says_so:
+    """Upstream resets it, finishes it, or frees its blocks without a word to the connector."""
+    if way == "reset":
         bench.scheduler.request_reset(request_2)
+    elif way == "finished":
+        assert not bench.scheduler.request_finished(request_2, [])
     else:
         bench.worker.side.request_over(request_2.request_id)
     assert nothing_is_left(bench)

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from tests.fixes.ranks import Between, RankComm, on_ranks
-from trtllm_kvfix.offload.room import PART, Room, choosing_from_shown, replacements
+from trtllm_kvfix.offload.room import (
+    PART,
+    V2_PLACE,
+    Room,
+    choosing_from_shown,
+    replacements,
+    warn_where_nobody_gives_way,
+)
 from trtllm_kvfix.overlay.fix import Seam
 from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
 from trtllm_kvfix.overlay.upstream import SCHEDULER
@@ -143,6 +150,32 @@ def test_compiled_schedulers_are_left_alone(monkeypatch: pytest.MonkeyPatch, cap
     module.PyCapacityScheduler = Compiled
     assert replacements() == []
     assert "no room is kept" in caplog.text
+
+
+class GivesWay:
+    def __init__(self, kv_cache_manager: Any, enable_recompute_pause: bool = True) -> None: ...
+
+
+class Keeps:
+    def __init__(self, kv_cache_manager: Any) -> None: ...
+
+
+V1, V2 = SimpleNamespace(), SimpleNamespace(kv_cache_map={})
+
+
+@pytest.mark.parametrize(
+    ("cache_manager", "scheduler", "warns"),
+    [(V2, GivesWay, False), (V2, Keeps, True), (V1, Keeps, False), (V2, None, False)],
+)
+def test_a_scheduler_of_v2_that_takes_no_blocks_back_is_named(
+    cache_manager: Any, scheduler: Any, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module: Any = ModuleType(V2_PLACE)
+    if scheduler is not None:
+        module.KVCacheV2Scheduler = scheduler
+    monkeypatch.setitem(sys.modules, V2_PLACE, module)
+    warn_where_nobody_gives_way(cache_manager)
+    assert ("KVCacheV2Scheduler of this TensorRT-LLM" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("faults", [0, 1, 2 * IN_A_ROW_MAX])

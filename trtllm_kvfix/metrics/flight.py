@@ -56,7 +56,7 @@ class Recorder:
     def note(self, kind: Kind, *values: int, text: str = "") -> None:
         """Record at most four values. It never raises: recording must not disturb the server."""
         try:
-            self._ring.note(kind.number, text.encode(errors="replace"), *values[:_VALUES_MAX])
+            self._ring.note(kind.number, text.encode(errors="replace") if text else b"", *values[:_VALUES_MAX])
         except TypeError:  # a value that is no integer of 64 bits
             return
 

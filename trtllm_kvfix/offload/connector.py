@@ -165,6 +165,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         """Called with each batch; the first ones belong to the warm-up."""
         if kv_cache_manager is not self.cache_manager:
             require_no_sliding(kv_cache_manager)
+            room.warn_where_nobody_gives_way(kv_cache_manager)
             self.cache_manager = self.room.manager = kv_cache_manager
         self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
 

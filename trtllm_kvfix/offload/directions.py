@@ -26,9 +26,12 @@ class Directions:
         counters.offload_given_up.put(0)
 
     def note_end(self, direction: str, ended: Ended) -> None:
+        if not ended.error:
+            self._failed_in_a_row[direction] = 0
+            return
         if ended.no_room or ended.bad_slots:
             return  # says nothing of the next one
-        self._failed_in_a_row[direction] = self._failed_in_a_row[direction] + 1 if ended.error else 0
+        self._failed_in_a_row[direction] += 1
         if self._failed_in_a_row[direction] == FAILED_IN_A_ROW_MAX:
             counters.offload_given_up.add()
             _log.error(

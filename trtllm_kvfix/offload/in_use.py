@@ -6,44 +6,43 @@ Whatever is about to write its blocks must wait for the transfer: a fence.
 
 from collections.abc import Sequence
 
+from trtllm_kvfix.offload.ledger import Ledger
 from trtllm_kvfix.offload.plan import LoadJob, StoreJob, places
 
 
 class InUse:
     """One thread uses this: the scheduler's."""
 
-    def __init__(self) -> None:
-        self._jobs: dict[tuple[int, int], set[int]] = {}  # layer group, block -> the jobs that use it
-        self._fences: set[int] = set()
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._jobs: dict[tuple[int, int], tuple[int, ...]] = {}  # layer group, block -> the jobs that use it
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def add(self, job: StoreJob | LoadJob) -> None:
         for place in places(job):
-            if place in self._jobs:
-                self._jobs[place].add(job.number)
-            else:
-                self._jobs[place] = {job.number}
+            self._jobs[place] = (*self._jobs.get(place, ()), job.number)
 
     def remove(self, job: StoreJob | LoadJob) -> None:
         for place in places(job):
-            jobs = self._jobs[place]
-            jobs.discard(job.number)
-            if not jobs:
-                del self._jobs[place]
+            jobs = self._jobs.pop(place)
+            if jobs != (job.number,):
+                self._jobs[place] = tuple([number for number in jobs if number != job.number])
 
     def about_to_be_written(self, blocks: Sequence[Sequence[int]]) -> None:
         """`blocks` of each layer group."""
+        if not self._jobs:
+            return
         for group, numbers in enumerate(blocks):
             for block in numbers:
-                self._fences.update(self._jobs.get((group, block), ()))
+                self._fence(self._jobs.get((group, block), ()))
 
     def any_about_to_be_written(self) -> None:
         """All jobs, if upstream does not report which blocks."""
-        self._fences.update(*self._jobs.values())
+        for jobs in self._jobs.values():
+            self._fence(jobs)
 
-    def take_fences(self) -> tuple[int, ...]:
-        """The jobs that must end before anything else begins."""
-        fences, self._fences = tuple(sorted(self._fences)), set()
-        return fences
+    def _fence(self, jobs: tuple[int, ...]) -> None:
+        for number in jobs:
+            self._ledger.fence(number)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from trtllm_kvfix.offload.layout import DevicePool, Layout, LayoutMismatch
 
 WINDOWS = ("window_size", "sliding_window_size")  # as releases name it
+SEQUENCES = (list, tuple)  # their union would be made anew for each block that a request fills
 ByGroup: TypeAlias = Sequence[Any] | Mapping[Any, Any]  # at the number of a group, or under it
 
 
@@ -42,7 +43,7 @@ def blocks_by_group(by_group: ByGroup) -> list[list[int]]:
 
 def flat(block_ids: Sequence[Any]) -> list[int]:
     """Block ids are a list, or one list for each beam; this connector keeps requests of one beam."""
-    if block_ids and isinstance(block_ids[0], list | tuple):
+    if block_ids and isinstance(block_ids[0], SEQUENCES):
         return [int(block) for block in chain.from_iterable(block_ids)]
     return [int(block) for block in block_ids]
 

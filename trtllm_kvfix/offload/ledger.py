@@ -23,7 +23,7 @@ from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import TransferLane
-from trtllm_kvfix.offload.plan import Ended, Job, LoadJob, Step, step_of
+from trtllm_kvfix.offload.plan import Ended, Job, LoadJob, Step, StoreJob
 
 
 class State(Enum):
@@ -58,8 +58,14 @@ class Record:
     written: State = State.PLANNED
     lane: TransferLane | None = None  # the lane that took it
     since: float | None = None  # when a lane or the porter took it, by the clock of `monotonic`
+    end: Ended | None = None  # of this rank, until the others hear of it
     ends: tuple[Ended, ...] = ()  # what ranks have said
+    holds_up: bool = False  # this rank begins nothing else before it has ended
     is_awaited: bool = True  # its end will be reported to upstream
+    # What the next step says of it:
+    is_new: bool = False
+    is_fence: bool = False
+    is_taken_back: bool = False
 
     @property
     def number(self) -> int:
@@ -97,9 +103,7 @@ class Ledger:
     def __init__(self) -> None:
         self._numbers = count(1)
         self._records: dict[int, Record] = {}
-        self._planned: list[Record] = []  # for the next step
-        self._taken_back: list[int] = []  # likewise: jobs that were sent and must not begin
-        self._ended_here: list[Ended] = []  # not sent to the other ranks
+        self._next: dict[int, Record] = {}  # those of which the next step says something
         self.ended: list[Ended] = []  # ended everywhere, and not applied
 
     def __iter__(self) -> Iterator[Record]:
@@ -119,37 +123,57 @@ class Ledger:
         """The blocks of all jobs of this kind."""
         return sum(len(record.job.slots) for record in self if isinstance(record.job, kind))
 
+    def stores(self, request_id: int) -> bool:
+        """Whether blocks of the request are being stored."""
+        return any(isinstance(record.job, StoreJob) and record.job.request_id == request_id for record in self)
+
     # ------------------------------------------------------------------------------------------ scheduler side
 
     def next_number(self) -> int:
         return next(self._numbers)
 
     def plan(self, job: Job, plan: Any) -> Record:
-        record = self._records[job.number] = Record(job, plan)
-        self._planned.append(record)
+        record = self._records[job.number] = self._next[job.number] = Record(job, plan, is_new=True)
         return record
 
     def take_out(self, which: Callable[[Job], bool]) -> list[Record]:
         """The jobs that have been planned and not sent."""
-        out = [record for record in self._planned if which(record.job)]
-        self._planned = [record for record in self._planned if not which(record.job)]
+        out = [record for record in self.planned() if which(record.job)]
         for record in out:
+            del self._next[record.number]
             self._apply(record)
         return out
 
     def planned(self) -> list[Record]:
         """Whether no rank has received it."""
-        return list(self._planned)
+        return [record for record in self._next.values() if record.is_new]
 
     def take_back(self, number: int) -> None:
-        self._taken_back.append(number)
+        """It was sent, and must not begin."""
+        record = self._next[number] = self._records[number]
+        record.is_taken_back = True
 
-    def take_step(self, fences: tuple[int, ...]) -> Step:
-        if not (self._planned or self._taken_back or fences):
+    def fence(self, number: int) -> None:
+        """It must end before anything else begins."""
+        record = self._next[number] = self._records[number]
+        record.is_fence = True
+
+    def take_step(self) -> Step:
+        if not self._next:
             return Step()
-        step = step_of([record.job for record in self._planned], fences, tuple(self._taken_back))
-        self._planned, self._taken_back = [], []
-        return step
+        named, self._next = self._next.values(), {}
+        jobs: list[Job] = []
+        fences: list[int] = []
+        taken_back: list[int] = []
+        for record in named:
+            if record.is_new:
+                jobs.append(record.job)
+            if record.is_fence:
+                fences.append(record.number)
+            if record.is_taken_back:
+                taken_back.append(record.number)
+            record.is_new = record.is_fence = record.is_taken_back = False
+        return Step(tuple(jobs), tuple(sorted(fences)), tuple(taken_back))
 
     def load_of(self, reservation: int) -> LoadJob | None:
         jobs = (record.job for record in self)
@@ -157,6 +181,8 @@ class Ledger:
 
     def take_ended_everywhere(self) -> list[tuple[Record, Ended]]:
         """The caller that takes them applies them."""
+        if not self.ended:
+            return []
         ended, self.ended = self.ended, []
         return [(self._apply(self._records[one.job]), one) for one in ended]
 
@@ -168,15 +194,31 @@ class Ledger:
             self._records[job.number] = Record(job)
         self._records[job.number].go(State.QUEUED)
 
+    def hold_up(self, number: int) -> None:
+        """A fence. Where the job has no record any more, all ranks have ended it."""
+        if number in self._records:
+            self._records[number].holds_up = True
+
     def end_here(self, ended: Ended) -> None:
         record = self._records[ended.job]
         record.go(State.ENDED_HERE)
-        record.lane = None
-        self._ended_here.append(ended)
+        record.lane, record.end = None, ended
 
     def take_ended_here(self) -> list[Ended]:
-        ended, self._ended_here = self._ended_here, []
+        """What the other ranks have not heard of."""
+        ended: list[Ended] = []
+        for record in self._records.values():
+            if record.end is not None:
+                ended.append(record.end)
+                record.end = None
         return ended
+
+    def take_fences(self) -> list[int]:
+        """The jobs for which this rank must wait now: the same on all ranks, or some would wait for the others."""
+        fences = [record for record in self._records.values() if record.holds_up]
+        for record in fences:
+            record.holds_up = False
+        return [record.number for record in fences if record.is_under_way]
 
     def end_everywhere(self, ended: Ended, *, has_scheduler: bool) -> None:
         """The end of a job as all ranks together report it."""

@@ -60,6 +60,12 @@ class Loads:
             number = self._ledger.next_number()
             self.plan(LoadJob(number, request_id, (), (), 0), PendingLoad([], 0, 0, 0, job=number))
 
+    def let_go_of_promise(self, live: LiveRequest) -> None:
+        """The request has ended, or begins again. What is on its way to it stays until it has arrived."""
+        if live.load is not None and live.load.job is None:
+            self.reservations.forget(live.load)
+            live.let_go_of_load()
+
     def accept(self, accepted: Any) -> None:
         """Plan a load that was reserved; upstream may report it more than once."""
         planned = self.reservations.accept(accepted)
@@ -83,4 +89,3 @@ class Loads:
         self._in_use.remove(job)
         index.condemn(ended.bad_slots)
         index.unpin(load.slots)
-        self.reservations.forget(load)

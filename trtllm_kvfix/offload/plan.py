@@ -4,8 +4,7 @@
 parts of a block from all groups.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 OVER = "its request is over"  # why a transfer never began
 
@@ -52,37 +51,41 @@ class PutJob(NamedTuple):
 Job: TypeAlias = StoreJob | LoadJob | FetchJob | PutJob
 
 
-def places(job: StoreJob | LoadJob) -> Iterator[tuple[int, int]]:
+def places(job: StoreJob | LoadJob) -> list[tuple[int, int]]:
     """(layer group, block) of all that the job reads or writes on the device."""
     size = len(job.slots)
-    return ((at // size, block) for at, block in enumerate(job.blocks))
+    return [(at // size, block) for at, block in enumerate(job.blocks)]
 
 
 class Step(NamedTuple):
-    """The transfers of one iteration. `fences` are jobs that end before anything else of the iteration begins,
-    `taken_back` those that were sent and must not begin."""
+    """The jobs of one iteration. `fences` are jobs that end before anything else of the iteration begins, `taken_back`
+    those that were sent and must not begin."""
 
-    stores: tuple[StoreJob, ...] = ()
-    loads: tuple[LoadJob, ...] = ()
+    jobs: tuple[Job, ...] = ()
     fences: tuple[int, ...] = ()
     taken_back: tuple[int, ...] = ()
-    fetches: tuple[FetchJob, ...] = ()
-    puts: tuple[PutJob, ...] = ()
+
+    @property
+    def stores(self) -> tuple[StoreJob, ...]:
+        return tuple(job for job in self.jobs if isinstance(job, StoreJob))
+
+    @property
+    def loads(self) -> tuple[LoadJob, ...]:
+        return tuple(job for job in self.jobs if isinstance(job, LoadJob))
+
+    @property
+    def fetches(self) -> tuple[FetchJob, ...]:
+        return tuple(job for job in self.jobs if isinstance(job, FetchJob))
+
+    @property
+    def puts(self) -> tuple[PutJob, ...]:
+        return tuple(job for job in self.jobs if isinstance(job, PutJob))
 
     def transfers(self) -> list[StoreJob | LoadJob]:
-        return [*self.stores, *self.loads]
+        return [job for job in self.jobs if isinstance(job, StoreJob | LoadJob)]
 
     def __bool__(self) -> bool:
-        return any(tuple(self))
-
-
-def step_of(jobs: Iterable[Job], fences: tuple[int, ...] = (), taken_back: tuple[int, ...] = ()) -> Step:
-    """The jobs of each kind, in the order in which they come."""
-    of: dict[type[Job], list[Any]] = {StoreJob: [], LoadJob: [], FetchJob: [], PutJob: []}
-    for job in jobs:
-        of[type(job)].append(job)
-    stores, loads, fetches, puts = map(tuple, of.values())
-    return Step(stores, loads, fences, taken_back, fetches, puts)
+        return bool(self.jobs or self.fences or self.taken_back)
 
 
 class Ended(NamedTuple):

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.blocks.identity import Identity
@@ -25,7 +24,7 @@ class PendingLoad:
     position: int  # tokens that the device had
     tokens: int  # tokens that the load adds
     job: int | None = None  # once the destinations are known
-    reserved: bool = False  # upstream releases it part by part; offload/reservations.py
+    reservation: int | None = None  # upstream's number, by which it releases it part by part; offload/reservations.py
     fetch: "PendingFetch | None" = None  # the part that comes from the remote tier first
     is_short: bool = False  # the load brings less than was promised
 
@@ -72,7 +71,6 @@ class LiveRequest:
     covered: int = 0  # blocks that are in the host tier, on their way, or not worth storing
     worth: int = sys.maxsize  # blocks from this one on are not worth it
     due: int = field(init=False)  # tokens that must be computed before there is more to cover
-    jobs: set[int] = field(default_factory=set)  # stores that have not ended
     load: PendingLoad | None = None
     is_counted: bool = True  # what it found; for a reservation, once upstream has accepted some of it
     chain: "KeyChain | None" = None  # names its blocks if they go to the remote tier as well
@@ -110,7 +108,8 @@ class LiveRequest:
 
     def whole_blocks(self) -> int:
         """The number of blocks whose tokens are all known and computed."""
-        return min(min(self.computed, self.length) // self.index.tokens_per_block, self.allocated)
+        known = self.indexed + len(self.tail)
+        return min(min(self.computed, known) // self.index.tokens_per_block, self.allocated)
 
     def index_blocks(self, blocks: int) -> None:
         """The index has at least these from now on."""
@@ -128,6 +127,8 @@ class LiveRequest:
 
     def worth_storing(self, blocks: int, priority_min: int) -> int:
         """How many of these leading blocks: all `covered`, and the next ones up to the first of low priority."""
+        if not self.priorities and priority_min <= PRIORITY_DEFAULT:
+            return min(blocks, self.worth)
         for at in range(self.covered, min(blocks, self.worth)):
             priority = self.priorities[at] if at < len(self.priorities) else PRIORITY_DEFAULT
             if priority < priority_min:
@@ -185,7 +186,7 @@ class LiveRequest:
 
 def part_of(blocks: list[list[int]], first: int, end: int) -> tuple[int, ...]:
     """Blocks `first` to `end` of one layer group, then of the next, in the order of jobs."""
-    return tuple(chain.from_iterable(group[first:end] for group in blocks))
+    return tuple([block for group in blocks for block in group[first:end]])
 
 
 def added_blocks(data: Any) -> list[list[int]]:

@@ -28,25 +28,24 @@ class Reservations:
     def __init__(self, tokens_per_block: int, ledger: Ledger) -> None:
         self._tokens_per_block = tokens_per_block
         self._ledger = ledger  # has those that were accepted
-        self._promised: dict[int, tuple[LiveRequest, PendingLoad]] = {}
+        self._promised: dict[int, LiveRequest] = {}
 
     def __len__(self) -> int:
         return len(self._promised)
 
     def add(self, reservation_id: int, live: LiveRequest) -> None:
         assert live.load is not None
-        live.load.reserved = True
-        self._promised[reservation_id] = live, live.load
+        live.load.reservation = reservation_id
+        self._promised[reservation_id] = live
 
     def release(self, reservation_id: int, start: int, end: int) -> int | None:
         """Release tokens `start` to `end`: all, or the part at one end. If upstream takes back what it has accepted,
         returns the job that must not begin any more."""
-        accepted = self._ledger.load_of(reservation_id)
-        if accepted is not None:
-            return accepted.number
-        live, load = self._promised.get(reservation_id, (None, None))
-        if live is None or load is None:
-            return None  # it ended with its request, or has been loaded
+        live = self._promised.get(reservation_id)
+        load = live.load if live is not None else None
+        if live is None or load is None:  # accepted; or it ended with its request, or has been loaded
+            accepted = self._ledger.load_of(reservation_id)
+            return None if accepted is None else accepted.number
         kept = (end, load.end) if start <= load.position else (load.position, start)
         self._keep(live, load, *kept)
         if load.tokens == 0:
@@ -59,9 +58,10 @@ class Reservations:
         the load brings nothing: upstream waits for its end."""
         if self._ledger.load_of(accepted.reservation_id) is not None:
             return None
-        live, load = self._promised.pop(accepted.reservation_id, (None, None))
+        live = self._promised.pop(accepted.reservation_id, None)
+        load = live.load if live is not None else None
         if live is None or load is None:
-            load = PendingLoad([], accepted.start // self._tokens_per_block, accepted.start, 0, reserved=True)
+            load = PendingLoad([], accepted.start // self._tokens_per_block, accepted.start, 0)
         else:
             self._keep(live, load, accepted.start, accepted.end)
         load.job = self._ledger.next_number()
@@ -71,8 +71,9 @@ class Reservations:
         return job, load
 
     def forget(self, load: PendingLoad) -> None:
-        """The load has ended, or its request has."""
-        self._promised = {number: one for number, one in self._promised.items() if one[1] is not load}
+        """Its request has ended, or begins again, before upstream has accepted it."""
+        if load.reservation is not None:
+            self._promised.pop(load.reservation, None)
 
     def _keep(self, live: LiveRequest, load: PendingLoad, start: int, end: int) -> None:
         """Keep the blocks that hold a token from `start` to `end`."""

@@ -9,6 +9,9 @@ So while any request loads, or waits for its first step behind a load, those tha
 scheduler only as far as all that have can still be finished. The others are kept from it altogether: it stops looking
 at the first request without room, and must not stop before one that has blocks. They keep their order, and wait no
 longer than requests that load live: nobody overtakes them who would load anew.
+
+A KVCacheManagerV2 promises no request the blocks until its end. Its scheduler takes them as it goes, and in a full pool
+from somebody who has started and waits for no load, and who begins again. So there is nothing to keep.
 """
 
 import inspect
@@ -20,6 +23,7 @@ from weakref import WeakSet
 
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.kept_blocks import ids
+from trtllm_kvfix.offload.upstream import is_v2
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
@@ -30,7 +34,9 @@ log = logging.getLogger("trtllm_kvfix.offload")
 
 PART = "offload-room"
 PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
-POLICIES = ("BindCapacityScheduler", "PyCapacityScheduler")  # a KVCacheManagerV2 is asked for blocks while it schedules
+POLICIES = ("BindCapacityScheduler", "PyCapacityScheduler")
+V2_PLACE, V2_SCHEDULER = f"{SCHEDULER}.scheduler_v2", "KVCacheV2Scheduler"
+GIVES_WAY = "enable_recompute_pause"
 
 
 class Room:
@@ -110,6 +116,18 @@ def sorted_out(
         elif request.is_generation_in_progress_state:
             started.append(request)
     return waiting, started, need_room
+
+
+def warn_where_nobody_gives_way(kv_cache_manager: Any) -> None:
+    """An old scheduler of a KVCacheManagerV2 takes no blocks back, and any full pool starves, with loads or without."""
+    init = Upstream().attribute(V2_PLACE, f"{V2_SCHEDULER}.__init__") if is_v2(kv_cache_manager) else None
+    if init is not None and GIVES_WAY not in Upstream().parameters(init):
+        log.warning(
+            "%s of this TensorRT-LLM takes no blocks from requests that have started, and kv_cache_config."
+            "host_cache_size must be 0: in a full pool all of them wait for ever. Set kv_cache_config.max_tokens to "
+            "what max_batch_size requests need until their last token, or lower max_batch_size (docs/offload.md, "
+            "Limits)", V2_SCHEDULER,
+        )  # fmt: skip
 
 
 _rooms: WeakSet[Room] = WeakSet()

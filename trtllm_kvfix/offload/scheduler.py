@@ -36,8 +36,8 @@ class OffloadScheduler:
         link.plan_late, link.request_over = self.plan_late, self.request_over
         self._reported: Any = None  # the last step that upstream reported
         self._reserves = False  # upstream asks for promises, again and again
-        self._sources = InUse()
         self.ledger = link.ledger
+        self._sources = InUse(self.ledger)
         self._loads = Loads(tokens_per_block, settings.min_reuse_blocks, self.ledger, self._sources)
         self._directions = Directions(switches)
 
@@ -54,7 +54,8 @@ class OffloadScheduler:
         return slots
 
     def require_tier(self) -> None:
-        if self._link.slots is None:
+        """And make the index, so that the first request need not wait for it."""
+        if self.index is None:
             raise KvfixError("upstream starts serving before it has registered the cache with the connector's worker")
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
@@ -84,7 +85,7 @@ class OffloadScheduler:
 
     def _look_up(self, request: Any, num_computed_tokens: int) -> LiveRequest | None:
         self._take_ended()
-        before, index, identity = self._forget(request.request_id), self.index, identity_of(request)
+        is_back, index, identity = self._forget(request.request_id), self.index, identity_of(request)
         if index is None:  # this request is older than the cache
             return None
         if identity is None:
@@ -93,11 +94,8 @@ class OffloadScheduler:
             return None
         sequence = index.open(lora_id=identity.lora_id, salt=identity.salt, extra_keys=identity.extra_keys)
         had = num_computed_tokens // self._tokens_per_block
-        tokens, is_back = tokens_of(request), before is not None
-        live = LiveRequest(request.request_id, index, sequence, tokens, had, identity, frozen=is_back)
+        live = LiveRequest(request.request_id, index, sequence, tokens_of(request), had, identity, frozen=is_back)
         live.computed = num_computed_tokens
-        if before is not None:
-            live.jobs = before.jobs
         self._live[live.request_id] = live
         live.load = self._find_load(live, num_computed_tokens)
         return live
@@ -118,7 +116,7 @@ class OffloadScheduler:
         if not live.is_counted:
             live.is_counted = True
             self.tally.looked_up(live.length, live.computed, load.tokens if load else 0)
-        if load is not None and load.job is None and not load.reserved:
+        if load is not None and load.job is None and load.reservation is None:
             self._tell_load(live, load)
 
     def cancel_load(self, request: Any, start: int) -> None:
@@ -151,7 +149,7 @@ class OffloadScheduler:
             self._directions.begin_again()
         if scheduler_output is not None:
             self._take_report(scheduler_output)
-        return self.ledger.take_step(self._sources.take_fences())
+        return self.ledger.take_step()
 
     def _take_report(self, output: Any) -> None:
         """Upstream may report a step a second time, without the part that it has taken back."""
@@ -172,10 +170,11 @@ class OffloadScheduler:
             return False
         self.tally.finished(self._index)
         # 1.1 reports requests that are cancelled while they load. It stores what we save for reuse, loaded or not.
-        if live.load is None or live.load.job is None:
+        self._loads.let_go_of_promise(live)
+        if live.load is None:
             live.take(tokens_of(request), blocks)
             live.computed = tokens_computed(request, live)
-            if not self._plan_store(live) or live.jobs:
+            if not self._plan_store(live) or self.ledger.stores(live.request_id):
                 self._finishing[live.request_id] = live
                 return True
         live.close()
@@ -188,7 +187,7 @@ class OffloadScheduler:
         closed = tuple(request_id for request_id, live in self._finishing.items() if self._plan_store(live))
         for request_id in closed:
             self._finishing.pop(request_id).close()
-        return Late(self.ledger.take_step(self._sources.take_fences()), closed)
+        return Late(self.ledger.take_step(), closed)
 
     def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
         return self._loads.find(live, num_computed_tokens) if self._directions.work("load") else None
@@ -211,7 +210,8 @@ class OffloadScheduler:
     def _go_on(self, data: Any) -> None:
         """Called for every request in every iteration: if nothing is new, it does nothing."""
         live, blocks = self._live.get(data.request_id), added_blocks(data)
-        if any(blocks):
+        has_grown = any(blocks)
+        if has_grown:
             self._sources.about_to_be_written(blocks)
         if live is None:
             return
@@ -219,7 +219,7 @@ class OffloadScheduler:
             # The device is up to an iteration ahead of what the host reports.
             if live.may_have_grown(data.computed_position + 2 * data.num_scheduled_tokens):
                 self._sources.any_about_to_be_written()
-        elif any(blocks):
+        elif has_grown:
             live.extend(data.new_tokens, blocks, getattr(data, "priorities", None) or ())
         else:
             live.tail += data.new_tokens
@@ -240,8 +240,9 @@ class OffloadScheduler:
             first, slots = claim.first, tuple(claim.slots)
             if slots:
                 self._store(live, first, slots)
-            behind = min(max(first + len(slots), live.covered), end)
+            behind = first + len(slots)
             if behind < end:
+                behind = max(behind, live.covered)
                 (self.tally.declined if claim.declined else self.tally.dropped)(end - behind)
                 self._leave_out(live, behind, end)
         live.cover(whole)
@@ -253,7 +254,6 @@ class OffloadScheduler:
     def _store(self, live: LiveRequest, first: int, slots: tuple[int, ...]) -> None:
         store = StoreJob(self.ledger.next_number(), live.request_id, live.part(first, first + len(slots)), slots)
         self._sources.add(store)
-        live.jobs.add(store.number)
         self.ledger.plan(store, self._plan_of(live, first))
 
     def _plan_of(self, live: LiveRequest, first: int) -> Any:
@@ -263,13 +263,14 @@ class OffloadScheduler:
         assert self._index is not None
         (self._index.commit if well else self._index.abandon)(slots)
 
-    def _forget(self, request_id: int) -> LiveRequest | None:
+    def _forget(self, request_id: int) -> bool:
+        """Whether the request was known."""
         live = self._live.pop(request_id, None)
-        if live is not None:
-            if live.load is not None and live.load.job is None:
-                self._loads.reservations.forget(live.load)
-            live.close()
-        return live
+        if live is None:
+            return False
+        self._loads.let_go_of_promise(live)
+        live.close()
+        return True
 
     def _take_ended(self) -> None:
         for record, ended in self.ledger.take_ended_everywhere():
@@ -286,9 +287,6 @@ class OffloadScheduler:
         self._filled(store.slots, well=not ended.error)
         self.tally.stored(len(store.slots), ended)
         self._directions.note_end("store", ended)
-        for live in (self._live.get(store.request_id), self._finishing.get(store.request_id)):
-            if live is not None:
-                live.jobs.discard(ended.job)
 
     def _end_load(self, job: LoadJob, load: PendingLoad, ended: Ended) -> None:
         assert self._index is not None

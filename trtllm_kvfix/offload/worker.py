@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import Device, HostPool
@@ -21,7 +21,7 @@ from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
 from trtllm_kvfix.offload_section import OffloadSettings
 
-AnyJob = TypeVar("AnyJob", bound=StoreJob | LoadJob)
+TRANSFERS = (StoreJob, LoadJob)
 MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block, ranks
 
 
@@ -68,7 +68,6 @@ class OffloadWorker:
         self._stream: int | None = None
         self._before_loads: Callable[[], None] = lambda: None
         self._ledger = link.ledger
-        self._steps: list[Step] = []  # received, not begun
         self._saving: dict[int, bool] = {}  # ended requests that keep their blocks -> no more comes for them
         self._loading: dict[int, Loading] = {}  # requests that wait for a load, or will
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
@@ -104,9 +103,10 @@ class OffloadWorker:
         """Receive a step. Another may follow before it can begin; none is lost."""
         if not step:
             return
-        self._steps.append(step)
         for job in step.transfers():
             self._ledger.queue(job)
+        for number in step.fences:
+            self._ledger.hold_up(number)
         for load in step.loads:
             if load.reservation is None:
                 self._loading.setdefault(load.request_id, Loading()).job = load.number
@@ -179,11 +179,12 @@ class OffloadWorker:
     def _refuse(self, which: Callable[[StoreJob | LoadJob], bool]) -> None:
         """The jobs that were received and have not begun."""
         if self._transfers is not None:
-            told = self._waiting(job for step in self._steps for job in step.transfers())
-            self._transfers.refuse([job for job in told if which(job)], OVER, no_room=True)
+            self._transfers.refuse([job for job in self._waiting() if which(job)], OVER, no_room=True)
 
-    def _waiting(self, jobs: Iterable[AnyJob]) -> list[AnyJob]:
-        return [job for job in jobs if self._ledger[job.number].waits]
+    def _waiting(self) -> list[StoreJob | LoadJob]:
+        """Received, and not begun."""
+        jobs = [record.job for record in self._ledger if record.waits]
+        return [job for job in jobs if isinstance(job, TRANSFERS)]
 
     def close(self) -> bool:
         """False: the device kept a transfer, and with it the memory."""
@@ -219,23 +220,24 @@ class OffloadWorker:
         return self._link.plan_late(untold)
 
     def _begin(self) -> None:
-        if not self._steps or self._stream is None:
+        if self._stream is None:
+            return
+        fences, waiting = self._ledger.take_fences(), self._waiting()
+        if not (fences or waiting):
             return
         transfers = self._transfers
         if transfers is None:
             raise KvfixError("transfers were planned before the pools of the device were registered")
-        steps, self._steps = self._steps, []
-        fences = [job for step in steps for job in step.fences]
         if fences:  # rare; a rank whose wait failed must still enter the forward pass with the others
             together(self._ranks, lambda: transfers.wait_for(fences))
-        loads = self._waiting(load for step in steps for load in step.loads)
+        loads = [job for job in waiting if isinstance(job, LoadJob)]
         if loads:
             with guarded(COPIES) as tried:
                 self._before_loads()
             if tried.failed:
                 transfers.refuse(loads, "upstream's own copies into blocks could not be waited for")
                 loads = []
-        transfers.begin(loads, self._waiting(store for step in steps for store in step.stores), self._stream)
+        transfers.begin(loads, [job for job in waiting if isinstance(job, StoreJob)], self._stream)
 
     def _note(self, ended: Ended) -> None:
         """What a rank reports. When all have reported it, no rank uses the blocks of the job any more."""
