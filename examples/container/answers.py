@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ask the server for one token, and exit with 1 if none comes: a liveness probe.
 
-`/health` answers 200 while the executor's thread is dead (hazard H3), so it does not show that. This script needs nothing but Python.
+`/health` answers 200 even while the executor's thread is dead (hazard H3). This script needs nothing but Python.
 
     answers.py [URL] [SECONDS]
 """
