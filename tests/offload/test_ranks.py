@@ -52,6 +52,16 @@ def test_a_store_counts_when_the_last_rank_has_it(ranks: list[Rank]) -> None:
     assert not ranks[1].link.ledger.ended, "the scheduler side is on rank 0"
 
 
+def test_a_job_begins_once_whatever_becomes_of_it(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    assert ranks[0].worker._transfers is not None
+    monkeypatch.setattr(ranks[0].worker._transfers, "_enqueue", lambda job, *_: begun.append(job.number))
+    ranks[0].worker.bind(Step((StoreJob(1, 7, (0, 1), (3, 4)), LoadJob(2, 8, (2,), (5,), 0))))
+    for _ in range(2):
+        ranks[0].worker.start(ranks[0].stream)
+    assert begun == [2, 1], "loads come first"
+
+
 def test_a_fence_that_is_over_before_it_begins_keeps_no_rank_waiting(ranks: list[Rank]) -> None:
     """Rank 0 has the record of a job until its scheduler side has looked, and the others have forgotten it."""
     for rank in ranks:

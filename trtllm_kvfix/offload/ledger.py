@@ -57,7 +57,7 @@ class Record:
     plan: Any = None  # the scheduler side's, for when the job has ended
     written: State = State.PLANNED
     lane: TransferLane | None = None  # the lane that took it
-    since: float | None = None  # when a lane or the porter took it, by the clock of `monotonic`
+    since: float | None = None  # when this rank began it, by the clock of `monotonic`
     end: Ended | None = None  # of this rank, until the others hear of it
     ends: tuple[Ended, ...] = ()  # what ranks have said
     holds_up: bool = False  # this rank begins nothing else before it has ended
@@ -79,7 +79,7 @@ class Record:
 
     @property
     def waits(self) -> bool:
-        """This rank has received it, and no lane has it."""
+        """This rank has received it, and has not begun it."""
         return self.written is State.QUEUED and self.since is None
 
     @property
@@ -87,9 +87,9 @@ class Record:
         """Received, and not over on all ranks. All ranks agree on this at the points where they meet."""
         return self.written in (State.QUEUED, State.ENDED_HERE)
 
-    def take(self, lane: TransferLane | None, now: float) -> None:
-        """From here on a lane has it, or, with None, the porter."""
-        self.lane, self.since = lane, now
+    def begin(self, now: float) -> None:
+        """From here on it is for a lane, or for the porter."""
+        self.since = now
 
     def go(self, state: State) -> None:
         if state not in NEXT[self.written]:

@@ -55,6 +55,9 @@ class Transfers:
         """Submit jobs behind all work that the computing stream has been given. Their fences are over."""
         if not loads and not stores:
             return
+        now = monotonic()
+        for number in [job.number for job in loads] + [job.number for job in stores]:
+            self._ledger[number].begin(now)
         try:
             mark = self.mark(stream)
         except DeviceError as error:
@@ -132,7 +135,7 @@ class Transfers:
         dst, src = (host, device) if direction == "store" else (device, host)
         answer = lane.enqueue(job.number, dst, src, self._layout.sizes(len(job.slots)), after=mark)
         if answer == "taken":
-            self._ledger[job.number].take(lane, monotonic())
+            self._ledger[job.number].lane = lane
         elif answer == "full":
             self.refuse([job], f"{self._settings.queue_max} transfers wait already", no_room=True)
         elif answer == "broken":

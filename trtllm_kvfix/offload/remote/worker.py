@@ -99,7 +99,7 @@ class RemoteWorker(OffloadWorker):
 
     def _fetch(self, fetch: FetchJob) -> None:
         if self.porter is not None and self.porter.get(fetch.number, fetch.keys, fetch.slots):
-            self._ledger[fetch.number].take(None, monotonic())
+            self._ledger[fetch.number].begin(monotonic())
         else:
             self._ledger.end_here(Ended(fetch.number, "there is no store now"))
 
@@ -118,7 +118,7 @@ class RemoteWorker(OffloadWorker):
             put = record.job
             assert isinstance(put, PutJob)
             if self.porter is not None and self.porter.put(put.number, put.keys, put.slots):
-                record.take(None, monotonic())
+                record.begin(monotonic())
                 return
             self._ledger.end_here(Ended(put.number, "there is no store now", no_room=True))
 
