@@ -198,6 +198,18 @@ def block_hashes(request: SequenceRequest, config: BlockManagerConfig) -> list[i
     The hashes of the prompt's full blocks in every manager with the config's tokens_per_block and seed.
     """
 
+class PrefixHashes:
+    """
+    What block_hashes() returns, for who needs some of it: a hash is computed when it or one behind it is asked for, once.
+    """
+
+    def __init__(self, request: SequenceRequest, config: BlockManagerConfig) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, block: int) -> int:
+        """IndexError where the prompt has no such full block."""
+
 class Admission:
     """What one request got; its numbers alone, whatever shared its batch."""
 

@@ -15,6 +15,7 @@
 #include "bindings/repr.h"
 #include "bindings/wide_integers.h"
 #include "core/config.h"
+#include "core/prefix_hashes.h"
 #include "core/request.h"
 
 namespace nb = nanobind;
@@ -233,6 +234,22 @@ void bind_request(nb::module_& m) {
         },
         "request"_a, "config"_a,
         "The hashes of the prompt's full blocks in every manager with the config's tokens_per_block and seed.");
+
+    nb::class_<PrefixHashes>(m, "PrefixHashes",
+                             "What block_hashes() returns, for who needs some of it: a hash is computed when it or one "
+                             "behind it is asked for, once.")
+        .def(
+            "__init__",
+            [](PrefixHashes* self, const SequenceRequest& request, const BlockManagerConfig& config) {
+                new (self)
+                    PrefixHashes(request.request, BlockHasher(config.seed, config.hash_bits), config.tokens_per_block);
+            },
+            "request"_a, "config"_a)
+        .def("__len__", &PrefixHashes::size)
+        .def(
+            "__getitem__",
+            [](PrefixHashes& self, std::uint32_t block) { return without_gil([&] { return self.at(block); }); },
+            "block"_a, "IndexError where the prompt has no such full block.");
 }
 
 }  // namespace kvfix::bindings

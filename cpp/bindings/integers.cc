@@ -43,6 +43,23 @@ T from_python_int(PyObject* item, const Field& field, std::size_t position) {
     out_of_range(field, position, shown(item));
 }
 
+// The value of an exact int of one digit, as all token ids are, read without a call; else -1. Builds for the stable ABI cannot look.
+std::int64_t small_value(PyObject* item) {
+#if defined(Py_LIMITED_API)
+    static_cast<void>(item);
+    return -1;
+#elif PY_VERSION_HEX >= 0x030C0000
+    auto* number = reinterpret_cast<PyLongObject*>(item);
+    return PyUnstable_Long_IsCompact(number) != 0 ? PyUnstable_Long_CompactValue(number) : -1;
+#else
+    const Py_ssize_t digits = Py_SIZE(item);
+    if (digits == 1) {
+        return static_cast<std::int64_t>(reinterpret_cast<PyLongObject*>(item)->ob_digit[0]);
+    }
+    return digits == 0 ? 0 : -1;
+#endif
+}
+
 // Anything else that says it is an integer (numpy scalars). Runs the object's own code, so the caller looks again at its list.
 template <class T>
 T from_index(const nb::object& item, const Field& field, std::size_t position) {
@@ -84,7 +101,8 @@ std::vector<T> read_sequence(PyObject* sequence, const Field& field) {
         // Plain ints run no code, so the list cannot change under them and needs no reference held.
         PyObject* plain = is_list ? PyList_GET_ITEM(sequence, at) : PyTuple_GET_ITEM(sequence, at);
         if (PyLong_CheckExact(plain)) {
-            out[position] = from_python_int<T>(plain, field, position);
+            const std::int64_t small = small_value(plain);
+            out[position] = small >= 0 ? static_cast<T>(small) : from_python_int<T>(plain, field, position);
             continue;
         }
 #endif

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "core/admission_planner.h"
+#include "core/check.h"
 #include "core/pause_point.h"
 #include "core/steps.h"
 
@@ -36,22 +37,23 @@ const AdmissionPlan& AdmissionPlanner::match(const State& state, std::span<const
     plan_.matches.clear();
     plan_.path.clear();
     plan_.runs.clear();
+    books_.resize(state.windows.size());
     for (const RequestPtr& request : requests) {
-        match_request(state, *request);
+        match_request(state, request);
     }
     settle_partials(state);
     KVFIX_PAUSE("admit.planned");
     return plan_;
 }
 
-void AdmissionPlanner::match_request(const State& state, const Request& request) {
-    RequestPlan plan{.request = &request, .match_begin = static_cast<std::uint32_t>(plan_.matches.size())};
+void AdmissionPlanner::match_request(const State& state, const RequestPtr& request) {
+    RequestPlan plan{.request = request.get(), .match_begin = static_cast<std::uint32_t>(plan_.matches.size())};
     plan_.matches.resize(plan_.matches.size() + state.windows.size());
     for (const Window& window : state.windows) {
         match_window(state, window, request, match_of(plan, window.index));
     }
     // What one window does not allow another may, and not what it allows below that: they agree on the most that all of them allow.
-    std::uint32_t reuse = request.num_tokens() - 1;  // the last token is always computed
+    std::uint32_t reuse = request->num_tokens() - 1;  // the last token is always computed
     for (std::uint32_t before = kNone; before != reuse;) {
         before = reuse;
         for (const Window& window : state.windows) {
@@ -62,18 +64,79 @@ void AdmissionPlanner::match_request(const State& state, const Request& request)
     plan_.requests.push_back(plan);
 }
 
-void AdmissionPlanner::match_window(const State& state, const Window& window, const Request& request,
+void AdmissionPlanner::match_window(const State& state, const Window& window, const RequestPtr& request,
                                     WindowMatch& match) {
     match.path_begin = static_cast<std::uint32_t>(plan_.path.size());
     match.runs_begin = static_cast<std::uint32_t>(plan_.runs.size());
-    const ParentRef root = state.config.block_reuse ? window.tree.find_root(request.identity) : kNone;
-    plan_.runs.push_back(root == kNone ? Run{} : walk(state, window, request, root, 0));
+    plan_.runs.push_back(first_run(state, window, request));
     match.path_length = plan_.runs.back().end;
     match.runs_end = match.runs_begin + 1;
     const bool has_gaps =
         window.tree.orphaned() != 0 || window.in_flight[kPrimary] != 0 || window.in_flight[kHost] != 0;
     if (state.config.block_reuse && window.tree.by_prefix() && has_gaps) {
-        find_later_runs(state, window, request, match);
+        find_later_runs(state, window, *request, match);
+    }
+}
+
+// Appends its full blocks to the path.
+Run AdmissionPlanner::first_run(const State& state, const Window& window, const RequestPtr& request) {
+    MatchBook& book = books_[window.index];
+    if (MatchBook::Found found; book.find(window, request, found)) {
+        plan_.path.insert(plan_.path.end(), found.path.begin(), found.path.end());
+        return found.run;
+    }
+    const std::size_t begin = plan_.path.size();
+    const Run run = walk_from_root(state, window, *request, book.latest_path(window));
+    book.note(window, request, {std::span(plan_.path).subspan(begin), run});
+    return run;
+}
+
+// `likely`: blocks of this very tree that may well begin the path.
+Run AdmissionPlanner::walk_from_root(const State& state, const Window& window, const Request& request,
+                                     std::span<const BlockIndex> likely) {
+    const ParentRef root = state.config.block_reuse ? window.tree.find_root(request.identity) : kNone;
+    if (root == kNone) {
+        return {};
+    }
+    const std::uint32_t alike = follow(window, request, root, likely);
+    const ParentRef parent = alike == 0 ? root : window.tree.below(plan_.path.back());
+    Run run = parent == kNone ? Run{.end = alike} : walk(state, window, request, parent, alike);
+    run.begin = 0;
+    return run;
+}
+
+// Appends the blocks that hold what the prompt does, one below the other: what is compared need be neither hashed nor looked up.
+std::uint32_t AdmissionPlanner::follow(const Window& window, const Request& request, ParentRef root,
+                                       std::span<const BlockIndex> likely) {
+    constexpr std::size_t kAhead = 8;
+    const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
+    const std::size_t most = std::min<std::size_t>(likely.size(), request.num_tokens() / tokens_per_block);
+    if (most == 0 || window.blocks[likely.front()].parent != root) {
+        return 0;
+    }
+    std::string extras;
+    std::uint32_t alike = 0;
+    for (; alike < most; ++alike) {
+        if (alike + kAhead < most) {
+            window.blocks.prefetch(likely[alike + kAhead]);
+        }
+        if (!window.tree.holds(likely[alike], prompt_block(request, alike, tokens_per_block, extras))) {
+            break;
+        }
+    }
+    plan_.path.insert(plan_.path.end(), likely.begin(), likely.begin() + alike);
+    return alike;
+}
+
+void AdmissionPlanner::check_remembered(const State& state) const {
+    for (std::size_t i = 0; i < books_.size(); ++i) {
+        const Window& window = state.windows[i];
+        books_[i].for_each(window, [&](const RequestPtr& request, const MatchBook::Found& found) {
+            AdmissionPlanner afresh;
+            const Run run = afresh.walk_from_root(state, window, *request, {});
+            check(run == found.run && std::ranges::equal(afresh.plan_.path, found.path),
+                  "another match is remembered than a walk finds");
+        });
     }
 }
 

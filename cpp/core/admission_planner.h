@@ -1,4 +1,5 @@
-// Makes admission plans. It reads the state and changes nothing there; what it has of its own is memory that it uses again.
+// Makes admission plans. It reads the state and changes nothing there; what it has of its own is memory that it uses again, and what
+// its walks have found. Plans do not depend on either.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "core/admission_plan.h"
+#include "core/match_book.h"
 
 namespace kvfix {
 
@@ -25,6 +27,9 @@ class AdmissionPlanner {
     // Window by window, what the first `count` requests would take of the slots free or cached, after try_fit().
     std::vector<std::uint64_t> slots_taken(const State& state, std::size_t count);
 
+    // Throws std::logic_error where something else is remembered than a walk would find.
+    void check_remembered(const State& state) const;
+
   private:
     struct Room {
         std::uint64_t needed = 0;
@@ -33,8 +38,13 @@ class AdmissionPlanner {
     };
 
     // admission_match.cc
-    void match_request(const State& state, const Request& request);
-    void match_window(const State& state, const Window& window, const Request& request, WindowMatch& match);
+    void match_request(const State& state, const RequestPtr& request);
+    void match_window(const State& state, const Window& window, const RequestPtr& request, WindowMatch& match);
+    Run first_run(const State& state, const Window& window, const RequestPtr& request);
+    Run walk_from_root(const State& state, const Window& window, const Request& request,
+                       std::span<const BlockIndex> likely);
+    std::uint32_t follow(const Window& window, const Request& request, ParentRef root,
+                         std::span<const BlockIndex> likely);
     Run walk(const State& state, const Window& window, const Request& request, ParentRef root, std::uint32_t begin);
     void find_later_runs(const State& state, const Window& window, const Request& request, WindowMatch& match);
     void find_source(const Window& window, const Request& request, ParentRef parent, Run& run) const;
@@ -65,6 +75,7 @@ class AdmissionPlanner {
     }
 
     AdmissionPlan plan_;
+    std::vector<MatchBook> books_;                    // [window]: its first runs
     std::uint32_t serial_ = 0;                        // marks of this pass; marks of older ones are smaller
     std::vector<std::vector<std::uint32_t>> marks_;   // [window][block]
     std::vector<std::vector<std::uint32_t>> takers_;  // [window][block]: the match that takes it over

@@ -273,6 +273,7 @@ std::uint64_t BlockManager::digest() {
 void BlockManager::check_invariants() const {
     const ManagerGuard guard(mutex_);
     kvfix::check_invariants(state_);
+    planner_.check_remembered(state_);
 }
 
 }  // namespace kvfix

@@ -119,7 +119,7 @@ class BlockManager {
     const std::shared_ptr<PinAnchor> anchor_;  // of every handle
     mutable ManagerMutex mutex_;               // guards everything below
     State state_;
-    // Memory that calls use again; it says nothing between them.
+    // Memory that calls use again, and what matching has found so far: no answer depends on it.
     AdmissionPlanner planner_;
     std::vector<grow::Step> steps_;
 };

@@ -74,10 +74,12 @@ std::uint64_t ReuseTree::key_of(ParentRef parent) const {
     return is_root(parent) ? roots_[parent.root_index()].prefix.key : std::as_const(store_)[parent.block()].key;
 }
 
+bool ReuseTree::holds(BlockIndex block, const BlockContent& wanted) const { return equal(content(block), wanted); }
+
 BlockIndex ReuseTree::find_child(ParentRef parent, std::uint64_t key, const BlockContent& wanted) const {
     const BlockStore& store = store_;  // to change a record costs its digest
     return index_.find(IndexHash::scattered(key), [&](BlockIndex block) {
-        return store[block].key == key && store[block].parent == parent && equal(content(block), wanted);
+        return store[block].key == key && store[block].parent == parent && holds(block, wanted);
     });
 }
 
@@ -135,6 +137,7 @@ ReuseTree::Beginning ReuseTree::best_prefix(ParentRef parent, const BlockContent
 void ReuseTree::add(BlockIndex block, ParentRef parent) {
     Block& record = store_[block];
     check(!record.in_tree && record.children == kNone, "a block enters the tree twice");
+    ++changes_;
     record.parent = parent;
     record.in_tree = true;
     insert_child(children_of(parent), block);
@@ -155,6 +158,7 @@ void ReuseTree::add(BlockIndex block, ParentRef parent) {
 ParentRef ReuseTree::remove(BlockIndex block) {
     Block& record = store_[block];
     check(record.in_tree, "a private block is removed from the tree");
+    ++changes_;
     const ParentRef parent = record.parent;
     erase_child(children_of(parent), block);
     if (is_full(block)) {

@@ -100,7 +100,11 @@ class ReuseTree {
         return index_hash_.block(parent_key, content.tokens, content.extras) & key_mask_;
     }
 
+    // How often a block or a root has come or gone. While it stays the same, so does what a look-up finds.
+    std::uint64_t changes() const { return changes_; }
+
     BlockContent content(BlockIndex block) const { return {store_.content(block), store_.extras(block)}; }
+    bool holds(BlockIndex block, const BlockContent& wanted) const;
     // The full child of `parent` with this content, or kNone.
     BlockIndex find_child(ParentRef parent, std::uint64_t key, const BlockContent& content) const;
     void prefetch(std::uint64_t key) const { index_.prefetch(IndexHash::scattered(key)); }
@@ -192,6 +196,7 @@ class ReuseTree {
     std::vector<Prefix> above_;        // [block]
     std::vector<std::uint32_t> next_;  // [block]: the root of what follows it, or kNone
     std::uint32_t orphaned_ = 0;
+    std::uint64_t changes_ = 0;
     std::optional<HashBook> hash_book_;
     TenantIndex tenants_;
     std::vector<Root> roots_;

@@ -51,6 +51,7 @@ class Pair:
         self.events_max = events_max
         self.hash_bits = hash_bits
         self.tickets: list[tuple[int, int]] = []  # the model's and the core's
+        self.objects: dict[int, native.SequenceRequest] = {}  # of requests that are asked about before they are added
 
     def both(self, on_model: Callable[[], M], on_core: Callable[[], C]) -> tuple[M, C] | None:
         """None if both raised the same, and the core stayed as it was."""
@@ -70,6 +71,13 @@ class Pair:
 
     # ---------------------------------------------------------------------------------------------- sequences
 
+    def object_of(self, request: Request, carrier: str = "list") -> native.SequenceRequest:
+        """The core remembers what it found for an object, so one that waits stays the same; another finds afresh."""
+        return self.objects.get(request.request_id) or native_request(request, carrier)
+
+    def wait(self, request: Request) -> None:
+        self.objects[request.request_id] = native_request(request)
+
     def add(
         self,
         requests: list[Request],
@@ -80,7 +88,7 @@ class Pair:
         promised = [self.analyze(request, chunk or None) for request in requests]
         asked = [self.blocks_to_admit(request, chunk) for request in requests]
         free = free_blocks(self.core)
-        objects = [native_request(request, carrier) for request in requests]
+        objects = [self.object_of(request, carrier) for request in requests]
 
         def on_core() -> tuple[list[native.Admission], list[int]]:
             if len(objects) == 1 and tokens_new_max is None:
@@ -109,7 +117,7 @@ class Pair:
     def analyze(self, request: Request, chunk: int | None = None) -> int:
         digest = self.core.digest()
         expected = self.model.analyze_prefix_reuse(request, chunk)
-        actual = self.core.analyze_prefix_reuse(native_request(request), chunk_tokens=chunk)
+        actual = self.core.analyze_prefix_reuse(self.object_of(request), chunk_tokens=chunk)
         assert (actual.tokens, actual.blocks_primary, actual.blocks_host) == (
             expected.tokens,
             expected.blocks_primary,
@@ -119,7 +127,7 @@ class Pair:
         return actual.tokens
 
     def blocks_to_admit(self, request: Request, chunk: int | None) -> list[int]:
-        asked = native_request(request)
+        asked = self.object_of(request)
         for tokens in (0, 5, 40) if chunk != 0 else ():
             expected = self.model.blocks_to_admit(request, tokens, chunk)
             assert self.core.blocks_to_admit(asked, tokens_new_max=tokens, chunk_tokens=chunk) == expected

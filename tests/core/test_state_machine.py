@@ -35,6 +35,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def start(self, config: Config, events_max: int, hash_bits: int, past: list[Tokens]) -> None:
         self.pair = Pair(config, events_max, hash_bits)
         self.ids_used = 0
+        self.waiting: list[Request] = []
         for prompt in past:
             self.serve(Request(self.new_id(), prompt), leave=True)
 
@@ -89,6 +90,27 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if leave:
             self.pair.check()
             self.pair.remove(request.request_id, computed=len(request.tokens))
+
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        """A request that a scheduler asks about, now and again, until it is admitted."""
+        request = data.draw(draws.requests(self.new_id(), self.pair.model.config.max_beam_width))
+        self.pair.wait(request)
+        self.waiting.append(request)
+        self.pair.analyze(request)
+
+    @precondition(lambda self: self.waiting)
+    @rule(index=draws.indices, chunk=draws.chunks)
+    def ask_again(self, index: int, chunk: int | None) -> None:
+        request = self.waiting[index % len(self.waiting)]
+        self.pair.analyze(request, chunk or None)
+        self.pair.blocks_to_admit(request, chunk)
+
+    @precondition(lambda self: self.waiting)
+    @rule(count=st.integers(1, 3), chunk=draws.chunks)
+    def add_waiting(self, count: int, chunk: int | None) -> None:
+        batch, self.waiting = self.waiting[:count], self.waiting[count:]
+        self.pair.add(batch, chunk=chunk)
 
     @rule(data=st.data(), leave=st.booleans())
     def serve_one(self, data: st.DataObject, leave: bool) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TRIGGER = LLM_REQUEST
 TOKENS = "input_tokens"
+# Admission refuses tokens that the core does not take; the code here does not.
+_REFUSED_LATER = suppress(TypeError, ValueError, OverflowError)
 
 
 def replacements(active: "Activation") -> list[Replacement]:
@@ -36,8 +38,7 @@ def noting(make: Callable[..., None]) -> Callable[..., None]:
         if wanted is not None:
             retention.note(self, wanted)
         if kwargs.get(TOKENS) is not None:
-            # Admission refuses tokens that the core does not take; this code does not.
-            with suppress(TypeError, ValueError, OverflowError):
+            with _REFUSED_LATER:
                 note_prompt(self, kwargs[TOKENS])
 
     return make_and_note

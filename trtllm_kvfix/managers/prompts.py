@@ -13,12 +13,10 @@ from types import FunctionType
 from typing import Any
 
 from trtllm_kvfix.managers import retention
-from trtllm_kvfix.native import BlockManagerConfig, SequenceRequest, block_hashes
+from trtllm_kvfix.native import BlockManagerConfig, PrefixHashes, SequenceRequest
 
 _KEPT = "_kvfix_prompt"
 _serials = count()
-# Inputs of a request on which its blocks depend besides its tokens.
-_EMBEDDINGS = ("prompt_embedding_table", "multimodal_embedding")
 
 
 class Prompt:
@@ -27,7 +25,8 @@ class Prompt:
     __slots__ = ("_hashes", "has_duration", "is_private", "length", "request_id", "sequence")
 
     def __init__(self, request: Any, tokens: Any = None) -> None:
-        self.is_private = is_private(request)
+        images = request.multimodal_hashes
+        self.is_private = _is_private(request, images)
         kept = retention.of(request)
         self.has_duration = kept is not None and kept.has_duration
         self.request_id: int = request.request_id
@@ -36,15 +35,18 @@ class Prompt:
             request.get_tokens(0) if tokens is None else tokens,
             lora_id=request.lora_task_id,
             salt=f"private {next(_serials)}" if self.is_private else request.cache_salt_id,
-            extra_keys=list(_images(request)),
+            extra_keys=list(_spans(request, images)) if images else (),
             retention=None if kept is None else kept.for_the_core(),
         )
         self.length = self.sequence.num_tokens
-        self._hashes: list[int] | None = None
+        self._hashes: PrefixHashes | None = None
 
     def hash_of(self, block: int, config: BlockManagerConfig) -> int | None:
+        """The hash of the prompt up to the end of this block; None if the block is not full, or has no name."""
+        if self.is_private:
+            return None
         if self._hashes is None:
-            self._hashes = [] if self.is_private else block_hashes(self.sequence, config)
+            self._hashes = PrefixHashes(self.sequence, config)
         return self._hashes[block] if block < len(self._hashes) else None
 
     def begins(self, count: int, *, and_then: int) -> SequenceRequest:
@@ -88,10 +90,14 @@ def forget_prompt(request: Any) -> None:
     setattr(request, _KEPT, None)
 
 
-def is_private(request: Any) -> bool:
+def _is_private(request: Any, images: Any) -> bool:
+    """Whether its blocks depend on inputs that no name of theirs covers."""
     if request.is_dummy_request:
         return True
-    return not request.multimodal_hashes and any(getattr(request, name, None) is not None for name in _EMBEDDINGS)
+    return not images and (
+        getattr(request, "prompt_embedding_table", None) is not None
+        or getattr(request, "multimodal_embedding", None) is not None
+    )
 
 
 def bound_half(request: Any) -> Any:
@@ -101,12 +107,9 @@ def bound_half(request: Any) -> Any:
     return kind(request)
 
 
-def _images(request: Any) -> Iterator[tuple[int, int, bytes]]:
+def _spans(request: Any, images: Any) -> Iterator[tuple[int, int, bytes]]:
     """(first token, end, digest), ascending."""
-    hashes = request.multimodal_hashes
-    if not hashes:
-        return
-    spans = zip(request.multimodal_positions, request.multimodal_lengths, hashes, strict=True)
+    spans = zip(request.multimodal_positions, request.multimodal_lengths, images, strict=True)
     for start, length, words in sorted(spans):
         yield start, start + length, struct.pack(f"<{len(words)}I", *(word & 0xFFFFFFFF for word in words))
 

@@ -5,6 +5,7 @@ not taken again.
 """
 
 from collections.abc import Iterable
+from operator import le, sub
 from typing import Any, NamedTuple
 
 from trtllm_kvfix.managers.books import Books
@@ -15,11 +16,11 @@ Blocks = list[int]
 
 
 def less(blocks: Blocks, others: Blocks) -> Blocks:
-    return [each - other for each, other in zip(blocks, others, strict=True)]
+    return list(map(sub, blocks, others))
 
 
 def fits(blocks: Blocks, free: Blocks) -> bool:
-    return all(each <= left for each, left in zip(blocks, free, strict=True))
+    return all(map(le, blocks, free))
 
 
 class Prefix(NamedTuple):

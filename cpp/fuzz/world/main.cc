@@ -88,12 +88,13 @@ int tell_again(std::uint64_t seed) {
 void print(const Tally& tally) {
     const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
     std::printf(
-        "%llu steps: %llu requests admitted, %llu deferred, %llu calls refused, %llu promises, %llu chunks and %llu "
+        "%llu steps: %llu requests admitted, %llu deferred, %llu calls refused, %llu promises, %llu asked again, %llu "
+        "chunks and %llu "
         "cells compared, %llu copies, %llu tickets failed, %llu pins, %llu suspended, %llu events, %llu evictions\n",
         number(tally.steps), number(tally.admitted), number(tally.deferred), number(tally.refused),
-        number(tally.promises), number(tally.chunks), number(tally.cells), number(tally.copies),
-        number(tally.tickets_failed), number(tally.pins), number(tally.suspended), number(tally.events),
-        number(tally.evictions));
+        number(tally.promises), number(tally.asked_again), number(tally.chunks), number(tally.cells),
+        number(tally.copies), number(tally.tickets_failed), number(tally.pins), number(tally.suspended),
+        number(tally.events), number(tally.evictions));
 }
 
 int live_through(const Options& options) {

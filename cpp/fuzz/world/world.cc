@@ -42,6 +42,7 @@ void Tally::add(const Tally& other) {
     deferred += other.deferred;
     refused += other.refused;
     promises += other.promises;
+    asked_again += other.asked_again;
     chunks += other.chunks;
     cells += other.cells;
     copies += other.copies;
@@ -68,6 +69,7 @@ void World::step() {
         void (World::*act)();
     };
     static const std::vector<Act> acts{{6, &World::admit},
+                                       {3, &World::ask},
                                        {6, &World::run_step},
                                        {5, &World::end_ticket},
                                        {3, &World::grow},

@@ -24,8 +24,9 @@ struct Tally {
     std::uint64_t deferred = 0;
     std::uint64_t refused = 0;
     std::uint64_t promises = 0;  // of analyze_prefix_reuse, compared with what was reused
-    std::uint64_t chunks = 0;    // behind the first ones, whose room was promised
-    std::uint64_t cells = 0;     // compared
+    std::uint64_t asked_again = 0;
+    std::uint64_t chunks = 0;  // behind the first ones, whose room was promised
+    std::uint64_t cells = 0;   // compared
     std::uint64_t copies = 0;
     std::uint64_t tickets_failed = 0;
     std::uint64_t pins = 0;
@@ -115,6 +116,10 @@ class World {
     void remove();
     void expect_found_again(const Live& gone, std::uint32_t stored);
 
+    // world_waiting.cc
+    void ask();
+    Ask next_ask(std::uint32_t longest);
+
     // world_growth.cc
     void grow();
     void prefill();
@@ -186,6 +191,7 @@ class World {
     PromptSource source_;
     const std::uint32_t patience_;  // how seldom tickets end; 0: each with the call that queued it
     const bool pins_nothing_;       // so that nothing disturbs what is kept for chunks
+    std::vector<Ask> waiting_;      // asked about, not admitted yet
     std::map<RequestId, Live> live_;
     std::map<RequestId, Away> suspended_;
     RequestId last_ = 0;  // the request that a call was last about

@@ -48,8 +48,8 @@ void World::admit() {
     std::vector<RequestPtr> requests;
     for (std::uint32_t count = random_.one_in(2) ? 1 : random_.between(1, 5); count > 0; --count) {
         const bool again = !batch.empty() && random_.one_in(3);  // nearly the same as another of the batch
-        batch.push_back(
-            request_for(again ? source_.variation(random_.pick(batch).prompt, longest) : source_.prompt(longest)));
+        batch.push_back(again ? request_for(source_.variation(random_.pick(batch).prompt, longest))
+                              : next_ask(longest));
         requests.push_back(batch.back().request);
     }
     std::vector<std::uint32_t> promised;

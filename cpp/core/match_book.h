@@ -1,0 +1,73 @@
+// What walks of one tree have found, for as long as the tree stays as it is. A scheduler asks about a request, asks once more, and
+// admits it: only the first of them needs to hash the prompt, look it up and compare it.
+//
+// A walk depends on the request, which never changes, on the tree, and on whether blocks are usable. All of a tree's blocks are while
+// nothing is in flight, so what was found then holds whenever that is so again, until a block enters or leaves the tree.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/admission_plan.h"
+#include "core/request.h"
+#include "core/window.h"
+
+namespace kvfix {
+
+class MatchBook {
+  public:
+    struct Found {
+        std::span<const BlockIndex> path;  // until the next call of note()
+        Run run;
+    };
+
+    // False where the request is unknown, or may find something else by now.
+    bool find(const Window& window, const RequestPtr& request, Found& out) const;
+    // The full blocks that the request before found, in this very tree: many prompts begin alike. Until the next call of note().
+    std::span<const BlockIndex> latest_path(const Window& window) const;
+    // What the request has just found. Left out where it would not hold, and where the book is full.
+    void note(const Window& window, const RequestPtr& request, const Found& found);
+    // Calls visit(request, found) for whatever find() would give away, if the request is still there.
+    template <class Visit>
+    void for_each(const Window& window, Visit&& visit) const {
+        for (const auto& [key, entry] : entries_) {
+            const RequestPtr request = entry.request.lock();
+            if (Found found; request != nullptr && find(window, request, found)) {
+                visit(request, std::as_const(found));
+            }
+        }
+    }
+
+  private:
+    static constexpr std::size_t kRequestsMost = 1024;
+    static constexpr std::size_t kBlocksMost = std::size_t{1} << 18;  // 1 MiB
+
+    struct Entry {
+        std::weak_ptr<const Request> request;  // an address alone may be another request's by now
+        std::uint32_t path_begin;
+        std::uint32_t path_length;
+        Run run;
+    };
+
+    // Whether all of the tree's blocks can be used.
+    static bool is_settled(const Window& window) {
+        return window.in_flight[kPrimary] == 0 && window.in_flight[kHost] == 0;
+    }
+
+    bool is_current(const Window& window) const { return changes_ == window.tree.changes() && is_settled(window); }
+    std::span<const BlockIndex> path_of(const Entry& entry) const {
+        return std::span(paths_).subspan(entry.path_begin, entry.path_length);
+    }
+
+    std::uint64_t changes_ = 0;  // of the tree, when all of this was found
+    std::unordered_map<const Request*, Entry> entries_;
+    std::vector<BlockIndex> paths_;
+    std::uint32_t latest_begin_ = 0;  // in paths_, to its end
+};
+
+}  // namespace kvfix
