@@ -139,7 +139,8 @@ def test_bad_environment_is_refused_by_name(environ: dict[str, str], message: st
         ("kvfix: {tuning: {staging_mode: device_table}}", "it is gone, because an early copy is faster"),
         ("kv_fix: {}", "has no mapping `kvfix:` at its top level"),
         ("- 1", "has no mapping `kvfix:` at its top level"),
-        ("a: [", "cannot be read: "),
+        ("a: [", "cannot be read: line 1, column 5: expected the node content"),
+        ("a: \0", "cannot be read: unacceptable character #x0000: special characters are not allowed"),
     ],
 )
 def test_bad_file_is_refused_with_its_path(tmp_path: Path, text: str, message: str) -> None:
@@ -148,6 +149,7 @@ def test_bad_file_is_refused_with_its_path(tmp_path: Path, text: str, message: s
         load(file, {})
     assert message in str(caught.value)
     assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_section_that_was_read_already_comes_before_the_file_and_after_the_environment(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def _from_file(file: Path) -> dict[Name, _Given]:
         text = file.read_text(encoding="utf-8")
         document, twice = yaml.safe_load(text), repeated_keys(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise SettingsError(f"settings file {file} cannot be read: {error}") from error
+        raise SettingsError(f"settings file {file} cannot be read: {_in_one_line(error)}") from error
     if twice:
         raise SettingsError(f"settings file {file} has {', '.join(twice)} more than once; only the last would count")
     section = document.get(SECTION) if isinstance(document, dict) else None
@@ -128,6 +128,14 @@ def _from_file(file: Path) -> dict[Name, _Given]:
             f"settings file {file} has no mapping `{SECTION}:` at its top level; settings belong below it"
         )
     return _from_section(section, f"{file}")
+
+
+def _in_one_line(error: Exception) -> str:
+    """YAML's own text draws the place over several lines, and calls the file `<unicode string>`."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error).partition("\n")[0]
+    mark = error.problem_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
 
 
 def repeated_keys(text: str) -> list[str]:

@@ -30,6 +30,11 @@ def test_what_is_held_begins_when_somebody_waits_for_it(machine: Machine) -> Non
     assert done == ["a", "b"]
 
 
+def test_the_watchdog_comes_before_the_limit_of_a_wait() -> None:
+    """It opens a gate that it has seen closed twice; a wait that ended earlier would blame the device."""
+    assert module.WAIT_S_MAX > 2 * module.HELD_S_MAX
+
+
 def test_a_wait_that_does_not_end_says_what_it_was_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAIT_S_MAX", 0.02)
     gate = machine.device.close_gate(machine.stream)  # by somebody else
