@@ -1,8 +1,8 @@
 """What batched-admission costs a batch of new prompts, on the stand-in of a build that adds them one by one.
 
-admit_cpu_us: the executor's resource manager prepares a batch of prompts, the first half of each cached; as upstream
-does it, and with the fix around it. Both take turns at going first; ratios are to upstream. The device has no part in
-it. In a step without new prompts the fix does nothing: bench_loop.py has its cost there.
+admit_cpu_us: the executor's resource manager prepares a batch of prompts, the first half of each cached, or nothing
+of any ("new"); as upstream does it, and with the fix around it. Both take turns at going first; ratios are to upstream.
+The device has no part in it. In a step without new prompts the fix does nothing: bench_loop.py has its cost there.
 """
 
 import argparse
@@ -27,8 +27,9 @@ QUICK = SIZES[:2]
 class Arrivals:
     """`arrive` ends one batch and makes the next; `admit` has the executor's resource manager prepare it."""
 
-    def __init__(self, sequences: int, blocks: int) -> None:
-        self.name, self.blocks = f"{VARIANT}-v1-{sequences}x{blocks}", blocks
+    def __init__(self, sequences: int, blocks: int, *, are_new: bool = False) -> None:
+        self.name, self.blocks = f"{VARIANT}-v1-{sequences}x{blocks}" + ("-new" if are_new else ""), blocks
+        self._are_new = are_new
         self._sequences, self._tokens = sequences, blocks * TOKENS_PER_BLOCK
         room = self._tokens + TOKENS_PER_BLOCK
         cache = {"max_tokens": 2 * sequences * room, "enable_block_reuse": True}  # a batch, and what it leaves cached
@@ -48,7 +49,8 @@ class Arrivals:
     def _prompt(self, number: int) -> Any:
         self._arrived += 1
         half = self._tokens // 2
-        return self.server.request(self._arrived, [number] * half + [-self._arrived] * half, 1)
+        first = -self._arrived if self._are_new else number
+        return self.server.request(self._arrived, [first] * half + [-self._arrived] * half, 1)
 
     def admit(self) -> None:
         self._resources.prepare_resources(self._batch)
@@ -58,8 +60,9 @@ class Arrivals:
 
     def require_reuse(self) -> None:
         reused = [request.prepopulated_prompt_len for request in self._batch.context_requests]
-        if any(tokens != self._tokens // 2 for tokens in reused):
-            raise RuntimeError(f"{self.name}: prompts reused {reused} tokens, not half of {self._tokens}")
+        expected = 0 if self._are_new else self._tokens // 2
+        if any(tokens != expected for tokens in reused):
+            raise RuntimeError(f"{self.name}: prompts reused {reused} tokens, not {expected} of {self._tokens}")
 
 
 def compared_arms(case: Arrivals, rounds: int) -> Iterator[Row]:
@@ -92,10 +95,11 @@ def main() -> int:
 
     def rows() -> Iterator[Row]:
         for size in QUICK if options.quick else SIZES:
-            with upstream(VARIANT, "cpu"):
-                case = Arrivals(*size)
-                yield from compared_arms(case, rounds)
-                case.server.close()
+            for are_new in (False, True):
+                with upstream(VARIANT, "cpu"):
+                    case = Arrivals(*size, are_new=are_new)
+                    yield from compared_arms(case, rounds)
+                    case.server.close()
 
     report("overlay.csv", rows(), options.results)
     return 0

@@ -1,8 +1,17 @@
 """What the bound manager reports about a prompt's reuse, asked in the form that each build answers."""
 
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 from trtllm_kvfix.overlay.upstream import BINDINGS, Upstream
+
+# A question copies tokens out of C++ and back, which costs more than the answer. So it is about the first block, and
+# about so many times more only while all of that is cached: a prompt that finds nothing costs one block, at any length.
+TIMES_MORE = 64
+
+# A part of a prompt as the bound methods take it: they refuse a list of ints.
+Bound = Callable[[int, int], list[Any]]
 
 
 def cached_tokens(impl: Any, request: Any) -> int | None:
@@ -12,32 +21,63 @@ def cached_tokens(impl: Any, request: Any) -> int | None:
     """
     if not impl.enable_block_reuse or getattr(impl, "is_variable_window", True):
         return None
-    counts = hasattr(impl, "count_reusable_blocks")
-    if not counts and not hasattr(impl, "find_new_context_block"):
+    ask = _counted if hasattr(impl, "count_reusable_blocks") else _found
+    if ask is _found and not hasattr(impl, "find_new_context_block"):
         return None
-    tokens = prompt_tokens(request)
-    if tokens is None:
+    bound = _bound_tokens_of(request)
+    if bound is None:
         return None
-    if counts:
-        return int(impl.count_reusable_blocks(tokens, request, False) * impl.tokens_per_block)
+    unit = impl.tokens_per_block
+    cached = 0
+    for tokens in _beginnings(bound, unit, request.prompt_len - request.prompt_len % unit):
+        cached = ask(impl, tokens, request)
+        if cached < len(tokens):
+            break
+    return cached
+
+
+def _beginnings(bound: Bound, unit: int, whole: int) -> Iterator[list[Any]]:
+    """Of full blocks, each longer than the one before."""
+    tokens: list[Any] = []
+    while len(tokens) < whole:
+        tokens += bound(len(tokens), min(max(unit, TIMES_MORE * len(tokens)), whole))
+        yield tokens
+
+
+def _counted(impl: Any, tokens: list[Any], request: Any) -> int:
+    return int(impl.count_reusable_blocks(tokens, request, False) * impl.tokens_per_block)
+
+
+def _found(impl: Any, tokens: list[Any], request: Any) -> int:
     first_new = impl.find_new_context_block(tokens, request)
     if first_new is None:
-        return int(request.prompt_len - request.prompt_len % impl.tokens_per_block)
+        return len(tokens)
+    if len(tokens) == impl.tokens_per_block:
+        return 0  # what its key has need not be copied to be counted
     # Its key has the tokens of all blocks up to the first one that is missing, and of that one.
     return int(len(first_new.unique_tokens) - impl.tokens_per_block)
 
 
-def prompt_tokens(request: Any) -> Any:
-    """The prompt's tokens as the bound methods take them, which refuse a list of ints; None if this build cannot make
-    them.
+def _bound_tokens_of(request: Any) -> Bound | None:
+    """How to make the prompt's tokens as the bound methods take them; None if this build cannot make them.
 
-    Some builds of 1.2 bind no `get_unique_tokens`. There a key that is made of ints has them.
+    A key that is made of ints has them. `get_unique_tokens` makes those of the whole prompt, and some builds of 1.2
+    do not bind it.
     """
-    if hasattr(request, "get_unique_tokens"):
-        tokens = request.get_unique_tokens(0)
-    else:
-        make_key = Upstream().attribute(BINDINGS, "BlockKey")
-        if make_key is None:
-            return None
-        tokens = make_key(tokens=list(request.get_tokens(0))).unique_tokens
-    return tokens if len(tokens) == request.prompt_len else tokens[: request.prompt_len]
+    make_key = Upstream().attribute(BINDINGS, "BlockKey")
+    if make_key is None:
+        has_them = hasattr(request, "get_unique_tokens")
+        return (lambda begin, end: request.get_unique_tokens(0)[begin:end]) if has_them else None
+    ids: list[int] = []
+
+    def bound(begin: int, end: int) -> list[Any]:
+        if begin == 0:  # one block; `get_tokens` copies the whole prompt
+            made = make_key(tokens=list(map(request.get_token, repeat(0), range(end))))
+        else:
+            if not ids:
+                ids.extend(request.get_tokens(0))
+            made = make_key(tokens=ids[begin:end])
+        tokens: list[Any] = made.unique_tokens
+        return tokens
+
+    return bound
