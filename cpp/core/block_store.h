@@ -60,9 +60,8 @@ class BlockStore {
     // Whoever asks for a record that can be changed is taken to change it.
     Block& operator[](BlockIndex block) {
         Block& record = blocks_[number(block)];
-        if (watched_ && !record.changed) {
-            record.changed = true;
-            changed_.push_back(block);
+        if (watched_ && !record.changed) [[unlikely]] {
+            note_change(block);
         }
         return record;
     }
@@ -81,19 +80,19 @@ class BlockStore {
     SlotIndex take_slot(std::size_t tier) {
         check(!free_slots_[tier].empty(), "a slot is taken from an empty tier");
         const SlotIndex slot = free_slots_[tier].back();
-        free_digest_.remove(digest_of_words(tier, free_slots_[tier].size(), slot));
+        free_digest_.remove(tier, free_slots_[tier].size(), slot);
         free_slots_[tier].pop_back();
         return slot;
     }
     void give_slot(std::size_t tier, SlotIndex slot) {
         free_slots_[tier].push_back(slot);
-        free_digest_.add(digest_of_words(tier, free_slots_[tier].size(), slot));
+        free_digest_.add(tier, free_slots_[tier].size(), slot);
     }
     std::span<const SlotIndex> free_slots(std::size_t tier) const { return free_slots_[tier]; }
     std::span<const BlockIndex> free_records() const { return free_records_; }
 
-    // How what is free differs from what was free at first, order included.
-    std::uint64_t free_digest() const { return free_digest_.value(); }
+    // What is free, order included.
+    std::uint64_t free_digest();
     // Records that may have changed since the last call, each once; at the first call all of them.
     std::vector<BlockIndex> take_changed();
 
@@ -116,7 +115,9 @@ class BlockStore {
     }
 
   private:
-    static constexpr std::size_t kRecords = kTiers;  // beside the tiers, in free_digest_
+    static constexpr std::size_t kRecords = kTiers;                    // beside the tiers, in free_digest_
+
+    void note_change(BlockIndex block);
 
     std::uint32_t tokens_per_block_;
     std::array<std::uint32_t, kTiers> slots_;
@@ -125,7 +126,7 @@ class BlockStore {
     std::vector<BlockIndex> free_records_;
     std::array<std::vector<SlotIndex>, kTiers> free_slots_;
     std::unordered_map<BlockIndex, std::string> extras_;  // few blocks have any; never iterated
-    SetDigest free_digest_;
+    WatchedDigest free_digest_;
     bool watched_ = false;  // somebody has asked what changes
     std::vector<BlockIndex> changed_;
 };

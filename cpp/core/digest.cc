@@ -56,15 +56,15 @@ std::uint64_t digest_of_sequence(Sequence& sequence) {
     digest.mix(sequence.request_digest);
     digest.mix(std::uint64_t{sequence.length} << 32 | sequence.computed);
     digest.mix(std::uint64_t{sequence.known()} << 32 | sequence.doubtful_from);
-    digest.mix(sequence.grown_digest.value());
+    digest.mix(sequence.digest_of_grown());
     digest.mix(std::uint64_t{sequence.committed} << 1 | (sequence.suspended ? 1 : 0));
     mix_numbers(digest, sequence.stats);
     digest.mix(sequence.claimed);
-    for (const HeldBlocks& held : sequence.windows) {
+    for (HeldBlocks& held : sequence.windows) {
         digest.mix(std::uint64_t{held.kept} << 32 | held.room);
         digest.mix(held.rolls ? 1U : 0U);
         digest.mix(std::uint64_t{held.left} << 32 | held.size());
-        digest.mix(held.digest.value());
+        digest.mix(held.digest_of_held());
     }
     return digest.value();
 }
@@ -82,7 +82,7 @@ void mix_window(Digest& digest, Window& window) {
     digest.mix(sum.value());
     digest.mix(window.blocks.free_digest());
     digest.mix(window.clocks.digest.value());
-    for (const EvictionQueue* queue : {&window.primary_queue, &window.host_redundant_queue, &window.host_only_queue}) {
+    for (EvictionQueue* queue : {&window.primary_queue, &window.host_redundant_queue, &window.host_only_queue}) {
         digest.mix(queue->digest());
     }
 }
