@@ -1,10 +1,12 @@
 // The records, tokens and slots of one window. Knows nothing of trees or queues.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,6 +54,20 @@ class BlockRange {
 
 // Not a view of the library's: clang 14, with which the fuzz target is built, cannot compile those of GCC 12.
 inline BlockRange blocks_up_to(std::uint32_t count) { return BlockRange(count); }
+
+// Memory that begins at a cache line, so that the tokens of a block of 16 are one line and not two.
+template <class T>
+struct LineAllocator {
+    using value_type = T;
+    static constexpr std::align_val_t kLine{64};
+
+    LineAllocator() = default;
+    template <class U>
+    explicit LineAllocator(const LineAllocator<U>& /*other*/) {}
+    T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
+    void deallocate(T* memory, std::size_t /*count*/) { ::operator delete(memory, kLine); }
+    bool operator==(const LineAllocator&) const = default;
+};
 
 class BlockStore {
   public:
@@ -111,10 +127,15 @@ class BlockStore {
 
     void prefetch(BlockIndex block) const {
         __builtin_prefetch(&(*this)[block]);
-        __builtin_prefetch(tokens_.data() + std::size_t{number(block)} * tokens_per_block_);
+        const TokenId* tokens = tokens_.data() + std::size_t{number(block)} * tokens_per_block_;
+        for (std::uint32_t line = 0; line < std::min(tokens_per_block_, kTokensAhead); line += kTokensPerLine) {
+            __builtin_prefetch(tokens + line);
+        }
     }
 
   private:
+    static constexpr std::uint32_t kTokensPerLine = 64 / sizeof(TokenId);
+    static constexpr std::uint32_t kTokensAhead = 4 * kTokensPerLine;  // the machine itself sees a longer row coming
     static constexpr std::size_t kRecords = kTiers;                    // beside the tiers, in free_digest_
 
     void note_change(BlockIndex block);
@@ -122,7 +143,7 @@ class BlockStore {
     std::uint32_t tokens_per_block_;
     std::array<std::uint32_t, kTiers> slots_;
     std::vector<Block> blocks_;
-    std::vector<TokenId> tokens_;
+    std::vector<TokenId, LineAllocator<TokenId>> tokens_;
     std::vector<BlockIndex> free_records_;
     std::array<std::vector<SlotIndex>, kTiers> free_slots_;
     std::unordered_map<BlockIndex, std::string> extras_;  // few blocks have any; never iterated
