@@ -192,7 +192,7 @@ std::vector<BlockExtra> read_extras(std::string_view extras) {
 
 std::vector<BlockHash> block_hashes(const Request& request, const BlockHasher& hasher, std::uint32_t tokens_per_block) {
     std::vector<BlockHash> out;
-    BlockHash hash = hasher.root(request.identity);
+    BlockHash hash = hasher.root(request.identity.text());
     for (std::uint32_t begin = 0; tokens_per_block <= request.num_tokens() - begin; begin += tokens_per_block) {
         hash = hasher.block(hash, std::span(request.tokens).subspan(begin, tokens_per_block),
                             request.block_extras(begin, begin + tokens_per_block));
