@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "core/steps.h"
+
 namespace kvfix {
 namespace {
 
@@ -39,7 +41,10 @@ IndexHash::IndexHash(const Secret& seed, std::uint32_t tokens_per_block)
     hash_ = {wide(), wide(), wide()};
 }
 
-std::uint64_t IndexHash::root(std::string_view identity) const { return text(identity); }
+std::uint64_t IndexHash::root(std::string_view identity) const {
+    KVFIX_STEPS(identity.size() / 8);
+    return text(identity);
+}
 
 std::uint64_t IndexHash::block(std::uint64_t parent, std::span<const TokenId> tokens, std::string_view extras) const {
     Wide sum = 0;
