@@ -119,10 +119,10 @@ class _Driver:
         for column in columns:
             began = perf_counter_ns()
             self._manager.add_tokens(id_array, counts, column, computed=lengths)
-            lengths += counts
             if self._two_tiers:
                 self._transfer()
             self._step_ns.append(perf_counter_ns() - began)
+            lengths += counts
         return lengths
 
     def _transfer(self) -> None:

@@ -134,25 +134,43 @@ struct IntegerArray {
     bool is_signed;
 };
 
+// Whether the array is one of T as C++ has them.
+template <class T>
+bool is_plain(const IntegerArray& array) {
+    return array.item_bytes == sizeof(T) && array.is_signed == std::is_signed_v<T> && array.stride_bytes == sizeof(T) &&
+           reinterpret_cast<std::uintptr_t>(array.data) % alignof(T) == 0;
+}
+
 template <class T, class Item>
 void copy_items(const IntegerArray& array, const Field& field, std::vector<T>& out) {
-    const char* at = array.data;
-    if (std::is_same_v<T, Item> && array.stride_bytes == sizeof(Item)) {
-        std::memcpy(out.data(), at, array.count * sizeof(Item));
-        return;
-    }
-    for (std::size_t i = 0; i < array.count; ++i, at += array.stride_bytes) {
+    const auto item_at = [&](std::size_t i, std::ptrdiff_t stride_bytes) {
         Item item;
-        std::memcpy(&item, at, sizeof item);
-        if (!std::in_range<T>(item)) {
+        std::memcpy(&item, array.data + static_cast<std::ptrdiff_t>(i) * stride_bytes, sizeof item);
+        return item;
+    };
+    const auto copy = [&](std::ptrdiff_t stride_bytes) {
+        bool fit = true;
+        for (std::size_t i = 0; i < array.count; ++i) {  // no early exit: without gaps this vectorises
+            const Item item = item_at(i, stride_bytes);
+            fit &= std::in_range<T>(item);
+            out[i] = static_cast<T>(item);
+        }
+        return fit;
+    };
+    const bool fit = array.stride_bytes == sizeof(Item) ? copy(sizeof(Item)) : copy(array.stride_bytes);
+    for (std::size_t i = 0; !fit && i < array.count; ++i) {
+        if (const Item item = item_at(i, array.stride_bytes); !std::in_range<T>(item)) {
             out_of_range(field, i, std::to_string(item));
         }
-        out[i] = static_cast<T>(item);
     }
 }
 
 template <class T>
 std::vector<T> read_array(const IntegerArray& array, const Field& field) {
+    if (is_plain<T>(array)) {
+        const T* begin = reinterpret_cast<const T*>(array.data);
+        return {begin, begin + array.count};  // unlike a vector that is made first, written once
+    }
     std::vector<T> out(array.count);
     if (array.item_bytes == 4) {
         array.is_signed ? copy_items<T, std::int32_t>(array, field, out)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/chunk.h"
@@ -16,15 +17,15 @@ namespace {
 
 void check_requests(const State& state, std::span<const RequestPtr> requests) {
     std::vector<RequestId> ids;
+    const auto who = [](const RequestPtr& request) { return "request " + std::to_string(request->id); };
     for (const RequestPtr& request : requests) {
-        const std::string who = "request " + std::to_string(request->id);
         if (request->beam_width > state.config.beam_width_max) {
-            throw std::invalid_argument(who + ", beam_width: " + std::to_string(request->beam_width) +
+            throw std::invalid_argument(who(request) + ", beam_width: " + std::to_string(request->beam_width) +
                                         " is over the manager's max_beam_width of " +
                                         std::to_string(state.config.beam_width_max));
         }
         if (state.sequences.find(request->id) != nullptr) {
-            throw std::invalid_argument(who + ", request_id: a sequence of this id is alive; remove it first");
+            throw std::invalid_argument(who(request) + ", request_id: a sequence of this id is alive; remove it first");
         }
         ids.push_back(request->id);
     }
@@ -134,9 +135,11 @@ Admission Batch::place_all(const RequestPlan& plan, Sequence& sequence) {
 }
 
 void Batch::place_window(const RequestPlan& plan, Sequence& sequence, Window& window) {
-    for (const BlockIndex block : plan_.held_claims(plan, window.index)) {
-        if (window.blocks[block].host_only()) {
-            transfer::onboard(state_, window, block);
+    if (window.has_host()) {
+        for (const BlockIndex block : plan_.held_claims(plan, window.index)) {
+            if (std::as_const(window.blocks)[block].host_only()) {
+                transfer::onboard(state_, window, block);
+            }
         }
     }
     if (plan_.match(plan, window.index).way == PartialWay::copy) {

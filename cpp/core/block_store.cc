@@ -29,7 +29,7 @@ BlockStore::BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, 
 BlockIndex BlockStore::acquire() {
     check(!free_records_.empty(), "more live records than slots");
     const BlockIndex block = free_records_.back();
-    free_digest_.remove(digest_of_words(kRecords, free_records_.size(), block));
+    free_digest_.remove(kRecords, free_records_.size(), block);
     free_records_.pop_back();
     return block;
 }
@@ -46,7 +46,27 @@ void BlockStore::release(BlockIndex block) {
     record.generation = generation;
     record.changed = watched_;
     free_records_.push_back(block);
-    free_digest_.add(digest_of_words(kRecords, free_records_.size(), block));
+    free_digest_.add(kRecords, free_records_.size(), block);
+}
+
+// Not inline, so that the operator is.
+void BlockStore::note_change(BlockIndex block) {
+    blocks_[number(block)].changed = true;
+    changed_.push_back(block);
+}
+
+// A member's place is the number that are free with it.
+std::uint64_t BlockStore::free_digest() {
+    return free_digest_.value([this] {
+        for (std::size_t tier = 0; tier < kTiers; ++tier) {
+            for (std::size_t i = 0; i < free_slots_[tier].size(); ++i) {
+                free_digest_.add(tier, i + 1, free_slots_[tier][i]);
+            }
+        }
+        for (std::size_t i = 0; i < free_records_.size(); ++i) {
+            free_digest_.add(kRecords, i + 1, free_records_[i]);
+        }
+    });
 }
 
 std::vector<BlockIndex> BlockStore::take_changed() {

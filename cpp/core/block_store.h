@@ -1,10 +1,12 @@
 // The records, tokens and slots of one window. Knows nothing of trees or queues.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,6 +55,20 @@ class BlockRange {
 // Not a view of the library's: clang 14, with which the fuzz target is built, cannot compile those of GCC 12.
 inline BlockRange blocks_up_to(std::uint32_t count) { return BlockRange(count); }
 
+// Memory that begins at a cache line, so that the tokens of a block of 16 are one line and not two.
+template <class T>
+struct LineAllocator {
+    using value_type = T;
+    static constexpr std::align_val_t kLine{64};
+
+    LineAllocator() = default;
+    template <class U>
+    explicit LineAllocator(const LineAllocator<U>& /*other*/) {}
+    T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
+    void deallocate(T* memory, std::size_t /*count*/) { ::operator delete(memory, kLine); }
+    bool operator==(const LineAllocator&) const = default;
+};
+
 class BlockStore {
   public:
     BlockStore(std::uint32_t blocks_primary, std::uint32_t blocks_host, std::uint32_t tokens_per_block);
@@ -60,9 +76,8 @@ class BlockStore {
     // A caller that asks for a mutable record is assumed to change it.
     Block& operator[](BlockIndex block) {
         Block& record = blocks_[number(block)];
-        if (watched_ && !record.changed) {
-            record.changed = true;
-            changed_.push_back(block);
+        if (watched_ && !record.changed) [[unlikely]] {
+            note_change(block);
         }
         return record;
     }
@@ -81,19 +96,19 @@ class BlockStore {
     SlotIndex take_slot(std::size_t tier) {
         check(!free_slots_[tier].empty(), "a slot is taken from an empty tier");
         const SlotIndex slot = free_slots_[tier].back();
-        free_digest_.remove(digest_of_words(tier, free_slots_[tier].size(), slot));
+        free_digest_.remove(tier, free_slots_[tier].size(), slot);
         free_slots_[tier].pop_back();
         return slot;
     }
     void give_slot(std::size_t tier, SlotIndex slot) {
         free_slots_[tier].push_back(slot);
-        free_digest_.add(digest_of_words(tier, free_slots_[tier].size(), slot));
+        free_digest_.add(tier, free_slots_[tier].size(), slot);
     }
     std::span<const SlotIndex> free_slots(std::size_t tier) const { return free_slots_[tier]; }
     std::span<const BlockIndex> free_records() const { return free_records_; }
 
-    // How what is free differs from what was free at first, order included.
-    std::uint64_t free_digest() const { return free_digest_.value(); }
+    // What is free, order included.
+    std::uint64_t free_digest();
     // Records that may have changed since the last call, each once; at the first call all of them.
     std::vector<BlockIndex> take_changed();
 
@@ -112,20 +127,27 @@ class BlockStore {
 
     void prefetch(BlockIndex block) const {
         __builtin_prefetch(&(*this)[block]);
-        __builtin_prefetch(tokens_.data() + std::size_t{number(block)} * tokens_per_block_);
+        const TokenId* tokens = tokens_.data() + std::size_t{number(block)} * tokens_per_block_;
+        for (std::uint32_t line = 0; line < std::min(tokens_per_block_, kTokensAhead); line += kTokensPerLine) {
+            __builtin_prefetch(tokens + line);
+        }
     }
 
   private:
-    static constexpr std::size_t kRecords = kTiers;  // beside the tiers, in free_digest_
+    static constexpr std::uint32_t kTokensPerLine = 64 / sizeof(TokenId);
+    static constexpr std::uint32_t kTokensAhead = 4 * kTokensPerLine;  // the machine itself sees a longer row coming
+    static constexpr std::size_t kRecords = kTiers;                    // beside the tiers, in free_digest_
+
+    void note_change(BlockIndex block);
 
     std::uint32_t tokens_per_block_;
     std::array<std::uint32_t, kTiers> slots_;
     std::vector<Block> blocks_;
-    std::vector<TokenId> tokens_;
+    std::vector<TokenId, LineAllocator<TokenId>> tokens_;
     std::vector<BlockIndex> free_records_;
     std::array<std::vector<SlotIndex>, kTiers> free_slots_;
     std::unordered_map<BlockIndex, std::string> extras_;  // few blocks have any; never iterated
-    SetDigest free_digest_;
+    WatchedDigest free_digest_;
     bool watched_ = false;  // a caller has asked what changes
     std::vector<BlockIndex> changed_;
 };

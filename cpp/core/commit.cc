@@ -46,7 +46,8 @@ std::vector<BlockHash> hashes(State& state, RequestId id) {
         KVFIX_STEP();
         const std::uint32_t begin = position * tokens_per_block;
         sequence.read_tokens(begin, tokens);
-        const BlockHash above = position == 0 ? hasher.root(sequence.request->identity) : sequence.hashes[position - 1];
+        const BlockHash above = position == 0 ? state.windows[0].tree.beginning(sequence.request->identity).hash
+                                              : sequence.hashes[position - 1];
         sequence.hashes.push_back(
             hasher.block(above, tokens, sequence.request->block_extras(begin, begin + tokens_per_block)));
     }

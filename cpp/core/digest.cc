@@ -13,9 +13,15 @@ namespace kvfix {
 namespace {
 
 // Contents, under a key of no secret: ranks that hold the same agree, whatever their seeds.
-std::uint64_t digest_of(std::string_view identity, std::span<const TokenId> tokens, std::string_view extras) {
+const BlockHasher& plain_hasher() {
     static const BlockHasher hasher(Secret{});
-    return hasher.block(identity.empty() ? BlockHash{} : hasher.root(identity), tokens, extras).first;
+    return hasher;
+}
+
+BlockHash root_of(std::string_view identity) { return identity.empty() ? BlockHash{} : plain_hasher().root(identity); }
+
+std::uint64_t digest_of(const BlockHash& root, std::span<const TokenId> tokens, std::string_view extras) {
+    return plain_hasher().block(root, tokens, extras).first;
 }
 
 // Of structures of 64-bit numbers alone.
@@ -43,7 +49,8 @@ std::uint64_t digest_of_request(const Request& request) {
     Digest digest;
     digest.mix(request.id);
     digest.mix(std::uint64_t{request.num_tokens()} << 32 | request.beam_width);
-    digest.mix(digest_of(request.identity, request.tokens, request.block_extras(0, request.num_tokens())));
+    digest.mix(
+        digest_of(root_of(request.identity.text()), request.tokens, request.block_extras(0, request.num_tokens())));
     mix_retention(digest, request.retention.value_or(Retention{}));
     return digest.value();
 }
@@ -56,15 +63,15 @@ std::uint64_t digest_of_sequence(Sequence& sequence) {
     digest.mix(sequence.request_digest);
     digest.mix(std::uint64_t{sequence.length} << 32 | sequence.computed);
     digest.mix(std::uint64_t{sequence.known()} << 32 | sequence.doubtful_from);
-    digest.mix(sequence.grown_digest.value());
+    digest.mix(sequence.digest_of_grown());
     digest.mix(std::uint64_t{sequence.committed} << 1 | (sequence.suspended ? 1 : 0));
     mix_numbers(digest, sequence.stats);
     digest.mix(sequence.claimed);
-    for (const HeldBlocks& held : sequence.windows) {
+    for (HeldBlocks& held : sequence.windows) {
         digest.mix(std::uint64_t{held.kept} << 32 | held.room);
         digest.mix(held.rolls ? 1U : 0U);
         digest.mix(std::uint64_t{held.left} << 32 | held.size());
-        digest.mix(held.digest.value());
+        digest.mix(held.digest_of_held());
     }
     return digest.value();
 }
@@ -82,7 +89,7 @@ void mix_window(Digest& digest, Window& window) {
     digest.mix(sum.value());
     digest.mix(window.blocks.free_digest());
     digest.mix(window.clocks.digest.value());
-    for (const EvictionQueue* queue : {&window.primary_queue, &window.host_redundant_queue, &window.host_only_queue}) {
+    for (EvictionQueue* queue : {&window.primary_queue, &window.host_redundant_queue, &window.host_only_queue}) {
         digest.mix(queue->digest());
     }
 }
@@ -96,9 +103,8 @@ std::uint64_t digest_of_block(const Window& window, BlockIndex block) {
     digest.mix(record.in_tree ? (std::uint64_t{record.parent.bits()} << 32 | record.num_tokens) : kNone);
     if (record.in_tree) {
         const bool has_identity = is_root(record.parent) && !window.tree.by_prefix();  // a prefix spells it, too
-        const std::string_view identity =
-            has_identity ? std::string_view(window.tree.identity_of(record.parent)) : std::string_view();
-        digest.mix(digest_of(identity, window.blocks.content(block), window.blocks.extras(block)));
+        const BlockHash root = has_identity ? window.tree.plain_root(record.parent, &root_of) : BlockHash{};
+        digest.mix(digest_of(root, window.blocks.content(block), window.blocks.extras(block)));
         digest.mix(window.tree.prefix_of(record.parent).hash.first);
     }
     digest.mix(std::uint64_t{number(record.slot[kPrimary])} << 32 | number(record.slot[kHost]));

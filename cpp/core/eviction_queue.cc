@@ -38,14 +38,14 @@ void EvictionQueue::push(BlockIndex block, Priority priority) {
     check(link.place == kNowhere, "a block enters an eviction queue while it stands in one");
     link.entered = ++entries_ & kEnteredMask;
     link.priority = priority & 0x7fU;
-    digest_.add(member(block));
+    digest_.add(block, key(block));
     enter(block, false);
     ++size_;
 }
 
 void EvictionQueue::remove(BlockIndex block) {
     check(contains(block), "a block leaves an eviction queue that it is not in");
-    digest_.remove(member(block));
+    digest_.remove(block, key(block));
     leave(block);
     --size_;
 }
@@ -101,6 +101,11 @@ BlockIndex EvictionQueue::first(const Lane& from) const {
         return from.late.top().block;
     }
     return listed;
+}
+
+std::uint64_t EvictionQueue::digest() {
+    return digest_.value(
+        [this] { for_each([this](BlockIndex block, Priority /*priority*/) { digest_.add(block, key(block)); }); });
 }
 
 std::vector<BlockIndex> EvictionQueue::in_order() const {

@@ -46,7 +46,7 @@ class EvictionQueue {
     void prefetch(BlockIndex block) const { __builtin_prefetch(&links_[number(block)]); }
 
     // Which blocks wait, and in what order. Whether a parent is parked yet leaves no trace: only the order counts.
-    std::uint64_t digest() const { return digest_.value(); }
+    std::uint64_t digest();
 
     // Calls visit(block, priority) for each priority in the order of entry, parked or not.
     template <class Visit>
@@ -84,7 +84,6 @@ class EvictionQueue {
     }
     EvictionQueue(EvictionQueue& first, std::uint8_t queue);
     bool is_parked(const Link& link) const { return link.place == 2U * queue_ + 1; }
-    std::uint64_t member(BlockIndex block) const { return digest_of_words(block, key(block)); }
     void enter(BlockIndex block, bool parked);
     void leave(BlockIndex block);
     BlockIndex first(const Lane& lane) const;
@@ -96,7 +95,7 @@ class EvictionQueue {
     std::uint8_t queue_ = kFirst;
     std::uint32_t size_ = 0;
     std::uint64_t entries_ = 0;
-    SetDigest digest_;
+    WatchedDigest digest_;
     Lane ready_;
     Lane parked_;
 };

@@ -17,6 +17,14 @@ std::uint32_t blocks_behind(const Window& window, std::uint32_t computed) {
     return computed > window.reach() ? (computed - window.reach()) / window.blocks.tokens_per_block() : 0;
 }
 
+// Blocks that `count` positions behind the first `length` take beyond those that these have. Few steps reach behind the last
+// block, so that this divides once.
+std::uint32_t blocks_behind_last(std::uint32_t length, std::uint32_t count, std::uint32_t tokens_per_block) {
+    const std::uint32_t over = length % tokens_per_block;
+    const std::uint32_t left = over == 0 ? 0 : tokens_per_block - over;
+    return count <= left ? 0 : ceil_div(count - left, tokens_per_block);
+}
+
 void check_sizes(std::size_t ids, std::size_t counts, std::size_t computed) {
     const auto check_size = [ids](std::size_t size, const char* what) {
         if (size != ids) {
@@ -94,14 +102,8 @@ void check_chunks(const State& state, const Window& window, std::span<const Step
     }
 }
 
-void check_capacity(const State& state, std::span<const Step> steps) {
-    std::uint64_t needed = 0;
-    for (const Step& step : steps) {
-        const Sequence& sequence = *step.sequence;
-        needed += std::uint64_t{ceil_div(sequence.length + step.count, state.tokens_per_block()) -
-                                ceil_div(sequence.length, state.tokens_per_block())} *
-                  sequence.beam_width();
-    }
+// `needed`: blocks that all steps take in a window without chunks.
+void check_capacity(const State& state, std::span<const Step> steps, std::uint64_t needed) {
     for (const Window& window : state.windows) {
         if (window.chunked != 0) {
             check_chunks(state, window, steps);
@@ -130,11 +132,11 @@ void take_step(State& state, const Step& step, bool chunked) {
     sequence.computed = std::max(sequence.computed, step.computed);
     leave_windows(state, sequence);
     const std::uint32_t length = sequence.length + step.count;
+    std::uint32_t blocks = step.blocks;
     if (chunked && sequence.length < sequence.prompt_length()) {
         reserve_prompt(state, sequence, std::min(length, sequence.prompt_length()));
+        blocks = blocks_behind_last(sequence.length, length - sequence.length, state.tokens_per_block());
     }
-    const std::uint32_t blocks =
-        ceil_div(length, state.tokens_per_block()) - ceil_div(sequence.length, state.tokens_per_block());
     sequence.length = length;
     if (blocks == 0) {
         return;
@@ -210,13 +212,11 @@ void check_rewind(const State& state, const Sequence& sequence, std::uint32_t co
 }  // namespace
 
 std::uint64_t blocks_taken(const Sequence& sequence, std::uint32_t count, std::uint32_t tokens_per_block) {
-    const std::uint32_t length = sequence.length + count;
     if (sequence.length < sequence.prompt_length()) {
-        return blocks_over(*sequence.request, length, tokens_per_block) -
+        return blocks_over(*sequence.request, sequence.length + count, tokens_per_block) -
                blocks_over(*sequence.request, sequence.length, tokens_per_block);
     }
-    const std::uint32_t blocks = ceil_div(length, tokens_per_block) - ceil_div(sequence.length, tokens_per_block);
-    return std::uint64_t{blocks} * sequence.beam_width();
+    return std::uint64_t{blocks_behind_last(sequence.length, count, tokens_per_block)} * sequence.beam_width();
 }
 
 void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestId> ids,
@@ -226,19 +226,22 @@ void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestI
     const bool chunked = std::ranges::any_of(state.windows, [](const Window& window) { return window.chunked != 0; });
     steps.clear();
     ++state.mark;
+    std::uint64_t blocks = 0;
     for (std::size_t i = 0; i < ids.size(); ++i) {
         Sequence& sequence = state.sequences.at(ids[i]);
         if (sequence.mark == state.mark) {
             throw std::invalid_argument("request " + std::to_string(ids[i]) + ", request_ids: twice in one call");
         }
         sequence.mark = state.mark;
-        steps.push_back({&sequence, counts[i], computed ? (*computed)[i] : 0});
-        check_step(steps.back(), tokens.has_value(), chunked);
+        Step& step = steps.emplace_back(Step{&sequence, counts[i], computed ? (*computed)[i] : 0, 0});
+        check_step(step, tokens.has_value(), chunked);
+        step.blocks = blocks_behind_last(sequence.length, step.count, state.tokens_per_block());
+        blocks += std::uint64_t{step.blocks} * sequence.beam_width();
     }
     if (tokens) {
         check_tokens(*tokens, steps, chunked);
     }
-    check_capacity(state, steps);
+    check_capacity(state, steps, blocks);
     const TokenId* next = tokens ? tokens->data() : nullptr;
     for (const Step& step : steps) {
         const std::uint32_t values = next != nullptr ? values_of(step, chunked) : 0;
@@ -288,7 +291,9 @@ void check_computed(const Sequence& sequence, std::uint32_t computed) {
 // The next position to be computed is the first that is not; it and all behind it look back no further than the window.
 void leave_windows(State& state, Sequence& sequence) {
     for (Window& window : state.windows) {
-        leave(state, window, sequence, blocks_behind(window, sequence.computed));
+        if (const std::uint32_t left = blocks_behind(window, sequence.computed); left != 0) {
+            leave(state, window, sequence, left);
+        }
     }
 }
 

@@ -15,6 +15,7 @@ struct Step {
     Sequence* sequence;
     std::uint32_t count;
     std::uint32_t computed;
+    std::uint32_t blocks;  // that each beam takes, where the prompt is reserved to its end
 };
 
 // Blocks that so many more positions take in each window.

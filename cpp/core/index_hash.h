@@ -26,6 +26,8 @@ class IndexHash {
     IndexHash(const Secret& seed, std::uint32_t tokens_per_block);
 
     std::uint64_t root(std::string_view identity) const;
+    // Tells this seed's values from another's.
+    const Secret& text_key() const { return text_key_; }
     // Of a block of tokens_per_block tokens (fewer are filled up) below what has the value `parent`.
     std::uint64_t block(std::uint64_t parent, std::span<const TokenId> tokens, std::string_view extras) const;
     std::uint64_t block_hash(const BlockHash& hash) const;

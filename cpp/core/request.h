@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/block_hash.h"
+#include "core/identity.h"
 #include "core/types.h"
 
 namespace kvfix {
@@ -86,7 +87,7 @@ class Request {
     const Salt salt;
     const std::vector<ExtraKey> extra_keys;  // ascending, disjoint
     const std::optional<Retention> retention;
-    const std::string identity;  // serialised
+    const Identity identity;
 };
 
 // The hashes of the prompt's full blocks, as a manager with that hasher computes them.

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "core/publish.h"
 #include "core/review.h"
@@ -40,7 +41,7 @@ void start_clock(const State& state, Window& window, BlockIndex block) {
 }
 
 void stop_clock(Window& window, BlockIndex block) {
-    if (!window.blocks[block].has_duration) {
+    if (!std::as_const(window.blocks)[block].has_duration) {
         return;
     }
     RetentionClocks& clocks = window.clocks;

@@ -42,8 +42,7 @@ ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& s
       index_(store.size()),
       roots_by_prefix_(by_prefix ? store.size() : 0),
       above_(by_prefix ? store.size() : 0),
-      next_(above_.size(), kNone),
-      tenants_(seed) {}
+      next_(above_.size(), kNone) {}
 
 std::uint32_t ReuseTree::rank(BlockIndex block) const {
     std::uint64_t x = (number(block) ^ rank_seed_) * 0x9e3779b97f4a7c15;
@@ -51,19 +50,28 @@ std::uint32_t ReuseTree::rank(BlockIndex block) const {
     return static_cast<std::uint32_t>(x >> 32);
 }
 
-ParentRef ReuseTree::find_root(const std::string& identity) const {
+ReuseTree::Prefix ReuseTree::beginning(const Identity& identity) const {
+    const auto made = identity.hashes(index_hash_.text_key(), [this](const std::string& text) {
+        return Identity::Hashes{hasher_.root(text), index_hash_.root(text)};
+    });
+    return {made.root, made.key & key_mask_};
+}
+
+ParentRef ReuseTree::find_root(const Identity& identity) const {
+    const Prefix first = beginning(identity);
     if (by_prefix_) {
-        return find_prefix(beginning(identity));
+        return find_prefix(first);
     }
-    const TenantIndex::Tenant* found = tenants_.find(identity);
+    const TenantIndex::Tenant* found = tenants_.find({identity.text(), first.key});
     return found == nullptr ? ParentRef() : ParentRef::root(found->second.first);
 }
 
-ParentRef ReuseTree::open_root(const std::string& identity) {
+ParentRef ReuseTree::open_root(const Identity& identity) {
     if (const ParentRef found = find_root(identity); found != kNone) {
         return found;
     }
-    const std::uint32_t root = new_root(tenants_.open(identity), beginning(identity));
+    const Prefix first = beginning(identity);
+    const std::uint32_t root = new_root(tenants_.open({identity.text(), first.key}), first);
     if (by_prefix_) {
         roots_by_prefix_.insert(place_of(roots_[root].prefix), BlockIndex{root});
     }

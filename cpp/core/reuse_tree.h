@@ -19,6 +19,7 @@
 #include "core/block_store.h"
 #include "core/hash_book.h"
 #include "core/hash_index.h"
+#include "core/identity.h"
 #include "core/index_hash.h"
 #include "core/tenant_index.h"
 #include "core/types.h"
@@ -42,8 +43,8 @@ class ReuseTree {
     ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& seed, bool by_prefix = false);
 
     // kNone when nothing of this identity is in the tree.
-    ParentRef find_root(const std::string& identity) const;
-    ParentRef open_root(const std::string& identity);
+    ParentRef find_root(const Identity& identity) const;
+    ParentRef open_root(const Identity& identity);
 
     // What comes before a block: its hash, and its key in the index.
     struct Prefix {
@@ -52,7 +53,7 @@ class ReuseTree {
     };
     bool by_prefix() const { return by_prefix_; }
     // For trees by prefix; the rest is for all.
-    Prefix beginning(std::string_view identity) const { return {hasher_.root(identity), root_key(identity)}; }
+    Prefix beginning(const Identity& identity) const;
     Prefix behind(const Prefix& prefix, const BlockContent& content) const {
         return {hasher_.block(prefix.hash, content.tokens, content.extras), child_key(prefix.key, content)};
     }
@@ -62,7 +63,7 @@ class ReuseTree {
     void set_above(BlockIndex block, const Prefix& prefix) { above_[number(block)] = prefix; }
     // kNone while nothing follows the prefix.
     ParentRef find_prefix(const Prefix& prefix) const;
-    ParentRef open_prefix(const Prefix& prefix, const std::string& identity);
+    ParentRef open_prefix(const Prefix& prefix, const Identity& identity);
     // Prefixes whose last blocks have gone, while something that follows them is there.
     std::uint32_t orphaned() const { return orphaned_; }
     // Of a root, in a tree by prefix; nothing elsewhere.
@@ -93,9 +94,17 @@ class ReuseTree {
         return --children_primary_of(parent) == 0 ? block_of(parent) : BlockIndex{kNone};
     }
     // A key spells a whole prefix in 64 bits, for this tree's index alone. Never shown.
-    std::uint64_t root_key(std::string_view identity) const { return index_hash_.root(identity) & key_mask_; }
+    std::uint64_t root_key(const Identity& identity) const { return beginning(identity).key; }
     std::uint64_t key_of(ParentRef parent) const;
-    const std::string& identity_of(ParentRef root) const { return roots_[root.root_index()].tenant->first; }
+    // What `hash_of(identity)` makes of a root's identity: the same function each time, which is called once for a tenant.
+    template <class HashOf>
+    const BlockHash& plain_root(ParentRef root, HashOf&& hash_of) const {
+        const TenantIndex::Tenant& tenant = *roots_[root.root_index()].tenant;
+        if (!tenant.second.plain_root) {
+            tenant.second.plain_root = hash_of(tenant.first.text);
+        }
+        return *tenant.second.plain_root;
+    }
     std::uint64_t child_key(std::uint64_t parent_key, const BlockContent& content) const {
         return index_hash_.block(parent_key, content.tokens, content.extras) & key_mask_;
     }

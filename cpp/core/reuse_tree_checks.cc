@@ -43,7 +43,8 @@ bool ReuseTree::check_tenant(std::uint32_t root) const {
     const TenantIndex::Tenant* tenant = roots_[root].tenant;
     const std::uint32_t previous = roots_[root].previous;
     const std::uint32_t next = roots_[root].next;
-    check(tenants_.find(tenant->first) == tenant, "a root's tenant is not known by his identity");
+    check(tenant->first.key == root_key(tenant->first.text), "a tenant's key is not that of his identity");
+    check(tenants_.find(tenant->first.name()) == tenant, "a root's tenant is not known by his identity");
     check(next == kNone || (roots_[next].previous == root && roots_[next].tenant == tenant),
           "a tenant's roots are not linked");
     check((previous == kNone) == (tenant->second.first == root), "a tenant begins with another root");
@@ -61,7 +62,7 @@ void ReuseTree::check_roots(std::vector<std::uint32_t>& seen) const {
         }
         ++live;
         orphans += by_prefix_ && !roots_[root].first && roots_[root].block == kNone ? 1 : 0;
-        check((by_prefix_ ? find_prefix(roots_[root].prefix) : find_root(identity_of(ParentRef::root(root)))) ==
+        check((by_prefix_ ? find_prefix(roots_[root].prefix) : find_root(roots_[root].tenant->first.text)) ==
                   ParentRef::root(root),
               "a root cannot be found by its identity");
         check_prefix(root);

@@ -11,14 +11,14 @@ ParentRef ReuseTree::find_prefix(const Prefix& prefix) const {
     return root == kNone ? ParentRef() : ParentRef::root(number(root));
 }
 
-ParentRef ReuseTree::open_prefix(const Prefix& prefix, const std::string& identity) {
+ParentRef ReuseTree::open_prefix(const Prefix& prefix, const Identity& identity) {
     if (const ParentRef found = find_prefix(prefix); found != kNone) {
         return found;
     }
     const BlockIndex end = find_end(prefix);
     // What ends the prefix is the same tenant's: to look him up costs as much as he made his salt long.
-    TenantIndex::Tenant& tenant =
-        end == kNone ? tenants_.open(identity) : *roots_[store_[end].parent.root_index()].tenant;
+    TenantIndex::Tenant& tenant = end == kNone ? tenants_.open({identity.text(), root_key(identity)})
+                                               : *roots_[store_[end].parent.root_index()].tenant;
     const std::uint32_t root = new_root(tenant, prefix);
     roots_[root].first = false;
     roots_[root].block = end;

@@ -34,7 +34,8 @@ void ReuseTree::leave_tenant(const Root& root) {
 
 void ReuseTree::collect_tenant(std::optional<std::int64_t> lora_id, const Salt& salt,
                                std::vector<BlockIndex>& out) const {
-    for (const TenantIndex::Tenant* tenant : tenants_.find_all(lora_id, salt)) {
+    const Identity exact(serialise_identity(lora_id, salt));
+    for (const TenantIndex::Tenant* tenant : tenants_.find_all(lora_id, salt, {exact.text(), root_key(exact)})) {
         for (std::uint32_t root = tenant->second.first; root != kNone; root = roots_[root].next) {
             KVFIX_STEP();
             collect_children(roots_[root].children, out);

@@ -34,6 +34,30 @@ void clear(Sequence& sequence) {
 
 }  // namespace
 
+std::uint64_t HeldBlocks::digest_of_held() {
+    return digest.value([this] {
+        const auto add = [this](std::uint32_t beam, std::size_t begin, const std::vector<BlockIndex>& blocks) {
+            for (std::size_t i = 0; i < blocks.size(); ++i) {
+                if (blocks[i] != kNone) {
+                    digest.add(beam, begin + i, blocks[i]);
+                }
+            }
+        };
+        add(0, 0, shared);
+        for (std::uint32_t beam = 0; beam < tails.size(); ++beam) {
+            add(beam, shared.size(), tails[beam]);
+        }
+    });
+}
+
+std::uint64_t Sequence::digest_of_grown() {
+    return grown_digest.value([this] {
+        for (std::size_t i = 0; i < grown_tokens.size(); ++i) {
+            grown_digest.add(i, grown_tokens[i]);
+        }
+    });
+}
+
 void Sequence::read_tokens(std::uint32_t position, std::span<TokenId> out) const {
     if (position < prompt_length()) {
         const auto prompt = std::span(request->tokens).subspan(position);
@@ -54,7 +78,7 @@ void Sequence::refuse_suspended() const {
 
 void Sequence::learn(std::span<const TokenId> tokens) {
     for (const TokenId token : tokens) {
-        grown_digest.add(digest_of_words(grown_tokens.size(), token));
+        grown_digest.add(grown_tokens.size(), token);
         grown_tokens.push_back(token);
     }
 }
@@ -62,7 +86,7 @@ void Sequence::learn(std::span<const TokenId> tokens) {
 void Sequence::forget(std::uint32_t position, std::uint32_t tokens_per_block) {
     hashes.resize(std::min<std::size_t>(hashes.size(), position / tokens_per_block));
     for (; known() > position; grown_tokens.pop_back()) {
-        grown_digest.remove(digest_of_words(grown_tokens.size() - 1, grown_tokens.back()));
+        grown_digest.remove(grown_tokens.size() - 1, grown_tokens.back());
     }
 }
 

@@ -32,7 +32,7 @@ struct HeldBlocks {
     // Too few are kept for the rest, so the slots of blocks that leave come back. Nobody else may hold them: until such blocks
     // leave they do not enter the tree.
     bool rolls = false;
-    SetDigest digest;  // of what is held
+    WatchedDigest digest;  // of what is held: beam, position, block
 
     std::size_t size() const { return shared.size() + (tails.empty() ? 0 : tails.front().size()); }
     BlockIndex at(std::uint32_t beam, std::size_t position) const {
@@ -40,21 +40,22 @@ struct HeldBlocks {
     }
     // The beam's next block; the beams' next one while no tails have begun.
     void append(std::uint32_t beam, BlockIndex block) {
-        digest.add(digest_of_words(beam, size_of(beam), block));
+        digest.add(beam, size_of(beam), block);
         list_of(beam).push_back(block);
     }
     BlockIndex take_last(std::uint32_t beam) {
         const BlockIndex block = list_of(beam).back();
         list_of(beam).pop_back();
-        digest.remove(digest_of_words(beam, size_of(beam), block));
+        digest.remove(beam, size_of(beam), block);
         return block;
     }
     // Of a block that has left the window the place stays. A shared one is beam 0's.
     BlockIndex take_away(std::uint32_t beam, std::size_t position) {
         BlockIndex& place = position < shared.size() ? shared[position] : tails[beam][position - shared.size()];
-        digest.remove(digest_of_words(beam, position, place));
+        digest.remove(beam, position, place);
         return std::exchange(place, kNone);
     }
+    std::uint64_t digest_of_held();
     std::size_t size_of(std::uint32_t beam) const { return shared.size() + (tails.empty() ? 0 : tails[beam].size()); }
     // Every block that is held, each once, first to last, beam by beam.
     template <class Visit>
@@ -104,16 +105,20 @@ inline std::uint64_t blocks_over(const Request& request, std::uint32_t length, s
 }
 
 struct Sequence {
+    // What every step of growth reads comes first, in two cache lines.
     RequestPtr request;
     std::vector<TokenId> grown_tokens;  // known values after the prompt; learn() and forget() change them
     std::uint32_t length = 0;           // positions reserved, computed or not
     std::uint32_t computed = 0;         // leading positions whose values are in the cache, as far as we have been told
-    std::uint32_t claimed = 0;          // leading blocks that it shares with the sequences that stored them
+    std::uint64_t mark = 0;             // scratch of calls that take several ids
+    std::uint32_t changed_at = kNone;   // where the table lists it as changed
+    bool suspended = false;             // it keeps its blocks in host, and owns none
+    WatchedDigest grown_digest;         // of grown_tokens
+
+    std::uint32_t claimed = 0;  // leading blocks that it shares with the sequences that stored them
     // The first block that left a window while its bytes had not arrived. Whether they ever did is not known, so nothing from
     // there on is stored, in any window: every layer computes from what the layers before it made of those bytes.
     std::uint32_t doubtful_from = kNone;
-    bool suspended = false;       // it keeps its blocks in host, and owns none
-    std::uint64_t mark = 0;       // scratch of calls that take several ids
     std::uint32_t committed = 0;  // leading positions that entered the tree while it lived: not rewound
     // Of its full blocks, as far as somebody asked; forget() takes back those whose tokens go, given the block's size.
     std::vector<BlockHash> hashes;
@@ -121,10 +126,8 @@ struct Sequence {
     std::vector<StoreCursor> cursors;
     RequestStats stats;
 
-    SetDigest grown_digest;            // of grown_tokens
     std::uint64_t request_digest = 0;  // of the request; 0 until somebody asks
     std::uint64_t digest = 0;          // of all of it, as the table's digest counts it
-    std::uint32_t changed_at = kNone;  // where the table lists it as changed
 
     void learn(std::span<const TokenId> tokens);
     // What is known from that position on.
@@ -145,6 +148,7 @@ struct Sequence {
     // Where values that growth brings begin: those of the prompt are known before its positions are reserved.
     std::uint32_t values_begin() const { return std::max(length, prompt_length()); }
     void read_tokens(std::uint32_t position, std::span<TokenId> out) const;
+    std::uint64_t digest_of_grown();
 
   private:
     [[noreturn]] void refuse_suspended() const;

@@ -38,4 +38,37 @@ class SetDigest {
     std::uint64_t sum_ = 0;
 };
 
+// The same, kept up only from the first question on: most managers are never asked for a digest, and their hot paths pay nothing
+// for it. A member is given as the words that tell it from the others.
+class WatchedDigest {
+  public:
+    template <class... Words>
+    void add(Words... words) {
+        if (watched_) [[unlikely]] {
+            members_.add(digest_of_words(words...));
+        }
+    }
+    template <class... Words>
+    void remove(Words... words) {
+        if (watched_) [[unlikely]] {
+            members_.remove(digest_of_words(words...));
+        }
+    }
+    // Nothing is left of it, and nobody has asked.
+    void clear() { *this = {}; }
+    // `add_all()` adds every member that there is; the first question calls it.
+    template <class AddAll>
+    std::uint64_t value(AddAll&& add_all) {
+        if (!watched_) {
+            watched_ = true;
+            add_all();
+        }
+        return members_.value();
+    }
+
+  private:
+    SetDigest members_;
+    bool watched_ = false;
+};
+
 }  // namespace kvfix

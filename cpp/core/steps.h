@@ -13,6 +13,8 @@ inline thread_local std::uint64_t steps_taken = 0;
 }  // namespace kvfix
 
 #define KVFIX_STEP() static_cast<void>(++::kvfix::steps_taken)
+#define KVFIX_STEPS(count) static_cast<void>(::kvfix::steps_taken += (count))
 #else
 #define KVFIX_STEP() static_cast<void>(0)
+#define KVFIX_STEPS(count) static_cast<void>(0)
 #endif

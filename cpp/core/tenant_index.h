@@ -4,46 +4,65 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "core/block_hash.h"
 #include "core/request.h"
-#include "core/siphash.h"
 #include "core/types.h"
 
 namespace kvfix {
 
 class TenantIndex {
   public:
-    struct Roots {
-        std::uint32_t first = kNone;  // the tree links the others behind it
+    // A serialised identity, and the keyed hash that the tree makes of it: a caller that gives a name has hashed it already.
+    struct Name {
+        std::string_view text;
+        std::uint64_t key;
+        bool operator==(const Name& other) const { return key == other.key && text == other.text; }
     };
-    // The serialised identity, and its roots: at least one.
-    using Tenant = std::pair<const std::string, Roots>;
-
-    explicit TenantIndex(const Secret& seed);
+    struct OwnName {
+        std::string text;
+        std::uint64_t key;
+        Name name() const { return {text, key}; }
+    };
+    struct Roots {
+        std::uint32_t first = kNone;                  // the tree links the others behind it
+        mutable std::optional<BlockHash> plain_root;  // for digests; see ReuseTree::plain_root()
+    };
+    // A name, and its roots: at least one.
+    using Tenant = std::pair<const OwnName, Roots>;
 
     std::size_t size() const { return by_identity_.size(); }
-    const Tenant* find(const std::string& identity) const;
+    const Tenant* find(const Name& name) const;
     // Found or made. The caller that makes one gives it a root. The address is good until it is closed.
-    Tenant& open(const std::string& identity);
+    Tenant& open(const Name& name);
     // It has no roots any more.
     void close(const Tenant& tenant);
-    // Of an adapter whatever the salt where none is given, and the other way round. In no order that means anything.
-    std::vector<const Tenant*> find_all(std::optional<std::int64_t> lora_id, const Salt& salt) const;
+    // Of an adapter whatever the salt where none is given, and the other way round. `exact`: of just these two. In no order that means
+    // anything.
+    std::vector<const Tenant*> find_all(std::optional<std::int64_t> lora_id, const Salt& salt, const Name& exact) const;
 
   private:
-    struct KeyedHash {
-        Secret key;
-        std::size_t operator()(std::string_view text) const { return SipHash(key).end(text).first; }
+    struct KeyOf {
+        using is_transparent = void;
+        std::size_t operator()(const Name& name) const { return name.key; }
+        std::size_t operator()(const OwnName& name) const { return name.key; }
+    };
+    struct Same {
+        using is_transparent = void;
+        bool operator()(const OwnName& a, const OwnName& b) const { return a.name() == b.name(); }
+        bool operator()(const Name& a, const OwnName& b) const { return a == b.name(); }
+        bool operator()(const OwnName& a, const Name& b) const { return a.name() == b; }
     };
     // What somebody has in common with others, then the rest; ordered, so that nobody can make it slow by what he calls himself.
     using Mixed = std::map<std::pair<std::string_view, std::string_view>, const Tenant*>;
 
-    std::unordered_map<std::string, Roots, KeyedHash> by_identity_;  // lookups only; never iterated
+    std::unordered_map<OwnName, Roots, KeyOf, Same> by_identity_;  // lookups only; never iterated
     // Those that have an adapter and a salt: the others are found as what they are.
     Mixed by_lora_;
     Mixed by_salt_;

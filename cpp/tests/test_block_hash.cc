@@ -132,7 +132,7 @@ TEST(BlockHash, FewerBitsAreTheFirstOnes) {
 
 TEST(BlockHash, EveryIdentityHasItsOwnRoot) {
     const auto root_hash = [](std::optional<std::int64_t> lora, const Salt& salt) {
-        return BlockHasher(kSeed).root(Request(1, {1}, 1, lora, salt, {}, std::nullopt).identity);
+        return BlockHasher(kSeed).root(Request(1, {1}, 1, lora, salt, {}, std::nullopt).identity.text());
     };
     const std::int64_t number = 0x31;  // serialised, its bytes begin as the text "1" does
     const std::set<BlockHash> roots{root_hash({}, {}),

@@ -22,18 +22,18 @@ using testing::config;
 class World {
   public:
     World() {
-        only_host = cache(window.tree.open_root(""), 100);
-        both = cache(window.tree.open_root(""), 200);
+        only_host = cache(window.tree.open_root(std::string()), 100);
+        both = cache(window.tree.open_root(std::string()), 200);
         flush();
         deliver();
         hold::claim(window, both);
         transfer::onboard(state_, window, both);
         deliver();
         hold::let_go(state_, window, both);
-        parent = cache(window.tree.open_root(""), 300);
+        parent = cache(window.tree.open_root(std::string()), 300);
         child = cache(parent, 400);
         owned = hold::allocate(state_, window, kPriorityDefault, std::nullopt);
-        pinned = cache(window.tree.open_root("Sother"), 500);
+        pinned = cache(window.tree.open_root(std::string("Sother")), 500);
         pin::add(state_, window, pinned, kPrimary);
         arriving = hold::allocate(state_, window, kPriorityDefault, std::nullopt);
         transfer::lock_source(state_, window, pinned, 1);

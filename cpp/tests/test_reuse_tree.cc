@@ -165,9 +165,9 @@ TEST_F(ReuseTreeTest, ARootLivesAsLongAsItHasChildren) {
     const BlockIndex first = add(root("Sa"), {1, 2, 3, 4});
     const BlockIndex second = add(root("Sa"), {5, 6, 7, 8});
     remove(first);
-    EXPECT_NE(tree.find_root("Sa"), kNone);
+    EXPECT_NE(tree.find_root(std::string("Sa")), kNone);
     remove(second);
-    EXPECT_EQ(tree.find_root("Sa"), kNone);
+    EXPECT_EQ(tree.find_root(std::string("Sa")), kNone);
 }
 
 TEST_F(ReuseTreeTest, ManySaltsOneAfterAnotherNeedOneRoot) {

@@ -72,7 +72,7 @@ TEST(Steps, ParentsComeBackInAnyOrderWithoutPassingEachOther) {
 std::uint64_t steps_of_lookup(const Secret& seed, const std::vector<BlockIndex>& order) {
     BlockStore store(static_cast<std::uint32_t>(order.size()), 0, 1);
     ReuseTree tree(store, kBlockHashBits, seed);
-    const ParentRef root = tree.open_root("");
+    const ParentRef root = tree.open_root(std::string());
     std::vector<TokenId> content(order.size());
     for (std::size_t place = 0; place < order.size(); ++place) {
         content[number(order[place])] = static_cast<TokenId>(place);
@@ -109,7 +109,7 @@ TEST(Steps, ASeedThatNobodyChoseIsDrawn) { EXPECT_NE(BlockManagerConfig().seed, 
 std::uint64_t steps_of_finding(const Secret& seed, const std::vector<testing::Tokens>& contents) {
     BlockStore store(static_cast<std::uint32_t>(contents.size()), 0, kTokensPerBlock);
     ReuseTree tree(store, kBlockHashBits, seed);
-    const ParentRef root = tree.open_root("");
+    const ParentRef root = tree.open_root(std::string());
     for (const testing::Tokens& content : contents) {
         const BlockIndex block = store.acquire();
         std::ranges::copy(content, store.tokens(block).begin());
@@ -212,6 +212,42 @@ TEST(Steps, WhetherAPromptsBytesHaveComeIsAskedOnceOfEachBlock) {
     });
     EXPECT_LE(steps, kBlocks * 16U);  // the descents of the reuse tree count too: one child each
     EXPECT_GE(steps, kBlocks);
+}
+
+// Who says how long a salt is, pays for it once: not in each window, nor in each call, nor for each block below his root.
+TEST(Steps, ALongSaltIsHashedOnceForARequest) {
+    constexpr std::uint32_t kChats = 16;
+    constexpr std::uint64_t kWords = 20'000;
+    BlockManagerConfig several = config(64);
+    several.windows.clear();
+    for (const std::uint32_t window_size : {8U, 16U, 24U, 32U, 40U, 48U, 56U, 64U}) {
+        several.windows.push_back({.window_size = window_size, .blocks_primary = 64, .blocks_host = 0});
+    }
+    const Salt salt(std::string(kWords * 8, 's'));
+    for (const BlockManagerConfig& each_kind : {config(64), several}) {
+        Manager manager(each_kind);
+        std::vector<RequestPtr> requests;
+        for (std::uint32_t i = 0; i < kChats; ++i) {
+            requests.push_back(
+                request(i, tokens(2 * kTokensPerBlock, static_cast<TokenId>(1000 * (i + 1))), {.salt = salt}));
+        }
+        const auto admit_and_store = [&](const RequestPtr& each) {
+            manager.add_sequence(each);
+            manager.store_context_blocks(each->id, each->num_tokens());
+        };
+        constexpr std::uint64_t kHashes = 2;  // one for events and windows, one for the index
+        EXPECT_GE(steps_of([&] { admit_and_store(requests[0]); }), kHashes * kWords);
+        for (std::uint32_t i = 1; i < kChats; ++i) {
+            EXPECT_LT(steps_of([&] { admit_and_store(requests[i]); }), (kHashes + 1) * kWords);
+        }
+        // Of each request, and of the one root that all of them share.
+        EXPECT_LT(steps_of([&] { manager.digest(); }), (kChats + 2) * kWords);
+        for (const RequestPtr& each : requests) {
+            manager.remove(each->id);
+        }
+        EXPECT_LT(steps_of([&] { manager.digest(); }), kWords);
+        EXPECT_LT(steps_of([&] { admit_and_store(requests[0]); }), kWords);  // known already
+    }
 }
 
 TEST(Steps, ADigestLooksAtWhatHasChangedAlone) {
