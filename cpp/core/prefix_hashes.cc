@@ -18,7 +18,7 @@ BlockHash PrefixHashes::at(std::uint32_t block) {
     const std::lock_guard lock(mutex_);
     while (known_.size() <= block) {
         const auto begin = static_cast<std::uint32_t>(known_.size()) * tokens_per_block_;
-        const BlockHash before = known_.empty() ? hasher_.root(request_->identity) : known_.back();
+        const BlockHash before = known_.empty() ? hasher_.root(request_->identity.text()) : known_.back();
         known_.push_back(hasher_.block(before, std::span(request_->tokens).subspan(begin, tokens_per_block_),
                                        request_->block_extras(begin, begin + tokens_per_block_)));
     }

@@ -59,7 +59,7 @@ class TenantIndex {
         bool operator()(const Name& a, const OwnName& b) const { return a == b.name(); }
         bool operator()(const OwnName& a, const Name& b) const { return a.name() == b; }
     };
-    // What somebody has in common with others, then the rest; ordered, so that nobody can make it slow by what he calls himself.
+    // A part that tenants have in common, then the rest; ordered, so that no tenant can make it slow by the name it chooses.
     using Mixed = std::map<std::pair<std::string_view, std::string_view>, const Tenant*>;
 
     std::unordered_map<OwnName, Roots, KeyOf, Same> by_identity_;  // lookups only; never iterated
