@@ -51,7 +51,7 @@ class Pair:
         self.events_max = events_max
         self.hash_bits = hash_bits
         self.tickets: list[tuple[int, int]] = []  # the model's and the core's
-        self.objects: dict[int, native.SequenceRequest] = {}  # of requests that are asked about before they are added
+        self.waiting: list[tuple[Request, native.SequenceRequest]] = []  # asked about before they are added
 
     def both(self, on_model: Callable[[], M], on_core: Callable[[], C]) -> tuple[M, C] | None:
         """None if both raised the same, and the core stayed as it was."""
@@ -72,11 +72,14 @@ class Pair:
     # ---------------------------------------------------------------------------------------------- sequences
 
     def object_of(self, request: Request, carrier: str = "list") -> native.SequenceRequest:
-        """The core remembers what it found for an object, so one that waits stays the same; another finds afresh."""
-        return self.objects.get(request.request_id) or native_request(request, carrier)
+        """The core remembers what it found for an object, so one that waits stays the same. Another finds afresh."""
+        for waiting, kept in self.waiting:
+            if waiting is request:  # its id says nothing: some requests come under the id of another
+                return kept
+        return native_request(request, carrier)
 
     def wait(self, request: Request) -> None:
-        self.objects[request.request_id] = native_request(request)
+        self.waiting.append((request, native_request(request)))
 
     def add(
         self,

@@ -23,8 +23,3 @@ def test_a_block_that_is_not_full_has_none(block: int) -> None:
     hashes = PrefixHashes(SequenceRequest(1, list(range(11))), BlockManagerConfig(tokens_per_block=4, blocks_primary=1))
     with pytest.raises(IndexError, match=f"request 1 has 2 full blocks, and no block {block}"):
         hashes[block]
-
-
-def test_they_are_a_sequence() -> None:
-    request, config = SequenceRequest(1, list(range(11))), BlockManagerConfig(tokens_per_block=4, blocks_primary=1)
-    assert list(PrefixHashes(request, config)) == block_hashes(request, config)

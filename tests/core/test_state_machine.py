@@ -7,7 +7,7 @@ minimised, and a blob that replays them. Whoever changes a rule of docs/block-ma
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from . import pair_verbs
 from . import strategies as draws
@@ -17,6 +17,7 @@ from .model import Config, Request
 from .model.values import Salt, Tier, Tokens
 from .pair import Pair
 from .scenes import NO_HASH
+from .waiting import WaitingRequests
 
 UNHEARD_INDEX = 29
 
@@ -25,7 +26,7 @@ def has_live(machine: "BlockManagerMachine") -> bool:
     return bool(machine.pair.model.state.sequences)
 
 
-class BlockManagerMachine(RuleBasedStateMachine):
+class BlockManagerMachine(WaitingRequests):
     @initialize(
         config=draws.configs(),
         events_max=st.sampled_from([100_000, 3, 0]),
@@ -34,8 +35,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
     )
     def start(self, config: Config, events_max: int, hash_bits: int, past: list[Tokens]) -> None:
         self.pair = Pair(config, events_max, hash_bits)
-        self.ids_used = 0
-        self.waiting: list[Request] = []
         for prompt in past:
             self.serve(Request(self.new_id(), prompt), leave=True)
 
@@ -52,10 +51,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
         """A live request; rarely, or if there is none, one that is not."""
         ids = list(self.pair.model.state.sequences)
         return ids[index % len(ids)] if ids and index < UNHEARD_INDEX else self.ids_used + 1
-
-    def new_id(self) -> int:
-        self.ids_used += 1
-        return self.ids_used
 
     def length(self, request_id: int) -> int:
         live = self.pair.model.state.sequences.get(request_id)
@@ -90,27 +85,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if leave:
             self.pair.check()
             self.pair.remove(request.request_id, computed=len(request.tokens))
-
-    @rule(data=st.data())
-    def arrive(self, data: st.DataObject) -> None:
-        """A request that a scheduler asks about, now and again, until it is admitted."""
-        request = data.draw(draws.requests(self.new_id(), self.pair.model.config.max_beam_width))
-        self.pair.wait(request)
-        self.waiting.append(request)
-        self.pair.analyze(request)
-
-    @precondition(lambda self: self.waiting)
-    @rule(index=draws.indices, chunk=draws.chunks)
-    def ask_again(self, index: int, chunk: int | None) -> None:
-        request = self.waiting[index % len(self.waiting)]
-        self.pair.analyze(request, chunk or None)
-        self.pair.blocks_to_admit(request, chunk)
-
-    @precondition(lambda self: self.waiting)
-    @rule(count=st.integers(1, 3), chunk=draws.chunks)
-    def add_waiting(self, count: int, chunk: int | None) -> None:
-        batch, self.waiting = self.waiting[:count], self.waiting[count:]
-        self.pair.add(batch, chunk=chunk)
 
     @rule(data=st.data(), leave=st.booleans())
     def serve_one(self, data: st.DataObject, leave: bool) -> None:
