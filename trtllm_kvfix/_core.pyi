@@ -200,7 +200,7 @@ def block_hashes(request: SequenceRequest, config: BlockManagerConfig) -> list[i
 
 class PrefixHashes:
     """
-    What block_hashes() returns, for who needs some of it: a hash is computed when it or one behind it is asked for, once.
+    What block_hashes() returns, for callers that need some of it: a hash is computed once, when it or a later one is asked for.
     """
 
     def __init__(self, request: SequenceRequest, config: BlockManagerConfig) -> None: ...
@@ -209,6 +209,8 @@ class PrefixHashes:
 
     def __getitem__(self, block: int) -> int:
         """IndexError where the prompt has no such full block."""
+
+    def __repr__(self) -> str: ...
 
 class Admission:
     """What one request got; its numbers alone, whatever shared its batch."""

@@ -235,9 +235,10 @@ void bind_request(nb::module_& m) {
         "request"_a, "config"_a,
         "The hashes of the prompt's full blocks in every manager with the config's tokens_per_block and seed.");
 
-    nb::class_<PrefixHashes>(m, "PrefixHashes",
-                             "What block_hashes() returns, for who needs some of it: a hash is computed when it or one "
-                             "behind it is asked for, once.")
+    nb::class_<PrefixHashes>(
+        m, "PrefixHashes",
+        "What block_hashes() returns, for callers that need some of it: a hash is computed once, when it "
+        "or a later one is asked for.")
         .def(
             "__init__",
             [](PrefixHashes* self, const SequenceRequest& request, const BlockManagerConfig& config) {
@@ -249,7 +250,10 @@ void bind_request(nb::module_& m) {
         .def(
             "__getitem__",
             [](PrefixHashes& self, std::uint32_t block) { return without_gil([&] { return self.at(block); }); },
-            "block"_a, "IndexError where the prompt has no such full block.");
+            "block"_a, "IndexError where the prompt has no such full block.")
+        .def("__repr__", [](const PrefixHashes& self) {
+            return Repr("PrefixHashes").add("request_id", self.request_id()).add("blocks", self.size()).text();
+        });
 }
 
 }  // namespace kvfix::bindings

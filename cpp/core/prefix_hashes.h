@@ -14,6 +14,7 @@ class PrefixHashes {
   public:
     PrefixHashes(RequestPtr request, const BlockHasher& hasher, std::uint32_t tokens_per_block);
 
+    RequestId request_id() const { return request_->id; }
     std::uint32_t size() const { return request_->num_tokens() / tokens_per_block_; }
     // Of the prompt up to this block's end, as block_hashes() shows it. Throws std::out_of_range. From any thread.
     BlockHash at(std::uint32_t block);

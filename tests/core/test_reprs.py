@@ -20,6 +20,7 @@ CLASSES = [
 def of_the_manager() -> Iterator[object]:
     m = manager(primary=4, host=4, events_max=8)
     request = native.SequenceRequest(1, prompt(1, 9), retention=native.Retention([(0, 4, 50, None)]))
+    yield native.PrefixHashes(request, m.config)
     yield from (m, m.config, request, native.Retention([(0, 4, 50, None)]), m.analyze_prefix_reuse(request))
     yield begin(m, 2, prompt(2, 9))
     pins = m.pins(request_id=2)
@@ -117,6 +118,7 @@ def test_says_the_values(texts: dict[type, str]) -> None:
         native.OffsetRoute: "OffsetRoute(pools=1, rows=3, dst_rows=2, width_max=4)",
         native.CopyEngine: "CopyEngine(in_flight=0, transfers_max=64, waits=0)",
         native.EndedTransfer: "EndedTransfer(job=7, bytes=64, error='')",
+        native.PrefixHashes: "PrefixHashes(request_id=1, blocks=2)",
         native.TierClaim: "TierClaim(first=0, slots=[0, 1], declined=False)",
         native.TierIndex: "TierIndex(slots=4, tokens_per_block=2, free=2, owned=2, sequences=1)",
         native.TurnLock: "TurnLock(depth=1, queued=0, turns=1, waits=0, wait_us=0.000000)",
