@@ -74,8 +74,14 @@ class _Request:
     is_first_context_chunk: bool = True
     prepopulated_prompt_len: int = 0
 
-    def get_unique_tokens(self, beam: int) -> list[int]:
+    def get_token(self, beam: int, position: int) -> int:
+        return self.get_tokens(beam)[position]
+
+    def get_tokens(self, beam: int) -> list[int]:
         return [beam] * self.prompt_len
+
+    def get_unique_tokens(self, beam: int) -> list[int]:  # where there is no BlockKey to make them
+        return self.get_tokens(beam)
 
 
 @dataclass
@@ -90,7 +96,9 @@ class _Bound:
 
     def remove_sequence(self) -> None: ...  # as V1's has
 
-    def find_new_context_block(self, tokens: list[int], request: _Request) -> Any:
+    def find_new_context_block(self, tokens: list[Any], request: _Request) -> Any:
+        if len(tokens) <= request.cached:
+            return None
         return SimpleNamespace(unique_tokens=tokens[: request.cached + self.tokens_per_block])
 
 
