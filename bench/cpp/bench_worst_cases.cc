@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,7 +50,7 @@ void child_looked_up(benchmark::State& state) {
     BlockStore store(children, 0, 1);
     const ReuseTree other(store, kBlockHashBits, Secret{});
     ReuseTree tree(store, kBlockHashBits, drawn_seed());
-    const ParentRef root = tree.open_root("");
+    const ParentRef root = tree.open_root(std::string());
     const auto all = store.all();
     std::vector<BlockIndex> order(all.begin(), all.end());
     if (state.range(1) == kChosen) {
