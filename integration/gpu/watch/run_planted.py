@@ -1,8 +1,8 @@
 """One planted case in a process of its own: `python -m integration.gpu.watch.run_planted CASE racy|repaired TIMES`.
 
 With one more number, in so many fresh processes, some at once. Prints as JSON how often the outcome was right. The
-racy arm touches while the device waits at a gate. One repaired
-round goes before, in which everything is loaded that a first launch would load.
+racy arm touches while the device waits at a gate. One repaired round goes before, in which everything is loaded that a
+first launch would load.
 """
 
 import json
