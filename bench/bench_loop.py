@@ -99,23 +99,27 @@ def compared(loop: Loop, batch: int, step_ms: int, cycles: int, arms: Sequence[s
 
 def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segments: int) -> dict[str, list[float]]:
     """Microseconds between forward steps of one server, whose arm changes while it runs."""
-    steps = LED_IN + segments * len(arms) * SEGMENT
+    measured = segments * len(arms) * SEGMENT
+    steps = LED_IN + measured
     tokens = PROMPT + steps + TOKENS_PER_BLOCK
     cache = {"max_tokens": batch * (tokens + TOKENS_PER_BLOCK), "enable_block_reuse": False}
     args: dict[str, Any] = {"max_batch_size": batch, "max_seq_len": tokens, "kv_cache_config": cache}
+    args["max_num_tokens"] = batch * PROMPT  # all prompts in one step: from then on every step has the whole batch
     args |= {"lora_config": {"max_loras": batch}} if loop.has_lora else {}
     server = Server(args, response_s_max=120)
     turns = Turns(arms)
     begun: list[int] = []
+    sizes: list[int] = []  # of the batches
     engine = server.executor.model_engine
     forward = engine._forward_step  # no fix replaces it
 
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def timed(inputs: dict[str, Any], attn_metadata: Any) -> Any:
         step = len(begun) - LED_IN
         if step >= 0 and step % SEGMENT == 0:
             turns.next()
+        sizes.append(len(attn_metadata.request_ids))
         begun.append(time.perf_counter_ns())
-        return forward(*args, **kwargs)
+        return forward(inputs, attn_metadata)
 
     engine._forward_step = timed
     if cycles:
@@ -124,6 +128,9 @@ def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segment
         server.serve([request(server, loop, number, steps) for number in range(batch)])
     finally:
         turns.close()
+    smallest = min(sizes[LED_IN : LED_IN + measured])
+    if smallest != batch:
+        raise RuntimeError(f"a step of {loop.name} had {smallest} requests, not {batch}, so its rows would mislead")
     return turns.sort(np.diff(begun[LED_IN:]) / 1e3)
 
 
