@@ -96,9 +96,8 @@ def offloaded_block_read_early(repaired: bool) -> bool:
     host, _ = pinned("pool", BLOCKS * 4096, "uint8")
     host.zero_()
     torch = torch_()
-    # Before the gate: what is made for the first time waits for the device.
     pool = torch.full((BLOCKS * 4096,), 3, dtype=torch.uint8, device="cuda")
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # before the gate: the first one waits for the device
     delayed()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -244,7 +243,7 @@ def zero_copy_kernel(repaired: bool) -> bool:
     host.fill_(1)
     device = torch.zeros(ITEMS, dtype=torch.int32, device="cuda")
     with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-        # The first launch compiles the kernel and loads it, which waits for the device, so it goes before the gate.
+        # Before the gate: the first launch compiles and loads the kernel, which waits for the device.
         copier()((ITEMS // 256,), (256,), (device.data_ptr(), device.data_ptr()))
         torch.cuda.synchronize()
         delayed()
@@ -274,9 +273,8 @@ def cupy_array_set(repaired: bool) -> bool:
     room = numpy.frombuffer(cupy_room(), numpy.int32, ITEMS)
     room[:] = 1
     torch = delayed()
-    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
     device = cupy.zeros(ITEMS, cupy.int32)
-    device.set(room, stream=stream)
+    device.set(room, stream=cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream))
     wait_if(repaired)
     room[100] = 9
     return ended(lambda: int(device.max()) == 1)
@@ -294,10 +292,9 @@ def allocator_reuse(repaired: bool) -> bool:
     """A pinned tensor made by from_blob-like views: the storage's owner rewrites what a view's copy still reads."""
     host, _ = pinned("owner", 8 * ITEMS)
     host.fill_(1)
-    torch = delayed()
+    delayed()
     view = host.view(8, ITEMS)[3]
     device = view.to("cuda", non_blocking=True)
     wait_if(repaired)
     host[3 * ITEMS + 5 : 3 * ITEMS + 6].zero_()
-    assert torch is not None
     return ended(lambda: int(device.sum()) == ITEMS)
