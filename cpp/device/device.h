@@ -76,7 +76,7 @@ class Device : public std::enable_shared_from_this<Device> {
     virtual bool has_batched_copy() const = 0;
 
     virtual StreamHandle create_stream() = 0;
-    virtual void destroy_stream(StreamHandle stream) = 0;  // waits for it; accepts a stream that others created
+    virtual void destroy_stream(StreamHandle stream) = 0;  // waits for it
     virtual void synchronize(StreamHandle stream) = 0;
 
     virtual EventHandle create_event() = 0;
