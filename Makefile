@@ -1,14 +1,14 @@
-# Every target works as the first command in a fresh checkout. It needs Python 3.10 or newer with venv and headers,
-# a C++20 compiler and make; the rest is installed into .venv.
+# Every target works as the first command in a fresh checkout. You need Python 3.10 or newer with venv and headers, a
+# C++20 compiler and make. The rest is installed into .venv.
 PYTHON ?= python3
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-# Warnings are errors where we develop; a compiler that is newer than ours must not break a user's build.
+# Warnings are errors in CI only, because a compiler newer than ours must not break a user's build.
 WERROR ?= $(if $(CI),ON,OFF)
 STRESS_SECONDS ?= 20
 STRESS_SEED ?= 1
 FUZZ_SECONDS ?= 30
 FUZZ_SEED ?= 1
-# What pip installs as torch: a build for CPUs is enough for everything but the GPU.
+# The torch that pip installs. A build for CPUs is enough for everything except a GPU.
 TORCH ?= torch
 
 VENV := .venv
@@ -16,7 +16,8 @@ PY := $(VENV)/bin/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
-# As build-system.requires in pyproject.toml (tests/test_package.py compares), and the tools that these call.
+# The same as build-system.requires in pyproject.toml (tests/test_package.py compares them), and the tools that these
+# call.
 BUILD_REQUIRES := 'scikit-build-core>=0.11' 'nanobind>=2.9'
 BUILD_TOOLS := 'cmake>=3.25' 'ninja>=1.11'
 # A build directory that stays makes the next build incremental.
@@ -30,9 +31,9 @@ TIDY_SOURCES := $(filter-out cpp/tests/% cpp/fuzz/%,$(wildcard cpp/*/*.cc))
 cpp_configure = cmake -S . -B build/$(1) -G Ninja --log-level=NOTICE -DCMAKE_BUILD_TYPE=RelWithDebInfo \
 	-DKVFIX_WERROR=$(WERROR) $(2)
 cpp_build = $(cpp_configure) && cmake --build build/$(1) $(if $(3),--target $(3)) -- --quiet
-# $(call tests,ON) builds the C++ tests and insists on GoogleTest, with OFF its absence is tolerated.
+# $(call tests,ON) builds the C++ tests and insists on GoogleTest. With OFF it may be absent.
 tests = -DKVFIX_BUILD_TESTS=ON -DKVFIX_REQUIRE_GTEST=$(1) $(GTEST_ARGS)
-# A sanitized build runs on the simulated device alone; CUDA kernels would only take time to compile.
+# A sanitized build runs only on the simulated device, so compiling CUDA kernels would waste time.
 no_gpu := -DKVFIX_KERNELS=OFF
 # ThreadSanitizer of older compilers cannot place its shadow where newer kernels randomize the address space.
 FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
@@ -53,7 +54,7 @@ $(VENV)/.ready:
 
 FORCE:
 
-# The editable install knows modules by their paths, so one that comes, goes or moves needs another install.
+# The editable install knows modules by their paths, so a module that is added, removed or moved needs another install.
 $(VENV)/.modules: $(VENV)/.ready FORCE
 	@now=$@.$$$$; find trtllm_kvfix -name '*.py' | LC_ALL=C sort >$$now; cmp -s $$now $@ && rm $$now || mv $$now $@
 
@@ -67,7 +68,8 @@ $(VENV)/.dev: $(VENV)/.ready pyproject.toml
 	@$(INSTALL) -q -e '.[dev,report]'
 	@touch $@ $(VENV)/.built
 
-# The bound classes of upstream, declared as upstream declares them: for tests alone, so no part of the package.
+# The bound classes of upstream, declared as upstream declares them. They are for tests only, and not part of the
+# package.
 $(VENV)/.bound: $(VENV)/.ready $(shell find tests/bound -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 	@echo "building the bound classes for the tests"
 	@cmake -S tests/bound -B build/bound -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo \
@@ -85,7 +87,7 @@ verify: build  ## admission, both ways; each hazard beside its fix, on a GPU or 
 
 test: gtest test-py test-cpp  ## run all tests; those in C++ where GoogleTest is installed or can be fetched
 
-# First, so that nobody learns after a minute of compiling that tests were left out. GTEST_ARGS may name a mirror.
+# Runs first, so that nobody learns after a minute of compiling that tests were left out. GTEST_ARGS may name a mirror.
 gtest: $(VENV)/.ready  ## find or fetch GoogleTest, and say so if there is none; with CI set, it must be there
 	@echo "looking for GoogleTest"
 	@$(call cpp_configure,tests,$(call tests,$(if $(CI),ON,OFF)))
@@ -103,7 +105,7 @@ test-cpp: gtest  ## run the C++ tests
 		ctest --test-dir build/tests --output-on-failure --no-tests=error -j $(JOBS); \
 	fi
 
-# In environments of their own: nothing that is installed for development can stand in for what a user lacks.
+# In environments of their own, so that nothing installed for development can stand in for something that a user lacks.
 test-dist: $(VENV)/.dev build  ## build sdist and wheel, and run the commands from them with the lowest and newest dependencies
 	@$(PY) -m pytest integration/dist
 
@@ -112,12 +114,12 @@ test-mpi: build bound  ## run the tests with ranks of their own; with CI set, Op
 	@$(PY) -m pip install -q --disable-pip-version-check 'mpi4py>=4'
 	@$(PY) -m pytest integration/mpi
 
-# In a folder of its own: tests of the overlay want an environment without NIXL. No torch comes with it.
+# In a folder of its own, because tests of the overlay need an environment without NIXL. It comes without torch.
 test-nixl: build bound  ## run the tests with NIXL's own agents; fetches a wheel of 67 MB
 	@[ -d build/nixl ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/nixl nixl nixl-cu12
 	@$(PY) -m pytest integration/nixl
 
-# In a folder of its own, without what it asks for: the store's client and master need none of it.
+# In a folder of its own and without its dependencies, which the store's client and master do not need.
 test-mooncake: build bound  ## run the remote tier on Mooncake Store itself; fetches a wheel of 47 MB
 	@[ -d build/mooncake ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/mooncake \
 		'mooncake-transfer-engine-non-cuda>=0.3.13' || echo "no wheel of Mooncake Store for this machine: its tests are skipped"
@@ -127,7 +129,7 @@ test-ray: build bound  ## run the tests with Ray's actors; fetches a wheel of 79
 	@[ -d build/ray ] || $(PY) -m pip install -q --disable-pip-version-check --target build/ray ray
 	@$(PY) -m pytest integration/ray
 
-# In a folder of its own, without what it asks for: the indexer needs none of it.
+# In a folder of its own and without its dependencies, which the indexer does not need.
 test-dynamo: build  ## let Dynamo's own KV indexer hear our events; fetches a wheel, 227 MB unpacked
 	@[ -d build/dynamo ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/dynamo ai-dynamo-runtime
 	@$(PY) -m pytest integration/dynamo
@@ -137,7 +139,8 @@ test-upstream: build bound  ## run the overlay on TensorRT-LLM's own Python: UPS
 	@$(PY) -m pip install -q --disable-pip-version-check $(TORCH)
 	@$(PY) -m integration.upstream --tree $(UPSTREAM) $(if $(ERA),--era $(ERA)) $(UPSTREAM_ARGS)
 
-# torch for CPUs, from its own index; the clients last and without what they ask for, which is CUDA's libraries.
+# torch for CPUs comes from its own index. The clients come last and without their dependencies, which are CUDA's
+# libraries.
 CLIENTS := kvbm==1.6.1 nixl==1.3.2 nixl-cu12==1.3.2 lmcache==0.5.6
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 test-clients: build bound  ## run KVBM's and LMCache's own connectors beside ours; fetches wheels of about 0.5 GB
@@ -155,7 +158,8 @@ $(VENV)/.docs: $(VENV)/.built pyproject.toml
 	@$(INSTALL) -e '.[docs]'
 	@touch $@
 
-# Strict: a dead link, or a page that is in no menu, fails. The variable silences an advertisement of the theme.
+# Strict: a dead link, or a page that is in no menu, fails the build. The variable silences an advertisement of the
+# theme.
 docs: $(VENV)/.docs  ## build the documentation as a site, in build/docs
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
 	@echo "the site is in build/docs; look at it with $(PY) -m http.server -d build/docs"
@@ -217,7 +221,7 @@ endif
 mutants: build bound  ## plant mistakes in cpp/staging and cpp/core and require that the tests notice; about a quarter of an hour
 	@$(PY) tests/mutants/run.py
 
-# The benchmarks run for a moment only, so that they keep compiling and their checks of values keep holding.
+# The benchmarks run only for a moment, to show that they still compile and that their checks of values still hold.
 ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01
 ci: lint docs test test-pages test-dist test-mpi test-nixl test-mooncake tsan race-control asan fuzz bench-cpp verify  ## everything that a change must pass
 

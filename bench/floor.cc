@@ -1,7 +1,7 @@
 // The floor: the least that a prefix-caching block manager can do for a workload, on one thread and without bindings.
-// Every full block is hashed (XXH3, chained through its parent), looked up in a std::unordered_map and its tokens are
-// compared; blocks are counted and stand in a free list in LRU order. There are no events, statistics, locks, windows,
-// priorities or transfers. The time is taken in here, so that the floor pays for no call from Python.
+// It hashes every full block (XXH3, chained through its parent), looks it up in a std::unordered_map and compares its
+// tokens. It counts blocks and keeps a free list in LRU order. There are no events, statistics, locks, windows,
+// priorities or transfers. The time is taken in here, so that the floor does not pay for calls from Python.
 //
 // bench/floor.py compiles this file and calls `floor_run` through ctypes.
 #include <malloc.h>
@@ -54,7 +54,7 @@ class Index {
     std::unordered_map<Hash, Slot, Identity> slot_of_;
 };
 
-// The free slots of a tier, longest ago freed first. A slot that still holds a block keeps its hash.
+// The free slots of a tier, in the order in which they were freed. A slot that still holds a block keeps its hash.
 class Lru {
   public:
     struct Entry {
@@ -88,12 +88,12 @@ class Lru {
     }
 
   private:
-    std::vector<Entry> entries_;  // the last one is the list's both ends
+    std::vector<Entry> entries_;  // the last entry is both ends of the list
     Slot end_;
 };
 
-// The host tier: every block that is completed is stored at once, and a prefix that primary misses goes on in here.
-// Copies cost nothing.
+// The host tier. Every completed block is stored at once, and a prefix that primary misses continues here. Copies cost
+// nothing.
 class HostTier {
   public:
     explicit HostTier(std::size_t slots) : index_(slots), lru_(slots) {}
@@ -125,7 +125,7 @@ class HostTier {
     Lru lru_;
 };
 
-// `Verify`: compare a found block's tokens, as the reference row does; the two-tier floor trusts its hashes.
+// `Verify` compares a found block's tokens, as the reference row does. The two-tier floor trusts its hashes.
 template <bool Verify>
 class Floor {
   public:
@@ -301,8 +301,8 @@ std::size_t run(Stream stream, Floor<Verify>& floor, std::int64_t* admit_ns, std
     return tokens_reused;
 }
 
-// Without this, freed token buffers go back to the kernel and are faulted in again. It holds for the whole process, so
-// for whatever is measured beside the floor too.
+// Without this, freed token buffers go back to the kernel and are faulted in again. It applies to the whole process, so
+// also to whatever is measured beside the floor.
 __attribute__((constructor)) void keep_freed_memory() {
     mallopt(M_MMAP_THRESHOLD, 1 << 30);
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
@@ -310,8 +310,8 @@ __attribute__((constructor)) void keep_freed_memory() {
 
 }  // namespace
 
-// Times go to admit_ns and finish_ns for each timed wave and to step_ns for each step; returns the prompt tokens reused.
-// With slots_host the two-tier floor runs, which does not compare tokens.
+// Fills admit_ns and finish_ns for each timed wave, and step_ns for each step. Returns the prompt tokens reused. With
+// slots_host the two-tier floor runs, which does not compare tokens.
 extern "C" std::size_t floor_run(const Token* values, std::size_t count, std::size_t tokens_per_block,
                                  std::size_t slots, std::size_t slots_host, std::int64_t* admit_ns,
                                  std::int64_t* step_ns, std::int64_t* finish_ns) {

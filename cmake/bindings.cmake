@@ -1,12 +1,12 @@
-# The extension module trtllm_kvfix._core. SKBUILD_SABI_COMPONENT is Development.SABIModule where the stable ABI
-# serves (CPython 3.12 and later, not free-threaded) and empty elsewhere; nanobind then ignores STABLE_ABI.
+# The extension module trtllm_kvfix._core. SKBUILD_SABI_COMPONENT is Development.SABIModule if the stable ABI can be
+# used (CPython 3.12 and later, not free-threaded). Otherwise it is empty, and nanobind ignores STABLE_ABI.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module ${SKBUILD_SABI_COMPONENT})
 find_package(nanobind CONFIG REQUIRED)
-# Its sources are compiled here, from wherever pip has put them (reproducible.cmake).
+# nanobind's sources are compiled here, from wherever pip has put them (reproducible.cmake).
 add_compile_options(-ffile-prefix-map=${NB_DIR}=nanobind)
 
 file(GLOB KVFIX_BINDINGS_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cpp/bindings/*.cc)
-# Some compilers are installed without their link-time optimizer: core.cmake has tried it.
+# Some compilers are installed without their link-time optimizer, so core.cmake has tried it.
 if(KVFIX_LTO)
   set(KVFIX_BINDINGS_LTO LTO)
 endif()

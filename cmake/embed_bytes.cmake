@@ -1,4 +1,4 @@
-# cmake -DINPUT=... -DOUTPUT=... -P embed_bytes.cmake: a file's bytes as the inside of a C array.
+# cmake -DINPUT=... -DOUTPUT=... -P embed_bytes.cmake: writes a file's bytes as the elements of a C array.
 file(READ ${INPUT} bytes HEX)
 string(REGEX REPLACE "(..)" "0x\\1," bytes ${bytes})
 file(WRITE ${OUTPUT} "${bytes}\n")

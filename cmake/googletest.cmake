@@ -1,5 +1,5 @@
-# GoogleTest, while CMake configures, so before anything is compiled: the one that is installed, or else a release with a
-# pinned hash. Where there is neither, the file gtest-missing in the build folder says so to `make test`.
+# Finds GoogleTest while CMake configures, so before anything is compiled: the one that is installed, or else a release
+# with a pinned hash. If there is neither, the file gtest-missing in the build folder tells `make test` so.
 set(KVFIX_GTEST_URL https://github.com/google/googletest/releases/download/v1.17.0/googletest-1.17.0.tar.gz
   CACHE STRING "Where GoogleTest is fetched from if none is installed; a mirror's URL or file://")
 set(KVFIX_GTEST_SHA256 65fab701d9829d38cb77c14acdc431d2108bfdbf8979e40eb8ae567edf10b27c
@@ -12,7 +12,7 @@ if(GTest_FOUND)
   return()
 endif()
 
-# A download of our own, because one that FetchContent makes ends in pages of text about its steps.
+# Our own download, because a failed one of FetchContent ends in pages of text about its steps.
 set(archive ${PROJECT_BINARY_DIR}/googletest.tar.gz)
 set(found "")
 if(EXISTS ${archive})
@@ -46,6 +46,6 @@ endif()
 set(BUILD_GMOCK OFF CACHE BOOL "" FORCE)
 set(INSTALL_GTEST OFF CACHE BOOL "" FORCE)
 include(FetchContent)
-# SYSTEM and EXCLUDE_FROM_ALL came after CMake 3.25, which takes them for parts of the hash.
+# CMake 3.25 does not know SYSTEM and EXCLUDE_FROM_ALL, and takes them for parts of the hash.
 FetchContent_Declare(googletest URL ${archive} URL_HASH SHA256=${KVFIX_GTEST_SHA256} DOWNLOAD_EXTRACT_TIMESTAMP OFF)
 FetchContent_MakeAvailable(googletest)

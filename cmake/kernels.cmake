@@ -1,5 +1,5 @@
-# Compiles the CUDA kernels into one fat binary and embeds it in kvfix_device, where nvcc is found. Without it the
-# library builds just the same, and a GPU is used without kernels.
+# If nvcc is found, compiles the CUDA kernels into one fat binary and embeds it in kvfix_device. Without nvcc the
+# library builds just the same, and uses a GPU without kernels.
 set(KVFIX_KERNELS AUTO CACHE STRING "Embed CUDA kernels: AUTO (where nvcc serves), ON (or fail), OFF")
 set_property(CACHE KVFIX_KERNELS PROPERTY STRINGS AUTO ON OFF)
 
@@ -21,7 +21,7 @@ function(kvfix_find_nvcc)
     return()
   endif()
   set(KVFIX_NVCC_VERSION ${CMAKE_MATCH_1} PARENT_SCOPE)
-  # nvcc refuses host compilers that are newer than itself; its own default may still serve then.
+  # nvcc refuses host compilers that are newer than itself. Its own default may still work then.
   set(probe ${PROJECT_BINARY_DIR}/kernels/probe.cu)
   file(WRITE ${probe} "#include <cstdint>\n__global__ void probe(std::uint32_t) {}\n")
   foreach(host IN ITEMS "-ccbin;${CMAKE_CXX_COMPILER}" "")
@@ -35,7 +35,7 @@ function(kvfix_find_nvcc)
   set(KVFIX_KERNELS_WHY_NOT "${KVFIX_NVCC} compiles nothing here: ${answer}" PARENT_SCOPE)
 endfunction()
 
-# Machine code for data-centre GPUs, and portable code of the last of them for what comes later.
+# Machine code for data-centre GPUs, and portable code of the last of them for later GPUs.
 function(kvfix_embed_kernels)
   set(machine 80 90)
   if(KVFIX_NVCC_VERSION VERSION_GREATER_EQUAL 12.8)
@@ -53,7 +53,7 @@ function(kvfix_embed_kernels)
   set(kernels ${PROJECT_SOURCE_DIR}/cpp/kernels)
   set(out ${PROJECT_BINARY_DIR}/kernels)
   set(embed ${PROJECT_SOURCE_DIR}/cmake/embed_bytes.cmake)
-  # Never with -Werror: nvcc writes that into what it makes, and all builds of one source are to be equal.
+  # Never with -Werror: nvcc writes that option into its output, and all builds of one source must be equal.
   add_custom_command(OUTPUT ${out}/kernels_fatbin.inc
     COMMAND ${KVFIX_NVCC_COMMAND} -std=c++17 -O3
       -I${PROJECT_SOURCE_DIR}/cpp ${targets} --fatbin ${kernels}/kernels.cu -o ${out}/kernels.fatbin

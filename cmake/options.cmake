@@ -1,5 +1,5 @@
-# What every C++ target of this project shares. kvfix_core links it PUBLIC, so linking kvfix_core is enough;
-# nanobind's own sources do not and keep their own warnings.
+# Options that every C++ target of this project shares. kvfix_core links them PUBLIC, so linking kvfix_core is enough.
+# nanobind's own sources do not link them and keep their own warnings.
 add_library(kvfix_options INTERFACE)
 target_compile_features(kvfix_options INTERFACE cxx_std_20)
 target_compile_options(kvfix_options INTERFACE -Wall -Wextra -Wconversion -Wshadow $<$<BOOL:${KVFIX_WERROR}>:-Werror>)
@@ -17,6 +17,6 @@ if(KVFIX_BUILD_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     message(FATAL_ERROR "KVFIX_BUILD_FUZZ needs clang, the compiler is ${CMAKE_CXX_COMPILER_ID}: pass -DCMAKE_CXX_COMPILER=clang++")
   endif()
-  # Instruments the core for coverage; the fuzz target itself links -fsanitize=fuzzer, which brings main().
+  # Instruments the core for coverage. The fuzz target itself links -fsanitize=fuzzer, which provides main().
   target_compile_options(kvfix_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()

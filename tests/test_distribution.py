@@ -26,7 +26,7 @@ def binaries() -> Iterator[Path]:
 
 
 def words(text: str) -> list[str]:
-    """Without the line breaks and the frame of a comment."""
+    """The words without the line breaks and the frame of a comment."""
     return re.sub(r"^\s*/?\*+/?", "", text, flags=re.MULTILINE).split()
 
 

@@ -116,7 +116,7 @@ def test_commands_of_the_unit_run(installed: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 def test_unit_is_one_that_systemd_takes(installed: Path) -> None:
-    """With the programs of the unit where they are here; systemd looks for them."""
+    """Uses the unit's programs if they are installed here, because systemd looks for them."""
     unit = (EXAMPLES / "systemd" / "trtllm-kvfix.service").read_text().replace("/opt/trtllm/bin", str(installed))
     file = installed.parent / "trtllm-kvfix.service"
     file.write_text(unit)
@@ -128,7 +128,7 @@ def test_unit_is_one_that_systemd_takes(installed: Path) -> None:
 
 
 def documents() -> dict[str, Any]:
-    """Of the manifest, by their kinds."""
+    """The documents of the manifest, by kind."""
     text = (EXAMPLES / "kubernetes" / "server.yaml").read_text()
     return {document["kind"]: document for document in yaml.safe_load_all(text)}
 
@@ -154,7 +154,7 @@ def test_manifest_names_what_the_image_holds() -> None:
 
 
 class Server(ThreadingHTTPServer):
-    """As trtllm-serve answers; or as one whose executor is dead, where the models are listed and tokens never come."""
+    """Answers like trtllm-serve, or like one whose executor is dead: it lists models, and tokens never come."""
 
     daemon_threads = True
 
@@ -188,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the test says what happened."""
+        """Logs nothing, because the test says what happened."""
 
 
 @pytest.mark.parametrize(

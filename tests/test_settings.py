@@ -61,7 +61,7 @@ def test_the_variable_names_a_file_unless_one_is_given(tmp_path: Path) -> None:
 
 
 def test_a_variable_set_to_nothing_names_no_file() -> None:
-    """As `ENV TRTLLM_KVFIX_CONFIG=` in a container does."""
+    """`ENV TRTLLM_KVFIX_CONFIG=` in a container does this."""
     assert load(None, {"TRTLLM_KVFIX_CONFIG": ""}) == Settings()
 
 

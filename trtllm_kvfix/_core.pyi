@@ -13,7 +13,7 @@ def build_info() -> dict[str, str]:
 
 class OutOfBlocks(RuntimeError):
     """
-    A window cannot serve the call. Has blocks_needed, blocks_free, window_size and tier.
+    A window has too few blocks for the call. The attributes say how many it needed and had.
     """
 
     blocks_needed: int
@@ -31,20 +31,20 @@ class BlockInFlight(RuntimeError):
 
 class InvariantViolation(RuntimeError):
     """
-    The manager's books contradict each other: a bug in it. Do not go on with this manager.
+    The manager's books contradict each other. This is a bug; do not use this manager any more.
     """
 
 class DeviceError(RuntimeError):
     """
-    A device call failed: names the call, its arguments and the driver's text.
+    A device call failed. The message names the call, its arguments and the driver's text.
     """
 
 class BlockManagerConfig:
-    """What a manager is made of. Refused at once when it makes no sense."""
+    """The settings of a block manager. They are checked at once."""
 
     def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, max_beam_width: int = 1, block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 128, seed: int | None = None) -> None:
         """
-        hash_bits under 128 forces hash collisions: an instrument for tests. seed (128 bits) is the key of block hashes and of the indexes inside: a secret, the same on ranks that must agree. None: drawn from the system's entropy.
+        hash_bits below 128 forces hash collisions, for tests. seed (128 bits) is the key of the block hashes and of the manager's indexes. It is a secret, the same on ranks that must agree. None: drawn from the system's entropy.
         """
 
     @property
@@ -82,30 +82,32 @@ class BlockManagerConfig:
     @property
     def copy_on_partial_reuse(self) -> bool:
         """
-        A partial match in use is copied. False: it is only ever taken over, and so used once.
+        A partial match that is in use is copied. False: a partial match is only ever taken over, so it serves one request.
         """
 
     @property
     def offload_priority_min(self) -> int:
         """
-        Blocks of a lower retention priority are dropped when evicted, not copied to host.
+        Evicted blocks of a lower retention priority are dropped, not copied to host.
         """
 
     @property
     def events_max(self) -> int:
         """
-        Events that wait to be read at most; more push the oldest out. 0: no events.
+        How many events may wait to be read; further ones push the oldest out. 0: no events.
         """
 
     @property
     def hash_bits(self) -> int:
         """
-        Bits of block hashes that count; fewer than 128 force collisions, for tests.
+        How many bits of a block hash count. Fewer than 128 force collisions, for tests.
         """
 
     @property
     def seed(self) -> int:
-        """The key of block hashes: a secret, the same on ranks that must agree."""
+        """
+        The key of the block hashes. It is a secret, the same on ranks that must agree.
+        """
 
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -134,7 +136,7 @@ class Retention:
     @property
     def decode_duration_ms(self) -> int | None:
         """
-        How long decode_priority lasts from the moment the block is only cached. None: for ever.
+        How long decode_priority lasts once nobody uses the block. None: for ever.
         """
 
     def __reduce__(self) -> tuple[Any, ...]: ...
@@ -143,7 +145,7 @@ class Retention:
 
 class SequenceRequest:
     """
-    A request for blocks. Copies the tokens when it is made; immutable afterwards.
+    A request for blocks. It copies the tokens at construction and is immutable.
     """
 
     def __init__(self, request_id: int, tokens: Any, *, beam_width: int = 1, lora_id: int | None = None, salt: str | bytes | int | None = None, extra_keys: Iterable[tuple[int, int, bytes]] = (), retention: Retention | None = None) -> None:
@@ -153,7 +155,7 @@ class SequenceRequest:
 
     @property
     def request_id(self) -> int:
-        """The name of the sequence in every later call."""
+        """The id of the sequence in every later call."""
 
     @property
     def num_tokens(self) -> int:
@@ -171,12 +173,12 @@ class SequenceRequest:
 
     @property
     def lora_id(self) -> int | None:
-        """Blocks are shared among requests of one adapter only."""
+        """Only requests with the same adapter share blocks."""
 
     @property
     def salt(self) -> str | bytes | int | None:
         """
-        Blocks are shared among requests of one salt only. A number, a text and bytes are never the same salt.
+        Only requests with the same salt share blocks. A number, a text and bytes are never the same salt.
         """
 
     @property
@@ -200,7 +202,7 @@ def block_hashes(request: SequenceRequest, config: BlockManagerConfig) -> list[i
 
 class PrefixHashes:
     """
-    What block_hashes() returns, for callers that need some of it: a hash is computed once, when it or a later one is asked for.
+    The list that block_hashes() returns, for callers that need only part of it. Each hash is computed once, when it or a later one is asked for.
     """
 
     def __init__(self, request: SequenceRequest, config: BlockManagerConfig) -> None: ...
@@ -208,12 +210,14 @@ class PrefixHashes:
     def __len__(self) -> int: ...
 
     def __getitem__(self, block: int) -> int:
-        """IndexError where the prompt has no such full block."""
+        """Raises IndexError if the prompt has no such full block."""
 
     def __repr__(self) -> str: ...
 
 class Admission:
-    """What one request got; its numbers alone, whatever shared its batch."""
+    """
+    What one request got. The numbers are its own, whatever else was in the batch.
+    """
 
     @property
     def request_id(self) -> int:
@@ -267,11 +271,11 @@ class PrefixReuse:
 
     @property
     def blocks_primary(self) -> int:
-        """Of these blocks, those that are in primary."""
+        """Reused blocks that are in primary."""
 
     @property
     def blocks_host(self) -> int:
-        """Those that are only in host and would be copied up."""
+        """Reused blocks that are only in host and would be copied to primary."""
 
     def __repr__(self) -> str: ...
 
@@ -304,7 +308,7 @@ class TransferItem:
 
     @property
     def block_id(self) -> int:
-        """The block that the destination belongs to."""
+        """The block to which the destination belongs."""
 
     @property
     def window_size(self) -> int | None:
@@ -320,7 +324,7 @@ class TransferBatch:
     @property
     def ticket(self) -> int:
         """
-        What complete() or fail() takes, once. 0: nothing was queued, and nothing need be ended.
+        Pass it to complete() or fail(), once. 0: nothing was queued, so neither call is needed.
         """
 
     @property
@@ -342,11 +346,11 @@ class PinnedBlock:
 
     @property
     def block_id(self) -> int:
-        """What unpin_blocks_by_id() takes."""
+        """The id for unpin_blocks_by_id()."""
 
     @property
     def slot(self) -> int:
-        """Where the block is, in its tier."""
+        """The slot that holds the block, in its tier."""
 
     @property
     def tier(self) -> str:
@@ -360,7 +364,7 @@ class PinnedBlock:
 
 class BlockEvent:
     """
-    A full block was stored, removed, or is now read from another tier or kept at another priority.
+    A full block was stored or removed, or its tier or priority has changed.
     """
 
     @property
@@ -375,15 +379,15 @@ class BlockEvent:
 
     @property
     def block_hash(self) -> int:
-        """The hash of the block, which covers everything before it, too."""
+        """The hash of the block. It covers everything before the block too."""
 
     @property
     def parent_hash(self) -> int | None:
-        """The hash of the block before it. None: it is the first."""
+        """The hash of the block before this one. None: this is the first."""
 
     @property
     def tokens(self) -> list[int]:
-        """Of a stored block, its tokens; else empty."""
+        """For a stored block, its tokens; otherwise empty."""
 
     @property
     def tokens_per_block(self) -> int:
@@ -391,32 +395,32 @@ class BlockEvent:
 
     @property
     def lora_id(self) -> int | None:
-        """Of a stored block, the adapter of its prefix."""
+        """For a stored block, the adapter of its prefix."""
 
     @property
     def salt(self) -> str | bytes | int | None:
-        """Of a stored block, the salt of its prefix."""
+        """For a stored block, the salt of its prefix."""
 
     @property
     def extra_keys(self) -> list[tuple[int, int, bytes]]:
-        """Multimodal spans, in offsets from the block's first token."""
+        """Multimodal spans, as offsets from the block's first token."""
 
     @property
     def tier(self) -> str:
-        """The tier from which it is read: 'primary' or 'host'."""
+        """The tier from which the block is read: 'primary' or 'host'."""
 
     @property
     def priority(self) -> int:
-        """Its retention priority."""
+        """The block's retention priority."""
 
     @property
     def window_size(self) -> int | None:
-        """The window whose tree it is in. None: full attention."""
+        """The window whose tree holds the block. None: full attention."""
 
     def __repr__(self) -> str: ...
 
 class CacheCounters:
-    """What happened over an iteration, or since the start."""
+    """What happened during an iteration, or since the start."""
 
     @property
     def requests(self) -> int:
@@ -436,7 +440,7 @@ class CacheCounters:
 
     @property
     def blocks_reused_partial(self) -> int:
-        """Of these, matches of a part of a block."""
+        """Reused blocks of which only a part matched."""
 
     @property
     def blocks_onboarded(self) -> int:
@@ -468,7 +472,7 @@ class CacheCounters:
 
     @property
     def blocks_dropped(self) -> int:
-        """Blocks whose content eviction has lost, those behind them included."""
+        """Blocks whose content was lost to eviction, those behind them included."""
 
     @property
     def blocks_failed(self) -> int:
@@ -477,7 +481,7 @@ class CacheCounters:
     def __repr__(self) -> str: ...
 
 class RequestStats:
-    """What one live request got and grew."""
+    """What one live request got, and how it grew."""
 
     @property
     def tokens_reused(self) -> int:
@@ -526,7 +530,9 @@ class TierStats:
 
     @property
     def owned(self) -> int:
-        """Slots of live sequences, and those that are pinned, locked or kept."""
+        """
+        Slots that live sequences own, and slots that are pinned, locked or kept.
+        """
 
     @property
     def in_flight(self) -> int:
@@ -551,7 +557,9 @@ class WindowStats:
 
     @property
     def kept(self) -> int:
-        """Slots, free or cached, kept for later chunks of live prompts."""
+        """
+        Primary slots, free or cached, that are kept for later chunks of live prompts.
+        """
 
     def __repr__(self) -> str: ...
 
@@ -588,15 +596,15 @@ class KvCacheStats:
 
     @property
     def iteration(self) -> CacheCounters:
-        """Of the iteration that the last refresh_blocks() ended."""
+        """In the iteration that the last refresh_blocks() ended."""
 
     @property
     def current(self) -> CacheCounters:
-        """Since that call."""
+        """Since the last refresh_blocks()."""
 
     @property
     def events_dropped(self) -> int:
-        """Events that were pushed out before anybody read them."""
+        """Events that were dropped before anybody read them."""
 
     @property
     def sequences(self) -> int:
@@ -604,7 +612,7 @@ class KvCacheStats:
 
     @property
     def sequences_suspended(self) -> int:
-        """Sequences that were swapped out."""
+        """Suspended sequences."""
 
     def __repr__(self) -> str: ...
 
@@ -785,12 +793,12 @@ class BlockManager:
 
     def pins(self, ids: Any = None, *, request_id: int | None = None, hashes: Sequence[int] | None = None, tier: str | None = None, window_size: int | None = None, request: SequenceRequest | None = None) -> Pins:
         """
-        Pins as pin_blocks_by_id, pin_blocks or find_and_pin_blocks_by_hash does, under a handle that ends them. Of hashes the first ones, up to one that is not found.
+        Pins like pin_blocks_by_id, pin_blocks or find_and_pin_blocks_by_hash, and returns a handle that ends the pins. With hashes, it stops at the first one that is not found.
         """
 
 class Pins:
     """
-    Pinned blocks that stay where they are until release(), the end of a with block or of this object. It may outlive its manager and be released again: then nothing happens.
+    Pinned blocks, which stay where they are until release(), the end of a with block, or the end of this object. It may outlive its manager and be released again, which does nothing.
     """
 
     @property
@@ -799,15 +807,15 @@ class Pins:
 
     @property
     def slots(self) -> list[tuple[int, str]]:
-        """(slot, tier) of each, as they were pinned."""
+        """The (slot, tier) of each block, as it was pinned."""
 
     @property
     def released(self) -> bool:
-        """Whether the pins have been ended by this handle."""
+        """Whether this handle has ended the pins."""
 
     def release(self) -> None:
         """
-        Ends every pin of this handle, once. ValueError where somebody has unpinned one of the blocks by its id.
+        Ends every pin of this handle, once. Raises ValueError if somebody has unpinned one of the blocks by its id.
         """
 
     def __len__(self) -> int: ...
@@ -823,11 +831,11 @@ class PinnedArray:
 
     @property
     def address(self) -> int:
-        """Of the first byte, on the host."""
+        """The address of the first byte, on the host."""
 
     @property
     def device_address(self) -> int:
-        """The same byte as the device addresses it."""
+        """The address of the same byte for the device."""
 
     @property
     def nbytes(self) -> int:
@@ -835,11 +843,11 @@ class PinnedArray:
 
     @property
     def shape(self) -> list[int]:
-        """Number of elements, dimension by dimension."""
+        """The number of elements in each dimension."""
 
     @property
     def dtype(self) -> str:
-        """Type of an element, as numpy names it."""
+        """The type of an element, as numpy names it."""
 
     @property
     def array(self) -> numpy.typing.NDArray[Any]:
@@ -852,7 +860,7 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """Of the first byte, on the device."""
+        """The address of the first byte, on the device."""
 
     @property
     def nbytes(self) -> int:
@@ -860,11 +868,11 @@ class DeviceArray:
 
     @property
     def shape(self) -> list[int]:
-        """Number of elements, dimension by dimension."""
+        """The number of elements in each dimension."""
 
     @property
     def dtype(self) -> str:
-        """Type of an element, as numpy names it."""
+        """The type of an element, as numpy names it."""
 
     def __repr__(self) -> str: ...
 
@@ -877,7 +885,9 @@ class Device:
 
     @property
     def simulated(self) -> bool:
-        """Streams are threads, and memory is that of the host."""
+        """
+        Whether the device is simulated: streams are threads, and its memory is the host's.
+        """
 
     @property
     def has_kernels(self) -> bool:
@@ -885,7 +895,7 @@ class Device:
 
     @property
     def multiprocessors(self) -> int:
-        """Of the GPU."""
+        """The number of multiprocessors."""
 
     @property
     def has_batched_copy(self) -> bool:
@@ -894,7 +904,9 @@ class Device:
     def __repr__(self) -> str: ...
 
     def create_stream(self) -> int:
-        """A handle; a torch stream's number does as well."""
+        """
+        Returns a handle. Calls that take one also accept a torch stream's number.
+        """
 
     def destroy_stream(self, stream: int) -> None:
         """Gives back a stream that create_stream() made."""
@@ -905,30 +917,32 @@ class Device:
         """
 
     def create_event(self) -> int:
-        """A handle, for record() and what waits."""
+        """Returns a handle for record(), done(), wait() and make_wait()."""
 
     def destroy_event(self, event: int) -> None:
         """Gives the event back."""
 
     def record(self, event: int, stream: int) -> None:
-        """Puts the event behind everything that is on the stream."""
+        """Puts the event behind everything that is on the stream so far."""
 
     def done(self, event: int) -> bool:
         """Whether the stream is past the event."""
 
     def wait(self, event: int) -> None:
-        """Blocks this thread."""
+        """Blocks this thread until the stream is past the event."""
 
     def make_wait(self, stream: int, event: int) -> None:
         """
-        What is enqueued on the stream from now on waits for the event. Returns at once.
+        Makes whatever is enqueued on the stream from now on wait for the event. Returns at once.
         """
 
     def close_gate(self, stream: int) -> int:
-        """Holds what is enqueued on the stream from now on."""
+        """
+        Holds whatever is enqueued on the stream from now on. Returns a handle.
+        """
 
     def open_gate(self, gate: int) -> None:
-        """Lets go of what close_gate() holds."""
+        """Releases the stream that close_gate() holds."""
 
     def pinned(self, shape: Sequence[int], dtype: str) -> PinnedArray:
         """Pinned memory of exactly this size, zeroed."""
@@ -937,16 +951,16 @@ class Device:
         """Device memory, freed with the object."""
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
-        """Reads its source when it executes."""
+        """Copies nbytes bytes. The source is read when the copy executes."""
 
     def copy_batch(self, dst: Any, src: Any, nbytes: Any, order: str, stream: int) -> None:
         """
-        Many copies. order: 'stream' reads sources in stream order, 'any' possibly before.
+        Makes many copies. order: 'stream' reads the sources in stream order, 'any' perhaps earlier.
         """
 
     def capture_copies(self, dst: Any, src: Any, nbytes: Any) -> int:
         """
-        A graph of these copies. Each launch reads the sources anew, when it executes.
+        Makes a graph of these copies. Each launch reads the sources anew, when it executes.
         """
 
     def launch_graph(self, graph: int, stream: int) -> None:
@@ -956,26 +970,26 @@ class Device:
         """Gives the graph back."""
 
     def fill_words(self, address: int, count: int, value: int, stream: int) -> None:
-        """A kernel that writes count words of 32 bits."""
+        """Runs a kernel that writes count words of 32 bits."""
 
     def gather_host_rows(self, dst: DeviceArray, table: PinnedArray, copy_index: PinnedArray, rows: int, width: int, scale: Sequence[int], v_offset: Sequence[int], stream: int) -> None:
         """
-        Upstream's racy V2 kernel, for control arms: table and copy_index are read when it runs.
+        Runs upstream's racy V2 kernel, for control arms. It reads table and copy_index when it runs.
         """
 
     def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]:
-        """The contents as a new numpy array. Waits for the stream."""
+        """Returns the contents as a new numpy array. Waits for the stream."""
 
     def upload(self, array: DeviceArray, values: numpy.typing.NDArray[Any], stream: int) -> None:
         """Fills the array with these values. Waits for the stream."""
 
 def open_device(name: str = 'auto', seed: int = 0) -> Device:
     """
-    'cpu' (simulated), 'cuda', 'cuda:N', or 'auto': the first GPU if there is one, else 'cpu'.
+    Opens 'cpu' (simulated), 'cuda', 'cuda:N', or 'auto': the first GPU if there is one, else 'cpu'.
     """
 
 class StagerStats:
-    """Since the stager was made."""
+    """Counts since the stager was made."""
 
     @property
     def mode(self) -> str:
@@ -983,7 +997,7 @@ class StagerStats:
 
     @property
     def ships(self) -> int:
-        """Shipments."""
+        """Shipments so far."""
 
     @property
     def staged_bytes(self) -> int:
@@ -991,7 +1005,7 @@ class StagerStats:
 
     @property
     def late_copies(self) -> int:
-        """Early copies that others kept waiting for the copy engine."""
+        """Early copies that came too late, because others used the copy engine."""
 
     @property
     def ring_waits(self) -> int:
@@ -999,38 +1013,40 @@ class StagerStats:
 
     @property
     def wait_us(self) -> float:
-        """What they waited in sum."""
+        """The total time that they waited."""
 
     def __repr__(self) -> str: ...
 
 class NativeStager:
     """
-    Ships block offsets; on return the caller may overwrite everything it passed.
+    Ships block offsets. When a shipment returns, the caller may overwrite everything that it passed.
     """
 
     def __init__(self, device: Device, *, layout: str, num_pools: int, rows_max: int, blocks_max: int, mode: str = 'auto', slots: int = 3, index_scales: Sequence[int] | None = None, kv_offset: Sequence[int] | None = None) -> None: ...
 
     def settle(self) -> None:
-        """What was shipped as lent is the caller's again."""
+        """Waits until the caller may write again to the tables that it has lent."""
 
     def stats(self) -> StagerStats:
-        """What was shipped, and what was waited for."""
+        """Counts of shipments and of waits."""
 
     def close(self) -> None:
         """
-        Waits for what is pending and gives the memory back. Later shipments raise.
+        Waits for pending shipments and gives the memory back. Later shipments raise.
         """
 
     def __repr__(self) -> str: ...
 
 class OffsetRoute:
-    """From one live table to one destination, which stay where they are."""
+    """
+    The way from one live table to one destination, which both stay where they are.
+    """
 
     def __init__(self, stager: NativeStager, dst_address: int, dst_pool_stride: int, dst_rows: int, dst_blocks: int, table: numpy.typing.NDArray[Any]) -> None: ...
 
     def ship(self, rows: Any, stream: int, width: int | None = None, lent: bool = False) -> None:
         """
-        rows: numbers, or how many from the first on. lent: the table stays as it is until the stager has settled.
+        rows: row numbers, or how many from the first on. lent: the caller leaves the table as it is until the stager has settled.
         """
 
     def __repr__(self) -> str: ...
@@ -1042,14 +1058,14 @@ class CopyEngine:
 
     def submit(self, dst: Any, src: Any, nbytes: Any, *, after: int | None = None, before: int | None = None, stream: int, order: str = 'stream') -> int:
         """
-        after: an event behind the writers of the sources, or the last users of the destinations. before: a stream that will use the destinations.
+        after: an event behind the writers of the sources, or behind the last users of the destinations. before: a stream that will use the destinations. Returns a number for done() and wait().
         """
 
     def done(self, transfer: int) -> bool:
         """Whether every byte of the transfer has arrived."""
 
     def wait(self, transfer: int) -> None:
-        """Blocks this thread until then."""
+        """Blocks this thread until every byte of the transfer has arrived."""
 
     @property
     def waits(self) -> int:
@@ -1058,37 +1074,37 @@ class CopyEngine:
     def __repr__(self) -> str: ...
 
 class HostPool:
-    """The memory of the host tier: pinned slots, one behind the other."""
+    """The memory of the host tier: pinned slots, one after the other."""
 
     def __init__(self, device: Device, *, host_bytes: int, block_bytes: int, tail_bytes: int = 0, piece_bytes_max: int = 1073741824, page_bytes: int = 4096, numa_node: int | None = None, huge_pages: bool = True, shared: bool = False) -> None: ...
 
     @property
     def address(self) -> int:
-        """Of slot 0."""
+        """The address of slot 0."""
 
     @property
     def slots(self) -> int:
-        """How many there are."""
+        """The number of slots."""
 
     @property
     def block_bytes(self) -> int:
-        """Of a slot, what the device copies."""
+        """The part of a slot that the device copies."""
 
     @property
     def slot_bytes(self) -> int:
-        """From one slot to the next."""
+        """The distance from one slot to the next."""
 
     @property
     def bytes(self) -> int:
-        """Mapped."""
+        """The number of bytes mapped."""
 
     @property
     def bytes_pinned(self) -> int:
-        """Of the mapped bytes, those that are registered with the device."""
+        """How many of the mapped bytes are registered with the device."""
 
     @property
     def pieces(self) -> int:
-        """Registrations; no slot lies across two."""
+        """The number of registrations. No slot lies across two."""
 
     @property
     def numa_bound(self) -> bool:
@@ -1096,48 +1112,54 @@ class HostPool:
 
     @property
     def descriptor(self) -> int:
-        """Of the pages where another process may map them, or -1."""
+        """
+        The file descriptor of the pages if another process may map them, or -1.
+        """
 
     @property
     def at_same_address_on_device(self) -> bool:
-        """As kernels need it."""
+        """
+        Whether the device sees the memory at the host's address, as kernels need it.
+        """
 
     def digests(self, slots: Any) -> list[int]:
         """
-        64 bits of each block's content. Nothing may write the slots meanwhile.
+        A digest of each block's content, in 64 bits. Nothing may write the slots meanwhile.
         """
 
     def close(self) -> None:
-        """What the device does not let go of is kept."""
+        """
+        Gives the memory back. Pieces that the device does not let go of are kept.
+        """
 
     def abandon(self) -> None:
-        """The device may still write: never give the memory back."""
+        """Keeps the memory for good, because the device may still write to it."""
 
     def __repr__(self) -> str: ...
 
 class EndedTransfer:
-    """What became of a transfer."""
+    """How a transfer ended."""
 
     @property
     def job(self) -> int:
-        """The number that enqueue() was given."""
+        """The number that was passed to enqueue()."""
 
     @property
     def error(self) -> str:
-        """Empty: every byte has arrived."""
+        """What went wrong. Empty: every byte has arrived."""
 
     @property
     def bytes(self) -> int:
-        """What was to be copied."""
+        """How many bytes were to be copied."""
 
     @property
     def seconds(self) -> float:
-        """From submission until its end was seen."""
+        """The time from submission until its end was noticed."""
 
     def __repr__(self) -> str: ...
 
 class LaneStats:
-    """Since the lane was made."""
+    """Counts since the lane was made."""
 
     @property
     def queued(self) -> int:
@@ -1145,7 +1167,7 @@ class LaneStats:
 
     @property
     def in_flight(self) -> int:
-        """Transfers that the device has now."""
+        """Transfers that the device is running now."""
 
     @property
     def submitted(self) -> int:
@@ -1153,66 +1175,78 @@ class LaneStats:
 
     @property
     def failed(self) -> int:
-        """Transfers of which something did not arrive."""
+        """Transfers of which at least one byte did not arrive."""
 
     @property
     def first_error(self) -> str:
-        """What the first of them failed with."""
+        """The error of the first failed transfer."""
 
     @property
     def broken(self) -> bool:
-        """The lane has given up, after too many failures in a row."""
+        """Whether the lane has given up, after too many failures in a row."""
 
     @property
     def by_kernel(self) -> int:
-        """Of those submitted."""
+        """Submitted transfers that went by kernel."""
 
     def __repr__(self) -> str: ...
 
 class Mark:
-    """A point in a stream, for as long as it is held."""
+    """A point in a stream. It is valid for as long as this object lives."""
 
     def __repr__(self) -> str: ...
 
 class Marks:
-    """Events for points in streams; none stands for two points at once."""
+    """
+    Events that mark points in streams. None stands for two points at once.
+    """
 
     def __init__(self, device: Device, *, marks_max: int) -> None: ...
 
     def set(self, stream: int) -> Mark:
-        """Everything on the stream so far is before the mark."""
+        """Marks the end of everything on the stream so far."""
 
     @property
     def created(self) -> int:
-        """Events that were made; those of marks that are gone are used again."""
+        """
+        How many events were made. Those of marks that are gone are used again.
+        """
 
     def __repr__(self) -> str: ...
 
 class TransferLane:
-    """Transfers of one direction, by a thread and streams of their own."""
+    """
+    Runs the transfers of one direction, with a thread and streams of its own.
+    """
 
     def __init__(self, device: Device, *, order: str, queue_max: int = 256, in_flight_max: int = 32, failures_max: int = 3, streams: int = 4, kernel_sms: int = 0) -> None:
         """
-        streams: share the blocks of a transfer that goes by DMA. kernel_sms: multiprocessors for copies by kernel; 0 for DMA.
+        streams: how many share the blocks of a transfer by DMA. kernel_sms: multiprocessors for copies by kernel; 0 copies by DMA.
         """
 
     def enqueue(self, job: int, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> Literal['taken', 'full', 'broken', 'closed']:
         """
-        job: the caller's number of the transfer, which may not be here already. Only what is taken is kept.
+        job: the caller's number for the transfer, which may not be in the lane already. The lane keeps the transfer only if it answers 'taken'.
         """
 
     def take_ended(self) -> list[EndedTransfer]:
-        """Each transfer once, in the order in which they were taken."""
+        """
+        Returns each ended transfer once, in the order in which the lane took them.
+        """
 
     def state(self, job: int) -> Literal['queued', 'in flight', 'ended here'] | None:
-        """None where it was never taken, or its end has been."""
+        """
+        None: the lane never took the transfer, or take_ended() has returned it.
+        """
 
     def wait(self, job: int, limit_s: float) -> bool:
-        """While it is queued or in flight here; false after the limit."""
+        """
+        Waits while the transfer is queued or in flight here. False: the limit has passed.
+        """
 
     def close(self, limit_s: float) -> bool:
         """
-        False: the device has not ended it all, and memory that it was given must be kept.
+        False: the device has not ended all transfers, so the memory that it was given must be kept.
         """
 
     def stats(self) -> LaneStats:
@@ -1221,20 +1255,26 @@ class TransferLane:
     def __repr__(self) -> str: ...
 
 def crc32c(bytes: Any, starts: Any, length: int) -> list[int]:
-    """CRC-32C of the ranges of an array of bytes that begin at `starts`."""
+    """
+    The CRC-32C of each range of `length` bytes that begins at one of `starts`.
+    """
 
 def fail_operation(device: Device, ordinal: int) -> None:
-    """Simulated device: the ordinal-th operation enqueued from now on fails."""
+    """
+    Makes the ordinal-th operation enqueued from now on fail. For the simulated device.
+    """
 
 def unplug(device: Device) -> None:
-    """Simulated device: every operation that has not begun fails, for ever."""
+    """
+    Makes every operation that has not begun fail, for ever. For the simulated device.
+    """
 
 class TurnLockStats:
-    """Since the lock was made."""
+    """Counts since the lock was made."""
 
     @property
     def turns(self) -> int:
-        """Times that the lock went from free to held."""
+        """How often the lock went from free to held."""
 
     @property
     def waits(self) -> int:
@@ -1242,53 +1282,61 @@ class TurnLockStats:
 
     @property
     def wait_us(self) -> float:
-        """What they waited in sum."""
+        """The total time that they waited."""
 
     @property
     def queued(self) -> int:
-        """Calls that wait now."""
+        """Calls that are waiting now."""
 
     @property
     def depth(self) -> int:
-        """How often its holder holds the lock now. 0: nobody does."""
+        """How often the holder holds the lock now. 0: nobody holds it."""
 
     def __repr__(self) -> str: ...
 
 class TurnLock:
-    """A recursive lock, first come first served, waited for without the GIL."""
+    """
+    A recursive lock that serves first come, first served. Callers wait without the GIL.
+    """
 
     def __init__(self) -> None: ...
 
     def acquire(self, limit_s: float) -> bool:
-        """False: the limit passed, and the lock is not held."""
+        """False: the limit has passed, and the lock is not held."""
 
     def release(self) -> None:
-        """Once for each time it was acquired, by the same thread."""
+        """
+        Call it once for each time that the lock was acquired, in the same thread.
+        """
 
     def stats(self) -> TurnLockStats:
-        """Turns and waits."""
+        """Counts of turns and waits."""
 
     def __repr__(self) -> str: ...
 
 class TierClaim:
-    """Slots to be filled, for the blocks of a sequence from `first` on."""
+    """
+    Slots that the caller must fill, for the blocks of a sequence from `first` on.
+    """
 
     @property
     def first(self) -> int:
-        """Number of the first block that was claimed."""
+        """The number of the first block that was claimed."""
 
     @property
     def slots(self) -> list[int]:
-        """Where to write it and those after it."""
+        """The slots for that block and those after it."""
 
     @property
     def declined(self) -> bool:
-        """Blocks are missing that are not worth pushing others out."""
+        """
+        Whether blocks are missing because they are not worth pushing others out.
+        """
 
     def __repr__(self) -> str: ...
 
 class TierIndexStats:
-    """Blocks now, and those evicted since the index was made."""
+    """Slots now, and blocks evicted since the index was made."""
 
     @property
     def slots(self) -> int:
@@ -1300,7 +1348,7 @@ class TierIndexStats:
 
     @property
     def owned(self) -> int:
-        """Being filled, or pinned."""
+        """Slots that are being filled, or pinned."""
 
     @property
     def evicted(self) -> int:
@@ -1308,18 +1356,18 @@ class TierIndexStats:
 
     @property
     def sequences(self) -> int:
-        """Open ones."""
+        """Open sequences."""
 
     def __repr__(self) -> str: ...
 
 class TierIndex:
     """
-    The books of a tier that somebody else fills and reads. Each call costs what is new.
+    The index of a tier that another program fills and reads. Each call costs only what is new.
     """
 
     def __init__(self, slots: int, tokens_per_block: int, *, hash_bits: int = 64, admission: str = 'all') -> None:
         """
-        hash_bits: fewer force collisions, for tests. admission: what may push others out, `all` or, where that would find more, `adaptive`ly those blocks alone that had been asked for before.
+        hash_bits: fewer than 64 force collisions, for tests. admission says which blocks may push others out: 'all', or 'adaptive', which admits only blocks that were asked for before whenever that would find more.
         """
 
     @property
@@ -1331,35 +1379,35 @@ class TierIndex:
         """Tokens that a block holds."""
 
     def open(self, *, lora_id: int | None = None, salt: str | bytes | int | None = None, extra_keys: Iterable[tuple[int, int, bytes]] = ()) -> int:
-        """A sequence without tokens yet; its number."""
+        """Opens a sequence without tokens. Returns its number."""
 
     def extend(self, sequence: int, tokens: Any) -> None:
         """
-        The tokens of its next whole blocks: an array or a list, as SequenceRequest takes them.
+        Adds the tokens of the sequence's next whole blocks, as an array or a list like SequenceRequest's.
         """
 
     def close(self, sequence: int) -> None:
-        """What it has claimed may still be committed."""
+        """Closes the sequence. Slots that it has claimed may still be committed."""
 
     def held(self, sequence: int) -> int:
         """
-        How many of its leading blocks can be read. They are the newest from now on.
+        How many of the sequence's leading blocks can be read. They become the newest.
         """
 
     def claim(self, sequence: int, end: int, *, known: int = 0, priorities: Any = (), reused: bool = False) -> TierClaim | None:
         """
-        Slots for what its first `end` blocks lack, as far as there is room. known: leading blocks that were here once, or are elsewhere: they take free slots alone. priorities: of the last blocks before `end`. reused: somebody had them before and wants them again, so they may push others out whatever admission is. None while another claim fills one of them.
+        Claims slots for the blocks that are missing among the first `end`, as far as there is room. known: how many leading blocks were here once, or are elsewhere; they take free slots only. priorities: those of the last blocks before `end`. reused: somebody had the blocks before and wants them again, so they may push others out whatever admission is. None while another claim fills one of them.
         """
 
     def commit(self, slots: Any) -> None:
-        """The slots of one claim are filled: its blocks can be found."""
+        """The slots of one claim are filled, so its blocks can be found."""
 
     def abandon(self, slots: Any) -> None:
         """The slots of one claim will not be filled."""
 
     def pin(self, sequence: int, first: int, end: int) -> list[int]:
         """
-        Slots of blocks first to end, as far as they can be read. They stay until they are unpinned.
+        Pins blocks first to end, as far as they can be read, and returns their slots. They stay until they are unpinned.
         """
 
     def unpin(self, slots: Any) -> None:
@@ -1367,19 +1415,19 @@ class TierIndex:
 
     def condemn(self, slots: Any) -> None:
         """
-        Pinned slots that do not hold what was stored there: they and what follows them are not read again.
+        These pinned slots do not hold what was stored there. Nobody reads them again, nor the blocks that follow them.
         """
 
     def drop(self) -> None:
         """
-        Nothing that is here or on its way will be found again. Pinned slots stay until they are unpinned.
+        Makes the index forget every block that is here or on its way. Pinned slots stay until they are unpinned.
         """
 
     def stats(self) -> TierIndexStats:
         """Slots now, and evictions so far."""
 
     def check_invariants(self) -> None:
-        """Recounts everything; raises InvariantViolation."""
+        """Recounts everything. Raises InvariantViolation if something is wrong."""
 
     def __repr__(self) -> str: ...
 
@@ -1390,42 +1438,42 @@ class FlightRing:
         """memory: zeroed bytes, a whole number of slots."""
 
     def note(self, kind: int, text: bytes, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> None:
-        """Overwrites the oldest note. Of the text, what is too long is left out."""
+        """Overwrites the oldest note. Text that is too long is cut off."""
 
     def move_to(self, memory: numpy.typing.NDArray[Any]) -> None:
-        """Go on there, with what has been noted so far."""
+        """Continues in that memory, with what has been noted so far."""
 
     def __repr__(self) -> str: ...
 
 class ReplayReuse:
-    """Prompt tokens, or prompt blocks, since the beginning."""
+    """Counts of prompt tokens, or of prompt blocks, since the beginning."""
 
     @property
     def reused(self) -> int:
-        """From primary or host."""
+        """Reused, from primary or host."""
 
     @property
     def host(self) -> int:
-        """Of those, from host."""
+        """Reused from host."""
 
     @property
     def remote(self) -> int:
-        """Of those from host, from the store behind it just then."""
+        """Reused from host, where the store behind it had just delivered them."""
 
     @property
     def computed(self) -> int:
-        """The others."""
+        """Computed, because nothing was reused."""
 
     def __repr__(self) -> str: ...
 
 class ReplayTally:
     """
-    What a replay has counted; trtllm_kvfix.tools.replay.outcome has the words.
+    What a replay has counted. trtllm_kvfix.tools.replay.outcome explains the terms.
     """
 
     @property
     def iterations(self) -> int:
-        """Those passed over included."""
+        """Iterations so far, quiet ones included."""
 
     @property
     def finished(self) -> int:
@@ -1445,11 +1493,11 @@ class ReplayTally:
 
     @property
     def tokens_over(self) -> int:
-        """Over the budget, in all."""
+        """Tokens over the budget, in all iterations."""
 
     @property
     def tokens_over_max(self) -> int:
-        """Over the budget, in one iteration."""
+        """The most tokens over the budget in one iteration."""
 
     @property
     def promises(self) -> int:
@@ -1457,11 +1505,11 @@ class ReplayTally:
 
     @property
     def promises_broken(self) -> int:
-        """Those that reused something else."""
+        """Admissions whose reuse differed from the estimate."""
 
     @property
     def tokens_short(self) -> int:
-        """Reuse promised and not delivered."""
+        """Tokens whose reuse was promised but not delivered."""
 
     @property
     def tokens(self) -> ReplayReuse:
@@ -1483,23 +1531,25 @@ class ReplayRequests:
 
     def add(self, symbols: Any, *, is_spelled: bool, prompt_length: int, answer: Any, timestamp_ms: float, blocks_needed: int, lora_id: int | None = None, salt: str | bytes | int | None = None) -> None:
         """
-        symbols: of the prompt, or its tokens where it is not spelled. blocks_needed: while it runs, at most.
+        symbols: those of the prompt, or its tokens if it is not spelled. blocks_needed: the most that it needs while it runs.
         """
 
     def prompt(self, index: int) -> list[int]:
-        """Its tokens."""
+        """The tokens of the prompt."""
 
     def __repr__(self) -> str: ...
 
 class ReplayScheduler:
-    """The scheduler that docs/replay.md describes. One thread at a time."""
+    """
+    The scheduler that docs/replay.md describes. Only one thread may use it at a time.
+    """
 
     def __init__(self, manager: BlockManager, requests: ReplayRequests, waiting: Any, *, blocks_primary: int, max_batch_size: int, max_num_tokens: int, tokens_per_iteration: int, iteration_ms: float, one_by_one: bool) -> None:
         """waiting: indices, in the order in which they are offered."""
 
     def advance(self, iterations_max: int, tier: object = None) -> bool:
         """
-        Goes on until requests have ended, at most so many iterations; without a tier, without the GIL. False once nobody waits or runs. tier: a HostTier of trtllm_kvfix.tools.replay, the same in every call.
+        Runs until requests have ended, for at most iterations_max iterations. Without a tier it releases the GIL. False once no request waits or runs. tier: a HostTier of trtllm_kvfix.tools.replay, the same in every call.
         """
 
     @property

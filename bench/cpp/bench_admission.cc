@@ -1,4 +1,4 @@
-// Admission of a prompt of 2,048 tokens into a full cache. Making the request and letting go of it are not timed.
+// Admits a prompt of 2,048 tokens into a full cache. Making and removing the request is not timed.
 #include <benchmark/benchmark.h>
 
 #include "prompts.h"
@@ -17,7 +17,8 @@ void admit_cold(benchmark::State& state) {
         state.ResumeTiming();
         benchmark::DoNotOptimize(full.manager.add_sequence(cold));
         state.PauseTiming();
-        full.manager.store_context_blocks(id, kPromptTokens);  // else its slots would be free, and nothing evicted
+        // otherwise its slots would be free, and nothing would be evicted
+        full.manager.store_context_blocks(id, kPromptTokens);
         full.manager.remove_sequence(id++, true, false, std::nullopt);
         state.ResumeTiming();
     }

@@ -1,5 +1,5 @@
-// What a block costs that has to go: the queue by itself, and a manager whose cold prompts push others out, to the host
-// tier or altogether.
+// What the eviction of a block costs: in the queue by itself, and in a manager whose cold prompts push others out,
+// either to the host tier or altogether.
 #include <benchmark/benchmark.h>
 
 #include "core/block_store.h"
@@ -21,7 +21,7 @@ void queue_victim(benchmark::State& state) {
 }
 BENCHMARK(queue_victim)->Arg(10'000)->Arg(1'000'000);
 
-// A whole prompt in and out; the host tier has room for half of what primary holds.
+// A whole prompt goes in and out. The host tier has room for half of what primary holds.
 void prompt_evicts(benchmark::State& state) {
     constexpr std::uint32_t tokens_per_block = 32;
     const auto blocks = static_cast<std::uint32_t>(state.range(0));

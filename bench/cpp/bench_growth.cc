@@ -1,4 +1,4 @@
-// One generated token for each of many sequences, in one call. The time is of the call; `items` are tokens.
+// One generated token for each of many sequences, in one call. The time is that of the call; `items` are tokens.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Snapshots on a device that does nothing. The caches are walked over between two ships, as the rest of an iteration would; what the
-// walk and the changes take is not counted.
+// Snapshots on a device that does nothing. Between two ships the caches are walked over, as the rest of an iteration
+// would do. The time of the walk and of the changes is not counted.
 #include <benchmark/benchmark.h>
 
 #include <chrono>
@@ -14,11 +14,11 @@ namespace kvfix::bench {
 namespace {
 
 constexpr std::uint32_t kPages = 1 << 20;
-// Fixed, because what is not counted takes longer than what is.
+// Fixed, because the part that is not counted takes longer than the part that is.
 constexpr std::int64_t kIterations = 200;
 constexpr std::size_t kWalkBytes = std::size_t{8} << 20;
 
-// A live table (1, rows, 2, blocks) and whatever lies in the caches besides.
+// A live table (1, rows, 2, blocks), and memory that stands for whatever else lies in the caches.
 class Scene {
   public:
     Scene(std::uint32_t rows, std::uint32_t blocks)
@@ -28,7 +28,7 @@ class Scene {
         }
         std::iota(batch_.begin(), batch_.end(), 0U);
     }
-    // New pages in a row; then a walk.
+    // Puts new pages in a row, then walks over the caches.
     void next_iteration() {
         const std::size_t row_begin = random_() % rows_ * 2 * blocks_;
         for (std::size_t i = 0; i < std::size_t{2} * blocks_; ++i) {

@@ -1,4 +1,5 @@
-// What a caller could choose to make calls slow, beside the same work of the usual kind: the two curves must grow alike.
+// Work that a caller could choose to slow calls down, beside the same amount of usual work. The two curves must grow
+// alike.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -27,7 +28,8 @@ void sizes(benchmark::internal::Benchmark* bench) {
     bench->ArgNames({"n", "chosen"})->Unit(benchmark::kMicrosecond);
 }
 
-// Every parent waits for a child and comes back, in order; the usual ones go at once, the chosen ones when all are back.
+// Every parent waits for a child and comes back, in order. The usual ones go at once, the chosen ones when all are
+// back.
 void parents_come_back(benchmark::State& state) {
     const auto blocks = static_cast<std::uint32_t>(state.range(0));
     EvictionQueue queue(blocks);
@@ -44,7 +46,7 @@ void parents_come_back(benchmark::State& state) {
 }
 BENCHMARK(parents_come_back)->Apply(sizes);
 
-// Children of one parent, each with one token; the chosen ones would make a list of another manager's index.
+// Children of one parent, each with one token. The chosen ones would turn another manager's index into a list.
 void child_looked_up(benchmark::State& state) {
     const auto children = static_cast<std::uint32_t>(state.range(0));
     BlockStore store(children, 0, 1);
@@ -102,7 +104,7 @@ void batch_admitted(benchmark::State& state) {
 }
 BENCHMARK(batch_admitted)->Apply(sizes);
 
-// A prompt of as many blocks; the chosen one gives each a range of retention of its own.
+// A prompt of that many blocks. The chosen one gives each block a retention range of its own.
 void prompt_retained(benchmark::State& state) {
     constexpr std::uint32_t tokens_per_block = 4;
     const auto blocks = static_cast<std::uint32_t>(state.range(0));
@@ -123,7 +125,7 @@ void prompt_retained(benchmark::State& state) {
 }
 BENCHMARK(prompt_retained)->Apply(sizes);
 
-// A prompt stored block by block; the chosen one while a transfer has failed before.
+// A prompt stored block by block. For the chosen one, a transfer has failed before.
 void chunks_stored(benchmark::State& state) {
     constexpr std::uint32_t tokens_per_block = 4;
     const auto blocks = static_cast<std::uint32_t>(state.range(0));

@@ -1,4 +1,4 @@
-// A device that does nothing, at no cost: what is left of ship() is the stager's own work on the CPU.
+// A device that does nothing, at no cost, so that ship() costs only the stager's own work on the CPU.
 #pragma once
 
 #include <cstdlib>

@@ -4,7 +4,7 @@
 
 namespace kvfix::bench {
 
-// SplitMix64's finalizer over a counter: cheap, so that a profile shows the manager and not the making of prompts.
+// SplitMix64's finalizer over a counter. It is cheap, so a profile shows the manager and not the making of prompts.
 std::vector<TokenId> prompt(std::uint64_t number, std::uint32_t tokens) {
     constexpr std::uint64_t token_first = 1000;
     constexpr std::uint64_t token_count = 127'000;

@@ -1,4 +1,4 @@
-// What the benchmarks here share: prompts from a seed, and a manager that is full of stored ones.
+// What these benchmarks share: prompts from a seed, and a manager that is full of stored ones.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ std::vector<TokenId> prompt(std::uint64_t number, std::uint32_t tokens = kPrompt
 RequestPtr request(RequestId id, std::vector<TokenId> tokens);
 BlockManagerConfig config(std::uint32_t tokens_per_block, std::uint32_t blocks_primary, std::uint32_t blocks_host = 0);
 
-// Admits a prompt, stores it and lets it go; transfers complete at once.
+// Admits a prompt, stores it and removes it. Transfers complete at once.
 void pass_through(BlockManager& manager, RequestId id, const RequestPtr& request);
 void run_transfers(BlockManager& manager);
 

@@ -24,7 +24,7 @@ namespace {
 
 using BlockCounts = std::variant<std::int64_t, std::map<std::int64_t, std::int64_t>>;
 
-// What the count of one window is: the one number of all windows, or the dict's entry.
+// The count for one window: the number for all windows, or the dict's entry.
 std::uint32_t blocks_of(const BlockCounts& counts, WindowSize window, const char* field) {
     if (const auto* same = std::get_if<std::int64_t>(&counts)) {
         return narrowed<std::uint32_t>(*same, {field});
@@ -101,7 +101,7 @@ Secret seed_from(nb::handle given) {
 
 Hash128 seed_of(const BlockManagerConfig& config) { return {config.seed.low, config.seed.high}; }
 
-// With the seed: a reader of a pickled config knows the seed.
+// Includes the seed, so whoever reads a pickled config knows it.
 nb::dict keywords_of(const BlockManagerConfig& config) {
     nb::dict out;
     out["tokens_per_block"] = config.tokens_per_block;
@@ -119,7 +119,7 @@ nb::dict keywords_of(const BlockManagerConfig& config) {
     return out;
 }
 
-// Without the seed, which is a secret.
+// Leaves out the seed, which is a secret.
 std::string text_of(const BlockManagerConfig& config) {
     std::string windows;
     for (const WindowConfig& window : config.windows) {
@@ -146,7 +146,7 @@ std::string text_of(const BlockManagerConfig& config) {
 void bind_config(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<BlockManagerConfig>(m, "BlockManagerConfig",
-                                   "What a manager is made of. Refused at once when it makes no sense.")
+                                   "The settings of a block manager. They are checked at once.")
         .def(
             "__init__",
             [](BlockManagerConfig* self, std::int64_t tokens_per_block, const BlockCounts& blocks_primary,
@@ -176,8 +176,8 @@ void bind_config(nb::module_& m) {
                     "block_reuse: bool = True, partial_reuse: bool = True, copy_on_partial_reuse: bool = True, "
                     "offload_priority_min: int = 30, events_max: int = 0, hash_bits: int = 128, "
                     "seed: int | None = None) -> None"),
-            "hash_bits under 128 forces hash collisions: an instrument for tests. seed (128 bits) is the key of block "
-            "hashes and of the indexes inside: a secret, the same on ranks that must agree. None: drawn from the "
+            "hash_bits below 128 forces hash collisions, for tests. seed (128 bits) is the key of the block hashes and "
+            "of the manager's indexes. It is a secret, the same on ranks that must agree. None: drawn from the "
             "system's entropy.")
         .def_ro("tokens_per_block", &BlockManagerConfig::tokens_per_block, "Tokens that a full block holds.")
         .def_prop_ro(
@@ -193,14 +193,16 @@ void bind_config(nb::module_& m) {
         .def_ro("block_reuse", &BlockManagerConfig::block_reuse, "False: nothing is ever matched or stored.")
         .def_ro("partial_reuse", &BlockManagerConfig::partial_reuse, "A block that matches in part is reused in part.")
         .def_ro("copy_on_partial_reuse", &BlockManagerConfig::copy_on_partial_reuse,
-                "A partial match in use is copied. False: it is only ever taken over, and so used once.")
+                "A partial match that is in use is copied. False: a partial match is only ever taken over, so it "
+                "serves one request.")
         .def_ro("offload_priority_min", &BlockManagerConfig::offload_priority_min,
-                "Blocks of a lower retention priority are dropped when evicted, not copied to host.")
+                "Evicted blocks of a lower retention priority are dropped, not copied to host.")
         .def_ro("events_max", &BlockManagerConfig::events_max,
-                "Events that wait to be read at most; more push the oldest out. 0: no events.")
+                "How many events may wait to be read; further ones push the oldest out. 0: no events.")
         .def_ro("hash_bits", &BlockManagerConfig::hash_bits,
-                "Bits of block hashes that count; fewer than 128 force collisions, for tests.")
-        .def_prop_ro("seed", &seed_of, "The key of block hashes: a secret, the same on ranks that must agree.")
+                "How many bits of a block hash count. Fewer than 128 force collisions, for tests.")
+        .def_prop_ro("seed", &seed_of,
+                     "The key of the block hashes. It is a secret, the same on ranks that must agree.")
         .def(
             "__reduce__",
             [](nb::handle self) { return reduced(self, keywords_of(nb::cast<const BlockManagerConfig&>(self))); },

@@ -46,7 +46,7 @@ std::size_t bytes_of(const std::vector<std::size_t>& shape, const std::string& d
                            std::multiplies<>());
 }
 
-// A live numpy view; it keeps the PinnedArray, and so the memory, alive.
+// A live numpy view. It keeps the PinnedArray alive, and so the memory.
 nb::object numpy_view(nb::handle_t<PinnedArray> self) {
     const auto& pinned = nb::cast<const PinnedArray&>(self);
     return nb::cast(nb::ndarray<nb::numpy>(pinned.memory->data(), pinned.shape.size(), pinned.shape.data(), self,
@@ -86,7 +86,7 @@ void gather_host_rows(Device& device, const DeviceArray& dst, const PinnedArray&
         {stream});
 }
 
-// Synchronous, in stream order, through pinned memory of its own.
+// Synchronous and in stream order. Copies through pinned memory of its own.
 nb::object download(const std::shared_ptr<Device>& device, const DeviceArray& array, std::uintptr_t stream) {
     auto pinned = std::make_unique<PinnedMemory>(device, array.memory->bytes());
     without_gil([&] {
@@ -121,7 +121,7 @@ void bind_streams(DeviceClass& c) {
     using Nogil = nb::call_guard<GilReleased>;
     c.def(
          "create_stream", [](Device& d) { return d.create_stream().value; }, Nogil(),
-         "A handle; a torch stream's number does as well.")
+         "Returns a handle. Calls that take one also accept a torch stream's number.")
         .def(
             "destroy_stream", [](Device& d, std::uintptr_t stream) { d.destroy_stream({stream}); }, Nogil(), "stream"_a,
             "Gives back a stream that create_stream() made.")
@@ -130,28 +130,29 @@ void bind_streams(DeviceClass& c) {
             "Blocks this thread until the stream has done everything that was enqueued on it.")
         .def(
             "create_event", [](Device& d) { return d.create_event().value; }, Nogil(),
-            "A handle, for record() and what waits.")
+            "Returns a handle for record(), done(), wait() and make_wait().")
         .def(
             "destroy_event", [](Device& d, std::uintptr_t event) { d.destroy_event({event}); }, Nogil(), "event"_a,
             "Gives the event back.")
         .def(
             "record", [](Device& d, std::uintptr_t event, std::uintptr_t stream) { d.record({event}, {stream}); },
-            Nogil(), "event"_a, "stream"_a, "Puts the event behind everything that is on the stream.")
+            Nogil(), "event"_a, "stream"_a, "Puts the event behind everything that is on the stream so far.")
         .def(
             "done", [](Device& d, std::uintptr_t event) { return d.done({event}); }, Nogil(), "event"_a,
             "Whether the stream is past the event.")
         .def(
-            "wait", [](Device& d, std::uintptr_t event) { d.wait({event}); }, Nogil(), "event"_a, "Blocks this thread.")
+            "wait", [](Device& d, std::uintptr_t event) { d.wait({event}); }, Nogil(), "event"_a,
+            "Blocks this thread until the stream is past the event.")
         .def(
             "make_wait", [](Device& d, std::uintptr_t stream, std::uintptr_t event) { d.make_wait({stream}, {event}); },
             Nogil(), "stream"_a, "event"_a,
-            "What is enqueued on the stream from now on waits for the event. Returns at once.")
+            "Makes whatever is enqueued on the stream from now on wait for the event. Returns at once.")
         .def(
             "close_gate", [](Device& d, std::uintptr_t stream) { return d.close_gate({stream}).value; }, Nogil(),
-            "stream"_a, "Holds what is enqueued on the stream from now on.")
+            "stream"_a, "Holds whatever is enqueued on the stream from now on. Returns a handle.")
         .def(
             "open_gate", [](Device& d, std::uintptr_t gate) { d.open_gate({gate}); }, Nogil(), "gate"_a,
-            "Lets go of what close_gate() holds.");
+            "Releases the stream that close_gate() holds.");
 }
 
 void bind_memory(DeviceClass& c) {
@@ -176,7 +177,7 @@ void bind_memory(DeviceClass& c) {
             [](Device& d, std::uintptr_t dst, std::uintptr_t src, std::size_t nbytes, std::uintptr_t stream) {
                 without_gil([&] { d.copy({dst, src, nbytes}, {stream}); });
             },
-            "dst"_a, "src"_a, "nbytes"_a, "stream"_a, "Reads its source when it executes.")
+            "dst"_a, "src"_a, "nbytes"_a, "stream"_a, "Copies nbytes bytes. The source is read when the copy executes.")
         .def(
             "copy_batch",
             [](Device& d, nb::handle dst, nb::handle src, nb::handle nbytes, const std::string& order,
@@ -187,7 +188,7 @@ void bind_memory(DeviceClass& c) {
             },
             "dst"_a, "src"_a, "nbytes"_a, "order"_a, "stream"_a,
             nb::sig("def copy_batch(self, dst: Any, src: Any, nbytes: Any, order: str, stream: int) -> None"),
-            "Many copies. order: 'stream' reads sources in stream order, 'any' possibly before.")
+            "Makes many copies. order: 'stream' reads the sources in stream order, 'any' perhaps earlier.")
         .def(
             "capture_copies",
             [](Device& d, nb::handle dst, nb::handle src, nb::handle nbytes) {
@@ -195,7 +196,7 @@ void bind_memory(DeviceClass& c) {
                 return without_gil([&] { return d.capture_copies(spans).value; });
             },
             "dst"_a, "src"_a, "nbytes"_a, nb::sig("def capture_copies(self, dst: Any, src: Any, nbytes: Any) -> int"),
-            "A graph of these copies. Each launch reads the sources anew, when it executes.")
+            "Makes a graph of these copies. Each launch reads the sources anew, when it executes.")
         .def(
             "launch_graph",
             [](Device& d, std::uintptr_t graph, std::uintptr_t stream) { d.launch_graph({graph}, {stream}); }, Nogil(),
@@ -209,13 +210,13 @@ void bind_memory(DeviceClass& c) {
                 without_gil(
                     [&] { d.launch(FillWords{reinterpret_cast<std::uint32_t*>(address), count, value}, {stream}); });
             },
-            "address"_a, "count"_a, "value"_a, "stream"_a, "A kernel that writes count words of 32 bits.")
+            "address"_a, "count"_a, "value"_a, "stream"_a, "Runs a kernel that writes count words of 32 bits.")
         .def("gather_host_rows", &gather_host_rows, "dst"_a, "table"_a, "copy_index"_a, "rows"_a, "width"_a, "scale"_a,
              "v_offset"_a, "stream"_a,
-             "Upstream's racy V2 kernel, for control arms: table and copy_index are read when it runs.")
+             "Runs upstream's racy V2 kernel, for control arms. It reads table and copy_index when it runs.")
         .def("download", &download, "array"_a, "stream"_a,
              nb::sig("def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]"),
-             "The contents as a new numpy array. Waits for the stream.")
+             "Returns the contents as a new numpy array. Waits for the stream.")
         .def("upload", &upload, "array"_a, "values"_a, "stream"_a,
              nb::sig("def upload(self, array: DeviceArray, values: numpy.typing.NDArray[Any], stream: int) -> None"),
              "Fills the array with these values. Waits for the stream.");
@@ -249,33 +250,36 @@ void bind_device(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<PinnedArray>(m, "PinnedArray", "Pinned host memory with a shape.")
         .def_prop_ro(
-            "address", [](const PinnedArray& a) { return a.memory->address(); }, "Of the first byte, on the host.")
+            "address", [](const PinnedArray& a) { return a.memory->address(); },
+            "The address of the first byte, on the host.")
         .def_prop_ro(
             "device_address", [](const PinnedArray& a) { return a.memory->device_address(); },
-            "The same byte as the device addresses it.")
+            "The address of the same byte for the device.")
         .def_prop_ro(
             "nbytes", [](const PinnedArray& a) { return a.memory->bytes(); }, "Size of the contents.")
-        .def_ro("shape", &PinnedArray::shape, "Number of elements, dimension by dimension.")
-        .def_ro("dtype", &PinnedArray::dtype, "Type of an element, as numpy names it.")
+        .def_ro("shape", &PinnedArray::shape, "The number of elements in each dimension.")
+        .def_ro("dtype", &PinnedArray::dtype, "The type of an element, as numpy names it.")
         .def_prop_ro("array", &numpy_view, nb::sig("def array(self) -> numpy.typing.NDArray[Any]"), "A live view.")
         .def("__repr__", [](const PinnedArray& a) {
             return Repr("PinnedArray").add("shape", a.shape).add("dtype", a.dtype.c_str()).text();
         });
     nb::class_<DeviceArray>(m, "DeviceArray", "Device memory with a shape.")
         .def_prop_ro(
-            "address", [](const DeviceArray& a) { return a.memory->address(); }, "Of the first byte, on the device.")
+            "address", [](const DeviceArray& a) { return a.memory->address(); },
+            "The address of the first byte, on the device.")
         .def_prop_ro(
             "nbytes", [](const DeviceArray& a) { return a.memory->bytes(); }, "Size of the contents.")
-        .def_ro("shape", &DeviceArray::shape, "Number of elements, dimension by dimension.")
-        .def_ro("dtype", &DeviceArray::dtype, "Type of an element, as numpy names it.")
+        .def_ro("shape", &DeviceArray::shape, "The number of elements in each dimension.")
+        .def_ro("dtype", &DeviceArray::dtype, "The type of an element, as numpy names it.")
         .def("__repr__", [](const DeviceArray& a) {
             return Repr("DeviceArray").add("shape", a.shape).add("dtype", a.dtype.c_str()).text();
         });
     DeviceClass device(m, "Device", "A GPU, or a simulated one. Calls that take a stream return at once.");
     device.def_prop_ro("name", &Device::name, "The name of the GPU, or of the simulation.")
-        .def_prop_ro("simulated", &Device::simulated, "Streams are threads, and memory is that of the host.")
+        .def_prop_ro("simulated", &Device::simulated,
+                     "Whether the device is simulated: streams are threads, and its memory is the host's.")
         .def_prop_ro("has_kernels", &Device::has_kernels, "Whether this build has the kernels that this device needs.")
-        .def_prop_ro("multiprocessors", &Device::multiprocessors, "Of the GPU.")
+        .def_prop_ro("multiprocessors", &Device::multiprocessors, "The number of multiprocessors.")
         .def_prop_ro("has_batched_copy", &Device::has_batched_copy, "Whether the driver takes many copies in one call.")
         .def("__repr__", [](const Device& d) {
             return Repr("Device").add("name", d.name().c_str()).add("has_kernels", d.has_kernels()).text();
@@ -283,7 +287,7 @@ void bind_device(nb::module_& m) {
     bind_streams(device);
     bind_memory(device);
     m.def("open_device", &open_device, nb::call_guard<GilReleased>(), "name"_a = "auto", "seed"_a = 0,
-          "'cpu' (simulated), 'cuda', 'cuda:N', or 'auto': the first GPU if there is one, else 'cpu'.");
+          "Opens 'cpu' (simulated), 'cuda', 'cuda:N', or 'auto': the first GPU if there is one, else 'cpu'.");
 }
 
 }  // namespace kvfix::bindings

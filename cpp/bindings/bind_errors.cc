@@ -29,7 +29,7 @@ PyObject* add_error(nb::module_& m, const char* name, PyObject* base, const char
     return type;
 }
 
-// The types live as long as the process: an error may be raised after the module's dict has been cleared.
+// The types live as long as the process, because an error may be raised after the module's dict has been cleared.
 ErrorTypes& error_types() {
     static ErrorTypes types{};
     return types;
@@ -66,7 +66,7 @@ void bind_errors(nb::module_& m) {
     ErrorTypes& types = error_types();
     types.out_of_blocks =
         add_error(m, "OutOfBlocks", PyExc_RuntimeError,
-                  "A window cannot serve the call. Has blocks_needed, blocks_free, window_size and tier.");
+                  "A window has too few blocks for the call. The attributes say how many it needed and had.");
     nb::dict plain;
     plain["__str__"] = nb::handle(PyExc_Exception).attr("__str__");  // KeyError would quote the message
     types.unknown_request =
@@ -74,9 +74,10 @@ void bind_errors(nb::module_& m) {
     types.block_in_flight = add_error(m, "BlockInFlight", PyExc_RuntimeError, "A transfer still writes the block.");
     types.invariant_violation =
         add_error(m, "InvariantViolation", PyExc_RuntimeError,
-                  "The manager's books contradict each other: a bug in it. Do not go on with this manager.");
-    types.device_error = add_error(m, "DeviceError", PyExc_RuntimeError,
-                                   "A device call failed: names the call, its arguments and the driver's text.");
+                  "The manager's books contradict each other. This is a bug; do not use this manager any more.");
+    types.device_error =
+        add_error(m, "DeviceError", PyExc_RuntimeError,
+                  "A device call failed. The message names the call, its arguments and the driver's text.");
     nb::register_exception_translator(translate);
 }
 

@@ -20,7 +20,7 @@ std::span<std::byte> bytes_of(const Memory& memory) {
     return {reinterpret_cast<std::byte*>(memory.data()), memory.size()};
 }
 
-// Keeps the object whose memory the ring is in.
+// Keeps the object alive in whose memory the ring is.
 class KeptRing {
   public:
     explicit KeptRing(const Memory& memory) : memory_(memory), ring_(bytes_of(memory)) {}
@@ -33,7 +33,7 @@ class KeptRing {
         ring_.move_to(bytes_of(memory));
         memory_ = memory;
     }
-    // Whoever holds the ring's lock holds the GIL, too.
+    // Keeps the GIL, which cannot deadlock: every thread that holds the ring's lock holds the GIL too.
     std::string text() const {
         return Repr("FlightRing")
             .add("slots", memory_.size() / FlightRing::kSlotBytes)
@@ -55,10 +55,10 @@ void bind_flight_ring(nb::module_& m) {
              nb::sig("def __init__(self, memory: numpy.typing.NDArray[Any]) -> None"),
              "memory: zeroed bytes, a whole number of slots.")
         .def("note", &KeptRing::note, "kind"_a, "text"_a, "a"_a = 0, "b"_a = 0, "c"_a = 0, "d"_a = 0,
-             "Overwrites the oldest note. Of the text, what is too long is left out.")
+             "Overwrites the oldest note. Text that is too long is cut off.")
         .def("move_to", &KeptRing::move_to, "memory"_a,
              nb::sig("def move_to(self, memory: numpy.typing.NDArray[Any]) -> None"),
-             "Go on there, with what has been noted so far.")
+             "Continues in that memory, with what has been noted so far.")
         .def("__repr__", &KeptRing::text);
 }
 

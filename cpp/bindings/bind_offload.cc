@@ -80,7 +80,7 @@ const char* enqueue(TransferLane& self, std::uint64_t job, nb::handle dst, nb::h
     return "closed";
 }
 
-// As trtllm_kvfix/offload/ledger.py spells them.
+// The states, spelled as in trtllm_kvfix/offload/ledger.py.
 const char* state(const TransferLane& self, std::uint64_t job) {
     const auto found = without_gil([&] { return self.state(job); });
     if (!found) {
@@ -110,31 +110,38 @@ SimDevice& simulated(Device& device) {
 
 void bind_pool(nb::module_& m) {
     using namespace nb::literals;
-    nb::class_<HostPool>(m, "HostPool", "The memory of the host tier: pinned slots, one behind the other.")
+    nb::class_<HostPool>(m, "HostPool", "The memory of the host tier: pinned slots, one after the other.")
         .def("__init__", &init_pool, "device"_a, nb::kw_only(), "host_bytes"_a, "block_bytes"_a, "tail_bytes"_a = 0,
              "piece_bytes_max"_a = std::size_t{1} << 30, "page_bytes"_a = 4096, "numa_node"_a = nb::none(),
              "huge_pages"_a = true, "shared"_a = false)
-        .def_prop_ro("address", &HostPool::address, "Of slot 0.")
+        .def_prop_ro("address", &HostPool::address, "The address of slot 0.")
         .def_prop_ro(
-            "slots", [](const HostPool& p) { return p.plan().slots; }, "How many there are.")
+            "slots", [](const HostPool& p) { return p.plan().slots; }, "The number of slots.")
         .def_prop_ro(
-            "block_bytes", [](const HostPool& p) { return p.plan().block_bytes; }, "Of a slot, what the device copies.")
+            "block_bytes", [](const HostPool& p) { return p.plan().block_bytes; },
+            "The part of a slot that the device copies.")
         .def_prop_ro(
-            "slot_bytes", [](const HostPool& p) { return p.plan().slot_bytes; }, "From one slot to the next.")
+            "slot_bytes", [](const HostPool& p) { return p.plan().slot_bytes; },
+            "The distance from one slot to the next.")
         .def_prop_ro(
-            "bytes", [](const HostPool& p) { return p.plan().bytes(); }, "Mapped.")
+            "bytes", [](const HostPool& p) { return p.plan().bytes(); }, "The number of bytes mapped.")
         .def_prop_ro("bytes_pinned", &HostPool::bytes_pinned,
-                     "Of the mapped bytes, those that are registered with the device.")
+                     "How many of the mapped bytes are registered with the device.")
         .def_prop_ro(
-            "pieces", [](const HostPool& p) { return p.plan().pieces(); }, "Registrations; no slot lies across two.")
+            "pieces", [](const HostPool& p) { return p.plan().pieces(); },
+            "The number of registrations. No slot lies across two.")
         .def_prop_ro("numa_bound", &HostPool::numa_bound,
                      "Whether the memory lies on the NUMA node that was asked for.")
-        .def_prop_ro("descriptor", &HostPool::descriptor, "Of the pages where another process may map them, or -1.")
-        .def_prop_ro("at_same_address_on_device", &HostPool::at_same_address_on_device, "As kernels need it.")
+        .def_prop_ro("descriptor", &HostPool::descriptor,
+                     "The file descriptor of the pages if another process may map them, or -1.")
+        .def_prop_ro("at_same_address_on_device", &HostPool::at_same_address_on_device,
+                     "Whether the device sees the memory at the host's address, as kernels need it.")
         .def("digests", &digests, "slots"_a, nb::sig("def digests(self, slots: Any) -> list[int]"),
-             "64 bits of each block's content. Nothing may write the slots meanwhile.")
-        .def("close", &HostPool::close, Nogil(), "What the device does not let go of is kept.")
-        .def("abandon", &HostPool::abandon, Nogil(), "The device may still write: never give the memory back.")
+             "A digest of each block's content, in 64 bits. Nothing may write the slots meanwhile.")
+        .def("close", &HostPool::close, Nogil(),
+             "Gives the memory back. Pieces that the device does not let go of are kept.")
+        .def("abandon", &HostPool::abandon, Nogil(),
+             "Keeps the memory for good, because the device may still write to it.")
         .def("__repr__", [](const HostPool& p) {
             return Repr("HostPool")
                 .add("slots", p.plan().slots)
@@ -146,66 +153,69 @@ void bind_pool(nb::module_& m) {
 }
 
 void bind_ends(nb::module_& m) {
-    nb::class_<EndedTransfer>(m, "EndedTransfer", "What became of a transfer.")
-        .def_ro("job", &EndedTransfer::job, "The number that enqueue() was given.")
-        .def_ro("error", &EndedTransfer::error, "Empty: every byte has arrived.")
-        .def_ro("bytes", &EndedTransfer::bytes, "What was to be copied.")
+    nb::class_<EndedTransfer>(m, "EndedTransfer", "How a transfer ended.")
+        .def_ro("job", &EndedTransfer::job, "The number that was passed to enqueue().")
+        .def_ro("error", &EndedTransfer::error, "What went wrong. Empty: every byte has arrived.")
+        .def_ro("bytes", &EndedTransfer::bytes, "How many bytes were to be copied.")
         .def_prop_ro(
             "seconds", [](const EndedTransfer& e) { return static_cast<double>(e.ns) / 1e9; },
-            "From submission until its end was seen.")
+            "The time from submission until its end was noticed.")
         .def("__repr__", [](const EndedTransfer& e) {
             return Repr("EndedTransfer").add("job", e.job).add("bytes", e.bytes).add("error", e.error.c_str()).text();
         });
-    nb::class_<LaneStats>(m, "LaneStats", "Since the lane was made.")
+    nb::class_<LaneStats>(m, "LaneStats", "Counts since the lane was made.")
         .def_ro("queued", &LaneStats::queued, "Transfers that wait now.")
-        .def_ro("in_flight", &LaneStats::in_flight, "Transfers that the device has now.")
+        .def_ro("in_flight", &LaneStats::in_flight, "Transfers that the device is running now.")
         .def_ro("submitted", &LaneStats::submitted, "Transfers that were given to the device.")
-        .def_ro("failed", &LaneStats::failed, "Transfers of which something did not arrive.")
-        .def_ro("first_error", &LaneStats::first_error, "What the first of them failed with.")
-        .def_ro("broken", &LaneStats::broken, "The lane has given up, after too many failures in a row.")
-        .def_ro("by_kernel", &LaneStats::by_kernel, "Of those submitted.")
+        .def_ro("failed", &LaneStats::failed, "Transfers of which at least one byte did not arrive.")
+        .def_ro("first_error", &LaneStats::first_error, "The error of the first failed transfer.")
+        .def_ro("broken", &LaneStats::broken, "Whether the lane has given up, after too many failures in a row.")
+        .def_ro("by_kernel", &LaneStats::by_kernel, "Submitted transfers that went by kernel.")
         .def("__repr__", [](const LaneStats& s) { return text_of("LaneStats", s); });
 }
 
 void bind_lane(nb::module_& m) {
     using namespace nb::literals;
-    nb::class_<Marks::Mark>(m, "Mark", "A point in a stream, for as long as it is held.")
+    nb::class_<Marks::Mark>(m, "Mark", "A point in a stream. It is valid for as long as this object lives.")
         .def("__repr__", [](const Marks::Mark& mark) { return Repr("Mark").add("event", mark.event().value).text(); });
-    nb::class_<Marks>(m, "Marks", "Events for points in streams; none stands for two points at once.")
+    nb::class_<Marks>(m, "Marks", "Events that mark points in streams. None stands for two points at once.")
         .def(nb::new_([](std::shared_ptr<Device> device, std::size_t marks_max) {
                  return std::make_shared<Marks>(std::move(device), marks_max);
              }),
              "device"_a, nb::kw_only(), "marks_max"_a)
         .def(
             "set", [](Marks& marks, std::uintptr_t stream) { return marks.set({stream}); }, Nogil(), "stream"_a,
-            "Everything on the stream so far is before the mark.")
-        .def_prop_ro("created", &Marks::created, "Events that were made; those of marks that are gone are used again.")
+            "Marks the end of everything on the stream so far.")
+        .def_prop_ro("created", &Marks::created,
+                     "How many events were made. Those of marks that are gone are used again.")
         .def("__repr__", [](const Marks& marks) {
             const std::size_t created = without_gil([&] { return marks.created(); });
             return Repr("Marks").add("created", created).add("marks_max", marks.marks_max()).text();
         });
-    nb::class_<TransferLane>(m, "TransferLane", "Transfers of one direction, by a thread and streams of their own.")
+    nb::class_<TransferLane>(m, "TransferLane",
+                             "Runs the transfers of one direction, with a thread and streams of its own.")
         .def("__init__", &init_lane, "device"_a, nb::kw_only(), "order"_a, "queue_max"_a = 256, "in_flight_max"_a = 32,
              "failures_max"_a = 3, "streams"_a = 4, "kernel_sms"_a = 0,
-             "streams: share the blocks of a transfer that goes by DMA. kernel_sms: multiprocessors for copies by "
-             "kernel; 0 for "
-             "DMA.")
+             "streams: how many share the blocks of a transfer by DMA. kernel_sms: multiprocessors for copies by "
+             "kernel; 0 copies by DMA.")
         .def("enqueue", &enqueue, "job"_a, "dst"_a, "src"_a, "nbytes"_a, nb::kw_only(), "after"_a = nb::none(),
              nb::sig("def enqueue(self, job: int, dst: Any, src: Any, nbytes: Any, *, after: Mark | None = None) -> "
                      "Literal['taken', 'full', 'broken', 'closed']"),
-             "job: the caller's number of the transfer, which may not be here already. Only what is taken is kept.")
+             "job: the caller's number for the transfer, which may not be in the lane already. The lane keeps the "
+             "transfer only if it answers 'taken'.")
         .def("take_ended", &TransferLane::take_ended, Nogil(),
-             "Each transfer once, in the order in which they were taken.")
+             "Returns each ended transfer once, in the order in which the lane took them.")
         .def("state", &state, "job"_a,
              nb::sig("def state(self, job: int) -> Literal['queued', 'in flight', 'ended here'] | None"),
-             "None where it was never taken, or its end has been.")
+             "None: the lane never took the transfer, or take_ended() has returned it.")
         .def(
             "wait",
             [](TransferLane& lane, std::uint64_t job, double limit_s) { return lane.wait(job, milliseconds(limit_s)); },
-            Nogil(), "job"_a, "limit_s"_a, "While it is queued or in flight here; false after the limit.")
+            Nogil(), "job"_a, "limit_s"_a,
+            "Waits while the transfer is queued or in flight here. False: the limit has passed.")
         .def(
             "close", [](TransferLane& lane, double limit_s) { return lane.close(milliseconds(limit_s)); }, Nogil(),
-            "limit_s"_a, "False: the device has not ended it all, and memory that it was given must be kept.")
+            "limit_s"_a, "False: the device has not ended all transfers, so the memory that it was given must be kept.")
         .def("stats", &TransferLane::stats, Nogil(), "Counts of transfers, and the first error.")
         .def("__repr__", [](const TransferLane& lane) {
             return text_of("TransferLane", without_gil([&] { return lane.stats(); }));
@@ -221,13 +231,14 @@ void bind_offload(nb::module_& m) {
     bind_lane(m);
     m.def("crc32c", &crc32c, "bytes"_a, "starts"_a, "length"_a,
           nb::sig("def crc32c(bytes: Any, starts: Any, length: int) -> list[int]"),
-          "CRC-32C of the ranges of an array of bytes that begin at `starts`.");
+          "The CRC-32C of each range of `length` bytes that begins at one of `starts`.");
     m.def(
         "fail_operation", [](Device& device, std::uint64_t ordinal) { simulated(device).fail_operation(ordinal); },
-        Nogil(), "device"_a, "ordinal"_a, "Simulated device: the ordinal-th operation enqueued from now on fails.");
+        Nogil(), "device"_a, "ordinal"_a,
+        "Makes the ordinal-th operation enqueued from now on fail. For the simulated device.");
     m.def(
         "unplug", [](Device& device) { simulated(device).unplug(); }, Nogil(), "device"_a,
-        "Simulated device: every operation that has not begun fails, for ever.");
+        "Makes every operation that has not begun fail, for ever. For the simulated device.");
 }
 
 }  // namespace kvfix::bindings

@@ -21,7 +21,7 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-// Python drops its last reference with the GIL, and the end of pins waits for the manager's lock.
+// Python drops its last reference with the GIL held, but ending pins waits for the manager's lock.
 class PinHandle : public Pins {
   public:
     explicit PinHandle(Pins&& pins) noexcept : Pins(std::move(pins)) {}
@@ -73,15 +73,16 @@ std::vector<std::pair<SlotIndex, const char*>> slots_of(const PinHandle& pins) {
 void bind_pin_handles(nb::module_& m, ManagerClass& manager) {
     using namespace nb::literals;
     nb::class_<PinHandle>(m, "Pins",
-                          "Pinned blocks that stay where they are until release(), the end of a with block or of this "
-                          "object. It may outlive its manager and be released again: then nothing happens.")
+                          "Pinned blocks, which stay where they are until release(), the end of a with block, or the "
+                          "end of this object. It may outlive its manager and be released again, which does nothing.")
         .def_prop_ro("ids", &ids_of, "Block ids, in the order in which they were asked for.")
         .def_prop_ro("slots", &slots_of, nb::sig("def slots(self) -> list[tuple[int, str]]"),
-                     "(slot, tier) of each, as they were pinned.")
+                     "The (slot, tier) of each block, as it was pinned.")
         .def_prop_ro("released", &Pins::released, nb::call_guard<GilReleased>(),
-                     "Whether the pins have been ended by this handle.")
+                     "Whether this handle has ended the pins.")
         .def("release", &Pins::release, nb::call_guard<GilReleased>(),
-             "Ends every pin of this handle, once. ValueError where somebody has unpinned one of the blocks by its id.")
+             "Ends every pin of this handle, once. Raises ValueError if somebody has unpinned one of the blocks by its "
+             "id.")
         .def("__len__", [](const PinHandle& pins) { return pins.held().size(); })
         .def(
             "__enter__", [](PinHandle& pins) -> PinHandle& { return pins; }, nb::rv_policy::reference)
@@ -98,8 +99,8 @@ void bind_pin_handles(nb::module_& m, ManagerClass& manager) {
                 nb::sig("def pins(self, ids: Any = None, *, request_id: int | None = None, hashes: Sequence[int] | "
                         "None = None, tier: str | None = None, window_size: int | None = None, request: "
                         "SequenceRequest | None = None) -> Pins"),
-                "Pins as pin_blocks_by_id, pin_blocks or find_and_pin_blocks_by_hash does, under a handle that ends "
-                "them. Of hashes the first ones, up to one that is not found.");
+                "Pins like pin_blocks_by_id, pin_blocks or find_and_pin_blocks_by_hash, and returns a handle that ends "
+                "the pins. With hashes, it stops at the first one that is not found.");
 }
 
 }  // namespace kvfix::bindings

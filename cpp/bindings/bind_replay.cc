@@ -124,7 +124,7 @@ std::string text_of(const Tally& self) {
         .text();
 }
 
-// Its shape alone: another thread may be in advance(), which holds no lock.
+// Shows the shape alone, because another thread may be in advance(), which holds no lock.
 std::string text_of(const Scheduler& self) {
     const replay::Shape& shape = self.shape();
     return Repr("ReplayScheduler")
@@ -137,23 +137,24 @@ std::string text_of(const Scheduler& self) {
 }
 
 void bind_tally(nb::module_& m) {
-    nb::class_<Reuse>(m, "ReplayReuse", "Prompt tokens, or prompt blocks, since the beginning.")
-        .def_ro("reused", &Reuse::reused, "From primary or host.")
-        .def_ro("host", &Reuse::host, "Of those, from host.")
-        .def_ro("remote", &Reuse::remote, "Of those from host, from the store behind it just then.")
-        .def_ro("computed", &Reuse::computed, "The others.")
+    nb::class_<Reuse>(m, "ReplayReuse", "Counts of prompt tokens, or of prompt blocks, since the beginning.")
+        .def_ro("reused", &Reuse::reused, "Reused, from primary or host.")
+        .def_ro("host", &Reuse::host, "Reused from host.")
+        .def_ro("remote", &Reuse::remote, "Reused from host, where the store behind it had just delivered them.")
+        .def_ro("computed", &Reuse::computed, "Computed, because nothing was reused.")
         .def("__repr__", [](const Reuse& reuse) { return text_of(reuse); });
-    nb::class_<Tally>(m, "ReplayTally", "What a replay has counted; trtllm_kvfix.tools.replay.outcome has the words.")
-        .def_ro("iterations", &Tally::iterations, "Those passed over included.")
+    nb::class_<Tally>(m, "ReplayTally",
+                      "What a replay has counted. trtllm_kvfix.tools.replay.outcome explains the terms.")
+        .def_ro("iterations", &Tally::iterations, "Iterations so far, quiet ones included.")
         .def_ro("finished", &Tally::finished, "Requests that ended.")
         .def_ro("iterations_admitting", &Tally::iterations_admitting, "Iterations that admitted a request.")
         .def_ro("deferred", &Tally::deferred, "Times that a request was offered and had to wait.")
         .def_ro("overshoots", &Tally::overshoots, "Iterations over their budget.")
-        .def_ro("tokens_over", &Tally::tokens_over, "Over the budget, in all.")
-        .def_ro("tokens_over_max", &Tally::tokens_over_max, "Over the budget, in one iteration.")
+        .def_ro("tokens_over", &Tally::tokens_over, "Tokens over the budget, in all iterations.")
+        .def_ro("tokens_over_max", &Tally::tokens_over_max, "The most tokens over the budget in one iteration.")
         .def_ro("promises", &Tally::promises, "Admissions whose reuse had been estimated.")
-        .def_ro("promises_broken", &Tally::promises_broken, "Those that reused something else.")
-        .def_ro("tokens_short", &Tally::tokens_short, "Reuse promised and not delivered.")
+        .def_ro("promises_broken", &Tally::promises_broken, "Admissions whose reuse differed from the estimate.")
+        .def_ro("tokens_short", &Tally::tokens_short, "Tokens whose reuse was promised but not delivered.")
         .def_ro("tokens", &Tally::tokens, "Of prompts.")
         .def_ro("blocks", &Tally::blocks, "Of prompts.")
         .def("__repr__", [](const Tally& tally) { return text_of(tally); });
@@ -172,10 +173,12 @@ void bind_replay(nb::module_& m) {
              nb::sig("def add(self, symbols: Any, *, is_spelled: bool, prompt_length: int, answer: Any, timestamp_ms: "
                      "float, blocks_needed: int, lora_id: int | None = None, salt: str | bytes | int | None = None) "
                      "-> None"),
-             "symbols: of the prompt, or its tokens where it is not spelled. blocks_needed: while it runs, at most.")
-        .def("prompt", &Requests::prompt, "index"_a, "Its tokens.")
+             "symbols: those of the prompt, or its tokens if it is not spelled. blocks_needed: the most that it needs "
+             "while it runs.")
+        .def("prompt", &Requests::prompt, "index"_a, "The tokens of the prompt.")
         .def("__repr__", [](const Requests& r) { return Repr("ReplayRequests").add("requests", r.size()).text(); });
-    nb::class_<Scheduler>(m, "ReplayScheduler", "The scheduler that docs/replay.md describes. One thread at a time.")
+    nb::class_<Scheduler>(m, "ReplayScheduler",
+                          "The scheduler that docs/replay.md describes. Only one thread may use it at a time.")
         .def("__init__", &init_scheduler, "manager"_a, "requests"_a, "waiting"_a, nb::kw_only(), "blocks_primary"_a,
              "max_batch_size"_a, "max_num_tokens"_a, "tokens_per_iteration"_a, "iteration_ms"_a, "one_by_one"_a,
              nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
@@ -186,8 +189,9 @@ void bind_replay(nb::module_& m) {
              "waiting: indices, in the order in which they are offered.")
         .def("advance", &advance, "iterations_max"_a, "tier"_a = nb::none(),
              nb::sig("def advance(self, iterations_max: int, tier: object = None) -> bool"),
-             "Goes on until requests have ended, at most so many iterations; without a tier, without the GIL. False "
-             "once nobody waits or runs. tier: a HostTier of trtllm_kvfix.tools.replay, the same in every call.")
+             "Runs until requests have ended, for at most iterations_max iterations. Without a tier it releases the "
+             "GIL. False once no request waits or runs. tier: a HostTier of trtllm_kvfix.tools.replay, the same in "
+             "every call.")
         .def_prop_ro(
             "tally", [](const Scheduler& self) { return self.tally(); }, "What has been counted so far.")
         .def("__repr__", [](const Scheduler& scheduler) { return text_of(scheduler); });

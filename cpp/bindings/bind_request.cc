@@ -100,7 +100,7 @@ nb::dict keywords_of(const Request& request) {
     return out;
 }
 
-// A salt may be a tenant's secret: it is not shown.
+// A salt may be a tenant's secret, so it is not shown.
 std::string text_of(const Request& request) {
     const bool salted = !std::holds_alternative<std::monostate>(request.salt);
     Repr text("SequenceRequest");
@@ -170,7 +170,7 @@ void bind_request(nb::module_& m) {
                      "(token_start, token_end or None, priority, duration_ms or None), ascending and disjoint.")
         .def_ro("decode_priority", &Retention::decode_priority, "Priority of the blocks that growth takes.")
         .def_ro("decode_duration_ms", &Retention::decode_duration_ms,
-                "How long decode_priority lasts from the moment the block is only cached. None: for ever.")
+                "How long decode_priority lasts once nobody uses the block. None: for ever.")
         .def(
             "__reduce__", [](nb::handle self) { return reduced(self, keywords_of(nb::cast<const Retention&>(self))); },
             nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
@@ -183,7 +183,7 @@ void bind_request(nb::module_& m) {
         });
 
     nb::class_<SequenceRequest>(m, "SequenceRequest",
-                                "A request for blocks. Copies the tokens when it is made; immutable afterwards.")
+                                "A request for blocks. It copies the tokens at construction and is immutable.")
         .def("__init__", &init_request, "request_id"_a, nb::arg("tokens").none(), nb::kw_only(), "beam_width"_a = 1,
              "lora_id"_a = nb::none(), "salt"_a = nb::none(), "extra_keys"_a = nb::tuple(), "retention"_a = nb::none(),
              nb::sig(
@@ -196,7 +196,7 @@ void bind_request(nb::module_& m) {
              "spans, ascending.")
         .def_prop_ro(
             "request_id", [](const SequenceRequest& r) { return r.request->id; },
-            "The name of the sequence in every later call.")
+            "The id of the sequence in every later call.")
         .def_prop_ro(
             "num_tokens", [](const SequenceRequest& r) { return r.request->num_tokens(); }, "The length of the prompt.")
         .def_prop_ro(
@@ -206,11 +206,11 @@ void bind_request(nb::module_& m) {
             "Beams share the full blocks of the prompt; each has an incomplete last block of its own.")
         .def_prop_ro(
             "lora_id", [](const SequenceRequest& r) { return r.request->lora_id; },
-            "Blocks are shared among requests of one adapter only.")
+            "Only requests with the same adapter share blocks.")
         .def_prop_ro(
             "salt", [](const SequenceRequest& r) { return salt_object(r.request->salt); },
             nb::sig("def salt(self) -> str | bytes | int | None"),
-            "Blocks are shared among requests of one salt only. A number, a text and bytes are never the same salt.")
+            "Only requests with the same salt share blocks. A number, a text and bytes are never the same salt.")
         .def_prop_ro(
             "extra_keys", [](const SequenceRequest& r) { return key_tuples(*r.request); },
             nb::sig("def extra_keys(self) -> list[tuple[int, int, bytes]]"),
@@ -235,10 +235,9 @@ void bind_request(nb::module_& m) {
         "request"_a, "config"_a,
         "The hashes of the prompt's full blocks in every manager with the config's tokens_per_block and seed.");
 
-    nb::class_<PrefixHashes>(
-        m, "PrefixHashes",
-        "What block_hashes() returns, for callers that need some of it: a hash is computed once, when it "
-        "or a later one is asked for.")
+    nb::class_<PrefixHashes>(m, "PrefixHashes",
+                             "The list that block_hashes() returns, for callers that need only part of it. Each hash "
+                             "is computed once, when it or a later one is asked for.")
         .def(
             "__init__",
             [](PrefixHashes* self, const SequenceRequest& request, const BlockManagerConfig& config) {
@@ -250,7 +249,7 @@ void bind_request(nb::module_& m) {
         .def(
             "__getitem__",
             [](PrefixHashes& self, std::uint32_t block) { return without_gil([&] { return self.at(block); }); },
-            "block"_a, "IndexError where the prompt has no such full block.")
+            "block"_a, "Raises IndexError if the prompt has no such full block.")
         .def("__repr__", [](const PrefixHashes& self) {
             return Repr("PrefixHashes").add("request_id", self.request_id()).add("blocks", self.size()).text();
         });

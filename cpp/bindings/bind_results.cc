@@ -52,7 +52,8 @@ std::string hex_of(const BlockHash& hash) {
 }
 
 void bind_admission(nb::module_& m) {
-    nb::class_<Admission>(m, "Admission", "What one request got; its numbers alone, whatever shared its batch.")
+    nb::class_<Admission>(m, "Admission",
+                          "What one request got. The numbers are its own, whatever else was in the batch.")
         .def_ro("request_id", &Admission::request_id, "The request.")
         .def_ro("tokens_reused", &Admission::tokens_reused, "Leading tokens of the prompt that need not be computed.")
         .def_ro("tokens_new", &Admission::tokens_new, "Tokens of the prompt that must be computed: at least one.")
@@ -82,8 +83,9 @@ void bind_admission(nb::module_& m) {
         });
     nb::class_<PrefixReuse>(m, "PrefixReuse", "What admitting the request alone, now, would reuse.")
         .def_ro("tokens", &PrefixReuse::tokens, "Tokens that would be reused.")
-        .def_ro("blocks_primary", &PrefixReuse::blocks_primary, "Of these blocks, those that are in primary.")
-        .def_ro("blocks_host", &PrefixReuse::blocks_host, "Those that are only in host and would be copied up.")
+        .def_ro("blocks_primary", &PrefixReuse::blocks_primary, "Reused blocks that are in primary.")
+        .def_ro("blocks_host", &PrefixReuse::blocks_host,
+                "Reused blocks that are only in host and would be copied to primary.")
         .def("__repr__", [](const PrefixReuse& r) {
             return Repr("PrefixReuse")
                 .add("tokens", r.tokens)
@@ -105,7 +107,7 @@ void bind_transfers(nb::module_& m) {
                 "The slot to write: in host for 'offload', in primary for the other kinds.")
         .def_ro("tokens", &TransferItem::tokens,
                 "Leading tokens of the block that must be copied; the rest is not used.")
-        .def_ro("block_id", &TransferItem::block_id, "The block that the destination belongs to.")
+        .def_ro("block_id", &TransferItem::block_id, "The block to which the destination belongs.")
         .def_ro("window_size", &TransferItem::window_size, "The window whose slots these are. None: full attention.")
         .def("__repr__", [](const TransferItem& i) {
             return Repr("TransferItem")
@@ -119,7 +121,7 @@ void bind_transfers(nb::module_& m) {
     nb::class_<TransferBatch>(m, "TransferBatch",
                               "Copies in the order in which they must run, and the ticket that ends them.")
         .def_ro("ticket", &TransferBatch::ticket,
-                "What complete() or fail() takes, once. 0: nothing was queued, and nothing need be ended.")
+                "Pass it to complete() or fail(), once. 0: nothing was queued, so neither call is needed.")
         .def_ro("items", &TransferBatch::items,
                 "The copies. An offload may have to read a slot before a later item writes it.")
         .def("__len__", [](const TransferBatch& b) { return b.items.size(); })
@@ -128,8 +130,8 @@ void bind_transfers(nb::module_& m) {
         });
     nb::class_<PinnedBlock>(m, "PinnedBlock", "A block that stays where it is until it is unpinned.")
         .def_ro("block_hash", &PinnedBlock::block_hash, "The hash under which the block was found.")
-        .def_ro("block_id", &PinnedBlock::block_id, "What unpin_blocks_by_id() takes.")
-        .def_ro("slot", &PinnedBlock::slot, "Where the block is, in its tier.")
+        .def_ro("block_id", &PinnedBlock::block_id, "The id for unpin_blocks_by_id().")
+        .def_ro("slot", &PinnedBlock::slot, "The slot that holds the block, in its tier.")
         .def_prop_ro(
             "tier", [](const PinnedBlock& b) { return tier_name(b.tier); }, nb::sig("def tier(self) -> str"),
             "'primary' or 'host'.")
@@ -154,29 +156,29 @@ std::vector<nb::tuple> extra_tuples(const BlockEvent& event) {
 }
 
 void bind_events(nb::module_& m) {
-    nb::class_<BlockEvent>(
-        m, "BlockEvent",
-        "A full block was stored, removed, or is now read from another tier or kept at another priority.")
+    nb::class_<BlockEvent>(m, "BlockEvent", "A full block was stored or removed, or its tier or priority has changed.")
         .def_prop_ro(
             "kind", [](const BlockEvent& e) { return kind_name(e.kind); }, nb::sig("def kind(self) -> str"),
             "'stored', 'removed' or 'updated'.")
         .def_ro("event_id", &BlockEvent::event_id,
                 "Counts up by one; a gap means that events were dropped (KvCacheStats.events_dropped).")
-        .def_ro("block_hash", &BlockEvent::block_hash, "The hash of the block, which covers everything before it, too.")
-        .def_ro("parent_hash", &BlockEvent::parent_hash, "The hash of the block before it. None: it is the first.")
-        .def_ro("tokens", &BlockEvent::tokens, "Of a stored block, its tokens; else empty.")
+        .def_ro("block_hash", &BlockEvent::block_hash,
+                "The hash of the block. It covers everything before the block too.")
+        .def_ro("parent_hash", &BlockEvent::parent_hash,
+                "The hash of the block before this one. None: this is the first.")
+        .def_ro("tokens", &BlockEvent::tokens, "For a stored block, its tokens; otherwise empty.")
         .def_ro("tokens_per_block", &BlockEvent::tokens_per_block, "Of the manager.")
-        .def_ro("lora_id", &BlockEvent::lora_id, "Of a stored block, the adapter of its prefix.")
+        .def_ro("lora_id", &BlockEvent::lora_id, "For a stored block, the adapter of its prefix.")
         .def_prop_ro(
             "salt", [](const BlockEvent& e) { return salt_object(e.salt); },
-            nb::sig("def salt(self) -> str | bytes | int | None"), "Of a stored block, the salt of its prefix.")
+            nb::sig("def salt(self) -> str | bytes | int | None"), "For a stored block, the salt of its prefix.")
         .def_prop_ro("extra_keys", &extra_tuples, nb::sig("def extra_keys(self) -> list[tuple[int, int, bytes]]"),
-                     "Multimodal spans, in offsets from the block's first token.")
+                     "Multimodal spans, as offsets from the block's first token.")
         .def_prop_ro(
             "tier", [](const BlockEvent& e) { return tier_name(e.tier); }, nb::sig("def tier(self) -> str"),
-            "The tier from which it is read: 'primary' or 'host'.")
-        .def_ro("priority", &BlockEvent::priority, "Its retention priority.")
-        .def_ro("window_size", &BlockEvent::window_size, "The window whose tree it is in. None: full attention.")
+            "The tier from which the block is read: 'primary' or 'host'.")
+        .def_ro("priority", &BlockEvent::priority, "The block's retention priority.")
+        .def_ro("window_size", &BlockEvent::window_size, "The window whose tree holds the block. None: full attention.")
         .def("__repr__", [](const BlockEvent& e) {
             return Repr("BlockEvent")
                 .add("kind", kind_name(e.kind))

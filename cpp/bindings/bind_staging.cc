@@ -100,7 +100,7 @@ HostTable host_table(const LiveTable& table) {
             .blocks = static_cast<std::uint32_t>(table.shape(3))};
 }
 
-// Keeps neither end alive: its user checks that they are there, and where they were.
+// Keeps neither end alive. Its user checks that both ends still exist, and have not moved.
 void init_route(OffsetRoute* self, OffsetStager& stager, std::uintptr_t dst_address, std::uint64_t dst_pool_stride,
                 std::uint32_t dst_rows, std::uint32_t dst_blocks, const LiveTable& table) {
     const OffsetDestination dst{
@@ -108,7 +108,7 @@ void init_route(OffsetRoute* self, OffsetStager& stager, std::uintptr_t dst_addr
     new (self) OffsetRoute(stager, dst, dst_rows, host_table(table));
 }
 
-// `rows`: numbers, or how many from the first on.
+// `rows`: row numbers, or how many from the first on.
 void ship(const OffsetRoute& self, nb::handle rows, std::uintptr_t stream, std::optional<std::uint32_t> width,
           bool lent) {
     const OffsetRoute::Manner manner{.width = width.value_or(self.width_max()), .stream = {stream}, .lent = lent};
@@ -121,7 +121,7 @@ void ship(const OffsetRoute& self, nb::handle rows, std::uintptr_t stream, std::
     without_gil([&] { self.ship(numbers, manner); });
 }
 
-// No lock is needed: the configuration stays as it is, and stats() takes none.
+// Needs no lock: the configuration never changes, and stats() takes none.
 std::string text_of(const OffsetStager& self) {
     const StagerConfig& config = self.config();
     const StagerStats stats = self.stats();
@@ -153,17 +153,18 @@ TransferId submit(CopyEngine& self, nb::handle dst, nb::handle src, nb::handle n
 
 void bind_staging(nb::module_& m) {
     using namespace nb::literals;
-    nb::class_<StagerStats>(m, "StagerStats", "Since the stager was made.")
+    nb::class_<StagerStats>(m, "StagerStats", "Counts since the stager was made.")
         .def_prop_ro(
             "mode", [](const StagerStats& s) { return mode_name(s.mode); }, nb::sig("def mode(self) -> str"),
             "'snapshot' or 'early_copy', as chosen for this device and table.")
-        .def_ro("ships", &StagerStats::ships, "Shipments.")
+        .def_ro("ships", &StagerStats::ships, "Shipments so far.")
         .def_ro("staged_bytes", &StagerStats::staged_bytes, "Bytes of block offsets that were staged.")
-        .def_ro("late_copies", &StagerStats::late_copies, "Early copies that others kept waiting for the copy engine.")
+        .def_ro("late_copies", &StagerStats::late_copies,
+                "Early copies that came too late, because others used the copy engine.")
         .def_ro("ring_waits", &StagerStats::ring_waits, "Shipments that waited for a slot.")
         .def_prop_ro(
             "wait_us", [](const StagerStats& s) { return static_cast<double>(s.wait_ns) / 1e3; },
-            "What they waited in sum.")
+            "The total time that they waited.")
         .def("__repr__", [](const StagerStats& s) {
             return Repr("StagerStats")
                 .add("mode", mode_name(s.mode))
@@ -174,26 +175,28 @@ void bind_staging(nb::module_& m) {
                 .add("wait_us", static_cast<double>(s.wait_ns) / 1e3)
                 .text();
         });
-    nb::class_<OffsetStager>(m, "NativeStager",
-                             "Ships block offsets; on return the caller may overwrite everything it passed.")
+    nb::class_<OffsetStager>(
+        m, "NativeStager",
+        "Ships block offsets. When a shipment returns, the caller may overwrite everything that it passed.")
         .def("__init__", &init_stager, "device"_a, nb::kw_only(), "layout"_a, "num_pools"_a, "rows_max"_a,
              "blocks_max"_a, "mode"_a = "auto", "slots"_a = 3, "index_scales"_a = nb::none(),
              "kv_offset"_a = nb::none())
         .def("settle", &OffsetStager::settle, nb::call_guard<GilReleased>(),
-             "What was shipped as lent is the caller's again.")
-        .def("stats", &OffsetStager::stats, nb::call_guard<GilReleased>(), "What was shipped, and what was waited for.")
+             "Waits until the caller may write again to the tables that it has lent.")
+        .def("stats", &OffsetStager::stats, nb::call_guard<GilReleased>(), "Counts of shipments and of waits.")
         .def("close", &OffsetStager::close, nb::call_guard<GilReleased>(),
-             "Waits for what is pending and gives the memory back. Later shipments raise.")
+             "Waits for pending shipments and gives the memory back. Later shipments raise.")
         .def("__repr__", [](const OffsetStager& stager) { return text_of(stager); });
-    nb::class_<OffsetRoute>(m, "OffsetRoute", "From one live table to one destination, which stay where they are.")
+    nb::class_<OffsetRoute>(m, "OffsetRoute",
+                            "The way from one live table to one destination, which both stay where they are.")
         .def("__init__", &init_route, nb::keep_alive<1, 2>(), "stager"_a, "dst_address"_a, "dst_pool_stride"_a,
              "dst_rows"_a, "dst_blocks"_a, "table"_a,
              nb::sig("def __init__(self, stager: NativeStager, dst_address: int, dst_pool_stride: int, dst_rows: int, "
                      "dst_blocks: int, table: numpy.typing.NDArray[Any]) -> None"))
         .def("ship", &ship, "rows"_a, "stream"_a, "width"_a = nb::none(), "lent"_a = false,
              nb::sig("def ship(self, rows: Any, stream: int, width: int | None = None, lent: bool = False) -> None"),
-             "rows: numbers, or how many from the first on. lent: the table stays as it is until the stager has "
-             "settled.")
+             "rows: row numbers, or how many from the first on. lent: the caller leaves the table as it is until the "
+             "stager has settled.")
         .def("__repr__", [](const OffsetRoute& r) {
             return Repr("OffsetRoute")
                 .add("pools", r.table().pools)
@@ -209,12 +212,12 @@ void bind_staging(nb::module_& m) {
              nb::sig("def submit(self, dst: Any, src: Any, nbytes: Any, *, after: int | None = None, before: int | "
                      "None = None, "
                      "stream: int, order: str = 'stream') -> int"),
-             "after: an event behind the writers of the sources, or the last users of the destinations. before: a "
-             "stream that will use the "
-             "destinations.")
+             "after: an event behind the writers of the sources, or behind the last users of the destinations. before: "
+             "a stream that will use the destinations. Returns a number for done() and wait().")
         .def("done", &CopyEngine::done, nb::call_guard<GilReleased>(), "transfer"_a,
              "Whether every byte of the transfer has arrived.")
-        .def("wait", &CopyEngine::wait, nb::call_guard<GilReleased>(), "transfer"_a, "Blocks this thread until then.")
+        .def("wait", &CopyEngine::wait, nb::call_guard<GilReleased>(), "transfer"_a,
+             "Blocks this thread until every byte of the transfer has arrived.")
         .def_prop_ro("waits", &CopyEngine::waits, "Submissions that waited because transfers_max were in flight.")
         .def("__repr__", [](const CopyEngine& self) {
             const auto [in_flight, waits] = without_gil([&] { return std::pair(self.in_flight(), self.waits()); });

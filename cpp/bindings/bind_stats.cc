@@ -26,13 +26,13 @@ std::string text_of(const TierStats& s) {
 }  // namespace
 
 void bind_stats(nb::module_& m) {
-    nb::class_<CacheCounters>(m, "CacheCounters", "What happened over an iteration, or since the start.")
+    nb::class_<CacheCounters>(m, "CacheCounters", "What happened during an iteration, or since the start.")
         .def_ro("requests", &CacheCounters::requests, "Requests admitted.")
         .def_ro("tokens_reused", &CacheCounters::tokens_reused, "Prompt tokens that were found in the cache.")
         .def_ro("tokens_new", &CacheCounters::tokens_new, "Prompt tokens that had to be computed.")
         .def_ro("blocks_reused", &CacheCounters::blocks_reused, "Blocks claimed by admissions.")
         .def_ro("blocks_reused_partial", &CacheCounters::blocks_reused_partial,
-                "Of these, matches of a part of a block.")
+                "Reused blocks of which only a part matched.")
         .def_ro("blocks_onboarded", &CacheCounters::blocks_onboarded, "Copies from host to primary.")
         .def_ro("blocks_copied", &CacheCounters::blocks_copied, "Copies within primary.")
         .def_ro("blocks_new", &CacheCounters::blocks_new, "Prompt blocks without any reused token.")
@@ -41,7 +41,7 @@ void bind_stats(nb::module_& m) {
         .def_ro("blocks_stored", &CacheCounters::blocks_stored, "Blocks that entered the tree.")
         .def_ro("blocks_offloaded", &CacheCounters::blocks_offloaded, "Copies from primary to host.")
         .def_ro("blocks_dropped", &CacheCounters::blocks_dropped,
-                "Blocks whose content eviction has lost, those behind them included.")
+                "Blocks whose content was lost to eviction, those behind them included.")
         .def_ro("blocks_failed", &CacheCounters::blocks_failed, "Copies that failed.")
         .def("__repr__", [](const CacheCounters& c) {
             return Repr("CacheCounters")
@@ -61,7 +61,7 @@ void bind_stats(nb::module_& m) {
                 .add_unless_zero("blocks_failed", c.blocks_failed)
                 .text();
         });
-    nb::class_<RequestStats>(m, "RequestStats", "What one live request got and grew.")
+    nb::class_<RequestStats>(m, "RequestStats", "What one live request got, and how it grew.")
         .def_ro("tokens_reused", &RequestStats::tokens_reused, "Prompt tokens that were found in the cache.")
         .def_ro("tokens_new", &RequestStats::tokens_new, "Prompt tokens that had to be computed.")
         .def_ro("blocks_reused", &RequestStats::blocks_reused, "Blocks claimed by its admission.")
@@ -86,14 +86,15 @@ void bind_stats(nb::module_& m) {
         .def_ro("blocks", &TierStats::blocks, "All slots of the tier.")
         .def_ro("free", &TierStats::free, "Slots that hold nothing.")
         .def_ro("cached", &TierStats::cached, "Slots that can be found and that eviction may take.")
-        .def_ro("owned", &TierStats::owned, "Slots of live sequences, and those that are pinned, locked or kept.")
+        .def_ro("owned", &TierStats::owned, "Slots that live sequences own, and slots that are pinned, locked or kept.")
         .def_ro("in_flight", &TierStats::in_flight, "Slots that a transfer still writes.")
         .def("__repr__", &text_of);
     nb::class_<WindowStats>(m, "WindowStats", "One window's slots.")
         .def_ro("window_size", &WindowStats::window_size, "None: full attention.")
         .def_ro("primary", &WindowStats::primary, "The slots on the GPU.")
         .def_ro("host", &WindowStats::host, "The slots of the host tier.")
-        .def_ro("kept", &WindowStats::kept, "Slots, free or cached, kept for later chunks of live prompts.")
+        .def_ro("kept", &WindowStats::kept,
+                "Primary slots, free or cached, that are kept for later chunks of live prompts.")
         .def("__repr__", [](const WindowStats& w) {
             return Repr("WindowStats")
                 .add("window_size", w.window_size)
@@ -110,12 +111,11 @@ void bind_stats(nb::module_& m) {
         .def_ro("cache_hit_rate", &KvCacheStats::cache_hit_rate, "Blocks reused / (reused + missed), since the start.")
         .def_ro("windows", &KvCacheStats::windows, "Each window's slots, ascending by size.")
         .def_ro("total", &KvCacheStats::total, "Since the start.")
-        .def_ro("iteration", &KvCacheStats::iteration, "Of the iteration that the last refresh_blocks() ended.")
-        .def_ro("current", &KvCacheStats::current, "Since that call.")
-        .def_ro("events_dropped", &KvCacheStats::events_dropped,
-                "Events that were pushed out before anybody read them.")
+        .def_ro("iteration", &KvCacheStats::iteration, "In the iteration that the last refresh_blocks() ended.")
+        .def_ro("current", &KvCacheStats::current, "Since the last refresh_blocks().")
+        .def_ro("events_dropped", &KvCacheStats::events_dropped, "Events that were dropped before anybody read them.")
         .def_ro("sequences", &KvCacheStats::sequences, "Live sequences.")
-        .def_ro("sequences_suspended", &KvCacheStats::sequences_suspended, "Sequences that were swapped out.")
+        .def_ro("sequences_suspended", &KvCacheStats::sequences_suspended, "Suspended sequences.")
         .def("__repr__", [](const KvCacheStats& s) {
             return Repr("KvCacheStats")
                 .add("sequences", s.sequences)

@@ -13,7 +13,7 @@ namespace kvfix::bindings {
 namespace {
 
 bool acquire(TurnLock& lock, double limit_s) {
-    // The usual case costs no release of the GIL.
+    // In the usual case the GIL is not released.
     return lock.try_acquire() ||
            without_gil([&] { return lock.acquire_within(std::chrono::duration<double>(limit_s)); });
 }
@@ -32,18 +32,20 @@ std::string text_of(const char* name, const TurnLock::Stats& stats) {
 
 void bind_turn_lock(nb::module_& m) {
     using namespace nb::literals;
-    nb::class_<TurnLock::Stats>(m, "TurnLockStats", "Since the lock was made.")
-        .def_ro("turns", &TurnLock::Stats::turns, "Times that the lock went from free to held.")
+    nb::class_<TurnLock::Stats>(m, "TurnLockStats", "Counts since the lock was made.")
+        .def_ro("turns", &TurnLock::Stats::turns, "How often the lock went from free to held.")
         .def_ro("waits", &TurnLock::Stats::waits, "Calls that had to queue.")
-        .def_ro("wait_us", &TurnLock::Stats::wait_us, "What they waited in sum.")
-        .def_ro("queued", &TurnLock::Stats::queued, "Calls that wait now.")
-        .def_ro("depth", &TurnLock::Stats::depth, "How often its holder holds the lock now. 0: nobody does.")
+        .def_ro("wait_us", &TurnLock::Stats::wait_us, "The total time that they waited.")
+        .def_ro("queued", &TurnLock::Stats::queued, "Calls that are waiting now.")
+        .def_ro("depth", &TurnLock::Stats::depth, "How often the holder holds the lock now. 0: nobody holds it.")
         .def("__repr__", [](const TurnLock::Stats& s) { return text_of("TurnLockStats", s); });
-    nb::class_<TurnLock>(m, "TurnLock", "A recursive lock, first come first served, waited for without the GIL.")
+    nb::class_<TurnLock>(m, "TurnLock",
+                         "A recursive lock that serves first come, first served. Callers wait without the GIL.")
         .def(nb::init<>())
-        .def("acquire", &acquire, "limit_s"_a, "False: the limit passed, and the lock is not held.")
-        .def("release", &TurnLock::release, "Once for each time it was acquired, by the same thread.")
-        .def("stats", &TurnLock::stats, "Turns and waits.")
+        .def("acquire", &acquire, "limit_s"_a, "False: the limit has passed, and the lock is not held.")
+        .def("release", &TurnLock::release,
+             "Call it once for each time that the lock was acquired, in the same thread.")
+        .def("stats", &TurnLock::stats, "Counts of turns and waits.")
         .def("__repr__", [](const TurnLock& lock) { return text_of("TurnLock", lock.stats()); });
 }
 

@@ -1,5 +1,5 @@
-// One function per topic; module.cc calls them in order. Nothing here decides anything: it converts, releases the GIL around
-// plain values, and calls the core.
+// One function per topic; module.cc calls them in order. Bindings decide nothing: they convert, release the GIL around
+// plain values, and call the core.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,7 +14,8 @@
 
 namespace kvfix::bindings {
 
-// The Python object owns a share of the request, not the other way round: a sequence may drop its share without the GIL.
+// The Python object owns a share of the request, and not the other way round, because a sequence may drop its share
+// without the GIL.
 struct SequenceRequest {
     RequestPtr request;
 };
@@ -33,22 +34,22 @@ void bind_tier_index(nanobind::module_& module);
 void bind_flight_ring(nanobind::module_& module);
 void bind_replay(nanobind::module_& module);
 
-// What makes prefixes of equal tokens different, as Python gives it.
+// Reads a salt, which keeps prefixes with equal tokens apart, as Python passes it.
 Salt read_salt(nanobind::handle salt, const Field& field);
 std::vector<ExtraKey> read_extra_keys(nanobind::handle keys, const Field& field);
 
 nanobind::object salt_object(const Salt& salt);
 
-// What unpickling calls: the object's type with these keywords, so that a pickle is checked as its maker was.
+// Unpickling calls the object's type with these keywords, so a pickle is checked like a new object.
 nanobind::tuple reduced(nanobind::handle object, const nanobind::dict& keywords);
 
 const char* tier_name(Tier tier);
 std::optional<Tier> tier_from(const std::optional<std::string>& name);
 
-// Gives the GIL away for a scope, as nanobind's guard does, and lives through the interpreter's end. A daemon thread that
-// wants the GIL back then is ended by CPython (before 3.14) with pthread_exit, which unwinds its stack and aborts the
-// process at the first frame that must not throw, of which bindings have many. So the unwinding is stopped here, and the thread
-// stays until the process is gone.
+// Releases the GIL for a scope, as nanobind's guard does, and survives the interpreter's end. If a daemon thread wants
+// the GIL back then, CPython (before 3.14) ends the thread with pthread_exit. That unwinds its stack and aborts the
+// process at the first frame that must not throw, of which bindings have many. So this class stops the unwinding, and
+// the thread stays until the process is gone.
 class GilReleased {
   public:
     GilReleased() : state_(PyEval_SaveThread()) {}
@@ -57,7 +58,7 @@ class GilReleased {
     ~GilReleased() {
         try {
             PyEval_RestoreThread(state_);
-        } catch (...) {  // pthread_exit's unwinding: to leave this handler would abort
+        } catch (...) {  // pthread_exit is unwinding: leaving this handler would abort
             stay_for_ever();
         }
     }

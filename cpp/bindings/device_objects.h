@@ -1,4 +1,4 @@
-// What the device and staging bindings share.
+// Objects that the device bindings and the staging bindings share.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -43,7 +43,8 @@ T from_python_int(PyObject* item, const Field& field, std::size_t position) {
     out_of_range(field, position, shown(item));
 }
 
-// The value of an exact int of one digit, as all token ids are, read without a call; else -1. Builds for the stable ABI cannot look.
+// Reads the value of an exact int of one digit, as all token ids are, without a call. Returns -1 for others, and always
+// in builds for the stable ABI, which cannot look inside an int.
 std::int64_t small_value(PyObject* item) {
 #if defined(Py_LIMITED_API)
     static_cast<void>(item);
@@ -60,7 +61,8 @@ std::int64_t small_value(PyObject* item) {
 #endif
 }
 
-// Anything else that says it is an integer (numpy scalars). Runs the object's own code, so the caller looks again at its list.
+// Reads anything else that claims to be an integer, such as numpy scalars. This runs the object's own code, so the
+// caller must look at its list again.
 template <class T>
 T from_index(const nb::object& item, const Field& field, std::size_t position) {
     if (PyBool_Check(item.ptr()) || !PyIndex_Check(item.ptr())) {
@@ -134,7 +136,7 @@ struct IntegerArray {
     bool is_signed;
 };
 
-// Whether the array is one of T as C++ has them.
+// Whether the array holds T as C++ lays it out.
 template <class T>
 bool is_plain(const IntegerArray& array) {
     return array.item_bytes == sizeof(T) && array.is_signed == std::is_signed_v<T> && array.stride_bytes == sizeof(T) &&
@@ -150,7 +152,7 @@ void copy_items(const IntegerArray& array, const Field& field, std::vector<T>& o
     };
     const auto copy = [&](std::ptrdiff_t stride_bytes) {
         bool fit = true;
-        for (std::size_t i = 0; i < array.count; ++i) {  // no early exit: without gaps this vectorises
+        for (std::size_t i = 0; i < array.count; ++i) {  // no early exit, so that an array without gaps vectorises
             const Item item = item_at(i, stride_bytes);
             fit &= std::in_range<T>(item);
             out[i] = static_cast<T>(item);
@@ -169,7 +171,7 @@ template <class T>
 std::vector<T> read_array(const IntegerArray& array, const Field& field) {
     if (is_plain<T>(array)) {
         const T* begin = reinterpret_cast<const T*>(array.data);
-        return {begin, begin + array.count};  // unlike a vector that is made first, written once
+        return {begin, begin + array.count};  // writes each element once, unlike a vector that is filled later
     }
     std::vector<T> out(array.count);
     if (array.item_bytes == 4) {
@@ -182,7 +184,7 @@ std::vector<T> read_array(const IntegerArray& array, const Field& field) {
     return out;
 }
 
-// Releases the exporter's buffer with the scope.
+// Releases the exporter's buffer at the end of the scope.
 class BufferView {
   public:
     explicit BufferView(nb::handle object) {
@@ -204,10 +206,10 @@ IntegerArray describe(const BufferView& view, const Field& field) {
     if (view->ndim != 1 || view->itemsize <= 0) {
         wrong_type(field, std::to_string(view->ndim) + "-D data");
     }
-    // An exporter may leave both out, asked for or not: ctypes says no strides for an array without gaps.
+    // An exporter may leave both out even if they were asked for: ctypes gives no strides for an array without gaps.
     const Py_ssize_t count = view->shape != nullptr ? view->shape[0] : view->len / view->itemsize;
     const std::ptrdiff_t stride_bytes = view->strides != nullptr ? view->strides[0] : view->itemsize;
-    // Native order only: one letter, after '@' or '=' at most.
+    // Only native byte order: one letter, perhaps after '@' or '='.
     const char letter = format.back();
     const bool plain =
         format.size() == 1 || (format.size() == 2 && (format[0] == '@' || format[0] == '=' || format[0] == '<'));
@@ -222,7 +224,7 @@ IntegerArray describe(const BufferView& view, const Field& field) {
 
 // ------------------------------------------------------------------------------------------------ tensors
 
-// The attribute, or nothing where there is none. What else goes wrong in looking it up is the caller's error.
+// Returns the attribute, or nothing if there is none. Any other error of the look-up goes to the caller.
 nb::object find_attribute(nb::handle object, const char* name) {
     PyObject* found = PyObject_GetAttrString(object.ptr(), name);
     if (found == nullptr) {
@@ -242,7 +244,7 @@ bool is_true(const nb::object& value) {
     return truth != 0;
 }
 
-// Not every exporter knows versions, and a read-only one may export nothing else.
+// Asks without a version first, because not every exporter knows versions. A read-only exporter may need one, though.
 nb::object dlpack_capsule(const nb::object& exporter) {
     try {
         return exporter();
@@ -255,7 +257,7 @@ nb::object dlpack_capsule(const nb::object& exporter) {
     return exporter("max_version"_a = nb::make_tuple(1, 0));
 }
 
-// Called here and not by nanobind, which drops the exporter's errors, a KeyboardInterrupt among them.
+// Called here and not by nanobind, which would drop the exporter's errors, even a KeyboardInterrupt.
 nb::object export_tensor(nb::handle object, const nb::object& exporter, const Field& field) {
     if (const nb::object is_neg = find_attribute(object, "is_neg"); is_neg.is_valid() && is_true(is_neg())) {
         wrong_type(field,
@@ -303,7 +305,7 @@ std::string shown(nb::handle object) {
         return {utf8, static_cast<std::size_t>(size)};
     }
     if (PyErr_ExceptionMatches(PyExc_Exception) == 0) {
-        throw nb::python_error();  // Ctrl-C is not about the object
+        throw nb::python_error();  // Ctrl-C says nothing about the object
     }
     PyErr_Clear();
     return PyLong_Check(object.ptr()) ? "(an int of thousands of digits)" : "'" + name_of_type(object) + "'";

@@ -21,10 +21,11 @@ struct Field {
     std::string text() const { return request_id ? "request " + std::to_string(*request_id) + ", " + name : name; }
 };
 
-// The object as an error shows it, whatever it is: an integer of thousands of digits has no repr.
+// The object as an error message shows it. It never fails, although an integer of thousands of digits has no repr.
 std::string shown(nanobind::handle object);
 
-// Single numbers arrive wide, so that one that does not fit is refused by name and not as an argument of the wrong type.
+// Single numbers arrive in a wide type, so that one that does not fit is refused by name and not as an argument of the
+// wrong type.
 template <class T>
 T narrowed(std::int64_t value, const Field& field) {
     if (!std::in_range<T>(value)) {
@@ -39,9 +40,9 @@ std::optional<T> narrowed(std::optional<std::int64_t> value, const Field& field)
     return value ? std::optional(narrowed<T>(*value, field)) : std::nullopt;
 }
 
-// Lists and tuples of ints, buffers (numpy, array.array, memoryview) and DLPack CPU tensors, all one-dimensional. Arrays may be
-// strided. TypeError for what is not integers, ValueError for a value that does not fit
-// and for a list that changes while it is read.
+// Reads lists and tuples of ints, buffers (numpy, array.array, memoryview) and DLPack CPU tensors, all one-dimensional.
+// Arrays may be strided. Raises TypeError for anything but integers, and ValueError for a value that does not fit or a
+// list that changes while it is read.
 template <class T>
 std::vector<T> read_integers(nanobind::handle object, const Field& field);
 

@@ -1,4 +1,4 @@
-// BlockManager's class in Python: too many methods for one file, so each topic adds its own.
+// BlockManager's class in Python. It has too many methods for one file, so each topic adds its own.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -55,14 +55,15 @@ void kvfix::bindings::GilReleased::stay_for_ever() {
     }
 }
 
-// NB_MODULE defines the function that Python calls, and the first thing in it is nanobind's: it would point the state that all
-// interpreters share at the one that imports. So it gets another name, and one that looks first stands in its place.
+// NB_MODULE defines the function that Python calls. It starts with nanobind's own code, which would point the state
+// that all interpreters share at the importing one. So that function gets another name, and one that first checks the
+// interpreter takes its place.
 #define PyInit__core init_in_main_interpreter
 NB_MODULE(_core, m) {
     m.doc() = "The native core of trtllm-kvfix. Import trtllm_kvfix.native instead.";
 #ifdef NDEBUG
-    // A server's process may end with managers and stagers alive in caches of its frameworks. That is no leak of ours, and
-    // its log should not end with a report about it. Debug builds do report.
+    // A server's process may end while caches of its frameworks still hold managers and stagers. That is not a leak,
+    // and the server's log should not end with a report about it. Debug builds do report.
     nanobind::set_leak_warnings(false);
 #endif
     m.def("build_info", &build_info, "How this extension was built.");

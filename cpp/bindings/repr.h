@@ -21,7 +21,7 @@ class Repr {
         text_ += std::string(text_.back() == '(' ? "" : ", ") + field + "=" + shown(value);
         return *this;
     }
-    // Of counts that are mostly nothing.
+    // For counts that are mostly zero.
     template <std::integral Value>
     Repr& add_unless_zero(const char* field, Value value) {
         return value == 0 ? *this : add(field, value);

@@ -5,7 +5,7 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-// Errors of Python's are the caller's business; those of memory among them.
+// Passes Python's errors on to the caller, a MemoryError among them.
 nb::object made(PyObject* number) {
     if (number == nullptr) {
         throw nb::python_error();

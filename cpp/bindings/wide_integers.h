@@ -1,4 +1,4 @@
-// Integers of 128 bits: Python's have any number, C++ gets two words. With the GIL held.
+// Integers of 128 bits. Python's integers have any size; C++ gets two words. The caller holds the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,12 +11,13 @@
 
 namespace kvfix::bindings {
 
-// A new reference.
+// Returns a new reference.
 PyObject* python_int(std::uint64_t low, std::uint64_t high);
-// Nothing for what is no int, negative or too large. Bools are no ints.
+// Returns nothing unless the object is an int that is neither negative nor too large. A bool is not an int here.
 std::optional<Hash128> words_of(nanobind::handle number);
 
-// A list or tuple. TypeError for what is not, ValueError for an item that is no int of 128 bits; both name the field.
+// Reads a list or tuple. Raises TypeError for anything else, and ValueError for an item that is not an int of 128 bits.
+// Both name the field.
 std::vector<Hash128> read_hashes(nanobind::handle hashes, const Field& field);
 
 }  // namespace kvfix::bindings

@@ -19,7 +19,7 @@ void check_each_once(std::span<const RequestId> ids, const char* call) {
     }
 }
 
-// Blocks per beam behind `length` positions that `count` more take.
+// The blocks that each beam takes for `count` more positions behind `length`.
 std::uint64_t blocks_behind(std::uint64_t length, std::uint64_t count, std::uint64_t tokens_per_block) {
     const auto blocks = [tokens_per_block](std::uint64_t tokens) {
         return (tokens + tokens_per_block - 1) / tokens_per_block;
@@ -27,7 +27,7 @@ std::uint64_t blocks_behind(std::uint64_t length, std::uint64_t count, std::uint
     return blocks(length + count) - blocks(length);
 }
 
-// As growth takes them, of any count.
+// Counts as growth does, but for any count.
 std::uint64_t blocks_taken(const Sequence& sequence, std::uint64_t count, std::uint32_t tokens_per_block) {
     const std::uint32_t of_prompt = sequence.values_begin() - sequence.length;
     if (count > of_prompt) {
@@ -50,7 +50,7 @@ std::vector<std::uint64_t> blocks_to_admit(const State& state, AdmissionPlanner&
         blocks_behind(request->num_tokens(), tokens_new_max, state.tokens_per_block()) * request->beam_width;
     for (const Window& window : state.windows) {
         const std::uint64_t most = chunk::blocks_at_most(window, *request, chunk_tokens);
-        const bool rolls = most < own + grown;  // then each beam may fill the window, as far as it grows
+        const bool rolls = most < own + grown;  // each beam may then fill the window, as far as it grows
         out[window.index] += rolls ? std::min(grown, most * request->beam_width - std::min(own, most)) : grown;
     }
     return out;

@@ -1,5 +1,5 @@
-// One block: a record with a stable index, a slot in one tier or in both, and a place in the reuse tree or none.
-// docs/block-manager.md section 1 defines the words; check_invariants() verifies the combinations.
+// One block: a record with a stable index, a slot in one tier or in both, and perhaps a place in the reuse tree.
+// docs/block-manager.md section 1 defines the words. check_invariants() verifies the combinations.
 #pragma once
 
 #include <array>
@@ -9,10 +9,10 @@
 
 namespace kvfix {
 
-// The parent of a tree block: another block, or a root of the tree. None while the block is private.
+// The parent of a tree block: another block, or a root of the tree. A private block has none.
 class ParentRef {
   public:
-    // NOLINTBEGIN(misc-explicit-constructor): implicit, since a block is a parent and kNone is none
+    // NOLINTBEGIN(misc-explicit-constructor): implicit, because a block is a parent and kNone is none
     constexpr explicit(false) ParentRef(None = kNone) {}
     constexpr explicit(false) ParentRef(BlockIndex block) : bits_(number(block)) {}
     // NOLINTEND(misc-explicit-constructor)
@@ -29,28 +29,28 @@ class ParentRef {
     std::uint32_t bits_ = kNone;
 };
 
-// One cache line. Walking a long prefix touches one of these per block, so nothing rarely needed is kept here.
+// One cache line. Walking a long prefix touches one of these for each block, so rarely needed data lives elsewhere.
 struct alignas(64) Block {
-    std::uint64_t key = 0;  // of the whole prefix, in the tree's index (see index_hash.h); full blocks only
+    std::uint64_t key = 0;  // of the whole prefix, in the tree's index (index_hash.h); full blocks only
     ParentRef parent;
     BlockIndex children = kNone;    // top of the ordered index of its children
-    BlockIndex child_left = kNone;  // its own links in its parent's index
+    BlockIndex child_left = kNone;  // the block's own links in its parent's index
     BlockIndex child_right = kNone;
     std::array<SlotIndex, kTiers> slot{kNone, kNone};
     std::array<std::uint32_t, kTiers> pins{0, 0};
     std::array<std::uint32_t, kTiers> locks{0, 0};  // transfers that still read this slot
-    std::uint32_t owners = 0;                       // live sequences that hold it
+    std::uint32_t owners = 0;                       // live sequences that hold the block
     std::uint32_t children_primary = 0;             // children with a primary slot
     std::uint32_t generation = 0;  // counts departures from the tree; distinguishes a stale index from a live one
-    std::uint16_t num_tokens = 0;  // of the content
+    std::uint16_t num_tokens = 0;  // how many the content has
     Priority priority = kPriorityDefault;
-    std::uint8_t flights : 2 = 0;  // one bit a tier: the slot is the destination of a transfer not yet completed
+    std::uint8_t flights : 2 = 0;  // one bit for each tier: the slot is the destination of a transfer not yet completed
     bool in_tree : 1 = false;
-    bool undelivered : 1 = false;  // its transfer failed under its owners
+    bool undelivered : 1 = false;  // its transfer failed while sequences owned it
     bool has_extras : 1 = false;
     bool has_duration : 1 = false;
     bool changed : 1 = false;  // since the digest last looked at it
-    bool outside : 1 = false;  // its last holder went on without it: the window had left it
+    bool outside : 1 = false;  // its last holder let it go because it had left the holder's window
 
     bool in_flight(std::size_t tier) const { return (flights >> tier & 1U) != 0; }
     void begin_flight(std::size_t tier) { flights = (flights | 1U << tier) & 3U; }
@@ -58,12 +58,12 @@ struct alignas(64) Block {
     bool has(std::size_t tier) const { return slot[tier] != kNone; }
     bool settled(std::size_t tier) const { return has(tier) && !in_flight(tier); }
     bool host_only() const { return !has(kPrimary) && has(kHost); }
-    // What admission may build on: bytes that are there, in the tier that will be read.
+    // Admission may build on the block: its bytes are present in the tier that will be read.
     bool usable() const { return has(kPrimary) ? !in_flight(kPrimary) : settled(kHost); }
     bool held_primary() const {
         return owners != 0 || pins[kPrimary] != 0 || locks[kPrimary] != 0 || in_flight(kPrimary);
     }
-    // A block claimed while only in host must stay there until it is copied up.
+    // A block that was claimed while only in host must stay there until it is copied to primary.
     bool held_host() const {
         return pins[kHost] != 0 || locks[kHost] != 0 || in_flight(kHost) || (owners != 0 && !has(kPrimary));
     }

@@ -17,7 +17,7 @@ BlockHasher::BlockHasher(const Secret& seed, std::uint32_t bits)
     : key_(key_for(seed, "block hashes")), mask_{low_bits(bits), low_bits(std::max(bits, 64U) - 64)} {}
 
 BlockHash BlockHasher::root(std::string_view identity) const {
-    KVFIX_STEPS(identity.size() / 8);  // tenants choose how long it is
+    KVFIX_STEPS(identity.size() / 8);  // tenants choose its length
     SipHash hash(key_);
     hash.add(0);
     return hash.end(identity);

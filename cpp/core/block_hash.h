@@ -1,14 +1,14 @@
-// The 128-bit hash of a block, for events and look-ups from outside. The same on every machine, process and version that has the
-// same seed, and a random number to all others:
+// The 128-bit hash of a block, for events and for look-ups from outside. It is the same on every machine, in every
+// process and version that has the same seed. Without the seed it looks like a random number:
 //
 //   H(m)     = SipHash-1-3-128 of the bytes m, under the key SipHash-1-3-128(seed, "block hashes")
 //   root     = H(0 | identity)                               identity: see Request::identity
 //   block    = H(n | parent | tokens | extras)               n tokens, n > 0; extras: see Request::block_extras
 //
-// n and 0 are 64-bit words, `parent` the 16 bytes of the parent's hash, tokens 32-bit words padded with zeros to whole 64-bit
-// words; all little-endian. No two contents give one message, and the first word keeps a root apart from a block whatever a
-// tenant's salt spells. Reuse compares candidates by parent and content; only in a window, where what a block follows may have gone,
-// does its hash stand for it.
+// n and 0 are 64-bit words, `parent` is the 16 bytes of the parent's hash, and tokens are 32-bit words, padded with
+// zeros to whole 64-bit words. Everything is little-endian. Different contents never give the same message: the first
+// word tells a root from a block, whatever a tenant's salt spells. Reuse compares candidates by parent and content.
+// Only in a window, where the blocks before a block may be gone, does the hash stand for them.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ inline constexpr std::uint32_t kBlockHashBits = 128;
 
 class BlockHasher {
   public:
-    // Of what is shown, fewer than kBlockHashBits force collisions: a test instrument.
+    // `bits` limits how much of a hash shown() gives out. Fewer than kBlockHashBits force collisions, for tests.
     explicit BlockHasher(const Secret& seed, std::uint32_t bits = kBlockHashBits);
 
     BlockHash root(std::string_view identity) const;

@@ -1,6 +1,6 @@
-// The block manager: docs/block-manager.md says what each call does. It owns the state and the one lock, and each public method is one
-// verb over that state with the lock held around it; none calls back, blocks or reads a clock meanwhile. A call that throws an
-// operating error or std::invalid_argument has changed nothing.
+// The block manager; docs/block-manager.md says what each call does. It owns the state and its one lock. Each public
+// method is one verb over that state and holds the lock; none calls back, blocks or reads a clock while it does. A call
+// that throws an operating error or std::invalid_argument has changed nothing.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +38,9 @@ class BlockManager {
     PrefixReuse analyze_prefix_reuse(const RequestPtr& request,
                                      std::optional<std::uint32_t> chunk_tokens = std::nullopt);
 
-    // counts[i] more positions for ids[i], those of a prompt that was admitted in chunks first; tokens, if any, are the values of
-    // all of them behind the prompts, in order. computed[i], if any: leading
-    // positions of ids[i], of those that it had before, whose values are in the cache by now.
+    // Gives ids[i] counts[i] more positions; a prompt that was admitted in chunks takes them first. `tokens`, if given,
+    // holds the values of all the positions behind the prompts, in order. computed[i], if given, says how many leading
+    // positions of ids[i], among those that it had before, have their values in the cache by now.
     void add_tokens(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
                     std::optional<std::span<const TokenId>> tokens,
                     std::optional<std::span<const std::uint32_t>> computed = std::nullopt);
@@ -50,13 +50,13 @@ class BlockManager {
                                          std::optional<std::span<const TokenId>> tokens,
                                          std::optional<std::uint32_t> computed = std::nullopt);
 
-    // What a live sequence has computed becomes findable, beyond its prompt too; the ids pinned. The hashes of its full blocks so far.
+    // What a live sequence has computed becomes findable, beyond its prompt too. Returns the ids that it pinned.
     std::vector<BlockId> store_blocks_for_reuse(RequestId id, bool pin, std::optional<std::span<const TokenId>> tokens,
                                                 std::optional<std::uint32_t> computed = std::nullopt);
     std::vector<BlockHash> commit_and_get_block_hashes(RequestId id);
 
-    // A suspended sequence has its bytes in host and holds no primary block; only resuming and removing it, and questions about it, are
-    // allowed until it is back. Copies queued.
+    // A suspended sequence has its bytes in host and holds no primary block. Until it is back, callers may only resume
+    // it, remove it or ask about it. Both calls return how many copies they queued.
     std::uint64_t suspend_sequence(RequestId id);
     std::uint64_t resume_sequence(RequestId id);
     std::vector<std::uint64_t> blocks_to_resume(RequestId id) const;
@@ -64,17 +64,19 @@ class BlockManager {
     std::vector<BlockId> pin_blocks(RequestId id);
     std::vector<PinnedSlot> pin_blocks_by_id(std::span<const BlockId> ids);
     void unpin_blocks_by_id(std::span<const BlockId> ids, std::optional<Tier> tier);
-    // With a request the blocks are looked up by its content, and hashes that are not of its prompt, in their order, are refused.
+    // With a request, blocks are looked up by its content. Hashes that are not those of its prompt, in order, are
+    // refused.
     std::vector<std::optional<PinnedBlock>> find_and_pin_blocks_by_hash(std::span<const BlockHash> hashes,
                                                                         std::optional<Tier> tier, bool stop_on_miss,
                                                                         WindowSize window_size,
                                                                         const RequestPtr& request = nullptr);
 
-    // Of each hash the block that is in host, or on its way there, from now on.
+    // Returns for each hash the block that is in host from now on, or on its way there.
     std::vector<std::optional<BlockId>> offload_blocks_by_hash(std::span<const BlockHash> hashes, bool stop_on_miss,
                                                                WindowSize window_size,
                                                                const RequestPtr& request = nullptr);
-    // Of a conversation what lies behind its first tokens and nobody else uses; of a tenant everything. Blocks that leave the tree.
+    // The first drops what a conversation has behind its first tokens and nobody else uses, the second all blocks of a
+    // tenant. Both return how many blocks left the tree.
     std::uint64_t truncate_blocks(const RequestPtr& request, std::uint32_t tokens_kept);
     std::uint64_t drop_tenant(std::optional<std::int64_t> lora_id, const Salt& salt);
 
@@ -82,7 +84,7 @@ class BlockManager {
     void copy_batch_block_offsets(const OffsetTable& output, std::span<const RequestId> ids, std::uint32_t beam_width,
                                   std::size_t row_begin, OffsetScale scale) const;
 
-    // What a scheduler asks before it decides; nothing changes. Window by window, ascending.
+    // Questions that a scheduler asks before it decides. They change nothing. Answers are per window, ascending.
     std::vector<std::uint64_t> blocks_to_admit(const RequestPtr& request, std::uint32_t tokens_new_max,
                                                std::optional<std::uint32_t> chunk_tokens = std::nullopt);
     std::uint64_t blocks_to_grow(std::span<const RequestId> ids, std::span<const std::uint32_t> counts) const;
@@ -105,7 +107,7 @@ class BlockManager {
     std::uint64_t digest();
     void check_invariants() const;
 
-    // The same pins as handles that end them (core/pins.h). Of hashes the first ones, up to one that is not found.
+    // The same pins as handles that end them (core/pins.h). pins_by_hash() stops at the first hash that is not found.
     Pins pins_of(RequestId id);
     Pins pins_by_id(std::span<const BlockId> ids);
     Pins pins_by_hash(std::span<const BlockHash> hashes, std::optional<Tier> tier, WindowSize window_size,
@@ -119,7 +121,7 @@ class BlockManager {
     const std::shared_ptr<PinAnchor> anchor_;  // of every handle
     mutable ManagerMutex mutex_;               // guards everything below
     State state_;
-    // Memory that calls use again, and what matching has found so far: no answer depends on it.
+    // Memory that calls use again, and what matching has found so far. No answer depends on it.
     AdmissionPlanner planner_;
     std::vector<grow::Step> steps_;
 };

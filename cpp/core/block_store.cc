@@ -5,7 +5,7 @@
 namespace kvfix {
 namespace {
 
-// Taken from the back: the lowest number goes first.
+// The lowest number goes first, because numbers are taken from the back.
 template <class Index>
 std::vector<Index> descending(std::uint32_t count) {
     std::vector<Index> out;
@@ -49,13 +49,13 @@ void BlockStore::release(BlockIndex block) {
     free_digest_.add(kRecords, free_records_.size(), block);
 }
 
-// Not inline, so that the operator is.
+// Out of line, so that the operator stays small enough to inline.
 void BlockStore::note_change(BlockIndex block) {
     blocks_[number(block)].changed = true;
     changed_.push_back(block);
 }
 
-// A member's place is the number that are free with it.
+// A member's place in its set is how many are free along with it.
 std::uint64_t BlockStore::free_digest() {
     return free_digest_.value([this] {
         for (std::size_t tier = 0; tier < kTiers; ++tier) {

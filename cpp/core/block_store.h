@@ -1,4 +1,4 @@
-// The records, tokens and slots of one window. Knows nothing of trees or queues.
+// The records, tokens and slots of one window. It knows neither trees nor queues.
 #pragma once
 
 #include <algorithm>
@@ -52,10 +52,10 @@ class BlockRange {
     std::uint32_t count_;
 };
 
-// Not a view of the library's: clang 14, with which the fuzz target is built, cannot compile those of GCC 12.
+// Not a view of the standard library: clang 14, which builds the fuzz target, cannot compile those of GCC 12.
 inline BlockRange blocks_up_to(std::uint32_t count) { return BlockRange(count); }
 
-// Memory that begins at a cache line, so that the tokens of a block of 16 are one line and not two.
+// Memory that begins at a cache line, so that a block of 16 tokens takes one line and not two.
 template <class T>
 struct LineAllocator {
     using value_type = T;
@@ -87,7 +87,7 @@ class BlockStore {
     // Every record, live or not.
     auto all() const { return blocks_up_to(size()); }
 
-    // A record without slots. There is always one: a live record has at least one slot.
+    // Takes a record without slots. One is always free, because a live record has at least one slot.
     BlockIndex acquire();
     void release(BlockIndex block);
 
@@ -107,12 +107,12 @@ class BlockStore {
     std::span<const SlotIndex> free_slots(std::size_t tier) const { return free_slots_[tier]; }
     std::span<const BlockIndex> free_records() const { return free_records_; }
 
-    // What is free, order included.
+    // A digest of the free records and slots, order included.
     std::uint64_t free_digest();
-    // Records that may have changed since the last call, each once; at the first call all of them.
+    // Returns the records that may have changed since the last call, each once; the first call returns all of them.
     std::vector<BlockIndex> take_changed();
 
-    // Room for a whole block of tokens.
+    // The memory for a whole block of tokens.
     std::span<TokenId> tokens(BlockIndex block) {
         return {tokens_.data() + std::size_t{number(block)} * tokens_per_block_, tokens_per_block_};
     }
@@ -135,8 +135,9 @@ class BlockStore {
 
   private:
     static constexpr std::uint32_t kTokensPerLine = 64 / sizeof(TokenId);
-    static constexpr std::uint32_t kTokensAhead = 4 * kTokensPerLine;  // the machine itself sees a longer row coming
-    static constexpr std::size_t kRecords = kTiers;                    // beside the tiers, in free_digest_
+    // the processor prefetches a longer row by itself
+    static constexpr std::uint32_t kTokensAhead = 4 * kTokensPerLine;
+    static constexpr std::size_t kRecords = kTiers;  // the place of the records in free_digest_, after the tiers
 
     void note_change(BlockIndex block);
 

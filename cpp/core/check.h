@@ -1,4 +1,4 @@
-// Invariants. A broken one means that the books cannot be trusted any more: it is never caught inside the core.
+// Invariants. A broken one means that the books can no longer be trusted, so the core never catches it.
 #pragma once
 
 #include <stdexcept>

@@ -8,7 +8,7 @@
 namespace kvfix::chunk {
 namespace {
 
-// Of the prompt, in one window, beyond what is reserved.
+// The blocks of the prompt that are still to be reserved in one window.
 std::uint64_t blocks_to_come(const Sequence& sequence, std::uint32_t tokens_per_block) {
     const std::uint32_t prompt = sequence.prompt_length();
     return blocks_over(*sequence.request, prompt, tokens_per_block) -
@@ -38,7 +38,8 @@ std::uint64_t blocks_at_most(const Window& window, const Request& request, std::
     }
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     const std::uint64_t positions = std::uint64_t{window.reach()} + chunk_tokens;
-    const std::uint64_t touched = (positions + tokens_per_block - 2) / tokens_per_block + 1;  // wherever they begin
+    // whatever position they begin at
+    const std::uint64_t touched = (positions + tokens_per_block - 2) / tokens_per_block + 1;
     const bool per_beam = request.num_tokens() % tokens_per_block != 0;
     return touched + (per_beam ? request.beam_width - 1 : 0);
 }

@@ -1,5 +1,5 @@
-// A prompt that is reserved chunk by chunk: the blocks of each chunk, and the slots that are kept for the chunks to come. Of an
-// ordinary request the whole prompt is its first chunk, and nothing is kept.
+// A prompt that is reserved chunk by chunk: the blocks of each chunk, and the slots that are kept for later chunks. The
+// whole prompt of an ordinary request is its first chunk, and nothing is kept for it.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,26 @@
 
 namespace kvfix::chunk {
 
-// Throws std::invalid_argument for chunks of nothing.
+// Throws std::invalid_argument if chunk_tokens is 0.
 void check(std::uint32_t chunk_tokens);
-// No prompt holds more blocks of its own in the window at a time: with up to `chunk_tokens` positions reserved beyond those that are
-// computed, they lie within the window and a chunk. kNone for prompts that are reserved at once.
+// The most blocks of its own that a prompt can hold in the window at a time: up to `chunk_tokens` positions are
+// reserved beyond the computed ones, so its blocks lie within the window and one chunk. No limit for prompts that are
+// reserved at once.
 std::uint64_t blocks_at_most(const Window& window, const Request& request, std::uint32_t chunk_tokens);
 
-// Appends the prompt's blocks up to `length` positions. There are slots for them.
+// Appends the prompt's blocks up to `length` positions. The caller has made sure that there are slots for them.
 void reserve(State& state, Window& window, Sequence& sequence, std::uint32_t length);
 
-// From now on slots are kept, so that the sequence holds up to `room` blocks of its own: those that it has count.
+// From now on slots are kept, so that the sequence can hold up to `room` blocks of its own, those that it has included.
 void keep(Window& window, Sequence& sequence, std::uint64_t room);
-// Blocks before `left` are about to leave: how many slots come back, and stay with the sequence.
+// Blocks before `left` are about to leave the window. Returns how many of their slots come back and stay with the
+// sequence.
 std::uint64_t blocks_returned(const Window& window, const Sequence& sequence, std::uint32_t left);
 void give_back(Window& window, HeldBlocks& held, std::uint64_t blocks);
-// Of slots that were just taken, those that had been kept.
+// Counts slots that were just taken against the kept ones.
 void spend(Window& window, HeldBlocks& held, std::uint64_t blocks);
-// Keeps what the rest of the prompt still needs, and no more. What pins or transfers hold on to is made up for as slots come free.
+// Keeps what the rest of the prompt still needs, and no more. Slots that pins or transfers hold are made up for as
+// others come free.
 void settle(Window& window, Sequence& sequence);
 void end(Window& window, HeldBlocks& held);
 

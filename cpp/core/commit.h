@@ -1,4 +1,4 @@
-// What a live sequence shows of itself while it goes on: its blocks to others, and their names.
+// What a live sequence shows while it goes on: its blocks to others, and their hashes to the caller.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace kvfix::commit {
 
-// The full blocks that are computed and known enter the tree, those behind the prompt too: no rewind takes them back from then on.
-// The ids of what it pins, with `pin`.
+// The full blocks that are computed and known enter the tree, those behind the prompt too. From then on no rewind takes
+// them back. With `pin`, pins the sequence's blocks and returns their ids.
 std::vector<BlockId> blocks(State& state, RequestId id, bool pin, std::optional<std::span<const TokenId>> tokens,
                             std::optional<std::uint32_t> computed);
-// Of its full blocks whose tokens are known, from the first.
+// The hashes of its full blocks whose tokens are known, from the first block on.
 std::vector<BlockHash> hashes(State& state, RequestId id);
 
 }  // namespace kvfix::commit

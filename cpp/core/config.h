@@ -1,4 +1,4 @@
-// What a manager is made of. Refused at construction when it makes no sense; never changed afterwards.
+// The settings of a manager. They are checked at construction and never change afterwards.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@ struct WindowConfig {
     std::uint32_t blocks_host = 0;
 };
 
-// From the system's entropy.
+// A seed from the system's entropy.
 Secret drawn_seed();
 
 struct BlockManagerConfig {
     std::uint32_t tokens_per_block = 0;
-    std::vector<WindowConfig> windows;  // ascending; exactly one without a size, or all with one
+    std::vector<WindowConfig> windows;  // ascending; either exactly one window without a size, or all with one
     std::uint32_t beam_width_max = 1;
     bool block_reuse = true;
     bool partial_reuse = true;
     bool copy_on_partial_reuse = true;
     Priority offload_priority_min = 30;
     std::uint32_t events_max = 0;
-    std::uint32_t hash_bits = kBlockHashBits;  // fewer force collisions: a test instrument
-    // The key of all hashes. Ranks that compare hashes or digests of events have one seed; strangers do not know it.
+    std::uint32_t hash_bits = kBlockHashBits;  // fewer force collisions, for tests
+    // The key of all hashes. Ranks that compare hashes or digests of events share one seed. Keep it from clients.
     Secret seed = drawn_seed();
 };
 

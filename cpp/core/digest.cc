@@ -12,7 +12,7 @@
 namespace kvfix {
 namespace {
 
-// Contents, under a key of no secret: ranks that hold the same agree, whatever their seeds.
+// Hashes contents under a fixed key, so that ranks that hold the same content agree, whatever their seeds.
 const BlockHasher& plain_hasher() {
     static const BlockHasher hasher(Secret{});
     return hasher;
@@ -24,7 +24,7 @@ std::uint64_t digest_of(const BlockHash& root, std::span<const TokenId> tokens, 
     return plain_hasher().block(root, tokens, extras).first;
 }
 
-// Of structures of 64-bit numbers alone.
+// For structures that consist of 64-bit numbers alone.
 template <class Numbers>
 void mix_numbers(Digest& digest, const Numbers& numbers) {
     for (const std::uint64_t number : std::bit_cast<std::array<std::uint64_t, sizeof numbers / 8>>(numbers)) {
@@ -102,7 +102,8 @@ std::uint64_t digest_of_block(const Window& window, BlockIndex block) {
     digest.mix(number(block));
     digest.mix(record.in_tree ? (std::uint64_t{record.parent.bits()} << 32 | record.num_tokens) : kNone);
     if (record.in_tree) {
-        const bool has_identity = is_root(record.parent) && !window.tree.by_prefix();  // a prefix spells it, too
+        // a prefix already covers the identity
+        const bool has_identity = is_root(record.parent) && !window.tree.by_prefix();
         const BlockHash root = has_identity ? window.tree.plain_root(record.parent, &root_of) : BlockHash{};
         digest.mix(digest_of(root, window.blocks.content(block), window.blocks.extras(block)));
         digest.mix(window.tree.prefix_of(record.parent).hash.first);

@@ -1,4 +1,4 @@
-// The state in 64 bits.
+// A digest of the state in 64 bits.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,10 @@
 
 namespace kvfix {
 
-// Everything that a later call can show. Costs what has changed since the last call; the first looks at every block.
+// Covers everything that a later call can show. Each call costs what has changed since the last one; the first looks at
+// every block.
 std::uint64_t digest_of(State& state);
-// Of one record and what it holds.
+// Covers one record and what it holds.
 std::uint64_t digest_of_block(const Window& window, BlockIndex block);
 
 }  // namespace kvfix

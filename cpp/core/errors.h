@@ -1,5 +1,5 @@
-// Operating errors: the caller can handle each of them, and nothing has changed when one is thrown.
-// A bad argument is std::invalid_argument.
+// Operating errors. The caller can handle each of them, and a call that throws one has changed nothing. A bad argument
+// is std::invalid_argument.
 #pragma once
 
 #include <stdexcept>

@@ -1,5 +1,5 @@
-// Events that tell a remote router what this cache holds. The log is bounded: if it is not read, the oldest events go, and are
-// counted.
+// Events that tell a remote router what this cache holds. The log is bounded: if nobody reads it, the oldest events are
+// dropped and counted.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ enum class EventKind : std::uint8_t { stored, removed, updated };
 
 struct BlockEvent {
     EventKind kind;
-    std::uint64_t event_id = 0;  // counts up; a gap shows what was dropped
+    std::uint64_t event_id = 0;  // counts up; a gap shows that events were dropped
     BlockHash block_hash;
     std::optional<BlockHash> parent_hash;  // unset below a root
-    std::vector<TokenId> tokens;           // of stored events
-    // Of stored events: the rest of what makes the block what it is.
+    std::vector<TokenId> tokens;           // stored events only
+    // Stored events only: the rest of what identifies the block.
     std::optional<std::int64_t> lora_id;
     Salt salt;
     std::vector<BlockExtra> extra_keys;
-    std::uint32_t tokens_per_block = 0;  // of all events
+    std::uint32_t tokens_per_block = 0;  // all events
     Tier tier = Tier::primary;
     Priority priority = kPriorityDefault;
     WindowSize window_size;
@@ -42,7 +42,7 @@ class EventLog {
   public:
     explicit EventLog(std::uint32_t events_max) : events_max_(events_max) {}
 
-    // Building an event costs; ask first.
+    // Building an event costs time, so callers ask first.
     bool wanted() const { return events_max_ != 0; }
     std::uint64_t dropped() const { return dropped_; }
 
@@ -56,7 +56,7 @@ class EventLog {
         digest_.add(event.digest());
         events_.push_back(std::move(event));
     }
-    // The events that wait. The caller copies them when it no longer holds the manager's lock: there may be many.
+    // The events that wait. The caller copies them after it has released the manager's lock, because there may be many.
     std::deque<BlockEvent> drain() {
         digest_.clear();
         return std::exchange(events_, {});

@@ -26,8 +26,8 @@ bool evict_host(State& state, Window& window) {
     return true;
 }
 
-// Evictions come in rows, and each touches a record, its links, its parent and its place in the index, all of them cold in a
-// large pool. What the next two will touch is fetched while this one works.
+// Evictions come in runs. Each touches a record, its links, its parent and its place in the index, all of them cold in
+// a large pool. So this fetches what the next two will touch while the current one works.
 void prefetch_victims(const Window& window, BlockIndex victim) {
     const BlockIndex next = window.primary_queue.behind(victim);
     if (next == kNone) {
@@ -63,7 +63,7 @@ void evict_primary(State& state, Window& window) {
     prefetch_victims(window, victim);
     KVFIX_PAUSE("evict.picked");
     Block& record = window.blocks[victim];
-    if (record.has(kHost)) {  // a clean copy, there or on its way: nothing to move
+    if (record.has(kHost)) {  // a current copy is there or on its way: nothing to move
         window.blocks.give_slot(kPrimary, detach_primary(window, victim));
         review_host(window, victim);
         publish(state, window, EventKind::updated, victim, Tier::host);
@@ -72,7 +72,7 @@ void evict_primary(State& state, Window& window) {
     if (window.has_host() && record.priority >= state.config.offload_priority_min) {
         const std::uint32_t generation = record.generation;
         const SlotIndex slot = take_host_slot(state, window);
-        if (record.generation != generation) {  // it went with an ancestor that made room in host
+        if (record.generation != generation) {  // it was dropped with an ancestor, to make room in host
             window.blocks.give_slot(kHost, slot);
             return;
         }

@@ -1,4 +1,4 @@
-// What goes when room is needed, and what goes with it.
+// Makes room: chooses what is evicted, and what goes with it.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace kvfix::evict {
 
-// A free slot, by eviction where there is none. The caller has checked Window::allocatable().
+// Returns a free slot, and evicts if there is none. The caller has checked Window::allocatable().
 SlotIndex take_primary_slot(State& state, Window& window);
-// The same in host; kNone where nothing there can go.
+// The same in host. Returns kNone if nothing there can go.
 SlotIndex take_host_slot(State& state, Window& window);
-// The block stays in primary alone. Nothing holds its host slot.
+// The block stays in primary alone. The caller has checked that nothing holds its host slot.
 void drop_host_copy(Window& window, BlockIndex block);
-// The block's primary slot becomes the caller's; its parent may be a victim now.
+// Hands the block's primary slot to the caller. The block's parent may be a victim now.
 SlotIndex detach_primary(Window& window, BlockIndex block);
-// Removes the block and its descendants from the tree, and counts them.
+// Removes the block and its descendants from the tree. Returns how many.
 std::uint64_t drop(State& state, Window& window, BlockIndex block);
-// Everything that can be found, in all windows.
+// Removes everything that can be found, in all windows.
 void drop_everything(State& state);
 
 }  // namespace kvfix::evict

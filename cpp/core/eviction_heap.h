@@ -1,5 +1,5 @@
-// Blocks by key, the smallest on top; any block can leave. The owner keeps each block's position: `place(block, position)` is
-// called wherever one moves to.
+// Blocks ordered by key, the smallest on top; any block can leave. The owner keeps each block's position: the heap
+// calls `place(block, position)` whenever one moves.
 #pragma once
 
 #include <cstdint>

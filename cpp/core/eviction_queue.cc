@@ -6,7 +6,7 @@
 namespace kvfix {
 namespace {
 
-// The lowest of a set of priorities that is not empty.
+// The lowest member of a set of priorities that is not empty.
 std::uint32_t lowest(const std::array<std::uint64_t, 2>& set) {
     return set[0] != 0 ? static_cast<std::uint32_t>(std::countr_zero(set[0]))
                        : 64U + static_cast<std::uint32_t>(std::countr_zero(set[1]));
@@ -88,7 +88,7 @@ void EvictionQueue::leave(BlockIndex block) {
     }
     links_[link.prev].next = link.next;
     links_[link.next].prev = link.prev;
-    if (link.prev == link.next) {  // the list's end alone is left
+    if (link.prev == link.next) {  // only the list's end is left
         from.listed[link.priority / 64] &= ~(std::uint64_t{1} << (link.priority % 64));
     }
 }

@@ -1,9 +1,10 @@
-// Blocks that may be evicted, in the order in which they go: lowest priority first, then the longest in the queue, parents
-// only when nothing else is left. A parent that comes up is parked beside the queue until its last child has gone, so it is
-// not looked at again.
+// Blocks that may be evicted, in the order in which they go: the lowest priority first, then the longest in the queue,
+// and parents only when nothing else is left. A parent whose turn comes is parked beside the queue until its last child
+// has gone, so that nobody looks at it again.
 //
-// What comes in order stands in lists, one for each priority, and costs constant time. What does not, such as a parent that
-// comes back, stands in a heap: in whatever order children go, nothing costs more than the logarithm of their number.
+// Blocks that come in order stand in lists, one for each priority, which costs constant time. Blocks that come out of
+// order, such as a parent that returns, stand in a heap. So in whatever order children go, no step costs more than the
+// logarithm of their number.
 #pragma once
 
 #include <array>
@@ -20,8 +21,8 @@ namespace kvfix {
 class EvictionQueue {
   public:
     explicit EvictionQueue(std::uint32_t blocks);
-    // Of the same blocks, each of which stands in at most one of the two at a time: its links, 16 bytes, are there once. The first
-    // queue must outlive this one, and none of them moves.
+    // A second queue over the same blocks, each of which stands in at most one of the two at a time. They share the
+    // links, 16 bytes for each block. The first queue must outlive this one, and neither may move.
     static EvictionQueue beside(EvictionQueue& first) { return {first, kSecond}; }
     EvictionQueue(const EvictionQueue&) = delete;
     EvictionQueue& operator=(const EvictionQueue&) = delete;
@@ -31,42 +32,42 @@ class EvictionQueue {
     void remove(BlockIndex block);
     bool contains(BlockIndex block) const { return links_[number(block)].place / 2 == queue_; }
     std::uint32_t size() const { return size_; }
-    // The block has become childless: it takes its turn again.
+    // The block has become childless and takes its turn again.
     void unpark(BlockIndex block);
 
-    // The next victim, or kNone. `is_parent(block)` answers whether it must wait for its children.
+    // The next victim, or kNone. `is_parent(block)` says whether the block must wait for its children.
     template <class IsParent>
     BlockIndex victim(IsParent&& is_parent);
 
-    // The block behind a queued one, or kNone where its list does not say: a hint of the victims to come.
+    // The block behind a queued one, as a hint of victims to come; kNone if the list does not say.
     BlockIndex behind(BlockIndex block) const {
         const std::uint32_t next = links_[number(block)].next;
         return next < blocks_ ? BlockIndex{next} : kNone;
     }
     void prefetch(BlockIndex block) const { __builtin_prefetch(&links_[number(block)]); }
 
-    // Which blocks wait, and in what order. Whether a parent is parked yet leaves no trace: only the order counts.
+    // Covers which blocks wait, and in what order. Whether a parent is parked yet does not matter.
     std::uint64_t digest();
 
-    // Calls visit(block, priority) for each priority in the order of entry, parked or not.
+    // Calls visit(block, priority) for each priority in the order of entry, parked blocks included.
     template <class Visit>
     void for_each(Visit&& visit) const;
 
   private:
     static constexpr std::uint32_t kPriorities = kPriorityMax + 1U;
     static constexpr std::uint32_t kEnds = 2 * kPriorities;  // of one queue's lists
-    static constexpr unsigned kEnteredBits = 54;             // five hundred years of a million entries a second
+    static constexpr unsigned kEnteredBits = 54;  // enough for five hundred years at a million entries a second
     static constexpr std::uint64_t kEnteredMask = (std::uint64_t{1} << kEnteredBits) - 1;
 
-    // Where a block stands: twice the number of its queue, and one more where it is parked.
+    // Where a block stands: twice its queue's number, plus one if it is parked.
     static constexpr std::uint8_t kNowhere = 0;
-    static constexpr std::uint8_t kFirst = 1;  // queues that share links
+    static constexpr std::uint8_t kFirst = 1;  // the two queues that share links
     static constexpr std::uint8_t kSecond = 2;
 
     struct Link {
-        std::uint32_t prev;                    // a link; in a heap: the position there
-        std::uint32_t next;                    // a link; in a heap: kNone
-        std::uint64_t entered : kEnteredBits;  // order of entry; lists ascend in it
+        std::uint32_t prev;                    // a link; in a heap, the position there
+        std::uint32_t next;                    // a link; in a heap, kNone
+        std::uint64_t entered : kEnteredBits;  // order of entry, ascending in each list
         std::uint64_t place : 3;
         std::uint64_t priority : 7;
     };
@@ -74,7 +75,7 @@ class EvictionQueue {
     struct Lane {
         std::uint32_t ends;                     // the links that end its lists, one for each priority
         std::array<std::uint64_t, 2> listed{};  // priorities with a block in their list
-        EvictionHeap late;                      // blocks that came after younger ones
+        EvictionHeap late;                      // blocks that arrived after younger ones
     };
 
     // Ascends in the order in which blocks go.
@@ -89,7 +90,7 @@ class EvictionQueue {
     BlockIndex first(const Lane& lane) const;
     std::vector<BlockIndex> in_order() const;
 
-    std::vector<Link> owned_links_;  // of the blocks, by their numbers, and behind them the lists' ends of both queues
+    std::vector<Link> owned_links_;  // one for each block by number, then the ends of both queues' lists
     Link* links_;
     std::uint32_t blocks_;
     std::uint8_t queue_ = kFirst;

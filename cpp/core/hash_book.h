@@ -1,5 +1,5 @@
-// The 128-bit hashes of one tree's full blocks, for callers that want to see them or find blocks by them. Matching does not need
-// them, so the book is opened at the first such call and costs nothing before.
+// The 128-bit hashes of one tree's full blocks, for callers that want to see them or find blocks by them. Matching does
+// not need them, so the first such call opens the book, and it costs nothing before.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class HashBook {
     void leave(BlockIndex block, const BlockHasher& hasher, const IndexHash& index_hash) {
         index_.erase(place(hasher.shown((*this)[block]), index_hash), block);
     }
-    // The only block that shows this hash, or kNone if there is none or more than one.
+    // The only block that shows this hash, or kNone if none or several do.
     BlockIndex find_unambiguous(const BlockHash& hash, const BlockHasher& hasher, const IndexHash& index_hash) const {
         BlockIndex only = kNone;
         std::uint32_t found = 0;
@@ -38,8 +38,8 @@ class HashBook {
     }
 
   private:
-    // Hashes show in events, so what files them is another secret: else callers could store until they have a full row of
-    // neighbours.
+    // Events show the hashes, so another secret chooses where they are filed. Otherwise callers could store blocks
+    // until a long row of neighbours had to be searched.
     static std::uint64_t place(const BlockHash& hash, const IndexHash& index_hash) {
         return IndexHash::scattered(index_hash.block_hash(hash));
     }

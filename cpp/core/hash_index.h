@@ -1,5 +1,5 @@
-// Hash -> tree blocks, open addressing. Several blocks may share a hash; the caller compares content. Runs are short as long as
-// no caller can choose hashes: index_hash.h makes them.
+// Hash to tree blocks, by open addressing. Several blocks may share a hash, so the caller compares content. Runs stay
+// short as long as no caller can choose hashes; index_hash.h sees to that.
 #pragma once
 
 #include <bit>
@@ -18,7 +18,7 @@ class HashIndex {
 
     void prefetch(std::uint64_t hash) const { __builtin_prefetch(&entries_[hash & mask_]); }
 
-    // The first block filed under a hash that looks like this one, or kNone: a hint for prefetching.
+    // The first block filed under a hash that looks like this one, or kNone. A hint for prefetching.
     BlockIndex hint(std::uint64_t hash) const {
         const Entry& entry = entries_[hash & mask_];
         return entry.tag == tag(hash) ? entry.block : kNone;
@@ -45,7 +45,7 @@ class HashIndex {
         entries_[at] = Entry{tag(hash), block};
     }
 
-    // The block must be filed under the hash. Later entries of the run move up, so that no tombstones build up.
+    // The block must be filed under the hash. Later entries of the run move up, so no tombstones build up.
     void erase(std::uint64_t hash, BlockIndex block) {
         std::uint64_t hole = hash & mask_;
         while (entries_[hole].block != block) {
@@ -64,7 +64,7 @@ class HashIndex {
     }
 
   private:
-    // The low half of the hash: it also tells an entry's home, since the table has at most 2^32 entries.
+    // The low half of the hash. It also gives an entry's home, because the table has at most 2^32 entries.
     static std::uint32_t tag(std::uint64_t hash) { return static_cast<std::uint32_t>(hash); }
 
     struct Entry {

@@ -1,19 +1,19 @@
-// The process that something was made in. fork() copies one thread and every lock as it stands: a child has the memory of its
-// parent's objects, but not the threads that worked for them nor the device memory that they keep books of.
+// The process in which an object was made. fork() copies one thread, and every lock as it stands. A child has its
+// parent's objects in memory, but neither the threads that worked for them nor the device memory that they account for.
 #pragma once
 
 #include <cstdint>
 
 namespace kvfix {
 
-// How many forks lie between this process and the one that loaded us.
+// How many forks lie between this process and the one that loaded the library.
 std::uint64_t forks() noexcept;
 
 class HomeProcess {
   public:
-    // Whether this is a child of that process.
+    // Whether this process is a child of the one that made the object.
     bool left() const { return forks() != forks_; }
-    // Throws std::runtime_error about `what` where it is.
+    // Throws std::runtime_error about `what` if it is.
     void check(const char* what) const {
         if (left()) [[unlikely]] {
             refuse(what);

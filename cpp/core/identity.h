@@ -1,5 +1,6 @@
-// What makes equal tokens different prompts: the LoRA adapter and the salt, serialised (serialise_identity in request.h). A tenant may
-// make his salt long, so a manager hashes it once for a request, however many of its windows and calls want to know.
+// What tells prompts with equal tokens apart: the LoRA adapter and the salt, serialised (serialise_identity in
+// request.h). A tenant may choose a long salt, so a manager hashes it once for a request, however many windows and
+// calls need it.
 #pragma once
 
 #include <atomic>
@@ -26,8 +27,8 @@ class Identity {
 
     const std::string& text() const { return text_; }
 
-    // What `make(text)` makes of it for whoever has that key. The first who asks is remembered: a request that is shown to managers of
-    // several seeds, at the same time perhaps, is hashed again for the others.
+    // Returns what `make(text)` makes of the text under the given key, and remembers it for the first key that asks. A
+    // request that managers with different seeds see, perhaps at the same time, is hashed again for the others.
     template <class Make>
     Hashes hashes(const Secret& key, Make&& make) const {
         if (state_.load(std::memory_order_acquire) == State::known && key_ == key) [[likely]] {
@@ -47,7 +48,7 @@ class Identity {
     enum class State : std::uint8_t { unknown, being_written, known };
 
     const std::string text_;
-    mutable std::atomic<State> state_{State::unknown};  // whether the two below may be read
+    mutable std::atomic<State> state_{State::unknown};  // says whether the two below may be read
     mutable Secret key_;
     mutable Hashes hashes_;
 };

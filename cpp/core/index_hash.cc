@@ -8,7 +8,7 @@
 namespace kvfix {
 namespace {
 
-// Independent words from one key.
+// Derives independent words from one key.
 class KeyStream {
   public:
     explicit KeyStream(const Secret& key) : key_(key) {}
@@ -48,7 +48,7 @@ std::uint64_t IndexHash::root(std::string_view identity) const {
 
 std::uint64_t IndexHash::block(std::uint64_t parent, std::span<const TokenId> tokens, std::string_view extras) const {
     Wide sum = 0;
-    Wide other_sum = 0;  // two side by side: one would wait for itself
+    Wide other_sum = 0;  // two sums side by side, because one would wait for its own result
     const std::uint64_t* keys = token_keys_.data();
     const TokenId* at = tokens.data();
     std::uint64_t words[4];

@@ -1,14 +1,14 @@
-// The hash of a tree's indexes: a fast one, under keys that no caller sees, and whose values no caller sees either.
+// The hash of a tree's indexes: a fast one, whose keys and values no caller ever sees.
 //
-// What callers choose is compared by content in the end, so all that a bad hash costs is time. Time is what an attacker wants:
-// contents that he can make collide turn an index into a list. Here he cannot, for whatever he chose, chose without the keys:
-// - NH over the tokens (a sum of products of words, each with a key of its own added, mod 2^128) is equal for two contents
-//   with a probability of 2^-64 over the keys.
-// - The sum's halves, the parent's value and the extras' go through a multilinear hash, the upper half of a sum mod 2^128 of
-//   words times 128-bit keys: any two inputs get independent, even values.
-// - scattered() undoes the order that sums keep (contents in arithmetic progression have values in one), on which linear
-//   probing clusters.
-// All of this holds while no value shows: events, digests and errors never carry one.
+// The index compares contents in the end, so a bad hash costs only time. But time is what an attacker wants: contents
+// that collide turn an index into a list. Here nobody can make them collide without the keys:
+// - NH over the tokens (a sum of products of words, each with a key of its own added, mod 2^128) is equal for two
+//   contents with a probability of 2^-64 over the keys.
+// - The sum's halves, the parent's value and the extras' value go through a multilinear hash: the upper half of a sum,
+//   mod 2^128, of words times 128-bit keys. Any two inputs get independent, even values.
+// - Sums keep order: contents in arithmetic progression have values in arithmetic progression, on which linear probing
+//   clusters. scattered() undoes that.
+// All of this holds only while no value shows, so events, digests and errors never carry one.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ class IndexHash {
     IndexHash(const Secret& seed, std::uint32_t tokens_per_block);
 
     std::uint64_t root(std::string_view identity) const;
-    // Tells this seed's values from another's.
+    // Differs between seeds, so it tells which seed a remembered value belongs to.
     const Secret& text_key() const { return text_key_; }
-    // Of a block of tokens_per_block tokens (fewer are filled up) below what has the value `parent`.
+    // The value of a block of tokens_per_block tokens (fewer are padded) that follows a prefix with the value `parent`.
     std::uint64_t block(std::uint64_t parent, std::span<const TokenId> tokens, std::string_view extras) const;
     std::uint64_t block_hash(const BlockHash& hash) const;
 
@@ -43,7 +43,7 @@ class IndexHash {
     std::uint64_t text(std::string_view bytes) const { return SipHash(text_key_).end(bytes).first; }
 
     Secret text_key_;
-    std::vector<std::uint64_t> token_keys_;  // one for each two tokens
+    std::vector<std::uint64_t> token_keys_;  // one for every two tokens
     struct Weights {
         Wide offset, low, high, parent, extras;
     } block_;

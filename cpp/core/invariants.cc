@@ -1,4 +1,4 @@
-// Everything is counted anew from the records; nothing is taken from the counters that are being verified.
+// Every check counts anew from the records. None trusts the counters that it verifies.
 #include "core/invariants.h"
 
 #include <algorithm>
@@ -53,7 +53,7 @@ void check_slots(const Window& window) {
     }
 }
 
-// A block queues where it is cached, and only there, with its own priority.
+// A block stands in a queue exactly where it is cached, with its own priority.
 void check_queues(const Window& window) {
     const BlockStore& blocks = window.blocks;
     const auto collect = [&](const EvictionQueue& queue) {
@@ -151,7 +151,7 @@ void check_sequences(const State& state) {
     check(suspended == state.sequences_suspended, "the count of suspended sequences is wrong");
 }
 
-// Each block is kept by as many suspended sequences as hold it, in a tier where it has a slot.
+// Each block is kept for exactly the suspended sequences that hold it, in a tier where it has a slot.
 void check_kept(const Window& window, std::span<const std::uint32_t> keepers) {
     std::uint64_t keeping = 0;
     for (const BlockIndex block : window.blocks.all()) {
@@ -165,7 +165,7 @@ void check_kept(const Window& window, std::span<const std::uint32_t> keepers) {
     check(window.keepers.size() == keeping, "the list of who keeps blocks has too many entries, or too few");
 }
 
-// What is kept is kept for somebody, and is there.
+// Every kept slot is kept for a sequence, and exists.
 void check_kept_slots(const State& state) {
     for (const Window& window : state.windows) {
         std::uint64_t kept = 0;
@@ -188,7 +188,7 @@ void check_kept_slots(const State& state) {
     }
 }
 
-// Slots in flight and locks are those of the transfers that have not ended, no more and no fewer.
+// The slots in flight and the locks are exactly those of the transfers that have not ended.
 void check_transfers(const State& state) {
     std::map<std::pair<std::size_t, BlockIndex>, std::array<std::uint32_t, kTiers>> flights;
     std::map<std::pair<std::size_t, BlockIndex>, std::array<std::uint32_t, kTiers>> locks;
@@ -218,7 +218,7 @@ void check_transfers(const State& state) {
     }
 }
 
-// What no change was noted of is what the digest counts it as.
+// If no change of a record was noted, the digest still counts it as it is.
 void check_digests(const Window& window) {
     const std::vector<std::uint64_t>& members = window.block_digests.members;
     for (const BlockIndex block : blocks_up_to(static_cast<std::uint32_t>(members.size()))) {

@@ -1,4 +1,4 @@
-// What must hold between any two calls. Each throws InvariantViolation where it does not.
+// What must hold between any two calls. Each check throws InvariantViolation if it does not.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace kvfix {
 
 void check_invariants(const State& state);
-// One window alone. `owners[block]`: how many sequences say that they hold it.
+// Checks one window alone. `owners[block]` says how many sequences claim to hold the block.
 void check_window_invariants(const Window& window, std::span<const std::uint32_t> owners);
 
 }  // namespace kvfix

@@ -1,4 +1,5 @@
-// What suspended sequences keep: each of their blocks by one lock, in host where a copy is or is on its way, else in primary.
+// What suspended sequences keep. One lock keeps each of their blocks: in host if a copy is there or on its way, else in
+// primary.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +9,12 @@
 
 namespace kvfix::keep {
 
-// One suspended sequence more. The block has a slot in that tier; a block that is kept elsewhere is kept there from now on.
+// Adds a suspended sequence. The block has a slot in that tier; if it was kept in the other tier, it is kept in this
+// one now.
 void begin(State& state, Window& window, BlockIndex block, std::size_t tier, RequestId keeper);
-// One less: with the last one the block goes where it belongs.
+// Removes a suspended sequence. When the last one goes, the block goes where it belongs.
 void end(State& state, Window& window, BlockIndex block, RequestId keeper);
-// The copy in host will not come: its keepers there keep the primary slot instead.
+// The copy in host will not arrive, so its keepers keep the primary slot instead.
 void fall_back(State& state, Window& window, BlockIndex block);
 
 inline bool has(const Window& window, BlockIndex block) { return window.kept.contains(block); }

@@ -1,8 +1,9 @@
-// What walks of one tree have found, for as long as the tree stays as it is. A scheduler asks about a request, asks once more, and
-// admits it: only the first of them needs to hash the prompt, look it up and compare it.
+// What walks of one tree have found, for as long as the tree stays as it is. A scheduler asks about a request, asks
+// again, and admits it. Only the first of these has to hash the prompt, look it up and compare it.
 //
-// A walk depends on the request, which never changes, on the tree, and on whether blocks are usable. All of a tree's blocks are while
-// nothing is in flight, so what was found then holds whenever that is so again, until a block enters or leaves the tree.
+// A walk depends on the request, which never changes, on the tree, and on which blocks are usable. While nothing is in
+// flight, all blocks of a tree are usable. So a result found then holds whenever nothing is in flight again, until a
+// block enters or leaves the tree.
 #pragma once
 
 #include <cstddef>
@@ -22,17 +23,18 @@ namespace kvfix {
 class MatchBook {
   public:
     struct Found {
-        std::span<const BlockIndex> path;  // until the next call of note()
+        std::span<const BlockIndex> path;  // valid until the next call of note()
         Run run;
     };
 
-    // False where the request is unknown, or may find something else by now.
+    // Returns false if the request is unknown, or if it may find something else by now.
     bool find(const Window& window, const RequestPtr& request, Found& out) const;
-    // The full blocks that the request before found, in this very tree: many prompts begin alike. Until the next call of note().
+    // The full blocks that the previous request found in this very tree, because many prompts begin alike. Valid until
+    // the next call of note().
     std::span<const BlockIndex> latest_path(const Window& window) const;
-    // What the request has just found. Left out where it would not hold, and where the book is full.
+    // Notes what the request has just found, unless the result would not stay true or the book is full.
     void note(const Window& window, const RequestPtr& request, const Found& found);
-    // Calls visit(request, found) for whatever find() would give away, if the request is still there.
+    // Calls visit(request, found) for every result that find() would return, if the request still exists.
     template <class Visit>
     void for_each(const Window& window, Visit&& visit) const {
         for (const auto& [key, entry] : entries_) {
@@ -48,13 +50,13 @@ class MatchBook {
     static constexpr std::size_t kBlocksMost = std::size_t{1} << 18;  // 1 MiB
 
     struct Entry {
-        std::weak_ptr<const Request> request;  // an address alone may be another request's by now
+        std::weak_ptr<const Request> request;  // the address alone may belong to another request by now
         std::uint32_t path_begin;
         std::uint32_t path_length;
         Run run;
     };
 
-    // Whether all of the tree's blocks can be used.
+    // Whether all blocks of the tree are usable.
     static bool is_settled(const Window& window) {
         return window.in_flight[kPrimary] == 0 && window.in_flight[kHost] == 0;
     }
@@ -64,10 +66,10 @@ class MatchBook {
         return std::span(paths_).subspan(entry.path_begin, entry.path_length);
     }
 
-    std::uint64_t changes_ = 0;  // of the tree, when all of this was found
+    std::uint64_t changes_ = 0;  // the tree's count when all of this was found
     std::unordered_map<const Request*, Entry> entries_;
     std::vector<BlockIndex> paths_;
-    std::uint32_t latest_begin_ = 0;  // in paths_, to its end
+    std::uint32_t latest_begin_ = 0;  // where the latest path begins in paths_; it goes to the end
 };
 
 }  // namespace kvfix

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::array<std::size_t, kTiers> kBothTiers{kPrimary, kHost};
 
-// Each once. Blocks that are not where they can be read, and what is behind a miss, become kNone.
+// Returns each readable block once. In `blocks`, those that cannot be read become kNone, and with `stop_on_miss` also
+// those behind a miss.
 std::vector<BlockIndex> distinct_hits(const Window& window, std::vector<BlockIndex>& blocks, bool stop_on_miss) {
     std::vector<BlockIndex> hits;
     std::set<BlockIndex> seen;
@@ -47,7 +48,7 @@ void check_room(const Window& window, const std::vector<BlockIndex>& hits) {
     }
 }
 
-// Out of eviction's reach while room is made for the others.
+// Keeps eviction from the block while room is made for the others.
 void lock(State& state, Window& window, BlockIndex block, bool locked) {
     Block& record = window.blocks[block];
     for (const std::size_t tier : kBothTiers) {
@@ -73,7 +74,7 @@ std::vector<std::optional<BlockId>> by_hash(State& state, const pin::HashLookup&
             continue;
         }
         const SlotIndex slot = evict::take_host_slot(state, window);
-        if (!window.blocks[block].in_tree) {  // it went with an ancestor that made room
+        if (!window.blocks[block].in_tree) {  // it was dropped with an ancestor, to make room
             window.blocks.give_slot(kHost, slot);
             continue;
         }

@@ -9,8 +9,8 @@
 
 namespace kvfix::offload {
 
-// Of each hash the block that is in host, or on its way there, from now on; nothing behind a miss where the look-up says so. Throws
-// OutOfBlocks where the host tier has no room for all.
+// Returns for each hash the block that is in host from now on, or on its way there. If the look-up says so, it stops at
+// the first miss. Throws OutOfBlocks if the host tier has no room for all of them.
 std::vector<std::optional<BlockId>> by_hash(State& state, const pin::HashLookup& lookup);
 
 }  // namespace kvfix::offload

@@ -1,4 +1,4 @@
-// Named places where a test can hold a thread, to choose an interleaving instead of hoping for it.
+// Named places where a test can hold a thread, so that it chooses the interleaving instead of hoping for it.
 //
 //   PausePoint hold("evict.picked");                    // test: arm
 //   std::thread a([&] { manager.add_sequence(r); });    // runs up to the point and stops there
@@ -6,8 +6,8 @@
 //   ... run b ...
 //   hold.release();  a.join();
 //
-// In a release build KVFIX_PAUSE("...") is nothing. Points of different names may be armed together; of each only the
-// first thread that arrives is held. Arm before the threads start.
+// In a release build KVFIX_PAUSE("...") expands to nothing. Points with different names may be armed together; each
+// holds only the first thread that arrives. Arm them before the threads start.
 #pragma once
 
 #ifdef KVFIX_PAUSE_POINTS
@@ -55,7 +55,7 @@ class PausePoint {
     }
 
     static void reach(std::string_view name) {
-        // Relaxed, and no mutex: a point that is not armed must not order threads, or it would hide their races.
+        // Relaxed, and without a mutex: a point that is not armed must not order threads, or it would hide their races.
         if (armed_count().load(std::memory_order_relaxed) == 0) {
             return;
         }

@@ -16,7 +16,7 @@ namespace {
 
 std::string name(BlockId id) { return "block " + std::to_string(number(id)); }
 
-// One pin of each, in that tier; all or nothing.
+// Ends one pin of each block, in that tier. All or nothing.
 void end_each(State& state, std::span<const std::pair<BlockId, std::size_t>> ends) {
     std::map<std::pair<BlockId, std::size_t>, std::uint32_t> wanted;
     std::vector<BlockPlace> places;

@@ -1,4 +1,4 @@
-// Blocks found by the hashes that others know them by.
+// Finds blocks by the hashes under which others know them.
 #include <algorithm>
 #include <iterator>
 #include <stdexcept>
@@ -20,7 +20,7 @@ void check_whole(const BlockManagerConfig& config, std::span<const BlockHash> ha
     }
 }
 
-// In a window each of the prompt's blocks may be there, whatever became of those before it.
+// In a window each of the prompt's blocks may be present, whatever became of those before it.
 std::vector<BlockIndex> find_by_prefix(const Window& window, const Path& path) {
     const Request& request = *path.request;
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
@@ -40,7 +40,7 @@ std::vector<BlockIndex> find_by_prefix(const Window& window, const Path& path) {
     return out;
 }
 
-// The prompt's blocks on the path, as far as the tree has it; kNone behind.
+// The prompt's blocks on the path, as far as the tree has it; kNone beyond.
 std::vector<BlockIndex> find_on_path(const Window& window, const Path& path) {
     const Request& request = *path.request;
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();

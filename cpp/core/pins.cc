@@ -32,7 +32,7 @@ void Pins::end() noexcept {
     }
     try {
         release();
-    } catch (const std::exception&) {  // somebody has ended these pins already
+    } catch (const std::exception&) {  // somebody has already ended these pins
     }
     anchor_ = nullptr;
 }

@@ -1,4 +1,5 @@
-// Pins that end themselves. A handle may outlive its manager, be released twice or by two threads at once: each pin ends once.
+// Pins that end themselves. A handle may outlive its manager, and may be released twice or by two threads at once: each
+// pin ends once.
 #pragma once
 
 #include <memory>
@@ -27,24 +28,24 @@ class Pins {
     Pins& operator=(Pins&&) = delete;
     Pins(const Pins&) = delete;
     Pins& operator=(const Pins&) = delete;
-    // As end().
+    // Releases like end().
     ~Pins() { end(); }
 
-    // Nothing where it was done before, or the manager has gone. Throws std::invalid_argument where somebody else has unpinned one of
-    // the blocks: then none of the rest is unpinned either.
+    // Does nothing if the pins were released before or the manager is gone. Throws std::invalid_argument if someone
+    // else has unpinned one of the blocks; then the others stay pinned too.
     void release();
     bool released() const;
-    // Releases and lets the manager go; does not complain if the blocks have been unpinned by their ids, or in a child after
-    // fork(). The handle is of no use afterwards.
+    // Releases the pins and forgets the manager. It does not complain if the blocks have been unpinned by their ids, or
+    // in a child after fork(). The handle is of no use afterwards.
     void end() noexcept;
-    // As they were pinned.
+    // The pins as they were made.
     std::span<const HeldPin> held() const { return held_; }
 
   private:
     const HomeProcess home_;
     std::shared_ptr<PinAnchor> anchor_;
     std::vector<HeldPin> held_;
-    bool released_ = false;  // under the anchor's mutex
+    bool released_ = false;  // guarded by the anchor's mutex
 };
 
 }  // namespace kvfix

@@ -18,7 +18,7 @@ namespace {
     throw std::invalid_argument("request " + std::to_string(sequence.id()) + why);
 }
 
-// Every block that the sequence holds in the window, with the tokens that may be written in it.
+// Visits every block that the sequence holds in the window, with the number of tokens that may be written in it.
 template <class Visit>
 void for_each_block(const State& state, const Sequence& sequence, const Window& window, Visit&& visit) {
     const HeldBlocks& held = sequence.windows[window.index];
@@ -39,7 +39,7 @@ void check_delivered(const Sequence& sequence, const Window& window, BlockIndex 
     }
 }
 
-// What is kept in primary for the rest of a prompt has no place in host, and its room could not be promised again later.
+// Slots that are kept in primary for the rest of a prompt have no place in host, and could not be promised again later.
 void check_reserved(const Sequence& sequence) {
     if (sequence.length < sequence.prompt_length()) {
         refuse(sequence, ": " + std::to_string(sequence.length) + " of its prompt's " +
@@ -57,7 +57,7 @@ void check_can_leave(const State& state, const Sequence& sequence, const Window&
     });
 }
 
-// A host copy that could be evicted is one fewer once it is kept.
+// Once a host copy that could be evicted is kept, one fewer can be.
 void check_host_room(const State& state, const Sequence& sequence, const Window& window) {
     std::uint64_t needed = 0;
     std::uint64_t free = window.blocks.slots_free(kHost);
@@ -96,7 +96,7 @@ void leave_window(State& state, const Sequence& sequence, Window& window) {
 
 struct Return {
     std::uint64_t onboarded = 0;
-    std::uint64_t cached = 0;  // in primary still, where they could be evicted
+    std::uint64_t cached = 0;  // still in primary, where they could be evicted
 };
 
 Return to_bring_back(const State& state, const Sequence& sequence, const Window& window) {
@@ -112,7 +112,8 @@ void check_can_return(const State& state, const Sequence& sequence, const Window
     for_each_block(state, sequence, window, [&](BlockIndex block, std::uint32_t) {
         check_delivered(sequence, window, block, "while the request was suspended");
         const Block& record = window.blocks[block];
-        // A private block that something else kept in primary will be written on, and the copy would have none of that.
+        // If something else kept a private block in primary, the sequence will write to it there, and the copy would
+        // miss that.
         const bool copied = !record.in_tree && record.in_flight(kHost);
         if (!record.usable() || copied) {
             throw BlockInFlight(id_of(window, block));
@@ -158,7 +159,7 @@ std::uint64_t suspend(State& state, RequestId id) {
     const std::uint64_t offloaded_before = state.current.blocks_offloaded;
     for (Window& window : state.windows) {
         leave_window(state, sequence, window);
-        sequence.windows[window.index].sure = 0;  // a copy may be lost, and what comes back is in flight
+        sequence.windows[window.index].sure = 0;  // a copy may be lost, and what returns is in flight
     }
     hold::let_go_all(state, sequence);
     sequence.suspended = true;

@@ -1,4 +1,5 @@
-// The hashes of a prompt's full blocks for those who need some of them: each is computed once, when it or a later one is asked for.
+// The hashes of a prompt's full blocks, for callers that need only some of them. Each is computed once, when it or a
+// later one is asked for.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +17,15 @@ class PrefixHashes {
 
     RequestId request_id() const { return request_->id; }
     std::uint32_t size() const { return request_->num_tokens() / tokens_per_block_; }
-    // Of the prompt up to this block's end, as block_hashes() shows it. Throws std::out_of_range. From any thread.
+    // The hash of the prompt up to this block's end, as block_hashes() shows it. Throws std::out_of_range. Any thread
+    // may call it.
     BlockHash at(std::uint32_t block);
 
   private:
     const RequestPtr request_;
     const BlockHasher hasher_;
     const std::uint32_t tokens_per_block_;
-    std::mutex mutex_;  // guards what is below
+    std::mutex mutex_;  // guards everything below
     std::vector<BlockHash> known_;
 };
 

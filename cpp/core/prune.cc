@@ -14,7 +14,7 @@
 namespace kvfix::prune {
 namespace {
 
-// Below `parent`, the block with all of the content, or the longest incomplete one with its beginning and nothing else.
+// Finds below `parent` the block with all of the content, or the longest incomplete one that holds only its beginning.
 BlockIndex find_part(const Window& window, ParentRef parent, const BlockContent& content) {
     if (content.tokens.size() == window.blocks.tokens_per_block()) {
         const std::uint64_t key = window.tree.child_key(window.tree.key_of(parent), content);
@@ -26,8 +26,8 @@ BlockIndex find_part(const Window& window, ParentRef parent, const BlockContent&
     return best.block != kNone && best.tokens == window.blocks[best.block].num_tokens ? best.block : BlockIndex{kNone};
 }
 
-// The request's blocks, position by position, as far as the tree has them. In a window some may have gone before those that follow
-// them: kNone.
+// The request's blocks, position by position, as far as the tree has them. In a window some may be gone before those
+// that follow them; these are kNone.
 std::vector<BlockIndex> path_of(const Window& window, const Request& request) {
     const ReuseTree& tree = window.tree;
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
@@ -97,7 +97,7 @@ std::uint64_t tenant(State& state, std::optional<std::int64_t> lora_id, const Sa
     for (Window& window : state.windows) {
         tops.clear();
         window.tree.collect_tenant(lora_id, salt, tops);
-        std::ranges::sort(tops);  // what goes first is taken last: by what a digest sees, and not by who came first
+        std::ranges::sort(tops);  // the order in which records come free must not depend on who came first
         for (const BlockIndex top : tops) {
             dropped += evict::drop(state, window, top);
         }

@@ -5,7 +5,8 @@
 
 namespace kvfix {
 
-// `request`: of stored events, whose block it is. Records nothing if events are off, or if the block is private or incomplete.
+// `request` is the owner of the block; only stored events need it. Records nothing if events are off, or if the block
+// is private or incomplete.
 void publish(State& state, const Window& window, EventKind kind, BlockIndex block, Tier tier,
              const Request* request = nullptr);
 

@@ -1,6 +1,7 @@
-// The keys that were noted last: at least so many of them, and fewer than twice as many. Two generations; when the young one is
-// full it becomes the old one, which is forgotten. A key is kept as 32 of its bits, so about one in a billion is taken for another
-// that was noted: good for advice, and for nothing else.
+// The keys that were noted last: at least as many as asked for, and fewer than twice as many. There are two
+// generations. When the young one is full, it becomes the old one, and the old one is forgotten. Only 32 bits of a key
+// are kept, so about one key in a billion is taken for another one. That is good enough for advice, and for nothing
+// else.
 #pragma once
 
 #include <algorithm>
@@ -35,12 +36,12 @@ class RecentKeys {
   private:
     using Tags = std::vector<std::uint32_t>;
 
-    static std::size_t places(std::uint32_t keys) { return std::size_t{keys} * 3 / 2 + 2; }       // so runs stay short
-    static std::uint32_t tag(std::uint64_t key) { return static_cast<std::uint32_t>(key) | 1U; }  // 0: nothing there
+    static std::size_t places(std::uint32_t keys) { return std::size_t{keys} * 3 / 2 + 2; }       // keeps runs short
+    static std::uint32_t tag(std::uint64_t key) { return static_cast<std::uint32_t>(key) | 1U; }  // 0 means empty
 
     static bool has(const Tags& tags, std::uint64_t key) { return tags[find(tags, key)] != 0; }
 
-    // Where the key is, or would go.
+    // Where the key is, or where it would go.
     static std::size_t find(const Tags& tags, std::uint64_t key) {
         std::size_t at = (IndexHash::scattered(key) >> 32) * tags.size() >> 32;
         while (tags[at] != 0 && tags[at] != tag(key)) {

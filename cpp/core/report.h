@@ -1,4 +1,4 @@
-// Numbers about a state, counted up from what its parts know.
+// Numbers about a state, computed from what its parts know.
 #pragma once
 
 #include "core/state.h"

@@ -25,7 +25,7 @@ void append_raw(std::string& out, T value) {
 
 }  // namespace
 
-// Each field starts with a letter of its own, so that no two different identities serialise alike.
+// Each field starts with its own letter, so different identities never serialise alike.
 std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& salt) {
     std::string out;
     if (lora) {
@@ -68,7 +68,7 @@ void check_extra_keys(const std::string& whose, std::span<const ExtraKey> keys, 
 }
 
 std::optional<std::size_t> find_negative(std::span<const TokenId> tokens) {
-    // No early exit, and many sums side by side: this vectorises, and no register waits for itself.
+    // No early exit, and many values side by side, so that this vectorises and no register waits for its own result.
     std::array<TokenId, 32> bits{};
     std::span<const TokenId> rest = tokens;
     for (; rest.size() >= bits.size(); rest = rest.subspan(bits.size())) {

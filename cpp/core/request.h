@@ -1,4 +1,5 @@
-// What a caller asks for: plain values, checked once, immutable afterwards. Shared by the binding object and the sequence.
+// What a caller asks for: plain values, checked once, immutable afterwards. The binding object and the sequence share
+// it.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +34,9 @@ struct Retention {
     const RetentionRange* at(std::uint32_t token) const;
 };
 
-// The position of the first negative token, if any.
+// The position of the first negative token, if there is one.
 std::optional<std::size_t> find_negative(std::span<const TokenId> tokens);
-// Throws std::invalid_argument about it. `whose` names the request and field.
+// Throws std::invalid_argument about the token. `whose` names the request and the field.
 [[noreturn]] void refuse_negative(const std::string& whose, std::span<const TokenId> tokens, std::size_t position);
 
 // Throws std::invalid_argument unless ranges are ascending and disjoint and priorities are 0..100.
@@ -48,24 +49,25 @@ struct ExtraKey {
     std::string digest;
 };
 
-// The part of a span that a block holds, in offsets from the block's first token: it may begin before the block.
+// The part of a span that a block holds, as offsets from the block's first token. It may begin before the block.
 struct BlockExtra {
     std::int64_t begin;
     std::int64_t end;
     std::string digest;
 };
-// What Request::block_extras wrote.
+// Reads what Request::block_extras wrote.
 std::vector<BlockExtra> read_extras(std::string_view extras);
 
 using Salt = std::variant<std::monostate, std::string, std::vector<std::uint8_t>, std::int64_t>;
 
-// Of an identity, what serialise_identity() made of the LoRA adapter, and of the salt.
+// Splits an identity into what serialise_identity() made of the LoRA adapter and of the salt.
 std::pair<std::string_view, std::string_view> split_identity(std::string_view identity);
-// "" for neither. Prefixes with different identities never meet.
+// Returns "" if there is neither. Prefixes with different identities never meet.
 std::string serialise_identity(std::optional<std::int64_t> lora, const Salt& salt);
-// Throws std::invalid_argument unless the spans are ascending, disjoint, with digests, and within that many tokens.
+// Throws std::invalid_argument unless the spans are ascending and disjoint, have digests, and lie within that many
+// tokens.
 void check_extra_keys(const std::string& whose, std::span<const ExtraKey> keys, std::size_t num_tokens);
-// The extras of the block over tokens [begin, end), serialised; empty when no span overlaps it.
+// The extras of the block over tokens [begin, end), serialised; empty if no span overlaps it.
 std::string block_extras(std::span<const ExtraKey> keys, std::uint32_t begin, std::uint32_t end);
 
 class Request {
@@ -77,7 +79,7 @@ class Request {
     std::string block_extras(std::uint32_t begin, std::uint32_t end) const {
         return kvfix::block_extras(extra_keys, begin, end);
     }
-    // Of a new block whose first token is `token`.
+    // The retention of a new block whose first token is `token`.
     std::pair<Priority, std::optional<std::uint32_t>> block_retention(std::uint32_t token) const;
 
     const RequestId id;

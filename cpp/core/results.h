@@ -1,4 +1,4 @@
-// What the calls of a BlockManager answer: plain values, copied out under its lock.
+// What the calls of a BlockManager return: plain values, copied out under its lock.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +58,7 @@ struct PinnedSlot {
     Tier tier;
 };
 
-// One pin of a handle.
+// One of a handle's pins.
 struct HeldPin {
     BlockId block_id;
     SlotIndex slot;

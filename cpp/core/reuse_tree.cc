@@ -85,7 +85,7 @@ std::uint64_t ReuseTree::key_of(ParentRef parent) const {
 bool ReuseTree::holds(BlockIndex block, const BlockContent& wanted) const { return equal(content(block), wanted); }
 
 BlockIndex ReuseTree::find_child(ParentRef parent, std::uint64_t key, const BlockContent& wanted) const {
-    const BlockStore& store = store_;  // to change a record costs its digest
+    const BlockStore& store = store_;  // a const reference, because access to a mutable record marks it as changed
     return index_.find(IndexHash::scattered(key), [&](BlockIndex block) {
         return store[block].key == key && store[block].parent == parent && holds(block, wanted);
     });

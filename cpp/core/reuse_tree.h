@@ -1,11 +1,12 @@
-// The blocks that can be found again. A node's path from its root spells its whole prefix, so two blocks with equal content
-// and the same parent are the same prefix; keys and hashes only speed the search up.
+// The blocks that can be found again. The path from a root to a node spells the node's whole prefix, so two blocks with
+// equal content and the same parent are the same prefix. Keys and hashes only speed up the search.
 //
-// In a window what a block follows may go before it. There every prefix that something follows is a root of its own, known by its
-// 128-bit hash: a block's parent, whether or not the block that ends the prefix is there. Nothing hangs below a block.
+// In a window, the blocks that a block follows may go before it. There, every prefix that some block follows is a root
+// of its own, known by its 128-bit hash. That root is the block's parent, whether or not the block that ends the prefix
+// is present. Nothing hangs below a block.
 //
-// Every parent keeps its children in an ordered index (a treap threaded through the blocks, ordered by extras, then tokens): the
-// child with the longest common prefix stands next to where a query would be inserted.
+// Every parent keeps its children in an ordered index (a treap threaded through the blocks, ordered by extras, then by
+// tokens): the child with the longest common prefix stands next to where a query would be inserted.
 #pragma once
 
 #include <compare>
@@ -28,7 +29,7 @@ namespace kvfix {
 
 constexpr bool is_root(ParentRef parent) { return parent.is_root(); }
 
-// What a block holds, or would hold.
+// The content that a block holds, or would hold.
 struct BlockContent {
     std::span<const TokenId> tokens;
     std::string_view extras;
@@ -39,42 +40,42 @@ std::strong_ordering compare(const BlockContent& a, const BlockContent& b);
 
 class ReuseTree {
   public:
-    // `seed` gives the hashes of blocks and places them in the indexes. A caller that does not know it cannot make them collide.
+    // `seed` keys the hashes of blocks and the indexes. A caller that does not know it cannot make blocks collide.
     ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& seed, bool by_prefix = false);
 
-    // kNone when nothing of this identity is in the tree.
+    // Returns kNone if nothing of this identity is in the tree.
     ParentRef find_root(const Identity& identity) const;
     ParentRef open_root(const Identity& identity);
 
-    // What comes before a block: its hash, and its key in the index.
+    // What precedes a block: its hash, and its key in the index.
     struct Prefix {
         BlockHash hash;
         std::uint64_t key = 0;
     };
     bool by_prefix() const { return by_prefix_; }
-    // For trees by prefix; the rest is for all.
+    // For trees by prefix only; the other functions serve both kinds.
     Prefix beginning(const Identity& identity) const;
     Prefix behind(const Prefix& prefix, const BlockContent& content) const {
         return {hasher_.block(prefix.hash, content.tokens, content.extras), child_key(prefix.key, content)};
     }
     Prefix behind(BlockIndex block) const { return behind(above_[number(block)], content(block)); }
-    // What comes before the block's content, private or not.
+    // The prefix before the block's content, whether the block is private or not.
     const Prefix& above(BlockIndex block) const { return above_[number(block)]; }
     void set_above(BlockIndex block, const Prefix& prefix) { above_[number(block)] = prefix; }
-    // kNone while nothing follows the prefix.
+    // Returns kNone while nothing follows the prefix.
     ParentRef find_prefix(const Prefix& prefix) const;
     ParentRef open_prefix(const Prefix& prefix, const Identity& identity);
-    // Prefixes whose last blocks have gone, while something that follows them is there.
+    // How many prefixes have lost their last block while something that follows them is present.
     std::uint32_t orphaned() const { return orphaned_; }
-    // Of a root, in a tree by prefix; nothing elsewhere.
+    // The prefix of a root in a tree by prefix; empty in other trees.
     Prefix prefix_of(ParentRef parent) const { return by_prefix_ ? roots_[parent.root_index()].prefix : Prefix{}; }
 
-    // The parent of what follows the block: kNone while nothing does, in a tree by prefix.
+    // The parent of whatever follows the block. In a tree by prefix it is kNone while nothing follows.
     ParentRef below(BlockIndex block) const {
         return by_prefix_ ? (next_[number(block)] == kNone ? ParentRef() : ParentRef::root(next_[number(block)]))
                           : ParentRef(block);
     }
-    // The parent's block, or kNone if it is a root whose block has gone or never was.
+    // The parent's block, or kNone if the parent is a root whose block is gone or never existed.
     BlockIndex block_of(ParentRef parent) const {
         return is_root(parent) ? roots_[parent.root_index()].block : parent.block();
     }
@@ -87,16 +88,18 @@ class ReuseTree {
         }
         return next_[number(block)] == kNone ? 0 : roots_[next_[number(block)]].children_primary;
     }
-    // The tree block got a primary slot, or lost it. Its parent's block, if that has no child in primary any more.
+    // The tree block got a primary slot, or lost it. lose_primary() returns the parent's block if that has no child in
+    // primary any more.
     void gain_primary(BlockIndex block) { ++children_primary_of(store_[block].parent); }
     BlockIndex lose_primary(BlockIndex block) {
         const ParentRef parent = store_[block].parent;
         return --children_primary_of(parent) == 0 ? block_of(parent) : BlockIndex{kNone};
     }
-    // A key spells a whole prefix in 64 bits, for this tree's index alone. Never shown.
+    // A key stands for a whole prefix in 64 bits, for this tree's index alone. It is never shown.
     std::uint64_t root_key(const Identity& identity) const { return beginning(identity).key; }
     std::uint64_t key_of(ParentRef parent) const;
-    // What `hash_of(identity)` makes of a root's identity: the same function each time, which is called once for a tenant.
+    // What `hash_of(identity)` makes of a root's identity. It must be the same function each time; it is called once
+    // for each tenant.
     template <class HashOf>
     const BlockHash& plain_root(ParentRef root, HashOf&& hash_of) const {
         const TenantIndex::Tenant& tenant = *roots_[root.root_index()].tenant;
@@ -109,7 +112,7 @@ class ReuseTree {
         return index_hash_.block(parent_key, content.tokens, content.extras) & key_mask_;
     }
 
-    // How often a block or a root has come or gone. While it stays the same, so does what a look-up finds.
+    // Counts how often a block or a root has come or gone. While it stays the same, look-ups find the same.
     std::uint64_t changes() const { return changes_; }
 
     BlockContent content(BlockIndex block) const { return {store_.content(block), store_.extras(block)}; }
@@ -119,12 +122,13 @@ class ReuseTree {
     void prefetch(std::uint64_t key) const { index_.prefetch(IndexHash::scattered(key)); }
     BlockIndex hint(std::uint64_t key) const { return index_.hint(IndexHash::scattered(key)); }
 
-    // From now on the hashes of full blocks are known. The first call computes those of all that are there.
+    // From now on the hashes of full blocks are known. The first call computes them for all blocks present.
     void keep_hashes();
-    // Of a full block in the tree, as it is shown; hashes are kept. And of its parent, if it has one.
+    // The hash of a full block in the tree, as it is shown, and that of its parent, if it has one. Both need
+    // keep_hashes().
     BlockHash block_hash(BlockIndex block) const { return hasher_.shown((*hash_book_)[block]); }
     std::optional<BlockHash> parent_hash(BlockIndex block) const;
-    // The only full block under this hash, or kNone if there is none or more than one. Hashes are kept.
+    // The only full block under this hash, or kNone if none or several have it. Needs keep_hashes().
     BlockIndex find_unambiguous(const BlockHash& hash) const {
         return hash_book_->find_unambiguous(hash, hasher_, index_hash_);
     }
@@ -133,38 +137,38 @@ class ReuseTree {
         BlockIndex block = kNone;
         std::uint32_t tokens = 0;
     };
-    // The child with equal extras and the longest common prefix of at least one token; ties go to the smallest content.
+    // The child with equal extras and the longest common prefix of at least one token. Ties go to the smallest content.
     Beginning best_prefix(ParentRef parent, const BlockContent& query) const;
 
-    // The block's tokens, extras and key are set; it becomes a child of `parent`.
+    // Makes the block a child of `parent`. The block's tokens, extras and key are set.
     void add(BlockIndex block, ParentRef parent);
-    // Unlinks a childless or already emptied block. Returns its parent.
+    // Unlinks a block whose children are gone or already emptied. Returns its parent.
     ParentRef remove(BlockIndex block);
     // Appends all descendants, parents before children.
     void collect_descendants(BlockIndex block, std::vector<BlockIndex>& out) const;
     void collect_all(std::vector<BlockIndex>& out) const;
     void collect_direct_children(BlockIndex block, std::vector<BlockIndex>& out) const;
-    // Appends what the roots of that adapter, that salt, or both have for children.
+    // Appends the children of all roots with that adapter, that salt, or both.
     void collect_tenant(std::optional<std::int64_t> lora_id, const Salt& salt, std::vector<BlockIndex>& out) const;
 
-    // Heap order of the treaps: fixed per block, spread evenly, the same wherever the seed is.
+    // The heap order of the treaps: fixed for each block, spread evenly, and the same wherever the seed is.
     std::uint32_t rank(BlockIndex block) const;
 
-    // Verifies one tree block's entries in the indexes, and the roots; counts the roots' children in `seen`.
+    // Verifies one tree block's entries in the indexes, and the roots. Counts the roots' children in `seen`.
     void check_indexed(BlockIndex block) const;
     void check_roots(std::vector<std::uint32_t>& seen) const;
 
   private:
     struct Root {
-        TenantIndex::Tenant* tenant = nullptr;  // whose it is
-        std::uint32_t previous = kNone;         // of his roots
+        TenantIndex::Tenant* tenant = nullptr;  // the owner
+        std::uint32_t previous = kNone;         // among the owner's roots
         std::uint32_t next = kNone;
         Prefix prefix;
         BlockIndex children = kNone;
         std::uint32_t children_primary = 0;
-        // In a tree by prefix:
+        // Only in a tree by prefix:
         BlockIndex block = kNone;  // the tree block that ends the prefix
-        bool first = true;         // nothing comes before
+        bool first = true;         // nothing precedes it
     };
 
     std::uint32_t& children_primary_of(ParentRef parent) {
@@ -203,7 +207,7 @@ class ReuseTree {
     HashIndex index_;
     HashIndex roots_by_prefix_;        // roots, not blocks
     std::vector<Prefix> above_;        // [block]
-    std::vector<std::uint32_t> next_;  // [block]: the root of what follows it, or kNone
+    std::vector<std::uint32_t> next_;  // [block]: the root of the blocks that follow it, or kNone
     std::uint32_t orphaned_ = 0;
     std::uint64_t changes_ = 0;
     std::optional<HashBook> hash_book_;

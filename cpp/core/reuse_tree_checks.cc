@@ -1,4 +1,4 @@
-// What must hold between any two calls, as far as a tree alone can tell.
+// What must hold between any two calls, as far as a tree alone can know.
 #include <algorithm>
 #include <vector>
 
@@ -38,7 +38,7 @@ void ReuseTree::check_prefix(std::uint32_t root) const {
     }
 }
 
-// A root stands among those of its tenant. Whether it is the first of them.
+// A root stands among those of its tenant. Returns whether it is the first of them.
 bool ReuseTree::check_tenant(std::uint32_t root) const {
     const TenantIndex::Tenant* tenant = roots_[root].tenant;
     const std::uint32_t previous = roots_[root].previous;

@@ -1,4 +1,4 @@
-// Trees of windows: a root for each prefix that something follows.
+// Trees of windows. Each prefix that something follows has a root.
 #include <utility>
 
 #include "core/reuse_tree.h"
@@ -16,7 +16,8 @@ ParentRef ReuseTree::open_prefix(const Prefix& prefix, const Identity& identity)
         return found;
     }
     const BlockIndex end = find_end(prefix);
-    // What ends the prefix is the same tenant's: to look him up costs as much as he made his salt long.
+    // The block that ends the prefix has the same tenant. To look the tenant up costs time in proportion to the length
+    // of its salt.
     TenantIndex::Tenant& tenant = end == kNone ? tenants_.open({identity.text(), root_key(identity)})
                                                : *roots_[store_[end].parent.root_index()].tenant;
     const std::uint32_t root = new_root(tenant, prefix);
@@ -37,7 +38,7 @@ BlockIndex ReuseTree::find_end(const Prefix& prefix) const {
     });
 }
 
-// The block has entered the tree, and something that follows it may be there already.
+// The block has entered the tree, and blocks that follow it may be there already.
 void ReuseTree::link_prefix(BlockIndex block) {
     if (orphaned_ == 0) {
         return;

@@ -1,4 +1,4 @@
-// Whose the roots are.
+// Which tenant owns which roots.
 #include <vector>
 
 #include "core/reuse_tree.h"

@@ -5,7 +5,7 @@
 namespace kvfix {
 namespace {
 
-// A private block has no parent to tell.
+// A private block has no parent that must hear of it.
 void free_private(Window& window, BlockIndex block, std::size_t tier) {
     Block& record = window.blocks[block];
     window.blocks.give_slot(tier, record.slot[tier]);

@@ -1,18 +1,18 @@
-// Where a block belongs: in an eviction queue, with its holders, or nowhere. Follows every change of owners, pins, locks, flight or
-// membership in the tree.
+// Decides where a block belongs: in an eviction queue, with its holders, or nowhere. It must follow every change of
+// owners, pins, locks, flight or membership in the tree.
 #pragma once
 
 #include "core/state.h"
 
 namespace kvfix {
 
-// Queues the block, frees its slots, or neither; a block without slots is forgotten.
+// Queues the block, frees its slots, or does neither. A block without slots is forgotten.
 void review(State& state, Window& window, BlockIndex block);
-// The host tier alone: its primary slot has gone.
+// Reviews the host tier alone, once the primary slot is gone.
 void review_host(Window& window, BlockIndex block);
-// The block is in use: it stands in no queue of victims. A redundant host copy may still go.
+// The block is in use, so it leaves every queue of victims. A redundant host copy may still be evicted.
 void leave_queues(Window& window, BlockIndex block);
-// Its priority has changed: it becomes the newest wherever it queues.
+// The block's priority has changed. It becomes the newest in every queue where it stands.
 void requeue(Window& window, BlockIndex block);
 
 }  // namespace kvfix

@@ -19,18 +19,20 @@
 
 namespace kvfix {
 
-// A sequence's blocks in one window. Beams share the prompt's full blocks; what follows exists once per beam.
-// With one beam everything is in `shared`.
+// A sequence's blocks in one window. Beams share the prompt's full blocks; each has its own blocks behind them. With
+// one beam all blocks are in `shared`.
 struct HeldBlocks {
-    std::vector<BlockIndex> shared;              // kNone where a block has left the window
+    std::vector<BlockIndex> shared;              // kNone if a block has left the window
     std::vector<std::vector<BlockIndex>> tails;  // [beam], only with several beams
     std::uint32_t left = 0;                      // leading blocks that have left the window
-    // Leading blocks known to have their bytes. That stays so while they are held: their slots stay theirs.
+    // Leading blocks that are known to have their bytes. They keep them while they are held, because their slots stay
+    // theirs.
     std::uint32_t sure = 0;
-    std::uint32_t kept = 0;  // slots that are kept for the rest of the prompt
-    std::uint32_t room = 0;  // blocks of its own and slots kept, at most, while some of the prompt is not reserved
-    // Too few are kept for the rest, so the slots of blocks that leave come back. Nobody else may hold them: until such blocks
-    // leave they do not enter the tree.
+    std::uint32_t kept = 0;  // slots kept for the rest of the prompt
+    // at most this many blocks of its own plus kept slots, while part of the prompt is not reserved
+    std::uint32_t room = 0;
+    // Too few slots are kept for the rest, so the slots of blocks that leave come back. Nobody else may hold such
+    // blocks, so until they leave they do not enter the tree.
     bool rolls = false;
     WatchedDigest digest;  // of what is held: beam, position, block
 
@@ -38,7 +40,7 @@ struct HeldBlocks {
     BlockIndex at(std::uint32_t beam, std::size_t position) const {
         return position < shared.size() ? shared[position] : tails[beam][position - shared.size()];
     }
-    // The beam's next block; the beams' next one while no tails have begun.
+    // Appends the beam's next block. Until the tails begin, that is the next block of all beams.
     void append(std::uint32_t beam, BlockIndex block) {
         digest.add(beam, size_of(beam), block);
         list_of(beam).push_back(block);
@@ -49,7 +51,7 @@ struct HeldBlocks {
         digest.remove(beam, size_of(beam), block);
         return block;
     }
-    // Of a block that has left the window the place stays. A shared one is beam 0's.
+    // Keeps the place of a block that has left the window. A shared block is taken from beam 0.
     BlockIndex take_away(std::uint32_t beam, std::size_t position) {
         BlockIndex& place = position < shared.size() ? shared[position] : tails[beam][position - shared.size()];
         digest.remove(beam, position, place);
@@ -57,7 +59,7 @@ struct HeldBlocks {
     }
     std::uint64_t digest_of_held();
     std::size_t size_of(std::uint32_t beam) const { return shared.size() + (tails.empty() ? 0 : tails[beam].size()); }
-    // Every block that is held, each once, first to last, beam by beam.
+    // Visits every held block once, first to last, beam by beam.
     template <class Visit>
     void for_each(Visit&& visit) const {
         for (std::size_t i = left; i < shared.size(); ++i) {
@@ -71,7 +73,7 @@ struct HeldBlocks {
         }
     }
 
-    // The same, the beams' own blocks first, then the shared ones from the last on.
+    // The same, but the beams' own blocks come first, then the shared ones from the last on.
     template <class Visit>
     void for_each_from_last(Visit&& visit) const {
         const std::size_t left_tail = left > shared.size() ? left - shared.size() : 0;
@@ -89,15 +91,15 @@ struct HeldBlocks {
     std::vector<BlockIndex>& list_of(std::uint32_t beam) { return tails.empty() ? shared : tails[beam]; }
 };
 
-// Where storing goes on: everything before `position` has entered the tree, below `parent`.
+// Where storing continues: everything before `position` has entered the tree, below `parent`.
 struct StoreCursor {
     std::uint32_t position = 0;
     BlockIndex parent = kNone;     // the node at position - 1
-    std::uint32_t generation = 0;  // of that node; if it has changed, storing starts over
-    ReuseTree::Prefix prefix;      // in a window instead: what comes before `position`, wherever it is by now
+    std::uint32_t generation = 0;  // of that node; once it has changed, storing starts over
+    ReuseTree::Prefix prefix;      // in a window instead: what precedes `position`, wherever it is by now
 };
 
-// Blocks of one window over the request's first `length` positions. Beams share the prompt's full ones.
+// How many blocks one window needs for the request's first `length` positions. Beams share the prompt's full ones.
 inline std::uint64_t blocks_over(const Request& request, std::uint32_t length, std::uint32_t tokens_per_block) {
     const std::uint32_t blocks = ceil_div(length, tokens_per_block);
     const std::uint32_t shared = std::min(blocks, request.num_tokens() / tokens_per_block);
@@ -105,34 +107,36 @@ inline std::uint64_t blocks_over(const Request& request, std::uint32_t length, s
 }
 
 struct Sequence {
-    // What every step of growth reads comes first, in two cache lines.
+    // The fields that every step of growth reads come first, in two cache lines.
     RequestPtr request;
     std::vector<TokenId> grown_tokens;  // known values after the prompt; learn() and forget() change them
     std::uint32_t length = 0;           // positions reserved, computed or not
-    std::uint32_t computed = 0;         // leading positions whose values are in the cache, as far as we have been told
-    std::uint64_t mark = 0;             // scratch of calls that take several ids
-    std::uint32_t changed_at = kNone;   // where the table lists it as changed
-    bool suspended = false;             // it keeps its blocks in host, and owns none
-    WatchedDigest grown_digest;         // of grown_tokens
+    std::uint32_t computed = 0;  // leading positions whose values are in the cache, as far as callers have reported
+    std::uint64_t mark = 0;      // scratch space for calls that take several ids
+    std::uint32_t changed_at = kNone;  // where the table lists the sequence as changed
+    bool suspended = false;            // it keeps its blocks in host, and owns none
+    WatchedDigest grown_digest;        // of grown_tokens
 
     std::uint32_t claimed = 0;  // leading blocks that it shares with the sequences that stored them
-    // The first block that left a window while its bytes had not arrived. Whether they ever did is not known, so nothing from
-    // there on is stored, in any window: every layer computes from what the layers before it made of those bytes.
+    // The first block that left a window before its bytes had arrived. Nobody knows whether they ever arrived, so
+    // nothing from there on is stored, in any window: every layer computes from what the layers before it made of those
+    // bytes.
     std::uint32_t doubtful_from = kNone;
-    std::uint32_t committed = 0;  // leading positions that entered the tree while it lived: not rewound
-    // Of its full blocks, as far as somebody asked; forget() takes back those whose tokens go, given the block's size.
+    std::uint32_t committed = 0;  // leading positions that entered the tree while it lived and cannot be rewound
+    // The hashes of its full blocks, as far as anyone has asked. forget() takes back those whose tokens go, given the
+    // block's size.
     std::vector<BlockHash> hashes;
     std::vector<HeldBlocks> windows;
     std::vector<StoreCursor> cursors;
     RequestStats stats;
 
-    std::uint64_t request_digest = 0;  // of the request; 0 until somebody asks
-    std::uint64_t digest = 0;          // of all of it, as the table's digest counts it
+    std::uint64_t request_digest = 0;  // of the request; 0 until it is asked for
+    std::uint64_t digest = 0;          // of the whole sequence, as the table's digest counts it
 
     void learn(std::span<const TokenId> tokens);
-    // What is known from that position on.
+    // Forgets what is known from that position on.
     void forget(std::uint32_t position, std::uint32_t tokens_per_block);
-    // Throws std::invalid_argument.
+    // Throws std::invalid_argument if the sequence is suspended.
     void check_not_suspended() const {
         if (suspended) [[unlikely]] {
             refuse_suspended();
@@ -143,9 +147,9 @@ struct Sequence {
     std::uint32_t prompt_length() const { return request->num_tokens(); }
     // Leading positions whose tokens are known.
     std::uint32_t known() const { return prompt_length() + static_cast<std::uint32_t>(grown_tokens.size()); }
-    // Leading positions that others may find: what is in the cache, and known to be what.
+    // Leading positions that others may find: their values are in the cache, and their tokens are known.
     std::uint32_t storable() const { return std::min(computed, known()); }
-    // Where values that growth brings begin: those of the prompt are known before its positions are reserved.
+    // Where the values that growth brings begin. Those of the prompt are known before its positions are reserved.
     std::uint32_t values_begin() const { return std::max(length, prompt_length()); }
     void read_tokens(std::uint32_t position, std::span<TokenId> out) const;
     std::uint64_t digest_of_grown();
@@ -154,14 +158,14 @@ struct Sequence {
     [[noreturn]] void refuse_suspended() const;
 };
 
-// Sequences by request id. Addresses are stable; vectors of ended sequences are used again.
+// Sequences by request id. Addresses are stable, and the vectors of ended sequences are used again.
 class SequenceTable {
   public:
     const Sequence* find(RequestId id) const {
         const auto found = live_.find(id);
         return found == live_.end() ? nullptr : found->second.get();
     }
-    // Throws std::invalid_argument where it is suspended; at_any() does not.
+    // Throws std::invalid_argument if the sequence is suspended; at_any() does not.
     const Sequence& at(RequestId id) const {
         const Sequence& sequence = at_any(id);
         sequence.check_not_suspended();
@@ -191,10 +195,11 @@ class SequenceTable {
     Sequence& add(RequestPtr request, std::size_t windows);
     void remove(RequestId id);
     std::size_t size() const { return live_.size(); }
-    // Ascending by id: the table's own order depends on its history.
+    // Ascending by id, because the table's own order depends on its history.
     std::vector<const Sequence*> ordered() const;
 
-    // Of all sequences. `digest_of` gives that of one, and is asked for those that changed since the last call.
+    // A digest of all sequences. `digest_of` gives that of one; it is called for those that changed since the last
+    // call.
     template <class DigestOf>
     std::uint64_t digest(DigestOf&& digest_of) {
         for (Sequence* sequence : changed_) {
@@ -218,7 +223,7 @@ class SequenceTable {
 
     std::unordered_map<RequestId, std::unique_ptr<Sequence>> live_;
     std::vector<std::unique_ptr<Sequence>> spare_;
-    std::vector<Sequence*> changed_;  // since digest() was last asked for
+    std::vector<Sequence*> changed_;  // since the last call of digest()
     SetDigest digest_;
 };
 

@@ -1,4 +1,4 @@
-// Folds numbers into 64 bits. Equal numbers give equal digests in every process; that is all it promises.
+// Folds numbers into 64 bits. Equal numbers give equal digests in every process. It promises nothing else.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ std::uint64_t digest_of_words(Words... words) {
     return digest.value();
 }
 
-// A set in 64 bits, kept up as members come and go, without a look at those that stay. In which order they came leaves no trace:
-// a member whose place matters says it.
+// The digest of a set in 64 bits, kept up to date as members come and go, without a look at those that stay. The order
+// in which they came does not matter. If a member's place matters, the member must include it.
 class SetDigest {
   public:
     void add(std::uint64_t member) { sum_ += member; }
@@ -38,8 +38,8 @@ class SetDigest {
     std::uint64_t sum_ = 0;
 };
 
-// The same, kept up only from the first question on: most managers are never asked for a digest, and their hot paths pay nothing
-// for it. A member is given as the words that tell it from the others.
+// The same, but kept up to date only from the first question on: most managers are never asked for a digest, and their
+// hot paths pay nothing for it. A member is given as the words that tell it from the others.
 class WatchedDigest {
   public:
     template <class... Words>
@@ -54,9 +54,9 @@ class WatchedDigest {
             members_.remove(digest_of_words(words...));
         }
     }
-    // Nothing is left of it, and nobody has asked.
+    // Empties it, as if nobody had asked.
     void clear() { *this = {}; }
-    // `add_all()` adds every member that there is; the first question calls it.
+    // `add_all()` adds every current member; the first question calls it.
     template <class AddAll>
     std::uint64_t value(AddAll&& add_all) {
         if (!watched_) {

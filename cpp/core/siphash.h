@@ -1,5 +1,5 @@
-// SipHash-1-3 with 128 bits of output (Aumasson and Bernstein): a pseudo-random function of messages under a secret key. Who does
-// not have the key can distinguish its outputs from random numbers only by luck, however many he chose and saw.
+// SipHash-1-3 with 128 bits of output (Aumasson and Bernstein): a pseudo-random function of messages under a secret
+// key. Without the key, outputs look like random numbers, however many messages an attacker chose and saw.
 #pragma once
 
 #include <bit>
@@ -13,14 +13,14 @@ namespace kvfix {
 
 static_assert(std::endian::native == std::endian::little, "messages are defined over little-endian words");
 
-// A key, or what keys are made of.
+// A key, or the secret from which keys are derived.
 struct Secret {
     std::uint64_t low = 0;
     std::uint64_t high = 0;
     bool operator==(const Secret&) const = default;
 };
 
-// As the published function writes them: the first eight bytes, then the others, each little-endian.
+// The two halves as the published function writes them: the first eight bytes, then the others, each little-endian.
 struct Hash128 {
     std::uint64_t first = 0;
     std::uint64_t second = 0;
@@ -92,7 +92,7 @@ class SipHash {
     std::uint64_t bytes_ = 0;
 };
 
-// A key for one purpose. It reveals nothing of the secret, nor of the keys for other purposes.
+// Derives a key for one purpose. It reveals nothing about the secret, nor about the keys for other purposes.
 inline Secret key_for(const Secret& secret, std::string_view purpose) {
     const Hash128 out = SipHash(secret).end(purpose);
     return {out.first, out.second};

@@ -9,7 +9,7 @@
 namespace kvfix {
 namespace {
 
-// The first of the windows, which ascend, that `reaches`; null where none does.
+// The first window, in ascending order, for which `reaches` is true; null if there is none.
 template <class Reaches>
 const Window* first_window(const Windows& windows, Reaches&& reaches) {
     std::size_t begin = 0;

@@ -1,5 +1,5 @@
-// All that a manager knows: plain data. The verbs (admit, grow, store, pin, transfer, evict) are functions over it, each in a
-// header of its own; BlockManager owns it and holds the lock around every verb.
+// Everything that a manager knows, as plain data. The verbs (admit, grow, store, pin, transfer, evict) are functions
+// over it, each in a header of its own. BlockManager owns it and holds the lock around every verb.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace kvfix {
 
 struct State {
-    // The configuration has been checked.
+    // The caller has checked the configuration.
     explicit State(BlockManagerConfig checked_config)
         : config(std::move(checked_config)), events(config.events_max), windows(config) {}
 
@@ -23,20 +23,20 @@ struct State {
     TransferLedger ledger;
     EventLog events;
     CacheCounters closed;     // of iterations that have ended
-    CacheCounters iteration;  // of the last one that ended
+    CacheCounters iteration;  // the last one that ended
     CacheCounters current;
     Windows windows;
     SequenceTable sequences;
     std::int64_t now_ms = 0;
     std::uint64_t sequences_suspended = 0;
-    std::uint64_t mark = 0;  // of the last call that took several ids; Sequence::mark compares
+    std::uint64_t mark = 0;  // the last call that took several ids; Sequence::mark compares
 
     std::uint32_t tokens_per_block() const { return config.tokens_per_block; }
 };
 
 inline BlockId id_of(const Window& window, BlockIndex block) { return BlockId{window.block_id_base + number(block)}; }
 
-// Throws std::invalid_argument where the manager has no such window.
+// Throws std::invalid_argument if the manager has no such window.
 Window& window_of(State& state, WindowSize window_size);
 const Window& window_of(const State& state, WindowSize window_size);
 
@@ -46,7 +46,7 @@ struct PlaceIn {
     BlockIndex block;
 };
 using BlockPlace = PlaceIn<Window>;
-// Throws std::invalid_argument where the id holds nothing.
+// Throws std::invalid_argument if the id holds nothing.
 BlockPlace place_of(State& state, BlockId id);
 PlaceIn<const Window> place_of(const State& state, BlockId id);
 

@@ -8,7 +8,7 @@
 
 namespace kvfix {
 
-// Kept by the manager, counted over an iteration or over its life.
+// Kept by the manager, for an iteration or for its whole life.
 struct CacheCounters {
     std::uint64_t requests = 0;
     std::uint64_t tokens_reused = 0;

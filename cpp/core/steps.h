@@ -1,5 +1,5 @@
-// Counts steps of loops and descents whose length a caller could drive up, so that a test can show that they stay few.
-// In a release build KVFIX_STEP() is nothing.
+// Counts the steps of loops and descents whose length a caller could drive up, so that a test can show that they stay
+// few. In a release build KVFIX_STEP() expands to nothing.
 #pragma once
 
 #ifdef KVFIX_PAUSE_POINTS

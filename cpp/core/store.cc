@@ -29,8 +29,8 @@ bool has_arrived(const Window& window, const HeldBlocks& held, std::uint32_t pos
     return true;
 }
 
-// Writes content and keys of the private blocks from the cursor on, and calls up the index entries that they lead to. Stops at
-// `end` or at the first block that is not held, and returns where.
+// Writes the content and keys of the private blocks from the cursor on, and prefetches the index entries that they lead
+// to. Stops at `end` or at the first block that is not held, and returns where.
 std::uint32_t write_content(Window& window, const Sequence& sequence, std::uint32_t end) {
     const StoreCursor& cursor = sequence.cursors[window.index];
     std::uint64_t key =
@@ -55,7 +55,7 @@ std::uint32_t write_content(Window& window, const Sequence& sequence, std::uint3
     return end;
 }
 
-// Where the block at the cursor belongs; kNone while its root is not open.
+// Where the block at the cursor belongs. Returns kNone while its root is not open.
 ParentRef parent_at(const Window& window, const StoreCursor& cursor, const Request& request) {
     if (window.tree.by_prefix()) {
         return window.tree.find_prefix(cursor.prefix);
@@ -63,7 +63,7 @@ ParentRef parent_at(const Window& window, const StoreCursor& cursor, const Reque
     return cursor.position == 0 ? window.tree.find_root(request.identity) : cursor.parent;
 }
 
-// Opens the root where `parent` is none.
+// Opens the root if there is no parent yet.
 void enter_below(State& state, Window& window, Sequence& sequence, BlockIndex block, ParentRef parent) {
     const Request& request = *sequence.request;
     const StoreCursor& cursor = sequence.cursors[window.index];
@@ -74,7 +74,7 @@ void enter_below(State& state, Window& window, Sequence& sequence, BlockIndex bl
     enter(state, window, block, parent, request);
 }
 
-// The node with the content of the block at the cursor, which the sequence does not hold any more, or kNone.
+// The tree's block with the content at the cursor, which the sequence no longer holds; kNone if there is none.
 BlockIndex find_equal(const Window& window, const Sequence& sequence) {
     const StoreCursor& cursor = sequence.cursors[window.index];
     const Request& request = *sequence.request;
@@ -90,7 +90,8 @@ BlockIndex find_equal(const Window& window, const Sequence& sequence) {
                                   {tokens, extras});
 }
 
-// One step of the walk: the block at the cursor is passed, found to exist already, or added. False where the walk ends.
+// One step of the walk: passes the block at the cursor, finds that it exists already, or adds it. Returns false where
+// the walk ends.
 bool store_next(State& state, Window& window, Sequence& sequence) {
     StoreCursor& cursor = sequence.cursors[window.index];
     const Request& request = *sequence.request;
@@ -117,7 +118,7 @@ bool store_next(State& state, Window& window, Sequence& sequence) {
     return advance(own);
 }
 
-// The incomplete block behind the cursor, so that a conversation that goes on finds its last tokens too.
+// Stores the incomplete block behind the cursor, so that a conversation that continues finds its last tokens too.
 void last_partial(State& state, Window& window, Sequence& sequence, std::uint32_t tokens) {
     const std::uint32_t rest = tokens % window.blocks.tokens_per_block();
     const StoreCursor& cursor = sequence.cursors[window.index];
@@ -148,7 +149,7 @@ void last_partial(State& state, Window& window, Sequence& sequence, std::uint32_
     enter_below(state, window, sequence, own, parent);
 }
 
-// As letting go, of what a suspended sequence keeps.
+// Lets go of what a suspended sequence keeps.
 void keep_none(State& state, const Sequence& sequence) {
     for (Window& window : state.windows) {
         sequence.windows[window.index].for_each_from_last(
@@ -179,7 +180,8 @@ std::uint32_t first_unsure(const State& state, Sequence& sequence) {
 void enter(State& state, Window& window, BlockIndex block, ParentRef parent, const Request& request) {
     window.tree.add(block, parent);
     ++state.current.blocks_stored;
-    const Block& record = std::as_const(window.blocks)[block];  // to change a record costs its digest
+    // const, because access to a mutable record marks it as changed
+    const Block& record = std::as_const(window.blocks)[block];
     const Tier tier = record.has(kPrimary) ? Tier::primary : Tier::host;
     publish(state, window, EventKind::stored, block, tier, &request);
 }
@@ -214,7 +216,7 @@ void full_blocks(State& state, Window& window, Sequence& sequence, std::uint32_t
     }
     StoreCursor& cursor = sequence.cursors[window.index];
     if (cursor.position != 0 && window.blocks[cursor.parent].generation != cursor.generation) {
-        cursor = {};  // something on the way has left the tree since
+        cursor = {};  // a block on the way has left the tree since
     }
     const std::size_t shared = sequence.windows[window.index].shared.size();
     const auto full =
@@ -223,7 +225,7 @@ void full_blocks(State& state, Window& window, Sequence& sequence, std::uint32_t
     constexpr std::uint32_t kAhead = 16;
     while (cursor.position < limit) {
         const std::uint32_t ready = write_content(window, sequence, std::min(limit, cursor.position + kAhead));
-        do {  // a block that is not held has no content to write: it is looked up, alone
+        do {  // a block that is not held has no content to write; it is only looked up
             if (!store_next(state, window, sequence)) {
                 return;
             }

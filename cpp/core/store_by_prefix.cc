@@ -1,4 +1,4 @@
-// Storing in a window, where a block does not need those before it.
+// Storing in a window, where a block does not need the blocks before it.
 #include <algorithm>
 #include <span>
 #include <string>
@@ -9,7 +9,7 @@
 namespace kvfix::store {
 namespace {
 
-// A block of the sequence, written and private, unless its equal is there.
+// Enters a private block of the sequence, whose content is written, unless the tree has its equal.
 void offer(State& state, Window& window, const Request& request, BlockIndex own, bool first) {
     ReuseTree& tree = window.tree;
     const ReuseTree::Prefix& above = tree.above(own);
@@ -22,7 +22,7 @@ void offer(State& state, Window& window, const Request& request, BlockIndex own,
           request);
 }
 
-// The content behind the cursor; that of a block that has left goes through `spare`.
+// Writes the content at the cursor. That of a block that has left goes into `spare`.
 BlockContent write_next(Window& window, Sequence& sequence, BlockIndex own, std::vector<TokenId>& spare,
                         std::string& extras) {
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
@@ -49,7 +49,7 @@ void blocks_by_prefix(State& state, Window& window, Sequence& sequence, std::uin
     const auto full = static_cast<std::uint32_t>(
         std::min<std::size_t>(tokens / window.blocks.tokens_per_block(), held.shared.size()));
     const std::uint32_t limit = std::min(full, first_unsure(state, sequence));
-    // Those whose equal was there when they were written: it may have gone since.
+    // These had an equal in the tree when they were written. It may be gone since.
     for (std::uint32_t position = held.left; position < std::min(cursor.position, limit); ++position) {
         if (!window.blocks[held.shared[position]].in_tree) {
             offer(state, window, *sequence.request, held.shared[position], position == 0);

@@ -44,7 +44,7 @@ void check_fits_row(const Sequence& sequence, std::uint32_t beam_width, const Of
             who + std::to_string(blocks) + " blocks; a row of output has " + std::to_string(output.blocks));
 }
 
-// One beam's row: the K half, and behind it the V half.
+// Writes one beam's row: the K half, then the V half.
 void write_row(const Window& window, const HeldBlocks& held, std::uint32_t beam, std::span<std::int32_t> row,
                OffsetScale scale) {
     const std::span<std::int32_t> k = row.first(row.size() / 2);

@@ -25,7 +25,8 @@ void TenantIndex::close(const Tenant& tenant) {
     const auto [lora, salt] = split_identity(tenant.first.text);
     by_lora_.erase({lora, salt});
     by_salt_.erase({salt, lora});
-    by_identity_.erase(by_identity_.find(tenant.first));  // by place: the key that is asked for goes with it
+    // by iterator, because the key would be destroyed along with its entry
+    by_identity_.erase(by_identity_.find(tenant.first));
 }
 
 std::vector<const TenantIndex::Tenant*> TenantIndex::find_all(std::optional<std::int64_t> lora_id, const Salt& salt,

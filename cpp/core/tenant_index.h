@@ -1,5 +1,5 @@
-// The identities of a tree's roots. Each is kept once, however many roots it has, and knows them: so a tenant is found, by his
-// adapter, his salt or both, without a look at the others.
+// The identities of a tree's roots. Each is kept once, with all its roots. So a tenant is found by adapter, by salt or
+// by both, without a look at the others.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace kvfix {
 
 class TenantIndex {
   public:
-    // A serialised identity, and the keyed hash that the tree makes of it: a caller that gives a name has hashed it already.
+    // A serialised identity, and the tree's keyed hash of it. A caller that passes a name has hashed it already.
     struct Name {
         std::string_view text;
         std::uint64_t key;
@@ -34,17 +34,17 @@ class TenantIndex {
         std::uint32_t first = kNone;                  // the tree links the others behind it
         mutable std::optional<BlockHash> plain_root;  // for digests; see ReuseTree::plain_root()
     };
-    // A name, and its roots: at least one.
+    // A name, and its roots. There is at least one.
     using Tenant = std::pair<const OwnName, Roots>;
 
     std::size_t size() const { return by_identity_.size(); }
     const Tenant* find(const Name& name) const;
-    // Found or made. The caller that makes one gives it a root. The address is good until it is closed.
+    // Finds the tenant or makes it. The caller that makes one gives it a root. The address is valid until close().
     Tenant& open(const Name& name);
-    // It has no roots any more.
+    // The tenant has no roots any more.
     void close(const Tenant& tenant);
-    // Of an adapter whatever the salt where none is given, and the other way round. `exact`: of just these two. In no order that means
-    // anything.
+    // Without a salt it finds the adapter under every salt; without an adapter, the salt under every adapter. `exact`
+    // names the pair. The order of the answer means nothing.
     std::vector<const Tenant*> find_all(std::optional<std::int64_t> lora_id, const Salt& salt, const Name& exact) const;
 
   private:
@@ -59,11 +59,12 @@ class TenantIndex {
         bool operator()(const Name& a, const OwnName& b) const { return a == b.name(); }
         bool operator()(const OwnName& a, const Name& b) const { return a.name() == b; }
     };
-    // A part that tenants have in common, then the rest; ordered, so that no tenant can make it slow by the name it chooses.
+    // A part that tenants share, then the rest. It is ordered, so that no tenant can slow it down by the name it
+    // chooses.
     using Mixed = std::map<std::pair<std::string_view, std::string_view>, const Tenant*>;
 
     std::unordered_map<OwnName, Roots, KeyOf, Same> by_identity_;  // lookups only; never iterated
-    // Those that have an adapter and a salt: the others are found as what they are.
+    // Only tenants with an adapter and a salt. The others are found by their exact name.
     Mixed by_lora_;
     Mixed by_salt_;
 };

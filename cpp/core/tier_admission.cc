@@ -5,7 +5,7 @@
 namespace kvfix {
 namespace {
 
-// RecentKeys holds once to twice what it is asked to: two thirds make it one time on average.
+// RecentKeys holds one to two times as many keys as asked for. Two thirds bring the average to one.
 std::uint32_t two_thirds(std::uint64_t keys) { return static_cast<std::uint32_t>(keys * 2 / 3); }
 
 }  // namespace
@@ -42,7 +42,7 @@ bool TierAdmission::asked(std::uint64_t key, std::uint32_t position, bool elsewh
 }
 
 void TierAdmission::end_round() {
-    constexpr double kKept = 0.75;  // of what earlier rounds found
+    constexpr double kKept = 0.75;  // the weight of what earlier rounds found
     only_known_ = found_in_known_ > found_in_all_;
     found_in_all_ *= kKept;
     found_in_known_ *= kKept;

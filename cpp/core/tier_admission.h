@@ -1,9 +1,10 @@
-// Which blocks are worth a slot of a full tier. A block that no request has asked for before mostly never comes back, and pushes
-// out what would; but where reuse comes soon or the tier is large, waiting for the second time misses the first reuse of
-// everything. So both are tried on a sample: two shadows, sets of keys as large as the sample's part of the tier. One takes every
-// block, the other those asked for before; whichever would have found more decides. docs/offload.md, "What is stored".
+// Decides which blocks are worth a slot of a full tier. A block that no request has asked for before seldom comes back,
+// and pushes out blocks that would. But if reuse comes soon or the tier is large, waiting for the second request misses
+// the first reuse of everything. So both policies are tried on a sample, with two shadows: sets of keys as large as the
+// sample's share of the tier. One takes every block, the other only those asked for before. Whichever would have found
+// more decides. See docs/offload.md, "What is stored".
 //
-// The answers depend on the calls alone. Knows no slots and has no lock: the index's is held around every call.
+// The answers depend on the calls alone. This class knows no slots and has no lock; the caller holds the index's lock.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +19,18 @@ class TierAdmission {
   public:
     TierAdmission(TierPolicy policy, std::uint32_t slots);
 
-    // Somebody asks for the block with this key at this position of a prefix. `elsewhere`: and has it without this tier. Whether
-    // it had been asked for before, as far as is remembered: the last asked, 8/3 to 16/3 as many as there are slots. `reused`: it
-    // had, of somebody who remembers more.
+    // A request asks for the block with this key at this position of a prefix. `elsewhere`: it has the block without
+    // this tier. `reused`: a caller with a longer memory knows that the block was asked for before. Returns whether it
+    // had been, among the keys asked for last: 8/3 to 16/3 times as many as there are slots.
     bool asked(std::uint64_t key, std::uint32_t position, bool elsewhere, bool reused);
 
-    // Whether blocks that had not been asked for before push others out.
+    // Whether blocks that nobody had asked for before may push others out.
     bool takes_new() const { return !only_known_; }
 
   private:
-    // A sequence's blocks share their fate, so every so many of them are enough.
+    // A sequence's blocks share their fate, so it is enough to look at every eighth.
     static constexpr std::uint32_t kSampledPositions = 8;
-    static constexpr std::uint32_t kRoundMin = 64;  // sampled blocks: fewer would say nothing
+    static constexpr std::uint32_t kRoundMin = 64;  // in sampled blocks: fewer would say nothing
 
     void end_round();
 

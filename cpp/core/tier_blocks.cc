@@ -87,7 +87,7 @@ void TierBlocks::let_go(TierParent parent) {
 
 TierSlot TierBlocks::fill(TierParent parent, std::uint64_t key, const BlockContent& wanted, Priority priority,
                           TierSequenceId writer) {
-    hold(parent);  // first, or it could be the one that makes room
+    hold(parent);  // before take_slot(), which could evict the parent otherwise
     const TierSlot block = take_slot();
     if (block == kNone) {
         let_go(parent);
@@ -115,7 +115,7 @@ TierSlot TierBlocks::take_slot() {
         const auto victim = static_cast<TierSlot>(
             queue_.victim([this](BlockIndex at) { return blocks_[static_cast<TierSlot>(at)].children != 0; }));
         if (victim == kNone || blocks_[victim].children != 0) {
-            return kNone;  // what could go is followed by what is in use
+            return kNone;  // every block that could go is followed by one in use
         }
         queue_.remove(BlockIndex{victim});
         detach(victim);
@@ -162,7 +162,7 @@ void TierBlocks::release(TierSlot block) {
     free_.push_back(block);
 }
 
-// After any change of state, pins or parent: queued, free, or neither.
+// Called after any change of state, pins or parent: queues the block, frees it, or does neither.
 void TierBlocks::review(TierSlot block) {
     const TierBlock& record = blocks_[block];
     const bool unused = record.state == State::held && record.pins == 0;

@@ -1,11 +1,11 @@
-// The slots of a tier and the blocks in them, for TierIndex. A block has the number of its slot. Knows no sequences, and has no
-// lock: the index's is held around every call.
+// The slots of a tier and the blocks in them, for TierIndex. A block has the number of its slot. This class knows no
+// sequences and has no lock; the caller holds the index's lock.
 //
 //   free -- fill --> filling -- arrive --> held -- pushed out, or dropped --> free
 //                       `------ abandon -------------------------------------^
 //
-// A block goes only after all that follow it, so whatever is here can be found from its root, and nobody need look for what
-// hangs below a block.
+// A block goes only after all blocks that follow it. So every block here can be found from its root, and nobody need
+// look for what hangs below it.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ constexpr bool is_tier_root(TierParent parent) { return (parent & kTierRootBit) 
 struct TierBlock {
     enum class State : std::uint8_t { free, filling, held };
 
-    std::uint64_t key = 0;      // spells its whole prefix, for the index alone
-    TierSequenceId writer = 0;  // that claimed it
+    std::uint64_t key = 0;      // stands for its whole prefix, in the index alone
+    TierSequenceId writer = 0;  // the sequence that claimed it
     TierParent parent = kNone;  // kNone: it cannot be found, and is free once nobody uses it
     std::uint32_t children = 0;
     std::uint32_t pins = 0;
@@ -57,7 +57,7 @@ class TierBlocks {
     std::uint64_t evicted() const { return evicted_; }
     bool any_bad() const { return bad_ != 0; }
 
-    // A root lives as long as it is open, or has a block.
+    // A root lives as long as it is open or has a block.
     TierParent open_root(const std::string& identity);
     void close_root(TierParent root) { let_go(root); }
 
@@ -68,15 +68,16 @@ class TierBlocks {
     // The block with this content behind `parent`, in whatever state, or kNone.
     TierSlot find(TierParent parent, std::uint64_t key, const BlockContent& content) const;
 
-    // A block that is filling, in a slot that was free or whose block nobody uses. kNone where there is none.
+    // Starts to fill a block, in a free slot or in place of a block that nobody uses. Returns kNone if there is no such
+    // slot.
     TierSlot fill(TierParent parent, std::uint64_t key, const BlockContent& content, Priority priority,
                   TierSequenceId writer);
     void arrive(TierSlot block);
-    void abandon(TierSlot block);  // the last of a claim first
+    void abandon(TierSlot block);  // the last block of a claim first
 
     void pin(TierSlot block);
     void unpin(TierSlot block);
-    void touch(TierSlot block);  // the newest of those that could go
+    void touch(TierSlot block);  // makes it the newest of the blocks that may go
     void condemn(TierSlot block);
     void drop_all();
 
@@ -108,7 +109,7 @@ class TierBlocks {
     std::unordered_map<TierSlot, std::string> extras_;  // few blocks have any
     std::vector<TierSlot> free_;
     HashIndex index_;
-    // Held, findable and not pinned. Those that others follow are parked, or will be once their turn comes.
+    // Held, findable and not pinned. Blocks that others follow are parked, or will be when their turn comes.
     EvictionQueue queue_;
     std::vector<Root> roots_;
     std::vector<std::uint32_t> free_roots_;

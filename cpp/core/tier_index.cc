@@ -104,7 +104,8 @@ TierParent TierIndex::parent_behind(const Sequence& sequence) {
     return sequence.path.empty() ? sequence.root : sequence.path.back().block;
 }
 
-// Brings the path up to date. Blocks go last first, so what has gone is at its end; every step back undoes one forward.
+// Brings the path up to date. Blocks go last first, so the missing ones are at its end. Every step back undoes one
+// forward.
 void TierIndex::follow(Sequence& sequence) const {
     std::deque<Place>& path = sequence.path;
     while (!path.empty() && blocks_[path.back().block].generation != path.back().generation) {
@@ -148,7 +149,7 @@ std::uint32_t TierIndex::held(TierSequenceId id) {
     Sequence& sequence = at(id);
     follow(sequence);
     if (sequence.arrived != 0) {
-        blocks_.touch(sequence.path[sequence.arrived - 1].block);  // those before it go after it in any case
+        blocks_.touch(sequence.path[sequence.arrived - 1].block);  // those before it are evicted after it in any case
     }
     return readable(sequence);
 }
@@ -198,7 +199,7 @@ void TierIndex::condemn(std::span<const TierSlot> slots) {
 
 // ------------------------------------------------------------------------------------------------ filling
 
-// Once for each block: what a sequence asks for again while it grows says nothing of others.
+// Asks once for each block: what a sequence asks for again while it grows says nothing about others.
 void TierIndex::tell_policy(Sequence& sequence, std::uint32_t end, std::uint32_t known, bool reused) {
     for (; sequence.asked < end; ++sequence.asked) {
         const bool before =
@@ -268,7 +269,8 @@ std::optional<TierClaim> TierIndex::claim(TierSequenceId id, std::uint32_t end, 
     return out;
 }
 
-// In order, each following the one before it, and nothing following the last. What was dropped meanwhile has no order.
+// The slots must be in order, each following the one before it, and nothing may follow the last. Slots that were
+// dropped meanwhile have no order.
 void TierIndex::check_one_claim(std::span<const TierSlot> slots) const {
     const auto is_filling = [this](TierSlot slot) {
         return slot < blocks_.size() && blocks_[slot].state == TierBlock::State::filling;
@@ -301,7 +303,8 @@ void TierIndex::commit(std::span<const TierSlot> slots) {
 void TierIndex::abandon(std::span<const TierSlot> slots) {
     const ManagerGuard guard(mutex_);
     check_one_claim(slots);
-    for (std::size_t left = slots.size(); left != 0; --left) {  // the last first: a child goes before its parent
+    // the last first, because a child goes before its parent
+    for (std::size_t left = slots.size(); left != 0; --left) {
         const TierSlot slot = slots[left - 1];
         if (const auto writer = sequences_.find(blocks_[slot].writer); writer != sequences_.end()) {
             writer->second.settled = std::min(writer->second.settled, writer->second.claimed_from);

@@ -1,5 +1,6 @@
-// The index of a tier that another program fills and reads: which blocks it has, where, and which must go for others. Sequences
-// are open while they grow, so each call costs what is new and not what is long. docs/block-manager.md, section 11.
+// The index of a tier that another program fills and reads: which blocks it has, where they are, and which must make
+// room for others. A sequence stays open while it grows, so each call costs what is new and not what is long.
+// docs/block-manager.md, section 11, has the rules.
 //
 // Every public method takes the index's one lock. A call that throws has changed nothing.
 #pragma once
@@ -24,7 +25,7 @@ namespace kvfix {
 struct TierClaim {
     std::uint32_t first = 0;
     std::vector<TierSlot> slots;
-    bool declined = false;  // what is missing is not worth pushing others out
+    bool declined = false;  // the missing blocks are not worth pushing others out
 };
 
 struct TierIndexStats {
@@ -44,26 +45,28 @@ class TierIndex {
     void extend(TierSequenceId id, std::vector<TokenId> tokens);  // whole blocks
     void close(TierSequenceId id);
 
-    // How many of its leading blocks can be read. They are the newest from now on.
+    // How many of the sequence's leading blocks can be read. They become the newest.
     std::uint32_t held(TierSequenceId id);
-    // Slots for what its first `end` blocks lack: for the leading part of it, where there is no room for all. `priorities` are
-    // those of the last blocks before `end`. Nothing while somebody else fills one of them: ask again when that has ended.
+    // Claims slots for the blocks that are missing among its first `end`, or for their leading part if there is no room
+    // for all. `priorities` are those of the last blocks before `end`. Returns nothing while somebody else fills one of
+    // them; ask again when that has ended.
     //
-    // The first `known` blocks, and those that this sequence has found or stored, were here once, or are elsewhere. Where
-    // they are not here any more, others have pushed them out, and would be pushed out in turn: so they take free slots alone,
-    // and where these are too few, neither they nor what follows them is stored. So does what the policy declines.
+    // The first `known` blocks, and those that this sequence has found or stored, were here once, or are elsewhere. If
+    // they are gone from here, others have pushed them out, and would push them out again. So they take free slots
+    // only, and if these are too few, neither they nor the blocks behind them are stored. A block that the policy
+    // declines ends the claim in the same way.
     //
-    // `reused`: they are filled because somebody had them before and wants them again. Then the policy has nothing to decline.
+    // `reused`: somebody had the blocks before and wants them again, so the policy has nothing to decline.
     std::optional<TierClaim> claim(TierSequenceId id, std::uint32_t end, std::uint32_t known,
                                    std::span<const Priority> priorities, bool reused = false);
-    // `slots` of one claim, all of them.
+    // `slots` are all those of one claim.
     void commit(std::span<const TierSlot> slots);
     void abandon(std::span<const TierSlot> slots);
 
-    // Slots of blocks first to end, as far as they can be read. They stay until they are unpinned.
+    // Pins blocks first to end, as far as they can be read, and returns their slots. They stay until they are unpinned.
     std::vector<TierSlot> pin(TierSequenceId id, std::uint32_t first, std::uint32_t end);
     void unpin(std::span<const TierSlot> slots);
-    // These pinned slots do not hold what was stored there: nobody reads them again, or what follows them.
+    // These pinned slots do not hold what was stored there. Nobody reads them again, nor the blocks that follow them.
     void condemn(std::span<const TierSlot> slots);
 
     // Nothing that is here or on its way will be found again.
@@ -83,22 +86,23 @@ class TierIndex {
         std::uint64_t key;
         const TokenId* tokens;  // of the whole block, in one of the sequence's pieces
     };
-    // Deques, so that growth never moves what is there: a vector would stop the caller for as long as the sequence is.
+    // Deques, so that growth never moves old elements: with a vector, the caller would wait in proportion to the length
+    // of the sequence.
     struct Sequence {
         TierParent root = kNone;
         std::vector<ExtraKey> extra_keys;
-        std::deque<std::vector<TokenId>> pieces;  // as they came
+        std::deque<std::vector<TokenId>> pieces;  // as they arrived
         std::deque<KnownBlock> blocks;
-        std::deque<Priority> priorities;  // of those that were told
-        std::deque<Place> path;           // its leading blocks that were found or claimed
-        std::uint32_t arrived = 0;        // those of them that are held
+        std::deque<Priority> priorities;  // those that callers have passed
+        std::deque<Place> path;           // its leading blocks that have been found or claimed
+        std::uint32_t arrived = 0;        // how many of those are held
         std::uint32_t settled = 0;        // the most that were ever known, found, or claimed and not abandoned
         std::uint32_t claimed_from = 0;
-        std::uint32_t asked = 0;         // its leading blocks that the policy has been told of
-        std::uint32_t asked_before = 0;  // those of them that somebody had asked for before
+        std::uint32_t asked = 0;         // leading blocks that the policy has been asked about
+        std::uint32_t asked_before = 0;  // how many of those somebody had asked for before
     };
 
-    // All below: the lock is held.
+    // The caller of each function below holds the lock.
     Sequence& at(TierSequenceId id);
     std::string extras(const Sequence& sequence, std::size_t position) const;
     static TierParent parent_behind(const Sequence& sequence);
@@ -109,7 +113,7 @@ class TierIndex {
     void check_one_claim(std::span<const TierSlot> slots) const;
 
     const std::uint32_t tokens_per_block_;
-    mutable ManagerMutex mutex_{"this TierIndex"};  // guards all that follows
+    mutable ManagerMutex mutex_{"this TierIndex"};  // guards everything below
     TierBlocks blocks_;
     TierAdmission admission_;
     std::unordered_map<TierSequenceId, Sequence> sequences_;

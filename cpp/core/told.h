@@ -1,4 +1,4 @@
-// What a caller says about a sequence as a whole: its tokens so far, and how many of its positions are in the cache.
+// What a caller reports about a sequence as a whole: its tokens so far, and how many of its positions are in the cache.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace kvfix {
 
-// Throws std::invalid_argument where it contradicts what is known, or says more than there is.
+// Throws std::invalid_argument if the report contradicts what is known, or covers more than the sequence has.
 void check_told(const Sequence& sequence, std::optional<std::span<const TokenId>> tokens,
                 std::optional<std::uint32_t> computed);
 void learn_told(Sequence& sequence, std::optional<std::span<const TokenId>> tokens,

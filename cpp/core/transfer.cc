@@ -34,7 +34,7 @@ void delivered(State& state, const Transfer& item) {
     }
 }
 
-// What a failed copy to host leaves behind in primary is as good as before.
+// After a failed copy to host, the block in primary is as good as before.
 void give_up_copy(State& state, Window& window, BlockIndex block) {
     Block& record = window.blocks[block];
     record.end_flight(kHost);
@@ -46,7 +46,7 @@ void give_up_copy(State& state, Window& window, BlockIndex block) {
     review(state, window, block);
 }
 
-// True when an owned or kept block is left undelivered.
+// Returns true if an owned or kept block is left undelivered.
 bool failed(State& state, const Transfer& item) {
     Window& window = state.windows[item.window];
     Block& record = window.blocks[item.block];
@@ -61,11 +61,11 @@ bool failed(State& state, const Transfer& item) {
     if (record.in_tree) {
         evict::drop(state, window, item.block);  // it is still in flight, so its record stays
     }
-    delivered(state, item);  // ends the flight; a private block that nobody holds is freed
+    delivered(state, item);  // ends the flight, and frees a private block that nobody holds
     return owned;
 }
 
-// Another sequence may have the id by now, but not the block: that stayed in flight.
+// Another sequence may have the id by now, but it cannot have the block, which stayed in flight.
 bool holds(const State& state, const Waiting& waiting) {
     const Sequence* sequence = state.sequences.find(waiting.request);
     if (sequence == nullptr) {

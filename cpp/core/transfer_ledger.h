@@ -1,4 +1,4 @@
-// Copies that the caller must run. The manager only orders them; a ticket reports the end of a run of them, good or bad.
+// The copies that the caller must run. The manager only orders them. A ticket reports how a run of them ended.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ struct Transfer {
     SlotIndex slot_src;
     SlotIndex slot_dst;
     std::uint32_t tokens;
-    BlockIndex block;   // the one whose slot is written
-    BlockIndex source;  // the one whose slot is read; the same block for offload and a whole onboard
+    BlockIndex block;   // its slot is written
+    BlockIndex source;  // its slot is read; the same block for an offload and for an onboard of a whole block
 
     std::uint64_t digest() const { return digest_of_words(kind, window, slot_src, slot_dst, tokens, block, source); }
 };
@@ -45,7 +45,7 @@ class TransferLedger {
         std::uint64_t digest;
     };
 
-    // The ticket of no transfers: it need not end, and may end as often as one likes.
+    // The ticket of no transfers. It need not end, and may end any number of times.
     static constexpr Ticket kNothing = 0;
 
     void queue(const Transfer& transfer) {
@@ -53,10 +53,11 @@ class TransferLedger {
         queued_digest_ = digest_of_words(queued_digest_, transfer.digest());
     }
 
-    // Behind the transfer, and before the ticket that takes it: only the call that queues one lets others share its block.
+    // Call it after queue(), and before the ticket that takes the transfer: only the call that queues a transfer lets
+    // others share its block.
     void wait(const Waiting& waiting) { waiting_.push_back(waiting); }
 
-    // kNothing where nothing is queued: of a caller who only looks, nothing is kept.
+    // Returns kNothing if nothing is queued, so a caller that only looks leaves nothing behind.
     Ticket take() {
         if (queued_.empty()) {
             return kNothing;
@@ -70,7 +71,7 @@ class TransferLedger {
     }
     const std::vector<Transfer>& items(Ticket ticket) const { return taken_.at(ticket).items; }
 
-    // Ends a ticket and hands out what it was.
+    // Ends a ticket and returns its transfers.
     Taken end(Ticket ticket) {
         if (ticket == kNothing) {
             return {};
@@ -98,7 +99,7 @@ class TransferLedger {
 
   private:
     std::vector<Transfer> queued_;
-    std::vector<Waiting> waiting_;  // for those of queued_
+    std::vector<Waiting> waiting_;  // for the transfers in queued_
     std::map<Ticket, Taken> taken_;
     std::uint64_t queued_digest_ = 0;  // of queued_, in its order
     SetDigest taken_digest_;

@@ -1,11 +1,11 @@
-// A recursive lock for code that is not ours: its holder has the turn, the rest queue in order of arrival.
+// A recursive lock for code that is not ours. Its holder has the turn; the others queue in order of arrival.
 //
 // Callers of the bound manager take it around each call, so that no two threads are inside at once (hazard H4). It is
-// recursive because a call may come back into Python and call the manager again, in the same thread. First come, first
-// served, because the executor calls hundreds of times per iteration and would starve a thread that pins.
+// recursive because a call may come back into Python and call the manager again, in the same thread. It serves first
+// come, first served, because the executor calls hundreds of times per iteration and would starve a thread that pins.
 //
-// A thread that waits must not hold the GIL: the holder may want it. Nothing is waited for under the inner mutex, so trying is
-// safe with the GIL held.
+// A thread that waits must not hold the GIL, because the holder may want it. Nobody waits while holding the inner
+// mutex, so it is safe to try with the GIL held.
 #pragma once
 
 #include <algorithm>
@@ -24,12 +24,12 @@ class TurnLock {
     struct Stats {
         std::uint64_t turns = 0;   // times that the lock went from free to held
         std::uint64_t waits = 0;   // calls that had to queue
-        double wait_us = 0;        // what they waited in sum
+        double wait_us = 0;        // their waiting time in sum
         std::uint64_t queued = 0;  // waiting now
-        std::uint32_t depth = 0;   // how often its holder holds it now; 0: nobody does
+        std::uint32_t depth = 0;   // how often its holder holds it now; 0 if nobody does
     };
 
-    // Takes the lock if that needs no waiting: it is free and no thread queues, or this thread holds it already.
+    // Takes the lock if no wait is needed: it is free and no thread queues, or this thread already holds it.
     bool try_acquire() {
         const std::lock_guard guard(mutex_);
         if (depth_ > 0 ? owner_ != std::this_thread::get_id() : !queue_.empty()) {
@@ -39,7 +39,8 @@ class TurnLock {
         return true;
     }
 
-    // Queues for at most `limit`. False: the limit has passed and the lock is not held; the place in the queue is lost.
+    // Queues for at most `limit`. Returns false if the limit passed first: the lock is not held, and the place in the
+    // queue is lost.
     bool acquire_within(std::chrono::duration<double> limit) {
         if (try_acquire()) {
             return true;
@@ -60,7 +61,7 @@ class TurnLock {
         return served;
     }
 
-    // Once for each time it was acquired, by the thread that acquired it.
+    // Call it once for each time that the lock was acquired, in the thread that acquired it.
     void release() {
         const std::lock_guard guard(mutex_);
         if (depth_ == 0 || owner_ != std::this_thread::get_id()) {
@@ -87,9 +88,9 @@ class TurnLock {
         }
     }
 
-    mutable std::mutex mutex_;  // guards all that follows; held for a few instructions only
+    mutable std::mutex mutex_;  // guards everything below; held for a few instructions only
     std::condition_variable freed_;
-    std::thread::id owner_;  // of the turn, while depth_ > 0
+    std::thread::id owner_;  // has the turn while depth_ > 0
     std::uint32_t depth_ = 0;
     std::deque<std::uint64_t> queue_;
     std::uint64_t next_place_ = 0;

@@ -1,4 +1,4 @@
-// Words that every file of the core shares.
+// Types that every file of the core shares.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ using Ticket = std::uint64_t;
 // Unset for full attention.
 using WindowSize = std::optional<std::uint32_t>;
 
-// Types of their own, so that none of them can be taken for another or for a count.
+// Distinct types, so that none of them can be taken for another or for a count.
 // A block's index in its window's store.
 enum class BlockIndex : std::uint32_t {};
 // A slot of one window in one tier.

@@ -1,5 +1,5 @@
-// One attention window's books: which block has which slot, what can be found, what goes next. Plain data: the verbs (hold, evict,
-// transfer, retain, pin) change it, and the manager's lock is held around every one of them.
+// One attention window's books: which block has which slot, what can be found, what is evicted next. Plain data: the
+// verbs (hold, evict, transfer, retain, pin) change it while the manager's lock is held.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,11 @@
 
 namespace kvfix {
 
-// Durations of blocks that have one, and when those that are cached expire.
+// Durations of the blocks that have one, and when cached blocks expire.
 struct RetentionClocks {
     struct Deadline {
         std::int64_t at_ms;
-        std::uint64_t started;  // order in which the clocks began: breaks ties the same way everywhere
+        std::uint64_t started;  // order in which the clocks began; breaks ties the same way everywhere
         BlockIndex block;
         auto operator<=>(const Deadline&) const = default;
         std::uint64_t digest() const { return digest_of_words(at_ms, started, block); }
@@ -39,13 +39,13 @@ struct RetentionClocks {
     SetDigest digest;  // of `expiring`
 };
 
-// What the digest last made of each record.
+// What the digest last computed for each record.
 struct BlockDigests {
-    std::vector<std::uint64_t> members;  // empty until somebody asks for a digest
+    std::vector<std::uint64_t> members;  // empty until someone asks for a digest
     SetDigest sum;
 };
 
-// A block of suspended sequences: how many, and the tier in which one lock of theirs keeps it.
+// A block that suspended sequences keep: how many do, and the tier in which one lock keeps it for all of them.
 struct KeptBlock {
     std::uint32_t sequences;
     std::size_t tier;
@@ -70,31 +70,32 @@ struct Window {
     ReuseTree tree;  // refers to `blocks`
     EvictionQueue primary_queue;
     EvictionQueue host_redundant_queue;  // blocks that also have a primary slot
-    EvictionQueue host_only_queue;       // of the same blocks: what is only in host has no primary slot
+    EvictionQueue host_only_queue;       // over the same blocks; a block that is only in host has no primary slot
     std::array<std::uint64_t, kTiers> in_flight{0, 0};
     std::uint32_t chunked = 0;                           // sequences whose prompts are not reserved to their ends
-    std::uint64_t slots_kept = 0;                        // in primary, free or cached, for the rest of those
-    bool has_failed = false;                             // a transfer, ever
+    std::uint64_t slots_kept = 0;                        // primary slots, free or cached, for the rest of those prompts
+    bool has_failed = false;                             // a transfer has failed, at any time
     std::unordered_map<BlockIndex, KeptBlock> kept;      // lookups only; never iterated
-    std::set<std::pair<BlockIndex, RequestId>> keepers;  // of `kept`: which sequences
+    std::set<std::pair<BlockIndex, RequestId>> keepers;  // which sequences keep each block in `kept`
     RetentionClocks clocks;
     BlockDigests block_digests;
 
     bool has_host() const { return config.blocks_host != 0; }
     // Positions that a token looks back; kNone for full attention.
     std::uint32_t reach() const { return config.window_size.value_or(kNone); }
-    // Primary slots that hold::allocate() could hand out, and those of them that anybody may have. Pins ask nobody: where they hold
-    // cached blocks, more may be kept than there is.
+    // Primary slots that hold::allocate() could hand out, and those of them that anybody may have. Pins do not look at
+    // slots_kept: if they hold cached blocks, more slots may be kept than there are.
     std::uint64_t there() const { return std::uint64_t{blocks.slots_free(kPrimary)} + primary_queue.size(); }
     std::uint64_t allocatable() const { return there() - std::min(there(), slots_kept); }
-    // Whether the block stays as long as those that follow it: what a sequence has gone on without it does not.
+    // Whether the block waits in its queue until the blocks that follow it are gone. One that a sequence has gone on
+    // without does not.
     bool waits(BlockIndex block) const { return !blocks[block].outside; }
     bool evictable(BlockIndex block) const { return primary_queue.contains(block); }
-    // Whether some primary slot may be without the bytes that it is said to hold.
+    // Whether some primary slot may lack the bytes that it is said to hold.
     bool bytes_outstanding() const { return in_flight[kPrimary] != 0 || has_failed; }
 };
 
-// The windows of a manager, ascending by size. None ever moves: its tree refers to its blocks. Const as a whole.
+// The windows of a manager, ascending by size. None ever moves, because its tree refers to its blocks.
 class Windows {
   public:
     template <class Of>

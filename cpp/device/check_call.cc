@@ -10,7 +10,7 @@ namespace {
     throw DeviceError(std::string(kernel) + ": " + why);
 }
 
-// What the kernels that write an offset table have in common.
+// The checks that all kernels that write an offset table share.
 template <typename Call>
 void check_rows(const char* kernel, const Call& call) {
     const OffsetDestination& dst = call.dst;

@@ -1,5 +1,5 @@
-// Arguments that no kernel may be started with, on any device: every launch() checks them first. Addresses are not judged here,
-// as a launch cannot see them either.
+// Refuses arguments with which no kernel may be started, on any device; every launch() calls it first. It does not
+// judge addresses, because a launch cannot see them either.
 #pragma once
 
 #include "device/device.h"

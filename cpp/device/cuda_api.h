@@ -1,5 +1,5 @@
-// What we use of the CUDA driver API, declared by hand from its documentation: a wheel is built where no CUDA is
-// installed. cpp/tests/cuda/check_declarations.cc compares all of it with cuda.h where there is one.
+// The part of the CUDA driver API that we use, declared by hand from its documentation, because wheels are built on
+// machines without CUDA. If cuda.h is present, cpp/tests/cuda/check_declarations.cc compares all of it with cuda.h.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace kvfix::cuda {
 
 using Result = int;
 using DeviceNumber = int;
-// As in cuda.h unsigned long long, a type of its own beside std::size_t: messages print it in hexadecimal.
+// unsigned long long as in cuda.h, which differs from std::size_t: messages print it in hexadecimal.
 using Address = unsigned long long;
 using Context = struct ContextObject*;
 using Stream = struct StreamObject*;
@@ -34,26 +34,27 @@ inline constexpr Result kErrorHostMemoryNotRegistered = 713;
 inline constexpr Result kErrorSystemDriverMismatch = 803;
 inline constexpr Result kErrorCaptureUnsupported = 900;
 
-// Versions are 1000 * major + 10 * minor. An entry point is asked for by the version that gave it its present arguments.
+// A version is 1000 * major + 10 * minor. An entry point is looked up by the version that gave it its present
+// arguments.
 inline constexpr int kVersion12_0 = 12000;
 inline constexpr int kVersion12_8 = 12080;
 inline constexpr int kVersion13_0 = 13000;
-// Handle 0 means the legacy default stream, not one per thread.
+// Handle 0 means the legacy default stream, and not one per thread.
 inline constexpr std::uint64_t kProcAddressLegacyStream = 1;
 
 inline constexpr int kAttributeMultiprocessors = 16;
 inline constexpr int kAttributeComputeMajor = 75;
-inline constexpr int kFunctionSharedBytesMax = 8;  // dynamic shared memory that a launch may ask for
+inline constexpr int kFunctionSharedBytesMax = 8;  // the most dynamic shared memory that a launch may ask for
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1;
 inline constexpr unsigned kRegisterDeviceMap = 2;
-inline constexpr int kCaptureThreadLocal = 1;       // other threads may call whatever they like meanwhile
-inline constexpr int kCaptureRelaxed = 2;           // of a thread: it may, whoever captures how
+inline constexpr int kCaptureThreadLocal = 1;       // other threads may call anything meanwhile
+inline constexpr int kCaptureRelaxed = 2;           // for one thread: it may call anything, however others capture
 inline constexpr unsigned kWaitUntilAtLeast = 0;    // CU_STREAM_WAIT_VALUE_GEQ
-inline constexpr std::uintptr_t kLegacyStream = 1;  // the other name of handle 0
+inline constexpr std::uintptr_t kLegacyStream = 1;  // another name of handle 0
 
-// Either side may be pinned host memory or device memory: the address tells.
+// Either side may be pinned host memory or device memory: the address decides.
 inline constexpr int kMemoryUnified = 4;
 struct Copy2d {
     std::size_t src_x_bytes, src_y;

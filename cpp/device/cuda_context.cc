@@ -15,7 +15,7 @@ CurrentContext::CurrentContext(const Driver& driver, Context context) : driver_(
 CurrentContext::~CurrentContext() {
     static_cast<void>(driver_.exchange_capture_mode.result(&capture_mode_));
     if (before_ != context_) {
-        static_cast<void>(driver_.set_current.result(before_));  // fails only where the process is ending
+        static_cast<void>(driver_.set_current.result(before_));  // fails only while the process ends
     }
 }
 

@@ -1,14 +1,14 @@
-// The primary context of one GPU, which all libraries of a process share (torch among them).
+// The primary context of one GPU, which all libraries of a process share, torch among them.
 #pragma once
 
 #include "device/cuda_driver.h"
 
 namespace kvfix::cuda {
 
-// Current on this thread while it lives; then the thread has again what it had before.
+// Makes the context current on this thread for its lifetime, and then restores what was current before.
 //
-// Meanwhile the thread also takes no part in the captures of others. Without that, a query of an event, or a wait, fails while any
-// thread captures a CUDA graph as torch does by default, and the capture fails with it.
+// Meanwhile the thread stays out of other threads' captures. Otherwise, while any thread captures a CUDA graph as torch
+// does by default, a wait or a query of an event would fail, and the capture with it.
 class CurrentContext {
   public:
     CurrentContext(const Driver& driver, Context context);
@@ -20,7 +20,7 @@ class CurrentContext {
     const Driver& driver_;
     Context context_;
     Context before_ = nullptr;
-    int capture_mode_ = kCaptureRelaxed;  // the thread's own, while it has ours
+    int capture_mode_ = kCaptureRelaxed;  // the thread's own mode, while ours is set
 };
 
 class PrimaryContext {
@@ -30,12 +30,12 @@ class PrimaryContext {
     PrimaryContext& operator=(const PrimaryContext&) = delete;
     ~PrimaryContext();
 
-    // Every call into the driver is made under one of these: it may come from any thread.
+    // Every call into the driver is made under one of these, because it may come from any thread.
     [[nodiscard]] CurrentContext use() const { return {driver, context_}; }
     // "cuda:0 NVIDIA H200"
     std::string name() const;
     std::uint32_t multiprocessors() const { return attribute(kAttributeMultiprocessors); }
-    // Of its compute capability: 9 is Hopper.
+    // The major number of its compute capability: 9 is Hopper.
     std::uint32_t compute_major() const { return attribute(kAttributeComputeMajor); }
 
     const Driver& driver;

@@ -71,7 +71,7 @@ void Copies::batch_in_one_call(std::span<const CopySpan> spans, SourceOrder orde
     if (dst.empty()) {
         return;
     }
-    // One set of attributes, for all copies from the first on. The arrays are read during the call only.
+    // One set of attributes serves all copies, from index 0 on. The driver reads the arrays only during the call.
     CopyAttributes attributes{};
     attributes.access_order = order == SourceOrder::stream ? kAccessOrderStream : kAccessOrderAny;
     std::size_t first_copy = 0;

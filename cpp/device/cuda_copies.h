@@ -1,4 +1,4 @@
-// Copies between pinned and device memory. They return at once and read their source when they execute; from pinned to
+// Copies between pinned and device memory. They return at once and read their source when they execute. From pinned to
 // pinned memory the driver copies on the host instead, and the caller waits until everything before it on the stream is
 // done.
 #pragma once
@@ -15,8 +15,8 @@ class Copies {
 
     void one(const CopySpan& span, Stream stream) const;
     void rows(const RowCopy& rows, Stream stream) const;
-    // One driver call where the driver has it (CUDA 12.8), else one call per span. The driver refuses batches on the
-    // legacy default stream, handle 0, so there it is one call per span as well: in stream order, whatever was asked.
+    // One driver call if the driver has it (CUDA 12.8), else one call for each span. The driver refuses batches on the
+    // legacy default stream, handle 0. There it is also one call for each span, in stream order, whatever was asked.
     void batch(std::span<const CopySpan> spans, SourceOrder order, Stream stream) const;
 
     bool has_batch() const;

@@ -1,4 +1,4 @@
-// A GPU behind the interface of device.h. What it takes is split by noun over the cuda_* files: this one only translates.
+// A GPU behind the interface of device.h. This file only translates; the cuda_* files each do one part of the work.
 #include <bit>
 
 #include "device/cuda_copies.h"
@@ -16,9 +16,9 @@ cuda::GraphExec of(GraphHandle graph) { return std::bit_cast<cuda::GraphExec>(gr
 StreamHandle handle_of(cuda::Stream stream) { return {reinterpret_cast<std::uintptr_t>(stream)}; }
 EventHandle handle_of(cuda::Event event) { return {reinterpret_cast<std::uintptr_t>(event)}; }
 
-// Streams, events and memory that are not destroyed stay: a use may be pending, and the driver takes them with the context. While
-// a gate holds a stream, giving memory back (unmap_pinned, unregister_host, release) and closing a device wait for that stream;
-// taking memory, streams and events does not.
+// Streams, events and memory that are not destroyed stay, because a use may be pending; the driver frees them with the
+// context. While a gate holds a stream, giving memory back (unmap_pinned, unregister_host, release) and closing a
+// device wait for that stream. Taking memory, streams and events does not.
 class CudaDevice final : public Device {
   public:
     explicit CudaDevice(int ordinal)
@@ -69,8 +69,8 @@ class CudaDevice final : public Device {
     bool done(EventHandle event) override {
         const auto current = context_.use();
         const cuda::Result answer = driver_.event_query.result(of(event));
-        // During a capture the driver may refuse to look, which says nothing of the event. Other errors are those of the
-        // work before it, or of the device.
+        // During a capture the driver may refuse to look, which says nothing about the event. Other errors come from
+        // the work before it, or from the device.
         const bool unknown = answer == cuda::kErrorNotReady || answer == cuda::kErrorCaptureUnsupported;
         if (answer != cuda::kSuccess && !unknown) {
             driver_.event_query.fail(answer, of(event));
@@ -129,7 +129,7 @@ class CudaDevice final : public Device {
 
   private:
     const cuda::Driver& driver_;
-    cuda::PrimaryContext context_;  // the others use it: made first, destroyed last
+    cuda::PrimaryContext context_;  // the others use it: constructed first, destroyed last
     std::string name_;
     cuda::Copies copies_;
     cuda::PinnedMaps maps_;

@@ -62,7 +62,7 @@ int driver_version(void* library) {
     return version;
 }
 
-// Looks entry points up by the version whose arguments we declare.
+// Looks up entry points by the version whose arguments we declare.
 class Loader {
   public:
     Loader(void* library, int version)
@@ -84,7 +84,7 @@ class Loader {
         }
         return pointer;
     }
-    // Null where the driver has no such function with the arguments of this version.
+    // Returns null if the driver has no such function with the arguments of this version.
     void* find(const char* name, int version) const {
         void* pointer = nullptr;
         if (version > version_ || get_(name, &pointer, version, kProcAddressLegacyStream, nullptr) != kSuccess) {

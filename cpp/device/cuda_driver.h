@@ -1,5 +1,5 @@
-// The driver library, loaded at run time: the same build imports on a machine without a GPU. Every call that the driver
-// refuses throws a DeviceError with the call, its arguments, the driver's text and the usual cause.
+// The driver library, loaded at run time, so that one build also imports on a machine without a GPU. If the driver
+// refuses a call, we throw a DeviceError with the call, its arguments, the driver's text and the usual cause.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct ErrorTexts {
     Result (*name)(Result, const char**) = nullptr;
     Result (*text)(Result, const char**) = nullptr;
 
-    // `call` is the call as it was made.
+    // `call` is the text of the call as it was made.
     [[noreturn]] void fail(const std::string& call, Result result) const;
 };
 
@@ -33,8 +33,8 @@ std::string argument_text(T argument) {
     }
 }
 
-// One entry point. Calling it throws when the driver refuses; result() returns the driver's answer, for answers that are no
-// errors.
+// One entry point. Calling it throws if the driver refuses. result() returns the driver's answer instead, for answers
+// that are no errors.
 template <typename... Args>
 class Call {
   public:
@@ -66,7 +66,7 @@ class Call {
 
 class Driver {
   public:
-    // Throws a DeviceError that names what is missing: the library, a recent driver, a GPU.
+    // Throws a DeviceError that names what is missing: the library, a recent driver, or a GPU.
     explicit Driver(const char* library);
     Driver(const Driver&) = delete;
     Driver& operator=(const Driver&) = delete;
@@ -105,7 +105,7 @@ class Driver {
 
     Call<Address, Address, std::size_t, Stream> copy{"cuMemcpyAsync", errors};
     Call<const Copy2d*, Stream> copy_2d{"cuMemcpy2DAsync", errors};
-    // At most one of the two is present: CUDA 13 dropped the index of the failing copy.
+    // At most one of these two is present: CUDA 13 dropped the index of the failing copy.
     Call<Address*, Address*, std::size_t*, std::size_t, CopyAttributes*, std::size_t*, std::size_t, Stream> copy_batch{
         "cuMemcpyBatchAsync", errors};
     Call<Address*, Address*, std::size_t*, std::size_t, CopyAttributes*, std::size_t*, std::size_t, std::size_t*,
@@ -128,7 +128,8 @@ class Driver {
         "cuLaunchKernel", errors};
 };
 
-// The machine's driver, loaded by the first call and never unloaded: the library keeps threads of its own.
+// The machine's driver. The first call loads it, and it is never unloaded, because the library keeps threads of its
+// own.
 const Driver& driver();
 
 }  // namespace kvfix::cuda

@@ -2,7 +2,7 @@
 
 namespace kvfix::cuda {
 
-constexpr unsigned kIndexBits = 8;  // of a handle; the rest is the use
+constexpr unsigned kIndexBits = 8;  // in a handle; the remaining bits number the use
 
 GatePool::GatePool(const PrimaryContext& context, PinnedMaps& maps)
     : context_(context),
@@ -39,7 +39,7 @@ GateHandle GatePool::close(Stream stream) {
         context_.driver.stream_wait_value(stream, words_address_ + index * sizeof(Word), 1, kWaitUntilAtLeast);
         context_.driver.event_record(gate.passed, stream);
     } catch (...) {
-        store(index, 1);  // and it stays reserved: nothing would tell when it is free again
+        store(index, 1);  // it stays reserved, because nothing would tell when it is free again
         throw;
     }
     return {std::uintptr_t{gate.uses} << kIndexBits | index};
@@ -54,7 +54,8 @@ void GatePool::open(GateHandle handle) {
     store(index, 1);
 }
 
-// The wait of the last use has passed, and nothing was enqueued for this one: the caller does that without the lock.
+// Reserves a gate whose last wait has passed. Nothing is enqueued for the new use yet; the caller does that without the
+// lock.
 std::size_t GatePool::reserve() {
     const std::lock_guard lock(mutex_);
     for (std::size_t index = 0; index < kGates; ++index) {

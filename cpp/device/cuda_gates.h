@@ -1,8 +1,9 @@
-// Gates hold a stream without any timing: the stream waits on a word of pinned memory that the host writes. A word is used again
-// only after the wait on it has passed, as an event behind the wait shows.
+// Gates hold a stream without any timing: the stream waits on a word of pinned memory that the host writes. A word is
+// used again only after the wait on it has passed, which an event behind the wait shows.
 //
-// A held stream takes a few thousand operations (3,060 with driver 580); the driver then blocks the thread that enqueues the next
-// one, maybe with its own locks held. Opening therefore takes no lock and calls no driver: another thread can always do it.
+// A held stream takes a few thousand operations (3,060 with driver 580). Then the driver blocks the thread that
+// enqueues the next one, perhaps while it holds its own locks. So opening a gate takes no lock and calls no driver, and
+// another thread can always do it.
 #pragma once
 
 #include <array>
@@ -16,7 +17,7 @@ namespace kvfix::cuda {
 
 class GatePool {
   public:
-    // Maps its words and creates its events now: later, with a stream held, the driver might wait for that stream.
+    // Maps its words and creates its events now. Later, with a stream held, the driver might wait for that stream.
     GatePool(const PrimaryContext& context, PinnedMaps& maps);
     GatePool(const GatePool&) = delete;
     GatePool& operator=(const GatePool&) = delete;
@@ -31,8 +32,8 @@ class GatePool {
     };
     struct Gate {
         Event passed = nullptr;
-        std::uint32_t uses = 0;                   // numbers the handles, so that one of an earlier use is refused
-        std::atomic<std::uint32_t> closed_by{0};  // the use that has closed it; 0 once opened
+        std::uint32_t uses = 0;  // numbers the handles, so that a handle from an earlier use is refused
+        std::atomic<std::uint32_t> closed_by{0};  // the use that closed it; 0 once it is open
     };
     static constexpr std::size_t kGates = 64;
     static constexpr std::size_t kWordBytes = kGates * sizeof(Word);

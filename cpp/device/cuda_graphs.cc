@@ -3,7 +3,7 @@
 namespace kvfix::cuda {
 namespace {
 
-// What was captured serves to make the graph that is launched, and goes.
+// The captured graph only serves to make the one that is launched, and is then destroyed.
 class CapturedGraph {
   public:
     explicit CapturedGraph(const Driver& driver) : driver_(driver) {}
@@ -21,8 +21,8 @@ class CapturedGraph {
     const Driver& driver_;
 };
 
-// A stream of its own, on which nothing else is enqueued while it captures. A capture that failed is ended first: only
-// then may its stream go.
+// A stream of its own, on which nothing else is enqueued during the capture. A failed capture must be ended before its
+// stream may be destroyed.
 class CaptureStream {
   public:
     explicit CaptureStream(const Driver& driver) : driver_(driver) {

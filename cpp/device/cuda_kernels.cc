@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint32_t kComputeMajorHopper = 9;
 
-// One empty call of each kind: tells the names of the kernels.
+// One empty call of each kind, to list the names of the kernels.
 template <std::size_t... Kinds>
 auto calls_of_each_kind(std::index_sequence<Kinds...>) {
     return std::array{KernelCall(std::in_place_index<Kinds>)...};

@@ -11,8 +11,8 @@ namespace kvfix::cuda {
 
 class Kernels {
   public:
-    // Loads every kernel now: the driver would load it at its first launch otherwise, and then waits for streams that may
-    // be held by a gate. Nothing is loaded where the build has no kernels or none of them runs on this GPU.
+    // Loads every kernel now. Otherwise the driver would load it at its first launch and then wait for streams, which a
+    // gate may hold. Loads nothing if the build has no kernels or none of them runs on this GPU.
     explicit Kernels(const PrimaryContext& context);
     Kernels(const Kernels&) = delete;
     Kernels& operator=(const Kernels&) = delete;
@@ -20,7 +20,7 @@ class Kernels {
 
     bool loaded() const { return module_ != nullptr; }
     void launch(const KernelCall& call, Stream stream) const;
-    // With a shape of the caller's choice, for measurements.
+    // Launches with a shape of the caller's choice, for measurements.
     void launch(const KernelCall& call, const LaunchShape& shape, Stream stream) const;
 
   private:
@@ -28,7 +28,7 @@ class Kernels {
     Gpu gpu_;
     std::string why_not_;
     Module module_ = nullptr;
-    std::array<Function, std::variant_size_v<KernelCall>> functions_{};  // by the call's place in KernelCall
+    std::array<Function, std::variant_size_v<KernelCall>> functions_{};  // by the call's index in KernelCall
 };
 
 }  // namespace kvfix::cuda

@@ -8,7 +8,7 @@ namespace {
 constexpr std::uint32_t kWarp = 32;
 constexpr std::uint32_t kThreadsMax = 256;
 constexpr std::uint32_t kWordsPerThread = 4;  // one 16-byte piece
-// Enough to fill any GPU; what remains is walked over.
+// Enough to fill any GPU; the kernels loop over the rest.
 constexpr std::uint64_t kRowBlocksMax = 1 << 16;
 constexpr std::uint64_t kBlocksAlongRowMax = 64;
 constexpr std::uint64_t kBlocksPerMultiprocessor = 8;
@@ -17,7 +17,7 @@ constexpr std::uint64_t kCopyThreadsMax = 1024;
 
 std::uint64_t divide_up(std::uint64_t value, std::uint64_t by) { return (value + by - 1) / by; }
 
-// A block per stretch of a row; small rows get small blocks.
+// One thread block for each stretch of a row. Small rows get small blocks.
 LaunchShape for_rows(std::uint64_t rows, std::uint32_t width) {
     if (rows == 0 || width == 0) {
         return {};
@@ -34,7 +34,7 @@ LaunchShape for_threads(std::uint64_t threads, std::uint64_t blocks_max) {
             .threads = kThreadsMax};
 }
 
-// CopyBlocks shares the GPU with compute: a thread block for each multiprocessor that it may take.
+// CopyBlocks shares the GPU with compute, so it gets one thread block for each multiprocessor that it may take.
 LaunchShape for_copies(const CopyBlocks& call, bool in_bulk) {
     const std::uint64_t piece_bytes = in_bulk ? kCopyPieceBytes : kStretchBytes;
     const std::uint64_t pieces = call.count * divide_up(call.bytes, piece_bytes);

@@ -1,4 +1,5 @@
-// How many threads a kernel is started with. Any number is right, as the kernels walk over their work; these are fast.
+// How many threads a kernel is started with. Any number gives the right result, because the kernels loop over their
+// work; these numbers are fast.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +11,10 @@ namespace kvfix::cuda {
 struct LaunchShape {
     std::uint32_t blocks_x = 0;      // rows, or pieces of one-dimensional work
     std::uint32_t blocks_y = 1;      // along a row
-    std::uint32_t threads = 0;       // of a block
-    std::uint32_t shared_bytes = 0;  // dynamic shared memory of a block
+    std::uint32_t threads = 0;       // in each block
+    std::uint32_t shared_bytes = 0;  // dynamic shared memory for each block
 
-    bool empty() const { return blocks_x == 0; }  // there is nothing to do: the kernel is not started
+    bool empty() const { return blocks_x == 0; }  // nothing to do: the kernel is not started
     bool operator==(const LaunchShape&) const = default;
 };
 

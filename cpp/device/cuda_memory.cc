@@ -36,7 +36,7 @@ void PinnedMaps::unmap(void* memory, std::size_t bytes) {
         bytes_.erase(mapped);
     }
     const CurrentContext current = context_.use();
-    context_.driver.host_unregister(memory);  // where this fails the pages stay: a leak beats a stray write
+    context_.driver.host_unregister(memory);  // if this fails the pages stay: a leak beats a stray write
     munmap(memory, bytes);
 }
 

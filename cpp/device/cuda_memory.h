@@ -1,4 +1,4 @@
-// Pinned host memory of exact size: pages are mapped and then registered, so nothing is rounded up to a power of two.
+// Pinned host memory of exact size. Pages are mapped and then registered, so nothing is rounded up to a power of two.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ class PinnedMaps {
     explicit PinnedMaps(const PrimaryContext& context) : context_(context) {}
 
     void* map(std::size_t bytes);
-    // Maps that are not unmapped stay: a use may be pending.
+    // Maps that are not unmapped stay, because a use may be pending.
     void unmap(void* memory, std::size_t bytes);
 
   private:

@@ -1,9 +1,9 @@
-// A GPU, or something that behaves like one. Two implementations: cuda_device.cc, the only file that knows CUDA, and
-// sim_device.cc, which runs streams as threads. Everything above is written against this interface alone.
+// A GPU, or something that behaves like one. There are two implementations: cuda_device.cc, the only file that knows
+// CUDA, and sim_device.cc, which runs streams as threads. Everything above uses this interface alone.
 //
-// Asynchrony is the point: a call that takes a stream returns at once, and reads its source when it executes. Host memory
-// given to such a call belongs to the device until an event recorded behind it is done. Handles are plain numbers so that
-// streams may come from outside (a torch stream's handle). All methods may be called from any thread. Errors are DeviceError.
+// A call that takes a stream returns at once, and reads its source when it executes. Host memory that such a call gets
+// belongs to the device until an event recorded behind it is done. Handles are plain numbers, so streams may come from
+// outside (a torch stream's handle). Any thread may call any method. Errors are DeviceError.
 #pragma once
 
 #include <cstddef>
@@ -59,7 +59,7 @@ struct RowCopy {
 
 using KernelCall = std::variant<ExpandRows, GatherHostRows, GatherDeviceRows, CopyBlocks, FillWords>;
 
-// Shared: memory and events keep their device alive.
+// Held by shared_ptr: memory and events keep their device alive.
 class Device : public std::enable_shared_from_this<Device> {
   public:
     Device() = default;
@@ -69,57 +69,61 @@ class Device : public std::enable_shared_from_this<Device> {
 
     virtual std::string name() const = 0;
     virtual bool simulated() const = 0;
-    // False where no kernels were built in, or none runs on this GPU; launch() then throws.
+    // False if no kernels were built in, or none runs on this GPU. launch() then throws.
     virtual bool has_kernels() const = 0;
     virtual std::uint32_t multiprocessors() const = 0;
-    // Whether copy_batch() is one driver call, with source order; else it is a loop in stream order.
+    // True if copy_batch() is one driver call that honours the source order; otherwise it is a loop in stream order.
     virtual bool has_batched_copy() const = 0;
 
     virtual StreamHandle create_stream() = 0;
-    virtual void destroy_stream(StreamHandle stream) = 0;  // waits for it; whoever created it
+    virtual void destroy_stream(StreamHandle stream) = 0;  // waits for it
     virtual void synchronize(StreamHandle stream) = 0;
 
     virtual EventHandle create_event() = 0;
     virtual void destroy_event(EventHandle event) = 0;
-    // Binds the event to everything enqueued on the stream so far. One use in flight at a time: the owner sees to it.
+    // Binds the event to everything enqueued on the stream so far. The owner ensures that only one use is in flight at
+    // a time.
     virtual void record(EventHandle event, StreamHandle stream) = 0;
     virtual bool done(EventHandle event) = 0;  // true when never recorded
     virtual void wait(EventHandle event) = 0;  // blocks this thread
     virtual void make_wait(StreamHandle stream, EventHandle event) = 0;
 
-    // Pinned memory of exactly these bytes (whole pages are mapped, the size is not rounded up further), zeroed.
+    // Pinned memory, zeroed, of exactly this many bytes. Whole pages are mapped, but the size is not rounded up
+    // further.
     virtual void* map_pinned(std::size_t bytes) = 0;
     virtual void unmap_pinned(void* memory, std::size_t bytes) = 0;
     // Pins memory that the caller owns.
     virtual void register_host(void* memory, std::size_t bytes) = 0;
     virtual void unregister_host(void* memory) = 0;
-    // Where kernels find pinned memory.
+    // The address under which kernels find pinned memory.
     virtual std::uintptr_t device_address(void* pinned) = 0;
     virtual std::uintptr_t allocate(std::size_t bytes) = 0;
     virtual void release(std::uintptr_t address) = 0;
 
-    // Any direction between pinned and device memory.
+    // Copies in any direction between pinned and device memory.
     virtual void copy(const CopySpan& span, StreamHandle stream) = 0;
     virtual void copy_rows(const RowCopy& rows, StreamHandle stream) = 0;
     virtual void copy_batch(std::span<const CopySpan> spans, SourceOrder order, StreamHandle stream) = 0;
     virtual void launch(const KernelCall& call, StreamHandle stream) = 0;
 
-    // These copies in this order, captured once and launched often. Each launch reads the sources anew, when it executes:
-    // they belong to the device until an event behind the last launch is done. A graph is for one thread at a time.
+    // Captures these copies, in this order, to be launched often. Each launch reads the sources anew when it executes,
+    // so they belong to the device until an event behind the last launch is done. Only one thread at a time may use a
+    // graph.
     virtual GraphHandle capture_copies(std::span<const CopySpan> spans) = 0;
     virtual void launch_graph(GraphHandle graph, StreamHandle stream) = 0;
-    virtual void destroy_graph(GraphHandle graph) = 0;  // launches that are pending still run
+    virtual void destroy_graph(GraphHandle graph) = 0;  // pending launches still run
 
-    // Holds everything enqueued on the stream from now on, until the gate is opened. No timing involved. On a GPU these wait
-    // for a held stream: unmapping and unregistering pinned memory, release(), copies from pinned to pinned memory, opening
-    // and closing a device; and a stream takes about 3,000 operations before its caller waits too.
+    // Holds everything that is enqueued on the stream from now on, until the gate is opened, without any timing. On a
+    // GPU these calls wait for a held stream: unmapping and unregistering pinned memory, release(), copies from pinned
+    // to pinned memory, opening and closing a device. A held stream takes about 3,000 operations; then the caller that
+    // enqueues waits too.
     virtual GateHandle close_gate(StreamHandle stream) = 0;
-    virtual void open_gate(GateHandle gate) = 0;  // also frees it, once passed
+    virtual void open_gate(GateHandle gate) = 0;  // also frees the gate, once the stream has passed
 };
 
-// "cuda" or "cuda:N" need a driver; throws DeviceError that says what is missing.
+// "cuda" or "cuda:N" need a driver. Throws a DeviceError that says what is missing.
 std::shared_ptr<Device> open_cuda_device(int ordinal);
-// Streams advance later, by amounts drawn from the seed.
+// Streams run later, by amounts drawn from the seed.
 std::shared_ptr<Device> open_sim_device(std::uint64_t seed);
 // "cpu" (simulated), "cuda", "cuda:N", or "auto": the first GPU if there is one, else "cpu".
 std::shared_ptr<Device> open_device(const std::string& name, std::uint64_t seed);

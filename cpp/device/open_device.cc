@@ -14,7 +14,7 @@ std::shared_ptr<Device> open_device(const std::string& name, std::uint64_t seed)
     if (name == "auto") {
         try {
             return open_cuda_device(0);
-        } catch (const DeviceError&) {  // no driver or no GPU here: that is what auto is for
+        } catch (const DeviceError&) {  // no driver or no GPU here, which is why "auto" exists
             return open_sim_device(seed);
         }
     }

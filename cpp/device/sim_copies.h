@@ -1,5 +1,5 @@
-// Copies on the simulated device. The require functions judge addresses, at the call and again when the copy executes;
-// they throw DeviceError before a byte has moved.
+// Copies on the simulated device. The require functions judge addresses, at the call and again when the copy executes.
+// They throw DeviceError before a byte has moved.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ void copy_spans(std::span<const CopySpan> spans, const SimMemory::Access& access
 void require_rows(const RowCopy& copy, const SimMemory::Access& access);
 void copy_rows(const RowCopy& copy, const SimMemory::Access& access);
 
-// A batch whose sources are read early: what they held at prefetch(), one behind the other, for deliver() to write.
+// For a batch whose sources are read early. Returns what they hold now, one after the other, for deliver() to write
+// later.
 std::vector<std::uint8_t> prefetch(std::span<const CopySpan> spans, const SimMemory::Access& access);
 void deliver(std::span<const CopySpan> spans, const std::vector<std::uint8_t>& sources,
              const SimMemory::Access& access);

@@ -28,7 +28,7 @@ SimDevice::~SimDevice() {
     for (const auto& [handle, gate] : gates_) {
         gate->complete({});
     }
-    streams_.clear();  // each drains: with all gates open, every event that one waits for will come
+    streams_.clear();  // each stream drains: with all gates open, every event that it waits for will come
 }
 
 void SimDevice::fail_operation(std::uint64_t ordinal) {
@@ -205,7 +205,7 @@ void SimDevice::launch_graph(GraphHandle graph, StreamHandle stream) {
 void SimDevice::destroy_graph(GraphHandle graph) {
     const std::lock_guard guard(mutex_);
     find_graph(graph);
-    graphs_.erase(graph.value);  // launches that are pending hold their share
+    graphs_.erase(graph.value);  // pending launches hold their own share
 }
 
 GateHandle SimDevice::close_gate(StreamHandle stream) {
@@ -224,7 +224,7 @@ void SimDevice::open_gate(GateHandle gate) {
         unknown_handle("gate", gate.value);
     }
     found->second->complete({});
-    gates_.erase(found);  // the stream holds its share until it has passed
+    gates_.erase(found);  // the stream holds its own share until it has passed
 }
 
 void SimDevice::enqueue_work(const char* what, Work work, StreamHandle stream) {
@@ -245,8 +245,8 @@ void SimDevice::require_plugged(const char* what) const {
     }
 }
 
-// Whether a batch with SourceOrder::any reads its sources at the call; otherwise they are read when it executes. Either
-// is allowed, so both must occur: every second draw or so.
+// Whether a batch with SourceOrder::any reads its sources at the call; otherwise it reads them when it executes. CUDA
+// allows both, so both must occur: on average every second batch reads early.
 bool SimDevice::prefetches() {
     const std::lock_guard guard(mutex_);
     return random_() % 2 == 0;

@@ -1,6 +1,7 @@
-// A device without a GPU. Streams are threads (sim_stream.h), device memory is host heap (sim_memory.h), kernels are their
-// references. It keeps CUDA's promises and breaks what CUDA does not promise: copies and kernels read their source when
-// they execute, which is later; SourceOrder::any may have read it before; nothing orders two streams but events.
+// A device without a GPU. Streams are threads (sim_stream.h), device memory is host heap (sim_memory.h), and kernels
+// are their references. It keeps CUDA's promises and breaks whatever CUDA does not promise: copies and kernels read
+// their source when they execute, which is later; with SourceOrder::any they may have read it before; and only events
+// order two streams.
 //
 // Where it differs from a GPU:
 // - An error breaks its stream and the streams that wait for it, not the whole device; it is never cleared. Destroy the
@@ -27,31 +28,33 @@ namespace kvfix {
 class SimDevice final : public Device {
   public:
     explicit SimDevice(std::uint64_t seed);
-    // Opens every gate, runs what is queued and joins the streams; errors that nobody asked for end here. Then all of its
-    // memory is gone. No other call may be in progress.
+    // Opens every gate, runs what is queued and joins the streams. Errors that nobody asked for are lost here. Then all
+    // of its memory is gone. No other call may be in progress.
     ~SimDevice() override;
 
-    // Faults are for tests of what lies above. An operation is a copy, copy_rows, copy_batch or launch, of a graph, too; one
-    // that fails has done nothing, and fails when it executes, in its stream.
-    // The ordinal-th operation enqueued from now on fails, counted over all streams; 1 is the next. One at a time.
+    // Faults are for tests of the layers above. An operation is a copy, copy_rows, copy_batch or launch, in a graph
+    // too. An operation that fails has done nothing, and fails when it executes, in its stream.
+    //
+    // Makes the ordinal-th operation enqueued from now on fail, counted over all streams; 1 is the next. One fault at a
+    // time.
     void fail_operation(std::uint64_t ordinal);
-    // Every operation that has not begun fails, now and for ever; so do allocations and mappings, at the call.
+    // Every operation that has not begun fails, for ever. Allocations and mappings fail at the call.
     void unplug();
 
     std::string name() const override;
     bool simulated() const override { return true; }
     bool has_kernels() const override { return true; }
-    std::uint32_t multiprocessors() const override { return 16; }  // a small one
+    std::uint32_t multiprocessors() const override { return 16; }  // a small GPU
     bool has_batched_copy() const override { return true; }
 
     StreamHandle create_stream() override;
-    void destroy_stream(StreamHandle stream) override;  // throws what broke the stream, after destroying it
+    void destroy_stream(StreamHandle stream) override;  // throws the stream's failure, after destroying it
     void synchronize(StreamHandle stream) override;
 
     EventHandle create_event() override;
-    void destroy_event(EventHandle event) override;  // streams that wait for it go on waiting
+    void destroy_event(EventHandle event) override;  // streams that wait for it keep waiting
     void record(EventHandle event, StreamHandle stream) override;
-    bool done(EventHandle event) override;  // throws what broke the stream before the record; so does wait()
+    bool done(EventHandle event) override;  // throws the failure of the stream before the record; so does wait()
     void wait(EventHandle event) override;
     void make_wait(StreamHandle stream, EventHandle event) override;
 
@@ -81,7 +84,7 @@ class SimDevice final : public Device {
     void enqueue_work(const char* what, Work work, StreamHandle stream);
     void require_plugged(const char* what) const;
     bool prefetches();
-    // With mutex_ held.
+    // The caller holds mutex_.
     std::shared_ptr<SimStream> find_stream(StreamHandle stream);
     std::shared_ptr<SimLatch>& find_event(EventHandle event);
     std::shared_ptr<const std::vector<CopySpan>>& find_graph(GraphHandle graph);
@@ -91,11 +94,12 @@ class SimDevice final : public Device {
     SimMemory memory_;  // outlives the streams, whose work uses it
     std::atomic<bool> unplugged_ = false;
 
-    // Guards the books below. Order: mutex_, then a stream's own. Nothing waits for a stream or an event while holding it.
+    // Guards everything below. Lock order: mutex_, then a stream's own. Nobody waits for a stream or an event while
+    // holding it.
     std::mutex mutex_;
     std::mt19937_64 random_;
-    std::uint64_t handles_ = 0;                 // never used twice, so that a stale one is noticed
-    std::uint64_t operations_until_fault_ = 0;  // 0: none planned
+    std::uint64_t handles_ = 0;                 // never used twice, so that a stale handle is noticed
+    std::uint64_t operations_until_fault_ = 0;  // 0 if no fault is planned
     std::unordered_map<std::uintptr_t, std::shared_ptr<SimLatch>> events_;  // the latest record; null before the first
     std::unordered_map<std::uintptr_t, std::shared_ptr<SimLatch>> gates_;
     std::unordered_map<std::uintptr_t, std::shared_ptr<const std::vector<CopySpan>>> graphs_;

@@ -1,4 +1,4 @@
-// Index arrays are read once, when the kernel runs, and the reference gets that copy: the CPU may be rewriting the
+// Index arrays are read once, when the kernel runs, and the reference gets that copy. The CPU may be rewriting the
 // original (that is the hazard), and an index must not change between its check and its use.
 #include "device/sim_kernels.h"
 
@@ -35,7 +35,8 @@ void run_one(const ExpandRows& call, const SimMemory::Access& access) {
     run_reference(call);
 }
 
-// Row `row` of a table: `elements` of it are read, in every pool. A wild row gives a wild address, which is refused.
+// Checks that `elements` of row `row` of a table may be read, in every pool. A wild row gives a wild address, which is
+// refused.
 void require_table_row(const std::int32_t* table, std::uint32_t pools, std::uint64_t pool_stride, std::uint64_t row,
                        std::uint64_t row_stride, std::uint64_t elements, const SimMemory::Access& access) {
     for (std::uint32_t pool = 0; pool < pools; ++pool) {

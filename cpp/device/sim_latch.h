@@ -1,6 +1,6 @@
-// Happens once. One recording of an event, or one gate: a thread that waits holds a share, so that events and gates may be
-// re-armed or forgotten while streams still wait for what they were. Carries the failure of the stream that recorded it: an event
-// behind a copy that failed must not look like a copy that arrived.
+// Opens once. It stands for one recording of an event, or for one gate. A thread that waits holds a share, so events
+// and gates may be re-armed or forgotten while streams still wait for what they were. It carries the failure of the
+// stream that recorded it: an event behind a copy that failed must not look like a copy that arrived.
 #pragma once
 
 #include <condition_variable>

@@ -13,7 +13,7 @@
 namespace kvfix {
 namespace {
 
-constexpr std::align_val_t kAlignment{256};  // as device memory
+constexpr std::align_val_t kAlignment{256};  // as on a GPU
 
 std::uintptr_t address_of(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
 
@@ -99,7 +99,7 @@ void SimMemory::free_range(std::uintptr_t address, const Range& range) {
     if (range.kind == Kind::device) {
         ::operator delete(reinterpret_cast<void*>(address), kAlignment);
     } else if (range.kind == Kind::mapped) {
-        ::munmap(reinterpret_cast<void*>(address), range.bytes);  // registered memory is somebody else's
+        ::munmap(reinterpret_cast<void*>(address), range.bytes);  // registered memory belongs to somebody else
     }
 }
 
@@ -109,7 +109,7 @@ SimMemory::Ranges::const_iterator SimMemory::range_around(std::uintptr_t address
     return after == ranges_.begin() ? ranges_.end() : std::prev(after);
 }
 
-// Owns mapped and device memory from here on, even when it throws.
+// Takes ownership of mapped and device memory, even if it throws.
 void SimMemory::add(std::uintptr_t address, Range range) {
     const std::lock_guard guard(mutex_);
     const auto fail = [&](const std::string& why) {

@@ -1,9 +1,9 @@
-// What the simulated device can address: its own memory (host heap), pinned memory that it mapped, and memory of others
-// that was registered with it. Everything else is refused, as a driver would.
+// The memory that the simulated device can address: its own (host heap), pinned memory that it mapped, and memory of
+// others that was registered with it. It refuses everything else, as a driver would.
 //
-// One lock. A read or write of tracked memory holds it shared, through Access, for as long as it takes; giving a range back takes
-// it alone. So a range never disappears under an operation that has begun. One that has not begun finds the range gone and fails:
-// memory was let go before its fence.
+// There is one lock. A read or write of tracked memory holds it shared, through Access, for as long as it takes. Giving
+// a range back holds it alone. So a range never disappears under an operation that has begun. An operation that has not
+// begun finds the range gone and fails: somebody let the memory go before its fence.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class SimMemory {
     SimMemory& operator=(const SimMemory&) = delete;
     ~SimMemory();
 
-    // Filled with kUnwritten: what was never written should be seen.
+    // Filled with kUnwritten, so that a read of memory that was never written shows.
     std::uintptr_t allocate(std::size_t bytes);
     void release(std::uintptr_t address);
     void* map(std::size_t bytes);  // zeroed, on pages of its own
@@ -35,7 +35,8 @@ class SimMemory {
     class Access {
       public:
         explicit Access(const SimMemory& memory) : memory_(memory), lock_(memory.mutex_) {}
-        // Throws DeviceError unless all the bytes lie in one range. `what` begins the message: "copy source".
+        // Throws DeviceError unless all the bytes lie in one range. `what` begins the message, for example "copy
+        // source".
         void require(std::uintptr_t address, std::size_t bytes, const char* what) const;
         void require_pinned(std::uintptr_t address) const;
 
@@ -63,7 +64,7 @@ class SimMemory {
 };
 
 std::string hex(std::uintptr_t address);
-// The product, for the size of a range; throws DeviceError rather than wrap around to a small one.
+// The product, for the size of a range. Throws DeviceError if it would wrap around.
 std::size_t checked_bytes(std::initializer_list<std::uint64_t> factors);
 
 }  // namespace kvfix

@@ -60,7 +60,8 @@ void SimStream::run() {
     }
 }
 
-// 1 to 32 yields, every magnitude as likely as the next. On a busy machine each may give away a whole time slice.
+// Yields 1 to 32 times; every power of two is as likely as the next. On a busy machine each yield may give away a whole
+// time slice.
 void SimStream::lag() {
     const std::uint64_t yields = std::uint64_t{1} << (random_() % 6);
     for (std::uint64_t i = 0; i < yields; ++i) {
@@ -86,7 +87,7 @@ void SimStream::perform(const Work& work) {
 void SimStream::perform(const Signal& signal) { signal.latch->complete(failure()); }
 
 void SimStream::perform(const Await& await) {
-    // What another stream failed to deliver is missing here too.
+    // If another stream failed to deliver, its result is missing here too.
     if (const SimFailure missed = await.latch->wait()) {
         fail("waited for an event behind a failure: " + *missed);
     }

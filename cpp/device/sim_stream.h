@@ -1,9 +1,9 @@
-// One stream of the simulated device: a thread that runs operations in the order in which they were enqueued, later.
-// Before each it yields a seeded number of times, so that the CPU normally runs ahead; no time is measured anywhere.
+// One stream of the simulated device: a thread that runs operations later, in the order in which they were enqueued.
+// Before each it yields a seeded number of times, so that the CPU normally runs ahead. No time is measured anywhere.
 //
-// The first operation that fails breaks the stream for good, as an error does on a GPU: work behind it is skipped (its
-// input may be missing), events behind it complete with the failure, and every later call on the stream throws it.
-// Gates and events keep their order on a broken stream, and nothing hangs.
+// The first operation that fails breaks the stream for good, as an error does on a GPU. Work behind it is skipped,
+// because its input may be missing. Events behind it complete with the failure, and every later call on the stream
+// throws it. Gates and events keep their order on a broken stream, and nothing hangs.
 #pragma once
 
 #include <condition_variable>
@@ -32,10 +32,10 @@ class SimStream {
     };
     using Operation = std::variant<Work, Signal, Await>;
 
-    SimStream(std::uint64_t number, std::uint64_t seed);  // throws DeviceError when there are no threads left
+    SimStream(std::uint64_t number, std::uint64_t seed);  // throws DeviceError if no thread can be started
     SimStream(const SimStream&) = delete;
     SimStream& operator=(const SimStream&) = delete;
-    ~SimStream();  // runs what is still queued, so gates must be open by then or be opened by another thread
+    ~SimStream();  // runs what is still queued, so gates must be open, or another thread must open them
 
     void enqueue(Operation operation);
     // Blocks until everything enqueued before the call has run.
@@ -53,9 +53,9 @@ class SimStream {
     void throw_if_failed() const;  // with mutex_ held
 
     const std::uint64_t number_;
-    std::mt19937_64 random_;  // the thread's alone
+    std::mt19937_64 random_;  // used by the thread alone
 
-    mutable std::mutex mutex_;  // guards what follows; never held while an operation runs
+    mutable std::mutex mutex_;  // guards everything below; never held while an operation runs
     std::condition_variable changed_;
     std::deque<Operation> queue_;
     std::uint64_t enqueued_ = 0;
@@ -63,7 +63,7 @@ class SimStream {
     bool stopping_ = false;
     SimFailure failure_;
 
-    std::thread thread_;  // last: it starts when everything else is there
+    std::thread thread_;  // last, so that it starts when everything else exists
 };
 
 }  // namespace kvfix

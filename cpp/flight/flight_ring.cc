@@ -12,7 +12,7 @@
 namespace kvfix {
 namespace {
 
-// Writes values one behind the other.
+// Writes values one after the other.
 class SlotWriter {
   public:
     explicit SlotWriter(std::byte* at) : at_(at) {}

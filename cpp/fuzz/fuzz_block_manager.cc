@@ -1,4 +1,4 @@
-// Fuzzes the block manager: bytes become calls (tests/byte_program.h), and every promise that a call breaks is a crash.
+// Fuzzes the block manager: bytes become calls (tests/byte_program.h), and every broken promise is a crash.
 #include <cstddef>
 #include <cstdint>
 

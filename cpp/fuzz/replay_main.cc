@@ -1,5 +1,5 @@
-// replay_block_manager FILE...: runs inputs of the fuzz target without a fuzzer, so that any compiler can look at a
-// finding.
+// replay_block_manager FILE...: runs inputs of the fuzz target without a fuzzer, so that a finding can be examined with
+// any compiler.
 #include <cstdint>
 #include <cstdio>
 #include <exception>

@@ -1,8 +1,9 @@
-// Blocks copied by the bulk copy engine of a multiprocessor (Hopper and newer): a piece comes into shared memory and leaves it again
-// while others are on their way, so that one warp moves as much as hundreds of threads with loads and stores of their own.
+// Copies blocks with the bulk copy engine of a multiprocessor (Hopper and newer). A piece comes into shared memory and
+// leaves it again while others are on their way, so one warp moves as much as hundreds of threads with their own loads
+// and stores.
 //
-// A stage of shared memory goes round: loaded (its barrier counts the bytes), stored (a bulk group), free once that group has been
-// read. Everything is done by the first lane; the others fetch which blocks come next, 32 pieces ahead.
+// A stage of shared memory goes round: loaded (its barrier counts the bytes), stored (a bulk group), and free once that
+// group has been read. The first lane does everything; the others fetch which blocks come next, 32 pieces ahead.
 #pragma once
 
 #include "kernels/calls.h"
@@ -10,7 +11,7 @@
 namespace bulk_copy {
 
 constexpr std::uint32_t kWarp = 32;
-// Stores that may still read their stages while the next load begins: more would leave fewer stages for loads.
+// How many stores may still read their stages while the next load begins. More would leave fewer stages for loads.
 constexpr std::uint32_t kStoresPending = 2;
 static_assert(kStoresPending < kvfix::kCopyStages && kvfix::kCopyStages <= kWarp);
 
@@ -27,7 +28,7 @@ __device__ inline std::uint32_t dynamic_shared_bytes() {
 __device__ inline void init_barrier(std::uint64_t* barrier) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
 }
-// What was initialized with ordinary writes is seen by the copy engine.
+// Makes barriers that were initialized with ordinary writes visible to the copy engine.
 __device__ inline void show_barriers() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ inline void begin_load(void* stage, std::uint64_t src, std::uint32_t bytes, std::uint64_t* barrier) {
@@ -61,13 +62,13 @@ __device__ inline void begin_store(std::uint64_t dst, const void* stage, std::ui
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// All stores but the latest few have read their stages.
+// Waits until all stores but the latest few have read their stages.
 __device__ inline void wait_stages_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kStoresPending) : "memory");
 }
 __device__ inline void wait_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// The pieces of this thread block: every gridDim.x-th of all blocks' pieces. All lanes walk together.
+// The pieces of this thread block: every gridDim.x-th piece of all blocks. All lanes walk together.
 class Pieces {
   public:
     __device__ explicit Pieces(const kvfix::CopyBlocks& call)
@@ -81,7 +82,7 @@ class Pieces {
 
     __device__ bool any() const { return next_ < all_; }
 
-    // Where the next piece comes from, goes to, and its size.
+    // Returns the size of the next piece, and sets where it comes from and goes to.
     __device__ std::uint32_t take(std::uint64_t& src, std::uint64_t& dst) {
         if (fetched_ == kWarp) {
             fetched_ = 0;
@@ -100,7 +101,7 @@ class Pieces {
     }
 
   private:
-    // Each lane the block of another piece, from `first` on.
+    // Each lane fetches the block of another piece, from `first` on.
     __device__ kvfix::BlockPair fetch(std::uint32_t first) const {
         const std::uint32_t piece = first + threadIdx.x * gridDim.x;
         return piece < all_ ? call_.pairs[piece / per_block_] : kvfix::BlockPair{0, 0};
@@ -116,7 +117,7 @@ class Pieces {
     kvfix::BlockPair ahead_;
 };
 
-// By the first warp of each thread block, with kCopySharedBytes of dynamic shared memory.
+// The first warp of each thread block calls it, with kCopySharedBytes of dynamic shared memory.
 __device__ inline void copy(const kvfix::CopyBlocks& call) {
     extern __shared__ __align__(128) unsigned char stages[];
     __shared__ std::uint64_t loaded[kvfix::kCopyStages];

@@ -1,5 +1,6 @@
-// The work that kernels do, as plain structs. A struct is passed to the CUDA kernel of its name as its only argument (kernels.cu)
-// and to the reference of its name (reference.cc), which the simulated device runs. All tables are int32.
+// The work that kernels do, as plain structs. The CUDA kernel of the same name (kernels.cu) takes the struct as its
+// only argument, and so does the reference of that name (reference.cc), which the simulated device runs. All tables are
+// int32.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@ namespace kvfix {
 inline constexpr std::uint32_t kPoolsMax = 64;
 inline constexpr std::int32_t kBadPage = -1;
 
-// Per pool: K = page * scale, V = K + v_offset; a bad page gives 0 for both. As upstream's V2 layout.
+// Per pool: K = page * scale, V = K + v_offset. A bad page gives 0 for both. This is upstream's V2 layout.
 struct PageScale {
     std::int32_t scale[kPoolsMax];
     std::int32_t v_offset[kPoolsMax];
@@ -22,7 +23,7 @@ struct OffsetDestination {
     std::uint32_t blocks;       // per plane of a row
 };
 
-// dst[p, r, 0, b] = scaled(staged[p, r, b]), dst[p, r, 1, b] from it; b < width.
+// dst[p, r, 0, b] = scaled(staged[p, r, b]), and dst[p, r, 1, b] follows from it; b < width.
 struct ExpandRows {
     OffsetDestination dst;
     const std::int32_t* staged;  // (pools, rows, width), contiguous, in device memory
@@ -30,8 +31,8 @@ struct ExpandRows {
     PageScale scale;
 };
 
-// As ExpandRows, but from row copy_index[r] of a table in pinned host memory, read when the kernel runs. This is upstream's racy
-// V2 kernel, for control arms.
+// Like ExpandRows, but from row copy_index[r] of a table in pinned host memory, which it reads when it runs. This is
+// upstream's racy V2 kernel, for control arms.
 struct GatherHostRows {
     OffsetDestination dst;
     const std::int32_t* table;  // (pools, table_rows, 2, blocks); only plane 0 is read
@@ -42,7 +43,8 @@ struct GatherHostRows {
     PageScale scale;
 };
 
-// dst rows from rows of a table in device memory. planes = 2: both planes are copied as they are ("v1"). planes = 1: K plane, scaled ("v2").
+// Fills dst rows from rows of a table in device memory. planes = 2: both planes are copied as they are ("v1"). planes =
+// 1: the K plane is scaled ("v2").
 struct GatherDeviceRows {
     OffsetDestination dst;
     const std::int32_t* table;  // (pools, table_rows, planes, blocks)
@@ -53,7 +55,7 @@ struct GatherDeviceRows {
     PageScale scale;
 };
 
-// Whole blocks, where one DMA descriptor each would cost more than the bytes.
+// Copies whole blocks, for when a DMA descriptor for each would cost more than the bytes.
 struct BlockPair {
     std::uint64_t dst, src;  // addresses, 16-byte aligned
 };
@@ -61,14 +63,14 @@ struct CopyBlocks {
     const BlockPair* pairs;  // in device memory, or pinned and held until the kernel has run
     std::uint32_t count;
     std::uint64_t bytes;    // of each block, a multiple of 16
-    std::uint32_t sms = 2;  // multiprocessors that it may take from compute
+    std::uint32_t sms = 2;  // multiprocessors that the copy may take from compute
 };
-// A thread block of CopyBlocks has so many pieces of a block on their way, where the GPU copies in bulk.
+// If the GPU copies in bulk, a thread block of CopyBlocks has kCopyStages pieces of this size on their way.
 inline constexpr std::uint32_t kCopyPieceBytes = 16 << 10;
 inline constexpr std::uint32_t kCopyStages = 6;
 inline constexpr std::uint32_t kCopySharedBytes = kCopyStages * kCopyPieceBytes;
 
-// words[0 .. count) = value: stands for compute that writes a block.
+// words[0 .. count) = value. Stands for compute that writes a block.
 struct FillWords {
     std::uint32_t* words;
     std::uint64_t count;

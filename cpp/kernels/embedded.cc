@@ -6,7 +6,7 @@ namespace kvfix {
 
 namespace {
 
-// The loader reads the header of a fat binary in place.
+// The loader reads the header of a fat binary in place, so it must be aligned.
 alignas(16) constexpr unsigned char kFatBinary[] = {
 #include "kernels_fatbin.inc"
 };

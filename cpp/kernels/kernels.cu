@@ -1,6 +1,7 @@
-// The CUDA kernels. Each is named as the struct of calls.h that it takes, does what reference.cc does, and is right for
-// any launch shape: cuda_launch.cc chooses one for speed alone. Rows are moved in 16-byte pieces where both sides are
-// aligned, and entry by entry where not and at the end, so nothing past `rows` or `width` is touched.
+// The CUDA kernels. Each has the name of the struct of calls.h that it takes, does what reference.cc does, and is
+// correct for any launch shape; cuda_launch.cc chooses the shape for speed alone. Rows move in 16-byte pieces while
+// both sides are aligned, and otherwise entry by entry, as does the end of a row. So nothing past `rows` or `width` is
+// touched.
 #include "kernels/bulk_copy.cuh"
 #include "kernels/calls.h"
 
@@ -9,7 +10,7 @@ using kvfix::OffsetDestination;
 
 namespace {
 
-// Pieces of 16 bytes that a thread of CopyBlocks loads before it stores the first: they hide the latency of the link.
+// How many 16-byte pieces a thread of CopyBlocks loads before it stores the first. They hide the latency of the link.
 constexpr std::uint32_t kLoadsInFlight = 8;
 constexpr std::uint32_t kWarp = 32;
 constexpr std::uint32_t kCopyThreadsMax = 1024;
@@ -26,7 +27,7 @@ __device__ const int4* pieces(const T* address) {
     return reinterpret_cast<const int4*>(address);
 }
 
-// A page's place in the K plane and in the V plane. Unsigned, because it wraps around.
+// Computes a page's entries in the K plane and in the V plane. Unsigned, because they wrap around.
 struct Scaling {
     std::uint32_t scale;
     std::uint32_t v_offset;
@@ -43,11 +44,11 @@ struct Scaling {
     }
 };
 
-// Which of the threads that share a row this one is: blockIdx.y and threadIdx.x walk along it.
+// Which of a row's threads this one is. blockIdx.y and threadIdx.x walk along the row.
 __device__ std::uint32_t place_in_row() { return blockIdx.y * blockDim.x + threadIdx.x; }
 __device__ std::uint32_t threads_per_row() { return gridDim.y * blockDim.x; }
 
-// K and V of one row from its pages.
+// Computes K and V of one row from its pages.
 __device__ void expand_row(std::int32_t* k, std::int32_t* v, const std::int32_t* pages, std::uint32_t width,
                            const Scaling& scaling) {
     const bool in_pieces = aligned(k) && aligned(v) && aligned(pages);
@@ -78,7 +79,7 @@ __device__ std::int32_t* k_plane(const OffsetDestination& dst, std::uint32_t poo
     return dst.data + pool * dst.pool_stride + std::uint64_t{row} * 2 * dst.blocks;
 }
 
-// Calls body(pool, row) for the rows of this block; blockIdx.x walks over the rows of all pools.
+// Calls body(pool, row) for the rows of this block. blockIdx.x walks over the rows of all pools.
 template <typename Call, typename Body>
 __device__ void for_each_row(const Call& call, const Body& body) {
     for (std::uint32_t i = blockIdx.x; i < call.pools * call.rows; i += gridDim.x) {
@@ -90,7 +91,7 @@ __device__ void for_each_row(const Call& call, const Body& body) {
 __device__ std::uint64_t place_in_grid() { return std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
 __device__ std::uint64_t threads_in_grid() { return std::uint64_t{gridDim.x} * blockDim.x; }
 
-// A warp takes a stretch of one block at a time.
+// Each warp takes one stretch of a block at a time.
 __device__ void copy_with_threads(const kvfix::CopyBlocks& call) {
     constexpr std::uint32_t kStretch = kWarp * kLoadsInFlight;
     const std::uint32_t lane = threadIdx.x % kWarp;

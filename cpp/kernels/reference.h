@@ -1,4 +1,4 @@
-// What each kernel does, as obvious loops on the CPU: the simulated device runs these, and the CUDA kernels are compared
+// What each kernel does, as plain loops on the CPU. The simulated device runs these, and the CUDA kernels are compared
 // with them. They trust their arguments as a kernel does.
 #pragma once
 

@@ -1,8 +1,8 @@
-// How the simulated hardware touches memory. A GPU reads and writes while the CPU does, in no order but that of fences,
-// and the unsafe arms of our tests do exactly that: the CPU refills a buffer whose read is pending. Done with plain loads
-// and stores this would be undefined behaviour, and ThreadSanitizer would report the hazard that the test is there to
-// show. Relaxed atomics, word by word, make it defined and silent. They order nothing: a plain access on the CPU that no
-// event or synchronization orders is still reported, so our own bookkeeping stays under the sanitizer's eye.
+// How the simulated hardware touches memory. A GPU reads and writes while the CPU does, and only fences order the two.
+// The unsafe arms of our tests do exactly that: the CPU refills a buffer whose read is pending. With plain loads and
+// stores this would be undefined behaviour, and ThreadSanitizer would report the very hazard that the test
+// demonstrates. Relaxed atomics, word by word, make it defined and silent. They order nothing: the sanitizer still
+// reports a plain access on the CPU that no event or synchronization orders, so it keeps watching our own bookkeeping.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace kvfix {
 
 template <typename T>
 T load_relaxed(const T* from) {
-    // atomic_ref of a const type is not in C++20; nothing is written, so read-only pages are fine.
+    // C++20 has no atomic_ref of a const type. Nothing is written, so read-only pages are fine.
     return std::atomic_ref<T>(*const_cast<T*>(from)).load(std::memory_order_relaxed);
 }
 
@@ -31,7 +31,8 @@ void copy_elements_relaxed(std::uintptr_t dst, std::uintptr_t src, std::size_t c
     }
 }
 
-// Whole 32-bit words where both sides are aligned: a DMA engine never tears an aligned table entry either.
+// Copies whole 32-bit words where both sides are aligned, because a DMA engine never tears an aligned table entry
+// either.
 inline void copy_relaxed(std::uintptr_t dst, std::uintptr_t src, std::size_t bytes) {
     if ((dst | src | bytes) % sizeof(std::uint32_t) == 0) {
         copy_elements_relaxed<std::uint32_t>(dst, src, bytes / sizeof(std::uint32_t));

@@ -98,7 +98,7 @@ std::int64_t Generating::length(const Answer& answer, std::int64_t growths) cons
     return answer.prompt_length + std::min((growths - answer.begun) * tokens_per_iteration_, answer.left);
 }
 
-// The first of its growths to come that needs a block, or that a full one was computed before.
+// The first of its future growths that needs a block, or before which a block became full and computed.
 std::int64_t Generating::next(const Answer& answer) const {
     const std::int64_t done = growths_ - answer.begun;
     const std::int64_t full = answer.prompt_length + (done - 1) * tokens_per_iteration_;  // before the last growth

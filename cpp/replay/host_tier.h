@@ -1,4 +1,4 @@
-// A host tier beside the block manager, as a replay sees it. trtllm_kvfix.tools.replay.host_tier has its words.
+// A host tier beside the block manager, as a replay sees it. trtllm_kvfix.tools.replay.host_tier defines its terms.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ class HostTier {
     virtual ~HostTier() = default;
 
     virtual Found find(RequestId index, std::int64_t tokens_found) = 0;
-    // True: until the next call it need not see who has filled no block since, nor iterations without others.
+    // Returns true if, until the next call, it need not see sequences that have filled no block since, nor iterations
+    // without any others.
     virtual bool step(std::span<const Computed> running) = 0;
     virtual void finish(std::span<const Computed> ended) = 0;
 };

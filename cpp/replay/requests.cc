@@ -31,7 +31,7 @@ std::vector<TokenId> Requests::prompt(RequestId index) const {
     for (const TokenId symbol : source.symbols) {
         auto place = static_cast<std::uint32_t>(symbol);
         auto left = std::min<std::ptrdiff_t>(spelling_.tokens_per_symbol, tokens.end() - to);
-        while (left > 0) {  // more than once only where the span ends
+        while (left > 0) {  // more than once only where the span wraps around
             const auto run = std::min<std::ptrdiff_t>(left, spelling_.span - place);
             std::iota(to, to + run, spelling_.base + static_cast<TokenId>(place));
             to += run;

@@ -1,5 +1,5 @@
-// The requests of a trace, named by their index in it. A prompt is made when it is asked for: all of them together would take more
-// memory than the pools.
+// The requests of a trace, named by their index in it. A prompt is built when it is asked for, because all of them
+// together would take more memory than the pools.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace kvfix::replay {
 
-// How a symbol spells tokens: symbol, symbol + 1 and so on, counted around `span` and moved up by `base`.
+// How a symbol spells tokens: symbol, symbol + 1 and so on, wrapped around after `span` and offset by `base`.
 struct Spelling {
     TokenId base;
     std::uint32_t span;
@@ -22,10 +22,10 @@ struct Spelling {
 struct Source {
     std::vector<TokenId> symbols;  // of the prompt: to be spelled, or its tokens
     bool is_spelled;
-    std::uint32_t prompt_length;  // of a spelled one; its last symbol may stand for fewer tokens
+    std::uint32_t prompt_length;  // of a spelled one, whose last symbol may stand for fewer tokens
     std::vector<TokenId> answer;
     double timestamp_ms;
-    std::uint64_t blocks_needed;  // at most, while it runs
+    std::uint64_t blocks_needed;  // the most that it needs while it runs
     std::optional<std::int64_t> lora_id;
     Salt salt;
 };
@@ -34,7 +34,7 @@ class Requests {
   public:
     explicit Requests(const Spelling& spelling) : spelling_(spelling) {}
 
-    // Throws std::invalid_argument for symbols that do not spell the prompt.
+    // Throws std::invalid_argument if the symbols do not spell the prompt.
     void add(Source source);
     std::size_t size() const { return sources_.size(); }
     const Source& operator[](RequestId index) const { return sources_[index]; }

@@ -43,7 +43,7 @@ void Scheduler::iterate(HostTier* tier) {
     now_ms_ += shape_.iteration_ms;
 }
 
-// Iterations ahead in which no request comes, goes, computes a prompt, fills a block or needs one: only time passes.
+// Skips iterations in which only time passes: no request arrives, ends, computes a prompt, fills a block or needs one.
 void Scheduler::pass_quiet_iterations(const HostTier* tier) {
     if (!computing_.empty() || (tier != nullptr && !tier_is_quiet_)) {
         return;
@@ -51,18 +51,18 @@ void Scheduler::pass_quiet_iterations(const HostTier* tier) {
     constexpr double kNever = std::numeric_limits<double>::infinity();
     double next_ms = kNever;
     if (has_room()) {
-        // Only requests that come later leave iterations to pass.
+        // Only requests that arrive later leave iterations to skip.
         next_ms = shape_.iteration_ms != 0 ? requests_[waiting_[first_waiting_]].timestamp_ms : -kNever;
     }
     std::int64_t passed = 0;
     for (const std::int64_t quiet = generating_.quiet(); passed < quiet && now_ms_ < next_ms; ++passed) {
-        now_ms_ += shape_.iteration_ms;  // one by one, because a product would round otherwise
+        now_ms_ += shape_.iteration_ms;  // one by one, because a product would round differently
     }
     generating_.skip(passed);
     tally_.iterations += passed;
 }
 
-// For the first that waits, as far as sequences and blocks go.
+// Whether the first waiting request fits, as far as sequences and blocks go.
 bool Scheduler::has_room() const {
     if (!is_waiting() || std::cmp_greater_equal(active(), shape_.max_batch_size)) {
         return false;
@@ -77,7 +77,7 @@ void Scheduler::admit(std::int64_t budget, HostTier* tier) {
         return;
     }
     if (offered.tokens_new(0) > budget && computing_.empty()) {
-        // No iteration will have more room for it: it is admitted alone and computed in chunks.
+        // No later iteration will have more room for it, so it is admitted alone and computed in chunks.
         offered.requests.resize(1);
         offered.tokens_promised.resize(1);
         budget = offered.tokens_new(0);
@@ -98,7 +98,7 @@ void Scheduler::admit(std::int64_t budget, HostTier* tier) {
     }
 }
 
-// Waiting requests in order, up to and including the first that the budget has no room for.
+// The waiting requests in order, up to and including the first that exceeds the budget.
 Scheduler::Offers Scheduler::offers(std::int64_t budget) {
     Offers out;
     std::int64_t blocks_free = shape_.blocks_primary - blocks_reserved_;
@@ -128,7 +128,7 @@ const RequestPtr& Scheduler::built(RequestId index) {
     return request;
 }
 
-// What a scheduler does that trusts its estimates: choose by them, then add each request by itself.
+// Does what a scheduler does that trusts its estimates: it chooses by them, then adds each request by itself.
 std::vector<Admission> Scheduler::add_one_by_one(const Offers& offers, std::int64_t budget) {
     std::vector<Admission> admitted;
     for (std::size_t i = 0; i < offers.requests.size(); ++i) {
@@ -176,7 +176,7 @@ void Scheduler::run_transfers() {
     manager_.complete(transfers.ticket);
 }
 
-// Spends the budget on prompts in order of admission; one that gets all it needs starts to generate.
+// Spends the budget on prompts in order of admission. A prompt that gets all it needs starts to generate.
 void Scheduler::compute(std::int64_t budget) {
     std::vector<Prompt> unfinished;
     for (Prompt& prompt : computing_) {

@@ -1,6 +1,6 @@
-// A small, explicit scheduler in front of a real block manager. docs/replay.md describes the model: one iteration admits waiting
-// requests within the token budget, grows the answers, runs the transfers that both asked for, computes prompts, and lets go of
-// what is finished. Nothing here looks at a clock. One thread at a time.
+// A small, explicit scheduler in front of a real block manager; docs/replay.md describes the model. One iteration
+// admits waiting requests within the token budget, grows the answers, runs the transfers that both asked for, computes
+// prompts, and removes what is finished. Nothing here looks at a clock. Only one thread may use it at a time.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct Shape {
 
 class Scheduler {
   public:
-    // waiting: indices, in the order in which they are offered.
+    // waiting: indices, in the order in which the requests are offered.
     Scheduler(BlockManager& manager, const Requests& requests, const Shape& shape, std::vector<RequestId> waiting)
         : manager_(manager),
           requests_(requests),
@@ -37,23 +37,23 @@ class Scheduler {
           waiting_(std::move(waiting)),
           generating_(requests, manager.config().tokens_per_block, shape.tokens_per_iteration) {}
 
-    // Steps through iterations until requests have ended, at most so many. False once no request waits or runs. The tier, which
-    // may be null, is the same in every call; what it throws comes out and ends the replay.
+    // Runs iterations until requests have ended, at most `iterations_max`. Returns false once no request waits or runs.
+    // The tier, which may be null, must be the same in every call. What it throws passes through and ends the replay.
     bool advance(std::int64_t iterations_max, HostTier* tier);
     const Tally& tally() const { return tally_; }
     const Shape& shape() const { return shape_; }
-    // Those that were waiting when it was made.
+    // How many requests waited at construction.
     std::size_t requests() const { return waiting_.size(); }
 
   private:
-    // A waiting request and the reuse that the manager promises it at this moment.
+    // Waiting requests, with the reuse that the manager promises each at this moment.
     struct Offers {
         std::vector<RequestPtr> requests;
         std::vector<std::int64_t> tokens_promised;
 
         std::int64_t tokens_new(std::size_t at) const { return requests[at]->num_tokens() - tokens_promised[at]; }
     };
-    // An admitted prompt that is not computed to its end.
+    // An admitted prompt that is not computed to its end yet.
     struct Prompt {
         RequestId index;
         std::uint32_t length;
@@ -81,7 +81,7 @@ class Scheduler {
     const Shape shape_;
     const std::vector<RequestId> waiting_;
     std::size_t first_waiting_ = 0;
-    std::unordered_map<RequestId, RequestPtr> built_;  // of those that have been offered and wait
+    std::unordered_map<RequestId, RequestPtr> built_;  // requests that have been offered and still wait
     std::vector<Prompt> computing_;
     Generating generating_;
     std::int64_t blocks_reserved_ = 0;

@@ -1,4 +1,4 @@
-// What a replay adds up while it goes.
+// What a replay adds up as it runs.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 
 namespace kvfix::replay {
 
-// What a host tier beside the manager adds to what the GPU has of a prompt.
+// What a host tier beside the manager adds to the part of a prompt that the GPU has.
 struct Found {
     std::int64_t tokens = 0;
     std::int64_t blocks = 0;
-    std::int64_t blocks_remote = 0;  // of these, from the store behind it
+    std::int64_t blocks_remote = 0;  // those of them from the store behind it
 };
 
 // Prompt tokens, or prompt blocks.
@@ -39,7 +39,7 @@ struct Tally {
     Reuse tokens;
     Reuse blocks;
 
-    // One iteration's admissions: the first of those that were promised something, in the same order.
+    // Counts one iteration's admissions. The promises belong to the first admissions, in the same order.
     void count_admissions(std::int64_t budget, std::span<const std::int64_t> tokens_promised,
                           std::span<const Admission> admitted) {
         iterations_admitting += admitted.empty() ? 0 : 1;
@@ -56,7 +56,8 @@ struct Tally {
         }
     }
 
-    // What came of a prompt that was counted as admitted. A block of which the GPU had a part counts as reused already.
+    // Counts what a load brought for a prompt that was counted as admitted. A block of which the GPU had a part already
+    // counts as reused.
     void count_load(std::int64_t tokens_found, std::int64_t tokens_per_block, const Found& found) {
         const std::int64_t blocks_new = found.blocks - (found.blocks != 0 && tokens_found % tokens_per_block != 0);
         tokens.reused += found.tokens;
@@ -69,7 +70,7 @@ struct Tally {
         blocks.computed -= blocks_new;
     }
 
-    // Tokens that the manager's own host tier gives back.
+    // Counts the tokens that the manager's own host tier gives back.
     void count_transfers(std::span<const TransferItem> items) {
         for (const TransferItem& item : items) {
             tokens.host += item.kind == TransferKind::onboard ? item.tokens : 0;

@@ -16,7 +16,7 @@ CopyEngine::~CopyEngine() {
     for (const InFlight& transfer : in_flight_) {
         try {
             transfer.fence->wait();
-        } catch (const DeviceError&) {  // nobody is left to be told
+        } catch (const DeviceError&) {  // a destructor has nobody to report to
         }
     }
 }
@@ -40,7 +40,7 @@ TransferId CopyEngine::submit(const std::function<void()>& enqueue, const CopyOr
         }
     } catch (const DeviceError&) {
         lock.unlock();
-        device_->synchronize(stream);  // some of it may be running; the caller gets its memory back with the error
+        device_->synchronize(stream);  // some copies may be running, and the caller gets its memory back with the error
         throw;
     }
     in_flight_.push_back({next_id_, fence});
@@ -56,7 +56,7 @@ void CopyEngine::make_room(Lock& lock) {
     }
 }
 
-// Blocks without the lock, so that others can ask and submit meanwhile.
+// Waits without the lock, so that others can ask and submit meanwhile.
 void CopyEngine::await(InFlight transfer, Lock& lock) {
     std::string failure;
     lock.unlock();
@@ -72,8 +72,8 @@ void CopyEngine::await(InFlight transfer, Lock& lock) {
     }
 }
 
-// Transfers on different streams may end in any order. An event is used again only when its transfer has passed and nobody
-// waits for it any more.
+// Transfers on different streams may end in any order. An event is used again only when its transfer has ended and
+// nobody waits for it any more.
 void CopyEngine::retire_ended() {
     for (auto transfer = in_flight_.begin(); transfer != in_flight_.end();) {
         if (!has_ended(*transfer)) {

@@ -1,6 +1,7 @@
-// Batches of block copies that are ordered against the streams that compute: a store runs after the kernels that write its
-// sources, a load after the last users of its destinations and before their next readers. Each transfer has an event of its own
-// while it is in flight; their number is bounded. A transfer that fails throws at those that ask about it; the others go on.
+// Batches of block copies that are ordered against the streams that compute. A store runs after the kernels that write
+// its sources. A load runs after the last users of its destinations and before their next readers. Each transfer in
+// flight has an event of its own, and their number is bounded. When a transfer fails, only the calls that ask about it
+// throw; the others go on.
 #pragma once
 
 #include <cstdint>
@@ -22,33 +23,34 @@ namespace kvfix {
 using TransferId = std::uint64_t;
 
 struct CopyOrder {
-    std::optional<EventHandle> after;    // recorded where the sources are written, or the destinations last used
-    std::optional<StreamHandle> before;  // will use the destinations
+    // recorded after the sources are written, or after the destinations are last used
+    std::optional<EventHandle> after;
+    std::optional<StreamHandle> before;  // the stream that will use the destinations
     SourceOrder source = SourceOrder::stream;
 };
 
 class CopyEngine {
   public:
-    // `transfers_max` in flight at once; one more waits for the oldest.
+    // At most `transfers_max` are in flight at once; one more waits for the oldest.
     CopyEngine(std::shared_ptr<Device> device, std::size_t transfers_max);
     ~CopyEngine();
 
-    // Sources and destinations belong to the device until done(id). If this throws DeviceError they are the caller's again: what had
-    // been enqueued was waited for.
+    // Sources and destinations belong to the device until done(id). If this throws DeviceError they belong to the
+    // caller again, because it has waited for the copies that had been enqueued.
     TransferId submit(std::span<const CopySpan> spans, const CopyOrder& order, StreamHandle stream);
-    // The same for what `enqueue` puts on the stream, by whatever means; its own throws are treated like a copy's.
+    // The same for whatever `enqueue` puts on the stream. What `enqueue` throws is treated like an error of a copy.
     TransferId submit(const std::function<void()>& enqueue, const CopyOrder& order, StreamHandle stream);
-    // Both throw what the transfer failed with, as often as they are asked. done() never blocks behind a wait().
+    // Both throw the transfer's error each time that they are called. done() never blocks behind a wait().
     bool done(TransferId id);
     void wait(TransferId id);
     std::uint64_t waits() const;
-    // Those that nobody has seen end yet.
+    // Counts the transfers that nobody has seen end yet.
     std::size_t in_flight() const;
     std::size_t transfers_max() const { return transfers_max_; }
 
   private:
-    // Under mutex_, but for the event: a thread that waits for it without the lock holds a share, so that the event is not
-    // used again meanwhile.
+    // Guarded by mutex_, except the event: a thread that waits for it without the lock holds a share, so that the event
+    // is not used again meanwhile.
     struct InFlight {
         TransferId id;
         std::shared_ptr<Fence> fence;

@@ -9,12 +9,13 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-// Shipments that go as snapshots after a copy was late: others move blocks over the same engine, for longer than one of ours.
+// How many shipments go as snapshots after a copy was late. Somebody else is moving blocks over the same copy engine
+// then, and for longer than one of our shipments takes.
 constexpr std::uint32_t kDetour = 64;
-// A range that holds so many times the rows of the batch is not worth bringing over.
+// If the range holds more than this many times the rows of the batch, it is not worth copying.
 constexpr std::size_t kRangeFactorMax = 4;
 
-// Several times what an idle engine takes, and still less than reading the rows from memory and waiting for that.
+// Several times what an idle engine takes, but less than it takes to read the rows from memory and wait for that.
 nanoseconds usual_limit(std::size_t bytes) { return std::chrono::microseconds(100) + nanoseconds(bytes / 10); }
 
 std::size_t extent_bytes(const HostTable& table) {
@@ -38,7 +39,7 @@ EarlyCopyStager::EarlyCopyStager(std::shared_ptr<Device> device, const StagerCon
 EarlyCopyStager::~EarlyCopyStager() {
     try {
         device_->destroy_stream(copies_);  // waits for it
-    } catch (const DeviceError&) {         // the memory says itself whether it can be given back
+    } catch (const DeviceError&) {         // the memory decides by itself whether it can be given back
     }
 }
 
@@ -58,7 +59,7 @@ std::uint64_t EarlyCopyStager::ship(const Shipment& shipment) {
                               shipment.width * sizeof(std::int32_t);
     try {
         if (!buffer.copied.passed()) {
-            return 0;  // it was late, and still is
+            return 0;  // it was late before, and still is
         }
         copy(shipment, range, buffer);
         buffer.copied.raise(copies_);
@@ -92,7 +93,7 @@ void EarlyCopyStager::drain() {
     device_->synchronize(copies_);
 }
 
-// Asked of the device once for a table that stays where it is.
+// Asks the device once for each table that stays where it is.
 bool EarlyCopyStager::fits(const HostTable& table) {
     if (table != judged_) {
         judged_fit_ = table.row_stride == 2 * table.plane_stride && is_pinned(table);
@@ -112,14 +113,14 @@ bool EarlyCopyStager::is_pinned(const HostTable& table) const {
     }
 }
 
-// Of a row, both planes of v1 are lines of the same distance; of v2 only the first one travels.
+// With v1 both planes of a row travel, as lines at the same distance. With v2 only the first plane does.
 void EarlyCopyStager::copy(const Shipment& shipment, Range range, const Buffer& buffer) {
     const HostTable& table = shipment.table;
     const std::uint32_t planes = planes_of(config_.layout);
     const std::size_t line_bytes = std::size_t{shipment.width} * sizeof(std::int32_t);
     const std::size_t distance = (planes == 2 ? table.plane_stride : table.row_stride) * sizeof(std::int32_t);
     const std::size_t lines = std::size_t{range.rows} * planes;
-    const std::size_t pieces = distance == line_bytes ? 1 : lines;  // lines that adjoin go as one
+    const std::size_t pieces = distance == line_bytes ? 1 : lines;  // adjoining lines go as one piece
     const std::size_t piece_bytes = lines / pieces * line_bytes;
     for (std::uint32_t pool = 0; pool < table.pools; ++pool) {
         device_->copy_rows({.dst = buffer.memory.address() + pool * lines * line_bytes,

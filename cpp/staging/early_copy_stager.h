@@ -1,10 +1,10 @@
-// The rows of a batch go to the device at once, by its copy engine, on a stream of the stager's own that waits for nothing; what is
-// behind on the caller's stream works from that copy. The CPU reads nothing of the table, whose lines have left its caches since
-// they were written. Needs kernels, and a table in pinned memory.
+// The copy engine takes the rows of a batch to the device at once, on a stream of the stager's own that waits for
+// nothing. Later work on the caller's stream uses that copy. The CPU reads nothing of the table, whose lines have left
+// its caches since they were written. This needs kernels, and a table in pinned memory.
 //
-// The copy takes microseconds, unless others keep the copy engine busy: copies are done one after the other, whatever their stream.
-// So the caller waits for a limited time. A copy that is late has touched nothing of the caller's, and the shipment goes another
-// way, as the next ones do for a while.
+// The copy takes microseconds, unless others keep the copy engine busy: it does one copy after another, whatever their
+// streams. So the caller waits for a limited time. A copy that is late has not touched the destination; the shipment
+// goes another way, and so do the next few.
 //
 // A caller that leaves the table alone until settle() does not wait; its stream does.
 #pragma once
@@ -25,16 +25,16 @@ class EarlyCopyStager {
     EarlyCopyStager(std::shared_ptr<Device> device, const StagerConfig& config);
     ~EarlyCopyStager();
 
-    // Returns the bytes that travel. 0: nothing was shipped, and the table is the caller's.
+    // Returns the bytes that travel. If it returns 0, nothing was shipped, and the table belongs to the caller.
     std::uint64_t ship(const Shipment& shipment);
-    // The table of every shipment, lent ones too, is the caller's again.
+    // Gives the table of every shipment back to the caller, lent ones included.
     void settle();
     void drain();
     std::uint64_t late() const { return late_; }
     std::shared_ptr<const RingCounters> ring_counters() const { return ring_.counters(); }
 
   private:
-    // Of the table; all that the batch needs lies in it.
+    // A range of the table's rows that contains all rows of the batch.
     struct Range {
         std::uint32_t first, rows;
     };
@@ -57,17 +57,17 @@ class EarlyCopyStager {
     std::shared_ptr<Device> device_;
     StagerConfig config_;
     StreamHandle copies_;         // the stager's own
-    std::deque<Buffer> buffers_;  // one to each slot of the ring, which says when the caller's stream has used it
+    std::deque<Buffer> buffers_;  // one for each slot of the ring, which knows when the caller's stream is done with it
     StagingRing ring_;            // row numbers
     struct Lent {
         Fence* copied = nullptr;
         Clock::time_point late_from;
     };
     Lent lent_;                 // the last copy whose call did not wait
-    HostTable judged_{};        // the last table that was looked at,
+    HostTable judged_{};        // the last table that was examined,
     bool judged_fit_ = false;   // and whether it can be copied from
-    std::uint32_t detour_ = 0;  // shipments that go another way before the next try
-    bool broken_ = false;       // the stream of the copies has failed
+    std::uint32_t detour_ = 0;  // shipments that go another way before the next attempt
+    bool broken_ = false;       // the copies' stream has failed
     std::uint64_t late_ = 0;
 };
 

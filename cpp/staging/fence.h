@@ -1,5 +1,5 @@
-// The end of one use of a buffer by the device. A fence has an event of its own, so that no event ever stands for two uses:
-// recording re-arms an event, and a wait for the first use would become a wait for the second.
+// Marks the end of one use of a buffer by the device. A fence has an event of its own, so no event ever stands for two
+// uses: recording re-arms an event, and a wait for the first use would become a wait for the second.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ class Fence {
         }
     }
 
-    // Everything on the stream so far is in the use that this fence ends.
+    // The use that this fence ends includes everything on the stream so far.
     void raise(StreamHandle stream) {
         check(!pending_, "a fence is raised while its last use is pending");
         device_->record(event_, stream);

@@ -1,4 +1,4 @@
-// The way from one live table to one destination: what every shipment between them has in common, looked up once.
+// The way from one live table to one destination. It looks up once what all shipments between them share.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace kvfix {
 
-// Both ends stay where they are for as long as the route is used; its maker ensures that.
+// The maker ensures that both ends stay where they are for as long as the route is used.
 class OffsetRoute {
   public:
     OffsetRoute(OffsetStager& stager, OffsetDestination dst, std::uint32_t dst_rows, const HostTable& table)
@@ -35,7 +35,7 @@ class OffsetRoute {
                       .lent = manner.lent},
                      dst_rows_);
     }
-    // The first rows of the table, to the same places.
+    // Ships the first rows of the table to the same places.
     void ship_first(std::size_t rows, const Manner& manner) const {
         if (rows > every_row_.size()) {
             throw std::invalid_argument("OffsetStager: " + std::to_string(rows) + " rows of a table of " +

@@ -12,11 +12,13 @@
 
 namespace kvfix {
 
-// v1: K and V planes are final and travel as they are. v2: only the K plane holds page numbers; they are scaled on the way.
+// v1: the K and V planes are final and travel as they are. v2: only the K plane holds page numbers, which are scaled on
+// the way.
 enum class OffsetLayout : std::uint8_t { v1, v2 };
 constexpr std::uint32_t planes_of(OffsetLayout layout) { return layout == OffsetLayout::v1 ? 2 : 1; }
 
-// The live table on the host, (pools, rows, 2, blocks). Others write it; it is only read during ship().
+// The live table on the host, (pools, rows, 2, blocks). Others write it. The stager only reads it, and only during
+// ship().
 struct HostTable {
     const std::int32_t* data = nullptr;
     std::size_t pool_stride = 0;  // all strides in elements; blocks are contiguous
@@ -35,7 +37,7 @@ struct HostTable {
 struct Shipment {
     OffsetDestination dst;
     HostTable table;
-    std::span<const std::uint32_t> rows;  // of the table; row i goes to row i of the destination
+    std::span<const std::uint32_t> rows;  // numbers in the table; row i goes to row i of the destination
     std::uint32_t width = 0;              // blocks per row that matter
     StreamHandle stream;
     bool lent = false;  // the caller leaves the table alone until settle()
@@ -48,13 +50,13 @@ struct StagerConfig {
     std::uint32_t blocks_max = 0;
     std::uint32_t slots = 3;
     PageScale scale{};                                                  // of v2
-    std::optional<std::chrono::nanoseconds> late_after = std::nullopt;  // of an early copy; by default its size tells
+    std::optional<std::chrono::nanoseconds> late_after = std::nullopt;  // for early copies; if unset, the size decides
 
     std::size_t elements_max() const { return std::size_t{num_pools} * rows_max * planes_of(layout) * blocks_max; }
 };
 
-// The call that writes the destination from a table on the device: (pools, rows, planes, blocks) without gaps, at `table`. Row i of
-// the destination comes from its row row_index[i].
+// The call that writes the destination from a table on the device, (pools, rows, planes, blocks) without gaps, at
+// `table`. Row i of the destination comes from row row_index[i] of the table.
 inline GatherDeviceRows gather_from(std::uintptr_t table, std::uint32_t rows, std::uint32_t blocks,
                                     std::uintptr_t row_index, const Shipment& shipment, const StagerConfig& config) {
     const std::uint32_t planes = planes_of(config.layout);

@@ -8,14 +8,15 @@
 namespace kvfix {
 namespace {
 
-// Where a copy engine works beside the CPU: shipments from these sizes on are worth an early copy (rows ours_*_early_copy and
-// ours_v1_auto_lent of bench/results/staging.csv). It wins at every larger size, but it takes a buffer on the device for each slot:
-// of larger tables than this, memory of the KV cache is worth more than the time.
-constexpr std::size_t kLentBytesMin = 65536;           // 64 KiB, with nobody waiting for the copy
+// If a copy engine works beside the CPU, shipments of these sizes and more are worth an early copy (rows
+// ours_*_early_copy and ours_v1_auto_lent of bench/results/staging.csv). An early copy wins at every larger size, but
+// it takes a buffer on the device for each slot. Beyond the largest size, that memory is worth more to the KV cache
+// than the time.
+constexpr std::size_t kLentBytesMin = 65536;           // 64 KiB if nobody waits for the copy
 constexpr std::size_t kEarlyCopyBytesMin = 262144;     // 256 KiB
 constexpr std::size_t kEarlyTableBytesMax = 67108864;  // 64 MiB
 
-// `why` makes the text, and only when it is needed: a ship checks every row.
+// `why` builds the text, and only if it is needed: a ship checks every row.
 template <class Why>
 void require(bool ok, const Why& why) {
     if (!ok) [[unlikely]] {
@@ -71,7 +72,7 @@ OffsetStager::OffsetStager(std::shared_ptr<Device> device, const StagerConfig& c
 }
 
 OffsetStager::~OffsetStager() {
-    if (home_.left()) {  // the device's memory is the parent's, and so is whoever would end what is pending
+    if (home_.left()) {  // the device's memory belongs to the parent, which ends what is pending
         static_cast<void>(early_.release());
         static_cast<void>(snapshot_.release());
     }
@@ -153,7 +154,7 @@ StagerStats OffsetStager::stats() const {
 void OffsetStager::close() {
     home_.check("this NativeStager");
     const std::lock_guard guard(mutex_);
-    // Taken out first: closed is closed, even if something pending has failed.
+    // Taken out first, so that the stager is closed even if something pending has failed.
     const auto early = std::move(early_);
     const auto snapshot = std::move(snapshot_);
     if (early != nullptr) {

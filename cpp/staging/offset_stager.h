@@ -1,5 +1,5 @@
-// Ships block offsets so that the caller may overwrite everything it passed as soon as ship() returns, or, if it lent the table,
-// as soon as settle() does. One lock per stager: ships may come from any thread, on any stream.
+// Ships block offsets. The caller may overwrite everything that it passed as soon as ship() returns, or, if it lent the
+// table, as soon as settle() returns. There is one lock per stager: ships may come from any thread, on any stream.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ struct StagerStats {
     StagerMode mode = StagerMode::snapshot;  // the one in use
     std::uint64_t ships = 0;
     std::uint64_t staged_bytes = 0;
-    std::uint64_t late_copies = 0;  // of early_copy: the shipment went as a snapshot, or settle() waited
+    std::uint64_t late_copies = 0;  // early_copy only: the shipment went as a snapshot, or settle() waited
     std::uint64_t ring_waits = 0;
     std::uint64_t wait_ns = 0;
 };
@@ -32,16 +32,18 @@ class OffsetStager {
     OffsetStager(std::shared_ptr<Device> device, const StagerConfig& config, StagerMode mode);
     OffsetStager(const OffsetStager&) = delete;
     OffsetStager& operator=(const OffsetStager&) = delete;
-    ~OffsetStager();  // waits for what is pending; in a child of its process it leaves everything as it is
+    ~OffsetStager();  // waits for what is pending; in a child process it leaves everything as it is
 
-    // Throws std::invalid_argument, with nothing shipped, when the shipment does not fit the configuration or its own table.
+    // Throws std::invalid_argument, with nothing shipped, if the shipment does not fit the configuration or its own
+    // table.
     void ship(const Shipment& shipment, std::uint32_t dst_rows);
-    // Waits until the caller may write again what it has lent.
+    // Waits until the caller may write again to the tables that it has lent.
     void settle();
-    // Takes no lock: answers while a ship waits for a slot. The counts are of moments close to each other, not of one.
+    // Takes no lock, so it answers while a ship waits for a slot. The counts come from moments close to each other, not
+    // from one.
     StagerStats stats() const;
-    // Waits for pending ships and frees the memory; throws if one of them failed, and is closed all the same. Later ships throw.
-    // It may be called twice.
+    // Waits for pending ships and frees the memory. If one of them failed it throws, but the stager is closed all the
+    // same. Later ships throw. It may be called twice.
     void close();
 
     const StagerConfig& config() const { return config_; }
@@ -50,7 +52,7 @@ class OffsetStager {
     void check_shipment(const Shipment& shipment, std::uint32_t dst_rows) const;
     bool ship_early(const Shipment& shipment);
 
-    // Smaller shipments go as snapshots; none where early copies were asked for.
+    // Smaller shipments go as snapshots. No size is too small if early copies were asked for.
     struct EarlyFrom {
         std::size_t lent = 0, awaited = 0;  // bytes
     };

@@ -1,5 +1,5 @@
-// Memory that a stager owns on the host and on the device. If the device cannot say that it is done with it, the memory is
-// kept: a leak beats a stray write.
+// Memory that a stager owns on the host and on the device. If the device cannot confirm that it is done with the
+// memory, the memory is kept: a leak beats a stray write.
 #pragma once
 
 #include <cstddef>

@@ -5,7 +5,8 @@
 namespace kvfix {
 namespace {
 
-// One row of page numbers as the two final planes that upstream's V2 kernel would write; wraps around as the GPU's integers do.
+// Expands one row of page numbers into the two final planes that upstream's V2 kernel would write. Wraps around as the
+// GPU's integers do.
 void expand_row(const std::int32_t* pages, std::uint32_t width, std::int32_t scale, std::int32_t v_offset,
                 std::int32_t* out) {
     for (std::uint32_t block = 0; block < width; ++block) {
@@ -34,7 +35,7 @@ std::uint64_t SnapshotStager::ship(const Shipment& shipment) {
            sizeof(std::int32_t);
 }
 
-// Row by row of the batch, pool after pool: what has to be out of the live table before ship() returns.
+// Copies what must leave the live table before ship() returns, row by row of the batch, pool after pool.
 template <class CopyRow>
 void SnapshotStager::gather_rows(const Shipment& shipment, const CopyRow& copy_row) {
     std::uint32_t line = 0;

@@ -1,4 +1,5 @@
-// Gathers the batch's rows into a pinned slot and ships that. Costs in proportion to the batch, changed or not.
+// Gathers the batch's rows into a pinned slot and ships that. The cost is in proportion to the batch, whether its rows
+// changed or not.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@ StagingRing::StagingRing(const std::shared_ptr<Device>& device, std::size_t slot
 StagingRing::~StagingRing() {
     try {
         drain();
-    } catch (const DeviceError&) {  // the slots concerned are lost now, and that is all that can be done here
+    } catch (const DeviceError&) {  // the slots concerned are lost, and a destructor can do no more
     }
     for (std::unique_ptr<Slot>& slot : slots_) {
         if (slot->lost) {
@@ -115,7 +115,7 @@ void* StagingSlot::data() const { return ring_->slots_[index_]->memory.data(); }
 std::size_t StagingSlot::bytes() const { return ring_->slot_bytes_; }
 
 std::uintptr_t StagingSlot::lend(StreamHandle stream) {
-    // One fence ends the use, and a fence is on one stream.
+    // One fence ends the use, and a fence belongs to one stream.
     check(lent_to_.value_or(stream) == stream, "a staging slot is lent to two streams");
     lent_to_ = stream;
     return ring_->slots_[index_]->memory.address();

@@ -1,14 +1,15 @@
-// A fixed number of pinned slots. A slot is taken (its last use by the device has ended), filled, submitted (a fence ends the
-// new use), and comes round again. The ring never grows: when the next slot is still in use the caller waits, and that is counted.
+// A fixed number of pinned slots. A slot is taken (its last use by the device has ended), filled, submitted (a fence
+// ends the new use), and comes round again. The ring never grows. If the next slot is still in use the caller waits,
+// and the wait is counted.
 //
 //   StagingSlot slot = ring.take();
 //   ... write slot.data() ...
 //   device.copy({dst, slot.lend(stream), bytes}, stream);   // the address for the device comes with the promise to end its use
 //   std::move(slot).submit();
 //
-// A slot that is destroyed without submit() goes back: at once if it was not lent, else after the stream it was lent to has been
-// waited for. If even that fails, or the fence does, nobody knows who still reads it: it is never handed out again, and the ring
-// goes on with the others.
+// A slot that is destroyed without submit() goes back: at once if it was not lent, else after a wait for the stream
+// that it was lent to. If that wait or the fence fails, nobody knows who still reads the slot. Then it is never handed
+// out again, and the ring goes on with the others.
 #pragma once
 
 #include <atomic>
@@ -29,7 +30,7 @@ struct RingStats {
     std::uint64_t wait_ns = 0;  // of those that have ended
 };
 
-// Written by the ring's owner alone, read by anyone at any time: also while a wait goes on, and after the ring is gone.
+// Only the ring's owner writes them. Anyone may read them at any time, even during a wait or after the ring is gone.
 class RingCounters {
   public:
     void count_taken() { add(taken_, 1); }
@@ -58,10 +59,11 @@ class StagingSlot {
     void* data() const;
     std::size_t bytes() const;
     std::size_t index() const { return index_; }  // below the ring's number of slots
-    // For copies, and for kernels. From here on the device may read the slot: on this stream, and on no other.
+    // The slot's address for copies and kernels. From here on the device may read the slot, on this stream and on no
+    // other.
     std::uintptr_t lend(StreamHandle stream);
     std::uintptr_t lend_to_kernels(StreamHandle stream);
-    // What has been enqueued on the stream that it was lent to ends this use.
+    // Ends this use with everything that has been enqueued on the stream that the slot was lent to.
     void submit() &&;
 
   private:
@@ -73,25 +75,25 @@ class StagingSlot {
     std::optional<StreamHandle> lent_to_;
 };
 
-// Not thread-safe; its owner's lock covers it.
+// Not thread-safe; the owner's lock covers it.
 class StagingRing {
   public:
     StagingRing(const std::shared_ptr<Device>& device, std::size_t slots, std::size_t slot_bytes);
     StagingRing(const StagingRing&) = delete;
     StagingRing& operator=(const StagingRing&) = delete;
-    // Waits for every pending slot. A slot whose end is unknown is kept for good.
+    // Waits for every pending slot. A slot whose use may not have ended is kept for good.
     ~StagingRing();
 
-    // Throws when the slot's last use failed, once; or when no slot is left.
+    // Throws once if the slot's last use failed, and if no slot is left.
     StagingSlot take();
     // Waits for every pending slot, then throws the first failure.
     void drain();
-    // Takes the slots out whose use is known to have failed. True if there were any.
+    // Removes the slots whose use is known to have failed. Returns true if there were any.
     bool drop_failed();
     RingStats stats() const { return counters_->read(); }
     std::shared_ptr<const RingCounters> counters() const { return counters_; }
     std::size_t slot_bytes() const { return slot_bytes_; }
-    // Ends the use that was submitted last. Null before the first, and when that has failed.
+    // The fence of the use that was submitted last. Null before the first use, and if that use has failed.
     const Fence* last_fence() const { return last_ == nullptr || last_->lost ? nullptr : &last_->fence; }
 
   private:
@@ -101,7 +103,7 @@ class StagingRing {
         PinnedMemory memory;
         Fence fence;
         bool taken = false;
-        bool lost = false;  // its last use failed, or its end is unknown
+        bool lost = false;  // its last use failed, or may not have ended
     };
 
     std::size_t next_usable() const;

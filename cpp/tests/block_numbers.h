@@ -1,4 +1,4 @@
-// Blocks as tests write them: 7_b.
+// Block numbers as literals for tests: 7_b.
 #pragma once
 
 #include "core/types.h"

@@ -141,7 +141,7 @@ void ByteProgram::admit() {
         return;
     }
     for (std::size_t i = 0; manager_.config().copy_on_partial_reuse && i < result.admitted.size(); ++i) {
-        // Beside others a request may find no room for the source of a copy; alone it has what it was promised.
+        // Beside others, a request may find no room for the source of a copy. Alone it gets what it was promised.
         const std::uint64_t whole = promised[i] - promised[i] % manager_.config().tokens_per_block;
         const std::uint64_t reused = result.admitted[i].tokens_reused;
         promise(reused == promised[i] || (promised.size() > 1 && reused == whole),
@@ -150,7 +150,7 @@ void ByteProgram::admit() {
     expect_admitted(result, batch, budget);
 }
 
-// What somebody does to whom nothing is admitted: the program must not spend its bytes on refusals.
+// Frees blocks when no request is admitted any more, so that the program does not spend its bytes on refusals.
 void ByteProgram::make_room() {
     remove();
     if (!tickets_.empty()) {
@@ -181,7 +181,7 @@ void ByteProgram::expect_admitted(const BatchAdmission& result, std::span<OwnedS
 }
 
 void ByteProgram::grow() {
-    if (!bytes_.one_in(3)) {  // else positions are reserved before those that there are have been computed
+    if (!bytes_.one_in(3)) {  // otherwise positions are reserved before the existing ones are computed
         run_copies_and_compute();
     }
     std::vector<RequestId> ids;

@@ -1,4 +1,4 @@
-# Bytes that become calls of a block manager: what the simulation, the fuzz target and its replay have in common.
+# Bytes that become calls of a block manager, shared by the simulation, the fuzz target and its replay.
 set(KVFIX_BYTE_PROGRAM_DIR ${CMAKE_CURRENT_LIST_DIR})
 add_library(kvfix_byte_program STATIC
   ${KVFIX_BYTE_PROGRAM_DIR}/byte_program.cc

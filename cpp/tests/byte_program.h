@@ -1,7 +1,6 @@
-// Bytes as a program: which manager, then which calls, odd arguments included. The program plays every role around
-// the manager (scheduler, copy engine, remote reader) with memory that it keeps itself, and throws BrokenPromise when
-// what the manager says and what that memory holds disagree, when a refused call changed the digest, or when
-// something is lost.
+// Bytes as a program: first which manager, then which calls, odd arguments included. The program plays every role
+// around the manager (scheduler, copy engine, remote reader) with memory of its own. It throws BrokenPromise if the
+// manager and that memory disagree, if a refused call changed the digest, or if something is lost.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +24,14 @@ class ByteProgram {
 
     bool done() const { return bytes_.done(); }
     void step();
-    // Ends every transfer, pin and sequence and forgets the tree: afterwards every slot must be free.
+    // Ends every transfer, pin and sequence and forgets the tree. Afterwards every slot must be free.
     void wind_up();
 
     std::uint64_t digest() { return manager_.digest(); }
     KvCacheStats stats() const { return manager_.get_kv_cache_stats(); }
 
   private:
-    // One block of a sequence; a block that beams share comes once per beam.
+    // One block of a sequence. A block that beams share appears once for each beam.
     struct Held {
         Place place;
         BlockId id;
@@ -43,10 +42,11 @@ class ByteProgram {
         Place place;
     };
 
-    // Makes the call. False if it was refused as documented; then the digest must be the same as before.
+    // Makes the call. Returns false if it was refused as documented; then the digest must be the same as before.
     bool attempt(const std::function<void()>& call);
     RequestId any_request();
-    // What the engine says it has computed of a request: mostly all that it has, sometimes less, rarely what cannot be.
+    // How much of a request the engine claims to have computed: mostly everything that it has, sometimes less, and
+    // rarely more than is possible.
     std::uint32_t reported(RequestId id);
     BlockId any_block();
 
@@ -79,7 +79,7 @@ class ByteProgram {
 
     // byte_program_engine.cc
     void end_ticket();
-    // One engine step: takes the copies that wait, then computes every position that has not been.
+    // One engine step: takes the copies that wait, then computes every position that is not computed yet.
     void run_copies_and_compute();
     void compute(OwnedSequence& sequence);
     void complete(Ticket ticket);
@@ -110,7 +110,7 @@ class ByteProgram {
     std::map<BlockId, std::size_t> seen_;  // block ids and the index of their window
     std::vector<BlockHash> hashes_;        // of prompts, first block to last
     RequestId next_id_ = 1;
-    RequestId next_writer_ = 1'000'000'000;  // of what resumed sequences write
+    RequestId next_writer_ = 1'000'000'000;  // ids for what resumed sequences write
     std::int64_t now_ms_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// The calls of a ByteProgram beside sequences and copies: pins, time, reads and misuse.
+// The calls of a ByteProgram apart from sequences and copies: pins, time, reads and misuse.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -59,7 +59,7 @@ void ByteProgram::pin_ids() {
     }
 }
 
-// Of prompts that have ended and of live sequences, most of them stored by somebody.
+// The hashes of prompts that have ended and of live sequences. Most of them are stored.
 std::vector<BlockHash> ByteProgram::any_hashes() {
     std::vector<BlockHash> wanted;
     for (std::uint32_t count = bytes_.between(1, 3); count > 0 && !hashes_.empty(); --count) {

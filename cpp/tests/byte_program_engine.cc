@@ -27,7 +27,7 @@ void ByteProgram::run_copies_and_compute() {
     }
 }
 
-// An engine waits for the bytes of a sequence before it computes, so what it writes over has come.
+// An engine waits for the bytes of a sequence before it computes, so whatever it overwrites has arrived.
 void ByteProgram::compute(OwnedSequence& sequence) {
     for (const Held& held : held_by(sequence)) {
         memory_.check_owner(held.place, held.id);
@@ -46,7 +46,7 @@ void ByteProgram::compute(OwnedSequence& sequence) {
     sequence.written = sequence.length();
 }
 
-// Whatever another sequence, an eviction or a copy did since: the sequence's own tokens are all in its slots.
+// Whatever other sequences, evictions or copies did since, the sequence's own tokens are all in its slots.
 void ByteProgram::verify(const OwnedSequence& sequence) {
     for (const Held& held : held_by(sequence)) {
         if (sequence.hurt || memory_.in_flight(held.place)) {

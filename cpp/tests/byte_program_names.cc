@@ -121,7 +121,7 @@ void ByteProgram::take_handle() {
     }
 }
 
-// Pins by id and those of handles are counted together: a handle can end as long as each of its blocks has pins enough.
+// Pins by id and pins of handles are counted together. A handle can end as long as each of its blocks has enough pins.
 void ByteProgram::release_handle() {
     if (handles_.empty()) {
         return;

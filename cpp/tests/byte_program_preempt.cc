@@ -1,4 +1,4 @@
-// The calls of a ByteProgram that swap sequences out and back in.
+// The calls of a ByteProgram that suspend sequences and resume them.
 #include <utility>
 
 #include "tests/byte_program.h"
@@ -10,7 +10,7 @@ std::map<RequestId, OwnedSequence>::iterator ByteProgram::any_suspended() {
 }
 
 void ByteProgram::suspend() {
-    run_copies_and_compute();  // what has not been computed by now would be written while its block comes back
+    run_copies_and_compute();  // what is not computed by now would be written while its block comes back
     const RequestId id = any_request();
     std::uint64_t queued = 0;
     if (!attempt([&] { queued = manager_.suspend_sequence(id); })) {
@@ -33,7 +33,8 @@ void ByteProgram::resume() {
         return;
     }
     promise(!found->second.lost, "a request comes back, although bytes of it were lost");
-    found->second.writer = next_writer_++;  // what it wrote before stays good, whatever happens to what comes back
+    // what it wrote before stays valid, whatever happens to the copies that bring it back
+    found->second.writer = next_writer_++;
     const RequestId id = found->first;
     sequences_.insert(suspended_.extract(found));
     held_by(sequences_.at(id));
@@ -55,7 +56,7 @@ void ByteProgram::remove_suspended() {
     }
 }
 
-// Whatever would read or change its blocks is refused until it is back.
+// Every call that would read or change its blocks is refused until it is back.
 void ByteProgram::misuse_suspended() {
     if (suspended_.empty()) {
         return;

@@ -1,4 +1,4 @@
-// Numbers drawn from bytes: from a fuzzer's input or a seeded generator alike. After the last byte all numbers are
+// Numbers drawn from bytes, from a fuzzer's input or a seeded generator alike. After the last byte all numbers are
 // zero.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What tests of devices ask of an error.
+// Helpers for tests of a device's errors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 namespace kvfix {
 
-// The message of the DeviceError that the call throws; a test failure if it does not throw.
+// Returns the message of the DeviceError that the call throws. If it does not throw, the test fails.
 template <typename Call>
 std::string error_of(Call&& call) {
     try {

@@ -1,4 +1,4 @@
-// The values of a ByteProgram: small worlds, few tokens and short prompts, so that prefixes meet and room runs out.
+// The values of a ByteProgram: small pools, few tokens and short prompts, so that prefixes meet and room runs out.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace kvfix::testing {
 struct OwnedSequence {
     RequestPtr request;
     std::uint64_t realm;          // stands for LoRA id and salt: content of different realms never meets
-    std::vector<TokenId> tokens;  // all of them, those included whose values the manager was not told
+    std::vector<TokenId> tokens;  // all of them, including those whose values the manager was not given
     std::vector<Cell> cells;      // what the slots must hold, one per token
     std::uint32_t written = 0;    // leading positions that have been reused or computed
     bool hurt = false;            // a transfer failed under it
@@ -30,7 +30,7 @@ struct OwnedSequence {
 
 BlockManagerConfig make_config(ByteReader& bytes);
 OwnedSequence make_request(ByteReader& bytes, RequestId id, const BlockManagerConfig& config);
-// The values that ends a sequence with its tokens: its own, some of them, too many, or another's.
+// The tokens with which a caller ends a sequence: its own, some of them, too many, or another's.
 std::optional<std::vector<TokenId>> make_whole_tokens(ByteReader& bytes, const OwnedSequence& sequence);
 
 }  // namespace kvfix::testing

@@ -1,6 +1,6 @@
-// What the slots hold, if somebody ran the copies: each cell stands for one token and spells the whole prefix up to
-// it, so that a wrong byte anywhere shows as a wrong cell. Copies read their source when they are taken, in order,
-// and write their destination when they end: as late as the contract allows.
+// What the slots hold, as if somebody ran the copies. Each cell stands for one token and spells the whole prefix up to
+// it, so that a wrong byte anywhere shows as a wrong cell. Copies read their source when they are taken, in order, and
+// write their destination when they end: as late as the contract allows.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ inline void promise(bool kept, const std::string& what) {
 }
 
 using Cell = std::uint64_t;
-// What was computed from bytes that never came.
+// The result of a computation on bytes that never arrived.
 inline constexpr Cell kSpoiled = 3;
 
 struct Place {
@@ -50,21 +50,22 @@ class ShadowMemory {
     void write(const Place& place, std::uint32_t offset, Cell content, RequestId writer) {
         slot(place).at(offset) = {content, writer};
     }
-    // A request has learned that something it read was not there: all that it has computed is worthless, wherever it
-    // is now.
+    // A request has learned that something it read was missing. Everything that it has computed is worthless, wherever
+    // it is now.
     void spoil(RequestId writer);
     bool in_flight(const Place& place) const { return flying_.contains(place); }
-    // The ticket of a copy that has not ended and writes this cell.
+    // The ticket of a copy that has not ended and will write this cell.
     std::optional<Ticket> bringing(const Place& place, std::uint32_t offset) const;
 
     void take(const TransferBatch& batch);
     void complete(Ticket ticket);
     void fail(Ticket ticket);
 
-    // A pin of an immutable block promises its bytes, too.
+    // A pin of an immutable block promises its bytes too.
     void pin(const Place& place, BlockId id, bool immutable);
     void unpin(const Place& place);
-    // The block that a pin promises to this slot; whoever else gets the slot is handed somebody's pinned bytes.
+    // Checks that a pin's slot still belongs to the pinned block. Otherwise another owner would get somebody's pinned
+    // bytes.
     void check_owner(const Place& place, BlockId id) const;
 
   private:

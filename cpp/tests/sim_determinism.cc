@@ -1,4 +1,4 @@
-// A hundred thousand random calls, twice: the same calls make the same state, and the state is right after each of
+// A hundred thousand random calls, twice. The same calls give the same state, and the state is right after each of
 // them.
 #include <gtest/gtest.h>
 

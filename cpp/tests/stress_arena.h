@@ -1,4 +1,4 @@
-// What the threads of the stress program share: the manager, and tables that say what is true of it right now.
+// What the threads of the stress program share: the manager, and tables that say what is true of it at this moment.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ inline constexpr std::uint32_t kBlocksHost = 24;
 
 [[noreturn]] inline void fail(const std::string& why) {
     static std::mutex once;
-    once.lock();  // the first to fail speaks; the rest may be in any state by now
+    once.lock();  // the first thread to fail reports; the others may be in any state by now
     std::fprintf(stderr, "stress_block_manager: %s\n", why.c_str());
     std::_Exit(1);
 }
@@ -30,7 +30,7 @@ inline void expect(bool ok, const char* why) {
     }
 }
 
-// A thread writes an entry after it has gained what the entry says and clears it before it gives that up. So two
+// A thread writes an entry after it has gained what the entry says, and clears it before it gives that up. So two
 // entries that contradict each other are never a matter of timing.
 class SlotTable {
   public:
@@ -62,7 +62,7 @@ class SlotTable {
     std::array<std::array<std::array<Slot, kBlocksPrimary>, kTiers>, kWindows.size()> slots_;
 };
 
-// Who owns a block that nobody else may have.
+// The owner of each block that nobody else may have.
 class PrivateBlocks {
   public:
     void claim(BlockId block, RequestId owner) {

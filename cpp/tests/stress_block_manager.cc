@@ -1,7 +1,8 @@
 // stress_block_manager --seconds N --threads N --seed N
 //
-// Schedulers, copy engines and remote readers at once on one small manager. Exit status 0: nothing was wrong; 1: a
-// message says what was; death by a signal: the manager crashed. It must fail when it is built with KVFIX_NO_LOCK.
+// Runs schedulers, copy engines and remote readers at once on one small manager. Exit status 0 means that nothing was
+// wrong. With 1, a message says what was. Death by a signal means that the manager crashed. The program must fail if it
+// is built with KVFIX_NO_LOCK.
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -77,7 +78,7 @@ class Stress {
         changed_.notify_all();
     }
 
-    // Stops the players when their time is up, and fails when no call of theirs has returned for long.
+    // Stops the players when their time is up. Fails if none of their calls has returned for long.
     void watch() {
         constexpr std::chrono::seconds kPatience{20};
         const Clock::time_point end = Clock::now() + std::chrono::seconds(options_.seconds);

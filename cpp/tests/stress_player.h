@@ -1,5 +1,5 @@
-// One thread of the stress program: a scheduler, a copy engine and a remote reader in turn, with sequences, pins and
-// tickets of its own. What the manager says about them is checked against the tables of the arena.
+// One thread of the stress program. It is a scheduler, a copy engine and a remote reader in turn, with sequences, pins
+// and tickets of its own. It checks what the manager says about them against the arena's tables.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ class Player {
 
     std::size_t below(std::size_t bound) { return random_() % bound; }
 
-    // Prompts of a few families, cut anywhere: prefixes meet in whole blocks and within them.
+    // Prompts of a few families, cut anywhere, so that prefixes meet in whole blocks and within them.
     RequestPtr make_request() {
         std::vector<TokenId> prompt(1 + below(40));
         const auto family = static_cast<TokenId>(below(4));
@@ -88,7 +88,7 @@ class Player {
         }
     }
 
-    // Blocks behind the reused ones are new: no other sequence has them until they are stored or let go.
+    // Blocks behind the reused ones are new. No other sequence has them until they are stored or let go.
     void note_private(Owned& owned, std::uint32_t first) {
         for (const std::uint32_t window : kWindows) {
             const std::vector<std::int64_t> ids = ids_of(owned, window);

@@ -1,4 +1,4 @@
-// Short words for tests of the block manager.
+// Short names for tests of the block manager.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using Tokens = std::vector<TokenId>;
 
 inline constexpr std::uint32_t kTokensPerBlock = 4;
 
-// `count` tokens that no prompt with another `first`, a thousand apart, has.
+// `count` tokens that no prompt with another `first` contains, if the firsts are a thousand apart.
 inline Tokens tokens(std::uint32_t count, TokenId first) {
     Tokens out(count);
     std::iota(out.begin(), out.end(), first);
@@ -51,7 +51,7 @@ inline RequestOptions kept_at(Priority priority, std::optional<std::uint32_t> du
 
 inline constexpr Secret kSeed{1, 2};
 
-// As a manager of config() below would compute them.
+// The hashes that a manager of config() below would compute.
 inline std::vector<BlockHash> hashes_of(const Request& request) {
     return block_hashes(request, BlockHasher(kSeed), kTokensPerBlock);
 }
@@ -74,7 +74,8 @@ class Manager : public BlockManager {
                              std::optional<std::uint64_t> tokens_new_max = std::nullopt) {
         return add_sequence_batch(requests, tokens_new_max);
     }
-    // `computed`: how many of the positions before are in the cache by now; nothing new is known of that where it is left out.
+    // `computed`: how many earlier positions have their values in the cache by now. Left out, nothing new is known
+    // about that.
     void grow(RequestId id, std::uint32_t count, std::uint32_t computed = 0) {
         add_tokens({&id, 1}, {&count, 1}, std::nullopt, {{&computed, 1}});
     }
@@ -90,7 +91,7 @@ class Manager : public BlockManager {
         complete(batch.ticket);
         return std::move(batch.items);
     }
-    // A prompt that was computed, stored and let go: all of it is cached.
+    // Computes, stores and removes a prompt, so that all of it is cached.
     void cache(RequestId id, Tokens prompt, RequestOptions options = {}) {
         const auto length = static_cast<std::uint32_t>(prompt.size());
         add_sequence(request(id, std::move(prompt), std::move(options)));

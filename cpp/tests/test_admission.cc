@@ -20,7 +20,7 @@ const Tokens kX = tokens(8, 1000);
 const Tokens kY = tokens(8, 2000);
 const Tokens kW = tokens(8, 3000);
 
-// X in host, Y cached where one more eviction would drop it, W cached after it; two free slots.
+// X is in host, Y is cached where one more eviction would drop it, and W was cached after it. Two slots are free.
 void fill(Manager& manager) {
     manager.cache(1, kX);
     manager.flush_primary(2);

@@ -1,4 +1,4 @@
-// Block hashes are an interface to other processes and machines: for one seed the values may never change.
+// Block hashes are an interface to other processes and machines, so for one seed the values may never change.
 #include "core/block_hash.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace kvfix {
 namespace {
 
-// Word by word as the header says, from single bytes.
+// Word by word as the header says, built from single bytes.
 std::string bytes_of(std::uint64_t word) {
     std::string out;
     for (unsigned shift = 0; shift < 64; shift += 8) {
@@ -34,7 +34,7 @@ std::string counting(std::size_t size) {
     return out;
 }
 
-// Under the key 00..0f, the hash of the bytes 00, 01, ... below `size`, as tests/core/model/block_hash.py computes them.
+// Under the key 00..0f, the hash of the bytes 00, 01, ... below `size`, as tests/core/model/block_hash.py computes it.
 TEST(SipHash, GivesTheReferencesHashes) {
     const std::array<std::pair<std::size_t, Hash128>, 7> expected{{{0, {0xbea58827b2bc7ee7, 0x013030dd6adb62fd}},
                                                                    {1, {0xa8edd36004376ffc, 0x63f02f2bcc73055e}},
@@ -101,7 +101,7 @@ TEST(BlockHash, AnotherSeedGivesOtherHashes) {
     EXPECT_EQ(hashes.size(), 8U);
 }
 
-// Were it otherwise, a tenant whose salt is a victim's message would have a root with the hash of the victim's block.
+// Otherwise a tenant whose salt is a victim's message would have a root with the hash of the victim's block.
 TEST(BlockHash, NoIdentityIsABlock) {
     const BlockHasher hasher(kSeed);
     const std::vector<TokenId> tokens{1, 2, 3, 4};

@@ -1,4 +1,4 @@
-// Prompts that are admitted chunk by chunk: windows serve any length, and what is kept for a chunk is nobody else's.
+// Prompts that are admitted chunk by chunk: windows serve any length, and nobody else gets what is kept for a chunk.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,10 +31,10 @@ BlockManagerConfig one_window(std::uint32_t blocks_primary, std::uint32_t blocks
     return out;
 }
 
-// What anybody may have, in the window that has least.
+// The blocks that anybody may have, in the window that has fewest.
 std::uint64_t there(const Manager& manager) { return std::ranges::min(manager.free_blocks_without({})); }
 
-// The rest of a prompt, each chunk reserved when the one before has been computed.
+// Reserves the rest of a prompt, each chunk once the one before has been computed.
 void prefill(Manager& manager, RequestId id, std::uint32_t length, std::uint32_t chunk) {
     for (std::uint32_t reserved = manager.get_token_count(id); reserved < length;) {
         const std::uint32_t count = std::min(chunk, length - reserved);
@@ -44,7 +44,7 @@ void prefill(Manager& manager, RequestId id, std::uint32_t length, std::uint32_t
     manager.store_context_blocks(id, length);
 }
 
-// Admitted in chunks, computed and gone. How much it reused.
+// Admits a prompt in chunks, computes it and removes it. Returns how much it reused.
 std::uint64_t serve(Manager& manager, RequestId id, const Tokens& prompt, std::uint32_t chunk,
                     RequestOptions options = {}) {
     const Admission admission = manager.add_sequence(request(id, prompt, std::move(options)), chunk);
@@ -107,7 +107,7 @@ TEST(Chunks, TokensOfOneCallLeaveBeforeOthersCome) {
     manager.check_invariants();
 }
 
-// Pins of cached blocks ask nobody: they may hold what is kept, until they end.
+// Pins of cached blocks do not look at what is kept. They may hold it until they end.
 TEST(Chunks, WhatComesBackIsKeptAlsoWherePinsHoldTheRest) {
     Manager manager(one_window(7));
     manager.add_sequence(request(9, tokens(8, 9000)));
@@ -186,7 +186,7 @@ TEST(Chunks, ASequenceThatComesBackTakesNothingOfWhatIsKept) {
 
 // ------------------------------------------------------------------------------------------------ what is found behind a gap
 
-// A prompt of six blocks, of which those outside the window have gone one after the other.
+// A prompt of six blocks. Those outside the window have been evicted one after the other.
 class Gaps : public ::testing::Test {
   protected:
     void evict(std::uint32_t blocks) {
@@ -232,7 +232,7 @@ TEST_F(Gaps, ATenantIsDroppedWithWhatHasLostTheBlocksBeforeIt) {
     manager.check_invariants();
 }
 
-// What follows a gap is no use to anybody who does not find the whole window before some position: it is as if it were not there.
+// Nobody can use the blocks behind a gap without the whole window before some position. So they count as absent.
 TEST_F(Gaps, WhatDoesNotCoverAWindowIsNotReused) {
     manager.cache(1, prompt);
     evict(4);
@@ -252,7 +252,8 @@ TEST_F(Gaps, WhatDoesNotCoverAWindowIsNotReused) {
 constexpr std::uint32_t kWindows = 128;
 constexpr std::uint32_t kLength = 512;
 
-// 4, 8, ..., 508 tokens, each with room for itself, a chunk of four and one block more; and one that nothing leaves.
+// Windows of 4, 8, ..., 508 tokens, each with room for itself, a chunk of four and one more block, and one window that
+// blocks never leave.
 BlockManagerConfig many_windows() {
     BlockManagerConfig out = config(1);
     out.windows.clear();
@@ -281,7 +282,7 @@ TEST(ManyWindows, EachLosesWhatItHasLeftAndNoMore) {
     manager.check_invariants();
 }
 
-// The large window has lost the prompt's end, the smaller ones what comes before theirs: each alone could serve some of it.
+// The large window has lost the prompt's end, the smaller ones what precedes theirs. Each alone could serve a part.
 TEST(ManyWindows, AgreeOnWhatAllOfThemAllow) {
     Manager manager(many_windows());
     serve(manager, 1, tokens(kLength, 1000), kTokensPerBlock);

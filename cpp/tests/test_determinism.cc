@@ -1,4 +1,4 @@
-// The same calls make the same state on every rank, and digest() tells states apart.
+// The same calls give the same state on every rank, and digest() tells states apart.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -41,7 +41,8 @@ TEST(Determinism, TheSameCallsGiveTheSameDigestAfterEachOfThem) {
     }
 }
 
-// Sequences that came and went rearrange hash maps and the spare objects behind them; the state is what is there now.
+// Sequences that came and went rearrange hash maps and the spare objects behind them. Only what is there now counts as
+// state.
 TEST(Determinism, HowHashMapsCameToTheirOrderDoesNotMatter) {
     Manager one(config(8, 8));
     Manager other(config(8, 8));
@@ -59,7 +60,7 @@ TEST(Determinism, HowHashMapsCameToTheirOrderDoesNotMatter) {
     EXPECT_EQ(one.digest(), other.digest());
 }
 
-// What a digest is made of is kept up only once somebody has asked: that must not show.
+// The parts of a digest are kept up to date only once somebody has asked for one. That must make no difference.
 TEST(Determinism, WhoeverAsksLateGetsTheSameDigest) {
     const std::vector<std::function<void(Manager&)>> calls{
         [](Manager& m) { m.cache(1, kX, kept_at(50, 10)); },
@@ -82,7 +83,7 @@ TEST(Determinism, WhoeverAsksLateGetsTheSameDigest) {
         call(late);
     }
     EXPECT_EQ(early.digest(), late.digest());
-    for (Manager* manager : {&early, &late}) {  // in what order slots and records are handed out
+    for (Manager* manager : {&early, &late}) {  // the order in which slots and records are handed out
         manager->add_sequence(request(9, tokens(12, 9000)));
     }
     EXPECT_EQ(early.digest(), late.digest());

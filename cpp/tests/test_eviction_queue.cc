@@ -97,7 +97,7 @@ TEST(EvictionQueue, EnteringTwiceOrLeavingWhatIsNotThereIsAViolation) {
     EXPECT_THROW(queue.remove(1_b), InvariantViolation);
 }
 
-// What the queue promises, kept in a list and searched from end to end.
+// The queue's promises, kept in a list that is searched from end to end.
 class NaiveQueue {
   public:
     void push(BlockIndex block, Priority priority) { entries_.push_back({priority, next_++, block}); }
@@ -130,7 +130,7 @@ class NaiveQueue {
     }
 
   private:
-    using Entry = std::tuple<Priority, std::uint64_t, BlockIndex>;  // compares as blocks go
+    using Entry = std::tuple<Priority, std::uint64_t, BlockIndex>;  // compares in the order in which blocks go
     std::vector<Entry> entries_;
     std::uint64_t next_ = 0;
 };
@@ -151,7 +151,7 @@ TEST(EvictionQueue, AgreesWithANaiveQueueOverRandomOperations) {
     for (int step = 0; step < 40'000; ++step) {
         const auto block = static_cast<BlockIndex>(random() % kBlocks);
         switch (random() % 4) {
-            case 0:  // in, out, or to another priority
+            case 0:  // in, out, or a change of priority
             case 1:
                 if (queue.contains(block)) {
                     queue.remove(block);

@@ -17,7 +17,7 @@
 namespace kvfix {
 namespace {
 
-// Starts a thread that asks for a mutex which somebody holds, and returns once it has its place in the queue.
+// Starts a thread that asks for a mutex that somebody holds. Returns once the thread has its place in the queue.
 template <class Call>
 std::thread in_place(Call call) {
     PausePoint asked("lock.contended");
@@ -26,7 +26,7 @@ std::thread in_place(Call call) {
     return caller;
 }
 
-// More callers than the mutex has words to sleep on, so that some share one.
+// More callers than the mutex has words to sleep on, so some of them share one.
 TEST(FairMutex, AllWhoWaitComeInOrderAndBeforeAHolderThatAsksAgainAtOnce) {
     constexpr int kWaiters = 20;
     FairMutex mutex;
@@ -82,7 +82,8 @@ int status_of_fork(int (*child_does)()) {
     return status;
 }
 
-// A fork takes every lock. The caller behind it is gone in the child, where the next fork must not wait for its turn.
+// A fork takes every lock. The caller that waits behind it does not exist in the child, where the next fork must not
+// wait for that caller's turn.
 TEST(ManagerMutex, AChildDoesNotWaitForCallersThatItsParentAloneHas) {
     ManagerMutex mutex;
     int status = -1;

@@ -1,4 +1,4 @@
-// HashIndex: runs of colliding entries, wrap-around at the end of the table, and deletion that leaves no holes.
+// HashIndex: runs of colliding entries, wrap-around at the end of the table, and removal that leaves no holes.
 #include "core/hash_index.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ TEST(HashIndex, ARunGoesOnAtTheBeginningOfTheTable) {
     for (const BlockIndex block : blocks_up_to(4)) {
         EXPECT_EQ(filed_under(index, home + kTable * number(block)), std::set<BlockIndex>{block});
     }
-    index.erase(home, 0_b);  // the run moves up, over the end
+    index.erase(home, 0_b);  // the run moves up, past the end of the table
     EXPECT_EQ(filed_under(index, home), std::set<BlockIndex>{});
     for (const BlockIndex block : {1_b, 2_b, 3_b}) {
         EXPECT_EQ(filed_under(index, home + kTable * number(block)), std::set<BlockIndex>{block});
@@ -93,7 +93,7 @@ TEST(HashIndex, AHintIsABlockFiledAtHomeOrNone) {
     EXPECT_EQ(index.hint(6 + kTable), kNone);
 }
 
-// Few homes, many of them at the end of the table: long runs that wrap, duplicates included.
+// Few homes, many of them at the end of the table, give long runs that wrap. Duplicates are included.
 TEST(HashIndex, AgreesWithAMultimapOverRandomOperations) {
     std::mt19937_64 random(3);
     HashIndex index(kBlocks);

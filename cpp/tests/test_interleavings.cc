@@ -1,6 +1,6 @@
-// The three interleavings of a scheduler and a remote reader that corrupt a cache whose structures are not locked:
-// each is chosen, not hoped for. Thread A is held inside its call; thread B then makes its own. In the unlocked
-// double B goes through and the damage is visible. In our manager B is seen to find the lock taken while A is inside.
+// The three interleavings of a scheduler and a remote reader that corrupt a cache without locks. Each is chosen, not
+// hoped for: thread A is held inside its call, and thread B then makes its own. In the unlocked double B gets through,
+// and the damage is visible. In our manager B finds the lock taken while A is inside.
 #include <gtest/gtest.h>
 
 #include <sys/wait.h>
@@ -31,7 +31,7 @@ using testing::UnlockedDouble;
 
 const Tokens kX = tokens(4, 1000);
 
-// Holds `a` at `point` and runs `b`. True if b came to its end while a was inside; false if it met the lock there.
+// Holds `a` at `point` and runs `b`. Returns true if b finished while a was inside, and false if it met the lock.
 template <class A, class B>
 bool overlap(const std::string& point, A&& a, B&& b) {
     PausePoint a_inside(point);
@@ -42,7 +42,7 @@ bool overlap(const std::string& point, A&& a, B&& b) {
     std::thread second([&] {
         b();
         b_ended = true;
-        KVFIX_PAUSE("lock.contended");  // without a lock nothing else says that b has come this far
+        KVFIX_PAUSE("lock.contended");  // without a lock, nothing else says that b has come this far
     });
     b_met.await_arrival();
     const bool overlapped = b_ended;
@@ -149,7 +149,7 @@ TEST(OnboardUnderAPin, TheUnlockedDoubleMovesTheSlotAwayUnderTheReader) {
     EXPECT_EQ(std::ranges::count(manager.free_host(), read_from), 1) << "free for others while it is read";
 }
 
-// X is in host alone; afterwards host is wanted for something else.
+// X is only in host. Afterwards something else wants its host slot.
 class OnboardUnderAPinOfOurs : public ::testing::Test {
   protected:
     OnboardUnderAPinOfOurs() {
@@ -164,7 +164,7 @@ class OnboardUnderAPinOfOurs : public ::testing::Test {
         EXPECT_EQ(items[0].slot_src, pinned->slot) << "copied up, not moved";
         manager.remove(3);
         manager.cache(4, tokens(4, 4000));
-        manager.add_sequence(request(5, tokens(8, 5000)));  // evicts both, and X's host copy is the only one to go
+        manager.add_sequence(request(5, tokens(8, 5000)));  // evicts both; only X's host copy can make room
         for (const TransferItem& item : manager.run_transfers()) {
             EXPECT_FALSE(item.kind == TransferKind::offload && item.slot_dst == pinned->slot)
                 << "written under the reader";
@@ -194,7 +194,8 @@ TEST_F(OnboardUnderAPinOfOurs, TheAdmissionWaitsForTheReaderAndItsSlotStays) {
 
 // ---------------------------------------------------------------------------------------------- a fork meanwhile
 
-// In a child. Its copy must be whole, or ending it would find what the call had half done; and it is refused.
+// Runs in a child. The child's copy must be whole, because ending it would otherwise find a half-done call; and the
+// child may not use it.
 int use_and_end(std::unique_ptr<Manager> copy) {
     const std::string why = testing::message_of<std::runtime_error>([&] { copy->digest(); });
     copy.reset();

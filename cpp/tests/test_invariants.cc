@@ -1,4 +1,4 @@
-// check_invariants() is only worth as much as what it catches: each kind of damage is done on purpose, to a sound window.
+// check_invariants() is only worth what it catches. So each kind of damage is done on purpose, to a sound window.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -1,5 +1,5 @@
-// What matching remembers: the second question about a request walks, hashes and compares nothing, and whatever happens to the tree in
-// between, the answer is the one that a request which nobody asked about gets.
+// What matching remembers. The second question about a request walks, hashes and compares nothing. Whatever happens to
+// the tree in between, the answer is the same as for a request that nobody asked about.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -36,7 +36,7 @@ const Tokens kPrompt = joined(kPrefix, tokens(kTokensPerBlock + 1, 5000));
 
 PrefixReuse found_by(Manager& manager, const RequestPtr& asked) { return manager.analyze_prefix_reuse(asked); }
 
-// The same request, as nobody has asked about it.
+// The same request, as if nobody had asked about it.
 RequestPtr twin_of(const RequestPtr& asked) {
     return request(asked->id, asked->tokens, {.beam_width = asked->beam_width});
 }
@@ -79,7 +79,8 @@ TEST(MatchBook, ARequestThatFindsNothingIsRememberedToo) {
     EXPECT_LE(second, 8U);
 }
 
-// Prompts that begin as the one before do are compared with its blocks. Only behind the first difference anything is looked up.
+// A prompt that begins like the one before is compared with that one's blocks. Look-ups begin only at the first
+// difference.
 TEST(MatchBook, APromptThatBeginsAsTheOneBeforeIsNotLookedUpAgain) {
     Manager manager(config(4 * kBlocks));
     manager.cache(1, kPrefix);
@@ -108,7 +109,7 @@ TEST(MatchBook, APromptThatLeavesTheOneBeforeGoesItsOwnWay) {
     Tokens image = kPrefix;
     const RequestOptions spanned{.extra_keys = {{6 * kTokensPerBlock, 7 * kTokensPerBlock, "image"}}};
     manager.cache(4, image, spanned);
-    for (int times = 0; times < 2; ++times) {  // each one behind each other
+    for (int times = 0; times < 2; ++times) {  // each one after each of the others
         EXPECT_EQ(manager.reusable(kPrompt), kPrefix.size());
         EXPECT_EQ(manager.reusable(joined(fork, {7})), fork.size());
         EXPECT_EQ(manager.reusable(tokens(12 * kTokensPerBlock + 2, 1000)), 12 * kTokensPerBlock + 1U);
@@ -131,7 +132,7 @@ struct Between {
 
 class BetweenQuestionAnd : public ::testing::TestWithParam<Between> {};
 
-// One manager is asked before, its double is not: what they admit must be the same, and so must their books be.
+// Callers ask one manager first, and not its double. Both must admit the same, and so must their books agree.
 TEST_P(BetweenQuestionAnd, AdmissionFindsWhatIsThere) {
     const auto started = [&] {
         BlockManagerConfig one = config(2 * kBlocks + 8, GetParam().host ? 4 * kBlocks : 0);
@@ -160,7 +161,7 @@ TEST_P(BetweenQuestionAnd, AdmissionFindsWhatIsThere) {
     asked_before->check_invariants();
 }
 
-// Somebody needs the blocks of its end for a while.
+// Another request needs the blocks of its end for a while.
 void evict_its_end(Manager& manager) {
     manager.add_sequence(request(2, tokens((kBlocks + 16) * kTokensPerBlock, 9000)));
     manager.forget(2);
@@ -226,8 +227,8 @@ std::vector<Between> everything_that_happens() {
 INSTANTIATE_TEST_SUITE_P(MatchBook, BetweenQuestionAnd, ::testing::ValuesIn(everything_that_happens()),
                          [](const auto& of) { return of.param.name; });
 
-// Thread A has matched its batch, holding the lock; B, which would drop what was matched, is seen to wait. What A asked about first is
-// not believed after B.
+// Thread A has matched its batch and holds the lock. Thread B, which would drop what was matched, waits. After B, the
+// answer that A got first is not used.
 TEST(MatchBook, ADropByAnotherThreadBetweenQuestionAndAdmissionIsNoticed) {
     Manager manager(config(4 * kBlocks));
     manager.cache(1, kPrefix);
@@ -241,7 +242,7 @@ TEST(MatchBook, ADropByAnotherThreadBetweenQuestionAndAdmissionIsNoticed) {
     std::thread dropping([&] {
         manager.reset_reuse_state();
         dropped = true;
-        KVFIX_PAUSE("lock.contended");  // without a lock nothing else says that it has come this far
+        KVFIX_PAUSE("lock.contended");  // without a lock, nothing else says that it has come this far
     });
     met.await_arrival();
     EXPECT_FALSE(dropped);
@@ -253,7 +254,7 @@ TEST(MatchBook, ADropByAnotherThreadBetweenQuestionAndAdmissionIsNoticed) {
     EXPECT_EQ(manager.add_sequence(asked).tokens_reused, 0U);
 }
 
-// Where every hash collides, what is remembered has been compared.
+// If every hash collides, the book must still compare what it remembers.
 TEST(MatchBook, CollidingPromptsAreNotTakenForEachOther) {
     BlockManagerConfig colliding = config(4 * kBlocks);
     colliding.hash_bits = 1;
@@ -271,7 +272,7 @@ TEST(MatchBook, CollidingPromptsAreNotTakenForEachOther) {
 
 // ------------------------------------------------------------------------------------------------ the book itself
 
-// Requests at one address: an entry is of the request and not of the place where it lay.
+// Two requests at one address: an entry belongs to the request, not to the address where it lay.
 TEST(MatchBook, AnotherRequestAtTheSameAddressIsUnknown) {
     Window window(config(8), 0, 0);
     MatchBook book;

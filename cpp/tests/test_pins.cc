@@ -1,4 +1,4 @@
-// Pins hold a slot in one tier, whoever else wants it, until each of them is ended.
+// Pins hold a slot in one tier until each of them has ended, whoever else wants it.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,4 +1,4 @@
-// Sequences that are swapped out and come back: what they keep, what others may take, and what a failure costs.
+// Sequences that are suspended and come back: what they keep, what others may take, and what a failure costs.
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -177,7 +177,8 @@ TEST_F(Preemption, APinnedBlockStaysInPrimaryUnderItsReader) {
     manager.check_invariants();
 }
 
-// The copy has what was written by then. Had it come back before, the rest would be written and the copy taken for all of it.
+// The copy holds what was written by then. If the sequence came back earlier, it would write the rest, and the copy
+// would pass for all of it.
 TEST_F(Preemption, APinnedBlockIsNotWrittenOnWhileItIsCopied) {
     begin(1, joined(kX, {1}));
     const auto pinned = manager.pin_blocks(1);

@@ -8,7 +8,7 @@
 namespace kvfix {
 namespace {
 
-// Spread as a hash spreads them.
+// Spread as a hash would spread them.
 std::uint64_t key(std::uint64_t number) { return (number + 1) * 0x9e3779b97f4a7c15; }
 
 TEST(RecentKeys, TheLastOnesAreThereAndThoseLongGoneAreNot) {

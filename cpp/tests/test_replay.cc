@@ -1,4 +1,4 @@
-// The scheduler of a replay. That it counts what a plain one counts is tests/tools/replay/test_plain.py's to say.
+// The scheduler of a replay. tests/tools/replay/test_plain.py checks that it counts what a plain one counts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint32_t kRequests = 300;
 
-// From few symbols, so that beginnings meet.
+// Requests from few symbols, so that their beginnings meet.
 Requests load() {
     Requests out({.base = 1000, .span = 64, .tokens_per_symbol = 6});
     std::uint32_t dice = 1;
@@ -50,7 +50,7 @@ const Shape kShape{.blocks_primary = 64,
                    .iteration_ms = 0.7,
                    .is_one_by_one = false};
 
-// Holds nothing, and fails after that many steps.
+// A tier that holds nothing and fails after the given number of steps.
 class FailingTier : public HostTier {
   public:
     explicit FailingTier(std::int64_t steps_max) : steps_left_(steps_max) {}

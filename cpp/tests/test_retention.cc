@@ -1,4 +1,4 @@
-// Priorities and durations: what stays longest, until when, and what is worth a host slot.
+// Priorities and durations: which blocks stay longest, until when, and which are worth a host slot.
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -23,7 +23,7 @@ const Tokens kZ = tokens(4, 3000);
 
 bool cached(Manager& manager, const Tokens& prompt) { return manager.reusable(joined(prompt, {1})) == prompt.size(); }
 
-// One more block than is free: something cached has to go.
+// Admits one block more than is free, so something cached has to go.
 void evict_one(Manager& manager, RequestId id) {
     const auto blocks = static_cast<std::uint32_t>(manager.primary().free) + 1;
     manager.add_sequence(request(id, tokens(blocks * 4, 50'000)));

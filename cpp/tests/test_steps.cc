@@ -1,4 +1,5 @@
-// What a caller can drive up stays cheap however the calls are chosen. Counted are steps (core/steps.h), not time.
+// Work that a caller could drive up stays cheap, however the calls are chosen. The tests count steps (core/steps.h),
+// not time.
 #include "core/steps.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +37,7 @@ std::vector<BlockIndex> ascending(std::uint32_t count) {
 
 // ------------------------------------------------------------------------------------------------ eviction
 
-// All are parked, come back in this order, and go.
+// All blocks are parked, come back in this order, and go.
 std::uint64_t steps_of_return(const std::vector<BlockIndex>& order) {
     const auto blocks = static_cast<std::uint32_t>(order.size());
     EvictionQueue queue(blocks);
@@ -68,7 +69,7 @@ TEST(Steps, ParentsComeBackInAnyOrderWithoutPassingEachOther) {
 
 // ------------------------------------------------------------------------------------------------ children of one parent
 
-// Stores children whose contents ascend in the order given, and looks the last one up.
+// Stores children whose contents ascend in the given order, and looks up the last one.
 std::uint64_t steps_of_lookup(const Secret& seed, const std::vector<BlockIndex>& order) {
     BlockStore store(static_cast<std::uint32_t>(order.size()), 0, 1);
     ReuseTree tree(store, kBlockHashBits, seed);
@@ -105,7 +106,8 @@ TEST(Steps, ASeedThatNobodyChoseIsDrawn) { EXPECT_NE(BlockManagerConfig().seed, 
 
 // ------------------------------------------------------------------------------------------------ colliding contents
 
-// What one finds of itself among all: an index that spreads them takes about two steps, whoever chose them.
+// How many steps all contents together take to find themselves. An index that spreads them takes about two each,
+// whoever chose them.
 std::uint64_t steps_of_finding(const Secret& seed, const std::vector<testing::Tokens>& contents) {
     BlockStore store(static_cast<std::uint32_t>(contents.size()), 0, kTokensPerBlock);
     ReuseTree tree(store, kBlockHashBits, seed);
@@ -157,7 +159,7 @@ TEST(Steps, ContentsInArithmeticProgressionSpreadLikeAnyOthers) {
     }
 }
 
-// Hashes show in events: whoever stores long enough gets as many with one beginning as he wants.
+// Events show hashes, so a caller who stores long enough gets as many with one beginning as it likes.
 TEST(Steps, HashesPickedToLieTogetherAreFiledApart) {
     constexpr std::uint32_t kBlocks = 1024;
     for (const Secret& seed : kOtherSeeds) {
@@ -196,7 +198,7 @@ TEST(Steps, TheRangeOfATokenIsFoundBySearchingHalves) {
     }
 }
 
-// While some transfer is outstanding, and for ever after one has failed, storing asks which bytes have come.
+// While some transfer is outstanding, and for ever after one has failed, storing asks which bytes have arrived.
 TEST(Steps, WhetherAPromptsBytesHaveComeIsAskedOnceOfEachBlock) {
     constexpr std::uint32_t kBlocks = 500;
     Manager manager(config(kBlocks + 3, 2));
@@ -210,11 +212,12 @@ TEST(Steps, WhetherAPromptsBytesHaveComeIsAskedOnceOfEachBlock) {
             manager.store_context_blocks(4, block * kTokensPerBlock);
         }
     });
-    EXPECT_LE(steps, kBlocks * 16U);  // the descents of the reuse tree count too: one child each
+    EXPECT_LE(steps, kBlocks * 16U);  // the descents of the reuse tree count too, one child each
     EXPECT_GE(steps, kBlocks);
 }
 
-// Who says how long a salt is, pays for it once: not in each window, nor in each call, nor for each block below his root.
+// A caller that chooses a long salt pays for it once: not in each window, in each call, or for each block below its
+// root.
 TEST(Steps, ALongSaltIsHashedOnceForARequest) {
     constexpr std::uint32_t kChats = 16;
     constexpr std::uint64_t kWords = 20'000;
@@ -240,7 +243,7 @@ TEST(Steps, ALongSaltIsHashedOnceForARequest) {
         for (std::uint32_t i = 1; i < kChats; ++i) {
             EXPECT_LT(steps_of([&] { admit_and_store(requests[i]); }), (kHashes + 1) * kWords);
         }
-        // Of each request, and of the one root that all of them share.
+        // Once for each request, and once for the root that all of them share.
         EXPECT_LT(steps_of([&] { manager.digest(); }), (kChats + 2) * kWords);
         for (const RequestPtr& each : requests) {
             manager.remove(each->id);

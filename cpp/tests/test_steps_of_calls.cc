@@ -1,4 +1,5 @@
-// Calls whose cost somebody else could drive up: each is counted in steps (core/steps.h) with much beside it that it does not ask for.
+// Calls whose cost somebody else could drive up. Each is counted in steps (core/steps.h), beside much that it does not
+// ask for.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +24,7 @@ using testing::tokens;
 constexpr RequestId kFirst = 1000;
 constexpr std::uint32_t kBlocksInWindow = 2;
 
-// Sequences of four blocks each, which have nothing in common.
+// Sequences of four blocks each that have nothing in common.
 void admit_many(Manager& manager, std::uint32_t count) {
     for (std::uint32_t i = 0; i < count; ++i) {
         manager.add_sequence(request(kFirst + i, tokens(4 * kTokensPerBlock, static_cast<TokenId>(100 * i))));
@@ -90,7 +91,7 @@ struct Named {
     Salt salt;
 };
 
-// One tenant has four blocks. The others have as many each, and what they are called has nothing in common with him.
+// One tenant has four blocks. Each other tenant has as many, and their names have nothing in common with its own.
 class TenantsOf : public ::testing::TestWithParam<WindowSize> {
   protected:
     static constexpr std::uint32_t kBlocks = 4;
@@ -114,7 +115,7 @@ class TenantsOf : public ::testing::TestWithParam<WindowSize> {
 };
 
 TEST_P(TenantsOf, OneIsDroppedWithoutALookAtTheOthers) {
-    constexpr std::uint64_t kMost = 16 * kBlocks;  // a root each, and a few places of its indexes
+    constexpr std::uint64_t kMost = 16 * kBlocks;  // a root for each block, and a few places of its indexes
     const Named named{7, "mine"};
     EXPECT_LE(steps_of_dropping(named, named), kMost);
     EXPECT_LE(steps_of_dropping(named, {7, {}}), kMost);
@@ -127,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(StepsOfCalls, TenantsOf, ::testing::Values(std::nullopt
 
 // ------------------------------------------------------------------------------------------------ batches, tickets, windows
 
-// A batch of which each request wants a part of the same leaf: the first takes it over.
+// A batch in which each request wants a part of the same leaf. The first one takes it over.
 std::uint64_t steps_of_sharing_a_leaf(std::uint32_t requests) {
     Manager manager(config(4 * requests));
     manager.cache(1, {1, 2, 3, 4});
@@ -153,7 +154,7 @@ TEST(StepsOfCalls, OfMillionsOfEmptyTicketsNothingIsKept) {
     EXPECT_EQ(ledger.tickets(), 0U);
 }
 
-// What a prompt, its ids, its pins and its end cost in a manager with so many windows.
+// What a prompt, its ids, its pins and its end cost in a manager with this many windows.
 std::uint64_t steps_in_windows(std::uint32_t windows) {
     BlockManagerConfig many = config(0);
     many.windows.clear();
@@ -179,7 +180,7 @@ std::uint64_t steps_in_windows(std::uint32_t windows) {
 
 TEST(StepsOfCalls, AWindowCostsTheSameAmong128AsAmong16) {
     EXPECT_LE(steps_in_windows(128),
-              8 * steps_in_windows(16) * 2);  // a window is searched by halves: seven steps for four
+              8 * steps_in_windows(16) * 2);  // windows are searched by halving: seven steps for four
 }
 
 }  // namespace

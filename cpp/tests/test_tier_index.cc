@@ -22,7 +22,7 @@ constexpr std::uint32_t kSize = 4;
 
 std::vector<TokenId> block(TokenId number) { return {number, number, number, number}; }
 
-// A sequence with this many blocks, all of them held.
+// A sequence with this many blocks, all held.
 TierSequenceId grown(TierIndex& index, std::uint32_t blocks, const std::string& identity = "") {
     const TierSequenceId id = index.open(identity, {});
     for (std::uint32_t at = 0; at < blocks; ++at) {
@@ -124,10 +124,10 @@ TEST(TierIndex, AChildIsRefused) {
 }
 
 #ifdef KVFIX_PAUSE_POINTS
-// A look-up may pass some others, as the keys fall.
+// A look-up may pass some other blocks, depending on the keys.
 constexpr std::uint64_t kFewSteps = 300;
 
-// Steps of one more block behind this many: extended, claimed, committed, looked for.
+// How many steps one more block behind this many takes: extend, claim, commit and look up.
 std::uint64_t steps_of_one_more(std::uint32_t blocks) {
     TierIndex index(blocks + 1, kSize);
     const TierSequenceId id = grown(index, blocks);

@@ -24,7 +24,7 @@ std::vector<BlockHash> hashes_of(const Tokens& prompt) { return testing::hashes_
 
 class Transfers : public ::testing::Test {
   protected:
-    // Another prompt takes every primary slot; the copies that this needs are not taken yet.
+    // Another prompt takes every primary slot. Nobody has taken the copies that this needs yet.
     void evict_everything(RequestId id) {
         const TierStats primary = manager.primary();
         manager.add_sequence(request(id, tokens(static_cast<std::uint32_t>(primary.free + primary.cached) * 4, 9000)));
@@ -89,7 +89,7 @@ TEST_F(Transfers, ASlotIsOffloadedBeforeItIsWrittenAgain) {
     manager.flush_primary(2);
     manager.cache(3, kY);
     manager.add_sequence(request(4, {7}));              // one slot is left free
-    manager.add_sequence(request(5, joined(kX, {1})));  // X comes up, into slots that Y has to leave
+    manager.add_sequence(request(5, joined(kX, {1})));  // X comes back, into slots that Y has to leave
     const auto items = manager.take_transfers().items;
     for (std::size_t i = 0; i < items.size(); ++i) {
         for (std::size_t later = i + 1; later < items.size(); ++later) {
@@ -117,7 +117,7 @@ TEST_F(Transfers, ACleanCopyIsKeptAndNotCopiedAgain) {
 
 TEST_F(Transfers, TheSourceOfACopyKeepsItsSlotUntilTheCopyEnds) {
     manager.cache(1, kX);
-    manager.add_sequence(request(2, kX));               // holds X's first block, takes the second over
+    manager.add_sequence(request(2, kX));               // holds X's first block, and takes over the second
     manager.store_context_blocks(2, 8);                 // and makes it findable again
     manager.add_sequence(request(3, tokens(6, 1000)));  // copies from it
     const TransferBatch batch = manager.take_transfers();

@@ -1,4 +1,4 @@
-// TurnLock: one thread at a time, in order of arrival, and as often as it likes.
+// TurnLock: one thread at a time, in order of arrival, and a holder may acquire it again.
 #include "core/turn_lock.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Several attention windows: blocks that nothing will read again go back, and reuse is what every window can serve.
+// Several attention windows: blocks that nothing will read again are freed, and every window must be able to serve what
+// is reused.
 #include <gtest/gtest.h>
 
 #include <stdexcept>

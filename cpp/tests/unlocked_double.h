@@ -1,5 +1,5 @@
-// A block manager as it comes out when nobody thinks of threads: each call looks, decides and then acts on what it saw.
-// It is right as long as one thread uses it, and stops at the same pause points as ours. The interleavings of
+// A block manager as it turns out if nobody thinks of threads: each call looks, decides and then acts on what it saw.
+// It is right as long as one thread uses it, and it stops at the same pause points as ours. The interleavings of
 // test_interleavings.cc break it, which shows that they are the dangerous ones.
 #pragma once
 
@@ -47,7 +47,7 @@ class UnlockedDouble {
         free_host_.erase(free_host_.begin());
     }
 
-    // The last of owner and pin frees the slot.
+    // The owner or the pin, whichever ends last, frees the slot.
     void let_go(std::size_t block) {
         --blocks_[block].owners;
         KVFIX_PAUSE("release.unowned");
@@ -58,14 +58,14 @@ class UnlockedDouble {
         free_if_unused(block);
     }
 
-    // What a remote reader does: it will read the slot that it is told.
+    // A remote reader calls this; it will read the slot that it gets.
     int pin_in_host(std::size_t block) {
         const int slot = blocks_[block].slot_host;
         KVFIX_PAUSE("find.found");
         ++blocks_[block].pins;
         return slot;
     }
-    // Copies an unpinned block up and lets its host slot go.
+    // Copies an unpinned block to primary and gives up its host slot.
     void onboard(std::size_t block) {
         const bool movable = blocks_[block].pins == 0;
         KVFIX_PAUSE("admit.planned");

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Install the wheel in FOLDER beside TensorRT-LLM, and change nothing else: a package of the image keeps its version.
+# Install the wheel in FOLDER beside TensorRT-LLM and change nothing else. The image's own packages keep their versions.
 #   install.sh FOLDER
 set -euo pipefail
 folder=${1:?the folder with the wheel is missing}

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Become COMMAND with the fixes: its process id, signals and exit code are the container's.
+# Become COMMAND with the fixes, so that its process id, signals and exit code are the container's.
 #   serve.sh COMMAND...
 # With KVFIX_STRICT=1 nothing starts if `doctor` finds a problem, such as a fix that is needed and off. Settings are
 # TRTLLM_KVFIX_* variables, or the section `kvfix:` of the server's own YAML file.
@@ -11,9 +11,9 @@ fi
 if [ "${KVFIX_STRICT:-0}" = 1 ]; then
   trtllm-kvfix run -- trtllm-kvfix doctor >&2
 fi
-# Pinned memory counts as locked memory. Where the limit cannot be lifted, `doctor` shows it, and large host pools fail.
+# Pinned memory counts as locked memory. If the limit cannot be lifted, `doctor` shows it, and large host pools fail.
 ulimit -l unlimited 2>/dev/null || echo "serve.sh: locked memory stays limited to $(ulimit -l) KiB" >&2
-# NVIDIA's images have an entry point of their own, which sets the image up and then becomes the command it is given.
+# NVIDIA's images have an entry point that sets the image up and then becomes the command that it gets.
 own=${KVFIX_IMAGE_ENTRYPOINT:-/opt/nvidia/nvidia_entrypoint.sh}
 if [ -x "$own" ]; then
   exec "$own" trtllm-kvfix run -- "$@"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A worker of Dynamo with the fixes; its options are dynamo.trtllm's own.
+# Run a worker of Dynamo with the fixes. It takes dynamo.trtllm's own options.
 #   worker.sh --model-path MODEL --served-model-name NAME --extra-engine-args engine.yaml
-# Settings are TRTLLM_KVFIX_* variables: Dynamo reads the engine's file, too, and may not know the section `kvfix:`. Each
-# worker on a node needs its own port for metrics.
+# Settings are TRTLLM_KVFIX_* variables, because Dynamo also reads the engine's file and may not know the section
+# `kvfix:`. Each worker on a node needs its own port for metrics.
 set -euo pipefail
 exec trtllm-kvfix run -- python3 -m dynamo.trtllm "$@"

@@ -42,7 +42,7 @@ class Executor(ABC):
 
     @abstractmethod
     def device_blocks(self) -> int:
-        """That somebody still has."""
+        """The device's blocks that somebody still holds."""
 
     # What all of them do.
 

@@ -29,7 +29,7 @@ def move(module: Any) -> None:
 
 
 class Hashes:
-    """Of the blocks that each request has filled, as later upstream reports them."""
+    """The hashes of the blocks that each request has filled, as later versions of upstream report them."""
 
     def __init__(self, tokens_per_block: int) -> None:
         self._config = native.BlockManagerConfig(tokens_per_block=tokens_per_block, blocks_primary=1)

@@ -103,7 +103,7 @@ class Model(Engine):
         return outputs
 
     def _compute(self, batch: Batch) -> None:
-        """When the device gets there. `wrong_rows` says whether the offsets were the books' then."""
+        """Runs when the device gets there. `wrong_rows` says whether the offsets were those of the books then."""
         for step in batch.steps:
             values = [hash((name, self.adapters.get(step.request_id))) % 2**31 for name in prefix_names(step.tokens)]
             slots = [offset // (LAYERS * 2) for offset in batch.expected[0, batch.rows[step.request_id]]]
@@ -122,7 +122,7 @@ class Model(Engine):
 
 
 class Turns(Queue):
-    """One request, then the end, as soon as nobody is active and nothing is being saved."""
+    """Sends one request, and then the end, as soon as no request is active and nothing is being saved."""
 
     def __init__(self, server: Server, request: Any) -> None:
         super().__init__(server, [], {})
@@ -226,7 +226,7 @@ def surround(module: Any, name: str) -> None:
 
 
 def arguments(folder: Path) -> Any:
-    """Of upstream's `TorchLlmArgs`, what the clients read."""
+    """The fields of upstream's `TorchLlmArgs` that the clients read."""
     mapping = SimpleNamespace(rank=0, world_size=1)
     return SimpleNamespace(
         model=str(folder),

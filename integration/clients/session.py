@@ -92,7 +92,7 @@ def report(executor: Executor, names: list[str]) -> dict[str, Any]:
 
 
 def plant() -> None:
-    """As a careless fix might: the connector's worker is asked twice after each step whether it has saved."""
+    """Plants a careless fix: after each step it asks the connector's worker twice whether it has saved."""
     executor: Any = import_module("tensorrt_llm._torch.pyexecutor.py_executor").PyExecutor
     wait = executor._kv_connector_wait_for_save
 

@@ -33,7 +33,7 @@ Report = dict[str, Any]
 
 
 def trees() -> dict[str, Path]:
-    """Of upstream's source, by the name of the variant here: a checkout, or the assembled excerpts of each era."""
+    """Trees of upstream's source, by variant: a checkout, or the assembled excerpts of each era."""
     if checkout := os.environ.get("UPSTREAM"):
         return {f"upstream-{os.environ.get('UPSTREAM_ERA', 'D')}": Path(checkout).resolve()}
     cache = os.environ.get("KVFIX_UPSTREAM")
@@ -131,7 +131,7 @@ class TestClient:
     def test_what_it_brings_back_is_what_was_computed(
         self, client: str, variant: str, driver: Path, overlay: bool
     ) -> None:
-        """Except for an adapter, to which clients that take it for nobody bring keys and values of the base model."""
+        """Except with an adapter: clients that ignore it bring keys and values of the base model."""
         scenes = seen(client, variant, overlay, SCENES, driver)["scenes"]
         assert {name: scene["corrupt"] for name, scene in scenes.items() if name != "adapted"} == {
             name: [] for name in SCENES if name != "adapted"
@@ -166,7 +166,9 @@ def test_no_tree_of_upstream_is_there() -> None:
 
 @pytest.mark.parametrize("variant", STAND_IN)
 def test_a_load_of_lmcache_overtakes_the_step_in_flight_and_ours_waits(variant: str, driver: Path) -> None:
-    """Its stream for loads never waits for the step. Of KVBM nothing is shown here: the double waits in its place."""
+    """LMCache's stream for loads never waits for the step. This shows nothing about KVBM, because the double waits
+    in its place.
+    """
     theirs = seen("lmcache", variant, True, ("overtaken",), driver)["scenes"]["overtaken"]
     ours = seen("ours", variant, True, ("overtaken",), driver)["scenes"]["overtaken"]
     assert (theirs["error"], ours["error"]) == (None, None)

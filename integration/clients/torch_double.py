@@ -47,7 +47,7 @@ def install(tensors: Any) -> None:
 
 
 class OnDevice(torch.Tensor):  # type: ignore[misc]  # torch has no types here
-    """Says that it is on a GPU, for who asks for the GPU's number."""
+    """Says that it is on a GPU, for callers that ask for the GPU's number."""
 
     @property
     def device(self) -> torch.device:

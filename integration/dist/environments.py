@@ -29,6 +29,6 @@ def uv(*arguments: str | Path) -> str:
 
 
 def clean_environment(programs: Path, **more: str) -> Mapping[str, str]:
-    """Without anything that leads to this checkout; `programs` come first."""
+    """An environment without anything that leads to this checkout; `programs` come first."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TRTLLM_KVFIX_"))}
     return kept | {"PATH": f"{programs}:{os.environ['PATH']}", **more}

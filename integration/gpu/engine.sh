@@ -1,8 +1,8 @@
 #!/bin/sh
-# The embedded engine on a GPU: token-exact tests with each fix off and on, `demo` and `bench`. About two minutes behind
-# the build:
+# Runs the embedded engine on a GPU: token-exact tests with each fix off and on, `demo` and `bench`. It takes about two
+# minutes after the build:
 #   integration/gpu/engine.sh RESULTS_DIR
-# Needs what run.sh needs. Pages and reports go to RESULTS_DIR.
+# Needs what run.sh needs. Writes pages and reports to RESULTS_DIR.
 set -eu
 cd "$(dirname "$0")/../.."
 results=$(realpath "${1:?usage: engine.sh RESULTS_DIR}")

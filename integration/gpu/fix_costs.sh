@@ -1,8 +1,8 @@
 #!/bin/sh
-# What batched-admission and graph-inputs cost a server, in less than a minute behind the build:
+# Measures what batched-admission and graph-inputs cost a server, in less than a minute after the build:
 #   integration/gpu/fix_costs.sh RESULTS_DIR [--quick]
-# Needs what run.sh needs. Appends to loop.csv and overlay.csv. KVFIX_COMMIT=<hash> names the commit of a tree without its
-# history.
+# Needs what run.sh needs. Appends to loop.csv and overlay.csv. If the tree has no history, KVFIX_COMMIT=<hash> names
+# its commit.
 set -eu
 cd "$(dirname "$0")/../.."
 results=$(realpath "${1:?usage: fix_costs.sh RESULTS_DIR [--quick]}")

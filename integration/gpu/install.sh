@@ -1,9 +1,9 @@
-# Sourced by run.sh and tests.sh, from the root of the checkout: builds into a folder of its own, named by $site.
+# The scripts here source this file, from the root of the checkout. It builds into a folder of its own, $site.
 site=$(mktemp -d)
 python3 -m pip install -q --no-build-isolation --no-deps --no-index --target "$site" . \
   --config-settings=cmake.define.KVFIX_KERNELS=ON
 export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-# The stand-in's bound classes, for whoever wants them.
+# The stand-in's bound classes, unless the caller does not need them.
 if [ -z "${KVFIX_WITHOUT_BOUND:-}" ]; then
   export KVFIX_BOUND="$site/bound"
   cmake -S tests/bound -B "$KVFIX_BOUND" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo --log-level=WARNING \

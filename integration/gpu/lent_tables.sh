@@ -1,7 +1,7 @@
 #!/bin/sh
-# 10,000 iterations for each size of a table that the overlay lends, all sizes beside one another:
+# Runs 10,000 iterations for each size of a table that the overlay lends, all sizes at the same time:
 #   integration/gpu/lent_tables.sh RESULTS_DIR
-# Needs what run.sh needs. Rows go to RESULTS_DIR. KVFIX_COMMIT=<hash> names the commit of a tree without its history.
+# Needs what run.sh needs. Writes rows to RESULTS_DIR. If the tree has no history, KVFIX_COMMIT=<hash> names its commit.
 set -eu
 tests=integration/gpu/test_lent_tables.py
 exec sh "$(dirname "$0")/side_by_side.sh" "${1:?usage: lent_tables.sh RESULTS_DIR}" \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The native manager under PyTorch's paged attention, one to two minutes:
+# Tests the native manager under PyTorch's paged attention, in one to two minutes:
 #   integration/gpu/native.sh
 # Needs what run.sh needs, and a torch with FlexAttention (2.5 or newer).
 set -eu

@@ -260,7 +260,7 @@ def keywords(sizes: Sizes, stream: int) -> dict[str, Any]:
 
 @contextmanager
 def serving(sizes: Sizes) -> Iterator[Server]:
-    """On the GPU that torch sees, else on the simulated device."""
+    """Serves on the GPU that torch sees, or else on the simulated device."""
     if torch.cuda.is_available():
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):

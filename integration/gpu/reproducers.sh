@@ -1,5 +1,5 @@
 #!/bin/sh
-# The reproducers for upstream with torch on a GPU, about a minute once it is built:
+# Runs the reproducers for upstream with torch on a GPU, in about a minute after the build:
 #   integration/gpu/reproducers.sh
 # Needs what run.sh needs.
 set -eu

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Everything that needs a GPU, in one go, on a machine with CUDA, torch, cmake, ninja, nanobind and scikit-build-core:
+# Runs everything that needs a GPU, on a machine with CUDA, torch, cmake, ninja, nanobind and scikit-build-core:
 #   integration/gpu/run.sh RESULTS_DIR [--quick]
-# Builds into a folder of its own, runs the tests, `verify`, once more under compute-sanitizer, and the staging benchmark;
-# rows go to RESULTS_DIR. KVFIX_COMMIT=<hash> names the commit of a tree without its history.
+# Builds into a folder of its own. Then it runs the tests, `verify` (once more under compute-sanitizer) and the
+# benchmarks of staging, offload and the overlay, and writes rows to RESULTS_DIR. If the tree has no history,
+# KVFIX_COMMIT=<hash> names its commit.
 set -eu
 cd "$(dirname "$0")/../.."
 results=${1:?usage: run.sh RESULTS_DIR [--quick]}

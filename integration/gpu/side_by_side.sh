@@ -1,8 +1,8 @@
 #!/bin/sh
-# Selections of tests beside one another, each in a process of its own, for what takes long and leaves a GPU idle:
+# Runs selections of tests at the same time, each in its own process. For tests that take long and leave the GPU idle:
 #   integration/gpu/side_by_side.sh RESULTS_DIR 'pytest arguments' ['pytest arguments' ...]
-# Needs what run.sh needs. Rows go to RESULTS_DIR, and what pytest says of a failure is shown. KVFIX_COMMIT=<hash>
-# names the commit of a tree without its history.
+# Needs what run.sh needs. Writes rows to RESULTS_DIR, and shows pytest's output for failures. If the tree has no
+# history, KVFIX_COMMIT=<hash> names its commit.
 set -u
 cd "$(dirname "$0")/../.."
 KVFIX_RESULTS=$(realpath "${1:?usage: side_by_side.sh RESULTS_DIR 'pytest arguments' ...}")

@@ -80,7 +80,7 @@ def test_windows_are_read_as_dense_attention_with_their_mask() -> None:
 
 
 def test_a_model_that_looks_behind_its_window_reads_something_else() -> None:
-    """Else nothing would show that blocks which left are given away."""
+    """Otherwise nothing would show that blocks are given away once they have left the window."""
     with serving(replace(WINDOWS, behind=24)) as server, pytest.raises(AssertionError, match="not close"):
         serve_windows(server)
 

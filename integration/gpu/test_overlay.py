@@ -60,7 +60,7 @@ def standing_in(variant: str) -> Iterator[None]:
 
 @contextmanager
 def applied(fix_id: str | None) -> Iterator[None]:
-    """That fix alone; None: all that are needed."""
+    """Applies that fix alone; None applies all that are needed."""
     chosen = FixChoices.model_validate({name: "on" if name == fix_id else "off" for name in FIX_IDS})
     registry = Registry(ALL)
     registry.apply(Settings() if fix_id is None else Settings(fixes=chosen), Upstream(), at_last=True)

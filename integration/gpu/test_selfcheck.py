@@ -21,7 +21,7 @@ LIMIT_S = 120
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_fix_holds(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
-    """In the children that the command starts."""
+    """Runs in the children that the command starts."""
     monkeypatch.setenv("STANDIN_VARIANT", variant)
     monkeypatch.setenv("STANDIN_DEVICE", "torch")
     monkeypatch.setenv("PYTHONPATH", f"{STANDIN}:{STANDIN / 'with_nixl'}:{ROOT}")

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Tests and `verify` on a GPU, without the benchmarks of run.sh: after a change of the overlay, the device or staging.
+# Runs the tests and `verify` on a GPU, without the benchmarks of run.sh. For changes of the overlay, the device or
+# staging:
 #   integration/gpu/tests.sh RESULTS_DIR [pytest arguments]
-# Needs what run.sh needs. KVFIX_COMMIT=<hash> names the commit of a tree without its history.
+# Needs what run.sh needs. If the tree has no history, KVFIX_COMMIT=<hash> names its commit.
 set -eu
 cd "$(dirname "$0")/../.."
 results=${1:?usage: tests.sh RESULTS_DIR [pytest arguments]}

@@ -1,8 +1,9 @@
 #!/bin/sh
-# What `watch` costs on this machine's GPU, and where, in less than a minute:
+# Measures what `watch` costs on this machine's GPU, and where, in less than a minute:
 #   integration/gpu/watch_cost.sh RESULTS_DIR [arguments of cost.py]
-# Needs torch, CUPTI, a C++ compiler and cmake, and what the package itself imports. Appends to watch_cost.csv in
-# RESULTS_DIR. A library that was built before, in trtllm_kvfix/, is used as it is. KVFIX_COMMIT=<hash> names the commit.
+# Needs torch, CUPTI, a C++ compiler, cmake, and what the package itself imports. Appends to watch_cost.csv in
+# RESULTS_DIR. If trtllm_kvfix/ already has a built library, that one is used as it is. KVFIX_COMMIT=<hash> names the
+# commit.
 set -eu
 cd "$(dirname "$0")/../.."
 results=$(realpath "${1:?usage: watch_cost.sh RESULTS_DIR [arguments]}")

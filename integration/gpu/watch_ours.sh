@@ -1,7 +1,8 @@
 #!/bin/sh
-# `verify`, the stand-in's loop and the engine under `watch` on this machine's GPU, every arm in a process of its own:
+# Runs `verify`, the stand-in's loop and the engine under `watch` on this machine's GPU, every arm in its own process:
 #   integration/gpu/watch_ours.sh RESULTS_DIR [arguments of ours.py]
-# Needs what run.sh needs: it builds the extension with its kernels. Rows go to watch_ours.csv in RESULTS_DIR.
+# Needs what run.sh needs, because it builds the extension with its kernels. Writes rows to watch_ours.csv in
+# RESULTS_DIR.
 set -eu
 cd "$(dirname "$0")/../.."
 results=$(realpath "${1:?usage: watch_ours.sh RESULTS_DIR [arguments]}")

@@ -1,9 +1,10 @@
 #!/bin/sh
-# The planted programs on this machine's GPU: 20 fresh processes of each, all of which have to be caught, and the tests of
-# `watch`. Less than eight minutes on 16 cores, where two programs with eight processes each run side by side.
+# Runs the planted programs on this machine's GPU, 20 fresh processes of each, all of which must be caught, and the
+# tests of `watch`. It takes less than eight minutes on 16 cores, which run two programs at a time, with eight processes
+# each.
 #   integration/gpu/watch_rows.sh RESULTS_DIR [driver|torch|all]
-# Needs what watch_cost.sh needs; torch's programs need CuPy, too. Rows go to watch_rows.csv in RESULTS_DIR. A run that
-# found no time for all of them says so; another one with the same folder goes on where it ended.
+# Needs what watch_cost.sh needs; torch's programs also need CuPy. Writes rows to watch_rows.csv in RESULTS_DIR. A run
+# that did not find the time for all of them says so. Another run with the same folder continues where it ended.
 set -eu
 cd "$(dirname "$0")/../.."
 results=$(realpath "${1:?usage: watch_rows.sh RESULTS_DIR [driver|torch|all]}")

@@ -53,7 +53,7 @@ class Part:
         )  # fmt: skip
 
     def settle(self) -> bool:
-        """Until what was stored has been put as well."""
+        """Waits until everything stored has also been put."""
         side = self.bench.scheduler.side
         step = self.bench.executor.step
         until(lambda: len(side.ledger) == 0, "puts do not end", step)
@@ -82,12 +82,12 @@ class Part:
         return {name: value for name, value in counters.read().items() if "remote" in name}
 
     def porter(self) -> tuple[int, int]:
-        """Its process, and how many there have been."""
+        """The porter's process, and how many there have been."""
         porter = self.bench.worker.side.porter
         return porter.process_id, porter.starts
 
     def blocks_in_use(self) -> int:
-        """Of the host pool, once nothing is on its way."""
+        """How many blocks of the host pool are in use, once nothing is on its way."""
         self.settle()
         self.bench.index.check_invariants()
         return int(self.bench.index.stats().owned)

@@ -30,7 +30,7 @@ def tamper(master: Master, how: str) -> str:
 
 
 def goes_on(engine: Engine) -> None:
-    """It serves other prompts from the store as before, and nothing is held."""
+    """Checks that it serves other prompts from the store as before, and holds nothing."""
     other = [9, *PROMPT[1:-1], 9]
     engine.serve(other)
     engine.ask("forget_host_tier")
@@ -51,7 +51,7 @@ def test_flipped_bytes_are_seen(make_engine: MakeEngine, master: Master, node: N
 
 
 def test_another_blocks_contents_are_seen(make_engine: MakeEngine, master: Master, node: Node) -> None:
-    """As a read finds them whose memory went to another object meanwhile: whole, with a checksum that fits."""
+    """The read's memory went to another object meanwhile, so the contents are whole, with a checksum that fits."""
     engine = make_engine()
     answer = stored(engine)
     assert os.system(tamper(master, "swap")) == 0

@@ -56,7 +56,7 @@ def test_an_engine_that_was_killed_finds_its_prefixes(make_engine: MakeEngine, n
 
 
 def test_an_engine_brings_memory_of_its_own(make_engine: MakeEngine) -> None:
-    """It serves as long as the engine does."""
+    """Its memory serves for as long as the engine runs."""
     first = make_engine(segment_bytes="64MiB")
     first.serve(PROMPT)
     first.ask("settle")

@@ -164,7 +164,7 @@ def _complaint(method: str, what: dict[str, Any]) -> str | None:
 
 
 def _pipe() -> tuple[int, int]:
-    """Its ends, with numbers that do not meet 3 and 4 in the child."""
+    """The pipe's ends, with numbers that do not clash with 3 and 4 in the child."""
     read, write = os.pipe()
     high = tuple(fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, OWN_DESCRIPTORS_FROM) for each in (read, write))
     os.close(read)

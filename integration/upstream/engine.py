@@ -168,7 +168,7 @@ class Engine:
         return [(pool, window_of[pool], layers[pool] * self.manager.kv_factor) for pool in sorted(layers)]
 
     def rows_read(self, batch: Batch) -> Any:
-        """By the device, compared with what the books said at the launch."""
+        """The rows that the device read, compared with what the books said at the launch."""
         found = late.plain(batch.snapshot)
         for (pool, row), expected in batch.expected.items():
             seen = found[pool, row, 0, : len(expected)].tolist()

@@ -82,7 +82,7 @@ def _of(name: str, shape: Any, *, by_request: bool = False, **given: Any) -> Sce
 
 
 def fail_loads(transfers: Any, polls: int = 0) -> None:
-    """Each after so many polls of the worker."""
+    """Fails each load after a number of polls of the worker."""
     enqueue = transfers._enqueue
     waiting: dict[Any, int] = {}
 

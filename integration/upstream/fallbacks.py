@@ -41,7 +41,7 @@ def _stated(module: ModuleType, class_name: str) -> set[str]:
 
 
 def accepted(function: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Of the keywords, those that this era's function takes."""
+    """The keywords that this era's function takes."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
         return given

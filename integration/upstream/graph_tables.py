@@ -18,7 +18,7 @@ LAYER, MODULE, SLOTS, BATCH = 0, 13, 2, 2
 
 
 class GraphKey(NamedTuple):
-    """Of a graph for generations; the excerpt of the runner lacks the class."""
+    """The key of a graph for generations. The excerpt of the runner lacks the class."""
 
     batch_size: int = BATCH
     draft_len: int = 0

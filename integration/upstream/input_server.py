@@ -124,7 +124,7 @@ class InputServer(Server):
         return super().serve(arrivals, cancels)
 
     def _warm_up(self) -> None:
-        """As the engine's own: dummies compute a prompt, others are generating, and then their blocks come back."""
+        """Like the engine's own: dummies compute a prompt, others generate, and then their blocks come back."""
         engine, managers = self.executor.model_engine, self.executor.resource_manager
         engine.is_warmup = True
         with cuda.stream(self.stream):

@@ -61,7 +61,7 @@ class LateDevice:
         self._gates[stream].append((self._serial, self.device.close_gate(stream)))
 
     def release(self, up_to: int | None = None) -> None:
-        """In the order in which it was enqueued, everything up to this mark."""
+        """Runs everything up to this mark, in the order in which it was enqueued."""
         serials = {serial for gates in self._gates.values() for serial, _ in gates}
         for due in sorted(each for each in serials if up_to is None or each <= up_to):
             if due in self._before:

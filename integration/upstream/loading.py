@@ -68,7 +68,7 @@ def _wants_unread_bindings(module: ModuleType, class_name: str) -> bool:
 
 
 def _place_batches(tree: Tree) -> None:
-    """Where the tree has the module that defines batches, the package exports its classes, as upstream's does."""
+    """If the tree has the module that defines batches, the package exports its classes, as upstream's does."""
     name = f"{EXECUTOR}.scheduler.scheduler"
     if not (tree.root / (name.replace(".", "/") + ".py")).exists():
         return

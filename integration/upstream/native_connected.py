@@ -37,7 +37,7 @@ def connected() -> list[Scenario]:
 
 
 def with_our_connector(server: Any) -> None:
-    """While everybody waits for a load nobody waits for the device, which goes on by itself; the loop goes round."""
+    """While all requests wait for a load, the loop does not wait for the device, which continues by itself."""
     _go_round(server)
 
     def at_end() -> None:
@@ -152,7 +152,7 @@ class Told:
             self._priorities |= set(data.priorities)
 
     def _read_in_order(self, names: list[int], number: int, slot: int) -> None:
-        """Behind the steps that were enqueued before, and ahead of the next one: as a connector saves."""
+        """Reads after the steps that were enqueued before, and ahead of the next one, as a connector saves."""
         read = self._server.engine.read_block
         late.late().run(current_place().stream, lambda: read(names, number, slot, "primary"))
 

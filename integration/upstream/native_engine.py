@@ -97,7 +97,7 @@ class MemoryEngine(Engine):
         return [(pool, layer, place) for layer, (pool, place) in enumerate(mapping)]
 
     def _places(self, pool: int, layer: int, place: int, side: int, head: int, row: Any, end: int) -> Any:
-        """Of each position, its word in the pool."""
+        """The word in the pool for each position."""
         del pool, side  # the row is of this pool and side
         tokens = self.manager.tokens_per_block
         side_words = self.manager.num_kv_heads_per_layer[layer] * tokens
@@ -106,7 +106,7 @@ class MemoryEngine(Engine):
         return units * side_words + head * tokens + positions % tokens
 
     def _window(self, pool: int) -> int:
-        """By the layers of the pool: upstream lets them take turns."""
+        """The window of a pool's layers, which upstream lets take turns."""
         vector = self.manager.max_attention_window_vec
         layer = next(layer for own, layer, _ in self._layers() if own == pool)
         return int(vector[layer % len(vector)])
@@ -120,7 +120,7 @@ class MemoryEngine(Engine):
         return np.frombuffer(memory, np.uint32)
 
     def read_block(self, names: list[int], number: int, slot: int, tier: str, window: int | None = None) -> None:
-        """From the host, now: what a slot of a tier holds of a prompt's block. Without a window, in all pools."""
+        """Reads from the host now what a slot of a tier holds of a prompt's block. Without a window, in all pools."""
         tokens = self.manager.tokens_per_block
         mine = _unsigned(names[number * tokens : (number + 1) * tokens])
         for pool, layer, place in self._layers():

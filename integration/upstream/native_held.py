@@ -136,7 +136,7 @@ class Holder:
         self._orders.put((request_id, request.get_tokens(0)[: request.prompt_len], list(slots)))
 
     def _let_go(self) -> None:
-        """Of the oldest, when it has been read once more."""
+        """Lets go of the oldest, once it has been read again."""
         request_id, pinned = self._held.pop(0)
         self._orders.put((request_id, None, None))
         assert self._dropped.get(timeout=30) == request_id

@@ -20,7 +20,7 @@ VSWA_RULE = "uses_vswa_kv_cache_layout"
 
 
 class FittingScheduler(Scheduler):
-    """Behind a capacity scheduler, as upstream's is: who may run is asked first, then how much of it."""
+    """Follows a capacity scheduler, as upstream's does: that one decides who may run, this one how much of it."""
 
     def __init__(self, shape: Any, states: Any, capacity: Any) -> None:
         super().__init__(shape, states)

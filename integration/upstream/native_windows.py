@@ -39,7 +39,7 @@ def windowed() -> list[Scenario]:
 
 
 def _of(name: str, shape: Any, seed: int, **more: Any) -> Scenario:
-    """In every loop and era the bound books of the tests fail under such a crowd. Upstream's own were not looked at."""
+    """In every loop and era the tests' bound books fail under such a crowd. Upstream's own were not examined."""
     found = crowded(name, shape, seed, prepare=sliding, count=24, longest_answer=24, mended=(), **more)
     return replace(found, hazard=True)
 

@@ -17,7 +17,7 @@ def nothing(*_: Any, **__: Any) -> Iterator[None]:
 
 
 class ScheduledRequests:
-    """As in the eras in which the executor assigns the lists."""
+    """Like those of the eras in which the executor assigns the lists."""
 
     def __init__(self) -> None:
         self.context_requests: list[Any] = []
@@ -51,7 +51,7 @@ class ScheduledRequests:
 
 @dataclass
 class SerializableSchedulerOutput:
-    """Who is in a batch, by id: requests themselves cannot be sent to another rank."""
+    """The ids of a batch's requests, because requests cannot be sent to another rank."""
 
     contexts: list[int]
     generations: list[int]
@@ -102,7 +102,7 @@ class SampleStateTensorsMTP(SampleStateTensors):
 
 
 class SamplingParams:
-    """Of a dummy: how many beams it has is all that the bound configuration is made of."""
+    """The parameters of a dummy. The bound configuration consists only of its number of beams."""
 
     def __init__(self, n: int = 1, **_: Any) -> None:
         self.n = n
@@ -112,7 +112,7 @@ class SamplingParams:
 
 
 class MultimodalParams:
-    """Of a request without images."""
+    """The parameters of a request without images."""
 
     multimodal_data = None
 

@@ -138,7 +138,7 @@ class NextQueue(Queue):
 
 
 class Broadcaster:
-    """Where the executor itself fetches, the ranks after the first hear of requests here."""
+    """If the executor itself fetches, the ranks after the first learn of requests here."""
 
     def __init__(self, rank: Rank, source: Queue) -> None:
         self._rank, self._source = rank, source

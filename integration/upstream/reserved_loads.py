@@ -76,7 +76,7 @@ def _carry_contents(server: Server) -> None:
 
 
 def _look_for_what_is_left(server: Server) -> None:
-    """Of the connector's books, once everybody is answered."""
+    """Looks at the connector's books, once all requests are answered."""
     look = server._look
 
     def _look(outcome: Outcome) -> None:

@@ -80,7 +80,7 @@ def unrun(era: str, scenario: Scenario, arm: str) -> Result:
 
 
 def run(root: Path, era: str, scenario: Scenario, arm: str, make: Callable[..., Any] | None = None) -> Result:
-    """One arm, in this process. make: what serves, where the kind of the scenario alone does not tell."""
+    """Runs one arm in this process. make: the server, if the kind of the scenario does not determine it."""
     result = unrun(era, scenario, arm)
     manager = "native" if scenario.kind == "native" else "upstream"
     mode = "early_copy" if arm == "lent" else "auto"
@@ -230,7 +230,7 @@ def has(scenario: Scenario, arm: str) -> bool:
 
 
 def _compare_calls(scenario: Scenario, found: dict[str, Result]) -> None:
-    """Where no batch is cut, a connector is told the same things in the same order with us as without us."""
+    """If no batch is cut, a connector hears the same things in the same order with the overlay as without it."""
     off, on = found["off"], found["all"]
     is_cut = scenario.calls_differ or (scenario.fix == BUDGET and scenario.hazard)
     if (

@@ -106,7 +106,7 @@ class Request(era.LlmRequest):  # type: ignore[misc]
 
 
 def some_requests(chance: random.Random, manager: Any) -> list[Any]:
-    """In every state that a server's are in: some hold blocks, of these some load, and some are back."""
+    """Requests in every state that a server has: some hold blocks, some of these load, and some are back."""
     states = era.LlmRequestState
     found = []
     for number in range(1, chance.randrange(2, 9)):

@@ -112,7 +112,7 @@ def in_other_slots(server: Any) -> None:
 
 
 def nobody_recomputes(server: Any) -> None:
-    """Whose load has failed is not put back."""
+    """A request whose load has failed is not put back."""
 
     class Lost(dict[int, int]):
         def __setitem__(self, *_: int) -> None: ...

@@ -36,7 +36,7 @@ PROMPT = list(range(10))
 
 
 def declarations(era: str) -> dict[str, Declared]:
-    """Of the methods that ours has, too."""
+    """The declarations of the methods that our manager also has."""
     found = declared(getattr(MODULE, era).KVCacheManager, MODULE)
     return {name: each for name, each in found.items() if name in dir(NativeKvCache)}
 

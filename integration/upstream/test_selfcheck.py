@@ -83,7 +83,7 @@ class LateGround:
 
     @contextmanager
     def held(self, stream: Any) -> Iterator[None]:
-        """Until somebody waits, which the scenario does behind its block."""
+        """Holds the device until somebody waits, which the scenario does after its block."""
         del stream
         self._device.hold()
         yield

@@ -19,7 +19,7 @@ LATER = 20
 
 
 def again(tokens: int, new: int) -> tuple[Arrival, ...]:
-    """Of each prompt the host tier has two blocks. Together they need more than there is."""
+    """The host tier has two blocks of each prompt. Together they need more than there is."""
     return tuple(Arrival(4 + n, prompt(100 * n, tokens), new, at=LATER) for n in (1, 2, 3))
 
 

@@ -45,7 +45,7 @@ def rewind_context_after_cache_drop(request: Any, tokens_per_block: int) -> None
 
 
 class Completions:
-    """Of prefix loads, on one rank: nobody else has to agree."""
+    """Completions of prefix loads on one rank, so no other rank has to agree."""
 
     def __init__(self, _comm: Any) -> None:
         self._done: list[int] = []
@@ -145,7 +145,7 @@ class Manager:
         return request_id in self.kv_cache_map and self.kv_cache_map[request_id].is_active
 
     def publish_connector_scheduler_output(self: Any, batch: Any) -> None:
-        """As the executor's own era calls the report."""
+        """Sends the report as the executor's own era does."""
         self.report_batch_to_connector(batch)
 
     def get_cache_indices(self: Any, request: Any) -> list[int]:
@@ -203,7 +203,7 @@ def request_class(base: Any) -> Any:
 
 
 class Steps:
-    """Of the executor's loop: what the newest one does and the excerpts' does not. Put on the instance."""
+    """The steps of the newest executor's loop that the excerpts lack. They are put on the instance."""
 
     def _revert_gen_alloc(self: Any, batch: Any) -> None:
         for request in batch.generation_requests:

@@ -28,7 +28,7 @@ class PauseState:
 
 
 class Lacking:
-    """Of the newest scheduler, in this one pool."""
+    """The parts of the newest scheduler that no excerpt holds, for this one pool."""
 
     _stalled_schedules = 0
     enable_prefix_aware_scheduling = enable_recompute_pause = True

@@ -63,7 +63,7 @@ class Pool:
         return self.free.pop()
 
     def settle(self, page: Page) -> None:
-        """Somebody let go of the page: it stays where a cache or the tree wants it."""
+        """Somebody let go of the page. It stays if a cache or the tree wants it."""
         if page.locks:
             return
         if not page.holders and page.block is None:

@@ -74,7 +74,7 @@ class Runtime:
         return found
 
     def witness_slots(self, request_id: int, window: int) -> list[list[int]]:
-        """By beam, of which there is one."""
+        """The slots by beam. There is one beam."""
         group = next(group for group, pool in enumerate(self.pools) if pool.window == window)
         return [list(self.caches[request_id].get_aggregated_page_indices(group))]
 

@@ -19,7 +19,7 @@ REGISTER = "_maybe_init_kv_connector_manager"
 
 
 class V2Engine(Engine):
-    """It tells nothing of its input copies, as AutoDeploy's does not, so no loop waits for them."""
+    """It does not report its input copies, like AutoDeploy's engine, so no loop waits for them."""
 
     def _launched(self, *args: Any) -> Batch:
         batch = super()._launched(*args)

@@ -1,4 +1,4 @@
-// How a sequence gets its blocks: one by one, or claims first.
+// How a sequence gets its blocks: one by one, or all claims first.
 #include <algorithm>
 
 #include "window.h"
@@ -64,7 +64,7 @@ Block& Window::settle_partial(RequestId id, Held& held, const Match& match, cons
     Block& source = *match.block;
     const int kept = std::min(source.computed, match.tokens);
     held.partly_computed = kept;
-    // Claimed blocks carry one reference of this sequence already.
+    // Each claimed block already carries one reference of this sequence.
     const int own = held.claimed.empty() ? 0 : 1;
     if (source.refs <= own && source.next.empty()) {
         unlink(source);
@@ -74,7 +74,7 @@ Block& Window::settle_partial(RequestId id, Held& held, const Match& match, cons
     }
     Block& fresh = take_free(source.priority, id);
     if (&fresh != &source) {
-        // Making room may have offloaded the source; its bytes then come from where it is now.
+        // Making room may have offloaded the source. Its bytes then come from where it is now.
         record(source.host ? "onboard" : "copy", source.slot, fresh.slot, key, match.tokens);
         ++copied;
     }

@@ -1,4 +1,4 @@
-// IndexMapper and the native launch, whose reading happens late.
+// IndexMapper and the native launch, which reads late.
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -16,7 +16,7 @@ nb::object& launcher() {
     return *held;
 }
 
-// The copy index is one tensor for the mapper's whole life: the next call overwrites what the last one returned.
+// The copy index is one tensor for the mapper's whole life, so the next call overwrites what the last one returned.
 template <class E>
 struct Mapper : IndexMapper {
     Mapper(int max_batch_size, int max_beam_width)
@@ -85,7 +85,7 @@ void hand_over(Launch launch, std::vector<nb::ndarray<>> tensors, std::uintptr_t
         launch.run();
         return;
     }
-    // The tensors stay alive, as an allocator's memory would; their contents may change until the thunk runs.
+    // The tensors stay alive, as an allocator's memory would. Their contents may change until the thunk runs.
     launcher()(stream, nb::cpp_function([launch, kept = std::move(tensors)]() { launch.run(); }));
 }
 

@@ -1,4 +1,4 @@
-// Declares the manager of one era: names, argument names, defaults and guards as its binding has them.
+// Declares the manager of one era, with the names, argument names, defaults and guards of its binding.
 #pragma once
 
 #include <nanobind/stl/bind_vector.h>
@@ -43,7 +43,7 @@ void build(Manager<E>* self, Config config, bool reuse, bool onboard, CacheType 
     self->events = std::move(events);
 }
 
-// Sizes is a list with a size for each layer in S and one number elsewhere.
+// Sizes is a list with a size for each layer in S, and one number in the other eras.
 template <class E, class Sizes>
 void construct(Manager<E>* self, std::vector<int> heads, Sizes sizes, int tokens_per_block,
                std::map<int, std::tuple<int, int>> blocks, int max_num_sequences, int max_beam_width,
@@ -92,7 +92,7 @@ void declare_constructor(nb::class_<Manager<E>, Base<E>>& cls) {
     if constexpr (E::is_s) {
         usual(&construct<E, std::vector<int>>, "size_per_head_per_layer");
     } else if constexpr (E::is_late) {
-        // This one looks at a Python object, so it keeps the GIL.
+        // This constructor looks at a Python object, so it keeps the GIL.
         common(&construct_late<E>, "size_per_head", nb::arg("cache_type") = CacheType::SELF,
                nb::arg("secondary_offload_min_priority") = nb::none(), nb::arg("event_manager") = nb::none(),
                nb::arg("enable_partial_reuse") = true, nb::arg("copy_on_partial_reuse") = true,
@@ -104,7 +104,7 @@ void declare_constructor(nb::class_<Manager<E>, Base<E>>& cls) {
     }
 }
 
-// Declared without argument names in every era: positional only.
+// Every era declares it without argument names, so it is positional only.
 template <class E>
 void declare_common(nb::class_<Base<E>>& cls) {
     using B = Base<E>;

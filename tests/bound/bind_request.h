@@ -1,4 +1,4 @@
-// Declares the request of one era: a generic base with the properties, and LlmRequest, which Python derives from.
+// Declares the request of one era: a generic base with the properties, and LlmRequest, from which Python derives.
 #pragma once
 
 #include "manager.h"
@@ -70,7 +70,7 @@ void construct_request(Llm<E>* self, RequestId id, int max_new_tokens, std::vect
     try {
         self->start(input_tokens);
     } catch (...) {
-        // The binding takes an __init__ that throws for one that built nothing.
+        // When __init__ throws, the binding assumes that nothing was built.
         self->~Llm<E>();
         throw;
     }
@@ -98,7 +98,7 @@ void declare_request_constructor(nb::class_<Llm<E>, Generic<E>>& cls) {
         empty("allotted_time_ms"), empty("context_phase_params"), empty("cache_salt_id"), empty("arrival_time"));
 }
 
-// Kept for Python alone: nothing in the books depends on them.
+// Kept for Python alone; nothing in the books depends on them.
 template <class E>
 void declare_kept(nb::class_<Generic<E>>& cls) {
     using G = Generic<E>;
@@ -157,7 +157,7 @@ void declare_tokens(nb::class_<Generic<E>>& cls) {
             "draft_tokens",
             [](const G& self) { return self.has_draft_tokens() ? self.draft_tokens : OptionalTokens(); },
             [](G& self, const OptionalTokens& tokens) {
-                // None keeps what was there: a caller that wants none must assign an empty list.
+                // None keeps the current tokens. A caller that wants none must assign an empty list.
                 if (tokens) self.draft_tokens = tokens;
             },
             nb::arg("value").none())
@@ -245,7 +245,7 @@ void declare_identity(nb::class_<Generic<E>>& cls) {
         .def_ro("cache_salt_id", &G::cache_salt_id)
         .def_prop_ro("parent_request_id", [](const G& self) { return self.parent_id.value_or(0); })
         .def_prop_ro("is_child", [](const G& self) { return self.parent_id.has_value(); })
-        // By value: each read gives Python a fresh list.
+        // By value, so each read gives Python a fresh list.
         .def_prop_ro("multimodal_hashes", [](const G& self) { return self.multimodal_hashes; })
         .def_prop_ro("multimodal_positions", [](const G& self) { return self.multimodal_positions; })
         .def_prop_ro("multimodal_lengths", [](const G& self) { return self.multimodal_lengths; })

@@ -1,4 +1,4 @@
-// Declares the two schedulers of one era; they take its bound manager and its requests.
+// Declares the two schedulers of one era. They take its bound manager and its requests.
 #pragma once
 
 #include <nanobind/stl/set.h>

@@ -89,7 +89,7 @@ std::vector<BlockKey> Books::keys_to_match(const Request& request, int length) c
         tokens.clear();
         for (Token token : *request.encoder_tokens) tokens.push_back({token, 0});
     }
-    // The last token must be computed: its logits are wanted.
+    // The last token must be computed, because its logits are wanted.
     return keys(request, tokens, length - 1, true);
 }
 
@@ -192,7 +192,7 @@ void Books::rewind(RequestId id, int tokens) {
 }
 
 void Books::note(Sequence& sequence, const Request& request) {
-    // A position that stands where admission put it proves nothing: a connector may still be loading up to it.
+    // A position where admission put it proves nothing: a connector may still be loading up to it.
     const int position = request.position() > request.prepopulated() ? request.position() : 0;
     const int computed = request.num_generated() > 0 ? request.num_tokens(0) - 1 : position;
     for (auto& [size, held] : sequence.windows) windows_.at(size)->note_computed(held, computed);
@@ -208,7 +208,7 @@ std::vector<int> Books::store(Sequence& sequence, const Request& request, int le
     const auto wanted = keys(request, request.unique_tokens(0), length, partial);
     for (auto& [size, window] : windows_) {
         auto stored = window->store(wanted, sequence.windows[size].beams[0], pin);
-        // Unpinning knows the first window only.
+        // Unpinning knows only the first window.
         if (window == windows_.begin()->second) first = std::move(stored);
     }
     return first;

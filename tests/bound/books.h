@@ -1,4 +1,4 @@
-// The books of one manager: its windows and the sequences that live in them. Nothing here knows Python.
+// The books of one manager: its windows and the sequences that live in them. They know nothing of Python.
 #pragma once
 
 #include <functional>
@@ -54,7 +54,7 @@ struct Admission {
     Request* request;
 };
 
-// How many more tokens somebody else can load. It may call back into whoever holds the books.
+// Asks how many more tokens somebody else can load. It may call back into whoever holds the books.
 using Query = std::function<int(const Request&, int)>;
 
 class Books {

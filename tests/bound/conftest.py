@@ -10,7 +10,7 @@ from tests.bound import ERAS, load
 
 @pytest.fixture(params=ERAS)
 def era(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The module of one era; the switch of the repair is off again behind the test."""
+    """The module of one era. After the test, the switch of the repair is off again."""
     kvfix_bound = load()
     yield getattr(kvfix_bound, request.param)
     kvfix_bound.set_computed_only(False)

@@ -176,7 +176,7 @@ std::map<int, IterationStats> Core::iteration_stats() {
         mine.secondary_free_num_blocks = window->free_host_blocks();
         mine.secondary_used_num_blocks = window->host() - window->free_host_blocks();
     }
-    // Deltas since the last call; they are kept for all windows together and shown at the first.
+    // Counts since the last call. They are kept for all windows together and shown under the first.
     IterationStats& first = answer.begin()->second;
     first.iter_alloc_total_blocks = now.alloc_total - seen_.alloc_total;
     first.iter_alloc_new_blocks = now.alloc_new - seen_.alloc_new;

@@ -1,4 +1,4 @@
-// Holds the lock of the books and notices who comes in twice.
+// Holds the lock of the books and notices a caller that enters twice.
 #pragma once
 
 #include "books.h"
@@ -15,7 +15,7 @@ class Books::Entry {
     }
 
     void lock() {
-        // The real lock is not recursive: this call would hang for ever, which helps no test.
+        // The real lock is not recursive, so this call would hang for ever, which helps no test.
         check(books_.inside_.load() != std::this_thread::get_id(), "re-entered under the tree's lock: a deadlock");
         books_.mutex_.lock();
         books_.inside_ = std::this_thread::get_id();

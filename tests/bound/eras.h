@@ -1,4 +1,4 @@
-// How the eras differ in what they do; how they differ in what they declare is in bind_*.h.
+// How the eras differ in behaviour. How they differ in their declarations is in bind_*.h.
 #pragma once
 
 #include <atomic>
@@ -7,16 +7,19 @@ namespace bound {
 
 struct Rules {
     const char* era;
-    // store_context_blocks stops at the position and includes sliding windows; without it, it stores the whole prompt.
+    // store_context_blocks stops at the position and includes sliding windows. Without this, it stores the whole
+    // prompt.
     bool store_to_position;
-    // store_blocks_for_reuse answers with all pinned ids, a pin takes its block out of the queue, and
-    // unpin_blocks_by_id takes exactly the listed blocks. Without it: one id, its ancestors, blocks stay in the queue.
+    // store_blocks_for_reuse returns all pinned ids, a pin takes its block out of the queue, and unpin_blocks_by_id
+    // takes exactly the listed blocks. Without this, it returns one id, unpinning that id also unpins its ancestors,
+    // and pinned blocks stay in the queue.
     bool list_pins;
-    // One connector query for all windows, under the tree's lock. Without it: one a window, outside the lock.
+    // One connector query for all windows, under the tree's lock. Without this, one query for each window, outside the
+    // lock.
     bool one_query;
     // The capacity pass subtracts blocks in use and writes estimated_reusable_tokens.
     bool estimates;
-    // A release stores only what was computed, as the repair of spring 2026 does.
+    // A release stores only what was computed, as upstream's repair of spring 2026 does.
     std::atomic<bool> computed_only{false};
     // Early 2026 builds of S carry list pins as well.
     std::atomic<bool> forced_list_pins{false};
@@ -30,7 +33,7 @@ struct Era {
     static constexpr bool is_a = N == 0;
     static constexpr bool is_s = N == 1;
     static constexpr bool is_b2 = N == 2;
-    // D carries C's declaration: nobody has read D's own, so this is inferred.
+    // D has C's declaration. Nobody has read D's own, so this is inferred.
     static constexpr bool is_late = N >= 3;
     static Rules rules;
 };

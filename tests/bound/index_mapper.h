@@ -1,4 +1,4 @@
-// Which row of the host's table a sequence has.
+// Which row of the host's table belongs to a sequence.
 #pragma once
 
 #include <map>
@@ -20,18 +20,18 @@ class IndexMapper {
     int beam_width() const { return max_beam_width_; }
     int capacity() const { return max_batch_size_ * max_beam_width_; }
 
-    // Rows of the contexts first, one each, then one row for each beam of the others.
+    // The rows of the contexts come first, one each, then one row for each beam of the others.
     std::vector<std::int32_t> rows(const std::vector<RequestId>& ids, int num_contexts, int beam_width) const;
 
   private:
     int max_batch_size_;
     int max_beam_width_;
     std::map<RequestId, int> slots_;
-    // Ordered: the lowest slot goes first, so a slot that was let go is in use again at once.
+    // Ordered, so the lowest slot goes first, and a slot that was freed is in use again at once.
     std::set<int> free_;
 };
 
-// What a launch was given. The addresses are read when it runs, not when it is made.
+// The arguments of a launch. The addresses are read when it runs, not when it is made.
 struct Launch {
     const std::int32_t* input = nullptr;
     std::int32_t* output = nullptr;

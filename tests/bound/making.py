@@ -14,7 +14,7 @@ def name_of(era: Any) -> str:
 
 
 def manager_keywords(era: Any, blocks: int, host: int) -> dict[str, Any]:
-    """Of one full window, for the constructor of any era; what a head is made of is left to say."""
+    """The keywords for one full window, for the constructor of any era. The caller adds those of a head."""
     return {
         "tokens_per_block": TOKENS_PER_BLOCK,
         "blocks_per_window": {WINDOW: (blocks, host)},
@@ -61,7 +61,7 @@ def add(manager: Any, *requests: Any, beams: int = 1) -> None:
 
 
 def finish_prompt(era: Any, request: Any, token: int = 9_000) -> None:
-    """What an executor does behind a forward of the last chunk."""
+    """What an executor does after the forward pass of the last chunk."""
     request.move_to_next_context_chunk()
     request.state = era.LlmRequestState.GENERATION_IN_PROGRESS
     request.add_new_token(token, 0)

@@ -17,10 +17,10 @@
 
 namespace bound {
 
-// A class for each era: Python must see which names an era has.
+// There is a class for each era, because Python must see which names an era has.
 template <class E>
 struct Generic : Request {
-    // What only Python looks at.
+    // Attributes that only Python looks at.
     std::map<std::string, nb::object> kept;
 };
 template <class E>
@@ -44,8 +44,8 @@ template <class E>
 struct PyConnector : Connector<E> {
     NB_TRAMPOLINE(Connector<E>, 1);
 
-    // The reference makes the binding hand a copy to Python: a new object of the base class, without what a subclass
-    // or an assignment added.
+    // As in the reference, the binding hands Python a copy: a new object of the base class, without anything that a
+    // subclass or an assignment added.
     int get_num_new_matched_tokens(const Llm<E>& request, int num_computed_tokens) override {
         NB_OVERRIDE_PURE_NAME("get_num_new_matched_tokens", get_num_new_matched_tokens, request, num_computed_tokens);
     }
@@ -59,7 +59,7 @@ struct EventManager {
     std::size_t max_entries = 0;
 };
 
-// What neither takes nor gives a class of an era; compiled once.
+// The functions that neither take nor return a class of an era, so they are compiled once.
 class Core {
   public:
     Core(Config config, Rules& rules) : books(std::move(config), rules), pools(books) {}
@@ -152,7 +152,7 @@ class Base : public Core {
     std::optional<int> remove_sequence(RequestId id, const Llm<E>& request, bool pin_on_release) {
         calls.note("remove_sequence", id, request, pin_on_release);
         books.remove(id, request);
-        // The release drops the id of what it stored, so nobody has ever seen one.
+        // The release drops the id of what it stored, so nobody ever sees one.
         return std::nullopt;
     }
 

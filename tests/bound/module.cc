@@ -21,7 +21,7 @@ void add_era(nb::module_& top) {
 
 NB_MODULE(kvfix_bound, top) {
     using namespace bound;
-    // Modules of tests keep objects until the interpreter ends; that is no leak of theirs.
+    // Test modules keep objects until the interpreter ends. That is not a leak.
     nb::set_leak_warnings(false);
     bind_shared(top);
     add_era<EraA>(top);

@@ -6,14 +6,14 @@ namespace bound {
 
 namespace {
 
-// Leaked on purpose: a static object would be released after the interpreter is gone.
+// Leaked on purpose, because a static object would be released after the interpreter is gone.
 nb::object& factory() {
     static auto* held = new nb::object();
     return *held;
 }
 
 nb::object by_numpy(const nb::tuple& shape, const std::string& dtype) {
-    // numpy has neither of these; only their size counts here.
+    // numpy has neither of these. Only their size counts here.
     const std::string known = dtype == "bfloat16" ? "uint16" : dtype == "float8_e4m3fn" ? "uint8" : dtype;
     return nb::module_::import_("numpy").attr("zeros")(shape, known);
 }
@@ -107,7 +107,7 @@ nb::object Pools::pointers() const {
     auto* cells = static_cast<std::int64_t*>(host_data(nb::cast<nb::ndarray<>>(table), 8, "the pointer table"));
     const auto address = [](const nb::object& tensor) -> std::int64_t {
         if (tensor.is_none()) return 0;
-        // numpy and torch name it differently, and not every tensor of torch can be exported.
+        // numpy and torch name it differently, and not every torch tensor can be exported.
         if (nb::hasattr(tensor, "data_ptr")) return nb::cast<std::int64_t>(tensor.attr("data_ptr")());
         return nb::cast<std::int64_t>(tensor.attr("ctypes").attr("data"));
     };

@@ -1,4 +1,4 @@
-// The memory behind the slots, made by whoever tests; the books know slots only.
+// The memory behind the slots, which the tests provide. The books know only slots.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,7 +10,7 @@ namespace nb = nanobind;
 
 namespace bound {
 
-// Makes one tensor. Without a factory of the harness it makes numpy arrays.
+// Makes one tensor. Unless the harness has set a factory, it is a numpy array.
 nb::object make_tensor(const std::vector<std::size_t>& shape, const std::string& dtype, bool pinned);
 void set_tensor_factory(nb::object factory);
 const char* dtype_name(DataType dtype);
@@ -23,7 +23,7 @@ struct PoolShape {
     std::size_t block_size;
 };
 
-// int32 or int64 memory of the host, contiguous; anything else is an error.
+// The address of contiguous int32 or int64 memory on the host. Anything else is an error.
 void* host_data(const nb::ndarray<>& array, std::size_t bytes_each, const char* what);
 
 class Pools {
@@ -43,7 +43,7 @@ class Pools {
     nb::object unique_primary() const;
     nb::object primary_of(int layer) const;
 
-    // Fills the rows of one sequence in a table [pools, rows, 2, blocks] and answers with the longest row.
+    // Fills the rows of one sequence in a table [pools, rows, 2, blocks] and returns the length of the longest row.
     int copy_offsets(const nb::ndarray<>& table, int row, RequestId id) const;
 
   private:

@@ -1,4 +1,4 @@
-// What the books answer without changing anything that is cached.
+// Questions that the books answer without changing anything that is cached.
 #include <algorithm>
 
 #include "books.h"
@@ -52,7 +52,7 @@ int Books::count_reusable(const Tokens& tokens, const Request& request, bool onl
 
 PrefixSummary Books::analyze(const Tokens& tokens, const Request& request) const {
     Entry entry(*this);
-    // With several windows the one that keeps most decides what an estimate may promise.
+    // With several windows, the one that keeps most decides what an estimate may promise.
     const Window& window = *windows_.rbegin()->second;
     const auto wanted = keys(request, tokens, int(tokens.size()), false);
     const auto blocks = window.walk(wanted);

@@ -1,4 +1,4 @@
-// What has been called through the binding, in order, with its arguments in words.
+// The calls made through the binding, in order, with their arguments in words.
 #pragma once
 
 #include <mutex>

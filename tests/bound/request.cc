@@ -58,7 +58,7 @@ void Request::set_generated(const std::vector<std::vector<Token>>& by_beam) {
 }
 
 void Request::pause(int max_input_len) {
-    // Beams would have to be swapped out: they lose what they generated instead.
+    // Beams would have to be swapped out, so they lose what they generated instead.
     const int length = sampling.beam_width > 1 ? prompt_len : std::min(max_input_len, max_beam_num_tokens());
     for (auto& beam : tokens) beam.resize(std::size_t(length));
     max_new_tokens -= length - prompt_len;

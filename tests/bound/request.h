@@ -8,7 +8,7 @@
 
 namespace bound {
 
-// The order decides what a scheduler takes: it takes what has reached one state and not yet another.
+// The order matters: a scheduler takes the requests that have reached one state and not yet another.
 enum class State : int {
     DISAGG_TRANS_ERROR = -1,
     UNKNOWN = 0,
@@ -62,7 +62,7 @@ class Request {
   public:
     Request() = default;
     virtual ~Request() = default;
-    // Binding code calls this once: the members below are filled first.
+    // The binding code calls this once, after it has filled the members below.
     void start(const std::vector<Token>& input);
 
     int num_tokens(int beam) const { return int(tokens.at(std::size_t(beam)).size()); }
@@ -122,7 +122,7 @@ class Request {
     std::optional<Token> end_id;
     std::optional<Token> pad_id;
     std::vector<FinishReason> finish_reasons;
-    // The pass that estimates it may only read the request otherwise.
+    // The pass that estimates it may otherwise only read the request.
     mutable int estimated_reusable_tokens = 0;
     CacheCounts counts;
     int decoding_iter = 0;
@@ -133,7 +133,7 @@ class Request {
     bool streaming = false;
 
   private:
-    // Target and draft keep a place of their own; use_draft_model says which one counts.
+    // Target and draft each have a position; use_draft_model says which one counts.
     int positions_[2] = {0, 0};
     int prepopulated_[2] = {0, 0};
     int chunk_ = 0;

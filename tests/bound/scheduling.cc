@@ -14,7 +14,7 @@ bool waits_to_start(const Request& request) {
     return (request.in_context() && request.first_chunk()) || request.state == State::DISAGG_GENERATION_INIT;
 }
 
-// Names the first block that nobody has yet: whoever brings it makes the others wait for it.
+// Names the first block that nobody has yet. The request that computes it makes the others wait for it.
 std::optional<BlockKey> brings(const Request& request, const Books& books) {
     if (!books.config().reuse || books.variable_window() || !request.in_context()) return std::nullopt;
     return books.find_new_block(request.unique_tokens(0), request);
@@ -43,8 +43,8 @@ Capacity CapacityScheduler::no_evict(const std::vector<Request*>& active, const 
         }
         return blocks;
     };
-    // A prompt that is being computed brings its next block, and waits for nobody's. Whether it goes on is asked anew
-    // each time: only those that generate are taken without a question.
+    // A prompt that is being computed brings its next block, and waits for nobody else's. Whether it continues is
+    // decided anew each time: only generating requests are taken without a question.
     std::set<BlockKey> coming;
     for (const Request* request : active) {
         if (!request->in_context() || request->first_chunk()) continue;
@@ -116,7 +116,7 @@ Capacity CapacityScheduler::max_utilization(const std::vector<Request*>& active,
             sort_out(request, i++, answer);
             continue;
         }
-        // The newest one that has started makes room; if that is this one, or none is left, the pass is over.
+        // The newest request that has started makes room. If that is this one, or none is left, the pass is over.
         std::size_t newest = end;
         while (newest > i && (!stretch.covers(*active[newest - 1]) || waits_to_start(*active[newest - 1]))) --newest;
         if (newest == i) break;

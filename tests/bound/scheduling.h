@@ -1,4 +1,4 @@
-// Which requests run next: capacity in blocks, then tokens of one batch. Only the books are asked.
+// Which requests run next: first by capacity in blocks, then by tokens in one batch. Only the books are asked.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@ struct Chunking {
     int unit = 1;
 };
 
-// The states between which a request is the scheduler's business.
+// The states between which a request concerns the scheduler.
 struct Stretch {
     State from = State::CONTEXT_INIT;
     State until = State::GENERATION_COMPLETE;
@@ -54,7 +54,7 @@ struct MicroBatchScheduler {
     std::optional<int> max_context_length;
     Stretch stretch;
 
-    // Contexts and generations; it sets the chunk sizes of the contexts.
+    // Returns contexts and generations, and sets the chunk sizes of the contexts.
     std::pair<Places, Places> schedule(const std::vector<Request*>& active, const std::set<RequestId>& in_flight,
                                        int max_batch_size, std::optional<int> max_num_tokens) const;
 

@@ -1,4 +1,4 @@
-// Names that look the same in every era.
+// Names that are the same in every era.
 #include <nanobind/stl/bind_vector.h>
 #include <nanobind/stl/chrono.h>
 

@@ -1,4 +1,4 @@
-"""Who gets which slot: claims, tiers, priorities, copies, beams, windows, pins."""
+"""Which block gets which slot: claims, tiers, priorities, copies, beams, windows, pins."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The call from inside admission: what it sees, and who runs meanwhile."""
+"""The call from inside admission: what it sees, and what runs meanwhile."""
 
 import threading
 from typing import Any

@@ -21,7 +21,7 @@ struct UniqueToken {
 
 using Tokens = std::vector<UniqueToken>;
 
-// What names the contents of one block; the way to it through the tree names the rest.
+// Identifies the contents of one block; the path to it through the tree identifies what precedes it.
 struct BlockKey {
     bool uses_extra_ids = false;
     std::optional<std::uint64_t> lora_task_id;

@@ -43,7 +43,7 @@ void Window::release(Block& block, bool to_front) {
 }
 
 void Window::unlink(Block& block) {
-    // Nothing can find a child whose parent is gone, so it goes as well; its slot keeps its bytes until it is taken.
+    // Nothing can find a child whose parent is gone, so it goes too. Its slot keeps its bytes until somebody takes it.
     while (!block.next.empty()) unlink(*block.next.begin()->second);
     if (block.parent != nullptr) block.parent->next.erase(block.key);
     block.parent = nullptr;
@@ -120,7 +120,7 @@ void Window::shrink(Held& held, int num_tokens) {
     const auto wanted = std::size_t(ceil_div(std::max(0, num_tokens), options_.tokens_per_block));
     while (held.beams[0].size() > std::max(wanted, std::size_t(held.front_removed))) {
         for (auto& beam : held.beams) {
-            // An emptied block is the first to be taken again: nothing in it is worth keeping.
+            // An emptied block is the first to be taken again, because nothing in it is worth keeping.
             release(*beam.back(), true);
             beam.pop_back();
         }

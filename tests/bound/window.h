@@ -1,4 +1,4 @@
-// The books of one attention window: slots of two tiers, the tree of what is cached, the queues of what may go.
+// The books of one attention window: the slots of two tiers, the tree of what is cached, and the queues of what may go.
 #pragma once
 
 #include <list>
@@ -12,7 +12,7 @@ namespace bound {
 
 struct Block {
     int id = 0;
-    // The id stays; tier and slot change hands when a block is offloaded or brought back.
+    // The id stays. Tier and slot change when a block is offloaded or brought back.
     bool host = false;
     int slot = 0;
     int refs = 0;
@@ -22,7 +22,7 @@ struct Block {
     std::list<Block*>::iterator place;
     BlockKey key;
     bool full = false;
-    // How many of its tokens a forward has really computed.
+    // How many of its tokens a forward pass has really computed.
     int computed = 0;
     Block* parent = nullptr;
     std::map<BlockKey, Block*> next;
@@ -67,9 +67,9 @@ class Window {
     Window(const Window&) = delete;
     Window& operator=(const Window&) = delete;
 
-    // One by one: each block is matched, claimed and given a slot before the next one is looked at.
+    // One by one: each block is matched, claimed and given a slot before the next one is considered.
     void admit(RequestId id, Held& held, const std::vector<BlockKey>& keys, int blocks, const Request* request);
-    // In two phases: claim first, for all requests of a batch, then allocate.
+    // In two phases: claim first, for all requests of a batch, and then allocate.
     void claim_prefix(Held& held, const std::vector<BlockKey>& keys, int blocks);
     void admit_claimed(RequestId id, Held& held, const std::vector<BlockKey>& keys, int blocks, const Request* request);
     void admit_without_reuse(RequestId id, Held& held, int blocks, bool share_last);
@@ -104,7 +104,7 @@ class Window {
     int onboarded = 0;
     int copied = 0;
     std::vector<Transfer> transfers;
-    // Whose blocks have gone to somebody else before they were stored.
+    // Requests whose blocks went to somebody else before they were stored.
     std::set<RequestId> robbed;
 
   private:

@@ -38,7 +38,7 @@ class Block:
 
     @property
     def words(self) -> str:
-        """Its text without marks, in one line."""
+        """The text without marks, in one line."""
         return " ".join(plain(self.text).split())
 
 
@@ -55,7 +55,7 @@ class Cell:
 
 
 def plain(text: str) -> str:
-    """Without code, emphasis and the addresses of links."""
+    """The text without code, emphasis and the addresses of links."""
     text = re.sub(r"`[^`\n]*`", lambda found: "_" * len(found.group()), text)
     text = re.sub(r"\]\([^)\s]*\)", "]", text)
     return text.replace("*", "")

@@ -84,7 +84,7 @@ def under_test(monkeypatch: pytest.MonkeyPatch, body: Callable[[], None]) -> Non
 
 
 def test_ctrl_c_before_a_command_has_anything_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While modules are imported, or a device is opened. 1 would mean a hazard."""
+    """Ctrl-C arrives while modules are imported or a device is opened. 1 would mean a hazard."""
 
     def body() -> None:
         raise KeyboardInterrupt

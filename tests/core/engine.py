@@ -110,7 +110,7 @@ class Engine:
             del self.live[request_id]
 
     def settle(self) -> None:
-        """Some ticket ends. Requests whose values never came are taken away, storing what is still good."""
+        """Ends some ticket. Requests whose values never arrived are removed, and store what is still valid."""
         if not self.pending:
             return
         ended = self.pending.pop(self.rng.randrange(len(self.pending)))

@@ -21,7 +21,7 @@ def manager(primary: int, host: int = 0, **options: object) -> BlockManager:
 
 
 def hashes(tokens: Sequence[int], **identity: object) -> list[int]:
-    """Of the prompt's full blocks, as a manager above has them."""
+    """The hashes of the prompt's full blocks, as a manager from above computes them."""
     request = SequenceRequest(1, tokens, **identity)  # type: ignore[arg-type]
     return block_hashes(request, manager(primary=1).config)
 

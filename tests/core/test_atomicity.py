@@ -11,7 +11,7 @@ from .scenes import BLOCK, NO_HASH, begin, leave_behind, manager, prompt, push_t
 
 
 def busy_manager() -> BlockManager:
-    """Something in every state: owned, cached, pinned, in flight, in host; request 4's blocks are in flight."""
+    """A manager with blocks in every state: owned, cached, pinned, in flight, in host. Request 4's are in flight."""
     m = manager(primary=10, host=6, max_beam_width=2, events_max=100)
     leave_behind(m, 1, prompt(1, 2 * BLOCK))
     push_to_host(m, 2, blocks=10)
@@ -92,7 +92,7 @@ def test_looking_changes_nothing() -> None:
 
 
 def test_every_kind_of_change_shows_in_the_digest() -> None:
-    """Else the tests above could not fail."""
+    """Otherwise the tests above could not fail."""
     m = busy_manager()
     digest = m.digest()
     changes: list[Callable[[], object]] = [

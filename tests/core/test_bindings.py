@@ -41,14 +41,14 @@ class RefusesFirst(DlpackOnly):
 
 
 class NegativeView(DlpackOnly):
-    """As torch's: the memory that it exports holds the values with the other sign."""
+    """Like torch's: the memory that it exports holds the values with the opposite sign."""
 
     def is_neg(self) -> bool:
         return True
 
 
 class Fails(DlpackOnly):
-    """What happens in an exporter is the caller's."""
+    """An exporter's own error reaches the caller."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__([1])

@@ -1,4 +1,4 @@
-"""What nobody has computed is promised to nobody: reserving positions says nothing about what is in them."""
+"""Nothing is promised before it is computed: reserved positions say nothing about their contents."""
 
 import pytest
 

@@ -39,7 +39,7 @@ class BlockManagerMachine(WaitingRequests):
             self.serve(Request(self.new_id(), prompt), leave=True)
 
     def serve(self, request: Request, leave: bool) -> None:
-        """As an engine would: admit, copy, compute, and perhaps finish."""
+        """Does what an engine would: admit, copy, compute, and perhaps finish."""
         if self.pair.add([request]):
             self.pair.check()
             self.run_all_transfers()
@@ -48,7 +48,7 @@ class BlockManagerMachine(WaitingRequests):
                 self.pair.remove(request.request_id)
 
     def live(self, index: int) -> int:
-        """A live request; rarely, or if there is none, one that is not."""
+        """A live request. Rarely, or if there is none, one that is not live."""
         ids = list(self.pair.model.state.sequences)
         return ids[index % len(ids)] if ids and index < UNHEARD_INDEX else self.ids_used + 1
 
@@ -105,7 +105,7 @@ class BlockManagerMachine(WaitingRequests):
         self.pair.grow(ids, counts, values, carrier, self.reported(data, ids))
 
     def beyond(self, request_id: int, count: int) -> int:
-        """Of these positions, those behind the prompt."""
+        """Those of these positions that lie behind the prompt."""
         live = self.pair.model.state.sequences.get(request_id)
         prompt = len(live.request.tokens) if live else 0
         length = self.length(request_id)

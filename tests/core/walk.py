@@ -127,7 +127,7 @@ class Walk:
         self.pair.grow(ids, counts, values, self.rng.choice(CARRIERS), computed)
 
     def beyond(self, request_id: int, count: int) -> int:
-        """Of these positions, those behind the prompt."""
+        """Those of these positions that lie behind the prompt."""
         seq = self.model.sequence(request_id)
         prompt = len(seq.request.tokens)
         return max(seq.length + count, prompt) - max(seq.length, prompt)

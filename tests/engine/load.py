@@ -102,7 +102,7 @@ class Played:
 
 
 def without(config: EngineConfig, fix: str) -> EngineConfig:
-    """One fix off, in the order in which that matters."""
+    """One fix is off, in the order in which that matters."""
     return replace(with_fix(config, fix), off=frozenset((fix,)))
 
 

@@ -1,4 +1,4 @@
-"""Who is held, who is let go, and that nobody waits for ever."""
+"""What is held, what is let go, and that nothing waits for ever."""
 
 from collections.abc import Iterator
 

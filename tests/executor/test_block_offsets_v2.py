@@ -76,7 +76,7 @@ class Bench:
         return expected
 
     def two_calls_while_held(self) -> tuple[bool, bool]:
-        """Of the requests 0 to 3, two and two: whether each batch arrives as it was at its call."""
+        """Two batches of two of the requests 0 to 3. Returns whether each arrives as it was at its call."""
         gate = self.tensors.close_gate(self.stream)
         first, second = self.ship(0, [0, 1]), self.ship(1, [2, 3])
         self.tensors.open_gate(gate)

@@ -33,7 +33,7 @@ def standing_in(variant: str, *, nixl: bool = False) -> Iterator[None]:
 
 @contextmanager
 def applied(ids: Sequence[str]) -> Iterator[Registry]:
-    """Inside `standing_in`. What was applied is taken back at the end."""
+    """Runs inside `standing_in`. The fixes that it applies are reverted at the end."""
     registry = Registry(ALL)
     report = registry.apply(only(*ids), Upstream(), at_last=True)
     assert set(report.applied) == set(ids), report.line()

@@ -71,7 +71,7 @@ def generation(
 
 @dataclass
 class PlainBatch:
-    """Before contexts were kept in two lists."""
+    """A batch from before contexts were kept in two lists."""
 
     context_requests: list[Request] = field(default_factory=list)
     generation_requests: list[Request] = field(default_factory=list)

@@ -50,7 +50,7 @@ class RankComm:
 
 
 def on_ranks(between: Between, work: Callable[[int, RankComm], Any]) -> list[Any]:
-    """What each rank's thread answered."""
+    """What each rank's thread returned."""
     answers: dict[int, Any] = {}
 
     def run(rank: int) -> None:

@@ -55,7 +55,7 @@ class Loop:
             assert self.fence.writing(original)(tables, value, tokens_per_seq=1) == "nothing"
 
     def require_write_at_once(self, tables: Tables, value: int) -> None:
-        """Although whatever is behind a closed gate is pending."""
+        """The write must not wait, although everything behind a closed gate is pending."""
         thread = threading.Thread(target=self.write, args=(tables, value), daemon=True)
         thread.start()
         thread.join(WATCHDOG_S)
@@ -65,7 +65,7 @@ class Loop:
         return int(self.device.download(tables.seen, self.stream)[0])
 
     def require_write_waits(self, tables: Tables, gate: int) -> None:
-        """Until the gate is opened; then the graph has read what was there before."""
+        """The write waits until the gate is opened. By then the graph has read what was there before."""
         before = int(tables.word.array[0])
         thread = threading.Thread(target=self.write, args=(tables, before + 1), daemon=True)
         thread.start()

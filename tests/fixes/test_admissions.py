@@ -20,7 +20,7 @@ Traffic = Callable[[Server], list[Any]]
 
 
 def overshooting(*variants: str, chunked: bool = False) -> pytest.MarkDecorator:
-    """With traffic on which the variant does: B2's estimate counts full blocks alone, so it promises no leaf."""
+    """With traffic on which the variant overshoots: B2's estimate counts only full blocks, so it promises no leaf."""
     leaf = CHUNKED if chunked else SHARED_LEAF
     evaporating = EVAPORATION | {"enable_chunked_prefill": chunked}
     made = [
@@ -78,7 +78,7 @@ def test_in_the_better_order_more_is_reused_where_whole_prompts_are_charged() ->
 
 
 def admitted_by_each_manager() -> list[list[int]]:
-    """Of the last two requests, in the order of their admission by the draft's manager and by the target's."""
+    """The last two requests, in the order in which the draft's manager and the target's admitted them."""
     server = Server({**EVAPORATION, "max_num_tokens": 128, "speculative_config": {}})
     requests = fill_for_evaporation(server)
     managers = server.executor.resource_manager.resource_managers.values()
@@ -168,7 +168,7 @@ def test_a_request_that_was_put_off_has_its_own_blocks_when_it_runs(
 def test_a_connector_is_told_of_a_request_once_and_has_it_in_a_report_when_it_runs(
     variant: str, sizes: dict[str, Any], traffic: Traffic
 ) -> None:
-    """One that is put off keeps its blocks, so what the connector was told of them stays true."""
+    """A request that is put off keeps its blocks, so what the connector learned about them stays true."""
     module = "tests.fixes.recording_connector"
     connector = {
         "connector_module": module,

@@ -1,4 +1,4 @@
-"""The listener is off for the adapter's configurations, for nobody else's."""
+"""The listener is off for the adapter's configurations, and for no others."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def test_others_get_what_they_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_configuration_made_deeper_down_is_not_the_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who calls the constructor decides, not who called that one's caller."""
+    """The constructor's direct caller decides, not that caller's caller."""
 
     def elsewhere() -> Config:
         return Config(enable_listen_thread=True)

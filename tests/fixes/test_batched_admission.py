@@ -1,4 +1,4 @@
-"""Admission one by one: who allocates least goes first, and what was lost is counted."""
+"""Admission one by one: the request that allocates least goes first, and losses are counted."""
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -157,7 +157,7 @@ def test_who_has_its_sequence_allocates_nothing_and_is_not_measured(fuse: Fuse) 
 
 
 def test_of_one_that_enters_alone_nothing_is_asked(fuse: Fuse) -> None:
-    """To ask means to copy its tokens out of C++ and in again; and there is no other order."""
+    """A question copies its tokens out of C++ and back in, and there is no other order."""
     before = counters.read()
     admitting = Admitting(fuse, Manager(Silent(), has_its_sequence=(1,)))
     batch = PlainBatch([context(1, 64), context(2, 64)])
@@ -253,7 +253,7 @@ def admit_what_evaporates(place: Place) -> None:
 
 
 def admit_pairs(place: Place) -> None:
-    """What one that enters alone does not ask for fails as often in a row as the fix is allowed to."""
+    """The question that a request alone does not ask fails as often in a row as the fix allows."""
     admit_what_evaporates(place)
     server = Server({**EVAPORATION, "max_num_tokens": 128})
     for number in range(IN_A_ROW_MAX):

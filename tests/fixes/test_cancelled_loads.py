@@ -20,7 +20,7 @@ LOADED = 16
 
 
 def server_with(**offer: Any) -> Server:
-    """Its connector loads this for the first request."""
+    """A server whose connector loads this for the first request."""
     config = import_module("tensorrt_llm.llmapi.llm_args").KvCacheConnectorConfig(**connector_double.CONFIG)
     server = Server({"enable_chunked_prefill": True, "kv_connector_config": config})
     vars(server.executor.kv_connector_manager.scheduler).update({"only": {1}, **offer})
@@ -59,7 +59,7 @@ def test_a_load_that_never_came_is_not_offered(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", BY_POSITION)
 def test_what_was_computed_behind_a_load_is_offered_as_before(variant: str) -> None:
-    """The prompt goes on only when the load is over."""
+    """The prompt continues only when the load has ended."""
     with standing_in(variant), applied([FIX]):
         assert matched_after(server_with(matched=LOADED, is_async=True), 1) == LOADED + BLOCK
         assert matched_after(server_with(matched=0), 2) == 2 * BLOCK

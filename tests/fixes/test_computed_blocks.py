@@ -24,7 +24,7 @@ SMALL_CHUNKS = {"enable_chunked_prefill": True, "max_num_tokens": 8}
 
 
 def chunked_server(**more: Any) -> Server:
-    """With a connector, because the loop looks at the contents of blocks where there is one."""
+    """Has a connector, because the loop checks the contents of blocks if there is one."""
     config = import_module("tensorrt_llm.llmapi.llm_args").KvCacheConnectorConfig(**CONNECTOR)
     return Server({**SMALL_CHUNKS, "kv_connector_config": config, **more})
 
@@ -61,7 +61,7 @@ class Prefill:
 
 
 def cancelled_in_the_middle(server: Server, prompt: list[int]) -> None:
-    """When its first chunk has been computed, of four."""
+    """Cancels a request when the first of its four chunks has been computed."""
     request = server.request(1, prompt)
     said: list[int] = []
 

@@ -13,7 +13,7 @@ FIX = "computed-blocks"
 
 
 class Request:
-    """Of an upstream whose request raises where it is told to."""
+    """The request of an upstream that raises where the test says."""
 
     def __init__(self, remaining: int, raises: Callable[[], bool] = lambda: False) -> None:
         self.remaining, self.raises = remaining, raises
@@ -112,7 +112,7 @@ def test_a_fault_of_ours_offers_nothing_and_releases_everything(times: int) -> N
 
 
 class ReadOnly(Request):
-    """Its mark cannot be written, nor its state read."""
+    """A request whose mark cannot be written, and whose state cannot be read."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "is_dummy_request" and value:

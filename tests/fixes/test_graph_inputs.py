@@ -227,7 +227,7 @@ def test_graphs_read_their_own_steps_tables_with_the_fix_and_anothers_without(va
 
 
 def test_the_input_copy_fence_of_upstream_and_ours_do_not_cover_what_graphs_read() -> None:
-    """Else this fix would guard nothing. In D upstream has its own fence, before the replay."""
+    """Otherwise this fix would guard nothing. In D upstream has its own fence, before the replay."""
     with standing_in("D"), applied([]):
         server = Server(LORA)
         serve(server)

@@ -19,7 +19,7 @@ def adapter() -> Any:
 
 
 def listens(agent_name: str) -> bool:
-    """Of the agent that the adapter makes for the source of a tier."""
+    """Whether the agent listens that the adapter makes for the source of a tier."""
     made = adapter().build_raw_nixl_source_agent(agent_name=agent_name, pool_base_ptr=0, pool_size_bytes=0)
     assert made is not None, "no agent was made"
     return bool(made.agent.config.enable_listen)
@@ -74,7 +74,7 @@ BROKEN = Broken("fixes.nixl_listener.record.without_listener", as_it_was)
 
 
 def configure(place: Place) -> None:
-    """As the adapter does. Where we fail, upstream has its arguments as they came."""
+    """Configures as the adapter does. If our code fails, upstream gets its arguments unchanged."""
     nixl = import_module("nixl")
     scope = {"__name__": ADAPTERS[0], "nixl_agent_config": nixl.nixl_agent_config}
     made = [eval("nixl_agent_config(True, True, backends=['UCX'])", scope) for _ in range(4)]

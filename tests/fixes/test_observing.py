@@ -81,7 +81,9 @@ class Counted:
 
 
 def corrupt_steps(llm_args: dict[str, Any], what: str, *, draft: bool = False) -> int:
-    """Of a server whose copies, the target's or the draft's, are held until the next step is prepared."""
+    """The corrupt steps of a server whose copies, the target's or the draft's, are held until the next step is
+    ready.
+    """
     server = Server(llm_args | ({"speculative_config": {}} if draft else {}))
     with server.stall(draft=draft):
         server.serve(server.workload(REQUESTS))

@@ -56,7 +56,7 @@ def counts(fix_id: str) -> tuple[int, int]:
 
 
 def racy_ship(_: OffsetStager, dst: Any, table: Any, rows: int, **__: Any) -> None:
-    """As upstream ships: the copy reads the live table when the stream gets there."""
+    """Ships as upstream does: the copy reads the live table when the stream gets there."""
     device, stream = current_place()
     target, (_, table_rows, _, blocks) = Destination.of(dst, device), table.shape
     for pool in range(table.shape[0]):

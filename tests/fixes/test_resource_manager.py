@@ -1,4 +1,4 @@
-"""The budget around a resource manager: who is put off keeps what it has, and is neither added nor told of again."""
+"""The budget around a resource manager: a request put off keeps what it has, and is not added or reported again."""
 
 import logging
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ def test_a_connectors_order_of_calls_is_upstreams() -> None:
 
 
 def test_a_request_whose_tokens_are_loaded_in_this_step_stays() -> None:
-    """Its load is part of the step: a connector that is not told of it would never load."""
+    """Its load is part of the step. A connector that does not hear of it would never load."""
     connector = Connector()
     connector.matches[3] = 8
     loop = Loop(budget=45, connector=connector)

@@ -175,7 +175,7 @@ def test_what_is_left_fits_and_no_more_was_taken_than_needed(
 
 
 def untouched_prefix(order: list[Request], touched: list[Request]) -> bool:
-    """Whoever came first keeps its place: everybody behind a changed request is changed too."""
+    """Earlier requests keep their place: every request behind a changed one is changed too."""
     changed = [request in touched for request in order]
     return changed == sorted(changed)
 

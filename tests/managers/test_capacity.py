@@ -1,4 +1,4 @@
-"""Who may run next, where the manager is ours."""
+"""Which requests may run next, if the manager is ours."""
 
 from types import SimpleNamespace
 from typing import Any

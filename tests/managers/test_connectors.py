@@ -10,7 +10,7 @@ from trtllm_kvfix.managers.capacity import scheduler_for
 
 
 class Connector:
-    """Has 4 tokens behind what it is told to be computed."""
+    """Has 4 tokens behind those that it is told are computed."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
@@ -70,7 +70,7 @@ def test_a_request_that_a_connector_refuses_can_be_removed() -> None:
 
 
 def test_a_request_whose_load_runs_keeps_its_claim_on_what_it_will_grow_by() -> None:
-    """It is nobody who runs, and would be overtaken."""
+    """It does not count as running, and would be overtaken."""
     with bench(blocks=8, kv_connector_manager=Connector()) as b:
         loading = b.request(1, range(16))
         b.prepare([loading])

@@ -1,4 +1,4 @@
-"""Where ours takes the place of upstream's, and where it must not."""
+"""Where our manager replaces upstream's, and where it must not."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What processes say of themselves: written, read by others, compared, and dropped when they end."""
+"""What processes report about themselves: written, read by others, compared, and dropped when they end."""
 
 import json
 import os

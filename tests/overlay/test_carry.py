@@ -13,7 +13,7 @@ PORT = "TRTLLM_KVFIX_METRICS_PORT"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of a process in which the user has chosen a port."""
+    """The environment of a process in which the user has chosen a port."""
     for name in carry.carried():
         monkeypatch.delenv(name)
     monkeypatch.setenv(PORT, "9400")

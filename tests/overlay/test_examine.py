@@ -58,7 +58,7 @@ NAMES = [
 
 
 def doctor(folder: Path, *arguments: str, prelude: str = "", **variables: str) -> tuple[dict[str, Any], int]:
-    """Of the double of upstream and its two fixes."""
+    """Runs `doctor` on the double of upstream and its two fixes."""
     code = (
         f"import small_fixes\n{prelude}\nimport sys; sys.argv = ['trtllm-kvfix', 'doctor', '--json']\n"
         "from trtllm_kvfix.cli import main; main()"

@@ -45,7 +45,7 @@ def test_errors_of_the_section_name_the_file(file: Path) -> None:
 
 
 class ClickException(Exception):
-    """As click's: the command line shows its message alone, and ends with the code."""
+    """Like click's: the command line shows only its message, and ends with the code."""
 
     exit_code = 1
 

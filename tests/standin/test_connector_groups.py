@@ -45,7 +45,7 @@ def grouped(monkeypatch: pytest.MonkeyPatch, **on_worker: object) -> Iterator[tu
 
 
 def test_a_v2_manager_passes_three_arguments_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever stands in between with two of them ends the server."""
+    """Code in between that takes only two of them ends the server."""
     with grouped(monkeypatch) as (server, manager, scheduler):
         calls: list[tuple[Any, ...]] = []
         real = type(manager).update_state_after_alloc

@@ -26,7 +26,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def interpreter(version: str) -> str | None:
-    """That version's, where it is in the path and starts."""
+    """The interpreter of that version, if it is in the path and starts."""
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     command = sys.executable if version == ours else shutil.which(f"python{version}")
     if command is None or subprocess.run([command, "-c", ""], capture_output=True, check=False).returncode != 0:

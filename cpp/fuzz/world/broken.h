@@ -1,4 +1,4 @@
-// What a manager did that docs/block-manager.md rules out.
+// Thrown when a manager does something that docs/block-manager.md rules out.
 #pragma once
 
 #include <stdexcept>
@@ -11,7 +11,7 @@ class Broken : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The text is built only when it is needed: `what` gives it, or is it.
+// `what` is the text, or returns it. It is called only if the text is needed.
 template <class What>
 void promise(bool kept, What&& what) {
     if (!kept) {

@@ -1,6 +1,6 @@
-// Which block goes next: a server so small and so punctual that docs/block-manager.md, section 6, leaves nothing open. Prompts are whole
-// blocks and one token, every copy ends within its step, and so each block that events say has gone can be compared with the one
-// that had to go.
+// Which block goes next. This server is so small and so punctual that docs/block-manager.md, section 6, leaves nothing
+// open: prompts are whole blocks and one token, and every copy ends within its step. So each block that goes, according
+// to the events, can be compared with the one that had to go.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ class Evictions {
   public:
     explicit Evictions(std::uint64_t seed);
     void step();
-    // Compared with what had to go.
+    // How many blocks were compared with the ones that had to go.
     std::uint64_t seen() const { return seen_; }
 
   private:
-    using Path = std::vector<TokenId>;  // a block's, from its root: one number for each block
+    using Path = std::vector<TokenId>;  // a block's path from its root: one number for each block
     struct Block {
         Path path;
         Priority priority = kPriorityDefault;
@@ -33,20 +33,20 @@ class Evictions {
         bool primary = true;
         bool host = false;
         bool copying = false;          // between the tiers, until its step ends
-        std::uint64_t cached_at = 0;   // in primary
-        std::uint64_t host_since = 0;  // in its group of host blocks
+        std::uint64_t cached_at = 0;   // when it was last cached in primary
+        std::uint64_t host_since = 0;  // when it joined its group of host blocks
         bool cached() const { return in_tree && primary && owners == 0 && pins == 0 && !copying; }
     };
     using BlockPtr = std::shared_ptr<Block>;
     struct Live {
         Path path;
-        std::vector<BlockPtr> blocks;  // whole ones, and one for the last token
+        std::vector<BlockPtr> blocks;  // whole blocks, and one for the last token
     };
     struct Pinned {
         std::vector<BlockId> ids;
         std::vector<BlockPtr> blocks;
     };
-    // Blocks that go at once, in any order; or one whose primary slot goes.
+    // Blocks that go together, in any order, or one block whose primary slot goes.
     struct Going {
         bool to_host;
         std::set<Path> blocks;
@@ -77,17 +77,17 @@ class Evictions {
     std::map<Path, BlockPtr> tree_;
     std::map<RequestId, Live> live_;
     std::vector<Pinned> pinned_;
-    std::vector<BlockPtr> copies_;  // of this step, in order
+    std::vector<BlockPtr> copies_;  // those of this step, in order
     std::uint64_t primary_free_;
     std::uint64_t host_free_;
     std::uint64_t clock_ = 0;
     RequestId next_id_ = 1;
-    std::vector<Going> going_;  // of this step, in order
+    std::vector<Going> going_;  // those of this step, in order
     struct Told {
         Path path;
         bool primary;
     };
-    std::map<BlockHash, Told> told_;  // by events
+    std::map<BlockHash, Told> told_;  // what events have reported
     std::uint64_t seen_ = 0;
 };
 

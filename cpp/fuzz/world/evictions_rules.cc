@@ -1,4 +1,4 @@
-// The rules of docs/block-manager.md, section 6, in plain lists: who goes, and what goes with him.
+// The rules of docs/block-manager.md, section 6, in plain lists: which block goes, and what goes with it.
 #include <algorithm>
 #include <tuple>
 #include <utility>
@@ -28,7 +28,7 @@ bool Evictions::has_child(const Block& block, bool in_primary) const {
     });
 }
 
-// The lowest priority first, then the longest ago.
+// The lowest priority goes first, then the one that has waited longest.
 template <class May, class Since>
 Evictions::BlockPtr Evictions::first_of(May&& may, Since&& since) const {
     BlockPtr first;
@@ -61,7 +61,7 @@ void Evictions::evict_primary() {
         if (!down || !take_host_slot()) {
             return drop(victim);
         }
-        if (!victim->in_tree) {  // it went with an ancestor that made room
+        if (!victim->in_tree) {  // it was dropped with an ancestor, to make room
             ++host_free_;
             return;
         }
@@ -98,7 +98,7 @@ bool Evictions::take_host_slot() {
     return true;
 }
 
-// With all that lies below it. What somebody holds goes on as his own.
+// Drops a block with everything below it. A block that somebody holds continues as the holder's own.
 void Evictions::drop(const BlockPtr& block) {
     Going gone{.to_host = false, .blocks = {}};
     const Path top = block->path;

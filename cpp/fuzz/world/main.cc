@@ -1,5 +1,5 @@
-// fuzz_worlds [--steps N] [--seconds N] [--seed N] [--world N]: lives through small servers (world.h) until one breaks a promise. A world is
-// its seed: --world lives one again and tells its last calls.
+// fuzz_worlds [--steps N] [--seconds N] [--seed N] [--world N]: runs small servers (world.h) until one breaks a
+// promise. A world is determined by its seed: --world runs one again and prints its last calls.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,7 +17,7 @@ namespace kvfix::world {
 namespace {
 
 constexpr std::uint64_t kStepsPerWorld = 2000;
-constexpr std::uint64_t kStepsPerEviction = 4;  // of a world, for one of the server that tells who goes
+constexpr std::uint64_t kStepsPerEviction = 4;  // steps of a world for each step of the server in evictions.h
 constexpr std::size_t kLinesTold = 40;
 
 struct Options {
@@ -45,7 +45,7 @@ Options parsed(int argc, char** argv) {
     return options;
 }
 
-// What broke, or nothing. `told` gets a line for each call.
+// Returns what broke, or nothing. `told` gets a line for each call.
 std::string lived(std::uint64_t seed, std::uint64_t steps, Tally& tally, std::deque<std::string>* told) {
     World world(seed);
     if (told != nullptr) {

@@ -1,9 +1,9 @@
-// The bytes of every slot, if somebody ran the copies. A cell stands for one token in one slot; what it holds spells the whole
-// prefix up to that token, so that a wrong byte anywhere before shows as a wrong cell.
+// The bytes of every slot, as if somebody ran the copies. A cell stands for one token in one slot. Its value spells the
+// whole prefix up to that token, so that a wrong byte anywhere before shows as a wrong cell.
 //
-// Copies are run as badly as the contract allows. An offload is read when its ticket is taken, since its source belongs to its
-// next owner at once. Of an onboard or a copy the source is compared again when the ticket ends: it is locked until then. What is
-// written appears when the ticket ends, and where it was lost there is garbage.
+// Copies run as badly as the contract allows. An offload is read when its ticket is taken, because its source belongs
+// to the next owner at once. The source of an onboard or a copy is locked until the ticket ends, and is compared again
+// then. What is written appears when the ticket ends; if it was lost, there is garbage.
 #pragma once
 
 #include <array>
@@ -34,7 +34,7 @@ struct Cell {
     bool operator==(const Cell&) const = default;
 };
 
-// What a request computed from bytes that never came.
+// The result of a computation on bytes that never arrived.
 inline constexpr std::uint64_t kSpoiled = 3;
 
 struct Slot {
@@ -44,10 +44,10 @@ struct Slot {
     std::uint32_t locks = 0;          // outstanding onboards and copies that read it
     std::uint32_t pins = 0;
     BlockId pinned_id{};
-    std::vector<Cell> pinned;  // as they were when the first pin came
+    std::vector<Cell> pinned;  // the cells at the moment of the first pin
 };
 
-// Who is hurt, and from where on, if a transfer fails: whoever holds its destination.
+// A holder of a transfer's destination. If the transfer fails, it loses what it has from there on.
 struct Holder {
     std::uint32_t writer;
     std::uint32_t position;
@@ -60,7 +60,7 @@ struct Flight {
         Place destination;
         BlockId block_id;
         std::vector<Cell> cells;
-        bool source_held;  // by a live sequence, which may write on in it
+        bool source_held;  // by a live sequence, which may go on writing to it
     };
     std::vector<Copy> copies;
     std::vector<Holder> holders;
@@ -75,7 +75,7 @@ class Memory {
     Slot& at(const Place& place);
 
     void write(const Place& place, std::uint32_t offset, const Cell& cell, BlockId block_id);
-    // All that the writer computed from there on is worthless, wherever it is by now.
+    // Everything that the writer computed from there on is worthless, wherever it is by now.
     void spoil(const Holder& holder);
 
     // `held` says whether a live sequence holds the place.
@@ -91,10 +91,10 @@ class Memory {
     Place source_of(const TransferItem& item) const;
     Place destination_of(const TransferItem& item) const;
     const std::map<Ticket, Flight>& flights() const { return flights_; }
-    // With `lost`, what that number draws did not arrive, and nobody may rely on the rest.
+    // With `lost`, that number generator chooses what did not arrive, and nobody may rely on the rest.
     void land(Ticket ticket, Random* lost);
 
-    // `immutable`: nobody may write there until the pin ends.
+    // `immutable`: nobody may write to the place until the pin ends.
     void pin(const Place& place, BlockId id);
     void unpin(const Place& place);
 

@@ -1,4 +1,4 @@
-// The reuse tree as a router would know it: from events alone.
+// The reuse tree as a router knows it: from events alone.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,21 @@ class Mirror {
   public:
     explicit Mirror(const BlockManagerConfig& config);
 
-    // Whether it sees every event and every hash is one block's: else nothing can be concluded from it.
+    // Whether the mirror sees every event and no two blocks share a hash. If not, nothing can be concluded from it.
     bool complete() const { return complete_; }
     void read(const std::vector<BlockEvent>& events, std::uint64_t dropped);
 
-    // Whether all is there that the token behind so many whole blocks of the prompt looks back to in that window.
+    // Whether the mirror has everything in that window that a token behind this many whole blocks of the prompt looks
+    // back to.
     bool allows(std::size_t window, const std::vector<BlockHash>& hashes, std::size_t blocks) const;
-    // The longest common beginning of the tokens with a whole block below that one.
+    // The longest common beginning of the tokens and a whole block below that parent.
     std::uint32_t longest_beginning(std::size_t window, std::optional<BlockHash> parent,
                                     std::span<const TokenId> tokens) const;
     std::optional<Tier> tier_of(std::size_t window, const BlockHash& hash) const;
     std::size_t size() const;
     std::optional<BlockHash> any(Random& random) const;
 
-    // What a block of that hash holds, as far as some prompt has shown it.
+    // Learns what the blocks with these hashes hold, as far as some prompt has shown it.
     void learn(const std::vector<BlockHash>& hashes, const std::vector<std::uint64_t>& contents,
                std::uint32_t tokens_per_block);
     const std::vector<std::uint64_t>* contents(const BlockHash& hash) const;

@@ -1,6 +1,6 @@
-// The one place where a world touches the manager. Each call that changes something goes to two managers of the same configuration;
-// what the first refuses, the second never hears of. As long as they answer alike, a refused call changed nothing that
-// a later call can see, and the same calls give the same state.
+// The one place where a world touches the manager. Each call that changes something goes to two managers of the same
+// configuration. If the first refuses a call, the second never hears of it. As long as their answers agree, a refused
+// call changed nothing that a later call can see, and the same calls give the same state.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ enum class Refusal { argument, out_of_blocks, unknown_request, in_flight };
 struct Refused {
     Refusal why;
     std::string text;
-    std::uint64_t needed = 0;  // of out_of_blocks
+    std::uint64_t needed = 0;  // out_of_blocks only
     std::uint64_t free = 0;
 };
 
@@ -35,7 +35,7 @@ struct Outcome {
     explicit operator bool() const { return !refused; }
 };
 
-// The answers as words, so that two of them can be compared.
+// Turns answers into words, so that two of them can be compared.
 void append(Words& words, const Nothing& nothing);
 void append(Words& words, const BatchAdmission& batch);
 void append(Words& words, const TransferBatch& batch);
@@ -50,7 +50,7 @@ class Twins {
   public:
     explicit Twins(const BlockManagerConfig& config) : first_(config), second_(config), digest_(first_.digest()) {}
 
-    // `call` takes a manager and returns what it answered.
+    // `call` takes a manager and returns its answer.
     template <class Call>
     auto change(const Call& call) {
         using Answer = decltype(call(first_));
@@ -68,13 +68,13 @@ class Twins {
         append(again, call(second_));
         promise(answer == again, "a manager that never heard of what was refused gives another answer");
         digest_ = first_.digest();
-        if (++changes_ % kChangesPerDigest == 0) {  // when it is asked for must not matter
+        if (++changes_ % kChangesPerDigest == 0) {  // it must not matter when the digest is asked for
             promise(second_.digest() == digest_, "a manager that never heard of what was refused has another digest");
         }
         return outcome;
     }
 
-    // A call that must change nothing; of the first manager alone.
+    // Makes a call that must change nothing, on the first manager alone.
     template <class Call>
     auto look(const Call& call) {
         Outcome<decltype(call(first_))> outcome;
@@ -91,7 +91,7 @@ class Twins {
   private:
     static constexpr std::uint64_t kChangesPerDigest = 16;
 
-    // Anything else that is thrown is no refusal, and ends the world.
+    // Anything else that is thrown is not a refusal, and ends the world.
     template <class Call>
     static std::optional<Refused> refusal_of(const Call& call) {
         try {

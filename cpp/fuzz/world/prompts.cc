@@ -51,7 +51,7 @@ std::vector<std::uint64_t> contents_of(const Prompt& prompt) {
     return contents;
 }
 
-// What follows the prompt differs by beam.
+// Tokens after the prompt differ from beam to beam.
 std::uint64_t Live::content(std::uint32_t position, std::uint32_t beam) const {
     return beams() > 1 && position >= prompt_length() ? mixed(contents[position], beam + kPromptBeam + 1)
                                                       : contents[position];

@@ -1,4 +1,4 @@
-// What requests ask for, and what must be in the cache for each of their tokens.
+// What requests ask for, and what the cache must hold for each of their tokens.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace kvfix::world {
 
-// A prompt with what makes it its own. Two prompts may share cache as far as both are the same.
+// A prompt with everything that identifies its content. Two prompts may share cache as far as both agree.
 struct Prompt {
     std::vector<TokenId> tokens;
     std::optional<std::int64_t> lora_id;
@@ -19,31 +19,31 @@ struct Prompt {
     std::vector<ExtraKey> spans;
 };
 
-// What the cell of each token holds: it depends on everything before it.
+// The value of each token's cell. It depends on everything before the token.
 std::vector<std::uint64_t> contents_of(const Prompt& prompt);
-// The contents of tokens that follow; `contents` has those of the tokens before.
+// Appends the contents of later tokens to `contents`, which has those of the tokens before.
 void extend_contents(std::vector<std::uint64_t>& contents, const Prompt& prompt);
 
-// A request that has been admitted and lives.
+// A request that has been admitted and is live.
 struct Live {
     RequestPtr request;
-    std::uint32_t writer = 0;  // of its cells: ids of requests may be anything
-    Prompt truth;              // tokens up to end(), whether the manager knows them or not
+    std::uint32_t writer = 0;  // of its cells; request ids may be any numbers
+    Prompt truth;              // tokens up to end(), whether or not the manager knows them
     std::vector<std::uint64_t> contents;
-    std::uint32_t length = 0;          // positions reserved: at first those of its first chunk
-    std::uint32_t chunk = ~0U;         // tokens of its prompt that are reserved at a time, at most
-    bool undisturbed = true;           // so far nothing was pinned or on its way when it grew
-    std::uint32_t known = 0;           // leading positions whose tokens the manager was given
-    std::uint32_t told = 0;            // leading positions that it was told are computed
+    std::uint32_t length = 0;          // positions reserved; at first, those of its first chunk
+    std::uint32_t chunk = ~0U;         // the most tokens of its prompt that are reserved at a time
+    bool undisturbed = true;           // nothing has been pinned or on its way when it grew
+    std::uint32_t known = 0;           // leading positions whose tokens the manager knows
+    std::uint32_t told = 0;            // leading positions that the manager was told are computed
     std::uint32_t offered = 0;         // leading positions that a live store may have given to others
-    std::uint32_t written = 0;         // those that are
-    std::uint32_t spoiled_from = ~0U;  // what is computed from there on came from bytes that were lost
+    std::uint32_t written = 0;         // leading positions that are computed
+    std::uint32_t spoiled_from = ~0U;  // positions from there on were computed from lost bytes
     std::vector<std::uint32_t> left;   // leading blocks that have left each window
 
     RequestId id() const { return request->id; }
     std::uint32_t beams() const { return request->beam_width; }
     std::uint32_t prompt_length() const { return request->num_tokens(); }
-    // Where tokens that growth brings begin.
+    // Where the tokens that growth brings begin.
     std::uint32_t end() const { return std::max(length, prompt_length()); }
     std::uint64_t content(std::uint32_t position, std::uint32_t beam) const;
 };
@@ -52,9 +52,9 @@ class PromptSource {
   public:
     PromptSource(Random& random, const BlockManagerConfig& config);
 
-    // At most `longest` tokens. Often begins as an earlier one did.
+    // Has at most `longest` tokens. Often begins like an earlier prompt.
     Prompt prompt(std::uint32_t longest);
-    // The same, but longer or shorter, or with other spans or another tenant.
+    // The same prompt, but longer or shorter, or with other spans or another tenant.
     Prompt variation(const Prompt& prompt, std::uint32_t longest);
     TokenId token();
     bool draws_spans() const { return spans_; }

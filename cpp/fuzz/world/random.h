@@ -1,4 +1,4 @@
-// Numbers drawn from a seed: the same on every machine, so that a world can be lived again.
+// Numbers drawn from a seed. They are the same on every machine, so a world can be run again.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ class Random {
     explicit Random(std::uint64_t seed) : state_(mixed(seed)) {}
 
     std::uint64_t word() { return mixed(state_++); }
-    // 0 for 0, else less than `end`.
+    // Returns 0 for 0, otherwise a number less than `end`.
     std::uint32_t below(std::uint64_t end) { return end == 0 ? 0 : static_cast<std::uint32_t>(word() % end); }
     std::uint32_t between(std::uint32_t first, std::uint32_t last) {
         return first + below(std::uint64_t{last} - first + 1);
     }
     bool one_in(std::uint32_t chances) { return below(chances) == 0; }
-    // Small numbers more often than large ones.
+    // Returns small numbers more often than large ones.
     std::uint32_t small(std::uint32_t last) { return below(std::uint64_t{below(std::uint64_t{last} + 1)} + 1); }
     template <class Value>
     const Value& pick(const std::vector<Value>& values) {

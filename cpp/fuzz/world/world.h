@@ -1,6 +1,6 @@
-// A server in small, drawn from a seed: scheduler, engine, copy engine, remote readers and careless callers around one manager. It
-// knows docs/block-manager.md and the manager's public calls, and nothing of how the manager or its models are made. It
-// throws Broken when something that was promised does not hold.
+// A small server, drawn from a seed: scheduler, engine, copy engine, remote readers and careless callers around one
+// manager. It knows docs/block-manager.md and the manager's public calls, but not how the manager or its models work
+// inside. It throws Broken when a promise does not hold.
 #pragma once
 
 #include <functional>
@@ -23,16 +23,16 @@ struct Tally {
     std::uint64_t admitted = 0;
     std::uint64_t deferred = 0;
     std::uint64_t refused = 0;
-    std::uint64_t promises = 0;  // of analyze_prefix_reuse, compared with what was reused
+    std::uint64_t promises = 0;  // analyze_prefix_reuse results compared with what was reused
     std::uint64_t asked_again = 0;
-    std::uint64_t chunks = 0;  // behind the first ones, whose room was promised
-    std::uint64_t cells = 0;   // compared
+    std::uint64_t chunks = 0;  // later chunks, whose room was promised
+    std::uint64_t cells = 0;   // how many were compared
     std::uint64_t copies = 0;
     std::uint64_t tickets_failed = 0;
     std::uint64_t pins = 0;
     std::uint64_t suspended = 0;
     std::uint64_t events = 0;
-    std::uint64_t evictions = 0;  // compared with who had to go
+    std::uint64_t evictions = 0;  // compared with the blocks that had to go
 
     void add(const Tally& other);
 };
@@ -42,16 +42,16 @@ class World {
     explicit World(std::uint64_t seed);
 
     void step();
-    // Everything ends; then every slot must be free.
+    // Ends everything. Then every slot must be free.
     void wind_up();
     const Tally& tally() const { return tally_; }
-    // Called with a line about each call, for whoever looks for the cause of a failure.
+    // Called with a line about each call, to help find the cause of a failure.
     void on_call(std::function<void(const std::string&)> told) { told_ = std::move(told); }
 
   private:
     struct Held {
         std::uint32_t beam;
-        std::uint32_t block;  // of the sequence
+        std::uint32_t block;  // the number in the sequence
         Place place;
         BlockId id;
     };
@@ -60,7 +60,7 @@ class World {
         Place place;
         auto operator<=>(const Pin&) const = default;
     };
-    // A suspended request, with the blocks that it held and those of them that nobody else can find.
+    // A suspended request, with the blocks that it held, and those of them that nobody else can find.
     struct Away {
         Live live;
         std::set<BlockId> blocks;
@@ -77,7 +77,7 @@ class World {
         std::vector<std::uint32_t> counts;
         std::optional<std::vector<std::uint32_t>> computed = std::nullopt;
     };
-    // Blocks that growth takes in a window, and whether there must be room for them, or may be.
+    // The blocks that growth takes in a window, and whether there must be room for them, or may be.
     struct Promise {
         std::uint64_t needed = 0;
         bool must_fit = false;
@@ -96,7 +96,7 @@ class World {
     }
     std::size_t windows() const { return twins_.config().windows.size(); }
     Live* any_live();
-    // Nothing is on its way in or between the tiers: every block in the tree can be used.
+    // Whether nothing is on its way into or between the tiers, so that every block in the tree can be used.
     bool all_settled() const { return !queued_ && memory_.flights().empty(); }
     std::vector<std::uint64_t> allocatable();
     std::uint32_t analyze(const RequestPtr& request, std::optional<std::uint32_t> chunk = std::nullopt);
@@ -186,19 +186,19 @@ class World {
     Random random_;
     Twins twins_;
     Memory memory_;
-    BlockHasher hasher_;  // as the manager's
+    BlockHasher hasher_;  // the same as the manager's
     Mirror mirror_;
     PromptSource source_;
-    const std::uint32_t patience_;  // how seldom tickets end; 0: each with the call that queued it
-    const bool pins_nothing_;       // so that nothing disturbs what is kept for chunks
-    std::vector<Ask> waiting_;      // asked about, not admitted yet
+    const std::uint32_t patience_;  // how seldom tickets end; 0: each ends with the call that queued it
+    const bool pins_nothing_;       // so that nothing disturbs the slots that are kept for chunks
+    std::vector<Ask> waiting_;      // requests that were asked about and are not admitted yet
     std::map<RequestId, Live> live_;
     std::map<RequestId, Away> suspended_;
-    RequestId last_ = 0;  // the request that a call was last about
+    RequestId last_ = 0;  // the request that the last call was about
     std::vector<Pin> pins_;
-    std::map<BlockId, std::size_t> ids_seen_;  // block ids and their windows
+    std::map<BlockId, std::size_t> ids_seen_;  // block ids, and the window of each
     std::vector<BlockHash> hashes_seen_;
-    bool queued_ = false;  // transfers that nobody has taken may wait
+    bool queued_ = false;  // transfers may wait that nobody has taken
     std::uint64_t onboards_promised_ = 0;
     std::uint32_t writers_ = 0;
     std::int64_t now_ms_ = 0;

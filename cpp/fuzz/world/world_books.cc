@@ -12,7 +12,7 @@ constexpr std::int64_t kLatest = std::int64_t{1} << 62;
 
 }  // namespace
 
-// Slots that growth or admission could have, by window.
+// The slots that growth or admission could have, by window.
 std::vector<std::uint64_t> World::allocatable() {
     const auto stats = twins_.look([](BlockManager& manager) { return manager.get_kv_cache_stats(); });
     std::vector<std::uint64_t> slots;
@@ -31,7 +31,7 @@ void World::read_events() {
     mirror_.read(outcome.answer, stats.answer.events_dropped);
 }
 
-// What events tell of is what a prompt finds: all of it when everything is in place, and never more.
+// A prompt finds what the events report: all of it if everything is in place, and never more.
 void World::expect_matches_mirror() {
     read_events();
     if (!mirror_.complete()) {
@@ -71,7 +71,8 @@ void World::expect_matches_mirror() {
     }
 }
 
-// Free, cached, owned and in flight are all; what is owned or in flight is so for a reason that we know, slot by slot.
+// Free, cached, owned and in flight slots are all slots. For every slot that is owned or in flight, this world knows
+// why.
 void World::expect_conserved() {
     if (queued_) {
         return;
@@ -107,7 +108,7 @@ void World::expect_conserved() {
             promise(told.free + told.cached + told.owned + told.in_flight == told.blocks,
                     "free, cached, owned and in flight are not all");
             promise(told.in_flight == memory_.flying(window, tier), "slots are in flight that no ticket brings");
-            // Where a suspended request keeps a block is not known, only that it keeps it once.
+            // We do not know in which tier a suspended request keeps a block, only that it keeps it once.
             promise(told.owned >= ours && told.owned <= ours + kept, [&] {
                 return text(told.owned) + " slots are owned, but " + text(ours) + " have a reason to be, in window " +
                        text(window);

@@ -47,7 +47,7 @@ std::vector<World::Held> World::held_by(const Live& live) {
     return held;
 }
 
-// What has left a window is gone, and nothing else. Beams share the prompt's whole blocks, and nothing else.
+// Exactly the blocks that have left a window are gone. Beams share exactly the prompt's whole blocks.
 void World::expect_table(const Live& live, const std::vector<Held>& held) const {
     std::vector<std::set<std::uint32_t>> blocks(windows());
     std::map<std::pair<std::size_t, std::uint32_t>, std::set<std::uint32_t>> slots;
@@ -69,7 +69,7 @@ void World::expect_table(const Live& live, const std::vector<Held>& held) const 
     }
 }
 
-// One step of the engine: the copies that wait are taken, then some of what is reserved is computed.
+// One step of the engine: takes the copies that wait, then computes some of the reserved positions.
 void World::run_step() {
     take();
     for (auto& [id, live] : live_) {
@@ -117,13 +117,13 @@ void World::take() {
     tally_.copies += batch.items.size();
 }
 
-// Some of the positions that are not computed yet, first to last.
+// Computes some of the positions that are not computed yet, first to last.
 void World::compute(Live& live) {
     const std::uint32_t end = random_.one_in(3) ? random_.between(live.written, live.length) : live.length;
     if (end == live.written) {
         return;
     }
-    verify(live);  // it reads all that it holds
+    verify(live);  // the engine reads everything that the request holds
     const std::uint32_t begin = live.written;
     const std::vector<Held> blocks = held_by(live);
     const auto awaited = [&](const Held& held) {
@@ -131,7 +131,7 @@ void World::compute(Live& live) {
         return slot.flying && held.block * block_tokens() + slot.flying_tokens > begin;
     };
     if (std::ranges::any_of(blocks, awaited)) {
-        return;  // it comes back from host with positions that were reserved and not computed
+        return;  // it comes back from host with positions that were reserved but not computed
     }
     for (const Held& held : blocks) {
         for (std::uint32_t offset = 0; offset < block_tokens(); ++offset) {
@@ -146,10 +146,10 @@ void World::compute(Live& live) {
     live.written = end;
 }
 
-// Whatever others did since: what the request has computed or reuses is in its slots.
+// Whatever others did since, the slots hold what the request has computed or reuses.
 void World::verify(const Live& live) {
     if (queued_) {
-        return;  // what it reuses may still have to come
+        return;  // some of what it reuses may still have to arrive
     }
     const std::uint32_t sound = std::min(live.written, live.spoiled_from);
     for (const Held& held : held_by(live)) {
@@ -180,7 +180,7 @@ void World::end_ticket() {
     end(ticket, random_.one_in(5));
 }
 
-// Where copies are as good as immediate, nothing is on its way between two calls.
+// If copies are as good as immediate, nothing is on its way between two calls.
 void World::settle() {
     if (patience_ != 0) {
         return;
@@ -197,7 +197,7 @@ void World::note_spoiled(Live& live, const Flight& flight) {
     for (const Holder& holder : flight.holders) {
         if (holder.writer == live.writer) {
             live.spoiled_from = std::min(live.spoiled_from, holder.position);
-            source_.remember(live.truth);  // it will be asked again
+            source_.remember(live.truth);  // it will be asked for again
         }
     }
 }
@@ -225,7 +225,7 @@ void World::end(Ticket ticket, bool fail) {
         note_spoiled(live, flight);
     }
     for (auto& [id, away] : suspended_) {
-        note_spoiled(away.live, flight);  // what had not come left its window, and so it could be suspended
+        note_spoiled(away.live, flight);  // what had not arrived left its window, so the request could be suspended
     }
     const auto outcome = twins_.change([&](BlockManager& manager) { return manager.fail(ticket); });
     promise(bool(outcome), "a ticket cannot be failed");

@@ -1,4 +1,4 @@
-// How requests grow, shrink and say what they have computed.
+// How requests grow, shrink and report what they have computed.
 #include <algorithm>
 #include <iterator>
 
@@ -6,7 +6,7 @@
 
 namespace kvfix::world {
 
-// Often the one that came last: what goes wrong mostly takes several calls about one request.
+// Often the latest request, because most failures take several calls about one request.
 Live* World::any_live() {
     if (live_.empty()) {
         return nullptr;
@@ -18,7 +18,7 @@ Live* World::any_live() {
     return &chosen->second;
 }
 
-// Mostly all that the engine has computed, sometimes less, rarely what cannot be.
+// Mostly everything that the engine has computed, sometimes less, and rarely more than is possible.
 std::uint32_t World::reported(const Live& live) {
     if (random_.one_in(64)) {
         return live.length + random_.between(1, 3);
@@ -26,7 +26,7 @@ std::uint32_t World::reported(const Live& live) {
     return random_.one_in(3) ? random_.below(std::uint64_t{live.written} + 1) : live.written;
 }
 
-// `computed` positions are done with: blocks that end a window's size before that are read no more.
+// `computed` positions are finished. Nobody reads blocks any more that end a window's size before them.
 void World::leave_windows(Live& live, std::uint32_t computed) const {
     for (std::size_t window = 0; window < windows(); ++window) {
         if (const std::uint32_t size = window_tokens(window); computed > size) {
@@ -51,7 +51,7 @@ void World::grow() {
     add_tokens(growth);
 }
 
-// Chunks of one prompt, each when those before have been computed: often to its end.
+// Reserves chunks of one prompt, each when those before it have been computed, often to its end.
 void World::prefill() {
     for (Live* next = any_unfinished(); next != nullptr && !random_.one_in(8); next = unfinished(last_)) {
         last_ = next->id();
@@ -84,7 +84,7 @@ void World::add_tokens(Growth growth) {
     }
     const auto given = with_tokens ? std::optional<std::span<const TokenId>>(tokens) : std::nullopt;
     const Promise room = room_for(growth);
-    for (auto& [id, live] : live_) {  // what a pin holds somebody else may have had to do without
+    for (auto& [id, live] : live_) {  // somebody else may have had to do without what a pin holds
         live.undisturbed = live.undisturbed && pins_.empty() && all_settled();
     }
     tell([&] {
@@ -121,7 +121,7 @@ void World::add_tokens(Growth growth) {
     }
 }
 
-// What is not promised needs room that is there; what is promised has its own.
+// Growth that is not promised needs room that is there. Growth that is promised has room of its own.
 World::Promise World::room_for(const Growth& growth) {
     Promise out;
     std::uint64_t unpromised = 0;
@@ -153,14 +153,15 @@ Live* World::any_unfinished() {
     return found == live_.end() ? nullptr : &found->second;
 }
 
-// Of one window: beams share the prompt's whole blocks.
+// Counts one window's blocks. Beams share the prompt's whole blocks.
 std::uint64_t World::blocks_over(const Live& live, std::uint32_t length) const {
     const std::uint32_t blocks = (length + block_tokens() - 1) / block_tokens();
     const std::uint32_t shared = std::min(blocks, live.prompt_length() / block_tokens());
     return shared + std::uint64_t{blocks - shared} * live.beams();
 }
 
-// Of a prompt that was admitted in chunks: no more than a chunk is reserved beyond what has been computed.
+// Whether a prompt admitted in chunks keeps its promise: no more than one chunk is reserved beyond what has been
+// computed.
 bool World::in_promise(const Live& live, std::uint32_t count, std::uint32_t told) const {
     const std::uint32_t length = live.length + count;
     return live.undisturbed && length <= live.prompt_length() && length - std::max(live.told, told) <= live.chunk;
@@ -209,7 +210,7 @@ void World::rewind() {
         live->contents.resize(live->end());
     }
     if (outcome &&
-        random_.one_in(2)) {  // a draft was refused: another comes in its place, and the request may end with it
+        random_.one_in(2)) {  // a draft was refused: another takes its place, and the request may end with it
         grow();
         if (random_.one_in(2)) {
             remove();

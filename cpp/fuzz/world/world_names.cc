@@ -6,7 +6,7 @@
 namespace kvfix::world {
 namespace {
 
-// The first tokens of the prompt, so many, and what of its spans lies there.
+// The prompt's first `tokens` tokens, and the parts of its spans that lie there.
 Prompt beginning(Prompt prompt, std::uint32_t tokens) {
     prompt.tokens.resize(tokens);
     std::erase_if(prompt.spans, [&](const ExtraKey& span) { return span.begin >= tokens; });
@@ -50,7 +50,7 @@ void World::store_live() {
     live->told = std::max(live->told, computed);
     const std::uint32_t good = std::min(live->told, live->known);
     live->offered = std::max(live->offered, good - good % block_tokens());
-    Live stored = *live;  // as it is found before blocks leave
+    Live stored = *live;  // what is found before blocks leave
     leave_windows(*live, live->told);
     stored.left = live->left;
     stored.truth.tokens.resize(stored.known);
@@ -60,7 +60,7 @@ void World::store_live() {
     expect_named(*live);
 }
 
-// Its blocks are called what a prompt of all that is known would call them.
+// Its blocks have the hashes that a prompt of all its known tokens would give them.
 void World::expect_named(const Live& live) {
     const auto hashes =
         twins_.look([&](BlockManager& manager) { return manager.commit_and_get_block_hashes(live.id()); });
@@ -108,7 +108,7 @@ void World::offload_hashes() {
 void World::truncate() {
     const Ask ask = request_for(source_.prompt(4 * block_tokens()));
     const std::uint32_t kept = random_.below(std::uint64_t{ask.request->num_tokens()} + 2);
-    // In a window what the whole prompt finds says nothing of what its beginning does.
+    // In a window, what the whole prompt finds says nothing about what its beginning finds.
     const Ask head = request_for(beginning(ask.prompt, std::clamp(kept, 1U, ask.request->num_tokens())));
     const std::uint32_t found = analyze(head.request);
     tell([&] { return "truncate to " + text(kept); });

@@ -1,4 +1,4 @@
-// Remote readers: they pin blocks, read them when they like, and let them go.
+// Remote readers: they pin blocks, read them whenever they like, and let them go.
 #include <algorithm>
 #include <map>
 
@@ -17,7 +17,7 @@ void World::remember_pin(BlockId id, const Place& place) {
     ++tally_.pins;
 }
 
-// Of a request that was stored, with a pin on each block that it held or without.
+// Remembers the pins of a request that was stored: one on each block that it held, or none.
 void World::remember_pins(const std::vector<BlockId>& pinned, const std::vector<Held>& held, bool pin) {
     std::map<BlockId, Place> places;
     for (const Held& one : held) {
@@ -43,7 +43,7 @@ void World::pin_something() {
 void World::pin_request() {
     Live* live = any_live();
     if (live == nullptr || queued_) {
-        return;  // what waits to be taken is in flight, and only the manager knows yet
+        return;  // blocks that wait to be taken are in flight, and only the manager knows which
     }
     const std::vector<Held> held = held_by(*live);
     const bool flying = std::ranges::any_of(held, [&](const Held& one) { return memory_.at(one.place).flying; });
@@ -148,7 +148,7 @@ void World::expect_found(const BlockHash& hash, const PinnedBlock& block) {
     }
 }
 
-// What the pin's end must do is known in advance, refusals included.
+// The result of ending a pin is known in advance, refusals included.
 void World::unpin() {
     std::vector<BlockId> ids;
     for (std::uint32_t count = random_.between(1, 3); count > 0; --count) {

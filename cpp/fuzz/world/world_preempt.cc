@@ -1,4 +1,4 @@
-// Requests that are swapped out to host and come back, and what a lost copy does to them.
+// Requests that are suspended to host and come back, and what a lost copy does to them.
 #include <algorithm>
 #include <set>
 
@@ -16,7 +16,7 @@ void World::suspend() {
         return;
     }
     if (queued_) {
-        take();  // what waits to be taken is in flight, and only the manager knows yet
+        take();  // blocks that wait to be taken are in flight, and only the manager knows which
     }
     const std::vector<Held> held = held_by(*live);
     const bool flying = std::ranges::any_of(held, [&](const Held& one) { return memory_.at(one.place).flying; });
@@ -96,7 +96,7 @@ void World::resume() {
     onboards_promised_ += outcome.answer[0];
     queued_ = queued_ || outcome.answer[0] != 0;
     Live& live = live_.emplace(id, std::move(away->live)).first->second;
-    live.writer = ++writers_;  // what it wrote before stays good, even if the copies that bring it back are lost
+    live.writer = ++writers_;  // what it wrote before stays valid, even if the copies that bring it back are lost
     suspended_.erase(id);
     held_by(live);
     verify(live);
@@ -131,7 +131,7 @@ void World::remove_suspended() {
     }
 }
 
-// Whatever would read or change its blocks is refused until it is back.
+// Every call that would read or change its blocks is refused until it is back.
 void World::misuse_suspended() {
     const Away* away = any_suspended();
     if (away == nullptr) {
@@ -159,7 +159,8 @@ void World::misuse_suspended() {
     misuse_tables(id);
 }
 
-// Who is suspended and named has lost something that he kept; who has lost what nobody else can have must be named.
+// If a suspended request is named, it has lost something that it kept. If it has lost something that nobody else can
+// have, it must be named.
 void World::note_lost(const Flight& flight, std::set<RequestId>& named) {
     for (auto& [id, record] : suspended_) {
         auto& away = record;  // older compilers capture no structured binding
@@ -168,7 +169,7 @@ void World::note_lost(const Flight& flight, std::set<RequestId>& named) {
                 return blocks.contains(copy.block_id) && copy.kind != TransferKind::copy;
             });
         };
-        // Where the source of a copy is still read or pinned, it stays, and its bytes with it.
+        // If the source of a copy is still read or pinned, it stays, and so do its bytes.
         const bool lost_its_own = std::ranges::any_of(flight.copies, [&](const Flight::Copy& copy) {
             return copy.kind == TransferKind::offload && away.sure_private.contains(copy.block_id) &&
                    memory_.at(copy.source).locks == 0 && memory_.at(copy.source).pins == 0;

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::uint32_t kPoolsOfALongPrompt = 8;
 
-// Primary slots of a window that the request can need at most, whatever it reuses. In chunks: what it claims of the window, and what
-// the window and a chunk touch wherever they begin.
+// The most primary slots of a window that the request can need, whatever it reuses. In chunks, these are the blocks
+// that it claims in the window, plus those that the window and one chunk touch, wherever they begin.
 std::uint64_t slots_at_most(const Request& request, std::uint32_t tokens_per_block, std::uint64_t reach,
                             std::uint32_t chunk) {
     const std::uint64_t blocks = (std::uint64_t{request.num_tokens()} + tokens_per_block - 1) / tokens_per_block;
@@ -25,7 +25,7 @@ std::uint64_t slots_at_most(const Request& request, std::uint32_t tokens_per_blo
 
 World::Ask World::request_for(Prompt prompt) {
     const auto tokens = static_cast<std::uint32_t>(prompt.tokens.size());
-    // Any number may be an id: neither their order nor their distance says anything.
+    // Any number may be an id: neither the order nor the distance of ids means anything.
     const RequestId id = random_.one_in(2) ? mixed(random_.word()) : 1'000'000 + ++writers_;
     const std::uint32_t beams = random_.one_in(2) ? 1 : random_.between(1, twins_.config().beam_width_max);
     auto request = std::make_shared<const Request>(id, prompt.tokens, beams, prompt.lora_id, prompt.salt, prompt.spans,
@@ -43,11 +43,11 @@ void World::admit() {
     }
     const auto chunk = random_.one_in(2) ? std::optional(1 + random_.small(4 * block_tokens())) : std::nullopt;
     std::uint32_t longest = std::max(1U, blocks * block_tokens() / random_.between(1, 8));
-    longest *= chunk && random_.one_in(2) ? kPoolsOfALongPrompt : 1;  // more than there are slots for
+    longest *= chunk && random_.one_in(2) ? kPoolsOfALongPrompt : 1;  // more tokens than there are slots for
     std::vector<Ask> batch;
     std::vector<RequestPtr> requests;
     for (std::uint32_t count = random_.one_in(2) ? 1 : random_.between(1, 5); count > 0; --count) {
-        const bool again = !batch.empty() && random_.one_in(3);  // nearly the same as another of the batch
+        const bool again = !batch.empty() && random_.one_in(3);  // nearly the same as another request of the batch
         batch.push_back(again ? request_for(source_.variation(random_.pick(batch).prompt, longest))
                               : next_ask(longest));
         requests.push_back(batch.back().request);
@@ -131,8 +131,8 @@ void World::expect_batch(const BatchAdmission& answer, const std::vector<Ask>& b
     queued_ = queued_ || count != 0;
 }
 
-// `computed` tokens go to the `count` requests before it. Beside others a request may reuse its whole blocks alone; where that would
-// leave nobody, the first is admitted as if it had come alone, and nobody else is.
+// `computed` tokens go to the `count` requests before it. Beside others, a request may reuse only whole blocks. If that
+// would leave nobody, the first request is admitted as if it were alone, and no other is.
 void World::expect_deferral(const std::vector<Ask>& batch, const std::vector<std::uint32_t>& promised,
                             std::uint64_t budget, std::size_t count, std::uint64_t computed) const {
     const auto most_computed = [&](std::size_t i) {
@@ -249,7 +249,7 @@ void World::remove() {
     }
 }
 
-// With one window that nothing leaves and nothing on its way, what was stored a moment ago is there.
+// With one window that blocks never leave and nothing on its way, what was stored a moment ago is found.
 void World::expect_found_again(const Live& gone, std::uint32_t stored) {
     Prompt more = gone.truth;
     const auto whole = std::min<std::uint32_t>(stored, gone.beams() == 1 ? stored : gone.prompt_length());

@@ -1,5 +1,5 @@
-// Requests that a scheduler asks about, now and again, before they are admitted: what is remembered of the first answer must not show in
-// a later one.
+// Requests that a scheduler asks about repeatedly before they are admitted. What the manager remembers of the first
+// answer must not change a later one.
 #include <memory>
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kWaitingMost = 4;
 constexpr std::uint32_t kLongestPrompt = 64;
 
-// Nobody has asked about it.
+// A copy of the request that nobody has asked about.
 RequestPtr copy_of(const Request& request) {
     return std::make_shared<const Request>(request.id, request.tokens, request.beam_width, request.lora_id,
                                            request.salt, request.extra_keys, request.retention);
@@ -35,7 +35,7 @@ void World::ask() {
     ++tally_.asked_again;
 }
 
-// One that waits, or a new one.
+// A request that waits, or a new one.
 World::Ask World::next_ask(std::uint32_t longest) {
     if (waiting_.empty() || random_.one_in(2)) {
         return request_for(source_.prompt(longest));

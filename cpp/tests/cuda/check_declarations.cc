@@ -1,4 +1,4 @@
-// Compares cuda_api.h and cuda_driver.h with the declarations of the toolkit, where there is one: compiling is the check.
+// Compares cuda_api.h and cuda_driver.h with the toolkit's declarations, if there is a toolkit. Compiling is the check.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 

@@ -1,4 +1,4 @@
-// What the tests against the driver that is made up have in common.
+// What the tests against the fake driver share.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -26,13 +26,13 @@ std::mutex mutex;
 State current;
 Handles handles;
 
-// What a capture of the default kind forbids to other threads, as long as these have not left it.
+// The calls that a default capture forbids to other threads, unless these have left it.
 bool may_disturb_captures(const std::string& name) {
     return name == "cuEventQuery" || name == "cuEventSynchronize" || name == "cuStreamSynchronize" ||
            name == "cuMemAlloc" || name == "cuMemFree" || name == "cuMemHostRegister" || name == "cuMemHostUnregister";
 }
 
-// Every function begins here: the call is noted, and a test may have an answer for it.
+// Every function begins here. The call is recorded, and a test may have set an answer for it.
 Result answer(const char* name) {
     const std::lock_guard lock(mutex);
     current.calls.emplace_back(name);
@@ -243,7 +243,7 @@ void* as_symbol(Pointer pointer) {
     return reinterpret_cast<void*>(pointer);
 }
 
-// As the driver does it: the arguments are those of the version that is asked for.
+// Like the driver: the version that is asked for decides which arguments the entry point takes.
 void* find(const std::string& name, int version) {
     static const std::map<std::string, void*> functions{
         {"cuGetErrorName", as_symbol(get_error_name)},

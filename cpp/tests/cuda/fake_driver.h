@@ -1,5 +1,5 @@
-// A libcuda.so.1 for machines without one. Copies run at once, on the host; a test sets what calls answer and looks at
-// what was called. The loader finds it by its name, as this program links it.
+// A libcuda.so.1 for machines without one. Copies run at once, on the host. A test sets what calls answer and looks at
+// which were made. The loader finds the library by its name, because the program links it.
 #pragma once
 
 #include <cstdint>
@@ -50,18 +50,18 @@ struct State {
     unsigned shared_bytes = 0;         // of the last launch
     cuda::Stream capturing = nullptr;  // the stream whose copies are noted instead of run
     int capture_mode = -1;
-    bool captured_elsewhere = false;  // another thread captures, and forbids all what may disturb it
-    bool capture_spoilt = false;      // somebody did it all the same
-    std::size_t graphs = 0;           // that exist: what was captured, and what is launched
+    bool captured_elsewhere = false;  // another thread captures, and forbids every call that may disturb it
+    bool capture_spoilt = false;      // somebody made such a call all the same
+    std::size_t graphs = 0;           // that exist: captured ones and launchable ones
 
     bool called(const std::string& name) const;
 };
 
-// Locked by the driver's functions; tests look when nothing runs.
+// The driver's functions lock it; tests look at it while nothing runs.
 KVFIX_FAKE_API State& state();
 KVFIX_FAKE_API void reset();
 KVFIX_FAKE_API cuda::Context primary_context();
-// Of the calling thread: its part in the captures of others, and its context.
+// The calling thread's part in the captures of others, and its context.
 KVFIX_FAKE_API int& own_capture_mode();
 KVFIX_FAKE_API cuda::Context& current_context();
 

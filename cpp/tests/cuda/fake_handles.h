@@ -1,4 +1,4 @@
-// What the handles of the fake driver stand for. Locked with its state.
+// What the handles of the fake driver stand for. The lock of the driver's state guards them.
 #pragma once
 
 #include <list>
@@ -13,10 +13,10 @@ struct FakeEvent {
     std::vector<StreamWait> waits;
 };
 
-// What was captured, and what is made of it.
+// What was captured, and the graph that is made of it.
 using FakeGraph = std::vector<Copied>;
 
-// Kept until the next test, as a broken driver never gives some of them back.
+// Kept until the next test, because a broken driver never gives some of them back.
 struct Handles {
     std::list<FakeEvent> events;
     FakeGraph captured;

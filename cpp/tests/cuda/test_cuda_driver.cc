@@ -1,4 +1,4 @@
-// Opening a GPU, and what a refusal of the driver says.
+// Opening a GPU, and the errors when the driver refuses.
 #include <gtest/gtest.h>
 
 #include "cuda_test.h"

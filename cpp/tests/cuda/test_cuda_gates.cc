@@ -47,7 +47,7 @@ TEST_F(CudaGates, EachClosedGateHasAWordOfItsOwn) {
     }
     EXPECT_EQ(words.size(), kGates);
     EXPECT_TRUE(error_of([&] { gates_.close(stream_); }).starts_with("close_gate: all 64 gates are closed"));
-    // The stream stands at the first gate: what is opened behind it has not been passed.
+    // The stream waits at the first gate, so it has not passed the opened one behind it.
     gates_.open(closed[1]);
     EXPECT_TRUE(error_of([&] { gates_.close(stream_); }).starts_with("close_gate: all 64 gates are closed"));
     gates_.open(closed[0]);

@@ -1,4 +1,4 @@
-// A graph of copies: captured without running, launched with what the sources hold by then, and nothing of it left behind.
+// A graph of copies: captured without running, launched with what the sources hold by then, and freed without a trace.
 #include <gtest/gtest.h>
 
 #include <algorithm>

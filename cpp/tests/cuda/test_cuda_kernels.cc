@@ -1,4 +1,4 @@
-// Loading the kernels and starting them. What they compute is checked on a GPU.
+// Loading and starting the kernels. Their results are checked on a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -54,7 +54,7 @@ TEST_F(CudaKernelsBuilt, NoWorkIsNotLaunched) {
     EXPECT_TRUE(state().called("cuLaunchKernel"));
 }
 
-// 48 KiB is what a launch may have unasked.
+// A launch gets at most 48 KiB unless it asks for more.
 TEST_F(CudaKernelsBuilt, CopiesGetTheSharedMemoryThatTheyAreLaunchedWith) {
     const Kernels kernels(context_);
     kernels.launch(CopyBlocks{.pairs = nullptr, .count = 1, .bytes = 16}, nullptr);

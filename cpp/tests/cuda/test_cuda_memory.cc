@@ -1,4 +1,4 @@
-// Pinned memory: of exact size, kept where the driver does not let go of it.
+// Pinned memory: of exact size, and kept if the driver does not let go of it.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-// The reference kernels, against values worked out by hand. Plain memory: they do not care whose it is.
+// The reference kernels, against values worked out by hand. They run on plain memory.
 #include "kernels/reference.h"
 
 #include <gtest/gtest.h>

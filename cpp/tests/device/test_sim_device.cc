@@ -1,4 +1,4 @@
-// Streams: order within one, laziness of the default one, what destruction waits for.
+// Streams: the order within one, the default stream that begins on first use, and what destruction waits for.
 #include <algorithm>
 #include <string_view>
 

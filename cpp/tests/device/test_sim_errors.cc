@@ -1,4 +1,4 @@
-// Errors inside a stream: they reach whoever asks, they travel along events, and nothing hangs.
+// Errors inside a stream: they reach everyone who asks, they travel along events, and nothing hangs.
 #include "sim_fixture.h"
 
 namespace kvfix {
@@ -6,7 +6,7 @@ namespace {
 
 class SimErrorTest : public SimDeviceTest {
   protected:
-    // Enqueued behind a gate, so that no call in between finds the stream broken already.
+    // Enqueues behind a gate, so that no call in between already finds the stream broken.
     template <typename Enqueue>
     void run_held(Enqueue&& enqueue) {
         const GateHandle gate = device.close_gate(stream);
@@ -52,7 +52,7 @@ TEST_F(SimErrorTest, ABrokenStreamStaysBrokenForEveryCall) {
 TEST_F(SimErrorTest, TheNextCallReportsWithoutASynchronization) {
     device.fail_operation(1);
     fill(word, 1, stream);
-    for (;;) {  // ends: the stream runs on its own, and from then on every call throws
+    for (;;) {  // ends: the stream runs on its own, and after the failure every call throws
         try {
             fill(word, 2, stream);
         } catch (const DeviceError& error) {
@@ -129,7 +129,7 @@ TEST_F(SimErrorTest, MemoryLetGoBeforeItsFenceIsNoticed) {
     EXPECT_EQ(values(target), all(4, static_cast<std::int32_t>(0xcdcdcdcd)));
 }
 
-// Also where the sources were read early: the caller could not know, and was early all the same.
+// This also holds if the sources were read early: the caller could not know that, and let go too early all the same.
 TEST_F(SimErrorTest, MemoryOfABatchLetGoBeforeItsFenceIsNoticed) {
     for (int i = 0; i < 40; ++i) {
         const StreamHandle own = device.create_stream();

@@ -1,5 +1,5 @@
-// The hazards that this project is about, on the simulated device: each unsafe arm is held by a gate until the harm is
-// done, so it corrupts every time, and each safe arm never does. Nothing depends on time.
+// The hazards that this project is about, on the simulated device. A gate holds each unsafe arm until the harm is done,
+// so it corrupts every time. Each safe arm never corrupts. Nothing depends on time.
 #include "sim_fixture.h"
 
 namespace kvfix {
@@ -10,7 +10,7 @@ constexpr std::size_t kWords = 64;
 
 class SimHazardTest : public SimDeviceTest {
   protected:
-    // Whatever is enqueued on `stream` by `enqueue` is pending until `meanwhile` is through.
+    // Everything that `enqueue` puts on `stream` is pending until `meanwhile` returns.
     template <typename Enqueue, typename Meanwhile>
     void while_held(Enqueue&& enqueue, Meanwhile&& meanwhile) {
         const GateHandle gate = device.close_gate(stream);
@@ -56,7 +56,7 @@ TEST_F(SimHazardTest, ABufferOfItsOwnIsNotTouched) {
     EXPECT_EQ(corrupt, 0);
 }
 
-// The launch is what is pending here; the address was taken when the graph was captured.
+// Here the launch is pending. The address was taken when the graph was captured.
 TEST_F(SimHazardTest, AGraphReadsItsSourcesWhenItRunsNotWhenItWasCapturedOrLaunched) {
     const Words persistent = pinned(kWords);
     const Words target = device_words(kWords);
@@ -192,7 +192,7 @@ TEST_F(SimHazardTest, ABarrierMakesAStoreWaitForTheWriter) {
 INSTANTIATE_TEST_SUITE_P(BothOrders, SimStoreTest, ::testing::Values(SourceOrder::stream, SourceOrder::any),
                          [](const auto& order) { return order.param == SourceOrder::any ? "any" : "stream"; });
 
-// How often a batch behind a closed gate shows what its source held at the call, and not what it held at execution.
+// How often a batch behind a closed gate shows what its source held at the call, instead of at execution.
 class SimSourceOrderTest : public SimHazardTest {
   protected:
     int early_reads(SourceOrder order) {

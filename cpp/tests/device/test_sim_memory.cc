@@ -1,4 +1,4 @@
-// Memory: what the device can address, and what it says about the rest.
+// Memory: what the device can address, and how it refuses the rest.
 #include <unistd.h>
 
 #include "sim_fixture.h"

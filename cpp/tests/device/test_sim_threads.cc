@@ -77,7 +77,7 @@ TEST(SimThreads, FindOneDefaultStream) {
     run_threads([&](std::uint32_t thread) {
         ++arrived;
         while (arrived < kThreads) {
-            std::this_thread::yield();  // so that all of them may be the first to need the stream
+            std::this_thread::yield();  // so that any of them may be the first to need the stream
         }
         device.launch(FillWords{words + thread, 1, thread + 1}, StreamHandle{});
         device.synchronize(StreamHandle{});
@@ -100,7 +100,7 @@ TEST(SimThreads, AnotherThreadOpensTheGate) {
     }
 }
 
-// Without a copy of the index of its own, a kernel would check one row and follow another.
+// Without its own copy of the index, a kernel would check one row and follow another.
 TEST(SimThreads, AnIndexThatTurnsWildIsRefusedOrNotSeen) {
     SimDevice device(10);
     constexpr std::uint32_t kRows = 512;

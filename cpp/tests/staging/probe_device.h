@@ -1,5 +1,6 @@
-// The simulated device, with what a test of staging needs besides: a step taken at the moment when somebody begins to wait
-// (so that a test shows a wait without timing one), launches that fail at the call, kernels left out, and a watch on events.
+// The simulated device with extras for tests of staging: a step that runs at the moment when somebody begins to wait
+// (so that a test shows a wait without timing one), launches that fail at the call, no kernels if so asked, and a watch
+// on events.
 #pragma once
 
 #include <atomic>
@@ -18,13 +19,13 @@ class ProbeDevice final : public Device {
     explicit ProbeDevice(std::uint64_t seed) : sim_(seed) {}
 
     SimDevice& sim() { return sim_; }
-    // Runs once, in the next thread that waits for an event, or synchronizes, just before it blocks.
+    // Runs once, in the next thread that waits for an event or synchronizes, just before it blocks.
     void at_next_wait(std::function<void()> step) { set(at_wait_, std::move(step)); }
     void at_next_synchronize(std::function<void()> step) { set(at_synchronize_, std::move(step)); }
-    // The ordinal-th launch from now on is refused at the call, its stream unharmed.
+    // Refuses the ordinal-th launch from now on at the call, and leaves its stream unharmed.
     void refuse_launch(std::uint64_t ordinal) { launches_until_refusal_ = ordinal; }
     void leave_kernels_out() { kernels_ = false; }
-    // For the end of a test, also of one that has failed: opens every gate and forgets the steps, so that nothing hangs.
+    // For the end of a test, even a failed one: opens every gate and forgets the steps, so that nothing hangs.
     void let_everything_run() {
         const std::lock_guard guard(mutex_);
         at_wait_ = at_synchronize_ = nullptr;

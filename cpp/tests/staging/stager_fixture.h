@@ -1,4 +1,5 @@
-// What the tests of the stagers share: a live table in pinned memory, destinations with what they should hold by hand.
+// What the tests of the stagers share: a live table in pinned memory, and destinations with the values that they should
+// hold.
 #pragma once
 
 #include <numeric>
@@ -37,7 +38,7 @@ class StagerTest : public StagingTest {
     void make(const Case& of, Size with, std::uint32_t slots = 3) {
         size = with;
         layout = of.layout;
-        table = pinned(size.elements());  // so that a stager could let the device read it in place
+        table = pinned(size.elements());  // pinned, so that a stager could let the device read it in place
         if (!of.kernels) {
             probe.leave_kernels_out();
         }
@@ -74,7 +75,7 @@ class StagerTest : public StagingTest {
         stager->ship(shipment(to, rows, width, on), size.rows);
         expect(to, rows, width);
     }
-    // By hand: what the layouts promise.
+    // The expected values, written from what the layouts promise.
     void expect(Target& to, const Rows& rows, std::uint32_t width) const {
         for (std::uint32_t pool = 0; pool < size.pools; ++pool) {
             for (std::uint32_t row = 0; row < rows.size(); ++row) {
@@ -91,14 +92,15 @@ class StagerTest : public StagingTest {
             }
         }
     }
-    // After a synchronization.
+    // Call it after a synchronization.
     void expect_arrived(const Target& to) { EXPECT_EQ(values(to.words), to.expected); }
 
     const PageScale scale{{2, 6}, {1, 3}};
     Size size;
     OffsetLayout layout = OffsetLayout::v1;
     Words table;
-    std::optional<std::chrono::nanoseconds> late_after = std::chrono::minutes(1);  // of the next stager: never
+    // for the next stager; by default a copy is never late
+    std::optional<std::chrono::nanoseconds> late_after = std::chrono::minutes(1);
     std::optional<OffsetStager> stager;
 };
 

@@ -1,4 +1,4 @@
-// What the staging tests share: a probe device with two streams, memory of int32 words, gates that a wait opens.
+// What the staging tests share: a probe device with two streams, memory of int32 words, and gates that a wait opens.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,8 +22,8 @@ namespace kvfix {
 
 inline std::uintptr_t address_of(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
 
-// Staging keeps a buffer for good when nobody knows whether the device still reads it. What is allocated in the life of
-// this object may be kept; every other leak is an error.
+// Staging keeps a buffer for good if nobody knows whether the device still reads it. Memory that is allocated during
+// the life of this object may be kept; every other leak is an error.
 class KeepsMemoryOnPurpose {
   public:
     KeepsMemoryOnPurpose() { ignore_leaks(true); }
@@ -65,7 +65,7 @@ class StagingTest : public ::testing::Test {
                                      .value = static_cast<std::uint32_t>(value)},
                            on);
     }
-    // Holds the stream until somebody waits for an event, or synchronizes. `opened` tells whether that has happened.
+    // Holds the stream until somebody waits for an event or synchronizes. `opened` counts how often that has happened.
     void hold_until_wait(StreamHandle on) {
         probe.at_next_wait([this, gate = probe.close_gate(on)] { open(gate); });
     }
@@ -89,7 +89,7 @@ class StagingTest : public ::testing::Test {
     }
 
     ProbeDevice probe{1};
-    // Does not own: what is kept for good must not keep the device and its threads alive.
+    // Does not own the device, because buffers that are kept for good must not keep it and its threads alive.
     std::shared_ptr<Device> device{std::shared_ptr<Device>(), &probe};
     StreamHandle stream = probe.create_stream();
     StreamHandle other = probe.create_stream();

@@ -1,4 +1,4 @@
-// Transfers keep their edges to the streams that compute, are bounded, and fail alone.
+// Transfers keep their order with the streams that compute, are bounded in number, and fail alone.
 #include "staging/copy_engine.h"
 
 #include <future>
@@ -21,7 +21,7 @@ class CopyEngineTest : public StagingTest {
     }
     TransferId store(const CopyOrder& order = {}) { return submit(host, block, order, copies); }
     TransferId load(const CopyOrder& order = {}) { return submit(block, host, order, copies); }
-    // A transfer on `stream` that has failed or will.
+    // A transfer on `stream` that has failed or will fail.
     TransferId failing() {
         const GateHandle gate = probe.close_gate(stream);
         probe.sim().fail_operation(1);
@@ -55,7 +55,7 @@ TEST_F(CopyEngineTest, AStoreRunsAfterTheEventOfTheWriter) {
 
 class StoreTest : public CopyEngineTest, public ::testing::WithParamInterface<SourceOrder> {};
 
-// The copy goes down with the writer that it waits for; without the edge it would save a block that was never written.
+// The copy fails with the writer that it waits for. Without that order it would save a block that was never written.
 TEST_P(StoreTest, FailsWithTheWriter) {
     const GateHandle gate = probe.close_gate(stream);
     probe.sim().fail_operation(1);
@@ -166,7 +166,7 @@ TEST_F(CopyEngineTest, ManyThreadsSubmitAndWait) {
 
 TEST_F(CopyEngineTest, ATransferThatFailsIsTheBusinessOfWhoAsks) {
     const TransferId failed = failing();
-    for (int i = 0; i < 10; ++i) {  // more than the bound: what failed holds no place
+    for (int i = 0; i < 10; ++i) {  // more than the bound, because a failed transfer takes no place
         const TransferId id = store();
         engine->wait(id);
         EXPECT_TRUE(engine->done(id));
@@ -177,7 +177,7 @@ TEST_F(CopyEngineTest, ATransferThatFailsIsTheBusinessOfWhoAsks) {
     }
 }
 
-// One that has passed in front of one that has failed: both leave the books in one go.
+// One transfer that has passed, ahead of one that has failed. Both leave the books at once.
 TEST_F(CopyEngineTest, AFailureDoesNotDisturbTheBooksOfTheOthers) {
     const GateHandle gate = probe.close_gate(copies);
     const TransferId good = store();

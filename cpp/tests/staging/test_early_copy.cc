@@ -1,4 +1,4 @@
-// Early copies: who may touch the table when, and what happens to a shipment whose copy is late or fails.
+// Early copies: who may write to the table when, and what happens to a shipment whose copy is late or fails.
 #include <thread>
 
 #include "tests/staging/stager_fixture.h"
@@ -46,12 +46,12 @@ TEST_F(EarlyCopy, OneThatIsLateGoesAsASnapshotAndHoldsNobodyUp) {
     const GateHandle busy = probe.close_gate(copies);
     ship(to, three, size.blocks, stream);
     spoil_table();
-    probe.synchronize(stream);  // nothing of it waits for the copy
+    probe.synchronize(stream);  // nothing on it waits for the copy
     expect_arrived(to);
     EXPECT_EQ(stager->stats().late_copies, 1U);
     EXPECT_EQ(stager->stats().staged_bytes, bytes_of(3));
     probe.open_gate(busy);
-    probe.synchronize(copies);  // it reads a table that is another's by now
+    probe.synchronize(copies);  // it reads a table that belongs to somebody else by now
     probe.synchronize(stream);
     expect_arrived(to);
 }
@@ -93,7 +93,7 @@ TEST_F(EarlyCopy, ALentTableIsReadUntilItIsSettled) {
     make_early();
     const GateHandle busy = probe.close_gate(copies);
     ship_lent(three);
-    table[plane(1, 2, 0)] = 123456;  // what the lender may not do: the copy is pending
+    table[plane(1, 2, 0)] = 123456;  // the lender may not do this while the copy is pending
     probe.open_gate(busy);
     probe.synchronize(stream);
     to.expected[plane(1, 0, 0)] = 123456;
@@ -141,7 +141,7 @@ TEST_F(EarlyCopy, ClosingWaitsForWhatIsLent) {
     spoil_table();
     probe.synchronize(stream);
     expect_arrived(to);
-    stager->settle();  // of nothing
+    stager->settle();  // nothing was lent
 }
 
 TEST_F(EarlyCopy, WithEveryBufferInUseItWaitsForTheCallersStreamAndCountsThat) {
@@ -205,7 +205,7 @@ TEST_F(EarlyCopy, AFailureOfWhatWasLentIsToldByWhoeverSettles) {
     ship_lent(three);
     probe.open_gate(busy);
     EXPECT_CONTAINS(error_of([&] { stager->settle(); }), "fail");
-    stager->settle();  // once
+    stager->settle();  // throws once
     const Shipment next = shipment(to, three, size.blocks, other);
     stager->ship(next, size.rows);
     EXPECT_EQ(stager->stats().staged_bytes, bytes_of(5) + bytes_of(3)) << "snapshots from now on";

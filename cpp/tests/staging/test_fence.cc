@@ -1,4 +1,4 @@
-// One event for one use: what a fence says, and that no event stands for two uses.
+// One event for one use: what a fence means, and that no event stands for two uses.
 #include "staging/fence.h"
 
 #include "core/check.h"
@@ -80,7 +80,7 @@ TEST_F(FenceTest, NoEventServesTwoUsesInFlight) {
                       .width = kBlocks,
                       .stream = stream};
     OffsetStager snapshot(device, {.rows_max = kRows, .blocks_max = kBlocks}, StagerMode::snapshot);
-    // Never late: a late copy reads on while the table is written.
+    // Never late, because a late copy would still read while the table is written.
     OffsetStager early(device, {.rows_max = kRows, .blocks_max = kBlocks, .late_after = std::chrono::minutes(1)},
                        StagerMode::early_copy);
     CopyEngine engine(device, 3);

@@ -1,4 +1,4 @@
-// What arrives is what the table held at the call, for both layouts and both ways of staging.
+// The table's content at the moment of the call arrives, for both layouts and both ways of staging.
 #include <limits>
 #include <stdexcept>
 
@@ -20,7 +20,7 @@ TEST_P(EveryStager, TheSourceMayBeOverwrittenWhileTheCopyIsPending) {
         Rows rows{2, 4, 0};
         const GateHandle gate = probe.close_gate(stream);
         ship(to, rows, size.blocks, stream);
-        std::ranges::fill(table, 123456);  // plain stores: ThreadSanitizer would see a read that is pending
+        std::ranges::fill(table, 123456);  // plain stores, so that ThreadSanitizer would see a pending read
         std::ranges::fill(rows, 1U);
         probe.open_gate(gate);
         probe.synchronize(stream);
@@ -94,7 +94,7 @@ TEST_P(EveryStager, DestroyingWaitsToo) {
     ship(to, {0, 1}, size.blocks, stream);
     stager.reset();
     ASSERT_EQ(opened, 1);
-    probe.synchronize(stream);  // throws if memory went before the work that uses it
+    probe.synchronize(stream);  // throws if memory was given back before the work that uses it ran
     expect_arrived(to);
 }
 

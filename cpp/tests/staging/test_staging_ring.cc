@@ -59,7 +59,7 @@ TEST_F(StagingRingTest, TheFenceCoversWhatIsEnqueuedUntilSubmit) {
         write(slot, 1);
         const std::uintptr_t staged = slot.lend(stream);
         probe.record(lent, stream);
-        hold_until_wait(stream);  // behind the lending, in front of the copy
+        hold_until_wait(stream);  // after the lending, before the copy
         probe.copy({address_of(first.data()), staged, kBytes}, stream);
         std::move(slot).submit();
     }
@@ -99,7 +99,7 @@ TEST_F(StagingRingTest, WaitsForTheOldestAloneAndCountsIt) {
     EXPECT_EQ(values(second), all(kWords, 2));
 }
 
-// With an event for both slots, the second use would move the first one's end to another stream.
+// With one event for both slots, the second use would move the end of the first to another stream.
 TEST_F(StagingRingTest, AnotherSlotsUseDoesNotMoveASlotsFence) {
     hold_until_wait(stream);
     ship(1, first, stream);

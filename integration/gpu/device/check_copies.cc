@@ -1,4 +1,4 @@
-// Copies in every direction, rows with pitches, batches by every form of the driver's call.
+// Copies in every direction, rows with pitches, and batches by every form of the driver's call.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -77,7 +77,7 @@ void check_batch(Checks& checks, const std::string& how, StreamHandle stream, co
     for (const SourceOrder order : {SourceOrder::stream, SourceOrder::any}) {
         trip.forget();
         batch(spans(trip.there.address(), trip.source.address()), order);
-        checks.device->synchronize(stream);  // a batch with order `any` may read before the one in front has written
+        checks.device->synchronize(stream);  // a batch with order `any` may read before the one ahead has written
         batch(spans(trip.back.address(), trip.there.address()), order);
         checks.device->synchronize(stream);
         checks.expect(trip.arrived(),
@@ -94,7 +94,7 @@ void check_device_batch(Checks& checks, const std::string& how, StreamHandle str
 void check_older_batch(Checks& checks, StreamHandle stream) {
     cuda::Driver driver("libcuda.so.1");
     if (!driver.copy_batch.present()) {
-        return;  // it is what check_device_batch() has used
+        return;  // check_device_batch() has already used this form
     }
     void* older = nullptr;
     const auto find = reinterpret_cast<int (*)(const char*, void**, int, std::uint64_t, int*)>(

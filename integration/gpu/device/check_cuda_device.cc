@@ -1,5 +1,5 @@
-// Needs an NVIDIA GPU. check_cuda_device [GROUP...]: the CUDA device against the promises of device.h and the kernels
-// against their reference. Exit code 1 when anything is broken.
+// check_cuda_device [GROUP...]: checks the CUDA device against the promises of device.h, and the kernels against their
+// reference. Needs an NVIDIA GPU. The exit code is 1 if anything is broken.
 #include <algorithm>
 #include <cstdio>
 

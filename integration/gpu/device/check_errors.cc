@@ -1,4 +1,4 @@
-// What the driver's refusals look like; they are printed, to be read.
+// The texts of the driver's refusals, printed for people to read.
 #include "checks.h"
 
 namespace kvfix {

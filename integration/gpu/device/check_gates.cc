@@ -1,4 +1,4 @@
-// Gates and events. Nothing here depends on how long anything takes: what stands behind a closed gate is pending.
+// Gates and events. Nothing here depends on how long anything takes: work behind a closed gate is pending.
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -9,7 +9,7 @@
 namespace kvfix {
 namespace {
 
-// Opens the gate when the call does not come back by itself.
+// Opens the gate if the call does not return by itself.
 class Watchdog {
   public:
     Watchdog(Device& device, GateHandle gate)
@@ -37,7 +37,7 @@ class Watchdog {
     std::thread thread_;  // last: it uses the others
 };
 
-// Over the device, as the driver copies between two pinned buffers at once and waits for the stream first.
+// Runs on the device, because the driver copies between two pinned buffers at once and waits for the stream first.
 struct HeldCopy {
     explicit HeldCopy(const std::shared_ptr<Device>& device)
         : source(device, 64), over(device, 64), target(device, 64), event(device->create_event()), device_(*device) {}
@@ -128,7 +128,7 @@ void check_closing_a_device(Checks& checks, StreamHandle stream) {
     checks.expect(checks.device->done(copy.event), "a device that goes opens its gates");
 }
 
-// Printed, for the comments in our code: which calls wait for a stream that is held.
+// Prints, for the comments in our code, which calls wait for a held stream.
 void report_waiting_calls(Checks& checks, StreamHandle stream) {
     Device& device = *checks.device;
     void* memory = nullptr;
@@ -160,7 +160,7 @@ void report_waiting_calls(Checks& checks, StreamHandle stream) {
     }
 }
 
-// Printed as well: how much a held stream takes before it holds its caller.
+// Prints how many operations a held stream takes before it blocks its caller.
 void report_queue_depth(Checks& checks, StreamHandle stream) {
     Device& device = *checks.device;
     HeldCopy copy(checks.device);

@@ -1,10 +1,10 @@
-// Graphs of copies: when they read, and that a launch is held, awaited and outlived as any other work.
+// Graphs of copies: when they read, and that a launch is held, awaited and outlived like any other work.
 #include "checks.h"
 
 namespace kvfix {
 namespace {
 
-// Two words from pinned memory to the device, a copy each.
+// Two words from pinned memory to the device, by one copy each.
 class Captured {
   public:
     explicit Captured(const std::shared_ptr<Device>& device)
@@ -17,7 +17,7 @@ class Captured {
     void write(int value) { words()[0] = words()[1] = value; }
     void launch(StreamHandle stream) { device_.launch_graph(graph_, stream); }
     void destroy() { device_.destroy_graph(graph_); }
-    // What the device has, after everything on the stream; -1 where its words differ.
+    // What the device has after everything on the stream; -1 if its words differ.
     int seen(StreamHandle stream) {
         device_.copy({back_.address(), there_.address(), kBytes}, stream);
         device_.synchronize(stream);
@@ -46,7 +46,7 @@ void check_reads(Checks& checks, StreamHandle stream) {
     captured.destroy();
 }
 
-// The first launch of a graph may have to bring it to the device, so one is done before the stream is held.
+// The first launch of a graph may have to upload it to the device, so one runs before the stream is held.
 void check_held(Checks& checks, StreamHandle stream) {
     Captured captured(checks.device);
     captured.launch(stream);

@@ -1,5 +1,5 @@
-// Each kernel against its reference on random work: odd sizes, spoiled alignment, tables wider than destinations. Whole
-// buffers are compared, so that a write past `rows` or `width` shows.
+// Each kernel against its reference on random work: odd sizes, poor alignment, and tables wider than destinations.
+// Whole buffers are compared, so a write past `rows` or `width` shows.
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -19,7 +19,7 @@ class Random {
 
     std::uint32_t below(std::uint32_t end) { return std::uniform_int_distribution<std::uint32_t>(0, end - 1)(engine_); }
     std::uint32_t between(std::uint32_t first, std::uint32_t last) { return first + below(last - first + 1); }
-    // Any integers, and bad pages among them.
+    // Any integers, with bad pages among them.
     Ints pages(std::size_t count) {
         Ints values(count);
         std::ranges::generate(values, [&] { return below(8) == 0 ? kBadPage : static_cast<std::int32_t>(engine_()); });
@@ -34,7 +34,7 @@ class Random {
     std::mt19937_64 engine_;
 };
 
-// A destination of its own for the kernel and for the reference, and what the three kernels that write one share.
+// A destination each for the kernel and for the reference, and what the three kernels share that write one.
 struct Offsets {
     Offsets(const std::shared_ptr<Device>& device, Random& random)
         : pools(random.between(1, 8)),
@@ -135,7 +135,7 @@ bool apply(const std::shared_ptr<Device>& device, Random& random, StreamHandle s
     });
 }
 
-// Across the device or, as offload does it, to and from pinned memory.
+// Copies across the device or, as offload does it, to and from pinned memory.
 bool copy_blocks(const std::shared_ptr<Device>& device, Random& random, StreamHandle stream) {
     const std::uint64_t bytes =
         16 * std::uint64_t{random.below(4) == 0 ? random.between(1, 8) : random.between(1, 3000)};
@@ -195,7 +195,8 @@ void check_kernels(Checks& checks) {
     }
 }
 
-// A kernel that the driver would load at its first launch could not be launched here: loading waits for held streams.
+// If the driver loaded a kernel at its first launch, the launch would fail here, because loading waits for held
+// streams.
 void check_first_launches(Checks& checks) {
     Device& device = *checks.device;
     const OwnStream stream(checks.device);

@@ -1,4 +1,4 @@
-// Streams and memory that come from the CUDA runtime, as torch's do: one context, one order.
+// Streams and memory from the CUDA runtime, like torch's: one context, one order.
 #include <cuda_runtime_api.h>
 
 #include "checks.h"
@@ -20,7 +20,7 @@ void check_stream(Checks& checks, cudaStream_t stream, const std::string& what) 
     const StreamHandle handle{reinterpret_cast<std::uintptr_t>(stream)};
     int* words = nullptr;
     checks.expect(cudaMalloc(&words, kCount * sizeof(int)) == cudaSuccess, "the runtime allocates");
-    write_multiples<<<16, 128, 0, stream>>>(words, 1);  // loads the kernel: not behind a gate
+    write_multiples<<<16, 128, 0, stream>>>(words, 1);  // loads the kernel, so it must not be behind a gate
     device.synchronize(handle);
 
     const PinnedMemory pinned(checks.device, kCount * sizeof(int));

@@ -1,4 +1,4 @@
-// Every method from many threads at once, threads that have no context of their own among them.
+// Every method from many threads at once, some of them without a context of their own.
 #include <atomic>
 #include <barrier>
 #include <thread>
@@ -13,8 +13,8 @@ constexpr int kThreads = 8;
 constexpr int kRounds = 100;
 constexpr std::size_t kWords = 4096;
 
-// One thread's work: fill on the device, copy back, compare; with a gate now and then. Memory is taken and given back while
-// nobody holds a stream: the driver may wait for that stream then, with locks that its holder needs.
+// One thread's work: fill on the device, copy back and compare, now and then with a gate. Memory is taken and given
+// back while nobody holds a stream. Otherwise the driver may wait for that stream, with locks that its holder needs.
 bool work(const std::shared_ptr<Device>& device, unsigned thread, std::barrier<>& everybody) {
     const OwnStream stream(device);
     const EventHandle event = device->create_event();

@@ -1,4 +1,4 @@
-// What the checks have in common. Each group is one file; a failure is printed and counted, and the rest goes on.
+// What the checks share. Each group is one file. A failure is printed and counted, and the rest continues.
 #pragma once
 
 #include <cstring>
@@ -17,9 +17,9 @@ class Checks {
     explicit Checks(std::shared_ptr<Device> opened) : device(std::move(opened)) {}
 
     void expect(bool ok, const std::string& what);
-    // Printed at once: tells where a check that does not come back has stopped.
+    // Printed at once, so that it shows where a check that hangs has stopped.
     void step(const std::string& what) const;
-    // The call must throw a DeviceError that contains `part`.
+    // Checks that the call throws a DeviceError that contains `part`.
     void expect_error(const std::string& part, const std::function<void()>& call);
     int made() const { return made_; }
     int failed() const { return failed_; }
@@ -31,7 +31,7 @@ class Checks {
     int failed_ = 0;
 };
 
-// A stream that is destroyed with its owner.
+// A stream that is destroyed along with this object.
 class OwnStream {
   public:
     explicit OwnStream(std::shared_ptr<Device> device) : device_(std::move(device)), handle(device_->create_stream()) {}
@@ -46,7 +46,7 @@ class OwnStream {
     const StreamHandle handle;
 };
 
-// The same elements twice: on the host, for the reference, and in device memory of exactly their size, for the kernel.
+// The same elements twice: on the host for the reference, and in device memory of exactly their size for the kernel.
 // `skew` elements in front spoil the alignment.
 template <typename T>
 class Twin {
@@ -66,7 +66,7 @@ class Twin {
     T* on_device() { return reinterpret_cast<T*>(address()); }
     std::uintptr_t address() const { return memory_.address() + skew_ * sizeof(T); }
     std::size_t bytes() const { return values_.size() * sizeof(T); }
-    // After everything on `stream`.
+    // The elements after everything on `stream`.
     bool same(StreamHandle stream) {
         device_->copy({pinned_.address(), address(), bytes()}, stream);
         device_->synchronize(stream);

@@ -1,5 +1,5 @@
-// Needs an NVIDIA GPU. What calls cost the host, how many multiprocessors CopyBlocks needs to fill the link, and how long the
-// kernels that write offsets take. Times are medians; nothing is judged.
+// Needs an NVIDIA GPU. Measures what calls cost the host, how many multiprocessors CopyBlocks needs to fill the link,
+// and how long the kernels that write offsets take. Times are medians. Nothing is judged.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -110,7 +110,7 @@ void measure_links(const Bench& bench) {
     }
 }
 
-// Many launches in a row, so that what remains is the GPU's own time.
+// Many launches in a row, so that only the GPU's own time remains.
 void measure_offsets(const Bench& bench) {
     constexpr int kLaunches = 50;
     constexpr std::uint32_t kShapes[][3] = {

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Needs an NVIDIA GPU with its driver, nvcc 12 or newer, CMake and Ninja. Builds and runs the checks of the CUDA device,
-# again under compute-sanitizer where it is installed, and the measurements.
+# Builds and runs the checks of the CUDA device, again under compute-sanitizer if that is installed, and the
+# measurements. Needs an NVIDIA GPU with its driver, nvcc 12 or newer, CMake and Ninja.
 set -eu
 cd "$(dirname "$0")/../../.."
 build=${BUILD:-build/gpu}
@@ -10,12 +10,12 @@ cmake -S integration/gpu/device -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithD
 cmake --build "$build" --target check_cuda_device measure_cuda_device
 
 failed=0
-# A process each: a group that hangs must not hide the others, and first launches are first.
+# One process for each group, so that a group that hangs does not hide the others, and first launches come first.
 for group in first-launches copies gates graphs kernels runtime threads errors; do
     timeout 40 "$build/bin/check_cuda_device" $group || { echo "BROKEN: $group, exit code $?"; failed=1; }
 done
 if command -v compute-sanitizer >/dev/null; then
-    # Not the groups whose calls the driver is meant to refuse or to hold: the tool would count or prolong them.
+    # Leaves out the groups whose calls the driver should refuse or hold: the tool would count or prolong them.
     timeout 90 compute-sanitizer --tool memcheck --error-exitcode 1 \
         "$build/bin/check_cuda_device" first-launches copies graphs kernels runtime threads || failed=1
 else

@@ -135,7 +135,8 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     return 1;
 }
 
-// Nanoseconds for each buffer: all of them are written, then made read-only one behind the other, and then writable.
+// Nanoseconds for each buffer. All of them are written, then made read-only one after the other, and then writable
+// again.
 extern "C" __attribute__((visibility("default"))) double protect_twice_ns(void* const* begins, std::size_t count,
                                                                           std::size_t bytes) {
     for (std::size_t at = 0; at < count; ++at) {

@@ -1,4 +1,4 @@
-# Sourced by the scripts of `watch`, from the root of the checkout: the library, if it was not built before.
+# The scripts of `watch` source this file, from the root of the checkout. It builds the library if there is none yet.
 if [ ! -e trtllm_kvfix/libkvfix_watch.so ]; then
   build=$(mktemp -d)
   cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVFIX_KERNELS=OFF --log-level=WARNING

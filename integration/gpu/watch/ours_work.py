@@ -116,7 +116,7 @@ def engine(fix: str, arm: str, chats: int) -> tuple[int, int]:
 
 @contextmanager
 def applied(fix_id: str | None) -> Iterator[None]:
-    """That fix alone; None: all that are needed."""
+    """Applies that fix alone; None applies all that are needed."""
     from trtllm_kvfix.fix_ids import FIX_IDS  # noqa: PLC0415
     from trtllm_kvfix.fixes import ALL  # noqa: PLC0415
     from trtllm_kvfix.overlay.registry import Registry  # noqa: PLC0415

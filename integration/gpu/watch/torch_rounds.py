@@ -26,7 +26,7 @@ def torch_() -> Any:
 
 @cache
 def pinned(name: str, items: int = ITEMS, dtype: str = "int32") -> Any:
-    """One buffer for all occurrences of a case, as programs that reuse theirs have it."""
+    """One buffer for all occurrences of a case, as in programs that reuse theirs."""
     torch = torch_()
     return torch.zeros(items, dtype=getattr(torch, dtype), pin_memory=True), name
 

@@ -5,7 +5,7 @@ from .values import Request
 
 
 def blocks_over(request: Request, length: int, size: int) -> int:
-    """Of one window: the beams share the prompt's full blocks."""
+    """The blocks of one window. Beams share the prompt's full blocks."""
     blocks = -(-length // size)
     shared = min(blocks, len(request.tokens) // size)
     return shared + (blocks - shared) * request.beam_width
@@ -39,7 +39,7 @@ def keep(state: State, seq: Sequence, w: int, chunk: int | None) -> None:
 
 
 def settle(state: State, seq: Sequence, w: int) -> None:
-    """As much is kept as the rest of the prompt needs, or as the room allows beside the blocks that are there."""
+    """Keeps as much as the rest of the prompt needs, or as the room allows beside the blocks that it has."""
     room, wanted = seq.rooms[w], to_come(state, seq)
     own = sum(len(column.blocks) for column in seq.columns[w][seq.claimed :] if not column.left)
     if room.rolls and room.most is not None:

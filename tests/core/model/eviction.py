@@ -1,4 +1,4 @@
-"""Section 6: who gives way. Every choice is a `min` over a plain list."""
+"""Section 6: which block gives way. Every choice is a `min` over a plain list."""
 
 from .state import Block, State, Window
 from .values import Tier

@@ -18,7 +18,7 @@ class Growth:
     computed: int
 
     def blocks(self, state: State) -> int:
-        """That it takes in each window."""
+        """The blocks that it takes in each window."""
         size, seq = state.config.tokens_per_block, self.seq
         return blocks_over(seq.request, seq.length + self.count, size) - blocks_over(seq.request, seq.length, size)
 

@@ -10,7 +10,7 @@ def pin(state: State, block: Block, tier: Tier) -> None:
 
 
 def pin_sequence(state: State, seq: Sequence) -> list[Block]:
-    """Each held block once, in primary."""
+    """Pins each held block once, in primary."""
     blocks = list({block.serial: block for block in seq.held_blocks()}.values())
     if any(block.in_flight["primary"] for block in blocks):
         raise BlockInFlight

@@ -116,5 +116,5 @@ def blocks_to_resume(state: State, seq: Sequence) -> list[int]:
 
 
 def taken_to_return(window: Window, held: list[Block]) -> int:
-    """Of the blocks that anybody may have."""
+    """How many of the blocks that anybody may have are taken."""
     return sum(block.slots["primary"] is None or block in window.cached() for block in held)

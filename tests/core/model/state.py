@@ -71,7 +71,7 @@ class Block:
 
     @property
     def host_group(self) -> str | None:
-        """Among which host copies eviction would find this one; None where it may not be touched."""
+        """The group of host copies in which eviction would find this one; None if it may not be touched."""
         untouchable = self.in_flight["host"] or self.pins["host"] > 0 or self.locks["host"] > 0 or self.kept("host")
         if self.slots["host"] is None or not self.in_tree or untouchable:
             return None

@@ -41,5 +41,5 @@ class nixl_agent:  # noqa: N801
 
 
 def forget_listeners() -> None:
-    """As if the processes that listened had ended."""
+    """Acts as if the processes that listened had ended."""
     _listening.clear()

@@ -47,7 +47,7 @@ class Running:
 
 
 class Plain:
-    """With the built-in host tier."""
+    """A plain replay with the built-in host tier."""
 
     def __init__(self, workload: Workload, shape: CacheShape, admission: Admission) -> None:
         self.workload, self.shape, self.admission = workload, shape, admission

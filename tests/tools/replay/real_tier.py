@@ -27,13 +27,13 @@ MASK = 2**64 - 1
 
 
 def moved_bytes() -> tuple[int, int]:
-    """By the transfers that are over, of which some begin and end within one call of the worker."""
+    """The bytes of transfers that have ended. Some begin and end within one call of the worker."""
     return int(counters.offload_stored_bytes.value), int(counters.offload_loaded_bytes.value)
 
 
 @dataclass
 class Request:
-    """As upstream's looks to the connector."""
+    """A request as the connector sees upstream's."""
 
     request_id: int
     known: Known
@@ -160,7 +160,7 @@ class RealTier:
         request.written = whole
 
     def _settle(self, saving: list[int], loading: list[int]) -> None:
-        """Until every transfer that has been planned is over."""
+        """Waits until every planned transfer has ended."""
         waiting = set(saving), set(loading)
         transfers = self.worker.side._transfers
         assert transfers is not None

@@ -47,7 +47,7 @@ def test_a_generated_load_counts_alike(name: str, admission: Admission) -> None:
 
 @st.composite
 def requests(draw: st.DrawFn) -> TraceRequest:
-    """From few ids and few tokens, so that beginnings meet; at times with another salt."""
+    """Requests from few ids and few tokens, so that beginnings meet; sometimes with another salt."""
     at_ms = draw(st.sampled_from([0.0, 0.3, 7.0, 40.0]))
     salt = draw(st.sampled_from([None, None, None, "other"]))
     if draw(st.booleans()):

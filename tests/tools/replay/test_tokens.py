@@ -58,7 +58,7 @@ def test_answers_and_prompts_of_the_trace_are_used_as_they_are() -> None:
     missing=st.integers(0, 249),
 )
 def test_the_scheduler_spells_as_the_book_does(symbols: list[int], tokens_per_symbol: int, missing: int) -> None:
-    """Of few values, so that symbols reach their end, and pass it more than once."""
+    """Uses few values, so that symbols wrap around, and more than once."""
     length = tokens_per_symbol * len(symbols) - missing % tokens_per_symbol
     native = spelled(ReplayRequests(1000, 100, tokens_per_symbol), symbols, length)
     expected = [1000 + (symbol + k) % 100 for symbol in symbols for k in range(tokens_per_symbol)]
