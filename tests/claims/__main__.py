@@ -18,6 +18,7 @@ from tests.claims.pages import ROOT, blocks, pages
 from tests.claims.taken import take
 
 Source = tuple[str, str, str]  # page, file, commit
+SHOWN_MAX = 4  # folders and files of a source
 
 
 def sources() -> dict[Source, set[str]]:
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> int:
     wrong = [text for page in pages() for block in blocks(page) for text in complaints(block)]
     old = dict(stale())
     for source, machines in sorted(sources().items()):
-        changed = f"; changed since: {', '.join(old[source])}" if source in old else ""
+        changed = f"; changed since: {_some(old[source])}" if source in old else ""
         click.echo(f"{source[0]}: {source[1]}, commit {source[2]}, {'; '.join(sorted(machines))}{changed}")
         if changed and "--files" in arguments:
             click.echo(_files(source))
@@ -64,10 +65,16 @@ def main(arguments: list[str]) -> int:
     return int(bool(wrong) or ("--fresh" in arguments and bool(old)))
 
 
+def _some(paths: list[str]) -> str:
+    shown, more = paths[:SHOWN_MAX], len(paths) - SHOWN_MAX
+    return ", ".join(shown) + (f" and {more} more (--files)" if more > 0 else "")
+
+
 def _files(source: Source) -> str:
     files = trees.files_changed_since(source[1], source[2])
     if files is None:
-        return f"    this copy has no commit {source[2]}"
+        changed = "\n".join(f"    {path}" for path in trees.changed_since(source[1], source[2]))
+        return f"{changed}\n    this copy has no commit {source[2]}, so of folders nobody can tell the files"
     return "\n".join(f"    {verdict:7}  {name}" for name, verdict in files.items())
 
 

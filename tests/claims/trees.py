@@ -23,9 +23,9 @@ Essences = dict[str, bytes]  # of files
 
 @cache
 def measured() -> dict[str, list[str]]:
-    """The folders and files of each file of rows. Lists in lists, of which YAML's anchors make one, are flattened."""
+    """The folders and files of each file of rows, each once. An anchor of YAML puts a list into a list."""
     listed = yaml.safe_load(MEASURED.read_text(encoding="utf-8"))
-    return {name: list(_flat(paths)) for name, paths in listed.items() if name.endswith(".csv")}
+    return {name: list(dict.fromkeys(_flat(paths))) for name, paths in listed.items() if name.endswith(".csv")}
 
 
 def _flat(paths: object) -> Iterable[str]:
@@ -140,5 +140,9 @@ def _verdict(name: str, then: Essences, now: Essences) -> str:
 
 
 def _git(*arguments: str, given: bytes = b"") -> bytes | None:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, input=given, capture_output=True, check=False)
+    """None: there is no git, no history, or not this commit."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, input=given, capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
     return done.stdout if done.returncode == 0 else None
