@@ -29,6 +29,9 @@ _C_TOKEN = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _BETWEEN_PARTS = re.compile(r'"\n"')  # of a literal that is too long for its line
+# In the bindings, what holds a space or ends a sentence is a docstring, a signature for help(), or a message.
+_BINDINGS = "cpp/bindings/"
+_SENTENCE = re.compile(r'^"(?:(?:\\.|[^"\\\n])* (?:\\.|[^"\\\n])*|\w+\.)"$', re.MULTILINE)
 _CMAKE_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|#[^\n]*', re.DOTALL)
 
 
@@ -41,7 +44,8 @@ def essence(path: str, content: bytes) -> bytes:
     if path.endswith(".py"):
         return "".join(_of_node(ast.parse(content, path))).encode()
     if path.endswith(C_FAMILY):
-        return _BETWEEN_PARTS.sub("", "\n".join(_of_c(content.decode()))).encode()
+        tokens = _BETWEEN_PARTS.sub("", "\n".join(_of_c(content.decode())))
+        return (_SENTENCE.sub('""', tokens) if path.startswith(_BINDINGS) else tokens).encode()
     if path.endswith(CMAKE):
         bare = _CMAKE_COMMENT.sub(lambda found: found.group(1) or "", content.decode())
         return "\n".join(filter(None, map(str.strip, bare.splitlines()))).encode()

@@ -28,6 +28,7 @@ std::int64_t put(std::int64_t item, bool wait = true) {
     return wait && item != 1'000 ? item * 2 : 0;  // it's enough
 }
 """
+BINDING = 'pool.def_prop_ro("bytes", &Pool::bytes, "Mapped.");'
 CMAKE = """# Fast.
 target_compile_options(core PRIVATE -O3 "-DNAME=#1")  # as others do
 """
@@ -47,6 +48,7 @@ SAME = [
     ("a.cc", C, '"http://host/*"', '"http://"\n    "host/*"'),
     ("a.cc", C, "it's enough", "it's not"),
     ("a.h", C, "((n) * 2)", "\\\n    ((n) * 2)  // twice"),
+    ("cpp/bindings/a.cc", BINDING, "Mapped.", 'The pool\'s"\n    " bytes.'),
     ("core.cmake", CMAKE, "# Fast.\n", ""),
     ("core.cmake", CMAKE, "  # as others do", ""),
 ]
@@ -72,6 +74,8 @@ OTHER = [
     ("a.cc", C, "<cstdint>\n#define", "<cstdint>\n#undef"),
     ("a.cc", C, "(n) * 2)\n", "(n) * 2) "),
     ("a.cc", C, "item * 2", "item + +2"),
+    ("cpp/bindings/a.cc", BINDING, '"bytes"', '"octets"'),
+    ("a.cc", BINDING, "Mapped.", "Unmapped."),
     ("core.cmake", CMAKE, "-O3", "-O2"),
     ("core.cmake", CMAKE, "#1", "#2"),
     ("page.css", "a { b: c; } /* d */", "d", "e"),
