@@ -93,3 +93,19 @@ def test_links_out_of_the_docs_become_names_only_where_the_file_is_there() -> No
     assert without_outside_links(outside, "design.md") == "CONTRIBUTING (`CONTRIBUTING.md` in the repository)"
     for kept in ("[offload](../offload.md)", "[gone](../../NO_SUCH_FILE.md)"):
         assert without_outside_links(kept, "hazards/h1.md") == kept
+
+
+def test_readme_says_in_its_first_third_what_was_verified_and_shows_the_rest_before() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    at = lines.index("## What was verified against what")
+    assert at + 1 <= (len(lines) + 1) / 3
+    first = "\n".join(lines[:at])
+    for part in (
+        "| you see |",
+        "trtllm-kvfix doctor",
+        "trtllm-kvfix run",
+        "trtllm-kvfix verify",
+        "demo.svg",
+        "| I run",
+    ):
+        assert part in first
