@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_kvfix import runtime_files
-from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.settings import Settings
 
 
@@ -80,3 +80,25 @@ def test_files_of_others_are_passed_over(tmp_path: Path, text: str) -> None:
     runtime_files.replace(tmp_path, "4.json", ours)
     assert list(runtime_files.live(tmp_path, ".json", 1)) == [ours]
     assert (tmp_path / "1.json").exists()
+
+
+def test_a_folder_that_cannot_be_read_is_refused_and_one_that_is_not_there_is_not(tmp_path: Path) -> None:
+    runtime_files.refuse_unreadable(tmp_path / "absent")
+    runtime_files.refuse_unreadable(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match=r"file', which cannot be read: Not a directory; kvfix.runtime_dir names"):
+        runtime_files.refuse_unreadable(tmp_path / "file")
+
+
+def test_a_reader_who_may_not_remove_what_is_old_still_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may run as another user, whose folder lets others read."""
+    ours = runtime_files.signature() | {"format": 1}
+    runtime_files.replace(tmp_path, "1.json", ours | {"process_start": 1})
+    runtime_files.replace(tmp_path, "2.json", ours)
+
+    def unlink(path: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", unlink)
+        assert list(runtime_files.live(tmp_path, ".json", 1)) == [ours]

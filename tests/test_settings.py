@@ -165,7 +165,7 @@ def test_settings_travel_in_variables_and_only_what_differs() -> None:
     assert as_variables(Settings()) == {}
     settings = load(section={"fixes": {"nixl-listener": "on"}, "metrics_port": 9, "force": True}, environ={})
     assert as_variables(settings) == {
-        "TRTLLM_KVFIX_FIXES_NIXL_LISTENER": "'on'",
+        "TRTLLM_KVFIX_FIXES_NIXL_LISTENER": "on",
         "TRTLLM_KVFIX_METRICS_PORT": "9",
         "TRTLLM_KVFIX_FORCE": "true",
     }

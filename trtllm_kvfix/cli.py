@@ -78,6 +78,8 @@ class LazyGroup(click.Group):
         near = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, n=1)
         if near:
             ctx.fail(f"No such command {args[0]!r}; did you mean {near[0]}?")
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}; known are {', '.join(COMMANDS)}.")
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -103,9 +105,9 @@ def main(ctx: click.Context, config: Path | None) -> None:
     """Fix KV-cache races in TensorRT-LLM, without a rebuild; start with `doctor`.
 
     \b
-    trtllm-kvfix doctor                        what this TensorRT-LLM needs
-    trtllm-kvfix run -- trtllm-serve MODEL     the server, with the fixes
-    trtllm-kvfix verify                        each hazard beside its fix, on this machine
+    trtllm-kvfix doctor                       what this TensorRT-LLM needs
+    trtllm-kvfix run -- trtllm-serve MODEL    the server, with the fixes
+    trtllm-kvfix verify                       each hazard beside its fix, here
     """
     from trtllm_kvfix.settings import load  # noqa: PLC0415  --help and --version need no settings, so no pydantic
 

@@ -15,6 +15,13 @@ FIX_IDS = (
     "nixl-listener",
 )
 
+# Those that refuse the choice `observe`, and why. Their records have no observers.
+BLIND = {
+    "computed-blocks": "only changing what is stored shows whether a store is early",
+    "concurrent-pins": "a fix knows which thread is inside the manager only while it makes the others wait",
+    "nixl-listener": "another process holds the port, and nothing in this one shows it",
+}
+
 
 def room_of(fix_id: str) -> str:
     """The name of its package below `trtllm_kvfix.fixes`."""

@@ -63,7 +63,8 @@ try:
 except ImportError as error:
     raise ExtensionMissing(
         f"the native extension of trtllm-kvfix cannot be loaded: {error}; "
-        "if it is not there, run `make build` in a checkout, else reinstall the package for this interpreter"
+        "usual causes: the package was built for another interpreter, or the current folder is a checkout that was not "
+        "built and hides the installed package: leave that folder, or run `make build` in it"
     ) from error
 
 __all__ = [

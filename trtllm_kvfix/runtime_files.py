@@ -9,10 +9,11 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.settings import Settings
 
 
@@ -59,7 +60,21 @@ def live(folder: Path, suffix: str, format_number: int) -> Iterator[dict[str, An
         if process_start(entry["pid"]) == entry["process_start"]:
             yield entry
         else:
-            file.unlink(missing_ok=True)
+            with suppress(OSError):  # of another user, who lets us read
+                file.unlink(missing_ok=True)
+
+
+def refuse_unreadable(folder: Path) -> None:
+    """A folder that is not there is right: nothing runs. In one that cannot be read, something may."""
+    try:
+        os.scandir(folder).close()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise SettingsError(
+            f"the folder of attestations is '{folder}', which cannot be read: {error.strerror}; kvfix.runtime_dir "
+            "names one that the server's user and this one can read"
+        ) from error
 
 
 def keep_newest_of_ended(folder: Path, suffix: str, count_max: int) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, RootModel, field_validator
+from pydantic_core import PydanticCustomError
 
-from trtllm_kvfix.fix_ids import FIX_IDS
+from trtllm_kvfix.fix_ids import BLIND, FIX_IDS
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import parse_size
 
@@ -92,6 +93,12 @@ class FixChoices(RootModel[Mapping[str, Choice]]):
         for fix_id in given:
             if fix_id not in FIX_IDS:
                 raise ValueError(f"there is no fix {fix_id}; known are {', '.join(FIX_IDS)}")
+            if given[fix_id] == "observe" and fix_id in BLIND:
+                raise PydanticCustomError(
+                    "blind",
+                    "this fix cannot observe: {why}; write auto, on or off",
+                    {"why": BLIND[fix_id], "below": fix_id},
+                )
         return {fix_id: given.get(fix_id, "auto") for fix_id in FIX_IDS}
 
     def of(self, fix_id: str) -> Word:

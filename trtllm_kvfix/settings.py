@@ -31,8 +31,10 @@ __all__ = [
     "as_variables",
     "environment",
     "export",
+    "in_one_line",
     "load",
     "names",
+    "repeated_keys",
     "unset",
     "variable_of",
 ]
@@ -79,10 +81,15 @@ def as_variables(settings: Settings) -> dict[str, str]:
     processes."""
     chosen, default = settings.model_dump(), Settings().model_dump()
     return {
-        variable_of(name): yaml.safe_dump(_at(chosen, name), default_flow_style=True).partition("\n")[0]
-        for name in names()
-        if _at(chosen, name) != _at(default, name)
+        variable_of(name): _text(name, _at(chosen, name)) for name in names() if _at(chosen, name) != _at(default, name)
     }
+
+
+def _text(name: Name, value: Any) -> str:
+    """What `_scalar` reads as the value. A fix's choice needs none of the quotes that YAML puts around `on`."""
+    if name[0] == "fixes":
+        return str(value)
+    return yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]
 
 
 def environment() -> dict[str, str]:
@@ -119,7 +126,7 @@ def _from_file(file: Path) -> dict[Name, _Given]:
         text = file.read_text(encoding="utf-8")
         document, twice = yaml.safe_load(text), repeated_keys(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise SettingsError(f"settings file {file} cannot be read: {_in_one_line(error)}") from error
+        raise SettingsError(f"settings file {file} cannot be read: {in_one_line(error)}") from error
     if twice:
         raise SettingsError(f"settings file {file} has {', '.join(twice)} more than once; only the last would count")
     section = document.get(SECTION) if isinstance(document, dict) else None
@@ -130,7 +137,7 @@ def _from_file(file: Path) -> dict[Name, _Given]:
     return _from_section(section, f"{file}")
 
 
-def _in_one_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """YAML's own text draws the place over several lines, and calls the file `<unicode string>`."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return str(error).partition("\n")[0]
@@ -218,6 +225,7 @@ def _validated(given: Mapping[Name, _Given]) -> Settings:
         return Settings.model_validate(tree)
     except ValidationError as error:
         problem = error.errors()[0]
-        setting = given[tuple(str(part) for part in problem["loc"])]
+        below = problem.get("ctx", {}).get("below")  # where a mapping's own check names one of its keys
+        setting = given[tuple(str(part) for part in (*problem["loc"], below) if part is not None)]
         message = problem["msg"].removeprefix("Value error, ")
         raise SettingsError(f"{setting.where} is {setting.value!r}: {message}") from error

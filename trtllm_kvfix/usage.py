@@ -10,8 +10,9 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 COMPLETION = """\b
-To complete commands, options and values in this shell, run one of these; to keep it, put it into the shell's own file:
-  eval "$(_TRTLLM_KVFIX_COMPLETE=bash_source trtllm-kvfix)"     # or zsh_source
+To complete commands, options and values in this shell, run one of these.
+To keep it, put it into the shell's own file:
+  eval "$(_TRTLLM_KVFIX_COMPLETE=bash_source trtllm-kvfix)"   # or zsh_source
   _TRTLLM_KVFIX_COMPLETE=fish_source trtllm-kvfix | source
 """
 

@@ -1,6 +1,7 @@
 """doctor: true about what is here, and exit code 1 when the extension is missing or unfit."""
 
 import json
+import subprocess
 import sys
 
 import numpy as np
@@ -40,6 +41,14 @@ def test_missing_extension_is_a_finding(monkeypatch: pytest.MonkeyPatch, argumen
     result = CliRunner().invoke(cli.main, arguments)
     assert result.exit_code == 1
     assert "make build" in result.output
+
+
+def test_missing_extension_is_a_finding_in_a_process_that_has_imported_nothing() -> None:
+    """As in the folder of a checkout that was not built."""
+    code = "import sys; sys.modules['trtllm_kvfix._core'] = None; from trtllm_kvfix.cli import main; main(['doctor'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "package" in done.stdout and "hides the installed package" in done.stdout
 
 
 def test_extension_without_its_lock_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,17 @@ def test_help_of_each_command_has_examples(name: str) -> None:
         assert f"  {example}\n" in shown  # as it is typed, not filled
 
 
+def test_help_fits_a_terminal_of_80_columns() -> None:
+    shown = CliRunner().invoke(cli.main, ["--help"], terminal_width=80).output
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+
+
+def test_a_command_that_is_not_like_any_lists_them_all() -> None:
+    result = CliRunner().invoke(cli.main, ["halp"])
+    assert result.exit_code == 2
+    assert "No such command 'halp'; known are bench, demo, " in result.output
+
+
 @pytest.mark.parametrize(("name", "example"), EXAMPLES, ids=lambda value: value)
 def test_example_is_a_command_line_of_ours(name: str, example: str) -> None:
     program, command, *arguments = shlex.split(example.partition(" > ")[0])

@@ -4,7 +4,8 @@ import ast
 import inspect
 import json
 import re
-from itertools import pairwise
+from difflib import SequenceMatcher
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,27 @@ def test_links_out_of_the_docs_become_names_only_where_the_file_is_there() -> No
     assert without_outside_links(outside, "design.md") == "CONTRIBUTING (`CONTRIBUTING.md` in the repository)"
     for kept in ("[offload](../offload.md)", "[gone](../../NO_SUCH_FILE.md)"):
         assert without_outside_links(kept, "hazards/h1.md") == kept
+
+
+def test_no_entry_of_the_changelog_says_what_another_says() -> None:
+    """A merge that keeps both sides of a reworded entry leaves two, or the end of one behind the other."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    entries = [" ".join(entry.split())[:160] for entry in re.split(r"\n(?=- )", text)[1:]]
+    alike = [(a, b) for a, b in combinations(entries, 2) if SequenceMatcher(None, a, b).ratio() > 0.7]
+    assert alike == []
+
+
+def test_readme_says_in_its_first_third_what_was_verified_and_shows_the_rest_before() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    at = lines.index("## What was verified against what")
+    assert at + 1 <= (len(lines) + 1) / 3
+    first = "\n".join(lines[:at])
+    for part in (
+        "| you see |",
+        "trtllm-kvfix doctor",
+        "trtllm-kvfix run",
+        "trtllm-kvfix verify",
+        "demo.svg",
+        "| I run",
+    ):
+        assert part in first

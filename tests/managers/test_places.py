@@ -142,5 +142,5 @@ def test_the_gate_asks() -> None:
     """A V2 engine, to which the setting would say nothing."""
     with active("D", manager="native"):
         start = import_module(PY_EXECUTOR).PyExecutor.start_worker
-        with pytest.raises(SettingsError, match="only V1's is ours"):
+        with pytest.raises(SettingsError, match="ours replaces V1's bound one only"):
             start(engine(kv_cache_manager=SimpleNamespace(impl=None)))

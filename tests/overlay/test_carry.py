@@ -31,16 +31,16 @@ def carried(**section: object) -> dict[str, str]:
 
 
 def test_settings_of_a_file_go_to_children_and_do_not_stick() -> None:
-    assert carried(fixes={"token-budget": "off"}) == {PORT: "9400", BUDGET: "'off'"}
+    assert carried(fixes={"token-budget": "off"}) == {PORT: "9400", BUDGET: "off"}
     assert carry.given()[PORT] == "9400"
     assert BUDGET not in carry.given()
-    assert carried(fixes={"token-budget": "on"}) == {PORT: "9400", BUDGET: "'on'"}
+    assert carried(fixes={"token-budget": "on"}) == {PORT: "9400", BUDGET: "on"}
     assert carried() == {PORT: "9400"}
 
 
 def test_what_the_program_says_comes_before_files_and_the_users_variable_comes_back() -> None:
     carry.say({PORT: "1", BUDGET: "off"})
-    assert carried(fixes={"token-budget": "on"}) == {PORT: "1", BUDGET: "'off'"}
+    assert carried(fixes={"token-budget": "on"}) == {PORT: "1", BUDGET: "off"}
     assert carry.given()[PORT] == "1"
     carry.say({})
     assert carried() == {PORT: "9400"}
@@ -54,7 +54,7 @@ def test_a_variable_that_is_set_since_counts() -> None:
     carried(fixes={"token-budget": "off"})
     export({BUDGET: "on"})
     assert carry.given()[BUDGET] == "on"
-    assert carried() == {PORT: "9400", BUDGET: "'on'"}
+    assert carried() == {PORT: "9400", BUDGET: "on"}
 
 
 def test_after_the_end_children_run_without_and_the_users_variables_are_as_they_were() -> None:

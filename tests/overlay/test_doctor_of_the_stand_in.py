@@ -85,5 +85,5 @@ def test_a_fix_that_cannot_look_on_is_refused_by_name(tmp_path: Path) -> None:
     environ = environment(tmp_path, STANDIN_VARIANT="C") | {"PYTHONPATH": os.pathsep.join(map(str, (STANDIN, ROOT)))}
     command = [*COMMAND, "run", "--fix", "concurrent-pins=observe", "--", sys.executable, "-c", "import tensorrt_llm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
-    assert done.returncode != 0
-    assert "kvfix.fixes.concurrent-pins is observe, which this fix cannot do: a fix knows which thread" in done.stderr
+    assert done.returncode == 2
+    assert "--fix concurrent-pins is 'observe': this fix cannot observe: a fix knows which thread" in done.stderr

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from tests.overlay.upstream_double import ROOT, environment, python
 from trtllm_kvfix import cli
+from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay import hook_file
 
 START_UP_US_MAX = 1000
@@ -64,8 +65,11 @@ def test_hook_that_outlives_the_package_is_silent(site_dir: Path, tmp_path: Path
 
 
 def test_folder_that_cannot_be_written_is_an_error_that_names_the_other_way(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="`trtllm-kvfix run -- COMMAND` needs no hook"):
+    with pytest.raises(SettingsError, match="No such file or directory; `trtllm-kvfix run -- COMMAND` needs no hook"):
         hook_file.write(hook_file.hook_file(tmp_path / "absent"))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SettingsError, match="cannot be removed: Is a directory"):
+        hook_file.remove(tmp_path / "folder")
 
 
 def test_every_interpreter_has_the_fixes_while_the_hook_is_there(small: Path, site_dir: Path) -> None:

@@ -34,7 +34,7 @@ def test_section_is_honoured_taken_out_and_sent_on(small: Path) -> None:
     document = {"backend": "pytorch", "kvfix": {"fixes": {"token-budget": "off"}}}
     (llm_args, variables, words), _ = serve(small, document, "hook")
     assert llm_args == {"model": "m", "backend": "pytorch"}
-    assert variables == {"TRTLLM_KVFIX_FIXES_TOKEN_BUDGET": "'off'"}
+    assert variables == {"TRTLLM_KVFIX_FIXES_TOKEN_BUDGET": "off"}
     assert words == {"token-budget": "off", "nixl-listener": "applied"}
 
 

@@ -85,7 +85,9 @@ def needs_table() -> str:
         else:
             rows.append((each.first, each.last, needs))
     lines = [f"| {first if first == last else f'{first} to {last}'} | {needs} |" for first, last, needs in rows]
-    return "\n".join(["| I run release or wheel | affected by, and fixed by |", "| --- | --- |", *lines])
+    return "\n".join(
+        ["| I run release or wheel, or an image with this tag | affected by, and fixed by |", "| --- | --- |", *lines]
+    )
 
 
 def _needs(variants: tuple[str, ...]) -> str:

@@ -39,7 +39,8 @@ def open_machine(name: str, *, seed: int = 0) -> "Machine":
         if name == "auto" and not device.simulated and torch is None:
             device = open_device("cpu", seed=seed)
     except (DeviceError, ValueError) as error:
-        raise SettingsError(f"--device is '{name}': {error}") from error
+        said = str(error).removeprefix(f"device is '{name}'; ")
+        raise SettingsError(f"--device is '{name}': {said}") from error
     if not device.simulated and torch is None:
         raise SettingsError(f"--device is '{name}': on a GPU the engine needs torch with CUDA; pip install torch")
     if torch is not None:

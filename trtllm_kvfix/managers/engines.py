@@ -27,7 +27,7 @@ def _reasons(executor: Any) -> "Iterator[str]":
         yield "AutoDeploy is not served: its engine has not been run with ours"
     kind = type(getattr(manager, "impl", None))
     if kind.__name__ != "NativeKvCache":
-        yield f"this engine's cache is {type(manager).__name__} over {kind.__name__}: only V1's is ours"
+        yield f"this engine's cache is {type(manager).__name__} over {kind.__name__}; ours replaces V1's bound one only"
     if getattr(executor, "kv_cache_transceiver", None) is not None:
         yield "disaggregated serving is not served"
     if getattr(executor, "drafter", None) is not None or getattr(engine, "spec_config", None) is not None:

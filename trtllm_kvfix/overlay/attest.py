@@ -3,13 +3,13 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix import __version__, runtime_files
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay.registry import Report
+from trtllm_kvfix.overlay.releases import distribution_version
 
 FORMAT = 2
 SUFFIX = ".json"
@@ -109,10 +109,3 @@ def live(folder: Path) -> list[dict[str, Any]]:
     """Entries of processes that still run on this host; entries of ended ones are removed."""
     entries = runtime_files.live(folder, SUFFIX, FORMAT)
     return sorted(entries, key=lambda entry: (entry["job"], entry["rank"], entry["pid"]))
-
-
-def distribution_version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -75,9 +75,8 @@ class Fix:
     # Raises AssertionError if the mechanism does not work on this machine; uses the simulated device and needs no
     # upstream.
     self_test: Callable[[], None]
-    # Observers for the choice `observe` count and change nothing; None where `blind` says why there can be none.
+    # Observers for the choice `observe` count and change nothing; None where there can be none (fix_ids.BLIND).
     observers: "Callable[[Upstream, FixSettings], Sequence[Replacement]] | None" = None
-    blind: str = ""
     # What the probe should answer in each variant of docs/support.md; tests compare it with the actual answer.
     expected: Mapping[str, State]
     guards: tuple[Guard, ...] = ()

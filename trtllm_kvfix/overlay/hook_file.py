@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.settings import ENV_ENABLED
 
 NAME = "trtllm_kvfix_hook.pth"
@@ -32,7 +32,10 @@ def write(file: Path) -> bool:
             return False
         file.write_text(LINE)
     except OSError as error:
-        raise KvfixError(f"the hook cannot be written: {error}; `trtllm-kvfix run -- COMMAND` needs no hook") from error
+        raise SettingsError(
+            f"the hook '{file}' cannot be written: {error.strerror or error}; `trtllm-kvfix run -- COMMAND` "
+            "needs no hook"
+        ) from error
     return True
 
 
@@ -43,7 +46,7 @@ def remove(file: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise KvfixError(f"the hook cannot be removed: {error}") from error
+        raise SettingsError(f"the hook '{file}' cannot be removed: {error.strerror or error}") from error
     return True
 
 

@@ -20,6 +20,7 @@ import click
 
 from trtllm_kvfix import usage
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.overlay import server_file
 from trtllm_kvfix.overlay.hook_file import hook_file
 from trtllm_kvfix.settings import (
     ENV_ENABLED,
@@ -68,9 +69,10 @@ def variables(settings: Settings, environ: Mapping[str, str], job: str) -> dict[
 
 def checked(command: Sequence[str]) -> list[str]:
     """The command line to run; raise SettingsError where the fixes would not reach it."""
-    program = shutil.which(command[0])
-    if program is None:
-        raise SettingsError(f"command {command[0]!r} is not found in PATH; write the command after `--`")
+    if shutil.which(command[0]) is None:
+        raise SettingsError(
+            f"command {command[0]!r} is not found in PATH; usual cause: it is installed in another environment"
+        )
     deaf = deaf_python(command)
     if deaf is None:
         return list(command)
@@ -140,7 +142,7 @@ def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
     return [command[0], *(word for name in exported for word in ("-x", name)), *command[1:]]
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
     "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="YAML file with a section `kvfix:`."
 )
@@ -190,11 +192,13 @@ def run(
     inherited = {
         name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX) or name in (ENV_FILE, *new)
     }
+    inherited.pop(ENV_FILE, None)  # its settings are in the variables, and other hosts may not have the file
+    sections = server_file.check(command, {**inherited, **new})
     if dry_run:
+        click.echo("".join(f"{line}\n" for line in sections), nl=False, err=True)
         click.echo("".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(new.items())), nl=False)
         click.echo(shlex.join(line))
         return
-    inherited.pop(ENV_FILE, None)  # its settings are in the variables, and other hosts may not have the file
     become(line, {**inherited, **new})
 
 

@@ -109,7 +109,6 @@ class Registry:
         at_last: do not wait for triggers that exist and have not been imported; this start does without them.
         """
         upstream = upstream or Upstream()
-        self._refuse_blind(settings)
         with self._lock:
             if settings != self._settings:
                 self.revert()
@@ -157,9 +156,7 @@ class Registry:
                 log.warning("%s was loaded again; fix %s is applied again", module, fix_id)
 
     def probe(self, settings: Settings, upstream: Upstream) -> Report:
-        """What `apply` would find, changing nothing; for `doctor`, which looks at a build at rest. It refuses the same
-        settings."""
-        self._refuse_blind(settings)
+        """What `apply` would find, changing nothing; for `doctor`, which looks at a build at rest."""
         with self._lock:
             answers = {fix.id: _probed(fix, upstream) for fix in self.fixes}
             return self._report(settings, answers)
@@ -196,13 +193,6 @@ class Registry:
                 f"fix {fix.id} is needed and could not be applied, so none is: {type(error).__name__}: {error}; "
                 f"kvfix.fixes.{fix.id}: off starts without it"
             ) from error
-
-    def _refuse_blind(self, settings: Settings) -> None:
-        for fix in self.fixes:
-            if settings.choice_of(fix.id) == "observe" and fix.observers is None:
-                raise SettingsError(
-                    f"kvfix.fixes.{fix.id} is observe, which this fix cannot do: {fix.blind}; write auto, on or off"
-                )
 
     def _follow(self, fix: Fix, upstream: Upstream) -> None:
         """Replace the followers. The server may be running already, so one that cannot be replaced is logged and ends

@@ -5,6 +5,7 @@ inferred: from dates, and from what pull requests say of releases.
 """
 
 import re
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 _FINAL = 1 << 30  # after all of its candidates
@@ -57,3 +58,10 @@ def _key(version: str) -> Key | None:
         return None
     major, minor, patch, candidate, post = found.groups()
     return int(major), int(minor), int(patch), _FINAL if candidate is None else int(candidate), int(post or 0)
+
+
+def distribution_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

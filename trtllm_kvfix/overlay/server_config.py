@@ -13,7 +13,7 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.overlay import carry, server_file
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import Upstream
-from trtllm_kvfix.settings import SECTION, load
+from trtllm_kvfix.settings import SECTION
 
 if TYPE_CHECKING:
     from trtllm_kvfix.overlay.activation import Activation
@@ -48,12 +48,7 @@ def without_section(active: "Activation", document: Any, named: Iterable[Any] = 
         return document
     section = document[SECTION]
     file = server_file.file_of(document, named)
-    where = f"{file}" if file else "the configuration"
-    if file is not None:
-        server_file.refuse_repeated(file)
-    if not isinstance(section, dict):
-        raise SettingsError(f"`{SECTION}:` in {where} is {section!r}; settings belong below it")
-    settings = load(environ=carry.given(), section=section, where=where)
+    settings = server_file.settings_of(section, file, carry.given())
     if section.get("enabled") is False:
         # The file of this server decides, although `run` has set the variable that would otherwise override it.
         log.warning("%s.enabled is false in the server's configuration: it starts WITHOUT the fixes", SECTION)

@@ -2,19 +2,22 @@
 a key that is there twice."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.settings import repeated_keys
+from trtllm_kvfix.settings import SECTION, Settings, in_one_line, load, repeated_keys
+
+# The options by which trtllm-serve and trtllm-bench take the file, whatever its name ends in.
+OPTIONS = ("--config", "--extra_llm_api_options")
 
 
 def file_of(document: Any, named: Iterable[Any]) -> Path | None:
     """The file with this content among those that the command line or `named` names."""
-    for file in _files([*named, *sys.argv[1:]]):
+    for _, file in _files([*named, *sys.argv[1:]]):
         try:
             if yaml.safe_load(file.read_text(encoding="utf-8")) == document:
                 return file
@@ -23,11 +26,32 @@ def file_of(document: Any, named: Iterable[Any]) -> Path | None:
     return None
 
 
-def refuse_repeated(file: Path) -> None:
-    """Refuse keys that are there twice: the last would win, and the others would be ignored silently."""
-    twice = repeated_keys(file.read_text(encoding="utf-8"))
-    if twice:
-        raise SettingsError(f"{file} has {', '.join(twice)} more than once; only the last would count")
+def settings_of(section: Any, file: Path | None, environ: Mapping[str, str]) -> Settings:
+    """What the section `kvfix:` of the server's file says, below what the environment says."""
+    where = f"{file}" if file else "the configuration"
+    if file is not None:
+        _refuse_repeated(file)
+    if not isinstance(section, dict):
+        raise SettingsError(f"`{SECTION}:` in {where} is {section!r}; settings belong below it")
+    return load(environ=environ, section=section, where=where)
+
+
+def check(command: Iterable[str], environ: Mapping[str, str]) -> list[str]:
+    """Refuse what the hook would refuse once TensorRT-LLM is imported. The answer is a line for each section that was
+    read. A file that is not there is left to the command, which may run in another folder."""
+    lines = []
+    for option, file in _files(command):
+        try:
+            document = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+            if option is None:
+                continue  # an argument that only looks like the server's file
+            raise SettingsError(f"{option} is {file}, which cannot be read: {in_one_line(error)}") from error
+        if isinstance(document, dict) and SECTION in document:
+            settings_of(document[SECTION], file, environ)
+            off = document[SECTION].get("enabled") is False
+            lines.append(f"`{SECTION}:` in {file} is valid" + (": the server starts WITHOUT the fixes" if off else ""))
+    return lines
 
 
 def end(error: SettingsError) -> NoReturn:
@@ -40,8 +64,19 @@ def end(error: SettingsError) -> NoReturn:
     raise shown from None
 
 
-def _files(arguments: Iterable[Any]) -> Iterator[Path]:
+def _refuse_repeated(file: Path) -> None:
+    """Refuse keys that are there twice: the last would win, and the others would be ignored silently."""
+    twice = repeated_keys(file.read_text(encoding="utf-8"))
+    if twice:
+        raise SettingsError(f"{file} has {', '.join(twice)} more than once; only the last would count")
+
+
+def _files(arguments: Iterable[Any]) -> Iterator[tuple[str | None, Path]]:
+    """Files that may be the server's, each with the option that names it, if one of OPTIONS does."""
+    before = ""
     for argument in arguments:
-        text = argument.rpartition("=")[2] if isinstance(argument, str) else ""
-        if text.endswith((".yaml", ".yml")) and Path(text).is_file():
-            yield Path(text)
+        name, equals, text = argument.rpartition("=") if isinstance(argument, str) else ("", "", "")
+        option = name if equals else before
+        before = text
+        if (option in OPTIONS or text.endswith((".yaml", ".yml"))) and Path(text).is_file():
+            yield option if option in OPTIONS else None, Path(text)

@@ -10,7 +10,7 @@ from rich.table import Table
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.overlay.attest import live
-from trtllm_kvfix.runtime_files import folder_of, process_start
+from trtllm_kvfix.runtime_files import folder_of, process_start, refuse_unreadable
 from trtllm_kvfix.settings import load
 from trtllm_kvfix.sizes import bytes_text
 from trtllm_kvfix.tools.terminal import terminal
@@ -22,6 +22,7 @@ from trtllm_kvfix.tools.terminal import terminal
 def status(as_json: bool, dump: bool) -> None:
     """Show which fixes run in this user's processes, rank by rank, and the state of their host tiers."""
     folder = folder_of(load())
+    refuse_unreadable(folder)
     if dump:
         click.echo(json.dumps(flight_records(folder), indent=1))
         return
@@ -33,7 +34,7 @@ def status(as_json: bool, dump: bool) -> None:
     if entries:
         terminal().print(table(entries))
     else:
-        click.echo("no process of this user runs TensorRT-LLM with the hook")
+        click.echo(f"no process of this user runs TensorRT-LLM with the hook (looked in {folder})")
     if tiers:
         terminal().print(table_of_tiers(tiers))
     for tier in tiers:

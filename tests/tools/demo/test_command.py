@@ -65,6 +65,16 @@ def test_ctrl_c_says_which_scenes_ran(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "<h1>1 of 2 scenes ran before the interrupt, on a simulated device</h1>" in page.read_text(encoding="utf-8")
 
 
+def test_interrupted_before_the_first_scene_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "play", interrupted)
+    result = run("--fix", "graph-inputs=off")
+    assert result.exit_code == EXIT_INTERRUPTED
+    assert result.stdout.splitlines()[-1] == "Interrupted after 0 of 1 scenes. Nothing was shown."
+
+
 def test_json_is_the_report() -> None:
     report = json.loads(run("--fix", "graph-inputs=off", "--json").stdout)
     assert report["proven"] is True and report["simulated"] is True

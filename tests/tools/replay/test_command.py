@@ -183,7 +183,7 @@ def test_bad_lines_are_refused_or_counted(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ((), "give either a TRACE or --generate"),
-        (("--generate", "small", "x.jsonl"), "give either a TRACE or --generate"),
+        (("--generate", "small", "GiB"), "give either a TRACE or --generate, not both: the TRACE is 'GiB'"),
         (("--generate", "small", "--compare", "--sweep", "0"), "--compare and --sweep exclude each other"),
         (("--generate", "small", "--blocks-host", "9", "--sweep", "0"), "--blocks-host and --sweep exclude each other"),
         ((str(TINY), "--seed", "1"), "--seed needs --generate, which is missing"),

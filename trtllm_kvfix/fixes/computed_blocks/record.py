@@ -142,7 +142,6 @@ FIX = Fix(
     triggers=(BINDINGS, RESOURCE_MANAGER, LLM_REQUEST),
     probe=probe,
     replacements=replacements,
-    blind="only changing what is stored shows whether a store is early",
     self_test=self_test,
     expected=in_variants(needed="A B B2 C D F"),
 )

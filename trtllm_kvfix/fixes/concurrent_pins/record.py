@@ -101,7 +101,6 @@ FIX = Fix(
     triggers=(BINDINGS, ALGORITHMS),
     probe=probe,
     replacements=replacements,
-    blind="a fix knows which thread is inside the manager only while it makes the others wait",
     self_test=self_test,
     expected=in_variants(needed="C", absent="A B B2 D F"),
 )

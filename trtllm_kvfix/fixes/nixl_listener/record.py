@@ -113,7 +113,6 @@ FIX = Fix(
     triggers=(*ADAPTERS, NIXL),
     probe=probe,
     replacements=replacements,
-    blind="another process holds the port, and nothing in this one shows it",
     self_test=self_test,
     expected=in_variants(needed="C", fixed="F", absent="A B B2 D"),
 )

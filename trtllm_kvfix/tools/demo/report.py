@@ -126,6 +126,8 @@ def conclusion(report: Report) -> str:
     fixed = sum(len(scene.fixed.wrong) for scene in report.scenes)
     where = "On a simulated device" if report.simulated else f"On {report.device}"
     played = f"Interrupted after {len(report.scenes)} of {report.scenes_planned} scenes. " if report.partial else ""
+    if not report.scenes:
+        return f"{played}Nothing was shown."
     return (
         f"{played}{where}, {wrong} of {answers} answers were wrong without the fixes, {foreign} of them with another "
         f"user's text; with the fixes, {fixed} were wrong."

@@ -11,7 +11,7 @@ import click
 
 from trtllm_kvfix import __version__, machine, usage
 from trtllm_kvfix.errors import ExtensionMissing
-from trtllm_kvfix.overlay.attest import distribution_version
+from trtllm_kvfix.overlay.releases import distribution_version
 from trtllm_kvfix.sizes import bytes_text
 from trtllm_kvfix.tools.doctor import kernels
 
@@ -129,4 +129,4 @@ def show_overlay(console: "Console", overlay: Mapping[str, Any]) -> None:
     counted = f"{len(overlay['buffers'])}, without a guard: {len(unguarded)}"
     console.print(f"host buffers that are copied asynchronously and kept: {counted}")
     for each in unguarded:
-        console.print(f"  {each['file']}:{each['line']} {each['name']}", markup=False, highlight=False)
+        console.print(f"  {each['file']}:{each['line']} {each['name']}", markup=False, highlight=False, soft_wrap=True)

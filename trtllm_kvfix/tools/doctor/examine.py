@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.overlay import import_hook, releases
-from trtllm_kvfix.overlay.attest import distribution_version
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.overlay.hook_file import hook_file
 from trtllm_kvfix.overlay.launch import BOOTSTRAP, PATH
@@ -28,8 +27,8 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
     trials = tried(registry.fixes)
     report: dict[str, Any] = {
         "installed": exists(PACKAGE),
-        "version": distribution_version(PACKAGE),
-        "release": release(distribution_version(PACKAGE)),
+        "version": releases.distribution_version(PACKAGE),
+        "release": release(releases.distribution_version(PACKAGE)),
         "variant": None,
         "hook": hook_state(settings),
         "fixes": [],

@@ -142,7 +142,8 @@ def _executed(task: _Task, runs: list[Run], jobs: int) -> Result:
 def _task(ctx: click.Context, options: dict[str, Any]) -> _Task:
     trace: Path | None = options["trace"]
     if (trace is None) == (options["generated"] is None):
-        raise click.UsageError("give either a TRACE or --generate")
+        both = f", not both: the TRACE is {str(trace)!r}" if trace is not None else ""
+        raise click.UsageError(f"give either a TRACE or --generate{both}")
     for name in ("seed",) if trace is not None else ("skip_bad", "tokens_per_hash_id"):
         if _was_typed(ctx, name):
             where = "--generate" if trace is not None else "a TRACE"

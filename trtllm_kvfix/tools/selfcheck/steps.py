@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from trtllm_kvfix.fixes import ALL
-from trtllm_kvfix.overlay.attest import distribution_version
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.overlay.registry import Registry
+from trtllm_kvfix.overlay.releases import distribution_version
 from trtllm_kvfix.overlay.upstream import PACKAGE, Upstream
 from trtllm_kvfix.settings import FixChoices, Settings
 from trtllm_kvfix.tools.selfcheck import build

@@ -81,7 +81,8 @@ def chosen(name: str, seed: int) -> Chosen:
     try:
         device = open_device(name, seed=seed)
     except (DeviceError, ValueError) as error:
-        raise SettingsError(f"--device is '{name}': {error}") from error
+        said = str(error).removeprefix(f"device is '{name}'; ")
+        raise SettingsError(f"--device is '{name}': {said}") from error
     if device.has_kernels:
         return Chosen(device, None)
     if name != "auto":
