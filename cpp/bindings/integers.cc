@@ -186,7 +186,6 @@ std::vector<T> read_array(const IntegerArray& array, const Field& field) {
     return out;
 }
 
-// Releases the exporter's buffer at the end of the scope.
 class BufferView {
   public:
     BufferView(nb::handle object, int flags) {
