@@ -45,14 +45,19 @@ void add_tokens(BlockManager& self, nb::handle request_ids, nb::handle counts, n
     const auto more = read_integers<std::uint32_t>(counts, {"add_tokens, counts"});
     const auto values = read_optional<TokenId>(tokens, "add_tokens, tokens");
     const auto done = read_optional<std::uint32_t>(computed, "add_tokens, computed");
-    without_gil([&] { self.add_tokens(ids, more, values, done); });
+    // To give the GIL away and take it back costs more than a short call does. A lock that somebody has is not waited for with it.
+    if (!self.add_few_tokens(ids, more, values, done)) {
+        without_gil([&] { self.add_tokens(ids, more, values, done); });
+    }
 }
 
 void add_token(BlockManager& self, RequestId request_id, std::uint32_t count, nb::handle tokens,
                std::optional<std::int64_t> computed) {
     const auto values = read_optional<TokenId>(tokens, "add_token, tokens");
     const auto done = narrowed<std::uint32_t>(computed.value_or(0), {"computed", request_id});
-    without_gil([&] { self.add_tokens({&request_id, 1}, {&count, 1}, values, {{&done, 1}}); });
+    if (!self.add_few_tokens({&request_id, 1}, {&count, 1}, values, {{&done, 1}})) {
+        without_gil([&] { self.add_tokens({&request_id, 1}, {&count, 1}, values, {{&done, 1}}); });
+    }
 }
 
 std::vector<BlockId> remove_sequence(BlockManager& self, RequestId request_id, bool store, bool pin, nb::handle tokens,

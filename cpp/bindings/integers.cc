@@ -6,6 +6,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "bindings/numpy_types.h"
+
 namespace nb = nanobind;
 
 namespace kvfix::bindings {
@@ -184,11 +186,10 @@ std::vector<T> read_array(const IntegerArray& array, const Field& field) {
     return out;
 }
 
-// Releases the exporter's buffer at the end of the scope.
 class BufferView {
   public:
-    explicit BufferView(nb::handle object) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
+    BufferView(nb::handle object, int flags) {
+        if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
             throw nb::python_error();
         }
     }
@@ -201,14 +202,8 @@ class BufferView {
     Py_buffer view_{};
 };
 
-IntegerArray describe(const BufferView& view, const Field& field) {
+ItemType type_in_format(const BufferView& view, const Field& field) {
     const std::string format = view->format != nullptr ? view->format : "B";
-    if (view->ndim != 1 || view->itemsize <= 0) {
-        wrong_type(field, std::to_string(view->ndim) + "-D data");
-    }
-    // An exporter may leave both out even if they were asked for: ctypes gives no strides for an array without gaps.
-    const Py_ssize_t count = view->shape != nullptr ? view->shape[0] : view->len / view->itemsize;
-    const std::ptrdiff_t stride_bytes = view->strides != nullptr ? view->strides[0] : view->itemsize;
     // Only native byte order: one letter, perhaps after '@' or '='.
     const char letter = format.back();
     const bool plain =
@@ -218,8 +213,31 @@ IntegerArray describe(const BufferView& view, const Field& field) {
     if (!plain || (!is_signed && !is_unsigned) || (view->itemsize != 4 && view->itemsize != 8)) {
         wrong_type(field, "items of format '" + format + "'");
     }
-    return {static_cast<const char*>(view->buf), static_cast<std::size_t>(count), stride_bytes,
-            static_cast<std::size_t>(view->itemsize), is_signed};
+    return {static_cast<std::size_t>(view->itemsize), is_signed};
+}
+
+IntegerArray array_of(const BufferView& view, ItemType type) {
+    // An exporter may leave both out even if they were asked for: ctypes gives no strides for an array without gaps.
+    const Py_ssize_t count = view->shape != nullptr ? view->shape[0] : view->len / view->itemsize;
+    const std::ptrdiff_t stride_bytes = view->strides != nullptr ? view->strides[0] : view->itemsize;
+    return {static_cast<const char*>(view->buf), static_cast<std::size_t>(count), stride_bytes, type.bytes,
+            type.is_signed};
+}
+
+template <class T>
+std::vector<T> read_buffer(nb::handle object, const Field& field) {
+    const std::optional<ItemType> known = numpy_types().type_of(object);
+    // numpy writes a format anew for each reader that asks for one, which takes longer than to read a few numbers.
+    const BufferView view(object, known ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_FORMAT);
+    if (view->ndim != 1 || view->itemsize <= 0) {
+        wrong_type(field, std::to_string(view->ndim) + "-D data");
+    }
+    const bool is_known = known && known->bytes == static_cast<std::size_t>(view->itemsize);
+    const ItemType type = is_known ? *known : type_in_format(view, field);
+    if (!is_known) {
+        numpy_types().learn(object, type);
+    }
+    return read_array<T>(array_of(view, type), field);
 }
 
 // ------------------------------------------------------------------------------------------------ tensors
@@ -317,8 +335,7 @@ std::vector<T> read_integers(nb::handle object, const Field& field) {
         return read_sequence<T>(object.ptr(), field);
     }
     if (PyObject_CheckBuffer(object.ptr()) != 0 && !PyBytes_Check(object.ptr())) {
-        const BufferView view(object);
-        return read_array<T>(describe(view, field), field);
+        return read_buffer<T>(object, field);
     }
     if (const nb::object exporter = find_attribute(object, "__dlpack__"); exporter.is_valid()) {
         return read_tensor<T>(object, exporter, field);

@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <iterator>
+#include <mutex>
 #include <utility>
 
 #include "core/admit.h"
@@ -67,7 +68,18 @@ void BlockManager::add_tokens(std::span<const RequestId> ids, std::span<const st
                               std::optional<std::span<const TokenId>> tokens,
                               std::optional<std::span<const std::uint32_t>> computed) {
     const ManagerGuard guard(mutex_);
-    grow::add_tokens(state_, steps_, ids, counts, tokens, computed);
+    grow::add_tokens(state_, steps_, {ids, counts, tokens, computed});
+}
+
+bool BlockManager::add_few_tokens(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
+                                  std::optional<std::span<const TokenId>> tokens,
+                                  std::optional<std::span<const std::uint32_t>> computed) {
+    const grow::Growth growth{ids, counts, tokens, computed};
+    if (!grow::are_few(state_.config, growth)) {
+        return false;
+    }
+    const std::unique_lock guard(mutex_, std::try_to_lock);
+    return guard.owns_lock() && grow::add_few_tokens(state_, steps_, growth);
 }
 
 void BlockManager::rewind_kv_cache(RequestId id, std::uint32_t count) {

@@ -44,6 +44,11 @@ class BlockManager {
     void add_tokens(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
                     std::optional<std::span<const TokenId>> tokens,
                     std::optional<std::span<const std::uint32_t>> computed = std::nullopt);
+    // The same where it takes no long time, and where the lock is free; else nothing is done, and the answer is false. For callers
+    // that keep others from working meanwhile.
+    bool add_few_tokens(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
+                        std::optional<std::span<const TokenId>> tokens,
+                        std::optional<std::span<const std::uint32_t>> computed = std::nullopt);
     void rewind_kv_cache(RequestId id, std::uint32_t count);
     void store_context_blocks(RequestId id, std::uint32_t tokens_computed);
     std::vector<BlockId> remove_sequence(RequestId id, bool store, bool pin,

@@ -106,6 +106,21 @@ void unlink(State& state, Window& window, BlockIndex block) {
 
 }  // namespace
 
+bool at_hand(const Window& window, std::uint64_t blocks) {
+    const std::uint64_t free = window.blocks.slots_free(kPrimary);
+    if (blocks <= free) {
+        return true;
+    }
+    BlockIndex victim = window.primary_queue.front();
+    for (std::uint64_t left = blocks - free; left != 0; --left) {
+        if (victim == kNone || window.tree.children_primary(victim) != 0) {
+            return false;
+        }
+        victim = window.primary_queue.behind(victim);
+    }
+    return true;
+}
+
 SlotIndex take_primary_slot(State& state, Window& window) {
     if (window.blocks.slots_free(kPrimary) == 0) {
         evict_primary(state, window);

@@ -8,6 +8,9 @@
 
 namespace kvfix::evict {
 
+// Whether so many primary blocks are free, or are the next victims without a search for them. Parents that wait in front
+// of a victim may be as many as there are blocks. May say no although they are. For full attention without a host tier.
+bool at_hand(const Window& window, std::uint64_t blocks);
 // Returns a free slot, and evicts if there is none. The caller has checked Window::allocatable().
 SlotIndex take_primary_slot(State& state, Window& window);
 // The same in host. Returns kNone if nothing there can go.

@@ -39,6 +39,8 @@ class EvictionQueue {
     template <class IsParent>
     BlockIndex victim(IsParent&& is_parent);
 
+    // The next victim unless it is a parent; those behind it follow in order. kNone if blocks that came late are among them.
+    BlockIndex front() const { return ready_.late.empty() ? first(ready_) : kNone; }
     // The block behind a queued one, as a hint of victims to come; kNone if the list does not say.
     BlockIndex behind(BlockIndex block) const {
         const std::uint32_t next = links_[number(block)].next;

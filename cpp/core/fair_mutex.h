@@ -24,6 +24,17 @@ class FairMutex {
         }
     }
 
+    // Only where nobody has it and nobody waits, so that it overtakes no one.
+    bool try_lock() {
+        std::uint64_t before = state_.load();
+        while (callers(before) == 0) {
+            if (state_.compare_exchange_weak(before, before + kDraw + 1)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
     void unlock() {
         const std::uint64_t before = state_.fetch_sub(1);
         if (callers(before) > 1) [[unlikely]] {

@@ -6,6 +6,7 @@
 
 #include "core/chunk.h"
 #include "core/errors.h"
+#include "core/evict.h"
 #include "core/hold.h"
 #include "core/store.h"
 
@@ -24,6 +25,9 @@ std::uint32_t blocks_behind_last(std::uint32_t length, std::uint32_t count, std:
     const std::uint32_t left = over == 0 ? 0 : tokens_per_block - over;
     return count <= left ? 0 : ceil_div(count - left, tokens_per_block);
 }
+
+// Full attention, which nothing leaves, is alone in its manager.
+bool slides(const BlockManagerConfig& config) { return config.windows.front().window_size.has_value(); }
 
 void check_sizes(std::size_t ids, std::size_t counts, std::size_t computed) {
     const auto check_size = [ids](std::size_t size, const char* what) {
@@ -130,7 +134,9 @@ void reserve_prompt(State& state, Sequence& sequence, std::uint32_t length) {
 void take_step(State& state, const Step& step, bool chunked) {
     Sequence& sequence = *step.sequence;
     sequence.computed = std::max(sequence.computed, step.computed);
-    leave_windows(state, sequence);
+    if (slides(state.config)) {
+        leave_windows(state, sequence);
+    }
     const std::uint32_t length = sequence.length + step.count;
     std::uint32_t blocks = step.blocks;
     if (chunked && sequence.length < sequence.prompt_length()) {
@@ -155,6 +161,55 @@ void take_step(State& state, const Step& step, bool chunked) {
     const std::uint64_t grown = std::uint64_t{blocks} * sequence.beam_width() * state.windows.size();
     sequence.stats.blocks_grown += grown;
     state.current.blocks_grown += grown;
+}
+
+bool has_chunks(const State& state) {
+    return std::ranges::any_of(state.windows, [](const Window& window) { return window.chunked != 0; });
+}
+
+// Checks all but the capacity, and changes nothing. Blocks that all steps take in a window without chunks.
+std::uint64_t plan(State& state, std::vector<Step>& steps, const Growth& growth, bool chunked) {
+    const auto& [ids, counts, tokens, computed] = growth;
+    check_sizes(ids.size(), counts.size(), computed ? computed->size() : ids.size());
+    steps.clear();
+    ++state.mark;
+    std::uint64_t blocks = 0;
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        Sequence& sequence = state.sequences.at(ids[i]);
+        if (sequence.mark == state.mark) {
+            throw std::invalid_argument("request " + std::to_string(ids[i]) + ", request_ids: twice in one call");
+        }
+        sequence.mark = state.mark;
+        Step& step = steps.emplace_back(Step{&sequence, counts[i], computed ? (*computed)[i] : 0, 0});
+        check_step(step, tokens.has_value(), chunked);
+        step.blocks = blocks_behind_last(sequence.length, step.count, state.tokens_per_block());
+        blocks += std::uint64_t{step.blocks} * sequence.beam_width();
+    }
+    if (tokens) {
+        check_tokens(*tokens, steps, chunked);
+    }
+    return blocks;
+}
+
+void take_steps(State& state, std::span<const Step> steps, std::optional<std::span<const TokenId>> tokens,
+                bool chunked) {
+    const TokenId* next = tokens ? tokens->data() : nullptr;
+    for (const Step& step : steps) {
+        const std::uint32_t values = next != nullptr ? values_of(step, chunked) : 0;
+        take_step(state, step, chunked);
+        if (values != 0) {
+            step.sequence->learn({next, values});
+            next += values;
+        }
+    }
+    if (!chunked) {
+        return;
+    }
+    for (Window& window : state.windows) {
+        for (const Step& step : steps) {
+            chunk::settle(window, *step.sequence);
+        }
+    }
 }
 
 void let_go_shared(State& state, Window& window, Sequence& sequence, std::uint32_t position) {
@@ -219,45 +274,34 @@ std::uint64_t blocks_taken(const Sequence& sequence, std::uint32_t count, std::u
     return std::uint64_t{blocks_behind_last(sequence.length, count, tokens_per_block)} * sequence.beam_width();
 }
 
-void add_tokens(State& state, std::vector<Step>& steps, std::span<const RequestId> ids,
-                std::span<const std::uint32_t> counts, std::optional<std::span<const TokenId>> tokens,
-                std::optional<std::span<const std::uint32_t>> computed) {
-    check_sizes(ids.size(), counts.size(), computed ? computed->size() : ids.size());
-    const bool chunked = std::ranges::any_of(state.windows, [](const Window& window) { return window.chunked != 0; });
-    steps.clear();
-    ++state.mark;
-    std::uint64_t blocks = 0;
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-        Sequence& sequence = state.sequences.at(ids[i]);
-        if (sequence.mark == state.mark) {
-            throw std::invalid_argument("request " + std::to_string(ids[i]) + ", request_ids: twice in one call");
-        }
-        sequence.mark = state.mark;
-        Step& step = steps.emplace_back(Step{&sequence, counts[i], computed ? (*computed)[i] : 0, 0});
-        check_step(step, tokens.has_value(), chunked);
-        step.blocks = blocks_behind_last(sequence.length, step.count, state.tokens_per_block());
-        blocks += std::uint64_t{step.blocks} * sequence.beam_width();
+bool are_few(const BlockManagerConfig& config, const Growth& growth) {
+    if (slides(config) || config.windows.front().blocks_host != 0) {
+        return false;
     }
-    if (tokens) {
-        check_tokens(*tokens, steps, chunked);
+    std::uint64_t positions = 0;
+    for (const std::uint32_t count : growth.counts) {
+        positions += count;
     }
+    return growth.ids.size() <= kFew && positions <= kFew;
+}
+
+void add_tokens(State& state, std::vector<Step>& steps, const Growth& growth) {
+    const bool chunked = has_chunks(state);
+    check_capacity(state, steps, plan(state, steps, growth, chunked));
+    take_steps(state, steps, growth.tokens, chunked);
+}
+
+bool add_few_tokens(State& state, std::vector<Step>& steps, const Growth& growth) {
+    if (has_chunks(state)) {
+        return false;
+    }
+    const std::uint64_t blocks = plan(state, steps, growth, false);
     check_capacity(state, steps, blocks);
-    const TokenId* next = tokens ? tokens->data() : nullptr;
-    for (const Step& step : steps) {
-        const std::uint32_t values = next != nullptr ? values_of(step, chunked) : 0;
-        take_step(state, step, chunked);
-        if (values != 0) {
-            step.sequence->learn({next, values});
-            next += values;
-        }
+    if (blocks > kFew || !evict::at_hand(state.windows[0], blocks)) {
+        return false;
     }
-    if (chunked) {
-        for (Window& window : state.windows) {
-            for (const Step& step : steps) {
-                chunk::settle(window, *step.sequence);
-            }
-        }
-    }
+    take_steps(state, steps, growth.tokens, false);
+    return true;
 }
 
 void rewind(State& state, RequestId id, std::uint32_t count) {

@@ -25,8 +25,13 @@ class ManagerMutex {
     }
 
 #if defined(KVFIX_NO_LOCK)
+    bool try_lock() { return true; }
     void unlock() {}
 #else
+    bool try_lock() {
+        home_.check(whose_);
+        return mutex_.try_lock();
+    }
     void unlock() { mutex_.unlock(); }
 #endif
 

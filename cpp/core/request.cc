@@ -76,11 +76,17 @@ std::optional<std::size_t> find_negative(std::span<const TokenId> tokens) {
             bits[lane] |= rest[lane];
         }
     }
-    const auto is_negative = [](TokenId token) { return token < 0; };
-    if (std::ranges::none_of(bits, is_negative) && std::ranges::none_of(rest, is_negative)) {
+    TokenId all = 0;  // negative where one of them is
+    for (const TokenId lane : bits) {
+        all |= lane;
+    }
+    for (const TokenId token : rest) {
+        all |= token;
+    }
+    if (all >= 0) {
         return std::nullopt;
     }
-    return std::ranges::find_if(tokens, is_negative) - tokens.begin();
+    return std::ranges::find_if(tokens, [](TokenId token) { return token < 0; }) - tokens.begin();
 }
 
 void refuse_negative(const std::string& whose, std::span<const TokenId> tokens, std::size_t position) {

@@ -76,13 +76,6 @@ void Sequence::refuse_suspended() const {
                                 " is suspended and holds no primary block: resume it first");
 }
 
-void Sequence::learn(std::span<const TokenId> tokens) {
-    for (const TokenId token : tokens) {
-        grown_digest.add(grown_tokens.size(), token);
-        grown_tokens.push_back(token);
-    }
-}
-
 void Sequence::forget(std::uint32_t position, std::uint32_t tokens_per_block) {
     hashes.resize(std::min<std::size_t>(hashes.size(), position / tokens_per_block));
     for (; known() > position; grown_tokens.pop_back()) {

@@ -133,7 +133,12 @@ struct Sequence {
     std::uint64_t request_digest = 0;  // of the request; 0 until it is asked for
     std::uint64_t digest = 0;          // of the whole sequence, as the table's digest counts it
 
-    void learn(std::span<const TokenId> tokens);
+    void learn(std::span<const TokenId> tokens) {
+        for (const TokenId token : tokens) {
+            grown_digest.add(grown_tokens.size(), token);
+            grown_tokens.push_back(token);
+        }
+    }
     // Forgets what is known from that position on.
     void forget(std::uint32_t position, std::uint32_t tokens_per_block);
     // Throws std::invalid_argument if the sequence is suspended.

@@ -116,7 +116,10 @@ class Player {
         const auto count = static_cast<std::uint32_t>(1 + below(6));
         forget_private(owned);  // some may leave a window on the way
         try {
-            manager_.add_tokens({&owned.request->id, 1}, {&count, 1}, std::nullopt, {{&owned.length, 1}});
+            const std::span<const RequestId> id(&owned.request->id, 1);
+            if (!manager_.add_few_tokens(id, {&count, 1}, std::nullopt, {{&owned.length, 1}})) {
+                manager_.add_tokens(id, {&count, 1}, std::nullopt, {{&owned.length, 1}});
+            }
             owned.length += count;
         } catch (const OutOfBlocks&) {
             make_room();

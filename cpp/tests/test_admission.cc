@@ -161,6 +161,23 @@ TEST(Admission, OutOfBlocksSaysWhatIsMissingWhere) {
     }
 }
 
+// A scheduler that evicts nobody counts a prompt's blocks, and admits what the pool holds. A source that is copied would be one
+// block more, in vain as often as it is tried again.
+TEST(Admission, ABatchThatNeedsEveryBlockIsAdmittedWithoutTheCopiesThatNeedOneMore) {
+    Manager manager(config(6));
+    manager.cache(1, kX);
+    manager.cache(2, kY);
+    const Tokens like_x = joined({kX[0], kX[1], kX[2], 9}, tokens(4, 4000));
+    const Tokens like_y = joined({kY[0], kY[1], kY[2], 9}, tokens(8, 5000));
+    const std::vector<RequestPtr> batch{request(11, like_x), request(12, like_y)};
+    std::vector<Admission> admitted;
+    ASSERT_NO_THROW(admitted = manager.add_batch(batch).admitted);
+    ASSERT_EQ(admitted.size(), 2U);
+    EXPECT_EQ(admitted[0].tokens_reused + admitted[1].tokens_reused, 3U) << "the block to spare serves one";
+    EXPECT_EQ(manager.run_transfers().size(), 1U);
+    manager.check_invariants();
+}
+
 TEST(Admission, ABadRequestIsNamedWithItsFieldAndNothingIsAdmitted) {
     Manager manager(config(8));
     manager.add_sequence(request(7, kX));

@@ -71,6 +71,33 @@ TEST(FairMutex, OneThreadAtATime) {
     EXPECT_EQ(count, kThreads * kRounds);
 }
 
+TEST(FairMutex, ATryTakesAFreeMutexAndNoOther) {
+    FairMutex mutex;
+    ASSERT_TRUE(mutex.try_lock());
+    EXPECT_FALSE(mutex.try_lock());
+    mutex.unlock();
+    EXPECT_TRUE(mutex.try_lock());
+    mutex.unlock();
+}
+
+// The mutex is the waiter's from the moment of the hand-over, though it may not have woken up yet.
+TEST(FairMutex, ATryOvertakesNobodyWhoWaits) {
+    FairMutex mutex;
+    PausePoint served("served");
+    mutex.lock();
+    std::thread waiter = in_place([&] {
+        const std::lock_guard guard(mutex);
+        KVFIX_PAUSE("served");
+    });
+    EXPECT_FALSE(mutex.try_lock());
+    mutex.unlock();
+    EXPECT_FALSE(mutex.try_lock());
+    served.release();
+    waiter.join();
+    EXPECT_TRUE(mutex.try_lock());
+    mutex.unlock();
+}
+
 int status_of_fork(int (*child_does)()) {
     const pid_t child = fork();
     if (child == 0) {

@@ -31,6 +31,14 @@ class DlpackOnly:
         return self.values.__dlpack_device__()
 
 
+class Liar(np.ndarray):
+    """An array that is not quite numpy's own, and says a type that it has not."""
+
+    @property
+    def dtype(self) -> np.dtype[np.int64]:
+        return np.dtype(np.int64)
+
+
 class RefusesFirst(DlpackOnly):
     """An exporter that is content with a question about versions only, as numpy is with read-only arrays."""
 
@@ -80,6 +88,7 @@ FORMS: dict[str, Callable[[list[int]], object]] = {
     "numpy strided": lambda v: np.repeat(np.array(v, dtype=np.int32), 3)[::3],
     "numpy reversed": lambda v: np.array(v[::-1], dtype=np.int64)[::-1],
     "numpy column": lambda v: np.column_stack([v, v])[:, 1],
+    "numpy derived": lambda v: np.array(v, dtype=np.int32).view(Liar),
     "numpy read-only": lambda v: np.frombuffer(np.array(v, dtype=np.int32).tobytes(), dtype=np.int32),
     "array.array": lambda v: array.array("i", v),
     "array.array long": lambda v: array.array("q", v),
@@ -196,6 +205,17 @@ def test_a_request_copies_its_tokens_when_it_is_made() -> None:
     assert request.tokens == VALUES
     with pytest.raises(AttributeError):
         request.request_id = 2  # type: ignore[misc]
+
+
+def test_what_one_array_holds_says_nothing_about_the_next() -> None:
+    for _ in range(2):
+        for dtype in ("int32", "int64", "uint32", "uint64", "longlong"):
+            assert SequenceRequest(1, np.array(VALUES, dtype=dtype)).tokens == VALUES
+        for dtype in (">i4", ">i8", "int16", "float32", "float64"):
+            with pytest.raises(TypeError):
+                SequenceRequest(1, np.zeros(1, dtype=dtype))
+        with pytest.raises(ValueError, match="4294967295"):
+            SequenceRequest(1, np.array([2**32 - 1], dtype=np.uint32))
 
 
 @pytest.mark.parametrize("change", ["clear", "grow", "shrink"])

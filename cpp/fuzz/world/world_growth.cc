@@ -95,7 +95,9 @@ void World::add_tokens(Growth growth) {
                (with_tokens ? " with tokens" : "");
     });
     const auto outcome = twins_.change([&](BlockManager& manager) {
-        manager.add_tokens(ids, counts, given, computed);
+        if (!manager.add_few_tokens(ids, counts, given, computed)) {  // as callers with the GIL do
+            manager.add_tokens(ids, counts, given, computed);
+        }
         return Nothing{};
     });
     const bool legal = growth_is_legal(growth, with_tokens);
