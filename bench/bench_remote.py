@@ -16,7 +16,7 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter, sleep
@@ -33,6 +33,7 @@ from trtllm_kvfix.offload.remote.messages import Answer, Message, Outcome, Spec
 from trtllm_kvfix.offload.remote.porter import Porter
 from trtllm_kvfix.offload.remote.program import NICER
 
+Way = Callable[[str, int], tuple[float, float]]
 MIB = 1 << 20
 BLOCK_BYTES = (256 << 10, MIB, 4 * MIB)
 BURST_BYTES = 256 * MIB
@@ -71,7 +72,7 @@ for line in sys.stdin:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="3 rounds")
     arguments = parser.parse_args()
@@ -93,7 +94,7 @@ def measured(master: Master, rounds: int) -> Iterator[Row]:
             speeds: dict[tuple[str, str], list[float]] = {}
             costs: dict[tuple[str, str], list[float]] = {}
             for number in range(rounds + 1):
-                for way in (run.own, run.own_parts, run.own_nicer, run.porter)[:: 1 if number % 2 else -1]:
+                for way in in_turn((run.own, run.own_parts, run.own_nicer, run.porter), number):
                     for what in ("put", "get"):
                         seconds, cpu_s = way(what, number)
                         if number:  # the first round opens connections
@@ -107,6 +108,13 @@ def measured(master: Master, rounds: int) -> Iterator[Row]:
             ratio = Summary.of([ours / max(theirs) for ours, *theirs in own])
             yield Row(f"remote_{what}", block_bytes, name, "gbps", Summary.of(values), ratio)
             yield Row(f"remote_{what}", block_bytes, name, "cpu_ms_per_gb", Summary.of(costs[what, name]))
+
+
+def in_turn(ways: tuple[Way, ...], number: int) -> tuple[Way, ...]:
+    """Each comes first as often as any other, since what ran before makes a difference."""
+    first = number % len(ways)
+    turned = ways[first:] + ways[:first]
+    return turned if number // len(ways) % 2 else turned[::-1]
 
 
 def cpu_s(*processes: int) -> float:

@@ -1,5 +1,6 @@
 """The section `offload:` of `kvfix:`. Knows nothing of the connector, so that reading settings loads nothing else."""
 
+import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
@@ -7,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from trtllm_kvfix.sizes import parse_size
 
 BYTES = "bytes with a unit such as 55GiB"
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")  # IPv6 in brackets
+PORT = re.compile(r"[0-9]{1,5}")
 
 
 def _bytes(value: object) -> int | None:
@@ -50,14 +53,28 @@ def _optional_bytes(value: object) -> int:
 def _address(value: object) -> str | None:
     if value is None:
         return None
-    host, colon, port = str(value).rpartition(":")
-    if not (isinstance(value, str) and host and colon and port.isdigit() and 0 < int(port) < 65536):
+    host, _, port = str(value).rpartition(":")
+    if not (isinstance(value, str) and HOST.fullmatch(host) and PORT.fullmatch(port) and 0 < int(port) < 65536):
         raise ValueError("write a host and a port, such as 10.0.0.5:50051")
     return value
 
 
+def _host(value: object) -> str | None:
+    if value is None or (isinstance(value, str) and HOST.fullmatch(value)):
+        return value
+    raise ValueError("write a name or an address, such as 10.0.0.7, or null for the address that faces the master")
+
+
+def _name(value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value.strip()):
+        return value
+    raise ValueError("write a name for these weights alone, or null for what their files are named by")
+
+
 SegmentBytes: TypeAlias = Annotated[int, PlainValidator(_optional_bytes)]
 Address: TypeAlias = Annotated[str | None, PlainValidator(_address)]
+Host: TypeAlias = Annotated[str | None, PlainValidator(_host)]
+Name: TypeAlias = Annotated[str | None, PlainValidator(_name)]
 
 
 class RemoteSettings(BaseModel):
@@ -71,13 +88,13 @@ class RemoteSettings(BaseModel):
     """Host and port of the store's master."""
     protocol: Literal["tcp", "rdma"] = "tcp"
     """How nodes reach each other."""
-    host: str | None = None
+    host: Host = None
     """Where other nodes reach this one. None: the address that faces the master."""
     segment_bytes: SegmentBytes = 0
     """Memory of this node that the store may use while this engine runs."""
     min_reuse_blocks: int = Field(default=4, ge=1)
     """Shorter prefixes are computed."""
-    model: str | None = None
+    model: Name = None
     """Names these weights and no others. None: what the checkpoint's files are named by."""
     shared_adapters: bool = False
     """LoRA adapters have the same numbers on all nodes."""
@@ -116,7 +133,7 @@ class OffloadSettings(BaseModel):
     """Multiprocessors of the GPU that a copy by kernel may take."""
     transfer_timeout_s: float = Field(default=120, gt=0)
     """A transfer that takes longer stops the engine."""
-    shutdown_timeout_s: float = Field(default=10, gt=0)
+    shutdown_timeout_s: float = Field(default=10, gt=0, le=86400)
     """How long the end waits for transfers."""
     log_every_requests: int = Field(default=100, ge=0)
     """A line of numbers in the log every so many requests; 0: none."""

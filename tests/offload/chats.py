@@ -35,11 +35,12 @@ class Chats:
     cancelled: int = 0
     _sent: int = 0
     _random: random.Random = field(init=False)
+    _cancels: random.Random = field(init=False)  # its own: how often `disturb` draws is up to the device
     _chats: list[Chat] = field(init=False)
     _over: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
+        self._random, self._cancels = random.Random(self.seed), random.Random(self.seed)
         self._chats = [Chat(opening(number)) for number in range(24)]
 
     def run(self) -> None:
@@ -75,7 +76,7 @@ class Chats:
         chat.history += [MARKERS + self._sent, *range(self._random.randrange(6))]
         request = self.server.request(self._sent, list(chat.history), self._random.randrange(1, 9))
         self.server.executor.enqueue_requests([request])
-        if self._random.random() < CANCELLED_SHARE:
+        if self._cancels.random() < CANCELLED_SHARE:
             self.server.executor.enqueue_cancel_request(self._sent)
 
     def _collect(self) -> None:

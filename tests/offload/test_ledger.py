@@ -2,14 +2,16 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trtllm_kvfix.offload import ledger as module
 from trtllm_kvfix.offload.ledger import NEXT, Ledger, State, WrongTurn
-from trtllm_kvfix.offload.plan import Ended, LoadJob, PutJob, StoreJob
+from trtllm_kvfix.offload.plan import Ended, FetchJob, LoadJob, PutJob, StoreJob
 
 JOB = StoreJob(1, 7, (0, 1), (3, 4))
+PUT = PutJob(1, 7, (b"k",), (3,))
 PAGE = Path(__file__).parents[2] / "docs/offload.md"
 
 
@@ -36,6 +38,27 @@ def test_where_no_scheduler_side_is_nothing_is_left_to_apply() -> None:
     ledger.end_here(Ended(1, ""))
     ledger.end_everywhere(Ended(1, ""), has_scheduler=False)
     assert len(ledger) == 0 and ledger.ended == []
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+@pytest.mark.parametrize("job", [JOB, LoadJob(1, 7, (0, 1), (3, 4), 0), FetchJob(1, 7, (b"k",), (3,)), PUT])
+def test_nothing_is_left_of_a_job_wherever_it_was_found(job: Any, is_begun: bool) -> None:
+    ledger = Ledger()
+    ledger.queue(job)
+    ledger.hold_up(1)
+    assert list(ledger.waiting(type(job))) == [job]
+    if is_begun:
+        record = ledger.begin(1, 5.0)
+        assert ledger.begun_before(6.0) == ledger.begun() == [record] and ledger.begun_before(5.0) == []
+    ledger.end_here(ended := Ended(1, ""))
+    assert not ledger.waiting(type(job)) and ledger.begun() == []
+    assert (list(ledger.requests_in_transfer()) == [7]) is isinstance(job, StoreJob | LoadJob)
+    ledger.take_ended_here()
+    ledger.take_fences()
+    ledger.end_everywhere(ended, has_scheduler=False)
+    left = {name: value for name, value in vars(ledger).items() if name != "_numbers" and value}
+    assert all(not any(of_kind.values()) for of_kind in left.values()), left
+    assert set(left) == {"_of_kind", "_waiting"}, "which have an entry for each kind"
 
 
 def test_what_was_told_to_nobody_is_taken_out_of_the_plan() -> None:

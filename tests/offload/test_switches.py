@@ -19,6 +19,10 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "control.yaml"
 
 
+def descriptors() -> list[str]:
+    return sorted(each.name for each in Path("/proc/self/fd").iterdir())
+
+
 def state(read: Switches) -> tuple[bool, bool]:
     return read.store, read.load
 
@@ -44,8 +48,10 @@ def state(read: Switches) -> tuple[bool, bool]:
         ("drop: one\n", "drop is not a whole number"),
         ("load: yes please\n", "load is neither on nor off"),
         ("load: \udcff\n", "decode"),
+        ("{store: off, store: on}\n", "names store more than once"),
+        ('store: off\n"store": on\n', "names store more than once"),
     ],
-    ids=range(18),
+    ids=range(20),
 )
 def test_what_makes_no_sense_or_is_half_written_changes_nothing(
     text: str, why: str, file: Path, caplog: pytest.LogCaptureFixture
@@ -104,6 +110,14 @@ def test_nobody_else_may_write_it(file: Path, caplog: pytest.LogCaptureFixture) 
     read.read()
     assert state(read) == (True, True)
     assert "mode 666" in caplog.messages[-1]
+
+
+def test_a_folder_of_that_name_is_closed_again(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.mkdir()
+    read, before = Switches(file), descriptors()
+    assert not read.read()
+    assert "not a regular file" in caplog.messages[-1]
+    assert descriptors() == before
 
 
 def test_a_folder_that_is_not_there_is_said_at_the_start(tmp_path: Path) -> None:

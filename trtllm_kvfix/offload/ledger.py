@@ -15,15 +15,17 @@ From queued to ended here a transfer belongs to a lane, which uses the same word
 a connector in one process share one ledger. A rank without a scheduler side has nothing to apply.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from itertools import count
-from typing import Any
+from itertools import count, takewhile
+from typing import Any, TypeVar, get_args
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.native import TransferLane
-from trtllm_kvfix.offload.plan import Ended, Job, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.plan import Ended, FetchJob, Job, LoadJob, PutJob, Step, StoreJob
+
+AnyJob = TypeVar("AnyJob", StoreJob, LoadJob, FetchJob, PutJob)
 
 
 class State(Enum):
@@ -37,6 +39,7 @@ class State(Enum):
     APPLIED = "applied"
 
 
+TRANSFERS = (StoreJob, LoadJob)
 # Only the lane knows what is in flight, so the written state goes from queued to ended here.
 NEXT = {
     State.PLANNED: {State.QUEUED, State.APPLIED},
@@ -58,9 +61,7 @@ class Record:
     written: State = State.PLANNED
     lane: TransferLane | None = None  # the lane that took it
     since: float | None = None  # when this rank began it, by the clock of `monotonic`
-    end: Ended | None = None  # of this rank, until the others hear of it
     ends: tuple[Ended, ...] = ()  # what ranks have said
-    holds_up: bool = False  # this rank begins nothing else before it has ended
     is_awaited: bool = True  # its end will be reported to upstream
     # What the next step says of it:
     is_new: bool = False
@@ -78,18 +79,9 @@ class Record:
         return self.written
 
     @property
-    def waits(self) -> bool:
-        """This rank has received it, and has not begun it."""
-        return self.written is State.QUEUED and self.since is None
-
-    @property
     def is_under_way(self) -> bool:
         """Received, and not over on all ranks. All ranks agree on this at the points where they meet."""
         return self.written in (State.QUEUED, State.ENDED_HERE)
-
-    def begin(self, now: float) -> None:
-        """From here on it is for a lane, or for the porter."""
-        self.since = now
 
     def go(self, state: State) -> None:
         if state not in NEXT[self.written]:
@@ -98,12 +90,18 @@ class Record:
 
 
 class Ledger:
-    """The executor's thread alone uses it."""
+    """The executor's thread alone uses it. What is asked in every iteration is found without a look at all records."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._records: dict[int, Record] = {}
         self._next: dict[int, Record] = {}  # those of which the next step says something
+        self._of_kind: dict[type[Job], dict[int, Record]] = {kind: {} for kind in get_args(Job)}
+        self._waiting: dict[type[Job], dict[int, Any]] = {kind: {} for kind in get_args(Job)}  # not begun, by kind
+        self._begun: dict[int, Record] = {}  # and not ended here, the oldest first
+        self._transfers: dict[int, dict[int, Record]] = {}  # request -> its transfers under way
+        self._fences: dict[int, Record] = {}  # this rank begins nothing else before they have ended
+        self._ended_here: list[Ended] = []  # of which the other ranks have not heard
         self.ended: list[Ended] = []  # ended everywhere, and not applied
 
     def __iter__(self) -> Iterator[Record]:
@@ -119,13 +117,17 @@ class Ledger:
     def get(self, number: int) -> Record | None:
         return self._records.get(number)
 
+    def of(self, kind: type[Job]) -> list[Record]:
+        """The records of all jobs of this kind."""
+        return list(self._of_kind[kind].values())
+
     def slots_of(self, kind: type[Job]) -> int:
         """The blocks of all jobs of this kind."""
-        return sum(len(record.job.slots) for record in self if isinstance(record.job, kind))
+        return sum(len(record.job.slots) for record in self.of(kind))
 
     def stores(self, request_id: int) -> bool:
         """Whether blocks of the request are being stored."""
-        return any(isinstance(record.job, StoreJob) and record.job.request_id == request_id for record in self)
+        return any(record.job.request_id == request_id for record in self.of(StoreJob))
 
     # ------------------------------------------------------------------------------------------ scheduler side
 
@@ -133,7 +135,11 @@ class Ledger:
         return next(self._numbers)
 
     def plan(self, job: Job, plan: Any) -> Record:
-        record = self._records[job.number] = self._next[job.number] = Record(job, plan, is_new=True)
+        record = self._next[job.number] = self._add(Record(job, plan, is_new=True))
+        return record
+
+    def _add(self, record: Record) -> Record:
+        self._records[record.number] = self._of_kind[type(record.job)][record.number] = record
         return record
 
     def take_out(self, which: Callable[[Job], bool]) -> list[Record]:
@@ -176,7 +182,7 @@ class Ledger:
         return Step(tuple(jobs), tuple(sorted(fences)), tuple(taken_back))
 
     def load_of(self, reservation: int) -> LoadJob | None:
-        jobs = (record.job for record in self)
+        jobs = (record.job for record in self.of(LoadJob))
         return next((job for job in jobs if isinstance(job, LoadJob) and job.reservation == reservation), None)
 
     def take_ended_everywhere(self) -> list[tuple[Record, Ended]]:
@@ -191,39 +197,77 @@ class Ledger:
     def queue(self, job: Job) -> None:
         """This rank has received it."""
         if job.number not in self._records:  # planned in another process
-            self._records[job.number] = Record(job)
-        self._records[job.number].go(State.QUEUED)
+            self._add(Record(job))
+        record = self._records[job.number]
+        record.go(State.QUEUED)
+        self._waiting[type(job)][job.number] = job
+        if isinstance(job, TRANSFERS):
+            self._transfers.setdefault(job.request_id, {})[job.number] = record
+
+    def waiting(self, kind: type[AnyJob]) -> Collection[AnyJob]:
+        """The jobs that have been received and not begun, in this order."""
+        return self._waiting[kind].values()
+
+    def begin(self, number: int, now: float) -> Record:
+        """From here on it is for a lane, or for the porter."""
+        record = self._begun[number] = self._records[number]
+        del self._waiting[type(record.job)][number]
+        record.since = now
+        return record
+
+    def begun(self) -> list[Record]:
+        """Begun and not ended here, the oldest first."""
+        return list(self._begun.values())
+
+    def begun_before(self, time: float) -> list[Record]:
+        return list(takewhile(lambda record: (record.since or time) < time, self._begun.values()))
 
     def hold_up(self, number: int) -> None:
         """A fence. Where the job has no record any more, all ranks have ended it."""
         if number in self._records:
-            self._records[number].holds_up = True
+            self._fences[number] = self._records[number]
 
     def end_here(self, ended: Ended) -> None:
         record = self._records[ended.job]
         record.go(State.ENDED_HERE)
-        record.lane, record.end = None, ended
+        record.lane = None
+        self._waiting[type(record.job)].pop(ended.job, None)
+        self._begun.pop(ended.job, None)
+        self._ended_here.append(ended)
 
     def take_ended_here(self) -> list[Ended]:
         """What the other ranks have not heard of."""
-        ended: list[Ended] = []
-        for record in self._records.values():
-            if record.end is not None:
-                ended.append(record.end)
-                record.end = None
+        if not self._ended_here:
+            return []
+        ended, self._ended_here = self._ended_here, []
         return ended
 
     def take_fences(self) -> list[int]:
         """The jobs for which this rank must wait now: the same on all ranks, or some would wait for the others."""
-        fences = [record for record in self._records.values() if record.holds_up]
-        for record in fences:
-            record.holds_up = False
+        if not self._fences:
+            return []
+        fences, self._fences = self._fences.values(), {}
         return [record.number for record in fences if record.is_under_way]
+
+    def requests_in_transfer(self) -> Collection[int]:
+        """Those whose transfers have not ended on all ranks."""
+        return self._transfers.keys()
+
+    def transfers_of(self, request_id: int) -> list[Record]:
+        """Those that have not ended on all ranks."""
+        return list(self._transfers.get(request_id, {}).values())
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether any job is."""
+        return any(record.is_under_way for record in self._records.values())
 
     def end_everywhere(self, ended: Ended, *, has_scheduler: bool) -> None:
         """The end of a job as all ranks together report it."""
         record = self._records[ended.job]
         record.go(State.ENDED_EVERYWHERE)
+        if isinstance(record.job, TRANSFERS):
+            self._forget_transfer(record.job)
         if has_scheduler:
             self.ended.append(ended)
         else:
@@ -231,5 +275,12 @@ class Ledger:
 
     def _apply(self, record: Record) -> Record:
         record.go(State.APPLIED)
-        del self._records[record.job.number]
+        del self._records[record.number]
+        del self._of_kind[type(record.job)][record.number]
         return record
+
+    def _forget_transfer(self, job: StoreJob | LoadJob) -> None:
+        of_request = self._transfers[job.request_id]
+        del of_request[job.number]
+        if not of_request:
+            del self._transfers[job.request_id]

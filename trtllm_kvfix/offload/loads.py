@@ -54,8 +54,8 @@ class Loads:
         for the load all the same: for one that brings nothing."""
         forgotten = set(waiting).difference(live)
         if forgotten:
-            jobs = [record.job for record in self._ledger]
-            forgotten.difference_update(job.request_id for job in jobs if isinstance(job, LoadJob | FetchJob))
+            coming = [*self._ledger.of(LoadJob), *self._ledger.of(FetchJob)]
+            forgotten.difference_update(record.job.request_id for record in coming)
         for request_id in sorted(forgotten):
             number = self._ledger.next_number()
             self.plan(LoadJob(number, request_id, (), (), 0), PendingLoad([], 0, 0, 0, job=number))

@@ -54,6 +54,8 @@ Job: TypeAlias = StoreJob | LoadJob | FetchJob | PutJob
 def places(job: StoreJob | LoadJob) -> list[tuple[int, int]]:
     """(layer group, block) of all that the job reads or writes on the device."""
     size = len(job.slots)
+    if len(job.blocks) == size:  # one group, as most caches have
+        return [(0, block) for block in job.blocks]
     return [(at // size, block) for at, block in enumerate(job.blocks)]
 
 

@@ -186,6 +186,8 @@ class LiveRequest:
 
 def part_of(blocks: list[list[int]], first: int, end: int) -> tuple[int, ...]:
     """Blocks `first` to `end` of one layer group, then of the next, in the order of jobs."""
+    if len(blocks) == 1:
+        return tuple(blocks[0][first:end])
     return tuple([block for group in blocks for block in group[first:end]])
 
 

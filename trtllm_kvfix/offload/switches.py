@@ -70,7 +70,7 @@ class Switches:
 def content_of(file: Path) -> str:
     """The text of a regular file of this user, or of root. Opening another kind could wait for its writer."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as opened:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("it is not a regular file")
@@ -79,7 +79,10 @@ def content_of(file: Path) -> str:
                 f"its owner is user {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):o}; it must belong to "
                 f"user {os.geteuid()} or to root, and must not be writable by everybody"
             )
-        content = opened.read(BYTES_MAX + 1)
+        with open(descriptor, "rb", closefd=False) as opened:
+            content = opened.read(BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > BYTES_MAX:
         raise ValueError(f"it has more than {BYTES_MAX} bytes")
     return content.decode("utf-8")
@@ -91,11 +94,20 @@ def parsed(text: str) -> Any:
     try:
         is_flat = nesting_of(text) <= 1
         wanted = yaml.safe_load(text) if is_flat else None
+        twice = named_twice(text) if is_flat else []
     except Exception as error:  # a tag on what is none of its kind raises whatever Python does there
         raise ValueError(f"{type(error).__name__}: {str(error)[:200]}") from error
     if not is_flat:
         raise ValueError("it has more than one mapping or list")
+    if twice:
+        raise ValueError(f"it names {str(twice[0])[:80]} more than once")
     return wanted
+
+
+def named_twice(text: str) -> list[str]:
+    root = yaml.compose(text, yaml.SafeLoader)
+    names = [str(key.value) for key, _ in root.value] if isinstance(root, yaml.MappingNode) else []
+    return [name for at, name in enumerate(names) if name in names[:at]]
 
 
 def nesting_of(text: str) -> int:

@@ -49,7 +49,7 @@ class Transfers:
 
     def running(self) -> list[Record]:
         """The jobs that a lane has."""
-        return [record for record in self._ledger if record.lane is not None]
+        return [record for record in self._ledger.begun() if record.lane is not None]
 
     def begin(self, loads: Sequence[LoadJob], stores: Sequence[StoreJob], stream: int) -> None:
         """Submit jobs behind all work that the computing stream has been given. Their fences are over."""
@@ -57,7 +57,7 @@ class Transfers:
             return
         now = monotonic()
         for number in [job.number for job in loads] + [job.number for job in stores]:
-            self._ledger[number].begin(now)
+            self._ledger.begin(number, now)
         try:
             mark = self.mark(stream)
         except DeviceError as error:
@@ -111,7 +111,7 @@ class Transfers:
         """
         limit_s = self._settings.transfer_timeout_s
         late = monotonic() - limit_s
-        for running in [one for one in self.running() if one.since is not None and one.since < late]:
+        for running in self._ledger.begun_before(late):
             self._wait(running, FENCE_S_MAX, f"which is more than kvfix.offload.transfer_timeout_s, {limit_s:g} s")
 
     def _wait(self, running: Record, seconds: float, why: str) -> None:

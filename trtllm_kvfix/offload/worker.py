@@ -12,7 +12,6 @@ from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
-from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.partial_copies import PART as COPIES
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
@@ -21,7 +20,6 @@ from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
 from trtllm_kvfix.offload_section import OffloadSettings
 
-TRANSFERS = (StoreJob, LoadJob)
 MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block, ranks
 
 
@@ -144,8 +142,7 @@ class OffloadWorker:
 
     def requests_in_transfer(self) -> Collection[int]:
         """Requests whose transfers have not ended on all ranks."""
-        jobs = (record.job for record in self._ledger if record.is_under_way)
-        return {job.request_id for job in jobs if isinstance(job, StoreJob | LoadJob)}
+        return self._ledger.requests_in_transfer()
 
     def request_over(self, request_id: int) -> None:
         """Upstream ends the request. Its blocks stay, unless one of the following calls comes after this one."""
@@ -155,7 +152,7 @@ class OffloadWorker:
         """Called on every rank before upstream gives away a request's blocks. Its load is no longer reported."""
         together(self._ranks, lambda: self.end_transfers_here(request_id))
         self._loading.pop(request_id, None)
-        for record in self._under_way(request_id):
+        for record in self._ledger.transfers_of(request_id):
             record.is_awaited = False
 
     def end_transfers_here(self, request_id: int) -> None:
@@ -164,10 +161,7 @@ class OffloadWorker:
         if self._transfers is None:
             return
         self._refuse(lambda job: job.request_id == request_id)
-        self._transfers.wait_for([record.number for record in self._under_way(request_id)])
-
-    def _under_way(self, request_id: int) -> list[Record]:
-        return [record for record in self._ledger if record.is_under_way and record.job.request_id == request_id]
+        self._transfers.wait_for([record.number for record in self._ledger.transfers_of(request_id)])
 
     def _take_back(self, jobs: Collection[int]) -> None:
         """Take back reservations that upstream accepted and no longer needs; it has let none of them begin."""
@@ -179,12 +173,8 @@ class OffloadWorker:
     def _refuse(self, which: Callable[[StoreJob | LoadJob], bool]) -> None:
         """The jobs that were received and have not begun."""
         if self._transfers is not None:
-            self._transfers.refuse([job for job in self._waiting() if which(job)], OVER, no_room=True)
-
-    def _waiting(self) -> list[StoreJob | LoadJob]:
-        """Received, and not begun."""
-        jobs = [record.job for record in self._ledger if record.waits]
-        return [job for job in jobs if isinstance(job, TRANSFERS)]
+            waiting: list[StoreJob | LoadJob] = [*self._ledger.waiting(LoadJob), *self._ledger.waiting(StoreJob)]
+            self._transfers.refuse([job for job in waiting if which(job)], OVER, no_room=True)
 
     def close(self) -> bool:
         """False: the device kept a transfer, and with it the memory."""
@@ -198,7 +188,7 @@ class OffloadWorker:
 
     def _is_running(self) -> bool:
         """Whether the ranks meet to agree: the same on all of them."""
-        return any(record.is_under_way for record in self._ledger)
+        return self._ledger.is_under_way
 
     def _ended_here(self) -> list[Ended]:
         return [] if self._transfers is None else self._transfers.take_ended()
@@ -222,22 +212,22 @@ class OffloadWorker:
     def _begin(self) -> None:
         if self._stream is None:
             return
-        fences, waiting = self._ledger.take_fences(), self._waiting()
-        if not (fences or waiting):
+        ledger = self._ledger
+        fences, loads, stores = ledger.take_fences(), list(ledger.waiting(LoadJob)), list(ledger.waiting(StoreJob))
+        if not (fences or loads or stores):
             return
         transfers = self._transfers
         if transfers is None:
             raise KvfixError("transfers were planned before the pools of the device were registered")
         if fences:  # rare; a rank whose wait failed must still enter the forward pass with the others
             together(self._ranks, lambda: transfers.wait_for(fences))
-        loads = [job for job in waiting if isinstance(job, LoadJob)]
         if loads:
             with guarded(COPIES) as tried:
                 self._before_loads()
             if tried.failed:
                 transfers.refuse(loads, "upstream's own copies into blocks could not be waited for")
                 loads = []
-        transfers.begin(loads, [job for job in waiting if isinstance(job, StoreJob)], self._stream)
+        transfers.begin(loads, stores, self._stream)
 
     def _note(self, ended: Ended) -> None:
         """What a rank reports. When all have reported it, no rank uses the blocks of the job any more."""
@@ -264,10 +254,9 @@ class OffloadWorker:
                 self.recompute[load.request_id] = position
 
     def _take_saved(self) -> list[int]:
-        closed = [request_id for request_id, is_closed in self._saving.items() if is_closed]
-        if not closed:
-            return []
-        saved = sorted(set(closed).difference(self.requests_in_transfer()))[: self._saved_max]
+        in_transfer = self.requests_in_transfer()
+        over = [number for number, is_closed in self._saving.items() if is_closed and number not in in_transfer]
+        saved = sorted(over)[: self._saved_max]
         for request_id in saved:
             del self._saving[request_id]
         return saved

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "fake_captures.h"
 #include "fake_handles.h"
 
 namespace kvfix::fake {
@@ -26,19 +27,16 @@ std::mutex mutex;
 State current;
 Handles handles;
 
-// The calls that a default capture forbids to other threads, unless these have left it.
-bool may_disturb_captures(const std::string& name) {
-    return name == "cuEventQuery" || name == "cuEventSynchronize" || name == "cuStreamSynchronize" ||
-           name == "cuMemAlloc" || name == "cuMemFree" || name == "cuMemHostRegister" || name == "cuMemHostUnregister";
-}
-
 // Every function begins here. The call is recorded, and a test may have set an answer for it.
 Result answer(const char* name) {
     const std::lock_guard lock(mutex);
     current.calls.emplace_back(name);
-    if (current.captured_elsewhere && own_capture_mode() != cuda::kCaptureRelaxed && may_disturb_captures(name)) {
-        current.capture_spoilt = true;
-        return cuda::kErrorCaptureUnsupported;
+    if (current.captured_elsewhere && own_capture_mode() != cuda::kCaptureRelaxed && !is_for_everybody(name)) {
+        current.in_captures.emplace_back(name);
+        if (may_disturb_captures(name)) {
+            current.capture_spoilt = true;
+            return cuda::kErrorCaptureUnsupported;
+        }
     }
     const auto found = current.answers.find(name);
     return found == current.answers.end() ? kSuccess : found->second;

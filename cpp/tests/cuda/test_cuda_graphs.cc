@@ -41,19 +41,6 @@ TEST_F(CudaGraphs, OtherThreadsMayCallTheDriverWhileOneCaptures) {
     EXPECT_EQ(state().capture_mode, kCaptureThreadLocal);
 }
 
-TEST_F(CudaGraphs, ACaptureOfAnotherThreadIsNotDisturbed) {
-    const EventHandle event = device_->create_event();
-    state().captured_elsewhere = true;
-    device_->record(event, stream_);
-    EXPECT_TRUE(device_->done(event));
-    device_->wait(event);
-    device_->synchronize(stream_);
-    void* const pinned = device_->map_pinned(4096);
-    device_->unmap_pinned(pinned, 4096);
-    EXPECT_FALSE(state().capture_spoilt);
-    EXPECT_EQ(fake::own_capture_mode(), 0) << "the thread's own mode is put back";
-}
-
 TEST_F(CudaGraphs, AQueryThatIsRefusedIsNoEnd) {
     const EventHandle event = device_->create_event();
     device_->record(event, stream_);

@@ -28,12 +28,20 @@ def remote(**settings: Any) -> OffloadSettings:
     [
         ("KIND", "redis", "mooncake"), ("MASTER", "10.0.0.5", "such as 10.0.0.5:50051"), ("MASTER", "h:0", "such as"),
         ("MASTER", "h:99999", "such as"), ("PROTOCOL", "udp", "tcp"), ("SEGMENT_BYTES", "-1GiB", "GiB"),
+        ("MASTER", "http://h:1", "such as"), ("MASTER", "a b:1", "such as"), ("MASTER", "' h:1'", "such as"),
+        ("MASTER", "::1:5", "such as"), ("MASTER", "h:٣", "such as"), ("MASTER", "h/../:1", "such as"),
+        ("HOST", "' '", "such as"), ("HOST", "10.0.0.7/8", "such as"), ("MODEL", "' '", "these weights alone"),
         ("MIN_REUSE_BLOCKS", "0", "1"), ("LOOKUP_WAIT_MS", "5000", "1000"), ("TIMEOUT_S", "0", "0"),
     ],
 )  # fmt: skip
 def test_bad_values_are_refused(name: str, value: str, said: str) -> None:
     with pytest.raises(SettingsError, match=f"{PREFIX}{name}.*{said}"):
         load(environ={PREFIX + name: value})
+
+
+@pytest.mark.parametrize("master", ["h:1", "10.0.0.5:50051", "[::1]:50051", "[fe80::1%eth0]:65535", "node-7.rack_1:1"])
+def test_names_and_addresses_are_taken(master: str) -> None:
+    assert load(environ={PREFIX + "MASTER": master}).offload.remote.master == master
 
 
 def test_it_is_a_section_of_a_file(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ class RemoteScheduler(OffloadScheduler):
 
     def _fetching(self) -> list[Fetching]:
         """Of fetches that not all ranks have ended."""
-        return [record.plan for record in self.ledger if isinstance(record.job, FetchJob)]
+        return [record.plan for record in self.ledger.of(FetchJob)]
 
     def _give_up(self) -> None:
         now = monotonic()

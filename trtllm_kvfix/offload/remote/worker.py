@@ -9,7 +9,7 @@ from typing import Any
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.layout import Layout
-from trtllm_kvfix.offload.ledger import State
+from trtllm_kvfix.offload.ledger import Record, State
 from trtllm_kvfix.offload.limits import text_of
 from trtllm_kvfix.offload.plan import Ended, FetchJob, PutJob, Step
 from trtllm_kvfix.offload.ranks import Ranks
@@ -48,6 +48,7 @@ class RemoteWorker(OffloadWorker):
         self._identity = identity  # of what blocks hold, besides their layout
         self._make_own_pool, self._make_pool = self._make_pool, self._noting_the_pool
         self._pool: HostPool | None = None
+        self._putting: Record | None = None
         self.porter: Porter | None = None
         self.holder: Porter | None = None  # of the segment: nothing that fails in the porter takes it along
 
@@ -99,7 +100,7 @@ class RemoteWorker(OffloadWorker):
 
     def _fetch(self, fetch: FetchJob) -> None:
         if self.porter is not None and self.porter.get(fetch.number, fetch.keys, fetch.slots):
-            self._ledger[fetch.number].begin(monotonic())
+            self._ledger.begin(fetch.number, monotonic())
         else:
             self._ledger.end_here(Ended(fetch.number, "there is no store now"))
 
@@ -111,14 +112,14 @@ class RemoteWorker(OffloadWorker):
 
     def _put_next(self) -> None:
         """One at a time: fetches come before them."""
-        puts = [record for record in self._ledger if isinstance(record.job, PutJob)]
-        if any(record.written is State.QUEUED and not record.waits for record in puts):
+        if self._putting is not None and self._putting.written is State.QUEUED:
             return
-        for record in [each for each in puts if each.waits]:
-            put = record.job
-            assert isinstance(put, PutJob)
+        self._putting = None
+        waiting = self._ledger.waiting(PutJob)
+        while waiting:
+            put = next(iter(waiting))
             if self.porter is not None and self.porter.put(put.number, put.keys, put.slots):
-                record.begin(monotonic())
+                self._putting = self._ledger.begin(put.number, monotonic())
                 return
             self._ledger.end_here(Ended(put.number, "there is no store now", no_room=True))
 

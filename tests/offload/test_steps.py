@@ -1,0 +1,85 @@
+"""An iteration in which nothing is new takes as many steps of the interpreter with many jobs under way as with few."""
+
+import sys
+from collections.abc import Callable
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trtllm_kvfix.offload.plan import PutJob, Step, StoreJob
+
+from .rank_threads import Rank, ThreadRanks
+from .remote import conftest as remote
+from .remote.conftest import MakeRemote
+
+FEW, MANY = 4, 200  # fewer than a lane's queue has room for
+make_bench, make_remote, memory = remote.make_bench, remote.make_remote, remote.memory
+
+
+def steps_of(call: Callable[[], Any]) -> int:
+    steps = 0
+
+    def count(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal steps
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        steps += event == "opcode"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def test_steps_are_counted() -> None:
+    many, few = (steps_of(lambda jobs=range(jobs): [-job for job in jobs]) for jobs in (MANY, FEW))  # type: ignore[misc]
+    assert many > few
+
+
+def steps_with_stores(number: int) -> int:
+    """Of an iteration in which the device has these stores. Their requests have ended, and keep their blocks."""
+    rank = Rank(ThreadRanks(1), 0)
+    rank.worker.register(rank.device, [rank.pool])
+    gate = rank.device.close_gate(rank.stream)
+    try:
+        rank.worker.bind(Step(tuple(StoreJob(each, 7, (0, 1), (3, 4)) for each in range(1, number + 1))))
+        rank.worker.start(rank.stream)
+        rank.worker.finished([7], [])
+        rank.link.plan_late = lambda _: pytest.fail("there is nothing to ask")
+        rank.worker._saving[7] = True
+
+        def iteration() -> None:
+            rank.worker.bind(Step())
+            rank.worker.start(rank.stream)
+            assert rank.worker.finished([], []) == ([], [])
+
+        iteration()
+        return steps_of(iteration)
+    finally:
+        rank.device.open_gate(gate)
+        assert rank.worker.close()
+
+
+def test_transfers_that_the_device_has_are_not_looked_at() -> None:
+    assert steps_with_stores(MANY) == steps_with_stores(FEW)
+
+
+def test_puts_that_wait_are_not_looked_at(make_remote: MakeRemote) -> None:
+    bench = make_remote()
+    side, scheduler = bench.worker.side, bench.scheduler.side
+    side.porter.holds_puts = True
+
+    def iteration() -> None:
+        scheduler.build_connector_meta(SimpleNamespace(new_requests=[], cached_requests=[]))
+        side.finished([], [])
+
+    steps = []
+    for numbers in (range(1, FEW), range(FEW, MANY)):
+        side.bind(Step(tuple(PutJob(each, 7, (b"key",), (3,)) for each in numbers)))
+        iteration()
+        steps.append(steps_of(iteration))
+    assert len(side.porter.asked) == 1 and steps[0] == steps[1]
