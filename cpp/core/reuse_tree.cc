@@ -42,7 +42,8 @@ ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& s
       index_(store.size()),
       roots_by_prefix_(by_prefix ? store.size() : 0),
       above_(by_prefix ? store.size() : 0),
-      next_(above_.size(), kNone) {}
+      next_(above_.size(), kNone),
+      tenants_(key_for(seed, "parts of tenants")) {}
 
 std::uint32_t ReuseTree::rank(BlockIndex block) const {
     std::uint64_t x = (number(block) ^ rank_seed_) * 0x9e3779b97f4a7c15;

@@ -45,6 +45,7 @@ bool ReuseTree::check_tenant(std::uint32_t root) const {
     const std::uint32_t next = roots_[root].next;
     check(tenant->first.key == root_key(tenant->first.text), "a tenant's key is not that of his identity");
     check(tenants_.find(tenant->first.name()) == tenant, "a root's tenant is not known by his identity");
+    check(tenants_.is_linked(*tenant), "a tenant does not stand among those with its adapter or its salt");
     check(next == kNone || (roots_[next].previous == root && roots_[next].tenant == tenant),
           "a tenant's roots are not linked");
     check((previous == kNone) == (tenant->second.first == root), "a tenant begins with another root");

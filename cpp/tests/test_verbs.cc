@@ -164,6 +164,28 @@ TEST(Tenants, AreForgottenByAdapterBySaltOrByBoth) {
     manager.check_invariants();
 }
 
+// Tenants with one salt, of whom the first, the last or one between them goes, and comes again.
+TEST(Tenants, WithOneSaltAreFoundWhicheverOfThemHasGone) {
+    for (std::int64_t gone = 0; gone < 4; ++gone) {
+        Manager manager(config(16));
+        const auto cache = [&](std::int64_t lora) {
+            manager.cache(static_cast<RequestId>(lora), tokens(4, 1000), {.lora_id = lora, .salt = "a"});
+        };
+        for (std::int64_t lora = 0; lora < 4; ++lora) {
+            cache(lora);
+        }
+        EXPECT_EQ(manager.drop_tenant(gone, {}), 1U);
+        EXPECT_EQ(manager.drop_tenant(gone, {}), 0U);
+        manager.check_invariants();
+        cache(gone);
+        EXPECT_EQ(manager.drop_tenant((gone + 1) % 4, "a"), 1U);
+        EXPECT_EQ(manager.drop_tenant(std::nullopt, "a"), 3U) << "without " << gone;
+        EXPECT_EQ(manager.drop_tenant(std::nullopt, "a"), 0U);
+        EXPECT_EQ(manager.primary().free, 16U);
+        manager.check_invariants();
+    }
+}
+
 TEST(Tenants, ALiveSequenceKeepsItsBlocks) {
     Manager manager(config(4));
     manager.add_sequence(request(1, kX, {.salt = "a"}));
