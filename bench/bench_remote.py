@@ -16,8 +16,9 @@ import mmap
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from time import perf_counter, sleep
 
@@ -80,16 +81,12 @@ def main() -> None:
         print("left out: Mooncake Store is not there; make test-mooncake fetches it")
         return
     sys.path.append(str(MOONCAKE))
-    master = Master()
-    try:
-        report("remote.csv", measured(master, 3 if arguments.quick else arguments.rounds), arguments.results)
-    finally:
-        master.kill()
+    report("remote.csv", measured(3 if arguments.quick else arguments.rounds), arguments.results)
 
 
-def measured(master: Master, rounds: int) -> Iterator[Row]:
+def measured(rounds: int) -> Iterator[Row]:
     for block_bytes in BLOCK_BYTES:
-        with closing(Node(master.address, SEGMENT_BYTES)) as node:
+        with a_store() as (master, node):
             run, janitor = Run(master.address, block_bytes, node), client_of(master.address)
             speeds: dict[tuple[str, str], list[float]] = {}
             costs: dict[tuple[str, str], list[float]] = {}
@@ -108,6 +105,17 @@ def measured(master: Master, rounds: int) -> Iterator[Row]:
             ratio = Summary.of([ours / max(theirs) for ours, *theirs in own])
             yield Row(f"remote_{what}", block_bytes, name, "gbps", Summary.of(values), ratio)
             yield Row(f"remote_{what}", block_bytes, name, "cpu_ms_per_gb", Summary.of(costs[what, name]))
+
+
+@contextmanager
+def a_store() -> Iterator[tuple[Master, Node]]:
+    """A master for each node: for some seconds it sends puts to a node that is gone, and they fail."""
+    master = Master()
+    try:
+        with closing(Node(master.address, SEGMENT_BYTES)) as node:
+            yield master, node
+    finally:
+        master.kill()
 
 
 def in_turn(ways: tuple[Way, ...], number: int) -> tuple[Way, ...]:
@@ -189,7 +197,7 @@ class Run:
             sleep(POLL_S)  # as an engine's loop looks now and then
             answers = self.client.take_answered()
         took = perf_counter() - began
-        assert set(answers[0][1].outcomes) == {Outcome.WHOLE}, answers[0][1].error
+        assert_whole(f"{what} {number}", answers[0][1])
         return self._compared(what, took, cpu_s(self._node, process) - before)
 
     def close(self) -> None:
@@ -205,6 +213,11 @@ class Run:
     def _compared(self, what: str, took: float, cpu: float) -> tuple[float, float]:
         assert what == "put" or np.array_equal(self.sent, self.come)
         return took, cpu
+
+
+def assert_whole(asked: str, answer: Answer) -> None:
+    came = ", ".join(f"{count} {outcome.name}" for outcome, count in Counter(answer.outcomes).items())
+    assert came and set(answer.outcomes) == {Outcome.WHOLE}, f"{asked}: {came or 'nothing'} {answer.error}".strip()
 
 
 def line_of(process: "subprocess.Popen[str]") -> str:
