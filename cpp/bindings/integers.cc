@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "bindings/numpy_types.h"
 
@@ -219,9 +220,8 @@ ItemType type_in_format(const BufferView& view, const Field& field) {
 IntegerArray array_of(const BufferView& view, ItemType type) {
     // An exporter may leave both out even if they were asked for: ctypes gives no strides for an array without gaps.
     const Py_ssize_t count = view->shape != nullptr ? view->shape[0] : view->len / view->itemsize;
-    const std::ptrdiff_t stride_bytes = view->strides != nullptr ? view->strides[0] : view->itemsize;
-    return {static_cast<const char*>(view->buf), static_cast<std::size_t>(count), stride_bytes, type.bytes,
-            type.is_signed};
+    const std::ptrdiff_t step = view->strides != nullptr ? view->strides[0] : view->itemsize;
+    return {static_cast<const char*>(view->buf), static_cast<std::size_t>(count), step, type.bytes, type.is_signed};
 }
 
 template <class T>
@@ -232,7 +232,7 @@ std::vector<T> read_buffer(nb::handle object, const Field& field) {
     if (view->ndim != 1 || view->itemsize <= 0) {
         wrong_type(field, std::to_string(view->ndim) + "-D data");
     }
-    const bool is_known = known && known->bytes == static_cast<std::size_t>(view->itemsize);
+    const bool is_known = known && std::cmp_equal(known->bytes, view->itemsize);
     const ItemType type = is_known ? *known : type_in_format(view, field);
     if (!is_known) {
         numpy_types().learn(object, type);

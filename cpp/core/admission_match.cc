@@ -140,15 +140,39 @@ void AdmissionPlanner::check_remembered(const State& state) const {
     }
 }
 
-// Appends full blocks from `first` on to the path. Keys run ahead in groups, so that the memory they lead to is on its way
-// before it is compared.
+// Appends the blocks below `parent` that hold what the prompt does, from `position` on, as far as guesses go: most blocks
+// have one child, which need be neither hashed nor looked up, only compared. Returns the parent of what follows.
+ParentRef AdmissionPlanner::descend(const Window& window, const Request& request, ParentRef parent,
+                                    std::uint32_t& position) {
+    const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
+    const std::uint32_t blocks = request.num_tokens() / tokens_per_block;
+    std::string extras;
+    for (; position < blocks && parent != kNone; ++position) {
+        KVFIX_STEP();
+        const BlockIndex child = window.tree.some_child(parent);
+        if (child == kNone) {
+            break;
+        }
+        window.tree.prefetch_below(child);
+        if (!window.blocks[child].usable() ||
+            !window.tree.holds(child, prompt_block(request, position, tokens_per_block, extras))) {
+            break;
+        }
+        plan_.path.push_back(child);
+        parent = window.tree.below(child);
+    }
+    return parent;
+}
+
+// Appends full blocks from `first` on to the path. Where no guess is right, keys run ahead in groups, so that the memory
+// they lead to is on its way before it is compared.
 Run AdmissionPlanner::walk(const State& state, const Window& window, const Request& request, ParentRef root,
                            std::uint32_t first) {
     constexpr std::uint32_t kAhead = 16;
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     const std::uint32_t blocks = request.num_tokens() / tokens_per_block;
-    // Behind a gap often nothing follows, and a hostile caller can arrange that at every block.
-    std::uint32_t ahead = first == 0 ? kAhead : 1;
+    // Often nothing follows where a guess was wrong, and a hostile caller can arrange that at every block.
+    std::uint32_t ahead = 1;
     std::array<std::uint64_t, kAhead> keys{};
     std::string extras;
     const std::size_t path_before = plan_.path.size();
@@ -159,10 +183,16 @@ Run AdmissionPlanner::walk(const State& state, const Window& window, const Reque
         }
         return run;
     };
-    ParentRef parent = root;
-    std::uint64_t key = window.tree.key_of(root);
-    for (std::uint32_t begin = first; begin < blocks && parent != kNone;) {
+    std::uint32_t begin = first;
+    for (ParentRef parent = root;;) {
+        const std::uint32_t guessed_from = begin;
+        parent = descend(window, request, parent, begin);
+        if (begin == blocks || parent == kNone) {
+            return finished(parent);
+        }
+        ahead = begin == guessed_from ? ahead : 1;
         const std::uint32_t count = std::min(ahead, blocks - begin);
+        std::uint64_t key = window.tree.key_of(parent);
         for (std::uint32_t i = 0; i < count; ++i) {
             key = window.tree.child_key(key, prompt_block(request, begin + i, tokens_per_block, extras));
             keys[i] = key;
@@ -185,7 +215,6 @@ Run AdmissionPlanner::walk(const State& state, const Window& window, const Reque
         begin += count;
         ahead = std::min(2 * ahead, kAhead);
     }
-    return finished(parent);
 }
 
 // The child of the last matched node that begins as the prompt goes on.

@@ -45,6 +45,7 @@ class AdmissionPlanner {
                        std::span<const BlockIndex> likely);
     std::uint32_t follow(const Window& window, const Request& request, ParentRef root,
                          std::span<const BlockIndex> likely);
+    ParentRef descend(const Window& window, const Request& request, ParentRef parent, std::uint32_t& position);
     Run walk(const State& state, const Window& window, const Request& request, ParentRef root, std::uint32_t begin);
     void find_later_runs(const State& state, const Window& window, const Request& request, WindowMatch& match);
     void find_source(const Window& window, const Request& request, ParentRef parent, Run& run) const;

@@ -117,6 +117,15 @@ class ReuseTree {
 
     BlockContent content(BlockIndex block) const { return {store_.content(block), store_.extras(block)}; }
     bool holds(BlockIndex block, const BlockContent& wanted) const;
+    // One of the children, the same until they change; kNone without any.
+    BlockIndex some_child(ParentRef parent) const {
+        return is_root(parent) ? roots_[parent.root_index()].children : std::as_const(store_)[parent.block()].children;
+    }
+    void prefetch_below(BlockIndex block) const {
+        if (const BlockIndex child = std::as_const(store_)[block].children; child != kNone) {
+            store_.prefetch(child);
+        }
+    }
     // The full child of `parent` with this content, or kNone.
     BlockIndex find_child(ParentRef parent, std::uint64_t key, const BlockContent& content) const;
     void prefetch(std::uint64_t key) const { index_.prefetch(IndexHash::scattered(key)); }
