@@ -8,23 +8,26 @@ from tests.claims.pages import NUMBER, Block, blocks, cells, pages
 
 
 def take(file: str, old: str, new: str) -> list[Path]:
-    """In every section with a note on this file and the old commit. Returns the pages that have changed."""
+    """In every section with a note on this file and the old commit. Returns the pages that have changed.
+
+    `old` and `new` may be one commit whose rows were taken anew."""
     return [page for page in pages() if _took(page, file, old, new)]
 
 
 def _took(page: Path, file: str, old: str, new: str) -> bool:
     before = text = page.read_text(encoding="utf-8")
     note = re.compile(rf"figures: {re.escape(file)}\b(?:(?!-->).)*\b{old}\b", re.DOTALL)
-    for section in {block.section for block in blocks(page) if note.search(block.section)}:
-        text = text.replace(section, re.sub(rf"\b{old}\b", new, section))
-    if text == before:
+    sections = {block.section for block in blocks(page) if note.search(block.section)}
+    if not sections:
         return False
+    for section in sections:
+        text = text.replace(section, re.sub(rf"\b{old}\b", new, section))
     for block in blocks(page, text):
         for claim in claims_of(block):
             if claim.rows.file == file and new in claim.commits:
                 text = _in_table(text, block, claim) if block.is_table else _in_words(text, block, claim)
     page.write_text(text, encoding="utf-8")
-    return True
+    return text != before
 
 
 def _in_table(text: str, block: Block, claim: Claim) -> str:
