@@ -36,7 +36,10 @@ def test_every_figure_has_its_row(page: Path) -> None:
         (FIGURES.format(IN_WORDS.replace("batch8", "batch9"), "It takes 592 µs."), "no row of bench/results/loop.csv"),
         (FIGURES.format("592 µs = v()", "It takes 592 µs."), "rows of bench/results/loop.csv have"),
         (FIGURES.format(IN_WORDS, "592 µs.").replace("(commit 48a90d2)", ""), "figures are of commit 48a90d2"),
-        (FIGURES.format(IN_WORDS, "592 µs.").replace("commit=48a90d2 ", "date=2026-11-22T06 "), "the note on loop.csv names no commit"),
+        (
+            FIGURES.format(IN_WORDS, "592 µs.").replace("commit=48a90d2 ", "date=2026-11-22T06 "),
+            "the note on loop.csv names no commit",
+        ),
         (FIGURES.format(IN_WORDS, "592 µs or 1 ms."), "no row is named for '1 ms'"),
         ("<!-- given: 2 ms -->\n\nA step of 3 ms.", "its note names '2 ms', which the text does not say"),
         ("<!-- shown by: tests/claims/pages.py -->\n\nIt takes 3 ms.", "does not read benchmarks.md"),
