@@ -287,7 +287,8 @@ bool are_few(const BlockManagerConfig& config, const Growth& growth) {
 
 void add_tokens(State& state, std::vector<Step>& steps, const Growth& growth) {
     const bool chunked = has_chunks(state);
-    check_capacity(state, steps, plan(state, steps, growth, chunked));
+    const std::uint64_t blocks = plan(state, steps, growth, chunked);  // before anybody takes a span of the steps
+    check_capacity(state, steps, blocks);
     take_steps(state, steps, growth.tokens, chunked);
 }
 
