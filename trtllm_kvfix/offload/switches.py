@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.settings import repeated_keys
 
 _log = logging.getLogger("trtllm_kvfix.offload")
 BYTES_MAX = 4096
@@ -94,20 +95,14 @@ def parsed(text: str) -> Any:
     try:
         is_flat = nesting_of(text) <= 1
         wanted = yaml.safe_load(text) if is_flat else None
-        twice = named_twice(text) if is_flat else []
+        twice = repeated_keys(text) if is_flat else []
     except Exception as error:  # a tag on what is none of its kind raises whatever Python does there
         raise ValueError(f"{type(error).__name__}: {str(error)[:200]}") from error
     if not is_flat:
         raise ValueError("it has more than one mapping or list")
     if twice:
-        raise ValueError(f"it names {str(twice[0])[:80]} more than once")
+        raise ValueError(f"it names {twice[0][:80]} more than once")
     return wanted
-
-
-def named_twice(text: str) -> list[str]:
-    root = yaml.compose(text, yaml.SafeLoader)
-    names = [str(key.value) for key, _ in root.value] if isinstance(root, yaml.MappingNode) else []
-    return [name for at, name in enumerate(names) if name in names[:at]]
 
 
 def nesting_of(text: str) -> int:
