@@ -190,7 +190,9 @@ Run AdmissionPlanner::walk(const State& state, const Window& window, const Reque
         if (begin == blocks || parent == kNone) {
             return finished(parent);
         }
-        ahead = begin == guessed_from ? ahead : 1;
+        if (begin != guessed_from) {
+            ahead = 1;
+        }
         const std::uint32_t count = std::min(ahead, blocks - begin);
         std::uint64_t key = window.tree.key_of(parent);
         for (std::uint32_t i = 0; i < count; ++i) {

@@ -118,9 +118,7 @@ class ReuseTree {
     BlockContent content(BlockIndex block) const { return {store_.content(block), store_.extras(block)}; }
     bool holds(BlockIndex block, const BlockContent& wanted) const;
     // One of the children, the same until they change; kNone without any.
-    BlockIndex some_child(ParentRef parent) const {
-        return is_root(parent) ? roots_[parent.root_index()].children : std::as_const(store_)[parent.block()].children;
-    }
+    BlockIndex some_child(ParentRef parent) const { return children_of(parent); }
     void prefetch_below(BlockIndex block) const {
         if (const BlockIndex child = std::as_const(store_)[block].children; child != kNone) {
             store_.prefetch(child);
@@ -197,7 +195,7 @@ class ReuseTree {
         return is_root(parent) ? roots_[parent.root_index()].children : store_[parent.block()].children;
     }
     BlockIndex children_of(ParentRef parent) const {
-        return is_root(parent) ? roots_[parent.root_index()].children : store_[parent.block()].children;
+        return is_root(parent) ? roots_[parent.root_index()].children : std::as_const(store_)[parent.block()].children;
     }
     bool is_full(BlockIndex block) const { return store_[block].num_tokens == store_.tokens_per_block(); }
     BlockHash hash_below(ParentRef parent, BlockIndex block) const;
