@@ -1,6 +1,7 @@
 """What one generated token costs: add_tokens for 20 and for 256 sequences, beside the floor's append.
 
-Timed is one call for all sequences, with the token values given, so that full blocks can be stored later. The floor
+Timed is one call for all sequences, with the token values given, so that full blocks can be stored later: by ids with
+the counts and lengths of all sequences, and of a decode batch, which was made before. The floor
 hashes and registers a block as soon as it is full; ours does that when the sequence is removed, timed as `finish`.
 """
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from floor import Floor
 from measure import RESULTS, Row, Summary, pin_to_one_core, report
-from ours import OURS, run
+from ours import DECODE_BATCH, OURS, run
 from workloads import growth
 
 SEQUENCES = (20, 256)
@@ -38,9 +39,11 @@ def measure(floor: Floor, sequences: int, block_size: int, rounds: int) -> list[
     figures: dict[tuple[str, str], list[tuple[float, float]]] = {}  # (manager, metric) -> (ours, floor) of each round
     for _ in range(rounds + 1):
         base, ours = floor.run(workload, stream, block_size), run(workload, block_size)
+        batched = run(workload, block_size, DECODE_BATCH)
         again = floor.run(workload, stream, block_size)
         append_base, finish_base = int(base.step_ns.sum()) / tokens, int(base.finish_ns.sum()) / tokens
-        for manager, costs in (("floor", base), (OURS.name, ours), ("floor, again", again)):
+        runs = (("floor", base), (OURS.name, ours), (DECODE_BATCH.name, batched), ("floor, again", again))
+        for manager, costs in runs:
             append, finish = int(costs.step_ns.sum()) / tokens, int(costs.finish_ns.sum()) / tokens
             figures.setdefault((manager, "append_ns_per_token"), []).append((append, append_base))
             both = (append + finish, append_base + finish_base)

@@ -280,6 +280,7 @@ void bind_manager(nb::module_& m) {
     bind_upkeep(manager);
     bind_verbs(manager);
     bind_pin_handles(m, manager);
+    bind_decode_batch(m, manager);
 }
 
 }  // namespace kvfix::bindings

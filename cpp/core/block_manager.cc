@@ -68,18 +68,46 @@ void BlockManager::add_tokens(std::span<const RequestId> ids, std::span<const st
                               std::optional<std::span<const TokenId>> tokens,
                               std::optional<std::span<const std::uint32_t>> computed) {
     const ManagerGuard guard(mutex_);
-    grow::add_tokens(state_, steps_, {ids, counts, tokens, computed});
+    grow::carry_out(state_, grow::plan(state_, steps_, {ids, counts, tokens, computed}));
 }
 
 bool BlockManager::add_few_tokens(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
                                   std::optional<std::span<const TokenId>> tokens,
                                   std::optional<std::span<const std::uint32_t>> computed) {
     const grow::Growth growth{ids, counts, tokens, computed};
-    if (!grow::are_few(state_.config, growth)) {
+    return grow::are_few(state_.config, growth) && grow_shortly([&] { return grow::plan(state_, steps_, growth); });
+}
+
+template <class MakePlan>
+bool BlockManager::grow_shortly(MakePlan&& make_plan) {
+    const std::unique_lock guard(mutex_, std::try_to_lock);
+    if (!guard.owns_lock()) {
         return false;
     }
-    const std::unique_lock guard(mutex_, std::try_to_lock);
-    return guard.owns_lock() && grow::add_few_tokens(state_, steps_, growth);
+    const grow::Plan plan = make_plan();
+    if (!grow::is_short(state_, plan)) {
+        return false;
+    }
+    grow::carry_out(state_, plan);
+    return true;
+}
+
+grow::DecodeBatch BlockManager::decode_batch(std::vector<RequestId> ids) {
+    const ManagerGuard guard(mutex_);
+    grow::DecodeBatch batch{.ids = std::move(ids), .steps = {}};
+    grow::look_up(state_, batch);
+    return batch;
+}
+
+void BlockManager::add_tokens(grow::DecodeBatch& batch, std::optional<std::span<const TokenId>> tokens, bool computed) {
+    const ManagerGuard guard(mutex_);
+    grow::carry_out(state_, grow::plan(state_, batch, tokens, computed));
+}
+
+bool BlockManager::add_few_tokens(grow::DecodeBatch& batch, std::optional<std::span<const TokenId>> tokens,
+                                  bool computed) {
+    return grow::are_few(state_.config, batch) &&
+           grow_shortly([&] { return grow::plan(state_, batch, tokens, computed); });
 }
 
 void BlockManager::rewind_kv_cache(RequestId id, std::uint32_t count) {

@@ -49,6 +49,11 @@ class BlockManager {
     bool add_few_tokens(std::span<const RequestId> ids, std::span<const std::uint32_t> counts,
                         std::optional<std::span<const TokenId>> tokens,
                         std::optional<std::span<const std::uint32_t>> computed = std::nullopt);
+    // A batch belongs to the manager that made it, and its lock guards what the batch remembers. Both calls give each of its sequences one
+    // more position, as those above do; `computed`: all positions that the sequences had before have their values in the cache by now.
+    grow::DecodeBatch decode_batch(std::vector<RequestId> ids);
+    void add_tokens(grow::DecodeBatch& batch, std::optional<std::span<const TokenId>> tokens, bool computed);
+    bool add_few_tokens(grow::DecodeBatch& batch, std::optional<std::span<const TokenId>> tokens, bool computed);
     void rewind_kv_cache(RequestId id, std::uint32_t count);
     void store_context_blocks(RequestId id, std::uint32_t tokens_computed);
     std::vector<BlockId> remove_sequence(RequestId id, bool store, bool pin,
@@ -121,6 +126,8 @@ class BlockManager {
   private:
     friend class Pins;
     void unpin(std::span<const HeldPin> pins);
+    template <class MakePlan>
+    bool grow_shortly(MakePlan&& make_plan);
 
     const HomeProcess anchor_home_;
     const std::shared_ptr<PinAnchor> anchor_;  // of every handle

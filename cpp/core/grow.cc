@@ -29,6 +29,10 @@ std::uint32_t blocks_behind_last(std::uint32_t length, std::uint32_t count, std:
 // Full attention, which nothing leaves, is alone in its manager.
 bool slides(const BlockManagerConfig& config) { return config.windows.front().window_size.has_value(); }
 
+bool may_be_short(const BlockManagerConfig& config) {
+    return !slides(config) && config.windows.front().blocks_host == 0;
+}
+
 void check_sizes(std::size_t ids, std::size_t counts, std::size_t computed) {
     const auto check_size = [ids](std::size_t size, const char* what) {
         if (size != ids) {
@@ -68,6 +72,13 @@ void check_step(const Step& step, bool has_tokens, bool chunked) {
         refuse("tokens: with beam_width " + std::to_string(sequence.beam_width()) + " each beam has tokens of its own");
     }
     check_computed(sequence, step.computed);
+}
+
+// Blocks that the step takes in a window without chunks, after it was checked.
+std::uint64_t measure(Step& step, std::uint32_t tokens_per_block, bool has_tokens, bool chunked) {
+    check_step(step, has_tokens, chunked);
+    step.blocks = blocks_behind_last(step.sequence->length, step.count, tokens_per_block);
+    return std::uint64_t{step.blocks} * step.sequence->beam_width();
 }
 
 void check_tokens(std::span<const TokenId> tokens, std::span<const Step> steps, bool chunked) {
@@ -167,49 +178,37 @@ bool has_chunks(const State& state) {
     return std::ranges::any_of(state.windows, [](const Window& window) { return window.chunked != 0; });
 }
 
-// Checks all but the capacity, and changes nothing. Blocks that all steps take in a window without chunks.
-std::uint64_t plan(State& state, std::vector<Step>& steps, const Growth& growth, bool chunked) {
+// One sequence of a call that has a mark of its own.
+Sequence& find_once(State& state, RequestId id) {
+    Sequence& sequence = state.sequences.at(id);
+    if (sequence.mark == state.mark) {
+        throw std::invalid_argument("request " + std::to_string(id) + ", request_ids: twice in one call");
+    }
+    sequence.mark = state.mark;
+    return sequence;
+}
+
+// Fills the steps. Blocks that all of them take in a window without chunks.
+std::uint64_t fill_steps(State& state, std::vector<Step>& steps, const Growth& growth, bool chunked) {
     const auto& [ids, counts, tokens, computed] = growth;
     check_sizes(ids.size(), counts.size(), computed ? computed->size() : ids.size());
     steps.clear();
     ++state.mark;
     std::uint64_t blocks = 0;
     for (std::size_t i = 0; i < ids.size(); ++i) {
-        Sequence& sequence = state.sequences.at(ids[i]);
-        if (sequence.mark == state.mark) {
-            throw std::invalid_argument("request " + std::to_string(ids[i]) + ", request_ids: twice in one call");
-        }
-        sequence.mark = state.mark;
+        Sequence& sequence = find_once(state, ids[i]);
         Step& step = steps.emplace_back(Step{&sequence, counts[i], computed ? (*computed)[i] : 0, 0});
-        check_step(step, tokens.has_value(), chunked);
-        step.blocks = blocks_behind_last(sequence.length, step.count, state.tokens_per_block());
-        blocks += std::uint64_t{step.blocks} * sequence.beam_width();
-    }
-    if (tokens) {
-        check_tokens(*tokens, steps, chunked);
+        blocks += measure(step, state.tokens_per_block(), tokens.has_value(), chunked);
     }
     return blocks;
 }
 
-void take_steps(State& state, std::span<const Step> steps, std::optional<std::span<const TokenId>> tokens,
-                bool chunked) {
-    const TokenId* next = tokens ? tokens->data() : nullptr;
-    for (const Step& step : steps) {
-        const std::uint32_t values = next != nullptr ? values_of(step, chunked) : 0;
-        take_step(state, step, chunked);
-        if (values != 0) {
-            step.sequence->learn({next, values});
-            next += values;
-        }
+Plan checked(const State& state, const Plan& plan) {
+    if (plan.tokens) {
+        check_tokens(*plan.tokens, plan.steps, plan.chunked);
     }
-    if (!chunked) {
-        return;
-    }
-    for (Window& window : state.windows) {
-        for (const Step& step : steps) {
-            chunk::settle(window, *step.sequence);
-        }
-    }
+    check_capacity(state, plan.steps, plan.blocks);
+    return plan;
 }
 
 void let_go_shared(State& state, Window& window, Sequence& sequence, std::uint32_t position) {
@@ -275,7 +274,7 @@ std::uint64_t blocks_taken(const Sequence& sequence, std::uint32_t count, std::u
 }
 
 bool are_few(const BlockManagerConfig& config, const Growth& growth) {
-    if (slides(config) || config.windows.front().blocks_host != 0) {
+    if (!may_be_short(config)) {
         return false;
     }
     std::uint64_t positions = 0;
@@ -285,24 +284,62 @@ bool are_few(const BlockManagerConfig& config, const Growth& growth) {
     return growth.ids.size() <= kFew && positions <= kFew;
 }
 
-void add_tokens(State& state, std::vector<Step>& steps, const Growth& growth) {
-    const bool chunked = has_chunks(state);
-    const std::uint64_t blocks = plan(state, steps, growth, chunked);  // before anybody takes a span of the steps
-    check_capacity(state, steps, blocks);
-    take_steps(state, steps, growth.tokens, chunked);
+bool are_few(const BlockManagerConfig& config, const DecodeBatch& batch) {
+    return may_be_short(config) && batch.ids.size() <= kFew;
 }
 
-bool add_few_tokens(State& state, std::vector<Step>& steps, const Growth& growth) {
-    if (has_chunks(state)) {
-        return false;
+Plan plan(State& state, std::vector<Step>& steps, const Growth& growth) {
+    const bool chunked = has_chunks(state);
+    const std::uint64_t blocks = fill_steps(state, steps, growth, chunked);  // before anybody takes a span of the steps
+    return checked(state, {steps, growth.tokens, blocks, chunked});
+}
+
+Plan plan(State& state, DecodeBatch& batch, std::optional<std::span<const TokenId>> tokens, bool computed) {
+    const bool chunked = has_chunks(state);
+    if (batch.looked_up != state.sequences.ended()) {
+        look_up(state, batch);
     }
-    const std::uint64_t blocks = plan(state, steps, growth, false);
-    check_capacity(state, steps, blocks);
-    if (blocks > kFew || !evict::at_hand(state.windows[0], blocks)) {
-        return false;
+    std::uint64_t blocks = 0;
+    for (Step& step : batch.steps) {
+        state.sequences.begin_change(*step.sequence);
+        step.computed = computed ? step.sequence->length : 0;
+        blocks += measure(step, state.tokens_per_block(), tokens.has_value(), chunked);
     }
-    take_steps(state, steps, growth.tokens, false);
-    return true;
+    return checked(state, {batch.steps, tokens, blocks, chunked});
+}
+
+void look_up(State& state, DecodeBatch& batch) {
+    batch.steps.clear();
+    ++state.mark;
+    for (const RequestId id : batch.ids) {
+        batch.steps.push_back({.sequence = &find_once(state, id), .count = 1, .computed = 0, .blocks = 0});
+    }
+    batch.looked_up = state.sequences.ended();
+}
+
+bool is_short(const State& state, const Plan& plan) {
+    return !plan.chunked && plan.blocks <= kFew && evict::at_hand(state.windows[0], plan.blocks);
+}
+
+void carry_out(State& state, const Plan& plan) {
+    const auto& [steps, tokens, blocks, chunked] = plan;
+    const TokenId* next = tokens ? tokens->data() : nullptr;
+    for (const Step& step : steps) {
+        const std::uint32_t values = next != nullptr ? values_of(step, chunked) : 0;
+        take_step(state, step, chunked);
+        if (values != 0) {
+            step.sequence->learn({next, values});
+            next += values;
+        }
+    }
+    if (!chunked) {
+        return;
+    }
+    for (Window& window : state.windows) {
+        for (const Step& step : steps) {
+            chunk::settle(window, *step.sequence);
+        }
+    }
 }
 
 void rewind(State& state, RequestId id, std::uint32_t count) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -33,12 +34,35 @@ struct Step {
 // Blocks that so many more positions take in each window.
 std::uint64_t blocks_taken(const Sequence& sequence, std::uint32_t count, std::uint32_t tokens_per_block);
 
-// `steps` is memory of the caller's.
-void add_tokens(State& state, std::vector<Step>& steps, const Growth& growth);
-// The same where it does little under the lock, whatever the manager holds: a few sequences, positions and blocks that are at hand, in full
-// attention without a host tier. Else nothing is done, and the answer is false. Where `are_few` says no, this need not be asked.
+// Growth that is possible as long as the state stays as it is.
+struct Plan {
+    std::span<const Step> steps;
+    std::optional<std::span<const TokenId>> tokens;
+    std::uint64_t blocks;  // that all steps take in a window without chunks
+    bool chunked;          // whether a window has prompts that are reserved in chunks
+};
+
+// Sequences that generate together, one position a step each. They are looked up again only after a sequence has ended.
+struct DecodeBatch {
+    std::vector<RequestId> ids;
+    std::vector<Step> steps;                                              // of these ids
+    std::uint64_t looked_up = std::numeric_limits<std::uint64_t>::max();  // SequenceTable::ended() at that time
+};
+
+// Both throw where the growth is not possible, and change nothing. `steps` is memory of the caller's. `computed`: all positions that the
+// batch had before have their values in the cache.
+Plan plan(State& state, std::vector<Step>& steps, const Growth& growth);
+Plan plan(State& state, DecodeBatch& batch, std::optional<std::span<const TokenId>> tokens, bool computed);
+// Throws std::invalid_argument for an id that comes twice, and what SequenceTable::at() throws.
+void look_up(State& state, DecodeBatch& batch);
+void carry_out(State& state, const Plan& plan);
+
+// Whether a call does little under the lock, whatever the manager holds: a few sequences, positions and blocks that are at hand, in full
+// attention without a host tier. Where `are_few` says no, no plan is short.
 bool are_few(const BlockManagerConfig& config, const Growth& growth);
-bool add_few_tokens(State& state, std::vector<Step>& steps, const Growth& growth);
+bool are_few(const BlockManagerConfig& config, const DecodeBatch& batch);
+bool is_short(const State& state, const Plan& plan);
+
 void rewind(State& state, RequestId id, std::uint32_t count);
 
 // Throws std::invalid_argument where the sequence has fewer positions.

@@ -101,6 +101,7 @@ Sequence& SequenceTable::add(RequestPtr request, std::size_t windows) {
 
 void SequenceTable::remove(RequestId id) {
     auto node = live_.extract(id);
+    ++ended_;
     forget_change(*node.mapped());
     digest_.remove(node.mapped()->digest);
     if (spare_.size() < kSpareMax) {

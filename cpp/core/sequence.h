@@ -189,6 +189,11 @@ class SequenceTable {
         sequence.check_not_suspended();
         return sequence;
     }
+    // The same for a live sequence that was found before.
+    void begin_change(Sequence& sequence) {
+        sequence.check_not_suspended();
+        note_change(sequence);
+    }
     Sequence& at_any(RequestId id) {
         const auto found = live_.find(id);
         if (found == live_.end()) {
@@ -200,6 +205,8 @@ class SequenceTable {
     Sequence& add(RequestPtr request, std::size_t windows);
     void remove(RequestId id);
     std::size_t size() const { return live_.size(); }
+    // How many sequences have ended. As long as it is the same, every live sequence is where it was found.
+    std::uint64_t ended() const { return ended_; }
     // Ascending by id, because the table's own order depends on its history.
     std::vector<const Sequence*> ordered() const;
 
@@ -230,6 +237,7 @@ class SequenceTable {
     std::vector<std::unique_ptr<Sequence>> spare_;
     std::vector<Sequence*> changed_;  // since the last call of digest()
     SetDigest digest_;
+    std::uint64_t ended_ = 0;
 };
 
 }  // namespace kvfix

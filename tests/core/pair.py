@@ -52,6 +52,7 @@ class Pair:
         self.hash_bits = hash_bits
         self.tickets: list[tuple[int, int]] = []  # the model's and the core's
         self.waiting: list[tuple[Request, native.SequenceRequest]] = []  # asked about before they are added
+        self.decoding: native.DecodeBatch | None = None  # the last batch that was made
 
     def both(self, on_model: Callable[[], M], on_core: Callable[[], C]) -> tuple[M, C] | None:
         """None if both raised the same, and the core stayed as it was."""

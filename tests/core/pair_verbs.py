@@ -27,6 +27,38 @@ def resume(pair: Pair, request_id: int) -> bool:
     return got is not None
 
 
+def decode_together(pair: Pair, ids: list[int]) -> None:
+    """Makes a batch. The model looks every sequence up in each step."""
+
+    def on_model() -> None:
+        pair.model.add_tokens(ids, [0] * len(ids))  # which refuses the same requests
+
+    got = pair.both(on_model, lambda: pair.core.decode_batch(ids))
+    if got is not None:
+        pair.decoding = got[1]
+
+
+def decode(pair: Pair, tokens: list[int] | None, *, computed: bool) -> None:
+    batch = pair.decoding
+    if batch is None:
+        return
+    ids = batch.request_ids
+    live = pair.model.state.sequences
+    lengths = [live[each].length if each in live else 0 for each in ids] if computed else None
+    values = None if tokens is None else (tokens * len(ids))[: sum(beyond_prompt(pair, each, 1) for each in ids)]
+    pair.both(
+        lambda: pair.model.add_tokens(ids, [1] * len(ids), values, lengths),
+        lambda: batch.add_tokens(values, computed=computed),
+    )
+
+
+def beyond_prompt(pair: Pair, request_id: int, count: int) -> int:
+    """Those of the next positions that lie behind the prompt."""
+    live = pair.model.state.sequences.get(request_id)
+    prompt, length = (len(live.request.tokens), live.length) if live else (0, 0)
+    return max(length + count, prompt) - max(length, prompt)
+
+
 def store_live(
     pair: Pair, request_id: int, *, pin: bool = False, tokens: list[int] | None = None, computed: int | None = None
 ) -> None:

@@ -95,6 +95,7 @@ WAITERS: dict[str, Callable[[BlockManager], object]] = {
     "analyze_prefix_reuse": lambda m: m.analyze_prefix_reuse(SequenceRequest(3, [7])),
     "add_token": lambda m: m.add_token(9),
     "add_tokens": lambda m: m.add_tokens([], []),
+    "decode_batch": lambda m: m.decode_batch([]),
     "rewind_kv_cache": lambda m: m.rewind_kv_cache(1, 0),
     "store_context_blocks": lambda m: m.store_context_blocks(1, 1),
     "remove_sequence": lambda m: m.remove_sequence(9),
@@ -231,8 +232,9 @@ for thread in threads:
 for _ in range(500):
     m.add_tokens([Index()], [Index()], [Index()])
     m.add_tokens(Tensor(), Tensor(), Tensor())
+    m.decode_batch(Tensor()).add_tokens(Tensor())
     m.get_batch_cache_block_ids([Index()])
-    m.rewind_kv_cache(1, 2)
+    m.rewind_kv_cache(1, 3)
 done.set()
 for thread in threads:
     thread.join()

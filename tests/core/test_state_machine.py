@@ -100,16 +100,20 @@ class BlockManagerMachine(WaitingRequests):
     def grow(self, data: st.DataObject, indices: list[int], carrier: str, known: bool) -> None:
         ids = [self.live(index) for index in indices]
         counts = data.draw(st.lists(st.integers(0, 5), min_size=len(ids), max_size=len(ids)))
-        more = sum(self.beyond(each, count) for each, count in zip(ids, counts, strict=True))
+        more = sum(pair_verbs.beyond_prompt(self.pair, *each) for each in zip(ids, counts, strict=True))
         values = data.draw(st.lists(draws.tokens, min_size=more, max_size=more)) if known else None
         self.pair.grow(ids, counts, values, carrier, self.reported(data, ids))
 
-    def beyond(self, request_id: int, count: int) -> int:
-        """Those of these positions that lie behind the prompt."""
-        live = self.pair.model.state.sequences.get(request_id)
-        prompt = len(live.request.tokens) if live else 0
-        length = self.length(request_id)
-        return max(length + count, prompt) - max(length, prompt)
+    @precondition(has_live)
+    @rule(indices=st.lists(draws.indices, max_size=3))
+    def decode_together(self, indices: list[int]) -> None:
+        pair_verbs.decode_together(self.pair, [self.live(index) for index in indices])
+
+    @precondition(lambda self: self.pair.decoding)
+    @rule(tokens=st.none() | st.lists(draws.tokens, min_size=1, max_size=3), computed=st.booleans())
+    def decode(self, tokens: list[int] | None, computed: bool) -> None:
+        """The batch may be older than the end of some of its requests."""
+        pair_verbs.decode(self.pair, tokens, computed=computed)
 
     def reported(self, data: st.DataObject, ids: list[int]) -> list[int] | None:
         """What an engine says it has computed: mostly everything, sometimes less, or more than there is, or nothing."""

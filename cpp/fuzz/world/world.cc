@@ -73,6 +73,7 @@ void World::step() {
                                        {6, &World::run_step},
                                        {5, &World::end_ticket},
                                        {3, &World::grow},
+                                       {3, &World::decode},
                                        {4, &World::prefill},
                                        {2, &World::rewind},
                                        {3, &World::store_context},

@@ -76,6 +76,7 @@ class World {
         std::vector<Live*> grown;
         std::vector<std::uint32_t> counts;
         std::optional<std::vector<std::uint32_t>> computed = std::nullopt;
+        bool decodes = false;  // as the batch that was made last
     };
     // The blocks that growth takes in a window, and whether there must be room for them, or may be.
     struct Promise {
@@ -122,6 +123,8 @@ class World {
 
     // world_growth.cc
     void grow();
+    void decode();
+    void make_decode_batch(const std::vector<RequestId>& ids);
     void prefill();
     void add_tokens(Growth growth);
     Promise room_for(const Growth& growth);
@@ -194,7 +197,8 @@ class World {
     std::vector<Ask> waiting_;      // requests that were asked about and are not admitted yet
     std::map<RequestId, Live> live_;
     std::map<RequestId, Away> suspended_;
-    RequestId last_ = 0;  // the request that the last call was about
+    RequestId last_ = 0;                                         // the request that the last call was about
+    std::map<const BlockManager*, grow::DecodeBatch> decoding_;  // the batch that was made last, in each manager
     std::vector<Pin> pins_;
     std::map<BlockId, std::size_t> ids_seen_;  // block ids, and the window of each
     std::vector<BlockHash> hashes_seen_;

@@ -51,6 +51,53 @@ void World::grow() {
     add_tokens(growth);
 }
 
+// One more position for those of the last batch. Once one of them has ended, or is away, the batch is refused and another is made.
+void World::decode() {
+    std::vector<RequestId> ids = decoding_.empty() ? std::vector<RequestId>{} : decoding_.begin()->second.ids;
+    const bool all_live = std::ranges::all_of(ids, [&](RequestId id) { return live_.contains(id); });
+    if (!all_live) {
+        const bool computed = random_.one_in(2);
+        const auto outcome = twins_.change([&](BlockManager& manager) {
+            manager.add_tokens(decoding_.at(&manager), std::nullopt, computed);
+            return Nothing{};
+        });
+        promise(!outcome && outcome.refused->why != Refusal::out_of_blocks,
+                "a batch grows without one of its requests");
+    }
+    if (!all_live || ids.empty() || random_.one_in(8)) {
+        ids.clear();
+        for (const auto& [id, live] : live_) {
+            if (random_.one_in(2)) {
+                ids.push_back(id);
+            }
+        }
+        make_decode_batch(ids);
+    }
+    Growth growth;
+    growth.decodes = true;
+    std::vector<std::uint32_t> lengths;
+    for (const RequestId id : ids) {
+        growth.grown.push_back(&live_.at(id));
+        growth.counts.push_back(1);
+        lengths.push_back(live_.at(id).length);
+    }
+    const bool all_computed =
+        std::ranges::all_of(growth.grown, [](const Live* live) { return live->written == live->length; });
+    if (all_computed && !random_.one_in(4)) {
+        growth.computed = lengths;
+    }
+    add_tokens(growth);
+}
+
+void World::make_decode_batch(const std::vector<RequestId>& ids) {
+    decoding_.clear();
+    const auto made = twins_.change([&](BlockManager& manager) {
+        decoding_.insert_or_assign(&manager, manager.decode_batch(ids));
+        return Nothing{};
+    });
+    promise(bool(made), "a batch of live requests is refused");
+}
+
 // Reserves chunks of one prompt, each when those before it have been computed, often to its end.
 void World::prefill() {
     for (Live* next = any_unfinished(); next != nullptr && !random_.one_in(8); next = unfinished(last_)) {
@@ -95,7 +142,13 @@ void World::add_tokens(Growth growth) {
                (with_tokens ? " with tokens" : "");
     });
     const auto outcome = twins_.change([&](BlockManager& manager) {
-        if (!manager.add_few_tokens(ids, counts, given, computed)) {  // as callers with the GIL do
+        // Short calls first, as callers with the GIL do.
+        if (growth.decodes) {
+            grow::DecodeBatch& batch = decoding_.at(&manager);
+            if (!manager.add_few_tokens(batch, given, computed.has_value())) {
+                manager.add_tokens(batch, given, computed.has_value());
+            }
+        } else if (!manager.add_few_tokens(ids, counts, given, computed)) {
             manager.add_tokens(ids, counts, given, computed);
         }
         return Nothing{};
