@@ -88,7 +88,7 @@ void gather_host_rows(Device& device, const DeviceArray& dst, const PinnedArray&
 
 // Synchronous and in stream order. Copies through pinned memory of its own.
 nb::object download(const std::shared_ptr<Device>& device, const DeviceArray& array, std::uintptr_t stream) {
-    auto pinned = std::make_unique<PinnedMemory>(device, array.memory->bytes());
+    auto pinned = std::make_unique<Ungilled<PinnedMemory>>(device, array.memory->bytes());
     without_gil([&] {
         device->copy({pinned->address(), array.memory->address(), array.memory->bytes()}, {stream});
         device->synchronize({stream});
@@ -106,7 +106,7 @@ void upload(const std::shared_ptr<Device>& device, const DeviceArray& array,
         throw std::invalid_argument("upload: " + std::to_string(values.nbytes()) + " bytes into an array of " +
                                     std::to_string(array.memory->bytes()));
     }
-    const PinnedMemory pinned(device, array.memory->bytes());
+    const Ungilled<PinnedMemory> pinned(device, array.memory->bytes());
     std::memcpy(pinned.data(), values.data(), values.nbytes());
     without_gil([&] {
         device->copy({array.memory->address(), pinned.address(), array.memory->bytes()}, {stream});
@@ -161,14 +161,14 @@ void bind_memory(DeviceClass& c) {
     c.def(
          "pinned",
          [](const std::shared_ptr<Device>& d, std::vector<std::size_t> shape, std::string dtype) {
-             auto memory = std::make_shared<PinnedMemory>(d, bytes_of(shape, dtype));
+             auto memory = std::make_shared<Ungilled<PinnedMemory>>(d, bytes_of(shape, dtype));
              return PinnedArray{std::move(memory), std::move(shape), std::move(dtype)};
          },
          "shape"_a, "dtype"_a, "Pinned memory of exactly this size, zeroed.")
         .def(
             "empty",
             [](const std::shared_ptr<Device>& d, std::vector<std::size_t> shape, std::string dtype) {
-                auto memory = std::make_shared<DeviceMemory>(d, bytes_of(shape, dtype));
+                auto memory = std::make_shared<Ungilled<DeviceMemory>>(d, bytes_of(shape, dtype));
                 return DeviceArray{std::move(memory), std::move(shape), std::move(dtype)};
             },
             "shape"_a, "dtype"_a, "Device memory, freed with the object.")

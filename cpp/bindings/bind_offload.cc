@@ -15,6 +15,7 @@
 #include "bindings/device_objects.h"
 #include "bindings/integers.h"
 #include "bindings/repr.h"
+#include "bindings/ungilled.h"
 #include "device/sim_device.h"
 #include "lanes/crc32c.h"
 #include "lanes/host_pool.h"
@@ -26,22 +27,22 @@ namespace kvfix::bindings {
 namespace {
 
 using Nogil = nb::call_guard<GilReleased>;
+using Pool = Ungilled<HostPool>;
+using Lane = Ungilled<TransferLane>;
 
 std::chrono::milliseconds milliseconds(double seconds) {
     return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-void init_pool(HostPool* self, std::shared_ptr<Device> device, std::size_t host_bytes, std::size_t block_bytes,
+void init_pool(Pool* self, std::shared_ptr<Device> device, std::size_t host_bytes, std::size_t block_bytes,
                std::size_t tail_bytes, std::size_t piece_bytes_max, std::size_t page_bytes,
                std::optional<unsigned> numa_node, bool huge_pages, bool shared) {
     const HostPoolPlan plan = plan_host_pool(host_bytes, block_bytes, tail_bytes, piece_bytes_max, page_bytes);
-    without_gil([&] {
-        new (self)
-            HostPool(std::move(device), plan, {.numa_node = numa_node, .huge_pages = huge_pages, .shared = shared});
-    });
+    const HostPoolOptions options{.numa_node = numa_node, .huge_pages = huge_pages, .shared = shared};
+    new (self) Pool(std::move(device), plan, options);
 }
 
-std::vector<std::uint64_t> digests(const HostPool& self, nb::handle slots) {
+std::vector<std::uint64_t> digests(const Pool& self, nb::handle slots) {
     const auto numbers = read_integers<std::uint64_t>(slots, {"slots"});
     return without_gil([&] { return self.digests(numbers); });
 }
@@ -54,17 +55,18 @@ std::vector<std::uint32_t> crc32c(
     return without_gil([&] { return crc32c_each(all, numbers, length); });
 }
 
-void init_lane(TransferLane* self, std::shared_ptr<Device> device, const std::string& order, std::size_t queue_max,
+void init_lane(Lane* self, std::shared_ptr<Device> device, const std::string& order, std::size_t queue_max,
                std::size_t in_flight_max, std::uint32_t failures_max, std::size_t streams, std::uint32_t kernel_sms) {
-    new (self) TransferLane(std::move(device), {.queue_max = queue_max,
-                                                .in_flight_max = in_flight_max,
-                                                .failures_max = failures_max,
-                                                .source = source_order(order),
-                                                .streams = streams,
-                                                .kernel_sms = kernel_sms});
+    const LaneConfig config{.queue_max = queue_max,
+                            .in_flight_max = in_flight_max,
+                            .failures_max = failures_max,
+                            .source = source_order(order),
+                            .streams = streams,
+                            .kernel_sms = kernel_sms};
+    new (self) Lane(std::move(device), config);
 }
 
-const char* enqueue(TransferLane& self, std::uint64_t job, nb::handle dst, nb::handle src, nb::handle nbytes,
+const char* enqueue(Lane& self, std::uint64_t job, nb::handle dst, nb::handle src, nb::handle nbytes,
                     const MarkPtr& after) {
     auto spans = read_spans(dst, src, nbytes);
     switch (without_gil([&] { return self.enqueue(job, std::move(spans), after); })) {
@@ -81,7 +83,7 @@ const char* enqueue(TransferLane& self, std::uint64_t job, nb::handle dst, nb::h
 }
 
 // The states, spelled as in trtllm_kvfix/offload/ledger.py.
-const char* state(const TransferLane& self, std::uint64_t job) {
+const char* state(const Lane& self, std::uint64_t job) {
     const auto found = without_gil([&] { return self.state(job); });
     if (!found) {
         return nullptr;
@@ -110,25 +112,24 @@ SimDevice& simulated(Device& device) {
 
 void bind_pool(nb::module_& m) {
     using namespace nb::literals;
-    nb::class_<HostPool>(m, "HostPool", "The memory of the host tier: pinned slots, one after the other.")
+    nb::class_<Pool>(m, "HostPool", "The memory of the host tier: pinned slots, one after the other.")
         .def("__init__", &init_pool, "device"_a, nb::kw_only(), "host_bytes"_a, "block_bytes"_a, "tail_bytes"_a = 0,
              "piece_bytes_max"_a = std::size_t{1} << 30, "page_bytes"_a = 4096, "numa_node"_a = nb::none(),
              "huge_pages"_a = true, "shared"_a = false)
         .def_prop_ro("address", &HostPool::address, "The address of slot 0.")
         .def_prop_ro(
-            "slots", [](const HostPool& p) { return p.plan().slots; }, "The number of slots.")
+            "slots", [](const Pool& p) { return p.plan().slots; }, "The number of slots.")
         .def_prop_ro(
-            "block_bytes", [](const HostPool& p) { return p.plan().block_bytes; },
+            "block_bytes", [](const Pool& p) { return p.plan().block_bytes; },
             "The part of a slot that the device copies.")
         .def_prop_ro(
-            "slot_bytes", [](const HostPool& p) { return p.plan().slot_bytes; },
-            "The distance from one slot to the next.")
+            "slot_bytes", [](const Pool& p) { return p.plan().slot_bytes; }, "The distance from one slot to the next.")
         .def_prop_ro(
-            "bytes", [](const HostPool& p) { return p.plan().bytes(); }, "The number of bytes mapped.")
+            "bytes", [](const Pool& p) { return p.plan().bytes(); }, "The number of bytes mapped.")
         .def_prop_ro("bytes_pinned", &HostPool::bytes_pinned,
                      "How many of the mapped bytes are registered with the device.")
         .def_prop_ro(
-            "pieces", [](const HostPool& p) { return p.plan().pieces(); },
+            "pieces", [](const Pool& p) { return p.plan().pieces(); },
             "The number of registrations. No slot lies across two.")
         .def_prop_ro("numa_bound", &HostPool::numa_bound,
                      "Whether the memory lies on the NUMA node that was asked for.")
@@ -142,7 +143,7 @@ void bind_pool(nb::module_& m) {
              "Gives the memory back. Pieces that the device does not let go of are kept.")
         .def("abandon", &HostPool::abandon, Nogil(),
              "Keeps the memory for good, because the device may still write to it.")
-        .def("__repr__", [](const HostPool& p) {
+        .def("__repr__", [](const Pool& p) {
             return Repr("HostPool")
                 .add("slots", p.plan().slots)
                 .add("block_bytes", p.plan().block_bytes)
@@ -192,8 +193,7 @@ void bind_lane(nb::module_& m) {
             const std::size_t created = without_gil([&] { return marks.created(); });
             return Repr("Marks").add("created", created).add("marks_max", marks.marks_max()).text();
         });
-    nb::class_<TransferLane>(m, "TransferLane",
-                             "Runs the transfers of one direction, with a thread and streams of its own.")
+    nb::class_<Lane>(m, "TransferLane", "Runs the transfers of one direction, with a thread and streams of its own.")
         .def("__init__", &init_lane, "device"_a, nb::kw_only(), "order"_a, "queue_max"_a = 256, "in_flight_max"_a = 32,
              "failures_max"_a = 3, "streams"_a = 4, "kernel_sms"_a = 0,
              "streams: how many share the blocks of a transfer by DMA. kernel_sms: multiprocessors for copies by "
@@ -209,17 +209,15 @@ void bind_lane(nb::module_& m) {
              nb::sig("def state(self, job: int) -> Literal['queued', 'in flight', 'ended here'] | None"),
              "None: the lane never took the transfer, or take_ended() has returned it.")
         .def(
-            "wait",
-            [](TransferLane& lane, std::uint64_t job, double limit_s) { return lane.wait(job, milliseconds(limit_s)); },
+            "wait", [](Lane& lane, std::uint64_t job, double limit_s) { return lane.wait(job, milliseconds(limit_s)); },
             Nogil(), "job"_a, "limit_s"_a,
             "Waits while the transfer is queued or in flight here. False: the limit has passed.")
         .def(
-            "close", [](TransferLane& lane, double limit_s) { return lane.close(milliseconds(limit_s)); }, Nogil(),
-            "limit_s"_a, "False: the device has not ended all transfers, so the memory that it was given must be kept.")
+            "close", [](Lane& lane, double limit_s) { return lane.close(milliseconds(limit_s)); }, Nogil(), "limit_s"_a,
+            "False: the device has not ended all transfers, so the memory that it was given must be kept.")
         .def("stats", &TransferLane::stats, Nogil(), "Counts of transfers, and the first error.")
-        .def("__repr__", [](const TransferLane& lane) {
-            return text_of("TransferLane", without_gil([&] { return lane.stats(); }));
-        });
+        .def("__repr__",
+             [](const Lane& lane) { return text_of("TransferLane", without_gil([&] { return lane.stats(); })); });
 }
 
 }  // namespace

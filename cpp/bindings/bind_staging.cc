@@ -15,6 +15,7 @@
 #include "bindings/device_objects.h"
 #include "bindings/integers.h"
 #include "bindings/repr.h"
+#include "bindings/ungilled.h"
 #include "staging/copy_engine.h"
 #include "staging/offset_route.h"
 
@@ -22,6 +23,9 @@ namespace nb = nanobind;
 
 namespace kvfix::bindings {
 namespace {
+
+using Stager = Ungilled<OffsetStager>;
+using Engine = Ungilled<CopyEngine>;
 
 using LiveTable = nb::ndarray<const std::int32_t, nb::ndim<4>, nb::device::cpu>;
 
@@ -72,9 +76,9 @@ PageScale scale_of(OffsetLayout layout, std::uint32_t pools, const PerPool& scal
     return out;
 }
 
-void init_stager(OffsetStager* self, std::shared_ptr<Device> device, const std::string& layout_name,
-                 std::uint32_t num_pools, std::uint32_t rows_max, std::uint32_t blocks_max, const std::string& mode,
-                 std::uint32_t slots, const PerPool& index_scales, const PerPool& kv_offset) {
+void init_stager(Stager* self, std::shared_ptr<Device> device, const std::string& layout_name, std::uint32_t num_pools,
+                 std::uint32_t rows_max, std::uint32_t blocks_max, const std::string& mode, std::uint32_t slots,
+                 const PerPool& index_scales, const PerPool& kv_offset) {
     const OffsetLayout layout = layout_from(layout_name);
     const StagerConfig config{.layout = layout,
                               .num_pools = num_pools,
@@ -82,7 +86,7 @@ void init_stager(OffsetStager* self, std::shared_ptr<Device> device, const std::
                               .blocks_max = blocks_max,
                               .slots = slots,
                               .scale = scale_of(layout, num_pools, index_scales, kv_offset)};
-    new (self) OffsetStager(std::move(device), config, mode_from(mode));
+    new (self) Stager(std::move(device), config, mode_from(mode));
 }
 
 HostTable host_table(const LiveTable& table) {
@@ -101,7 +105,7 @@ HostTable host_table(const LiveTable& table) {
 }
 
 // Keeps neither end alive. Its user checks that both ends still exist, and have not moved.
-void init_route(OffsetRoute* self, OffsetStager& stager, std::uintptr_t dst_address, std::uint64_t dst_pool_stride,
+void init_route(OffsetRoute* self, Stager& stager, std::uintptr_t dst_address, std::uint64_t dst_pool_stride,
                 std::uint32_t dst_rows, std::uint32_t dst_blocks, const LiveTable& table) {
     const OffsetDestination dst{
         .data = reinterpret_cast<std::int32_t*>(dst_address), .pool_stride = dst_pool_stride, .blocks = dst_blocks};
@@ -135,9 +139,8 @@ std::string text_of(const OffsetStager& self) {
         .text();
 }
 
-TransferId submit(CopyEngine& self, nb::handle dst, nb::handle src, nb::handle nbytes,
-                  std::optional<std::uintptr_t> after, std::optional<std::uintptr_t> before, std::uintptr_t stream,
-                  const std::string& order) {
+TransferId submit(Engine& self, nb::handle dst, nb::handle src, nb::handle nbytes, std::optional<std::uintptr_t> after,
+                  std::optional<std::uintptr_t> before, std::uintptr_t stream, const std::string& order) {
     const auto spans = read_spans(dst, src, nbytes);
     CopyOrder ordered{.after = std::nullopt, .before = std::nullopt, .source = source_order(order)};
     if (after) {
@@ -175,7 +178,7 @@ void bind_staging(nb::module_& m) {
                 .add("wait_us", static_cast<double>(s.wait_ns) / 1e3)
                 .text();
         });
-    nb::class_<OffsetStager>(
+    nb::class_<Stager>(
         m, "NativeStager",
         "Ships block offsets. When a shipment returns, the caller may overwrite everything that it passed.")
         .def("__init__", &init_stager, "device"_a, nb::kw_only(), "layout"_a, "num_pools"_a, "rows_max"_a,
@@ -186,7 +189,7 @@ void bind_staging(nb::module_& m) {
         .def("stats", &OffsetStager::stats, nb::call_guard<GilReleased>(), "Counts of shipments and of waits.")
         .def("close", &OffsetStager::close, nb::call_guard<GilReleased>(),
              "Waits for pending shipments and gives the memory back. Later shipments raise.")
-        .def("__repr__", [](const OffsetStager& stager) { return text_of(stager); });
+        .def("__repr__", [](const Stager& stager) { return text_of(stager); });
     nb::class_<OffsetRoute>(m, "OffsetRoute",
                             "The way from one live table to one destination, which both stay where they are.")
         .def("__init__", &init_route, nb::keep_alive<1, 2>(), "stager"_a, "dst_address"_a, "dst_pool_stride"_a,
@@ -205,7 +208,7 @@ void bind_staging(nb::module_& m) {
                 .add("width_max", r.width_max())
                 .text();
         });
-    nb::class_<CopyEngine>(m, "CopyEngine", "Block copies that are ordered against the streams that compute.")
+    nb::class_<Engine>(m, "CopyEngine", "Block copies that are ordered against the streams that compute.")
         .def(nb::init<std::shared_ptr<Device>, std::size_t>(), "device"_a, nb::kw_only(), "transfers_max"_a = 64)
         .def("submit", &submit, "dst"_a, "src"_a, "nbytes"_a, nb::kw_only(), "after"_a = nb::none(),
              "before"_a = nb::none(), "stream"_a, "order"_a = "stream",
@@ -219,7 +222,7 @@ void bind_staging(nb::module_& m) {
         .def("wait", &CopyEngine::wait, nb::call_guard<GilReleased>(), "transfer"_a,
              "Blocks this thread until every byte of the transfer has arrived.")
         .def_prop_ro("waits", &CopyEngine::waits, "Submissions that waited because transfers_max were in flight.")
-        .def("__repr__", [](const CopyEngine& self) {
+        .def("__repr__", [](const Engine& self) {
             const auto [in_flight, waits] = without_gil([&] { return std::pair(self.in_flight(), self.waits()); });
             return Repr("CopyEngine")
                 .add("in_flight", in_flight)

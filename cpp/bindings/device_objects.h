@@ -7,19 +7,20 @@
 #include <string>
 #include <vector>
 
+#include "bindings/ungilled.h"
 #include "device/device.h"
 #include "staging/pinned_memory.h"
 
 namespace kvfix::bindings {
 
 struct PinnedArray {
-    std::shared_ptr<PinnedMemory> memory;
+    std::shared_ptr<Ungilled<PinnedMemory>> memory;
     std::vector<std::size_t> shape;
     std::string dtype;
 };
 
 struct DeviceArray {
-    std::shared_ptr<DeviceMemory> memory;
+    std::shared_ptr<Ungilled<DeviceMemory>> memory;
     std::vector<std::size_t> shape;
     std::string dtype;
 };

@@ -1,5 +1,6 @@
 """What scenarios stand on: memory, streams, and a way to hold a stream. On a GPU that is torch's."""
 
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -94,8 +95,27 @@ def held_in_front_of(ground: Ground, stream: Any) -> Iterator[None]:
     """Hold the stream for a loop of upstream's: it goes on when the block has ended, or when something in it has waited
     a while.
 
-    Another thread releases it, because the one that runs the loop may be waiting for the stream.
+    Another thread releases it, because the one that runs the loop may be waiting for the stream. What earlier loops
+    left goes first: a driver gives memory back behind all streams, and the loop would seem to wait.
     """
+    with _without_garbage(), _held_for_a_while(ground, stream):
+        yield
+
+
+@contextmanager
+def _without_garbage() -> Iterator[None]:
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _held_for_a_while(ground: Ground, stream: Any) -> Iterator[None]:
     over, holding = threading.Event(), ExitStack()
     holding.enter_context(ground.held(stream))
 
