@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "bindings/integer_array.h"
 #include "bindings/numpy_types.h"
 
 namespace nb = nanobind;
@@ -17,11 +18,6 @@ namespace {
 [[noreturn]] void wrong_type(const Field& field, const std::string& got) {
     throw nb::type_error(
         (field.text() + ": expected a 1-D array of int32 or int64, or a list of ints, got " + got).c_str());
-}
-
-[[noreturn]] void out_of_range(const Field& field, std::size_t position, const std::string& value) {
-    throw nb::value_error(
-        (field.text() + ": value " + value + " at position " + std::to_string(position) + " is out of range").c_str());
 }
 
 std::string name_of_type(nb::handle object) { return nb::type_name(object.type()).c_str(); }
@@ -130,62 +126,6 @@ std::vector<T> read_sequence(PyObject* sequence, const Field& field) {
 }
 
 // ------------------------------------------------------------------------------------------------ arrays
-
-struct IntegerArray {
-    const char* data;
-    std::size_t count;
-    std::ptrdiff_t stride_bytes;
-    std::size_t item_bytes;
-    bool is_signed;
-};
-
-// Whether the array holds T as C++ lays it out.
-template <class T>
-bool is_plain(const IntegerArray& array) {
-    return array.item_bytes == sizeof(T) && array.is_signed == std::is_signed_v<T> && array.stride_bytes == sizeof(T) &&
-           reinterpret_cast<std::uintptr_t>(array.data) % alignof(T) == 0;
-}
-
-template <class T, class Item>
-void copy_items(const IntegerArray& array, const Field& field, std::vector<T>& out) {
-    const auto item_at = [&](std::size_t i, std::ptrdiff_t stride_bytes) {
-        Item item;
-        std::memcpy(&item, array.data + static_cast<std::ptrdiff_t>(i) * stride_bytes, sizeof item);
-        return item;
-    };
-    const auto copy = [&](std::ptrdiff_t stride_bytes) {
-        bool fit = true;
-        for (std::size_t i = 0; i < array.count; ++i) {  // no early exit, so that an array without gaps vectorises
-            const Item item = item_at(i, stride_bytes);
-            fit &= std::in_range<T>(item);
-            out[i] = static_cast<T>(item);
-        }
-        return fit;
-    };
-    const bool fit = array.stride_bytes == sizeof(Item) ? copy(sizeof(Item)) : copy(array.stride_bytes);
-    for (std::size_t i = 0; !fit && i < array.count; ++i) {
-        if (const Item item = item_at(i, array.stride_bytes); !std::in_range<T>(item)) {
-            out_of_range(field, i, std::to_string(item));
-        }
-    }
-}
-
-template <class T>
-std::vector<T> read_array(const IntegerArray& array, const Field& field) {
-    if (is_plain<T>(array)) {
-        const T* begin = reinterpret_cast<const T*>(array.data);
-        return {begin, begin + array.count};  // writes each element once, unlike a vector that is filled later
-    }
-    std::vector<T> out(array.count);
-    if (array.item_bytes == 4) {
-        array.is_signed ? copy_items<T, std::int32_t>(array, field, out)
-                        : copy_items<T, std::uint32_t>(array, field, out);
-    } else {
-        array.is_signed ? copy_items<T, std::int64_t>(array, field, out)
-                        : copy_items<T, std::uint64_t>(array, field, out);
-    }
-    return out;
-}
 
 class BufferView {
   public:
