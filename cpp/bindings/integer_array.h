@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -15,9 +16,17 @@
 
 namespace kvfix::bindings {
 
-[[noreturn]] inline void out_of_range(const Field& field, std::size_t position, const std::string& value) {
-    throw nanobind::value_error(
-        (field.text() + ": value " + value + " at position " + std::to_string(position) + " is out of range").c_str());
+// A sequence has no more tokens, and no call more of anything.
+inline constexpr std::size_t kIntegersMost = std::numeric_limits<std::int32_t>::max();
+
+[[noreturn]] inline void bad_value(const Field& field, const std::string& why) {
+    throw nanobind::value_error((field.text() + ": " + why).c_str());
+}
+
+template <class T>
+[[noreturn]] void out_of_range(const Field& field, std::size_t position, const std::string& value) {
+    bad_value(field, "value " + value + " at position " + std::to_string(position) + " is out of range: 0 to " +
+                         std::to_string(std::numeric_limits<T>::max()));
 }
 
 struct IntegerArray {
@@ -54,13 +63,17 @@ void copy_items(const IntegerArray& array, const Field& field, std::vector<T>& o
     const bool fit = array.stride_bytes == sizeof(Item) ? copy(sizeof(Item)) : copy(array.stride_bytes);
     for (std::size_t i = 0; !fit && i < array.count; ++i) {
         if (const Item item = item_at(i, array.stride_bytes); !std::in_range<T>(item)) {
-            out_of_range(field, i, std::to_string(item));
+            out_of_range<T>(field, i, std::to_string(item));
         }
     }
 }
 
 template <class T>
 std::vector<T> read_array(const IntegerArray& array, const Field& field) {
+    if (array.count > kIntegersMost) {  // a few bytes may say so of themselves: np.broadcast_to(0, 2**40)
+        bad_value(field,
+                  std::to_string(array.count) + " values are over the limit of " + std::to_string(kIntegersMost));
+    }
     if (is_plain<T>(array)) {
         const T* begin = reinterpret_cast<const T*>(array.data);
         return {begin, begin + array.count};  // writes each element once, unlike a vector that is filled later

@@ -22,6 +22,10 @@ namespace {
 
 std::string name_of_type(nb::handle object) { return nb::type_name(object.type()).c_str(); }
 
+[[noreturn]] void not_exported(nb::handle object, const nb::python_error& error, const Field& field) {
+    wrong_type(field, "'" + name_of_type(object) + "', which does not export itself: " + shown(error.value()));
+}
+
 // ------------------------------------------------------------------------------------------------ lists and tuples
 
 template <class T>
@@ -39,7 +43,7 @@ T from_python_int(PyObject* item, const Field& field, std::size_t position) {
         }
     }
     PyErr_Clear();
-    out_of_range(field, position, shown(item));
+    out_of_range<T>(field, position, shown(item));
 }
 
 // Reads the value of an exact int of one digit, as all token ids are, without a call. Returns -1 for others, and always
@@ -116,10 +120,8 @@ std::vector<T> read_sequence(PyObject* sequence, const Field& field) {
             out[position] = from_index<T>(item, field, position);
         }
         if (length_of(sequence, is_list) != count) {
-            throw nb::value_error((field.text() + ": the list changed while it was read, from " +
-                                   std::to_string(count) + " to " + std::to_string(length_of(sequence, is_list)) +
-                                   " items")
-                                      .c_str());
+            bad_value(field, "the list changed while it was read, from " + std::to_string(count) + " to " +
+                                 std::to_string(length_of(sequence, is_list)) + " items");
         }
     }
     return out;
@@ -129,9 +131,12 @@ std::vector<T> read_sequence(PyObject* sequence, const Field& field) {
 
 class BufferView {
   public:
-    BufferView(nb::handle object, int flags) {
+    BufferView(nb::handle object, int flags, const Field& field) {
         if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
-            throw nb::python_error();
+            if (PyErr_ExceptionMatches(PyExc_BufferError) == 0 && PyErr_ExceptionMatches(PyExc_ValueError) == 0) {
+                throw nb::python_error();
+            }
+            not_exported(object, nb::python_error(), field);
         }
     }
     BufferView(const BufferView&) = delete;
@@ -146,9 +151,9 @@ class BufferView {
 ItemType type_in_format(const BufferView& view, const Field& field) {
     const std::string format = view->format != nullptr ? view->format : "B";
     // Only native byte order: one letter, perhaps after '@' or '='.
-    const char letter = format.back();
     const bool plain =
         format.size() == 1 || (format.size() == 2 && (format[0] == '@' || format[0] == '=' || format[0] == '<'));
+    const char letter = plain ? format.back() : 'B';
     const bool is_signed = std::strchr("ilq", letter) != nullptr;
     const bool is_unsigned = std::strchr("ILQ", letter) != nullptr;
     if (!plain || (!is_signed && !is_unsigned) || (view->itemsize != 4 && view->itemsize != 8)) {
@@ -168,8 +173,8 @@ template <class T>
 std::vector<T> read_buffer(nb::handle object, const Field& field) {
     const std::optional<ItemType> known = numpy_types().type_of(object);
     // numpy writes a format anew for each reader that asks for one, which takes longer than to read a few numbers.
-    const BufferView view(object, known ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_FORMAT);
-    if (view->ndim != 1 || view->itemsize <= 0) {
+    const BufferView view(object, known ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_FORMAT, field);
+    if (view->ndim != 1) {
         wrong_type(field, std::to_string(view->ndim) + "-D data");
     }
     const bool is_known = known && std::cmp_equal(known->bytes, view->itemsize);
@@ -227,7 +232,7 @@ nb::object export_tensor(nb::handle object, const nb::object& exporter, const Fi
         if (!error.matches(PyExc_BufferError) && !error.matches(PyExc_TypeError)) {
             throw;
         }
-        wrong_type(field, "'" + name_of_type(object) + "', which does not export itself: " + shown(error.value()));
+        not_exported(object, error, field);
     }
 }
 
