@@ -104,7 +104,7 @@ def test_a_bad_line_refuses_the_trace_with_its_number_and_reason(tmp_path: Path,
     with pytest.raises(TraceError) as caught:
         read_trace(path)
     assert str(caught.value).startswith(f"{path} line 2: {reason}")
-    assert str(caught.value).endswith("--skip-bad leaves such lines out")
+    assert str(caught.value).endswith("`replay --skip-bad` leaves such lines out")
     assert caught.value.exit_code == 2
 
 

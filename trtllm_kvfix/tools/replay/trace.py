@@ -114,7 +114,9 @@ def parse_lines(lines: Iterable[bytes], name: str, *, tokens_per_hash_id: int, s
         except ValueError as error:
             reason = _first_problem(error)
             if not skip_bad:
-                raise TraceError(f"{name} line {number}: {reason}; --skip-bad leaves such lines out") from error
+                raise TraceError(
+                    f"{name} line {number}: {reason}; `replay --skip-bad` leaves such lines out"
+                ) from error
             trace.lines_bad.append(BadLine(number, reason))
     return trace
 
