@@ -1,6 +1,7 @@
 """The examples in the help of each command, and the completion of values that are our names."""
 
 from collections.abc import Callable, Iterable
+from math import isnan
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,6 +77,18 @@ def file_option(name: str, says: str) -> Callable[[Decorated], Decorated]:
     kind = click.Path(dir_okay=False, path_type=Path)
     return click.option(f"--{name}", f"{name}_path", metavar="FILE", type=kind, help=says)
 
+
+class Real(click.FloatRange):
+    """A range of numbers. click takes `nan` for one in every range, as it is neither below nor above any bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if isnan(number):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
+
+
+SEED = click.IntRange(0, 2**64 - 1)  # of a device that is simulated
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 device_option = click.option(

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "bindings/integer_array.h"
 #include "bindings/numpy_types.h"
 
 namespace nb = nanobind;
@@ -19,12 +20,11 @@ namespace {
         (field.text() + ": expected a 1-D array of int32 or int64, or a list of ints, got " + got).c_str());
 }
 
-[[noreturn]] void out_of_range(const Field& field, std::size_t position, const std::string& value) {
-    throw nb::value_error(
-        (field.text() + ": value " + value + " at position " + std::to_string(position) + " is out of range").c_str());
-}
-
 std::string name_of_type(nb::handle object) { return nb::type_name(object.type()).c_str(); }
+
+[[noreturn]] void not_exported(nb::handle object, const nb::python_error& error, const Field& field) {
+    wrong_type(field, "'" + name_of_type(object) + "', which does not export itself: " + shown(error.value()));
+}
 
 // ------------------------------------------------------------------------------------------------ lists and tuples
 
@@ -43,7 +43,7 @@ T from_python_int(PyObject* item, const Field& field, std::size_t position) {
         }
     }
     PyErr_Clear();
-    out_of_range(field, position, shown(item));
+    out_of_range<T>(field, position, shown(item));
 }
 
 // Reads the value of an exact int of one digit, as all token ids are, without a call. Returns -1 for others, and always
@@ -120,10 +120,8 @@ std::vector<T> read_sequence(PyObject* sequence, const Field& field) {
             out[position] = from_index<T>(item, field, position);
         }
         if (length_of(sequence, is_list) != count) {
-            throw nb::value_error((field.text() + ": the list changed while it was read, from " +
-                                   std::to_string(count) + " to " + std::to_string(length_of(sequence, is_list)) +
-                                   " items")
-                                      .c_str());
+            bad_value(field, "the list changed while it was read, from " + std::to_string(count) + " to " +
+                                 std::to_string(length_of(sequence, is_list)) + " items");
         }
     }
     return out;
@@ -131,67 +129,14 @@ std::vector<T> read_sequence(PyObject* sequence, const Field& field) {
 
 // ------------------------------------------------------------------------------------------------ arrays
 
-struct IntegerArray {
-    const char* data;
-    std::size_t count;
-    std::ptrdiff_t stride_bytes;
-    std::size_t item_bytes;
-    bool is_signed;
-};
-
-// Whether the array holds T as C++ lays it out.
-template <class T>
-bool is_plain(const IntegerArray& array) {
-    return array.item_bytes == sizeof(T) && array.is_signed == std::is_signed_v<T> && array.stride_bytes == sizeof(T) &&
-           reinterpret_cast<std::uintptr_t>(array.data) % alignof(T) == 0;
-}
-
-template <class T, class Item>
-void copy_items(const IntegerArray& array, const Field& field, std::vector<T>& out) {
-    const auto item_at = [&](std::size_t i, std::ptrdiff_t stride_bytes) {
-        Item item;
-        std::memcpy(&item, array.data + static_cast<std::ptrdiff_t>(i) * stride_bytes, sizeof item);
-        return item;
-    };
-    const auto copy = [&](std::ptrdiff_t stride_bytes) {
-        bool fit = true;
-        for (std::size_t i = 0; i < array.count; ++i) {  // no early exit, so that an array without gaps vectorises
-            const Item item = item_at(i, stride_bytes);
-            fit &= std::in_range<T>(item);
-            out[i] = static_cast<T>(item);
-        }
-        return fit;
-    };
-    const bool fit = array.stride_bytes == sizeof(Item) ? copy(sizeof(Item)) : copy(array.stride_bytes);
-    for (std::size_t i = 0; !fit && i < array.count; ++i) {
-        if (const Item item = item_at(i, array.stride_bytes); !std::in_range<T>(item)) {
-            out_of_range(field, i, std::to_string(item));
-        }
-    }
-}
-
-template <class T>
-std::vector<T> read_array(const IntegerArray& array, const Field& field) {
-    if (is_plain<T>(array)) {
-        const T* begin = reinterpret_cast<const T*>(array.data);
-        return {begin, begin + array.count};  // writes each element once, unlike a vector that is filled later
-    }
-    std::vector<T> out(array.count);
-    if (array.item_bytes == 4) {
-        array.is_signed ? copy_items<T, std::int32_t>(array, field, out)
-                        : copy_items<T, std::uint32_t>(array, field, out);
-    } else {
-        array.is_signed ? copy_items<T, std::int64_t>(array, field, out)
-                        : copy_items<T, std::uint64_t>(array, field, out);
-    }
-    return out;
-}
-
 class BufferView {
   public:
-    BufferView(nb::handle object, int flags) {
+    BufferView(nb::handle object, int flags, const Field& field) {
         if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
-            throw nb::python_error();
+            if (PyErr_ExceptionMatches(PyExc_BufferError) == 0 && PyErr_ExceptionMatches(PyExc_ValueError) == 0) {
+                throw nb::python_error();
+            }
+            not_exported(object, nb::python_error(), field);
         }
     }
     BufferView(const BufferView&) = delete;
@@ -206,9 +151,9 @@ class BufferView {
 ItemType type_in_format(const BufferView& view, const Field& field) {
     const std::string format = view->format != nullptr ? view->format : "B";
     // Only native byte order: one letter, perhaps after '@' or '='.
-    const char letter = format.back();
     const bool plain =
         format.size() == 1 || (format.size() == 2 && (format[0] == '@' || format[0] == '=' || format[0] == '<'));
+    const char letter = plain ? format.back() : 'B';
     const bool is_signed = std::strchr("ilq", letter) != nullptr;
     const bool is_unsigned = std::strchr("ILQ", letter) != nullptr;
     if (!plain || (!is_signed && !is_unsigned) || (view->itemsize != 4 && view->itemsize != 8)) {
@@ -228,8 +173,8 @@ template <class T>
 std::vector<T> read_buffer(nb::handle object, const Field& field) {
     const std::optional<ItemType> known = numpy_types().type_of(object);
     // numpy writes a format anew for each reader that asks for one, which takes longer than to read a few numbers.
-    const BufferView view(object, known ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_FORMAT);
-    if (view->ndim != 1 || view->itemsize <= 0) {
+    const BufferView view(object, known ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_FORMAT, field);
+    if (view->ndim != 1) {
         wrong_type(field, std::to_string(view->ndim) + "-D data");
     }
     const bool is_known = known && std::cmp_equal(known->bytes, view->itemsize);
@@ -287,7 +232,7 @@ nb::object export_tensor(nb::handle object, const nb::object& exporter, const Fi
         if (!error.matches(PyExc_BufferError) && !error.matches(PyExc_TypeError)) {
             throw;
         }
-        wrong_type(field, "'" + name_of_type(object) + "', which does not export itself: " + shown(error.value()));
+        not_exported(object, error, field);
     }
 }
 

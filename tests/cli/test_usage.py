@@ -105,3 +105,9 @@ def test_help_names_the_variable_that_click_answers_to(shell: str) -> None:
         env={"_TRTLLM_KVFIX_COMPLETE": f"{shell}_source", "PATH": "/bin:/usr/bin", "PYTHONPATH": ":".join(sys.path)},
     )
     assert (done.returncode, "_TRTLLM_KVFIX_COMPLETE" in done.stdout) == (0, True), done.stderr
+
+
+def test_no_option_takes_what_is_not_a_number() -> None:
+    with pytest.raises(click.BadParameter, match="nan is not a number"):
+        usage.Real(0, 1).convert("nan", None, None)
+    assert usage.Real(0, 1).convert("0.5", None, None) == 0.5

@@ -1,5 +1,7 @@
 """What makes no sense is refused where it is said, by a typed error that shows the value and names the field."""
 
+import array
+
 import numpy as np
 import pytest
 
@@ -156,3 +158,23 @@ def test_as_many_beams_as_the_smallest_window_has_blocks_are_served() -> None:
     m.add_sequence(SequenceRequest(1, [1], beam_width=8))
     assert m.get_kv_cache_stats().free_num_blocks == 0
     m.check_invariants()
+
+
+@pytest.mark.parametrize("count", [2**40, 2**50])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_a_few_bytes_that_claim_to_be_more_values_than_there_can_be_are_not_read(count: int, dtype: type) -> None:
+    with pytest.raises(ValueError, match=f"request 1, tokens: {count} values are over the limit of {2**31 - 1}"):
+        SequenceRequest(1, np.broadcast_to(dtype(1), count))
+
+
+def test_an_array_that_does_not_export_itself_is_named_with_its_reason() -> None:
+    gone = memoryview(array.array("i", [1]))
+    gone.release()
+    for refuses, why in ((np.zeros(2, "M8[s]"), "cannot include dtype 'M'"), (gone, "released memoryview")):
+        with pytest.raises(TypeError, match=f"request 1, tokens: .*, which does not export itself: .*{why}"):
+            SequenceRequest(1, refuses)
+
+
+def test_items_of_no_size_are_refused_by_their_format() -> None:
+    with pytest.raises(TypeError, match="got items of format"):
+        SequenceRequest(1, np.zeros(3, dtype=[]))

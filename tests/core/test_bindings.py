@@ -275,7 +275,7 @@ def test_ids_use_all_64_bits() -> None:
 def test_ints_of_one_digit_of_pythons_and_of_more_are_read_alike() -> None:
     values = [0, 1, 2**15 - 1, 2**15, 2**30 - 1, 2**30, 2**31 - 1]
     assert SequenceRequest(1, values).tokens == SequenceRequest(1, tuple(values)).tokens == values
-    with pytest.raises(ValueError, match=f"value {2**31} at position 1 is out of range"):
+    with pytest.raises(ValueError, match=f"value {2**31} at position 1 is out of range: 0 to {2**31 - 1}$"):
         SequenceRequest(1, [0, 2**31])
     with pytest.raises(ValueError, match="token 1 is -1"):
         SequenceRequest(1, [0, -1])

@@ -178,6 +178,21 @@ def test_questions_without_end_do_not_keep_the_publishing_thread(context: Any) -
         client.close(linger=0)
 
 
+def test_questions_for_all_that_is_kept_are_answered_in_several_calls(
+    context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCHES_AT_ONCE", 4)
+    translator, replay = Translator(), "inproc://kv-greedy"
+    events = one_block(translator)
+    with Publisher(translator, "inproc://kv-greedy-live", replay_endpoint=replay) as publisher:
+        for _ in range(3):
+            publisher.publish(events)
+        client = asked(context, replay, 0, 0, 0)
+        assert [publisher.answer_replays() for _ in range(3)] == [2, 1, 0]
+        assert [answers(client) for _ in range(3)] == [[0, 1, 2]] * 3, "each arrives whole"
+        client.close(linger=0)
+
+
 def test_a_slow_subscriber_holds_nobody_up_and_fills_its_gap(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCHES_WAITING_MAX", 4)  # and a subscriber's own queue holds 1,000
     translator, replay = Translator(), "inproc://kv-slow"

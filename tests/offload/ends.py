@@ -16,7 +16,7 @@ def jobs(ledger: Ledger, kind: type[AnyJob]) -> list[AnyJob]:
 
 
 def planned(ledger: Ledger, kind: type[AnyJob]) -> list[AnyJob]:
-    return [record.job for record in ledger.planned() if isinstance(record.job, kind)]
+    return [record.job for record in ledger if record.is_new and isinstance(record.job, kind)]
 
 
 def end(ledger: Ledger, job: Job, error: str = "") -> None:

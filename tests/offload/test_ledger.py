@@ -65,7 +65,8 @@ def test_what_was_told_to_nobody_is_taken_out_of_the_plan() -> None:
     ledger = Ledger()
     for number in (1, 2):
         ledger.plan(JOB._replace(number=number, request_id=number), None)
-    (out,) = ledger.take_out(lambda job: job.request_id == 1)
+    assert ledger.take_out(1, LoadJob) == []
+    (out,) = ledger.take_out(1, StoreJob)
     assert (out.number, out.state) == (1, State.APPLIED)
     assert [job.number for job in ledger.take_step().stores] == [2]
 
@@ -86,7 +87,7 @@ def test_slots_are_counted_by_kind() -> None:
     ledger.plan(PutJob(2, 7, (b"k",), (5,)), None)
     load.job = LoadJob(1, 7, (), (), 0)
     assert (ledger.slots_of(LoadJob), ledger.slots_of(PutJob), ledger.slots_of(StoreJob)) == (0, 1, 0)
-    ledger.take_out(lambda _job: True)
+    ledger.take_out(7, PutJob)
     assert ledger.slots_of(PutJob) == 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,14 @@ def test_status_shows_the_host_tier_beside_what_the_process_attests(make_bench: 
     assert "host tiers of the offload connector" in shown
     (entry,) = json.loads(status("--json"))
     assert entry["offload"]["slots"] == 256
+
+
+def test_errors_are_shown_as_they_are_brackets_and_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_KVFIX_RUNTIME_DIR", str(tmp_path))
+    error = "[/dev/shm]: [red]full[/red]"
+    attest.write(tmp_path, replace(attestation(), faults={"token-budget": 1}, first_errors={"token-budget": error}))
+    TierReport(folder=tmp_path).failed(error)
+    assert " ".join(status().split()).count(error) == 2
 
 
 def test_without_a_host_tier_there_is_nothing_to_say_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

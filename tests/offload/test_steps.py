@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.plan import PutJob, Step, StoreJob
+from trtllm_kvfix.offload.scheduler import OffloadScheduler
+from trtllm_kvfix.offload.switches import Switches
+from trtllm_kvfix.offload_section import OffloadSettings
 
 from .rank_threads import Rank, ThreadRanks
 from .remote import conftest as remote
 from .remote.conftest import MakeRemote
+from .upstream_double import Request, RequestData, SchedulerOutput
 
 FEW, MANY = 4, 200  # fewer than a lane's queue has room for
 make_bench, make_remote, memory = remote.make_bench, remote.make_remote, remote.memory
@@ -66,6 +71,47 @@ def steps_with_stores(number: int) -> int:
 
 def test_transfers_that_the_device_has_are_not_looked_at() -> None:
     assert steps_with_stores(MANY) == steps_with_stores(FEW)
+
+
+def steps_of_ends(number: int) -> tuple[int, int]:
+    """Of the last of so many requests that end in one iteration, and of giving its blocks away after all."""
+    link = Link()
+    link.slots = 4 * MANY
+    side = OffloadScheduler(OffloadSettings(log_every_requests=0), 4, link, Switches(None))
+    requests = [Request(each, [each, *range(1, 8)]) for each in range(number)]
+    report = SchedulerOutput()
+    for request in requests:
+        side.get_num_new_matched_tokens(request, 0)
+        blocks = [2 * request.request_id, 2 * request.request_id + 1]
+        side.update_state_after_alloc(request, [blocks])
+        report.new_requests.append(RequestData(request.request_id, request.tokens, blocks, 0, 8))
+    side.build_connector_meta(report)
+    last = requests.pop()
+    last.context_current_position = 8
+    for request in requests:
+        request.context_current_position = 8
+        assert side.request_finished(request, [[2 * request.request_id, 2 * request.request_id + 1]])
+    finished = steps_of(lambda: side.request_finished(last, [[2 * last.request_id, 2 * last.request_id + 1]]))
+    over = steps_of(lambda: side.request_over(last.request_id, False))
+    assert len(link.ledger.of(StoreJob)) == number - 1
+    return finished, over
+
+
+def test_requests_that_end_at_once_do_not_look_at_one_another() -> None:
+    assert steps_of_ends(MANY) == steps_of_ends(FEW)
+
+
+def test_blocks_that_are_given_away_wait_for_their_own_transfers_alone() -> None:
+    def steps(number: int) -> int:
+        rank = Rank(ThreadRanks(1), 0)
+        rank.worker.register(rank.device, [rank.pool])
+        rank.worker.bind(Step(tuple(StoreJob(each, each, (0, 1), (3, 4)) for each in range(1, number + 1))))
+        try:
+            return steps_of(lambda: rank.worker.end_transfers_here(1))
+        finally:
+            assert rank.worker.close()
+
+    assert steps(MANY) == steps(FEW)
 
 
 def test_puts_that_wait_are_not_looked_at(make_remote: MakeRemote) -> None:

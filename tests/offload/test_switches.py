@@ -1,5 +1,6 @@
 """The control file is read by the executor's thread: it can neither hold it up nor end it, nor be somebody else's."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -110,6 +111,41 @@ def test_nobody_else_may_write_it(file: Path, caplog: pytest.LogCaptureFixture) 
     read.read()
     assert state(read) == (True, True)
     assert "mode 666" in caplog.messages[-1]
+
+
+def test_a_file_that_was_refused_for_its_mode_is_read_once_it_has_the_right_one(file: Path) -> None:
+    file.write_text("load: off\n")
+    file.chmod(0o666)
+    read = Switches(file)
+    read.read()
+    wait_for_another_ctime(file)
+    file.chmod(0o600)
+    read.read()
+    assert state(read) == (True, False)
+
+
+def wait_for_another_ctime(file: Path) -> None:
+    """A filesystem's clock goes in steps of milliseconds."""
+    before, mode = file.stat().st_ctime_ns, file.stat().st_mode
+    while file.stat().st_ctime_ns == before:
+        file.chmod(mode)
+
+
+def test_a_file_that_could_not_be_opened_once_is_read_the_next_time(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_args: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    file.write_text("load: off\n")
+    read = Switches(file)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        for _ in range(3):
+            assert not read.read()
+    assert [text.partition("] ")[2] for text in caplog.messages] == ["Too many open files"], "it is said once"
+    read.read()
+    assert state(read) == (True, False)
 
 
 def test_a_folder_of_that_name_is_closed_again(file: Path, caplog: pytest.LogCaptureFixture) -> None:

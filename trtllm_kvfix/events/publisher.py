@@ -20,7 +20,10 @@ from trtllm_kvfix.native import BlockEvent
 END = (-1).to_bytes(8, "big", signed=True)
 BATCHES_KEPT = 10_000
 BATCHES_WAITING_MAX = 100_000  # per subscriber that is slow; it loses what comes beyond
-QUESTIONS_AT_ONCE = 16  # answered in one call, so that whoever asks without end does not keep the publishing thread
+# Answered in one call, so that whoever asks without end does not keep the publishing thread: so many questions, and no
+# further one behind so many batches, because eight bytes may ask for all that are kept.
+QUESTIONS_AT_ONCE = 16
+BATCHES_AT_ONCE = 1_000
 
 
 class Publisher:
@@ -68,21 +71,25 @@ class Publisher:
         return len(messages)
 
     def answer_replays(self) -> int:
-        """Answer up to QUESTIONS_AT_ONCE requests that have arrived, and return how many. `publish` does this, too."""
+        """Answer requests that have arrived, as far as one call does, and return how many. `publish` does this, too."""
         self._check()
-        answered = 0
-        while self._replay is not None and answered < QUESTIONS_AT_ONCE and self._replay.poll(0):
-            self._answer(self._replay, *self._replay.recv_multipart())
+        answered = sent = 0
+        while self._replay is not None and answered < QUESTIONS_AT_ONCE and sent < BATCHES_AT_ONCE:
+            if not self._replay.poll(0):
+                break
+            sent += self._answer(self._replay, *self._replay.recv_multipart())
             answered += 1
         return answered
 
-    def _answer(self, replay: Any, who: bytes, *rest: bytes) -> None:
+    def _answer(self, replay: Any, who: bytes, *rest: bytes) -> int:
+        """How many batches the answer has."""
         if len(rest) != 2 or len(rest[1]) != 8:  # not a request: it gets no answer
-            return
-        for number, payload in self._kept:
-            if number >= rest[1]:
-                replay.send_multipart((who, b"", number, payload))
+            return 0
+        wanted = [batch for batch in self._kept if batch[0] >= rest[1]]
+        for number, payload in wanted:
+            replay.send_multipart((who, b"", number, payload))
         replay.send_multipart((who, b"", END, b""))
+        return len(wanted)
 
     def _check(self) -> None:
         if os.getpid() != self._process:  # a socket of the parent's would wait for the parent's threads, for ever

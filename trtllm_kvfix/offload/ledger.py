@@ -15,7 +15,7 @@ From queued to ended here a transfer belongs to a lane, which uses the same word
 a connector in one process share one ledger. A rank without a scheduler side has nothing to apply.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count, takewhile
@@ -97,6 +97,7 @@ class Ledger:
         self._records: dict[int, Record] = {}
         self._next: dict[int, Record] = {}  # those of which the next step says something
         self._of_kind: dict[type[Job], dict[int, Record]] = {kind: {} for kind in get_args(Job)}
+        self._of_request: dict[int, dict[int, Record]] = {}  # many requests may end at once: each finds its own
         self._waiting: dict[type[Job], dict[int, Any]] = {kind: {} for kind in get_args(Job)}  # not begun, by kind
         self._begun: dict[int, Record] = {}  # and not ended here, the oldest first
         self._transfers: dict[int, dict[int, Record]] = {}  # request -> its transfers under way
@@ -127,7 +128,7 @@ class Ledger:
 
     def stores(self, request_id: int) -> bool:
         """Whether blocks of the request are being stored."""
-        return any(record.job.request_id == request_id for record in self.of(StoreJob))
+        return any(isinstance(record.job, StoreJob) for record in self._of_request.get(request_id, {}).values())
 
     # ------------------------------------------------------------------------------------------ scheduler side
 
@@ -140,19 +141,21 @@ class Ledger:
 
     def _add(self, record: Record) -> Record:
         self._records[record.number] = self._of_kind[type(record.job)][record.number] = record
+        self._of_request.setdefault(record.job.request_id, {})[record.number] = record
         return record
 
-    def take_out(self, which: Callable[[Job], bool]) -> list[Record]:
-        """The jobs that have been planned and not sent."""
-        out = [record for record in self.planned() if which(record.job)]
+    def take_out(self, request_id: int, kind: type[Job]) -> list[Record]:
+        """The request's jobs of this kind that have been planned and not sent."""
+        out = self.planned(request_id, kind)
         for record in out:
             del self._next[record.number]
             self._apply(record)
         return out
 
-    def planned(self) -> list[Record]:
-        """Whether no rank has received it."""
-        return [record for record in self._next.values() if record.is_new]
+    def planned(self, request_id: int, kind: type[Job]) -> list[Record]:
+        """The request's jobs of this kind that no rank has received."""
+        of_request = self._of_request.get(request_id, {}).values()
+        return [record for record in of_request if record.is_new and isinstance(record.job, kind)]
 
     def take_back(self, number: int) -> None:
         """It was sent, and must not begin."""
@@ -207,6 +210,9 @@ class Ledger:
     def waiting(self, kind: type[AnyJob]) -> Collection[AnyJob]:
         """The jobs that have been received and not begun, in this order."""
         return self._waiting[kind].values()
+
+    def is_waiting(self, record: Record) -> bool:
+        return record.number in self._waiting[type(record.job)]
 
     def begin(self, number: int, now: float) -> Record:
         """From here on it is for a lane, or for the porter."""
@@ -267,7 +273,7 @@ class Ledger:
         record = self._records[ended.job]
         record.go(State.ENDED_EVERYWHERE)
         if isinstance(record.job, TRANSFERS):
-            self._forget_transfer(record.job)
+            forget(self._transfers, record.job)
         if has_scheduler:
             self.ended.append(ended)
         else:
@@ -277,10 +283,12 @@ class Ledger:
         record.go(State.APPLIED)
         del self._records[record.number]
         del self._of_kind[type(record.job)][record.number]
+        forget(self._of_request, record.job)
         return record
 
-    def _forget_transfer(self, job: StoreJob | LoadJob) -> None:
-        of_request = self._transfers[job.request_id]
-        del of_request[job.number]
-        if not of_request:
-            del self._transfers[job.request_id]
+
+def forget(by_request: dict[int, dict[int, Record]], job: Job) -> None:
+    of_request = by_request[job.request_id]
+    del of_request[job.number]
+    if not of_request:
+        del by_request[job.request_id]

@@ -79,11 +79,11 @@ class Loads:
 
     def empty(self, request_id: int) -> None:
         """A load of the request that was not sent does not begin. Upstream waits for it, so it is sent all the same."""
-        for record in self._ledger.planned():
+        for record in self._ledger.planned(request_id, LoadJob):
             load = record.job
-            if isinstance(load, LoadJob) and load.request_id == request_id:
-                self._in_use.remove(load)
-                record.job = load._replace(blocks=(), slots=())
+            assert isinstance(load, LoadJob)
+            self._in_use.remove(load)
+            record.job = load._replace(blocks=(), slots=())
 
     def end(self, job: LoadJob, load: PendingLoad, ended: Ended, index: TierIndex) -> None:
         self._in_use.remove(job)

@@ -138,7 +138,7 @@ class OffloadScheduler:
             return
         if request_id in self._finishing:
             self._finishing[request_id].blocks = []  # then it has nothing to store, and is sent as closed
-        for store in self.ledger.take_out(lambda job: isinstance(job, StoreJob) and job.request_id == request_id):
+        for store in self.ledger.take_out(request_id, StoreJob):
             self._end(store, Ended(store.number, OVER, no_room=True))
         self._loads.empty(request_id)
 

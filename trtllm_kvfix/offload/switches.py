@@ -33,7 +33,8 @@ class Switches:
                 "it could be written"
             )
         self._file = file
-        self._seen: tuple[int, int, int] | None = None  # of the file that was read last
+        self._seen: tuple[int, ...] | None = None  # of the file that was read last
+        self._complained: tuple[Any, ...] = ()  # what was logged last, and of which file
         self._drop: int | None = None
         self.store = True
         self.load = True
@@ -48,15 +49,25 @@ class Switches:
             self.store = self.load = True
             self._seen = None
             return False
-        seen = found.st_ino, found.st_mtime_ns, found.st_size
+        # With ctime a new owner or mode shows, which may be all that the file lacked.
+        seen = found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size
         if seen == self._seen:
             return False
         self._seen = seen
         try:
             return self._take(checked(parsed(content_of(self._file))))
-        except (OSError, UnicodeDecodeError, ValueError) as error:
+        except OSError as error:
+            self._seen = None  # it may be readable next time, although nobody has touched it: too many open files
+            self._complain(seen, error)
+        except ValueError as error:
+            self._complain(seen, error)
+        return False
+
+    def _complain(self, seen: tuple[int, ...], error: Exception) -> None:
+        complaint = seen, str(error)
+        if complaint != self._complained:
             _log.error("%s changes nothing: %s", self._file, error)
-            return False
+        self._complained = complaint
 
     def _take(self, wanted: dict[str, Any]) -> bool:
         self.store, self.load = wanted.get("store", self.store), wanted.get("load", self.load)

@@ -75,9 +75,10 @@ class Transfers:
 
     def wait_for(self, jobs: Collection[int]) -> None:
         """Wait for jobs whose blocks upstream has given away: nothing may write these before the jobs are over."""
-        for running in [one for one in self.running() if one.number in jobs]:
-            counters.offload_early_reuse_waits.add()
-            self._wait(running, FENCE_S_MAX, "and other requests own its blocks")
+        for record in filter(None, map(self._ledger.get, jobs)):
+            if record.lane is not None:
+                counters.offload_early_reuse_waits.add()
+                self._wait(record, FENCE_S_MAX, "and other requests own its blocks")
 
     def take_ended(self) -> list[Ended]:
         for direction, lane in (("store", self._stores), ("load", self._loads)):

@@ -12,6 +12,7 @@ from trtllm_kvfix.native import Device, HostPool
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.host_tier import warn_where_it_is_small
 from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require_alike
+from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.partial_copies import PART as COPIES
 from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
@@ -160,21 +161,22 @@ class OffloadWorker:
         self._link.request_over(request_id, False)
         if self._transfers is None:
             return
-        self._refuse(lambda job: job.request_id == request_id)
-        self._transfers.wait_for([record.number for record in self._ledger.transfers_of(request_id)])
+        records = self._ledger.transfers_of(request_id)
+        self._refuse(self._transfers, records)
+        self._transfers.wait_for([record.number for record in records])
 
     def _take_back(self, jobs: Collection[int]) -> None:
         """Take back reservations that upstream accepted and no longer needs; it has let none of them begin."""
-        if jobs:
-            self._refuse(lambda job: job.number in jobs)
-        for record in filter(None, map(self._ledger.get, jobs)):
+        records = list(filter(None, map(self._ledger.get, jobs)))
+        if self._transfers is not None:
+            self._refuse(self._transfers, records)
+        for record in records:
             record.is_awaited = False
 
-    def _refuse(self, which: Callable[[StoreJob | LoadJob], bool]) -> None:
+    def _refuse(self, transfers: Transfers, records: Iterable[Record]) -> None:
         """The jobs that were received and have not begun."""
-        if self._transfers is not None:
-            waiting: list[StoreJob | LoadJob] = [*self._ledger.waiting(LoadJob), *self._ledger.waiting(StoreJob)]
-            self._transfers.refuse([job for job in waiting if which(job)], OVER, no_room=True)
+        waiting = [record.job for record in records if self._ledger.is_waiting(record)]
+        transfers.refuse([job for job in waiting if isinstance(job, LoadJob | StoreJob)], OVER, no_room=True)
 
     def close(self) -> bool:
         """False: the device kept a transfer, and with it the memory."""

@@ -13,7 +13,10 @@ class _Terminal(Console):
 
 
 def terminal(*, quiet: bool = False) -> Console:
-    """Standard output. A terminal that is narrower than the tables wraps their lines by itself, and nothing is lost."""
-    console = _Terminal(quiet=quiet)
+    """Standard output. A terminal that is narrower than the tables wraps their lines by itself, and nothing is lost.
+
+    Brackets in what is shown are no markup: an error names `[/dev/shm]`, and rich would end at it.
+    """
+    console = _Terminal(quiet=quiet, markup=False)
     console.width = max(console.width, COLUMNS_MIN)
     return console

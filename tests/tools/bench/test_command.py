@@ -61,4 +61,5 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 def test_bad_usage_exits_with_2(tmp_path: Path) -> None:
     assert run("--plot", tmp_path / "bench.txt").exit_code == 2
     assert run(tmp_path / "missing.jsonl").exit_code == 2
-    assert run("--rate", "0").exit_code == 2
+    for rate in ("0", "1e-300", "nan"):
+        assert run("--rate", rate).exit_code == 2, rate

@@ -100,6 +100,7 @@ def test_a_fix_that_does_not_hold_and_a_control_that_stays_right_exit_with_1(mon
 def test_bad_usage_exits_with_2() -> None:
     assert run("--fix", "token-budget=off").exit_code == 2
     assert run("--manager", "none").exit_code == 2
+    assert run("--seed", str(2**64)).exit_code == 2
     assert run("--html", "nowhere/at/all.html").exit_code == 2
     assert CliRunner().invoke(main, ["demo", "--device", "abacus"]).exit_code == 2
 

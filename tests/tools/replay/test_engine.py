@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.native import BlockManager, BlockManagerConfig
 from trtllm_kvfix.tools.replay import engine
 from trtllm_kvfix.tools.replay.engine import Replay
 from trtllm_kvfix.tools.replay.outcome import Admission, Outcome
+from trtllm_kvfix.tools.replay.tokens import TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest
 from trtllm_kvfix.tools.replay.workload import generate
 
@@ -87,6 +89,18 @@ def test_a_request_larger_than_the_pool_is_refused_and_counted() -> None:
     requests = [cold(1, 500), cold(2, 60), cold(3, 60, answer=500)]
     outcome = Replay(workload(requests), shape(blocks_primary=8)).run()
     assert (outcome.requests.refused, outcome.requests.finished) == (2, 1)
+
+
+def test_the_answer_of_a_refused_request_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def answer(_book: TokenBook, index: int) -> NDArray[np.int32]:
+        asked.append(index)
+        return np.zeros(1, np.int32)
+
+    monkeypatch.setattr(TokenBook, "answer", answer)
+    Replay(workload([cold(1, 60, answer=500), cold(2, 60)]), shape(blocks_primary=8)).run()
+    assert asked == [1]
 
 
 def test_answers_grow_by_tokens_per_iteration() -> None:

@@ -40,8 +40,9 @@ def test_ids_keep_apart_when_their_tokens_no_longer_fit_the_range() -> None:
 def test_invented_answers_repeat_nothing_and_stay_clear_of_prompts() -> None:
     requests = [hashed(512, 1, answer=300), hashed(512, 2, answer=200)]
     book = TokenBook(requests)
-    assert len(set(book.answers.tolist())) == 500
-    assert not set(book.answers.tolist()) & set(book.prompt(0).tolist())
+    answers = [*book.answer(0).tolist(), *book.answer(1).tolist()]
+    assert len(set(answers)) == 500
+    assert not set(answers) & set(book.prompt(0).tolist())
     assert book.answer_start.tolist() == [0, 300, 500]
 
 
@@ -49,7 +50,14 @@ def test_answers_and_prompts_of_the_trace_are_used_as_they_are() -> None:
     tokens, answer = np.array([7, 8, 9], np.int32), np.array([4, 5], np.int32)
     book = TokenBook([hashed(512, 1, answer=3), TraceRequest(2, 3, 2, tokens=tokens, output_tokens=answer)])
     assert book.prompt(1) is tokens
-    assert book.answers[book.answer_start[1] :].tolist() == [4, 5]
+    assert book.answer(1).tolist() == [4, 5]
+
+
+def test_answers_that_no_memory_holds_are_not_made_before_they_are_asked_for() -> None:
+    book = TokenBook([hashed(512, 1, answer=2**31 - 1)] * 10_000 + [hashed(512, 1, answer=2)])
+    first = book.answer(10_000)
+    assert first.dtype == np.int32
+    assert (np.diff(first) == 1).all()
 
 
 @given(

@@ -4,11 +4,13 @@ import gzip
 import io
 import json
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from trtllm_kvfix.tools.replay import source
 from trtllm_kvfix.tools.replay.trace import TraceError, read_trace
 
 from .shapes import TINY
@@ -74,6 +76,23 @@ def test_tokens_per_hash_id_decides_how_many_ids_are_needed(tmp_path: Path) -> N
             '{"timestamp": -1, "input_length": 5, "output_length": 1, "hash_ids": [3]}',
             "timestamp: Input should be greater",
         ),
+        (
+            '{"input_length": 5, "output_length": 2147483648, "hash_ids": [3]}',
+            "output_length: Input should be less than 2147483648",
+        ),
+        (
+            '{"input_length": 2147483648, "output_length": 0, "hash_ids": []}',
+            "input_length: Input should be less than 2147483648",
+        ),
+        (
+            '{"lora_id": 9223372036854775808, "tokens": [1], "output_length": 1}',
+            "lora_id: Input should be less than 9223372036854775808",
+        ),
+        (
+            '{"salt": 9223372036854775808, "tokens": [1], "output_length": 1}',
+            "salt: a number has 64 bits with its sign (9223372036854775808)",
+        ),
+        ('{"tokens": [1], "output_length": 9223372036854775808}', "output_length: Input should be less than"),
         ('{"tokens": [], "output_length": 1}', "tokens: List should have at least 1 item"),
         ('{"tokens": [2147483648], "output_length": 1}', "tokens.0: Input should be less than 2147483648"),
         ('{"tokens": [1]}', "output_length or output_tokens is needed, but both are missing"),
@@ -85,7 +104,7 @@ def test_a_bad_line_refuses_the_trace_with_its_number_and_reason(tmp_path: Path,
     with pytest.raises(TraceError) as caught:
         read_trace(path)
     assert str(caught.value).startswith(f"{path} line 2: {reason}")
-    assert str(caught.value).endswith("--skip-bad leaves such lines out")
+    assert str(caught.value).endswith("`replay --skip-bad` leaves such lines out")
     assert caught.value.exit_code == 2
 
 
@@ -146,6 +165,20 @@ def test_a_broken_gzip_file_is_refused_even_where_bad_lines_are_left_out(
     with pytest.raises(TraceError, match=reason) as caught:
         read_trace(path, skip_bad=skip_bad)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_line_that_no_memory_holds_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skip_bad: bool
+) -> None:
+    monkeypatch.setattr(source, "LINE_BYTES_MAX", 100)
+    path = tmp_path / "trace.gz"
+    path.write_bytes(gzip.compress(f"{GOOD}\n".encode() + b" " * 100_000_000))
+    tracemalloc.start()
+    with pytest.raises(TraceError, match=r"trace\.gz line 2 has more than 100 bytes; expected one request a line"):
+        read_trace(path, skip_bad=skip_bad)
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
 
 
 def test_a_bad_line_of_a_packed_trace_is_named_by_its_number(tmp_path: Path) -> None:

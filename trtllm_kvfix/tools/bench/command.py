@@ -31,8 +31,8 @@ REQUESTS = {"small": 40, "large": 160}
     type=click.Choice(sorted(SIZES)),
     help="Size of the model; by default large on a GPU, else small.",
 )
-@click.option("--requests", type=click.IntRange(min=2), help="Number of requests of the load.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second, on average.")
+@click.option("--requests", type=click.IntRange(2, 1_000_000), help="Number of requests of the load.")
+@click.option("--rate", type=usage.Real(min=0.001), help="Requests a second, on average.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each configuration.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the generated load.")
 @usage.json_option

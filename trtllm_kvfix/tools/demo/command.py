@@ -32,7 +32,7 @@ from trtllm_kvfix.written import check_folder, write
 @click.option(
     "--manager", type=click.Choice(MANAGERS), help="How requests are admitted; by default as each scene needs."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the simulated device.")
+@click.option("--seed", type=usage.SEED, default=0, show_default=True, help="Seed of the simulated device.")
 @usage.json_option
 @usage.file_option("html", "Write a page with everything that was read.")
 @usage.file_option("svg", "Draw what the terminal shows.")

@@ -4,7 +4,7 @@ The scheduler is native (cpp/replay), because it steps through a hundred thousan
 with, and what comes of it. Nothing looks at a clock: the same trace gives the same numbers everywhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import isfinite
 from time import perf_counter
 from typing import NamedTuple
@@ -52,7 +52,7 @@ class Replay:
         self._refused = len(turned_away)
         self._scheduler = ReplayScheduler(
             self._manager,
-            _requests(workload, shape),
+            _requests(workload, shape, turned_away),
             [index for index in range(len(workload.requests)) if index not in turned_away],
             blocks_primary=shape.blocks_primary,
             max_batch_size=shape.max_batch_size,
@@ -111,15 +111,15 @@ class Replay:
         )
 
 
-def _requests(workload: Workload, shape: CacheShape) -> ReplayRequests:
-    book = workload.book
+def _requests(workload: Workload, shape: CacheShape, turned_away: Collection[int]) -> ReplayRequests:
+    book, unspoken = workload.book, np.empty(0, np.int32)
     requests = ReplayRequests(PROMPT_BASE, PROMPT_SPAN, book.tokens_per_hash_id)
     for index, request in enumerate(workload.requests):
         requests.add(
             book.ids(index) if request.tokens is None else request.tokens,
             is_spelled=request.tokens is None,
             prompt_length=request.input_length,
-            answer=book.answer(index),
+            answer=unspoken if index in turned_away else book.answer(index),
             timestamp_ms=request.timestamp_ms,
             blocks_needed=blocks_reserved_for(request, shape),
             lora_id=request.lora_id,

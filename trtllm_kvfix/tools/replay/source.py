@@ -14,6 +14,7 @@ from trtllm_kvfix.errors import KvfixError
 STANDARD_INPUT = Path("-")
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+LINE_BYTES_MAX = 64 << 20  # millions of tokens; a small gzip file may hold a line that no memory does
 
 
 class TraceError(KvfixError):
@@ -45,7 +46,13 @@ def _numbered_failures(file: IO[bytes], name: str) -> Iterator[bytes]:
     """The lines. gzip finds out late that a file is broken, so the error names the line."""
     number = 0
     try:
-        for number, line in enumerate(_unzipped(file, name), start=1):
+        reader = _unzipped(file, name)
+        for number, line in enumerate(iter(lambda: reader.readline(LINE_BYTES_MAX + 1), b""), start=1):
+            if len(line) > LINE_BYTES_MAX:
+                raise TraceError(
+                    f"trace {name} line {number} has more than {LINE_BYTES_MAX:,} bytes; expected one request a line "
+                    "(an array of all requests? write each on a line of its own)"
+                )
             yield line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise TraceError(

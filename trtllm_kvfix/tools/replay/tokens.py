@@ -27,12 +27,9 @@ class TokenBook:
         self._requests = requests
         self._spread = np.arange(tokens_per_hash_id, dtype=np.int32)
         lengths = np.array([request.output_length for request in requests], dtype=np.int64)
-        # answers[answer_start[i] : answer_start[i + 1]] is the answer of request i.
+        # Places answer_start[i] to answer_start[i + 1] of all answers are those of request i. Values are made when they
+        # are asked for: a trace may name a length that no memory holds.
         self.answer_start = np.concatenate(([0], np.cumsum(lengths)))
-        self.answers = _invented_answers(int(self.answer_start[-1]))
-        for index, request in enumerate(requests):
-            if request.output_tokens is not None:
-                self.answers[self.answer_start[index] : self.answer_start[index + 1]] = request.output_tokens
         counts = [0 if request.hash_ids is None else len(request.hash_ids) for request in requests]
         # first[first_start[i] : first_start[i + 1]] are the ids of request i, each as the place of its first token.
         self._first_start = [0, *accumulate(counts)]
@@ -58,13 +55,11 @@ class TokenBook:
         return ((first + PROMPT_BASE)[:, None] + self._spread).reshape(-1)[: request.input_length]
 
     def answer(self, index: int) -> NDArray[np.int32]:
-        return self.answers[self.answer_start[index] : self.answer_start[index + 1]]
-
-
-def _invented_answers(length: int) -> NDArray[np.int32]:
-    if length <= ANSWER_SPAN:
-        return np.arange(ANSWER_BASE, ANSWER_BASE + length, dtype=np.int64).astype(np.int32)
-    return (ANSWER_BASE + np.arange(length, dtype=np.int64) % ANSWER_SPAN).astype(np.int32)
+        given = self._requests[index].output_tokens
+        if given is not None:
+            return given
+        places = np.arange(self.answer_start[index], self.answer_start[index + 1], dtype=np.int64)
+        return (ANSWER_BASE + places % ANSWER_SPAN).astype(np.int32)
 
 
 def _ordinals_of(requests: Sequence[TraceRequest]) -> NDArray[np.int64]:

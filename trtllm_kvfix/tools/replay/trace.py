@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
 
 from trtllm_kvfix.tools.replay.source import TraceError, lines_of, name_of
@@ -28,6 +28,7 @@ _EXPECTED = "expected a JSON object with input_length, output_length and hash_id
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 HashId = Annotated[int, Field(ge=0, lt=2**63)]
+LENGTH_END = 2**31  # a sequence has fewer tokens
 
 
 class TraceRequest(NamedTuple):
@@ -59,19 +60,26 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     timestamp: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    lora_id: int | None = Field(default=None, ge=0)
+    lora_id: int | None = Field(default=None, ge=0, lt=2**63)
     salt: str | int | None = None
+
+    @field_validator("salt")
+    @classmethod
+    def _of_64_bits(cls, salt: str | int | None) -> str | int | None:
+        if isinstance(salt, int) and not -(2**63) <= salt < 2**63:
+            raise ValueError("a number has 64 bits with its sign")
+        return salt
 
 
 class _HashedLine(_Line):
-    input_length: int = Field(ge=1)
-    output_length: int = Field(ge=0)
+    input_length: int = Field(ge=1, lt=LENGTH_END)
+    output_length: int = Field(ge=0, lt=LENGTH_END)
     hash_ids: list[HashId]
 
 
 class _TokenLine(_Line):
     tokens: list[Token] = Field(min_length=1)
-    output_length: int | None = Field(default=None, ge=0)
+    output_length: int | None = Field(default=None, ge=0, lt=LENGTH_END)
     output_tokens: list[Token] | None = None
 
     @model_validator(mode="after")
@@ -106,7 +114,9 @@ def parse_lines(lines: Iterable[bytes], name: str, *, tokens_per_hash_id: int, s
         except ValueError as error:
             reason = _first_problem(error)
             if not skip_bad:
-                raise TraceError(f"{name} line {number}: {reason}; --skip-bad leaves such lines out") from error
+                raise TraceError(
+                    f"{name} line {number}: {reason}; `replay --skip-bad` leaves such lines out"
+                ) from error
             trace.lines_bad.append(BadLine(number, reason))
     return trace
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from trtllm_kvfix import usage
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay.upstream import PACKAGE, exists
 from trtllm_kvfix.tools.selfcheck import parent, report, steps
@@ -31,7 +32,7 @@ class NothingToCheck(KvfixError):
 @click.option(
     "--step-timeout",
     "limit_s",
-    type=click.FloatRange(min=1),
+    type=usage.Real(1, 86400),
     default=STEP_S_MAX,
     show_default=True,
     help="Seconds that a step may take. The first includes the import of TensorRT-LLM.",

@@ -34,9 +34,7 @@ from trtllm_kvfix.written import check_folder, write
 @click.option(
     "--iterations", type=click.IntRange(min=1), default=150, show_default=True, help="Iterations of each arm."
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of contents and simulation."
-)
+@click.option("--seed", type=usage.SEED, default=0, show_default=True, help="Seed of contents and simulation.")
 @usage.json_option
 @usage.file_option("html", "Write a page with measured timelines of every arm.")
 def verify(
