@@ -5,7 +5,7 @@
 
 #include "core/block_hash.h"
 #include "core/chunk.h"
-#include "core/grow.h"
+#include "core/leave.h"
 #include "core/pin.h"
 #include "core/steps.h"
 #include "core/store.h"
@@ -29,7 +29,7 @@ std::vector<BlockId> blocks(State& state, RequestId id, bool pin, std::optional<
         }
     }
     std::vector<BlockId> pinned = pin ? pin::held(state, sequence) : std::vector<BlockId>{};
-    grow::leave_windows(state, sequence);
+    leave::windows(state, sequence);
     for (Window& window : state.windows) {
         chunk::settle(window, sequence);
     }

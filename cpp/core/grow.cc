@@ -8,15 +8,10 @@
 #include "core/errors.h"
 #include "core/evict.h"
 #include "core/hold.h"
-#include "core/store.h"
+#include "core/leave.h"
 
 namespace kvfix::grow {
 namespace {
-
-// Leading blocks that no position from `computed` on looks back to.
-std::uint32_t blocks_behind(const Window& window, std::uint32_t computed) {
-    return computed > window.reach() ? (computed - window.reach()) / window.blocks.tokens_per_block() : 0;
-}
 
 // Blocks that `count` positions behind the first `length` take beyond those that these have. Few steps reach behind the last
 // block, so that this divides once.
@@ -102,7 +97,7 @@ void check_chunks(const State& state, const Window& window, std::span<const Step
     std::uint64_t others = 0;
     for (const Step& step : steps) {
         const Sequence& sequence = *step.sequence;
-        const std::uint32_t left = blocks_behind(window, std::max(sequence.computed, step.computed));
+        const std::uint32_t left = leave::blocks_behind(window, std::max(sequence.computed, step.computed));
         const std::uint64_t needed = blocks_taken(sequence, step.count, state.tokens_per_block());
         const std::uint64_t beyond = needed - std::min(needed, chunk::blocks_returned(window, sequence, left));
         const std::uint64_t own = std::min<std::uint64_t>(beyond, sequence.windows[window.index].kept);
@@ -146,7 +141,7 @@ void take_step(State& state, const Step& step, bool chunked) {
     Sequence& sequence = *step.sequence;
     sequence.computed = std::max(sequence.computed, step.computed);
     if (slides(state.config)) {
-        leave_windows(state, sequence);
+        leave::windows(state, sequence);
     }
     const std::uint32_t length = sequence.length + step.count;
     std::uint32_t blocks = step.blocks;
@@ -211,35 +206,6 @@ Plan checked(const State& state, const Plan& plan) {
     return plan;
 }
 
-void let_go_shared(State& state, Window& window, Sequence& sequence, std::uint32_t position) {
-    const BlockIndex block = sequence.windows[window.index].take_away(0, position);
-    const Block& record = window.blocks[block];
-    if (record.undelivered || record.in_flight(kPrimary)) {
-        sequence.doubtful_from = std::min(sequence.doubtful_from, position);
-    }
-    hold::let_go(state, window, block, true);
-}
-
-// Blocks before `left` will not be read again by this sequence: they stay findable if they can, and are let go.
-void leave(State& state, Window& window, Sequence& sequence, std::uint32_t left) {
-    HeldBlocks& held = sequence.windows[window.index];
-    if (left <= held.left) {
-        return;
-    }
-    chunk::give_back(window, held, chunk::blocks_returned(window, sequence, left));
-    store::full_blocks(state, window, sequence, std::min(left * state.tokens_per_block(), sequence.storable()));
-    for (std::uint32_t position = held.left; position < left; ++position) {
-        if (position < held.shared.size()) {
-            let_go_shared(state, window, sequence, position);
-            continue;
-        }
-        for (std::uint32_t beam = 0; beam < held.tails.size(); ++beam) {
-            hold::let_go(state, window, held.take_away(beam, position), true);
-        }
-    }
-    held.left = left;
-}
-
 void check_rewind(const State& state, const Sequence& sequence, std::uint32_t count) {
     const std::string who = "request " + std::to_string(sequence.id()) + ", count: ";
     const std::uint32_t grown = sequence.values_begin() - sequence.prompt_length();
@@ -254,7 +220,7 @@ void check_rewind(const State& state, const Sequence& sequence, std::uint32_t co
     }
     const std::uint32_t computed = std::min(sequence.computed, sequence.length - count);
     for (const Window& window : state.windows) {
-        const std::uint32_t may_have_left = blocks_behind(window, computed);
+        const std::uint32_t may_have_left = leave::blocks_behind(window, computed);
         if (sequence.windows[window.index].left > may_have_left) {
             throw std::invalid_argument(who + "rewinding by " + std::to_string(count) + " needs block " +
                                         std::to_string(may_have_left) + ", which has left the window of " +
@@ -367,15 +333,6 @@ void check_computed(const Sequence& sequence, std::uint32_t computed) {
         throw std::invalid_argument("request " + std::to_string(sequence.id()) + ", computed: " +
                                     std::to_string(computed) + " is more than the " + std::to_string(sequence.length) +
                                     " positions that it has (those that this call reserves do not count)");
-    }
-}
-
-// The next position to be computed is the first that is not; it and all behind it look back no further than the window.
-void leave_windows(State& state, Sequence& sequence) {
-    for (Window& window : state.windows) {
-        if (const std::uint32_t left = blocks_behind(window, sequence.computed); left != 0) {
-            leave(state, window, sequence, left);
-        }
     }
 }
 

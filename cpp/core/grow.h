@@ -1,4 +1,4 @@
-// Decode growth and rewind, and the blocks that leave a window on the way.
+// Decode growth and rewind.
 #pragma once
 
 #include <algorithm>
@@ -67,7 +67,5 @@ void rewind(State& state, RequestId id, std::uint32_t count);
 
 // Throws std::invalid_argument where the sequence has fewer positions.
 void check_computed(const Sequence& sequence, std::uint32_t computed);
-// What no position to come will read is stored if it can be, and let go.
-void leave_windows(State& state, Sequence& sequence);
 
 }  // namespace kvfix::grow

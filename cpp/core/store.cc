@@ -9,6 +9,7 @@
 #include "core/grow.h"
 #include "core/hold.h"
 #include "core/keep.h"
+#include "core/leave.h"
 #include "core/pin.h"
 #include "core/publish.h"
 #include "core/steps.h"
@@ -200,7 +201,7 @@ void context(State& state, RequestId id, std::uint32_t tokens_computed) {
             full_blocks(state, window, sequence, std::min(sequence.computed, sequence.prompt_length()));
         }
     }
-    grow::leave_windows(state, sequence);
+    leave::windows(state, sequence);
     for (Window& window : state.windows) {
         chunk::settle(window, sequence);
     }

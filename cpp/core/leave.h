@@ -1,0 +1,15 @@
+// Blocks that leave a window, because no position to come looks back to them.
+#pragma once
+
+#include <cstdint>
+
+#include "core/state.h"
+
+namespace kvfix::leave {
+
+// Leading blocks that no position from `computed` on looks back to.
+std::uint32_t blocks_behind(const Window& window, std::uint32_t computed);
+// What no position to come will read is stored if it can be, and let go.
+void windows(State& state, Sequence& sequence);
+
+}  // namespace kvfix::leave
