@@ -28,7 +28,7 @@ import ctypes, sys
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
 except OSError as error:
-    sys.exit(f"no CUDA driver: {error}; usual causes: this machine has no GPU, or its container was started without --gpus")
+    sys.exit(f"no CUDA driver: {error}; usual causes: no GPU here, or a container that was started without --gpus")
 refused = cuda.cuInit(0)
 count = ctypes.c_int()
 if refused or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
@@ -110,8 +110,8 @@ def probe(environ: Mapping[str, str], folder: Path) -> None:
         raise CannotWatch((asked.stderr.strip().splitlines() or [f"a trial ended with {asked.returncode}"])[-1])
     if not found:
         raise CannotWatch(
-            f"the CUDA driver did not load {LIBRARY}, which {ENV_INJECTION} names; usual cause: the libcuda.so.1 in the "
-            "library path is a stub of the toolkit's"
+            f"the CUDA driver did not load {LIBRARY}, which {ENV_INJECTION} names; usual cause: the libcuda.so.1 in "
+            "the library path is a stub of the toolkit's"
         )
     if found[0].refused is not None:
         raise CannotWatch(found[0].refused)
