@@ -30,7 +30,7 @@ def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 @pytest.fixture(autouse=True)
 def no_settings_left() -> Iterator[None]:
-    """In the environment: later tests would run with them, and the processes that they start."""
+    """Settings left in the environment would reach later tests, and the processes that they start."""
     before = _settings()
     yield
     assert _settings() == before

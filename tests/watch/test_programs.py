@@ -1,4 +1,4 @@
-"""What `watch` must leave as it is: exit codes, signals, forked children, other handlers, captured streams."""
+"""`watch` leaves exit codes, signals, forked children, other handlers and captured streams as they are."""
 
 import signal
 from pathlib import Path
