@@ -209,7 +209,7 @@ class Ledger:
         return self._waiting[kind].values()
 
     def begin(self, number: int, now: float) -> Record:
-        """From here on it is for a lane, or for the porter."""
+        """Begins the job: from here on it is for a lane, or for the porter."""
         record = self._begun[number] = self._records[number]
         del self._waiting[type(record.job)][number]
         record.since = now
