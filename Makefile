@@ -20,6 +20,8 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 # call.
 BUILD_REQUIRES := 'scikit-build-core>=0.11' 'nanobind>=2.9'
 BUILD_TOOLS := 'cmake>=3.25' 'ninja>=1.11'
+# Of the virtual environment: Python 3.10 may bring a pip that knows neither --config-settings nor --python.
+PIP := 'pip>=23.1'
 # A build directory that stays makes the next build incremental.
 INSTALL := $(PY) -m pip install --disable-pip-version-check --no-build-isolation \
 	--config-settings=build-dir=build/python --config-settings=cmake.define.KVFIX_WERROR=$(WERROR)
@@ -49,6 +51,7 @@ $(VENV)/.ready:
 	@echo "creating $(VENV) with $(PYTHON)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is " + sys.version)'
 	@$(PYTHON) -m venv $(VENV) || { echo "on Debian and Ubuntu: apt install python3-venv python3-dev"; exit 1; }
+	@$(PY) -m pip install -q --disable-pip-version-check $(PIP)
 	@$(PY) -m pip install -q --disable-pip-version-check $(BUILD_REQUIRES) $(BUILD_TOOLS)
 	@touch $@
 

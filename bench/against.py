@@ -3,7 +3,7 @@
 The other commit gets a worktree and an interpreter of its own in build/against; its extension is compiled once. The
 programs are this checkout's for both sides, so that both do the same work: one that the other commit cannot run is
 named and left out. A row counts in a round only beside the other side's of that round. The floor, which is no part of
-either package, is the noise: where its ratio is far from 1, so are the others'.
+either package, is the noise: where its ratio is far from 1, so are the others'. The last lines say how far it was.
 """
 
 import argparse
@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 WORK = REPOSITORY / "build" / "against"
 PROGRAMS = ("admission", "growth", "replay")
 ROUNDS = 3
+FLOOR = "floor"  # and "floor, again": of this checkout on both sides
 
 Key = tuple[str, str, str, str]  # workload, block size, manager, metric
 Figures = dict[Key, float]
@@ -153,6 +154,9 @@ def table(found: Sequence[Compared], revision: str) -> list[str]:
         for each in found
     ]
     rounds = {each.rounds for each in found}
+    noise = [each.ratio for each in found if each.key[2].startswith(FLOOR)]
+    if noise:
+        lines.append(f"{FLOOR} is in neither package: between {min(noise):.2f} and {max(noise):.2f}, ratios are noise")
     return [*lines, f"medians of {min(rounds)} rounds; a ratio below 1: less here than at {revision}"]
 
 

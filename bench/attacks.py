@@ -1,4 +1,4 @@
-"""What a hostile tenant may do to a block manager, each beside a benign tenant who asks for as much.
+"""Attacks of a hostile tenant on a block manager, each beside a benign tenant who asks for as much.
 
 An attack prepares a manager of a size and returns the call that is timed. `seed` is the manager's: an attack on the
 indexes comes through only where it is the one that the attacker aimed at.

@@ -1,4 +1,4 @@
-"""What batched-admission costs a batch of new prompts, on the stand-in of a build that adds them one by one.
+"""Measures what batched-admission costs a batch of new prompts, on the stand-in of a build that adds them one by one.
 
 admit_cpu_us: the executor's resource manager prepares a batch of prompts, the first half of each cached, or nothing
 of any ("new"); as upstream does it, and with the fix around it. Both take turns at going first; ratios are to upstream.

@@ -1,4 +1,4 @@
-"""How costs grow when a tenant chooses them: every attack at doubling sizes, beside a benign one who asks for as much.
+"""Measures how costs grow when a tenant chooses them: every attack at doubling sizes, beside a benign one.
 
 Processor time of the thread, all sizes and both tenants by turns in every round. Two limits: double the size costs at
 most 2.3 times as much (the mean over the curve; 1.5 times where only what is there doubles), and the attack at most
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 class Curves:
-    """What one attack was measured to cost, in microseconds of each round."""
+    """The costs of one attack as measured, in microseconds of each round."""
 
     def __init__(self, attack: Attack, sizes: tuple[int, ...], rounds: int) -> None:
         self._attack = attack
@@ -108,7 +108,7 @@ class Curves:
         return None if point.tenant == "benign" else self._ratio(point, Point(point.size, "benign"))
 
     def _ratio(self, point: Point, base: Point) -> float | None:
-        """Of the same round, by turns; the median of all rounds."""
+        """The ratio within one round, by turns; the median of all rounds."""
         if base not in self._us:
             return None
         return float(np.median(np.divide(self._us[point], self._us[base])))

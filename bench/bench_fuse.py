@@ -1,4 +1,4 @@
-"""What a replacement costs a call, in Python alone: originals, the device and the stager do nothing.
+"""Measures what a replacement costs a call, in Python alone: originals, the device and the stager do nothing.
 
 With --beside, the same calls with the package of another checkout, in processes of their own that take turns; ratios
 are to that one.
@@ -39,7 +39,7 @@ class Config:
 
 
 def copy_as_upstream(manager: Any, dst_tensor: Any, num_seqs: int) -> None:
-    """Of one pool, as most models have."""
+    """Copies the offsets of one pool, as most models have."""
     dst_tensor[0, :num_seqs].copy_(manager.rows, non_blocking=True)
 
 

@@ -1,4 +1,4 @@
-"""What one generated token costs: add_tokens for 20 and for 256 sequences, beside the floor's append.
+"""Measures what one generated token costs: add_tokens for 20 and for 256 sequences, beside the floor's append.
 
 Timed is one call for all sequences, with the token values given, so that full blocks can be stored later: by ids with
 the counts and lengths of all sequences, and of a decode batch, which was made before. The floor

@@ -1,5 +1,5 @@
-"""Which blocks a full host tier should take: the connector's policies and others, at several sizes, on a trace and on
-traffic that is made here.
+"""Compares policies by which a full host tier takes blocks, the connector's and others, at several sizes, on a trace
+and on traffic that is made here.
 
 host_hit_percent         prompt tokens that the host tier brought, of all of the half
 written_per_computed     blocks stored, for each that the requests of the half computed

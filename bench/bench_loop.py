@@ -1,5 +1,5 @@
-"""What the fixes cost an engine's iteration: the stand-in's loop with overlap, on a GPU that computes for so many
-milliseconds a step.
+"""Measures what the fixes cost an engine's iteration: the stand-in's loop with overlap, on a GPU that computes for so
+many milliseconds a step.
 
 iteration_us: from one forward step to the next, while all requests generate. Most of a fix's work hides behind the
 device's; a wait does not. That of the input-copy fence ends the overlap of host and device up to the input copies, and

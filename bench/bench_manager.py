@@ -1,4 +1,4 @@
-"""What `kvfix.manager: native` costs in an iteration, against upstream's same statements over bound books.
+"""Measures what `kvfix.manager: native` costs in an iteration, against upstream's same statements over bound books.
 
 Both sides run the statements of upstream's `prepare_resources`, `update_resources` and scheduling of 1.2, for requests
 that generate, and for batches of prompts that arrive: short ones that nobody knows, and those of the workloads W4 and
@@ -97,7 +97,7 @@ def sides(
 
 
 def noted_class(era: Any) -> Any:
-    """As the overlay leaves upstream's Python half of the request."""
+    """The class of upstream's Python half of the request, as the overlay leaves it."""
 
     class Request(era.LlmRequest):  # type: ignore[misc]
         __init__ = noting(era.LlmRequest.__init__)
@@ -159,7 +159,7 @@ def generating(era: Any, side: Side, count: int) -> list[Any]:
 
 
 def microseconds(call: Callable[[], None]) -> float:
-    """Of this thread on its processor: other load on the machine does not count."""
+    """Times this thread on its processor: other load on the machine does not count."""
     begin = time.thread_time()
     call()
     return (time.thread_time() - begin) * 1e6

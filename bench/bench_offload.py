@@ -79,7 +79,7 @@ class Contents:
         self.pool = self.pool.reshape(self.words.shape)
 
     def spoil(self, direction: str) -> None:
-        """What is to arrive is nowhere at its destination."""
+        """Overwrites the destination, so that a value which does not arrive is noticed."""
         if direction == "store":
             self.pool[:] = 0xFFFF_FFFF
         else:

@@ -1,4 +1,4 @@
-"""What the offload connector's scheduler side costs the executor's thread, by context length and number of requests.
+"""Measures what the connector's scheduler side costs the executor's thread, by context length and number of requests.
 
 Every request is admitted, computes its prompt in one step and then generates. Transfers end in the iteration after the
 one that begins them, so that nothing but books is measured. No device is needed. Times are those that the thread had
@@ -113,7 +113,7 @@ class Server:
         return (thread_time() - begin) * 1e6
 
     def prefill(self) -> tuple[list[float], float]:
-        """Of each admission, and of each block that the prompts fill."""
+        """Times each admission, and each block that the prompts fill."""
         asked, told = [], []
         for request in self.requests:
             asked.append(self.admit(request))
@@ -137,7 +137,7 @@ class Server:
         return told
 
     def generate(self) -> tuple[list[float], list[float]]:
-        """Of each block that is filled, and of each iteration without one."""
+        """Times each block that is filled, and each iteration without one."""
         filled, quiet = [], []
         took = [(len(self.requests[0].tokens) % BLOCK, self.step(Output(cached_requests=self.generating())))
                 for _ in range(PERIODS * BLOCK)]  # fmt: skip

@@ -25,7 +25,7 @@ WHO = {"alone_rank_0": (0,), "alone_rank_1": (1,), "both": (0, 1)}
 
 
 def speeds(here: Here, sizes: tuple[int, ...], rounds: int) -> dict[tuple[int, str, str], tuple[float, ...]]:
-    """Of this rank, by block size, direction and which ranks copy."""
+    """The speeds of this rank, by block size, direction and which ranks copy."""
     found: dict[tuple[int, str, str], tuple[float, ...]] = {}
     for size in sizes:
         work = make_work(here.device, size)

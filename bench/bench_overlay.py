@@ -1,4 +1,4 @@
-"""What the overlay costs an iteration, against upstream's racy original in the same run, on the stand-in.
+"""Measures what the overlay costs an iteration, against upstream's racy original in the same run, on the stand-in.
 
 offsets_cpu_us: the call that fills the table and ships block offsets, on an idle stream; between two calls every
 request grows by a token. rows_back_cpu_us: the first access to V2's rows after a copy that they were lent to has read
@@ -143,7 +143,7 @@ def rows_back(case: Case, ship: Call, rounds: int) -> Row:
 
 
 def preparing(case: Case, rounds: int) -> Iterator[Row]:
-    """Of the executor's resource manager, as it is and with everything around it that the overlay puts there."""
+    """Times the executor's resource manager, as it is and with everything that the overlay puts around it."""
     executor = case.server.executor
     resources, manager, bound = executor.resource_manager, type(case.manager), type(case.manager.impl)
     batch: Any = import_module("tensorrt_llm._torch.pyexecutor.scheduler").ScheduledRequests()

@@ -1,4 +1,4 @@
-"""What `trtllm-kvfix replay` costs for a request, tokens, model and all: the generated chat, and a trace if named.
+"""Measures what `trtllm-kvfix replay` costs a request, tokens, model and all: the generated chat, and a trace if named.
 
 One round is one whole replay. The figure answers how long a trace takes and is no measure of the block manager alone.
 With a trace also whole sweeps of docs/replay.md, once each: parsing, bounds and all processes. sweep_cpu_s is processor

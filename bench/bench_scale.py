@@ -1,4 +1,4 @@
-"""What an operation costs as the cache grows from ten thousand blocks to four million, and while threads pin.
+"""Measures what an operation costs as the cache grows from ten thousand blocks to four million, and while threads pin.
 
 The pool is filled with stored prompts of 2,048 tokens before anything is timed, so every admission below evicts.
   admit_cold   SequenceRequest and add_sequence of a prompt that is not cached

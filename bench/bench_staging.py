@@ -106,7 +106,7 @@ def rows_of(device: native.Device, case: "Case", rounds_max: int) -> list[Row]:
 
 
 class Sized(NamedTuple):
-    """What both ways of ours took in a case of this size."""
+    """The costs of both our ways in a case of this size."""
 
     table_bytes: int  # of one plane of v2, of both of v1
     snapshot_us: float
@@ -114,7 +114,7 @@ class Sized(NamedTuple):
 
 
 def crossover(cases: list[Sized]) -> int:
-    """From which table size on to prefer an early copy: where the wrong choices together cost least."""
+    """The table size from which to prefer an early copy: where the wrong choices together cost least."""
 
     def excess(threshold: int) -> float:
         chosen = [one.early_us if one.table_bytes >= threshold else one.snapshot_us for one in cases]
@@ -138,7 +138,8 @@ def print_crossovers(measured: list[tuple["Case", list[Row]]]) -> None:
 
 
 def print_targets(measured: list[tuple["Case", list[Row]]]) -> None:
-    """Where the automatic choice takes more CPU than the racy V1 original, and how it compares with the V2 fix."""
+    """Prints where the automatic choice takes more CPU than the racy V1 original, and how it compares with the V2
+    fix."""
     for case, rows in measured:
         cpu = {row.manager: row.summary.median for row in rows if row.metric == "cpu_us"}
         print(

@@ -1,4 +1,4 @@
-"""What the hook costs an interpreter at its start, where no TensorRT-LLM is imported.
+"""Measures what the hook costs an interpreter at its start, where no TensorRT-LLM is imported.
 
 Processor time inside fresh interpreters: `line` is the one line of the persistent hook, `run` the import of what stands
 first on the path below `trtllm-kvfix run`, which registers the same finder and looks for the `sitecustomize` that it

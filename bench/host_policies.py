@@ -51,7 +51,7 @@ class Lru:
         self.stored = 0
 
     def found(self, asked: Asked) -> int:
-        """How many leading blocks are here. They are the newest from now on."""
+        """Counts the leading blocks that are here. They are the newest from now on."""
         count = self.leading(asked.blocks[: asked.reusable])
         self.touch(asked.blocks[:count])
         return count
@@ -64,7 +64,7 @@ class Lru:
             self.here.move_to_end(block)
 
     def worth(self, asked: Asked, first: int) -> int:
-        """How many leading blocks are stored, of those from `first` on that are not here."""
+        """Counts the leading blocks that are stored, of those from `first` on that are not here."""
         del first
         return len(asked.blocks)
 

@@ -1,4 +1,4 @@
-"""What copies cost compute: matrix products alone and beside them. Needs torch."""
+"""Measures what copies cost compute: matrix products alone and beside them. Needs torch."""
 
 from itertools import pairwise
 from time import perf_counter_ns

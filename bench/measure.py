@@ -1,4 +1,4 @@
-"""What every benchmark shares: summaries, the facts about a machine, and rows in bench/results/*.csv."""
+"""Every benchmark shares these: summaries, the facts about a machine, and rows in bench/results/*.csv."""
 
 import csv
 import gc
@@ -127,7 +127,7 @@ def pin_to_one_core() -> None:
 
 @contextmanager
 def quiet_garbage_collector() -> Iterator[None]:
-    """What serving engines do after start-up: what is alive now is never looked at again."""
+    """Serving engines do this after start-up: objects that are alive now are never looked at again."""
     gc.collect()
     gc.freeze()
     try:

@@ -93,10 +93,9 @@ class Batch(Loop):
 
 
 class Background(Batch):
-    """As vLLM's simple offload connector copies: a thread takes batches from a queue, makes its stream wait for an
+    """Copies as vLLM's simple offload connector does: a thread takes batches from a queue, makes its stream wait for an
     event of the stream that computes, copies in one call, and records an event. (Its stream has the lowest priority;
-    this one has not.)
-    """
+    this one has not.)"""
 
     name = "background_batch"
 
@@ -189,7 +188,7 @@ class Lanes:
 
 
 class UnmarkedLanes(Lanes):
-    """What the mark costs is the difference to this."""
+    """The difference to this is the cost of the mark."""
 
     name = "kvfix_lane_no_mark"
     marked = False

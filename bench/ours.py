@@ -20,7 +20,7 @@ from trtllm_kvfix.native import BatchAdmission, BlockManager, BlockManagerConfig
 
 
 class Variant(NamedTuple):
-    """How the tokens of a prompt are held by the caller, and what turns them into SequenceRequest's argument."""
+    """A caller holds the tokens of a prompt in some form, and turns them into SequenceRequest's argument."""
 
     name: str
     held: Callable[[Tokens], Any] = lambda tokens: tokens  # not timed

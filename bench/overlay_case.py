@@ -20,7 +20,7 @@ Call = Callable[[], Any]
 
 
 class Timed(Protocol):
-    """What arms take turns on."""
+    """Arms take turns on this."""
 
     name: str
     blocks: int

@@ -1,4 +1,4 @@
-"""What an attacker knows: the functions that place blocks in the indexes, but not the seed that keys them.
+"""An attacker knows the functions that place blocks in the indexes, but not the seed that keys them.
 
 As in cpp/core/siphash.h, index_hash.h and reuse_tree.cc. With a seed of his own choice he makes contents that collide.
 """

@@ -91,7 +91,7 @@ def staged_v1(device: native.Device, case: Case) -> Variant:  # noqa: ARG001
 
 
 class _V2Buffers:
-    """What upstream's V2 manager keeps: the table, a copy index, and per-pool scales."""
+    """Upstream's V2 manager keeps these: the table, a copy index, and per-pool scales."""
 
     def __init__(self, device: native.Device, case: Case) -> None:
         shape = [case.pools, case.sequences, 2, case.blocks]

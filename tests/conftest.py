@@ -1,10 +1,13 @@
-"""Hypothesis profiles, a quick one for the desk and a longer one where CI is set; and no test leaves settings behind.
+"""Hypothesis profiles, a quick one for the desk and a longer one where CI is set. No test leaves settings behind, or
+writes where processes of the user write.
 
 No deadlines: machines differ.
 """
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -14,9 +17,20 @@ settings.register_profile("ci", deadline=None, max_examples=300, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Tests start servers that write into the user's runtime folder, which is below the temporary one by default;
+    `trtllm-kvfix status` would show them beside the user's own."""
+    folder = tmp_path_factory.mktemp("tmp")  # asked for first: pytest's own folders stay where they are
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", None)  # so that the variable is read again
+        yield folder
+
+
 @pytest.fixture(autouse=True)
 def no_settings_left() -> Iterator[None]:
-    """In the environment: later tests would run with them, and the processes that they start."""
+    """Settings left in the environment would reach later tests, and the processes that they start."""
     before = _settings()
     yield
     assert _settings() == before

@@ -57,6 +57,16 @@ def test_sides_take_turns_and_medians_are_of_common_rows(against: ModuleType, pr
     assert "ratio below 1: less here than at v1" in against.table([row], "v1")[-1]
 
 
+def test_noise_of_the_machine_is_said_below_the_table(against: ModuleType) -> None:
+    ours = against.Compared(("chat", "16", "ours", "admit_us"), 40, 20, 3)
+    floors = [
+        against.Compared(("chat", "16", name, "admit_us"), 40, took, 3)
+        for name, took in (("floor", 30), ("floor, again", 50))
+    ]
+    assert "between 0.75 and 1.25, ratios are noise" in against.table([ours, *floors], "v1")[-2]
+    assert not any("noise" in line for line in against.table([ours], "v1"))
+
+
 def test_program_that_the_other_commit_cannot_run_is_left_out(
     against: ModuleType, program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""What is distributed: licences and notices, the citation, and an extension that names no folder of its builder."""
+"""A distribution has licences and notices, the citation, and an extension that names no folder of its builder."""
 
 import re
 import sys

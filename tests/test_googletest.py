@@ -24,7 +24,7 @@ add_library(GTest::gtest_main ALIAS gtest_main)
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """What is fetched: a folder with a CMake project, as GoogleTest's own archive is."""
+    """The archive that is fetched: a folder with a CMake project, as GoogleTest's own is."""
     source = tmp_path / "googletest-0"
     source.mkdir()
     (source / "CMakeLists.txt").write_text(LIBRARY)

@@ -76,12 +76,3 @@ def test_make_help_lists_every_target() -> None:
     assert targets is not None
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert re.findall(r"^  ([a-z-]+) ", shown, re.MULTILINE) == targets[1].split()
-
-
-def test_block_manager_example_runs_and_prints_what_it_says() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "block-manager.md").read_text(), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        expected = re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE)
-        assert expected, "an example that prints nothing proves nothing"
-        assert run("-c", block).stdout.splitlines() == expected

@@ -27,6 +27,10 @@ def test_usual_place_is_below_the_temporary_folder(temporary: Path) -> None:
     assert runtime_files.folder_of(Settings()) == temporary
 
 
+def test_tests_write_where_the_users_own_processes_do_not(own_temporary_folder: Path) -> None:
+    assert runtime_files.folder_of(Settings()).parent == own_temporary_folder
+
+
 @pytest.mark.parametrize("how", ["link", "file", "writable by all"])
 def test_a_place_that_somebody_else_has_taken_is_left_to_them(temporary: Path, tmp_path: Path, how: str) -> None:
     if how == "link":

@@ -14,7 +14,7 @@ GENERATED = {".venv", "build", "dist", "__pycache__"}
 
 
 def tracked_files() -> Iterator[Path]:
-    """What git tracks; in an unpacked archive, every file that is not generated."""
+    """Files that git tracks; in an unpacked archive, every file that is not generated."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode == 0:
         paths = [ROOT / name for name in listed.stdout.split("\0") if name]

@@ -23,7 +23,7 @@ def steps(lines: Iterable[str]) -> Iterator[tuple[int, int]]:
 
 
 def shown(title: str, done: int, total: int, last: int, *, is_terminal: bool) -> str | None:
-    """What to print, if anything; `last` is the step that was printed last."""
+    """The line to print, if any; `last` is the step that was printed last."""
     if is_terminal:
         return f"\r{title}: {done} of {total} "
     part = total / LINES_ON_PIPES

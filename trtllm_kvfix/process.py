@@ -10,7 +10,7 @@ from typing import Any
 
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.managers import engines, places
-from trtllm_kvfix.overlay import carry, flight_dump, launch, server_config, start_gate, workers
+from trtllm_kvfix.overlay import carry, flight_dump, launch, server_config, start_gate, uncaught, workers
 from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load
 
@@ -19,6 +19,7 @@ active = Activation(ALL, (server_config, start_gate, flight_dump, workers, *plac
 
 def begin() -> None:
     """TensorRT-LLM is about to be imported and the hook is there: read the switch."""
+    uncaught.install()
     settings = load()
     if settings.enabled:
         active.activate(settings)

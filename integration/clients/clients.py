@@ -37,8 +37,8 @@ class Client:
 
 
 def kvbm_offers(scheduler: Any, tokens: list[int]) -> int:
-    """What KVBM would offer somebody with these tokens now. Asked behind the back of what takes down the calls, for a
-    request that never runs: nothing else says when a save is over."""
+    """Counts the tokens that KVBM would offer somebody with these tokens now. Asked behind the back of what takes down
+    the calls, for a request that never runs: nothing else says when a save is over."""
     request: Any = import_module("kvbm.trtllm_integration.rust").KvbmRequest
     name = "nobody"
     scheduler._connector.create_slot(request(request_id=name, lora_name=None, salt_hash=None), tokens)

@@ -1,4 +1,4 @@
-"""What runs the clients: the stand-in (`stand_in.py`) or upstream's own source (`on_upstream.py`)."""
+"""The clients run on the stand-in (`stand_in.py`) or on upstream's own source (`on_upstream.py`)."""
 
 import ctypes
 import threading
@@ -34,7 +34,7 @@ class Executor(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """What the device keeps for reuse is gone."""
+        """Empties what the device keeps for reuse."""
 
     @abstractmethod
     def corrupt(self) -> list[int]:
@@ -94,7 +94,7 @@ class Executor(ABC):
         return self.client.offers(self.scheduler, tokens)
 
     def held(self) -> dict[str, int]:
-        """What is still held of requests that have been answered, by whom."""
+        """Names what is still held of requests that have been answered, and by whom."""
         manager = self.manager
         lists = (manager.new_async_requests, manager.pending_async_requests, manager.local_finished_async_requests)
         return {

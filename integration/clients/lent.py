@@ -1,4 +1,4 @@
-"""What these versions of the clients import and read, and the stand-in's B and C do not have: the connector has moved
+"""These versions of the clients import and read things that the stand-in's B and C do not have: the connector has moved
 since B, and reports have got more fields since C. Lent, so that the clients run there at all."""
 
 import sys

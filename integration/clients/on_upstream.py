@@ -59,7 +59,7 @@ def inside(stream: Any) -> Iterator[None]:
 
 @contextmanager
 def of_client() -> Iterator[None]:
-    """What torch.cuda is while a method of the client runs."""
+    """Makes torch.cuda the client's while one of its methods runs."""
     with mock.patch.object(torch.cuda, "Event", Event), mock.patch.object(torch.cuda, "stream", inside):
         yield
 

@@ -65,7 +65,7 @@ SCENES: dict[str, Callable[[Any], None]] = {each.__name__: each for each in (tur
 
 
 def play(executor: Executor, name: str) -> dict[str, Any]:
-    """What the scene brought, apart from the scenes before it."""
+    """Plays a scene and reports what it brought, apart from the scenes before it."""
     calls, corrupt, error = len(executor.calls), len(executor.corrupt()), None
     try:
         SCENES[name](executor)

@@ -1,5 +1,5 @@
-"""What checks configurations by their own programs: cibuildwheel's reading of pyproject.toml, hadolint, shellcheck, and the
-schemas of Kubernetes. Each is shown to complain. make test-dist installs them."""
+"""Configurations are checked by their own programs: cibuildwheel's reading of pyproject.toml, hadolint, shellcheck, and
+the schemas of Kubernetes. Each is shown to complain. make test-dist installs them."""
 
 import shutil
 import subprocess

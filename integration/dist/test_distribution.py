@@ -47,7 +47,7 @@ def python(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytes
 
 
 def lowest() -> dict[str, Version]:
-    """What the package itself says that it serves."""
+    """The package itself says that it serves these versions."""
     required = [Requirement(line) for line in distribution("trtllm-kvfix").requires or [] if "extra ==" not in line]
     return {each.name: Version(next(iter(each.specifier)).version) for each in required}
 

@@ -31,7 +31,7 @@ TOLERANCE = 2e-2  # of halves; keys of another prefix are off by about 1
 
 
 class Request:
-    """What the manager asks of a bound request."""
+    """The manager asks this much of a bound request."""
 
     is_dummy_request = False
     lora_task_id = cache_salt_id = multimodal_hashes = None
@@ -176,7 +176,7 @@ class Server:
         request.context_current_position = end
 
     def _write(self, request: Request, begin: int, end: int) -> None:
-        """What the model computes of these tokens, where `get_buffers` shows their slots."""
+        """The model computes keys and values of these tokens, where `get_buffers` shows their slots."""
         names = self.model.names(request.tokens)[begin:end]
         places = np.arange(begin, end)
         inside = torch.tensor(places % self.unit, device=self.where)

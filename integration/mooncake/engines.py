@@ -27,7 +27,7 @@ class Served(NamedTuple):
 
 
 class Part:
-    """What the engine does, in its own process. Each method is a command."""
+    """The engine's part, in its own process. Each method is a command."""
 
     def __init__(self) -> None:
         self.bench = Bench(open_device("cpu", 1))
@@ -87,7 +87,7 @@ class Part:
         return porter.process_id, porter.starts
 
     def blocks_in_use(self) -> int:
-        """How many blocks of the host pool are in use, once nothing is on its way."""
+        """Counts the blocks of the host pool that are in use, once nothing is on its way."""
         self.settle()
         self.bench.index.check_invariants()
         return int(self.bench.index.stats().owned)

@@ -1,4 +1,4 @@
-"""What a rank of the model does, in a process of its own."""
+"""A rank of the model does its part in a process of its own."""
 
 from integration.mooncake.nodes import until
 from tests.offload.rank_scenarios import Here, bench_of
@@ -12,7 +12,7 @@ Found = tuple[int, list[int], list[int], int, list[bytes]]
 
 
 def serves(here: Here) -> Found:
-    """Once, with a new host tier: loaded tokens, answer, corrupt requests, reads, and the keys of its blocks."""
+    """Serves once, with a new host tier: loaded tokens, answer, corrupt requests, reads, and the keys of its blocks."""
     with bench_of(here) as bench:
         until(lambda: bench.worker.side.porter.is_up, "the store is not there")
         here.ranks.gather(None)

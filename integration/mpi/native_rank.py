@@ -91,7 +91,7 @@ def bench_of(comm: Any, device: native.Device, stream: int) -> Bench:
 
 
 def forget(bench: Bench) -> None:
-    """What the others still find."""
+    """The other ranks still find what one forgets."""
     bench.impl.core.reset_reuse_state()
 
 

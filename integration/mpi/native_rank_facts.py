@@ -1,4 +1,4 @@
-"""What the test and the ranks it starts both know; the ranks' own module needs mpi4py."""
+"""The test and the ranks it starts both know these; the ranks' own module needs mpi4py."""
 
 ITERATIONS = 120
 COMPARED_EVERY = 8

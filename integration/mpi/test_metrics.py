@@ -72,7 +72,7 @@ def value(page: str, name: str, rank: int) -> float:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """What each rank saw of each rank."""
+    """Each rank's view of each rank."""
     done = serve(tmp_path_factory.mktemp("server"), free_ports(RANKS))
     assert done.returncode == 0, done.stderr
     found: list[list[str]] = json.loads(done.stdout.splitlines()[-1])

@@ -144,7 +144,7 @@ class Tab:
         return f"data:image/png;base64,{taken['data']}"
 
     def complaints(self) -> list[str]:
-        """What the console has as errors, and what failed to load."""
+        """Lists the errors of the console, and what failed to load."""
         self.run("0")  # everything said before has arrived with the answer
         mine = [event for event in self._chromium.events if event.get("sessionId") == self._session]
         return [text for event in mine if (text := _complaint(event["method"], event["params"])) is not None]

@@ -68,7 +68,7 @@ def keep(name: str, shot: Shot) -> None:
 
 
 def complaints(bench: Tab, expected: Shot, found: Shot) -> list[str]:
-    """Which parts do not look as they did."""
+    """Names the parts that do not look as they did."""
     names = [[part["name"] for part in shot.parts] for shot in (expected, found)]
     if names[0] != names[1]:
         return [f"the parts are {names[1]}, and were {names[0]}"]

@@ -61,7 +61,7 @@ UNREACHED = """[...document.querySelectorAll('a[href], button, summary, input, s
 
 
 def unreached(tab: Tab) -> Any:
-    """What the tabulator key never comes to."""
+    """Lists what the tabulator key never comes to."""
     tab.run("document.querySelectorAll('[data-reached]').forEach((each) => { delete each.dataset.reached; })")
     for _ in range(TABS_MAX):
         tab.press("Tab", 9)

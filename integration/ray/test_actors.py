@@ -41,7 +41,7 @@ ray.shutdown()
 
 
 def drive(folder: Path, *launcher: str, arguments: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """What became of each fix in two actors."""
+    """Reports what became of each fix in two actors."""
     environ = environment(STANDIN, STANDIN_VARIANT="B", RAY_USAGE_STATS_ENABLED="0")
     environ["PYTHONPATH"] = os.pathsep.join([environ["PYTHONPATH"], str(RAY)])
     environ["TRTLLM_KVFIX_RUNTIME_DIR"] = str(folder / "run")

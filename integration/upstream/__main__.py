@@ -37,7 +37,8 @@ def main(arguments: list[str]) -> int:
 
 
 def verdict(results: list[Result]) -> int:
-    """Not 0 if an arm with the overlay is wrong, or if none has run, because then nothing has been shown."""
+    """The exit code is not 0 if an arm with the overlay is wrong, or if none has run, as then nothing has been
+    shown."""
     found = [each.result for each in results if each.arm != "off"]
     if not {"right", "wrong"} & set(found):
         say("no scenario ran with the overlay, so this shows nothing")

@@ -1,4 +1,4 @@
-"""When requests reach the executor, through the queue that its loop asks."""
+"""Requests reach the executor through the queue that its loop asks, at chosen times."""
 
 import queue
 import threading

@@ -19,7 +19,7 @@ def connector_module(tree: Tree) -> Any:
 
 
 class Calls:
-    """What a connector was told, in order. Batches are written as who is in them."""
+    """The calls of a connector, in order. Batches are written as who is in them."""
 
     def __init__(self) -> None:
         self.made: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""What lies in the KV cache: each slot's tokens, as the model that has run would have written and read them.
+"""The KV cache holds each slot's tokens, as the model that has run would have written and read them.
 
 The value of a token's KV is named by all tokens up to it. A read of another value, or of nothing, is corruption. Copies
 that the bound books announce are carried out between the batches where they lie.

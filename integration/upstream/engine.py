@@ -20,7 +20,7 @@ FIRST_GENERATED = 100_000
 
 @dataclass
 class Batch:
-    """What one forward pass was given."""
+    """One forward pass was given this."""
 
     steps: list[Step]
     snapshot: Any  # on the device, filled late
@@ -32,7 +32,7 @@ class Batch:
 
 @dataclass
 class Findings:
-    """What the scenario saw."""
+    """The scenario saw this."""
 
     batches: list[dict[str, Any]] = field(default_factory=list)
     wrong_rows: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Findings:
 
 
 class Engine:
-    """As much of a model engine as the loops ask for."""
+    """The part of a model engine that the loops ask for."""
 
     def __init__(self, manager: Any, metadata: Any, budget: int, beam_width: int, *, chunked: bool) -> None:
         self.manager = manager
@@ -153,7 +153,7 @@ class Engine:
         return slots
 
     def fill(self, window: int, slots: list[int], tokens: list[int], begin: int, end: int) -> None:
-        """What a connector writes of a prompt."""
+        """Writes what a connector would write of a prompt."""
         self.contents.fill(window, slots, tokens, begin, end)
 
     def pools(self) -> list[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""Of the executor, as little as its loops need where no excerpt holds a method."""
+"""The executor's methods that its loops need and no excerpt holds: as few as will do."""
 
 import threading
 from collections import deque
@@ -59,7 +59,7 @@ class Transfers:
 
 
 class Executor:
-    """What the executor's loops call on themselves."""
+    """The executor's loops call these on themselves."""
 
     is_warmup = False
     hang_detector = HangDetector()

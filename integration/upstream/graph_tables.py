@@ -29,7 +29,7 @@ class GraphKey(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """What the cache of adapters says about one module of one layer."""
+    """The cache of adapters says this about one module of one layer."""
 
     adapter_size: int
     weights_in_pointer: int
@@ -113,7 +113,7 @@ class TablesServer(Server):
         return found
 
     def _step(self, arrival: Arrival, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[int]]]:
-        """What `LoraParamBuilder` calls for a batch, and the replay behind it."""
+        """Calls what `LoraParamBuilder` calls for a batch, and the replay behind it."""
         self.device.hold()
         adapter = Adapter(arrival.id, 1000 * arrival.id, 1000 * arrival.id + 1)
         slots = [arrival.id % SLOTS] * BATCH

@@ -48,7 +48,7 @@ def is_capturing() -> bool:
 
 
 def read(target: Any, source: Any) -> None:
-    """What a kernel of the model reads: enqueued, or put into the graph that is being captured."""
+    """A kernel of the model reads this: it is enqueued, or put into the graph that is being captured."""
     to, of = late.plain(target), late.plain(source)
     if _capturing:
         _capturing[-1].copies.append((to.data_ptr(), of.data_ptr(), to.numel() * to.element_size()))

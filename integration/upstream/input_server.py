@@ -176,7 +176,7 @@ def older_module(tree: Tree) -> Any:
 
 
 def metadata_class(kind: Any) -> Any:
-    """What the base class of attention metadata derives from the lengths of sequences."""
+    """The base class of attention metadata derives this from the lengths of sequences."""
 
     class Metadata(kind):  # type: ignore[misc]
         @property

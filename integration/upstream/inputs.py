@@ -18,7 +18,7 @@ from integration.upstream.provided import Mapping
 
 
 class Fallback:
-    """What the engine's methods call on themselves and no excerpt holds."""
+    """The engine's methods call these on themselves, and no excerpt holds them."""
 
     def _can_use_incremental_update(self, *_: Any) -> bool:
         return False
@@ -83,7 +83,8 @@ class NoGraphs:
 
 
 class Grafted:
-    """Between a later `forward` and an earlier `_prepare_tp_inputs`, which takes the first nine arguments."""
+    """An adapter between a later `forward` and an earlier `_prepare_tp_inputs`, which takes the first nine
+    arguments."""
 
     def _prepare_inputs(self: Any, *given: Any, **_: Any) -> Any:
         return self._prepare_tp_inputs(*given[:9])

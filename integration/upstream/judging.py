@@ -1,4 +1,4 @@
-"""What the model of a batch reads of its inputs, late, and what the host meant it to read."""
+"""The model of a batch reads its inputs late; this compares them with what the host meant it to read."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace

@@ -37,7 +37,7 @@ class LateDevice:
         return handle
 
     def hold(self) -> None:
-        """What follows on every stream stays enqueued until somebody waits."""
+        """Everything that follows on every stream stays enqueued until somebody waits."""
         self._serial += 1
         for stream, gates in self._gates.items():
             gates.append((self._serial, self.device.close_gate(stream)))
@@ -157,7 +157,7 @@ class PinnedTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What is computed of it is pageable; only views are pinned."""
+        """A result that is computed of it is pageable; only views are pinned."""
         found = super().__torch_function__(function, types, args, kwargs or {})
         is_view = isinstance(found, PinnedTensor) and plain(found).untyped_storage().data_ptr() in _kept
         return plain(found) if isinstance(found, PinnedTensor) and not is_view else found

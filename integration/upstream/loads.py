@@ -12,7 +12,7 @@ from integration.upstream.finder import Tree
 
 
 class Offer(NamedTuple):
-    """What lies outside of a request's prompt: so many tokens, and how long they take."""
+    """An offer lies outside of a request's prompt: so many tokens, and how long they take."""
 
     tokens: int
     polls: int = 0  # of the worker, until an asynchronous load is over; 0: it is synchronous
@@ -29,7 +29,7 @@ class Load:
 
 
 class Loads:
-    """What the scheduler's side has promised and the worker's side has still to write."""
+    """The scheduler's side has promised these loads, and the worker's side has still to write them."""
 
     def __init__(self, offers: dict[int, Offer]) -> None:
         self.offers = offers

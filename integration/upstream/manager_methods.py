@@ -1,4 +1,4 @@
-"""Of the V1 manager, as little as its own methods and the loops need where no excerpt holds a method."""
+"""The V1 manager's methods that it and the loops need and no excerpt holds: as few as will do."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ from integration.upstream.doubles import Double, called
 
 
 class Manager:
-    """What the V1 manager's own methods and the loops call on it."""
+    """The V1 manager's own methods and the loops call these on it."""
 
     def __init__(self: Any, config: Any, kind: Any, **named: Any) -> None:
         given = SimpleNamespace(**named)

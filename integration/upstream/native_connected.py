@@ -64,7 +64,7 @@ def _go_round(server: Any) -> None:
 
 
 def failing_loads(server: Any) -> None:
-    """What our connector promised does not come: the requests compute it."""
+    """The blocks that our connector promised do not come: the requests compute them."""
     _go_round(server)
     transfers = server.connector.worker.side._transfers
     enqueue, take_ended = transfers._enqueue, transfers.take_ended

@@ -1,4 +1,4 @@
-"""Who asks the native manager for what, in scenarios and in random loads."""
+"""Crowds of requests for the native manager, in scenarios and in random loads."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Who uses the native manager beside its loop: readers of events, threads that hold pinned blocks, failing copies.
+"""Others use the native manager beside its loop: readers of events, threads that hold pinned blocks, failing copies.
 
 Each is put on a server before it serves, and says at its end what was wrong, by AssertionError.
 """
@@ -144,7 +144,7 @@ class Holder:
         self._ended += 1
 
     def _read(self) -> None:
-        """Once for each iteration of the loop, beside it."""
+        """The thread reads once for each iteration of the loop, beside it."""
         reading: dict[int | None, tuple[list[int], list[int]]] = {}
         for request_id, prompt, slots in iter(self._orders.get, None):
             if prompt is not None and slots is not None:

@@ -56,7 +56,7 @@ class FittingServer(Server):
 
 
 class Windows:
-    """What D's constructor calls and no excerpt holds."""
+    """D's constructor calls this, and no excerpt holds it."""
 
     def _resolve_max_attention_window_vec(self, *, max_seq_len: int, **given: Any) -> list[int]:
         windows = given["kv_cache_config"].max_attention_window or [max_seq_len]

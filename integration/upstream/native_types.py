@@ -1,4 +1,4 @@
-"""What passes between upstream's classes and our `.impl`, held against what the bound extension declares.
+"""Values that pass between upstream's classes and our `.impl` are held against what the bound extension declares.
 
 nanobind writes a signature for each method that it binds. Arguments are read as its casters do: an int may be anything
 that `__index__` gives, a sequence anything that can be indexed. Results are those of C++: an int is Python's, never
@@ -27,7 +27,7 @@ class Declared:
         self.result = found["result"]
 
     def objections(self, given: Sequence[Any], named: Mapping[str, Any], result: Any) -> list[str]:
-        """What of a call is not of its declared type."""
+        """Names each part of a call that is not of its declared type."""
         found = []
         kinds = {_name_of(each): _kind_of(each) for each in self.arguments}
         for (argument, kind), value in zip(kinds.items(), given, strict=False):
@@ -104,7 +104,7 @@ def declared(kind: type, module: Any) -> dict[str, Declared]:
 
 
 def describe(tensor: Any) -> tuple[Any, ...]:
-    """What two tensors must share that upstream reads alike."""
+    """Two tensors that upstream reads alike must share this."""
     return type(tensor), tensor.dtype, tensor.device.type, tensor.dim()
 
 
@@ -120,7 +120,7 @@ def watched(own: Any, declaration: Declared, called: Callable[[str, list[str]], 
 
 
 def _split(arguments: str) -> list[str]:
-    """At commas that are in no brackets."""
+    """Splits at commas that are in no brackets."""
     parts, depth = [""], 0
     for letter in arguments:
         depth += (letter == "[") - (letter == "]")

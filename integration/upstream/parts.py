@@ -95,7 +95,7 @@ class SampleStateTensors:
 
 @dataclass(kw_only=True)
 class SampleStateTensorsMTP(SampleStateTensors):
-    """What one-model speculation leaves on the device."""
+    """One-model speculation leaves this on the device."""
 
     new_tokens_lens: Any = None
     next_draft_tokens: Any = None
@@ -200,7 +200,7 @@ class KVCacheParams:
 
 @dataclass(kw_only=True)
 class AttentionMetadata:
-    """As much of the base class as `prepare` of the TensorRT-LLM backend stands on."""
+    """The part of the base class that `prepare` of the TensorRT-LLM backend stands on."""
 
     max_num_requests: int
     max_num_tokens: int

@@ -27,7 +27,7 @@ JOIN_S = 10
 
 
 class Carried:
-    """What the engine returns of a batch: the loop copies each output before it samples on a stream of its own."""
+    """The engine returns this of a batch: the loop copies each output before it samples on a stream of its own."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -61,7 +61,7 @@ class RankEngine(Engine):
 
 
 class State:
-    """What a batch leaves for the later stages. `host` is the last rank's, and others receive it."""
+    """A batch leaves this for the later stages. `host` is the last rank's, and others receive it."""
 
     def __init__(self, **given: Any) -> None:
         self.scheduled_requests = self.requests = self.device = self.host = None
@@ -104,7 +104,7 @@ class RankSampler(Sampler):
 
 
 class FirstQueue(Queue):
-    """What clients want reaches the first rank, which sends it on."""
+    """Requests of clients reach the first rank, which sends them on."""
 
     def __init__(self, server: Server, rank: Rank, arrivals: list[Arrival], cancels: dict[int, list[int]]) -> None:
         super().__init__(server, arrivals, cancels)
@@ -119,7 +119,7 @@ class FirstQueue(Queue):
 
 
 class NextQueue(Queue):
-    """What the first rank has sent."""
+    """The first rank has sent these."""
 
     def __init__(self, server: Server, rank: Rank) -> None:
         super().__init__(server, [], {})
@@ -182,8 +182,8 @@ class RankServer(Server):
 
 
 def _complete(executor: Any) -> None:
-    """What a constructor sets for the loop where no excerpt holds one. Tokens are sent by the loop's own thread, which
-    is one of the two ways that upstream offers."""
+    """Sets what a constructor sets for the loop where no excerpt holds one. Tokens are sent by the loop's own thread,
+    which is one of the two ways that upstream offers."""
     ranks = executor.dist.pp_size
     executor.num_micro_batches = ranks
     executor.micro_batches, executor.send_handles = [None] * ranks, [None] * ranks

@@ -1,4 +1,4 @@
-"""Of the executor, as little as its pipeline loop needs where no excerpt holds a method."""
+"""The executor's methods that its pipeline loop needs and no excerpt holds: as few as will do."""
 
 from typing import Any
 

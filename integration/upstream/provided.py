@@ -1,4 +1,4 @@
-"""What upstream's modules import and a scenario runs through, where the tree does not have it: small, and ours.
+"""Upstream's modules import these and a scenario runs through them, where the tree lacks them: small, and ours.
 
 Each of these stands for a helper whose behaviour decides nothing that a scenario looks at. Bound classes come from
 `kvfix_bound`. Everything that is not here and not in the tree is a double.
@@ -147,7 +147,7 @@ class KvCacheConfig:
 
 
 def one_rank() -> Any:
-    """What the executor calls `dist`."""
+    """The executor calls this `dist`."""
     mapping = Mapping()
     return SimpleNamespace(
         rank=0,

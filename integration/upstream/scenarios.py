@@ -1,4 +1,5 @@
-"""What is served, and what must come of it. Each scenario is chosen so that the unsafe code fails in it.
+"""A scenario says what is served, and what must come of it. Each scenario is chosen so that the unsafe code fails in
+it.
 
 `hazard` names the fix without which upstream fails here; where it is empty, upstream is right, and the overlay must
 leave it so. A scenario that has no failing arm would prove nothing, and the report says so.

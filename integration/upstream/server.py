@@ -51,7 +51,7 @@ class Shape:
 
 @dataclass
 class Outcome:
-    """How a scenario ended."""
+    """A scenario ended like this."""
 
     answered: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Server:
         return kind(**accepted(kind.__init__, given))
 
     def _managers(self, types: Any) -> dict[Any, Any]:
-        """In the order in which upstream's ResourceManager goes through them."""
+        """The managers in the order in which upstream's ResourceManager goes through them."""
         return {types.KV_CACHE_MANAGER: self.manager}
 
     def _executor(self) -> Any:
@@ -182,7 +182,7 @@ class Server:
         return Scheduler(self.shape, states)
 
     def _model_engine(self) -> Any:
-        """What the executor calls."""
+        """The executor calls this."""
         return self.engine
 
     def _queue(self, arrivals: list[Arrival], cancels: dict[int, list[int]]) -> Queue:
@@ -203,7 +203,7 @@ class Server:
         return made
 
     def keywords_of(self, arrival: Arrival) -> dict[str, Any]:
-        """What else upstream passes to the constructor of this request."""
+        """Upstream passes these besides to the constructor of this request."""
         del arrival
         return {}
 

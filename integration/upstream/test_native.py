@@ -93,7 +93,7 @@ def tables_of_other_windows(server: Any) -> None:
 
 
 def a_model_that_looks_further_back(server: Any) -> None:
-    """What has left a window is somebody else's by now."""
+    """A block that has left a window is somebody else's by now."""
     engine = server.engine
     own = engine._window
     engine._window = lambda pool: own(pool) + 3 * server.manager.tokens_per_block
@@ -127,7 +127,7 @@ def failures_end_well(server: Any) -> None:
 
 
 def nobody_notes(server: Any) -> None:
-    """What a request wants to be kept is lost with the constructor's keyword."""
+    """A request's wish to be kept is lost with the constructor's keyword."""
     server.retention_of = lambda _: None
 
 

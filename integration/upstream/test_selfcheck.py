@@ -47,7 +47,7 @@ CASES = [
 
 
 class Seen:
-    """What the rig has no copy for: memory that the host reads. Here it lies on the device, which is the host's."""
+    """The rig has no copy for memory that the host reads. Here it lies on the device, which is the host's."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._tensor = torch.zeros(shape, dtype=torch.int32, device="cuda")
@@ -98,7 +98,7 @@ def _seen_by_metadata(metadata: Any) -> None:
 
 
 def _complete_runner() -> None:
-    """What the excerpt of it lacks."""
+    """The excerpt of it lacks this."""
     runner = sys.modules[f"{EXECUTOR}.cuda_graph_runner"]
     vars(runner)["KeyType"] = graph_tables.GraphKey
     vars(runner)["CUDAGraphRunner"].WARMUP_STEPS = 1

@@ -94,7 +94,7 @@ class StepCopies(OffsetsServer):
         return output
 
     def _kernel(self, *given: int) -> None:
-        """What the kernel does with its block copies, when the stream gets there. It is handed addresses."""
+        """The kernel does this with its block copies, when the stream gets there. It is handed addresses."""
         *arguments, stream = given
         first = GATHER + 1 + 3 * STAGED
 

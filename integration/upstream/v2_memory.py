@@ -1,4 +1,4 @@
-"""Where the pages of the V2 runtime lie, told to a connector as the newest executor tells it."""
+"""A connector learns where the pages of the V2 runtime lie as the newest executor tells it."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -52,7 +52,7 @@ class Memory:
 
 
 def register(executor: Any) -> None:
-    """For `PyExecutor._maybe_init_kv_connector_manager`, whose excerpt knows of a single tensor only."""
+    """Replaces `PyExecutor._maybe_init_kv_connector_manager`, whose excerpt knows of a single tensor only."""
     connector, manager = executor.kv_connector_manager, executor.kv_cache_manager
     if connector is None:
         return

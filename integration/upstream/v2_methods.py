@@ -1,4 +1,5 @@
-"""Of the newest V2 manager, its requests and the executor that drives it, what no excerpt holds. Ours, and small.
+"""Methods of the newest V2 manager, of its requests and of the executor that drives it, which no excerpt holds. Ours,
+and small.
 
 The executor of the newest version is not among the excerpts, so its steps with a connector are known from upstream's
 tests alone: loads are marked as dispatched before the worker may write, completions are applied before scheduling, and
@@ -98,7 +99,7 @@ NAMES: dict[str, dict[str, Any]] = {
 
 
 class Manager:
-    """What the V2 manager's own methods and the loops call on it."""
+    """The V2 manager's own methods and the loops call these on it."""
 
     def __init__(self: Any, shape: Any, connector: Any, stream: Any, mapper: Any) -> None:
         windows = [None if window >= shape.max_seq_len else window for window in shape.windows]
@@ -193,7 +194,7 @@ def request_class(base: Any) -> Any:
             return bool(self.state.name == "GENERATION_TO_COMPLETE")
 
         def reset_for_recompute(self: Any, max_input_len: int) -> None:
-            """What it has generated joins its prompt."""
+            """The tokens that it has generated join its prompt."""
             self.py_max_new_tokens -= self.get_num_tokens(0) - self.py_prompt_len
             self.pause(min(max_input_len, self.get_num_tokens(0)))
             self.py_prompt_len, self.py_forwarded = self.prompt_len, 0

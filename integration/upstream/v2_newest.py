@@ -21,7 +21,7 @@ PREEMPTS = "_try_preempt_for_pages"
 
 @dataclass
 class PauseState:
-    """Which of the active requests have been paused, by their places, and before which place to look for more."""
+    """Places of the active requests that have been paused, and the place before which to look for more."""
 
     frontier: int
     victim_indices: set[int] = field(default_factory=set)

@@ -16,7 +16,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class LifeCycle:
-    """Which blocks of a sequence a layer group no longer reads."""
+    """A layer group no longer reads these blocks of a sequence."""
 
     window_size: int | None
 

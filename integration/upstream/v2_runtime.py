@@ -17,7 +17,7 @@ ALLOWED, VIRTUAL_STOP, USER_STOP = "allowed", "another cache has committed the b
 
 @dataclass
 class Runtime:
-    """As much of the runtime's manager as upstream's manager asks for. One layer in each group."""
+    """The part of the runtime's manager that upstream's manager asks for. One layer in each group."""
 
     tokens_per_block: int
     cycles: list[LifeCycle]
@@ -245,7 +245,7 @@ class Cache:
         self.runtime.pools[group].settle(page)
 
     def _commit_block(self, ordinal: int, tokens: tuple[int, ...]) -> None:
-        """What another cache has brought stays; what has been evicted is brought again."""
+        """A block that another cache has brought stays; one that has been evicted is brought again."""
         pages = self._pages[ordinal]
         block = self.runtime.tree.setdefault((self._scope, tokens), Block([None] * len(pages)))
         if any(theirs is not None for theirs in block.pages):

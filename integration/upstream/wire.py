@@ -25,7 +25,7 @@ class Sent:
 
 
 class Wire:
-    """What `dist` sends and receives objects with. A receive waits, as upstream's does."""
+    """`dist` sends and receives objects with this. A receive waits, as upstream's does."""
 
     def __init__(self, line: "Connection") -> None:
         self._line = line
@@ -65,7 +65,7 @@ class Rank:
         return self.number == 0
 
     def dist(self) -> Any:
-        """What the executor calls `dist`."""
+        """The executor calls this `dist`."""
         found = provided.one_rank()
         other = (self.number + 1) % RANKS
         mapping = found.mapping

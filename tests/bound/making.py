@@ -61,7 +61,7 @@ def add(manager: Any, *requests: Any, beams: int = 1) -> None:
 
 
 def finish_prompt(era: Any, request: Any, token: int = 9_000) -> None:
-    """What an executor does after the forward pass of the last chunk."""
+    """Report the prompt's last chunk as an executor does after its forward pass."""
     request.move_to_next_context_chunk()
     request.state = era.LlmRequestState.GENERATION_IN_PROGRESS
     request.add_new_token(token, 0)

@@ -1,4 +1,4 @@
-"""Which block gets which slot: claims, tiers, priorities, copies, beams, windows, pins."""
+"""Each block gets the slot that it should: claims, tiers, priorities, copies, beams, windows, pins."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What each era declares: names, argument names, refusals. Sources of the tables: what upstream binds."""
+"""Each era declares what upstream binds: names, argument names, refusals. The tables come from upstream's source."""
 
 from collections.abc import Callable
 from typing import Any

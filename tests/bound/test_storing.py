@@ -1,4 +1,4 @@
-"""What is stored for reuse, how much of it is computed, and what the questions about it answer."""
+"""Blocks are stored for reuse as far as they are computed, and questions about reuse are answered right."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the figures of a block are checked against, and what is left over."""
+"""Figures of a block are checked against rows; figures that no rule accounts for are listed."""
 
 import re
 import shlex
@@ -67,7 +67,7 @@ def given(block: Block) -> list[str]:
 
 
 def complaints(block: Block) -> Iterator[str]:
-    """What is wrong with the figures of a block. None: each is computed from rows, given, or shown by a test."""
+    """Describes each mistake in the figures of a block. None: each is computed from rows, given, or shown by a test."""
     try:
         found = list(_complaints(block))
     except (NoSuchRow, ArithmeticError, LookupError, NameError, SyntaxError, TypeError, ValueError) as error:

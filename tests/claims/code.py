@@ -1,4 +1,4 @@
-"""What a source says to the machine: without comments, docstrings and the way it is laid out.
+"""The essence of a source is its code: comments, docstrings and layout do not count.
 
 Two texts with the same `essence` behave and cost the same. The reverse does not hold: a renamed variable counts.
 Digests are kept for years, so they must not depend on the Python that makes them: `ast.dump` does.
@@ -53,7 +53,7 @@ def essence(path: str, content: bytes) -> bytes:
 
 
 def digest(essences: Mapping[str, bytes]) -> str:
-    """Of files with these names; empty where there are none."""
+    """The digest of files with these names; it is empty where there are none."""
     if not essences:
         return ""
     summary = hashlib.sha256()
@@ -64,7 +64,7 @@ def digest(essences: Mapping[str, bytes]) -> str:
 
 
 def _of_node(node: object) -> Iterator[str]:
-    """What is absent is left out, because later versions of Python add fields that are mostly empty."""
+    """Fields that are absent are left out, because later versions of Python add fields that are mostly empty."""
     if isinstance(node, ast.Constant):
         yield f"{node.value!a};"
     elif isinstance(node, ast.AST):

@@ -8,9 +8,10 @@ from tests.claims.pages import NUMBER, Block, blocks, cells, pages
 
 
 def take(file: str, old: str, new: str) -> list[Path]:
-    """In every section with a note on this file and the old commit. Returns the pages that have changed.
+    """Changes every section with a note on this file and the old commit. Returns the pages that have changed.
 
-    `old` and `new` may be one commit whose rows were taken anew."""
+    `old` and `new` may be one commit whose rows were taken anew.
+    """
     return [page for page in pages() if _took(page, file, old, new)]
 
 

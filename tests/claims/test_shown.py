@@ -1,4 +1,4 @@
-"""What pages show of our own commands, compared with what the commands print."""
+"""Pages that show output of our own commands show what the commands print."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What the rows measured, and whether its code has changed since: digests of folders and files at each commit.
+"""Digests of folders and files at each commit show whether the code that rows measured has changed since.
 
 bench/results/trees.json keeps the digests, so that a copy without history can tell as well. They leave out comments,
 docstrings and layout (code.py).
@@ -56,7 +56,7 @@ def of_git(commit: str, paths: Iterable[str]) -> dict[str, str | None] | None:
 
 @cache
 def today(path: str) -> str:
-    """Of the files as they lie here: that needs no history, and sees what is not committed."""
+    """The digest of the files as they lie here: that needs no history, and sees what is not committed."""
     return digest(files_today([path]))
 
 

@@ -44,7 +44,7 @@ def test_missing_extension_is_a_finding(monkeypatch: pytest.MonkeyPatch, argumen
 
 
 def test_missing_extension_is_a_finding_in_a_process_that_has_imported_nothing() -> None:
-    """As in the folder of a checkout that was not built."""
+    """The folder of a checkout that was not built looks like this."""
     code = "import sys; sys.modules['trtllm_kvfix._core'] = None; from trtllm_kvfix.cli import main; main(['doctor'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")

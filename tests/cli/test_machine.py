@@ -1,4 +1,4 @@
-"""What `doctor` says about the machine."""
+"""`doctor` describes the machine."""
 
 import resource
 from pathlib import Path

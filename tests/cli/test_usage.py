@@ -1,4 +1,4 @@
-"""What help shows, and what a shell completes."""
+"""Help shows first steps, and a shell completes commands, options and values."""
 
 import shlex
 import subprocess

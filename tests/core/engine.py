@@ -168,7 +168,7 @@ class Engine:
         ]
 
     def cells(self, request_id: int, begin: int) -> list[Cell]:
-        """What belongs into the block that begins there, as far as the sequence goes."""
+        """The cells that belong into the block that begins there, as far as the sequence goes."""
         running = self.live[request_id]
         end = min(begin + self.manager.config.tokens_per_block, len(running.tokens))
         return [(running.salt, *running.tokens[: position + 1]) for position in range(begin, end)]

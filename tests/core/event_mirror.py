@@ -1,4 +1,4 @@
-"""What a router would know: the reuse tree rebuilt from nothing but the events."""
+"""The reuse tree as a router knows it: rebuilt from nothing but the events."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Which core id and which slot number stand for which block of the model.
+"""Core ids and slot numbers are matched with the blocks of the model.
 
 The core may choose any free block record and any free slot, so nothing is predicted: a number is learnt where it is
 first seen, and from then on it must stay the same for as long as the model says that the block, or its tenancy of the

@@ -60,7 +60,7 @@ def push_to_host(m: BlockManager, request_id: int, blocks: int) -> None:
 
 
 def reusable(m: BlockManager, tokens: Sequence[int], **options: object) -> int:
-    """How many tokens of a prompt that begins with these, and goes on, would be reused."""
+    """Counts the tokens that would be reused of a prompt that begins with these, and goes on."""
     probe = SequenceRequest(10**9, [*tokens, 999_999_999], **options)  # type: ignore[arg-type]
     return m.analyze_prefix_reuse(probe).tokens
 

@@ -1,4 +1,4 @@
-"""What makes no sense is refused where it is said, by a typed error that shows the value and names the field."""
+"""Arguments that make no sense are refused by a typed error that shows the value and names the field."""
 
 import array
 

@@ -19,7 +19,7 @@ VALUES = [5, 0, 2**31 - 1, 7]
 
 
 class DlpackOnly:
-    """What a tensor of another library shows of itself: no buffer, no sequence."""
+    """A tensor of another library shows this much of itself: no buffer, no sequence."""
 
     def __init__(self, values: object, dtype: str = "int64") -> None:
         self.values = np.asarray(values, dtype=dtype)
@@ -49,7 +49,7 @@ class RefusesFirst(DlpackOnly):
 
 
 class NegativeView(DlpackOnly):
-    """Like torch's: the memory that it exports holds the values with the opposite sign."""
+    """Its memory holds the values with the opposite sign, as that of torch's negative views does."""
 
     def is_neg(self) -> bool:
         return True

@@ -10,7 +10,7 @@ WINDOW = 8
 
 
 def there(m: BlockManager) -> list[int]:
-    """What anybody may have: free or cached, and kept for nobody."""
+    """Counts the blocks that anybody may have: free or cached, and kept for nobody."""
     return m.free_blocks_without([])
 
 

@@ -163,7 +163,8 @@ def check_that_python_runs(name: str, m: BlockManager, wait: Callable[[BlockMana
 
 
 def share_of_longest_pause(m: BlockManager, wait: Callable[[BlockManager], object]) -> float:
-    """While one thread has the lock and one waits for it: how long this one stood still, in parts of that time."""
+    """The share of the time, while one thread has the lock and one waits for it, for which this one stood still at
+    most."""
     begun, ended = threading.Event(), threading.Event()
     holding_s = 0.0
 

@@ -1,4 +1,4 @@
-"""What a process may do to the extension: end while calls run, fork, and import it in another interpreter."""
+"""A process may end while calls run, fork, and import the extension in another interpreter."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a scheduler asks: the answers say what then happens, and asking changes nothing."""
+"""Answers to a scheduler say what then happens, and asking changes nothing."""
 
 import pytest
 

@@ -116,7 +116,7 @@ class BlockManagerMachine(WaitingRequests):
         pair_verbs.decode(self.pair, tokens, computed=computed)
 
     def reported(self, data: st.DataObject, ids: list[int]) -> list[int] | None:
-        """What an engine says it has computed: mostly everything, sometimes less, or more than there is, or nothing."""
+        """An engine reports mostly everything as computed, sometimes less, or more than there is, or nothing."""
         behind = data.draw(
             st.none() | st.lists(st.sampled_from([0, 0, 0, 1, 4, -1]), min_size=len(ids), max_size=len(ids))
         )

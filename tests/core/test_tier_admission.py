@@ -1,4 +1,4 @@
-"""Which blocks may push others out of a full tier: scans cannot, and reuse that comes soon is not missed."""
+"""Scans cannot push others out of a full tier, and reuse that comes soon is not missed."""
 
 import random
 from collections.abc import Iterable, Iterator

@@ -54,7 +54,7 @@ class TierIndexMachine(RuleBasedStateMachine):
         return known[index % len(known)] if known and index < 30 else (NOBODY, NOBODY)
 
     def both(self, on_model: Callable[[], Any], on_core: Callable[[], Any]) -> tuple[Any, Any] | None:
-        """What both returned, or None if both refused for the same reason."""
+        """The answer of both, or None if both refused for the same reason."""
         expected, why = outcome(on_model)
         found, why_found = outcome(on_core)
         assert why_found == why

@@ -34,6 +34,11 @@ def strings(tree: ast.AST) -> Iterator[str]:
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
 
 
+COMMAND = re.compile(rf"trtllm-kvfix ({'|'.join(cli.COMMANDS)})\b")
+WITH_COMMANDS = [
+    "../README.md",
+    *sorted(str(file.relative_to(DOCS)) for file in DOCS.rglob("*.md") if COMMAND.search(file.read_text())),
+]
 TEXTS = [
     text for file in sorted((ROOT / "trtllm_kvfix").rglob("*.py")) for text in strings(ast.parse(file.read_text()))
 ]
@@ -81,7 +86,7 @@ def commands(text: str) -> Iterator[list[str]]:
         yield [word for word in words if word != "--"]
 
 
-@pytest.mark.parametrize("page", ["index.md", "symptoms.md", "metrics.md", "troubleshooting.md"])
+@pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
     shown = [words for words in commands((DOCS / page).read_text()) if words[0] in cli.COMMANDS]
     assert shown
@@ -93,9 +98,24 @@ def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
         assert {word for word in words if word.startswith("--")} - known == set(), f"{page}: {name} {words}"
 
 
-def test_the_guide_runs_and_prints_what_it_says() -> None:
-    code = "".join(fences("block-manager-guide.md", "python"))
+def printed(code: str) -> list[str]:
+    """What the code prints in an interpreter of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.splitlines()
+
+
+@pytest.mark.parametrize("page", ["block-manager-guide.md", "block-manager.md"])
+def test_code_of_a_page_runs_and_prints_what_it_says(page: str) -> None:
+    code = "".join(fences(page, "python"))
     expected = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    assert expected
     assert len(expected) == code.count("\nprint(")
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert ran.stdout.splitlines() == expected
+    assert printed(code) == expected
+
+
+def test_events_are_published_as_their_page_says() -> None:
+    (code,) = fences("events.md", "python")
+    anywhere = re.sub(r"tcp://\*:\d+", "tcp://127.0.0.1:*", code)  # a port of the page may be taken
+    assert anywhere.count("127.0.0.1") == 2
+    assert printed(anywhere) == []

@@ -1,4 +1,4 @@
-"""What the site is made of: pictures that are up to date, a reference without gaps, links that lead somewhere."""
+"""The site has pictures that are up to date, a reference without gaps, and links that lead somewhere."""
 
 import ast
 import inspect

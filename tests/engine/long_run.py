@@ -1,4 +1,4 @@
-"""How many answers are wrong, of many, with each fix off and with all:
+"""Counts wrong answers of many, with each fix off and with all on:
 
     python -m tests.engine.long_run --requests 10000 [--device cuda]
 

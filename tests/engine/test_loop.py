@@ -101,7 +101,7 @@ def test_a_device_that_is_gone_ends_the_run() -> None:
 def test_a_batch_that_takes_more_than_was_reckoned_gives_back_who_came_last(
     monkeypatch: pytest.MonkeyPatch, manager: str
 ) -> None:
-    """With copies under way behind what is held: waiting for them must let it go."""
+    """Copies are under way behind what is held: waiting for them must let it go."""
     reckoned, make_room, returned = Cache.prospect, Cache._make_room, 0
 
     def too_few(cache: Cache, request: Request) -> tuple[int, int]:

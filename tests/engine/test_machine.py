@@ -1,4 +1,4 @@
-"""What is held, what is let go, and that nothing waits for ever."""
+"""The machine holds work and lets it go, and nothing waits for ever."""
 
 from collections.abc import Iterator
 

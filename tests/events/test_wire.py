@@ -1,4 +1,4 @@
-"""What a router is told, in vLLM's words. A router here believes every message and nothing else."""
+"""A router understands our events in vLLM's words. A router here believes every message and nothing else."""
 
 from typing import Any
 

@@ -32,7 +32,7 @@ class Scene:
         self.impl.remove_sequence(1, cached, False)
 
     def fill(self) -> None:
-        """What the executor does: a request that can take every block that is not held."""
+        """The executor adds a request that can take every block that is not held."""
         tokens = BLOCKS * BLOCK - BLOCK * len(set(self.impl.pin_counts))
         other = self.server.request(2, [1000 + i for i in range(tokens)])
         self.impl.add_sequence_batch([(2, tokens, 1)], [other])

@@ -22,7 +22,7 @@ REQUESTS = 16
 
 
 class Injected(Exception):
-    """What a planted fault raises."""
+    """A planted fault raises this."""
 
 
 @dataclass

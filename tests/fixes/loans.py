@@ -1,4 +1,4 @@
-"""What the overlay lends to an early copy stays as it is until it is settled, whoever writes it.
+"""A row that the overlay lends to an early copy stays as it is until it is settled, whoever writes it.
 
 When such a copy reads is the copy engine's business. So this reads the rows at the shipment and once more when they are
 settled, and notes where they differ.

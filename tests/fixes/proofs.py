@@ -1,4 +1,4 @@
-"""What each fix's own test module, test_<id>.py, holds for the tests that go through all fixes.
+"""Each fix's own test module, test_<id>.py, holds things for the tests that go through all fixes.
 
 BROKEN is a part of its mechanism without which its self-test must fail. PLACES are where its code is made to fail.
 """
@@ -27,7 +27,7 @@ def places_of(fix_id: str) -> tuple[Place, ...]:
 
 
 def as_it_was(*arguments: Any) -> Any:
-    """What a replacement makes, had it made nothing: the original, which is the first or second argument."""
+    """A replacement that had done nothing would make this: the original, its first or second argument."""
     return next(each for each in arguments if callable(each) and not isinstance(each, type))
 
 

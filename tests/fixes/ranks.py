@@ -50,7 +50,7 @@ class RankComm:
 
 
 def on_ranks(between: Between, work: Callable[[int, RankComm], Any]) -> list[Any]:
-    """What each rank's thread returned."""
+    """The results of all ranks' threads."""
     answers: dict[int, Any] = {}
 
     def run(rank: int) -> None:

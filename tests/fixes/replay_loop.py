@@ -24,7 +24,7 @@ class Tables:
 
 
 class Loop:
-    """What an executor's thread does, on one stream."""
+    """An executor's thread, on one stream."""
 
     def __init__(self) -> None:
         self.device = native.open_device("cpu")

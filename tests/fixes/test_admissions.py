@@ -20,7 +20,7 @@ Traffic = Callable[[Server], list[Any]]
 
 
 def overshooting(*variants: str, chunked: bool = False) -> pytest.MarkDecorator:
-    """With traffic on which the variant overshoots: B2's estimate counts only full blocks, so it promises no leaf."""
+    """The variant overshoots on this traffic: B2's estimate counts only full blocks, so it promises no leaf."""
     leaf = CHUNKED if chunked else SHARED_LEAF
     evaporating = EVAPORATION | {"enable_chunked_prefill": chunked}
     made = [

@@ -37,7 +37,7 @@ def batch_of(server: Server, request: Any) -> Any:
 
 
 def matched_after(server: Server, chunks: int) -> int:
-    """What the next request with the prompt of one that ended early finds."""
+    """Counts the tokens that the next request finds of the prompt of one that ended early."""
     request, other = server.request(1, PROMPT), server.request(2, PROMPT)
     server.manager.prepare_resources(batch_of(server, request))
     for _ in range(chunks):

@@ -51,7 +51,7 @@ class Prefill:
         self.manager.update_resources(batch)
 
     def matched(self, request_id: int) -> int:
-        """What another request with the same prompt is given."""
+        """Counts the tokens that another request with the same prompt is given."""
         other = self.server.request(request_id, PROMPT)
         self.manager.prepare_resources(self.batch(other, len(PROMPT)))
         found = int(other.prepopulated_prompt_len)

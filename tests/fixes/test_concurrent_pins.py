@@ -170,7 +170,7 @@ def test_the_bound_object_stays_what_it_is() -> None:
 
 
 def test_a_connector_that_calls_the_manager_from_inside_an_admission_does_not_hang() -> None:
-    """Under a watchdog: another thread pins all the while, and waits without the GIL."""
+    """Another thread pins all the while, and waits without the GIL; a watchdog ends the test."""
     with standing_in("C"), applied(["concurrent-pins"]):
         made = Scene()
         answers: list[Any] = []
@@ -219,7 +219,7 @@ BROKEN = Broken("fixes.concurrent_pins.mechanism.Turns.guarded", as_it_was)
 
 
 class Plain:
-    """What the mechanism takes for `threading.RLock`: it says when a thread has to wait for it."""
+    """The mechanism takes this for `threading.RLock`: it says when a thread has to wait for it."""
 
     contended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What the fixes do instead when they fail: it waits, it loses nothing, and what upstream raises is upstream's."""
+"""A fix that fails falls back: it waits, it loses nothing, and what upstream raises is upstream's."""
 
 import logging
 import sys
@@ -58,7 +58,7 @@ def test_a_fallback_that_does_not_wait_corrupts(
 
 
 def arrived_with(place: str, statements: Callable[[Any, Any], None], *, always: bool) -> tuple[Any, Any, Fuse]:
-    """What two pools hold in the end, and what they should; our code fails at `place` within upstream's method."""
+    """The contents of two pools in the end, and what they should be; our code fails at `place` in upstream's method."""
     with upstream("B"):
         scene = Scene(2)
         scene.table.numpy()[...] = scene.contents
@@ -97,7 +97,7 @@ def test_pools_left_over_at_the_end_are_not_lost_when_that_fails() -> None:
 
 
 class Theirs(Exception):
-    """What upstream raises."""
+    """Upstream raises this."""
 
 
 ERROR = Theirs("upstream's own")

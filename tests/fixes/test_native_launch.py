@@ -98,7 +98,7 @@ class BenchOfStage(Bench):
 
 @contextmanager
 def active() -> Iterator[Registry]:
-    """With the import hook, as in a server."""
+    """The import hook is there, as in a server."""
     made = Activation(ALL, ())
     made.activate(Settings(runtime_dir=None))
     try:

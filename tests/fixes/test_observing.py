@@ -72,7 +72,7 @@ def count_of(counter: counters.CounterByFix, fix_id: str) -> float:
 
 
 class Counted:
-    """How much a counter has grown for a fix since this was made."""
+    """Counts how much a counter has grown for a fix since this was made."""
 
     def __init__(self, counter: counters.CounterByFix, fix_id: str) -> None:
         self._of = (counter, fix_id)

@@ -1,4 +1,4 @@
-"""What each probe answers for each variant, and that it knows nothing about what it has not seen before."""
+"""Each probe answers right for each variant, and admits that it does not know what it has never seen."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What is asked about a prompt's reuse, and of how much of it: each token of a question is copied twice."""
+"""A question about reuse is asked of as few tokens as will do: each token of a question is copied twice."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is taken off a batch that holds too many tokens: never more than needed, never into the middle of a block."""
+"""A batch that holds too many tokens loses what it must: never more, never into the middle of a block."""
 
 from collections.abc import Callable
 from typing import Any

@@ -176,7 +176,7 @@ def test_messages_that_fail_leave_upstreams_batch() -> None:
 
 
 def test_a_rank_that_cannot_read_its_limits_stops_the_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once: they would wait for it otherwise, because it does not come by their steps."""
+    """They stop at once: they would wait for it otherwise, because it does not come by their steps."""
     failing_on_rank_0(monkeypatch, f"{FIXES}.token_budget.mechanism.limits_of", 1)
 
     def steps(rank: int, comm: RankComm) -> Any:

@@ -12,7 +12,7 @@ from trtllm_kvfix.staging import on_stream
 
 
 def keywords(era: Any, blocks: int = 16, host: int = 0, **changes: Any) -> dict[str, Any]:
-    """What the constructor of 1.2 passes."""
+    """The keywords that the constructor of 1.2 passes."""
     given: dict[str, Any] = {
         "num_kv_heads_per_layer": [2, 1, 2],
         "size_per_head": 8,

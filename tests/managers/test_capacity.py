@@ -1,4 +1,4 @@
-"""Which requests may run next, if the manager is ours."""
+"""Our scheduler chooses which requests may run next."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What connectors, routers and conversations ask about blocks by name: hashes, priorities, prefixes."""
+"""Connectors, routers and conversations ask about blocks by name: hashes, priorities, prefixes."""
 
 from collections.abc import Sequence
 from typing import Any

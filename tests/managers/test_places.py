@@ -1,4 +1,4 @@
-"""Where our manager replaces upstream's, and where it must not."""
+"""Our manager replaces upstream's where it should, and nowhere else."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

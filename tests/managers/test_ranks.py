@@ -14,7 +14,8 @@ def manager() -> native.BlockManager:
 
 
 def outcome(comm: RankComm, *, differs: bool, iterations: int = 4, patience_s: float = 30) -> str:
-    """How a rank ends that compares in every second iteration. One that differs does so in the third."""
+    """Runs a rank that compares in every second iteration, and says how it ended. One that differs does so in the
+    third."""
     core = manager()
     comparison = Comparison(core, 1, find=lambda: comm, every=2, patience_s=patience_s)
     for iteration in range(1, iterations + 1):

@@ -1,4 +1,4 @@
-"""How long requests want their blocks kept: read where upstream makes the request, honoured by the core."""
+"""The core honours how long requests want their blocks kept, as read where upstream makes the request."""
 
 from copy import deepcopy
 from datetime import timedelta

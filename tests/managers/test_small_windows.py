@@ -17,7 +17,7 @@ NEEDED = 9  # 2 that it may find in the window, and 7 that the window and two ch
 
 
 def small(era_name: str, sliding: int = NEEDED) -> dict[str, Any]:
-    """What either build reports about a chunk."""
+    """Either build's report about a chunk."""
     said = {"temp_attention_window_inputs": SimpleNamespace(max_num_tokens=CHUNK)}
     return {
         "max_attention_window_vec": [FULL, SLIDING],

@@ -51,7 +51,7 @@ def load_mutants() -> list[Mutant]:
 
 
 def copy_tree(to: Path) -> None:
-    """What git knows, and what it would take in: a test that is not committed yet counts."""
+    """Copies what git knows, and what it would take in: a test that is not committed yet counts."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):

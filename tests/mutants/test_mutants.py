@@ -1,4 +1,4 @@
-"""Without building: every mutant can still be planted, and its test exists. tests/mutants/run.py does the rest."""
+"""Every mutant can still be planted, and its test exists; nothing is built. tests/mutants/run.py does the rest."""
 
 import re
 from pathlib import Path

@@ -44,7 +44,8 @@ class Chats:
         self._chats = [Chat(opening(number)) for number in range(24)]
 
     def run(self) -> None:
-        """Until all requests are answered and nothing is being saved; raises what ended the loop, if anything did."""
+        """Runs until all requests are answered and nothing is being saved; raises what ended the loop, if anything
+        did."""
         executor = self.server.executor
         with self.server.pauses.at(self.server.pauses.CALL_SCHEDULE, self._between):
             executor.enqueue_cancel_request(0)  # wakes a loop that has nothing to do

@@ -26,7 +26,7 @@ def llm_args() -> Any:
 
 
 def serve_alone(bench: "Bench", request: Request) -> int:
-    """How many tokens of it came from the host tier, when nothing is left in the device's."""
+    """Counts its tokens that came from the host tier, when nothing is left in the device's."""
     executor = bench.executor
     executor.forget_device_cache()
     before = executor.loaded_tokens
@@ -60,7 +60,7 @@ class Bench:
         self.executor.idle = self.wait_for_a_transfer
 
     def wait_for_a_transfer(self, seconds: float = 0.05) -> None:
-        """So that a loop with nothing else to do leaves the processor to the device."""
+        """A loop with nothing else to do leaves the processor to the device."""
         transfers = self.worker.side._transfers
         for running in transfers.running()[:1] if transfers else []:
             running.lane.wait(running.job.number, seconds)
@@ -76,7 +76,7 @@ class Bench:
         self.take_note()
 
     def take_note(self) -> None:
-        """Of transfers that have ended, though no step follows."""
+        """Lets the scheduler note transfers that have ended, though no step follows."""
         if self.scheduler is not None:
             self.scheduler.build_connector_meta(None)
 

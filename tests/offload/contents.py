@@ -1,4 +1,4 @@
-"""What the keys and values of a token are here: a function of the tokens up to it and of the rank that holds them."""
+"""A token's keys and values are here a function of the tokens up to it and of the rank that holds them."""
 
 from collections.abc import Iterator, Sequence
 

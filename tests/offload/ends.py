@@ -1,4 +1,4 @@
-"""What tests look up in a ledger, and ends that they give to its jobs."""
+"""Look-ups in a ledger, and ends that tests give to its jobs."""
 
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ def planned(ledger: Ledger, kind: type[AnyJob]) -> list[AnyJob]:
 
 
 def end(ledger: Ledger, job: Job, error: str = "") -> None:
-    """On the only rank, whose worker side is not there."""
+    """Ends transfers on the only rank, whose worker side is not there."""
     ledger.queue(job)
     ledger.end_here(Ended(job.number, error))
     ledger.end_everywhere(*ledger.take_ended_here(), has_scheduler=True)

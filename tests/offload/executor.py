@@ -39,7 +39,7 @@ def own_pool(device: Device, blocks: int) -> Any:
 
 
 class Read(NamedTuple):
-    """What attention read for a request, and what it had to be."""
+    """One read of attention for a request: what it found, and what it had to find."""
 
     request_id: int
     found: PinnedArray
@@ -102,7 +102,7 @@ class Executor:
         self.waiting.extend(requests)
 
     def run(self, between: Callable[[int], None] = lambda _: None) -> None:
-        """Until nothing is left to do, within a bound. `between` runs after each step."""
+        """Runs until nothing is left to do, within a bound. `between` runs after each step."""
         until = monotonic() + RUN_S_MAX
         for step in count():
             if not (self.waiting or self.active):

@@ -1,4 +1,4 @@
-"""What the reports of all ranks must say, whatever the ranks are and wherever they run."""
+"""Checks of the reports of all ranks, whatever the ranks are and wherever they run."""
 
 from collections.abc import Callable, Sequence
 

@@ -35,7 +35,7 @@ class PipeRanks:
 
 
 def torch_pool(device: Device, blocks: int) -> Any:
-    """As upstream's: torch's tensor, on the device that is torch's current one."""
+    """Makes the tensor as upstream does: torch's, on the device that is torch's current one."""
     import torch  # noqa: PLC0415  only where a GPU is
 
     assert device.name.startswith(f"cuda:{torch.cuda.current_device()} "), device.name
@@ -62,7 +62,7 @@ def rank_main(kind: str, ranks: PipeRanks, results: Connection, parts: Sequence[
 
 
 def run_ranks(kind: str, size: int, parts: Sequence[Part]) -> list[list[Any]]:
-    """For each part, what it returns on each rank. `kind`: 'cpu' for a simulated device each, 'cuda' for a GPU each."""
+    """The results of each part on each rank. `kind`: 'cpu' for a simulated device each, 'cuda' for a GPU each."""
     context = multiprocessing.get_context("spawn")
     links = [context.Pipe() for _ in range(size - 1)]
     results = [context.Pipe(duplex=False) for _ in range(size)]

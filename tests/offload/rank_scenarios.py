@@ -1,4 +1,4 @@
-"""What the ranks of one model go through together, each in a process of its own with a device of its own.
+"""Scenarios that the ranks of one model go through together, each in a process with a device of its own.
 
 Every rank runs the same scenario and says what it found, as plain values. One rank is slow, or fails, or differs; when
 is chosen by gates. Nothing here waits for a time to pass.

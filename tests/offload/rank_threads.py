@@ -53,7 +53,7 @@ class Rank:
 
 
 def on_all(ranks: Sequence[Rank], call: Callable[[Rank], T]) -> list[T]:
-    """What each rank's thread returns; the first error of any."""
+    """The results of all ranks' threads; raises the first error of any."""
     found: list[Any] = [None] * len(ranks)
 
     def run(number: int) -> None:

@@ -15,7 +15,7 @@ CHECK_EVERY_STEPS = 16
 
 
 class RankTraffic(Traffic):
-    """What is drawn at random is drawn on every rank, and concerns one."""
+    """Every rank draws the same at random, though it concerns one."""
 
     def __init__(self, bench: Bench, ranks: Ranks, requests: int) -> None:
         super().__init__(bench, seed=5)

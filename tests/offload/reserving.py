@@ -110,7 +110,7 @@ ReservingManager.finish_prefix_loads = computing_what_did_not_come(  # type: ign
 
 
 class ReservingExecutor(Executor):
-    """What it takes of a promise is drawn."""
+    """An executor that draws at random what it takes of a promise."""
 
     manager: ReservingManager
 
@@ -143,7 +143,7 @@ class ReservingExecutor(Executor):
         self.manager.free(request)
 
     def free_resources(self, request: Request) -> None:
-        """As the connector has it, where a load failed."""
+        """Frees a request as the connector does, where a load failed."""
         self.came_to["computed instead"] += 1
         self.preempt(request)
 

@@ -40,7 +40,7 @@ def cancelled_while_it_loads(server: OffloadServer, monkeypatch: pytest.MonkeyPa
 
 
 def books(server: OffloadServer) -> tuple[Any, ...]:
-    """What is kept of requests: by the connector's scheduler, by upstream's manager, and blocks that are used."""
+    """The books of requests: the connector's scheduler's, those of upstream's manager, and the blocks that are used."""
     connector = server.connector
     used = server.manager.impl.get_kv_cache_stats().used_num_blocks
     return dict(connector.scheduler.side._live), dict(connector.finished_async_loading_requests), used

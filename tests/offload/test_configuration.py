@@ -1,4 +1,4 @@
-"""What is wrong with a configuration is said at the start, by the name of the setting."""
+"""A wrong configuration is refused at the start, by the name of the setting."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whose blocks a request may be given: what cannot be read of it is never taken for "none"."""
+"""A request is given only blocks of its own identity: a field that cannot be read is never taken for "none"."""
 
 from types import SimpleNamespace
 from typing import Any

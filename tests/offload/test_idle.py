@@ -11,7 +11,8 @@ from .upstream_double import ConnectorManager, Request
 
 
 class TellsMore(ConnectorManager):
-    """Before a step and after it, once more without a report, as early upstream does in each `handle_metadata`."""
+    """Reports before a step and after it, and once more without a report, as early upstream does in
+    `handle_metadata`."""
 
     def start_step(self, scheduled: Sequence[tuple[Request, list[int], int]], stream: int) -> None:
         self.tell_nothing()
@@ -23,7 +24,7 @@ class TellsMore(ConnectorManager):
 
 
 class SkipsIdleSteps(ConnectorManager):
-    """What was taken out of a batch was all of it, and upstream goes on without a word: a load has not been told."""
+    """An upstream that skips a step whose whole batch was taken out: nobody hears of the load."""
 
     def start_step(self, scheduled: Sequence[tuple[Request, list[int], int]], stream: int) -> None:
         if scheduled:

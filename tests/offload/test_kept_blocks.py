@@ -59,7 +59,7 @@ def transfers_held(server: OffloadServer, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def end_while_saving(server: OffloadServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the loop's thread: once both are over, the tier is emptied, so the save under way counts for nothing."""
+    """The loop's thread empties the tier once both are over, so the save under way counts for nothing."""
     executor, pauses = server.executor, server.pauses
     iterations = 0
 
@@ -89,7 +89,7 @@ def end_while_saving(server: OffloadServer, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def serve_again(server: OffloadServer, *, blocks_loaded: int = 2) -> None:
-    """From the host tier, for nothing of the prompt is left on the device."""
+    """The blocks come from the host tier, for nothing of the prompt is left on the device."""
     loaded = counters.offload_loaded_blocks.value
     server.run([server.request(FILLER, FILLS_THE_DEVICE, 1)])
     server.run([server.request(RETURNING, PROMPT, 1)])

@@ -40,7 +40,7 @@ class GroupedExecutor(Executor):
 
 
 def description(groups: list[Group], *, window_size: int | None = None) -> Any:
-    """As upstream gives it."""
+    """Upstream gives the description in this form."""
     return SimpleNamespace(
         tokens_per_block=TOKENS_PER_BLOCK,
         groups=tuple(group_of(group, number, window_size) for number, group in enumerate(groups)),

@@ -1,4 +1,4 @@
-"""What an operator turns and sees: switches, priorities, metrics, the line in the log, light imports."""
+"""An operator turns switches and sees priorities, metrics and the line in the log; imports stay light."""
 
 import logging
 import os

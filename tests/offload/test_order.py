@@ -56,7 +56,7 @@ def store_behind_held_kernels(bench: Bench, number: int, while_held: Callable[[]
 
 
 def load_it_again(bench: Bench, number: int) -> int:
-    """How many tokens came from the host tier."""
+    """Counts the tokens that came from the host tier."""
     executor = bench.executor
     executor.forget_device_cache()
     before = executor.loaded_tokens

@@ -79,7 +79,7 @@ def copy_and_load(server: OffloadServer, held: CopiesHeld, *, loads: int = 1) ->
     requests = [server.request(11, BEGINS_ALIKE, 1), server.request(12, COMES_BACK, 1)]
 
     def begin() -> None:
-        """In the loop's thread, once nothing of what was before is left in the loop."""
+        """The loop's thread begins, once nothing of what was before is left in the loop."""
         if requests and not executor.active_requests and executor.previous_batch is None:
             held.close()
             executor.enqueue_requests([requests.pop(0), requests.pop(0)])

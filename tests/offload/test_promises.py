@@ -1,4 +1,4 @@
-"""What upstream does with what it is told: takes the tokens it was promised, some, or none; begins again; lets go."""
+"""Upstream takes the tokens it was promised, some, or none; it begins again; it lets go."""
 
 import sys
 from types import SimpleNamespace

@@ -7,7 +7,7 @@ from trtllm_kvfix.offload.recompute import put_back
 
 @dataclass
 class Request:
-    """Of upstream's request: one that is not chunked has what was left when it was first scheduled as its chunk."""
+    """Upstream's request: one that is not chunked has what was left when it was first scheduled as its chunk."""
 
     prompt_len: int
     context_current_position: int

@@ -1,4 +1,4 @@
-"""What requests go through: turns, chunks, preemption, cancellation; and which of them share blocks."""
+"""Requests go through turns, chunks, preemption and cancellation; some of them share blocks."""
 
 from collections.abc import Collection
 from typing import Any

@@ -25,7 +25,7 @@ MORE = list(range(30, 36))  # of a second layer group
 
 
 class Accepted(NamedTuple):
-    """As upstream tells of a load that it has accepted."""
+    """Upstream reports a load that it has accepted in this form."""
 
     reservation_id: int
     request_id: int
@@ -85,7 +85,7 @@ def bind(bench: Bench, output: Output) -> Any:
 
 
 def end(bench: Bench) -> list[int]:
-    """Of all transfers that have begun."""
+    """Ends all transfers that have begun."""
     bench.worker.get_finished([], [])
     bench.wait_for_transfers()
     bench.worker.get_finished([], [])
@@ -206,7 +206,7 @@ def test_a_request_that_is_reserved_for_anew_has_one_reservation(bench: Bench, r
 
 
 def test_a_request_that_ends_while_it_loads_ends_its_load(bench: Bench, request_2: Request) -> None:
-    """By an error: upstream would refuse to free what it still waits for."""
+    """It ends by an error: upstream would refuse to free what it still waits for."""
     bind(bench, accepted(bench, request_2))
     finished: list[list[int]] = []
     connector = SimpleNamespace(

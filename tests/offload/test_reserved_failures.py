@@ -1,4 +1,4 @@
-"""What upstream takes for loaded and has not come: its request computes, once."""
+"""A request whose reserved load failed computes it, once."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .upstream_double import Request
 
 
 class Manager:
-    """As much of upstream's connector manager as finishes loads."""
+    """The part of upstream's connector manager that finishes loads."""
 
     def __init__(self, bench: Bench, requests: list[Request], ending: list[Request]) -> None:
         self.worker = bench.worker

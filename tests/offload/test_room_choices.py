@@ -1,4 +1,4 @@
-"""Who is shown to upstream's capacity scheduler: on one rank, and on two whose batches must be the same."""
+"""Upstream's capacity scheduler sees the right requests: on one rank, and on two whose batches must be equal."""
 
 import sys
 from collections.abc import Iterable

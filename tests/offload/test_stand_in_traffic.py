@@ -48,7 +48,7 @@ def require_clean(server: OffloadServer) -> None:
 
 
 def blocks_taken(server: OffloadServer) -> int:
-    """From the free ones, and those that are cached and held by nobody are free."""
+    """Counts blocks taken from the free ones. Blocks that are cached and held by nobody are free."""
     impl = server.manager.impl
     if hasattr(impl, "native"):
         return int(impl.native.get_kv_cache_stats().total.blocks_new)
@@ -85,7 +85,7 @@ def test_stores_that_wait_for_nothing_save_what_has_not_been_written(monkeypatch
 
 
 def mark_of(idle: int) -> Callable[[Transfers, int], Mark]:
-    """In place of `Transfers.mark`: a point in a stream that has nothing to do."""
+    """This takes the place of `Transfers.mark`: a point in a stream that has nothing to do."""
 
     def mark(self: Transfers, stream: int) -> Mark:
         del stream

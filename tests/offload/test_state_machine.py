@@ -128,7 +128,7 @@ class ConnectorMachine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 20))
     def preempt(self, index: int) -> None:
-        """While the device is held, too: who waits for blocks that a transfer uses, lets it go."""
+        """The device may be held, too: a request that waits for blocks that a transfer uses lets it go."""
         running = self.running()
         if running:
             self.executor.preempt(running[index % len(running)])

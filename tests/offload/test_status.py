@@ -1,4 +1,4 @@
-"""What `trtllm-kvfix status` and the metrics say of a rank's host tier."""
+"""`trtllm-kvfix status` and the metrics describe a rank's host tier."""
 
 import json
 import os

@@ -46,7 +46,8 @@ def test_steps_are_counted() -> None:
 
 
 def steps_with_stores(number: int) -> int:
-    """Of an iteration in which the device has these stores. Their requests have ended, and keep their blocks."""
+    """Counts the steps of an iteration in which the device has these stores. Their requests have ended, and keep their
+    blocks."""
     rank = Rank(ThreadRanks(1), 0)
     rank.worker.register(rank.device, [rank.pool])
     gate = rank.device.close_gate(rank.stream)

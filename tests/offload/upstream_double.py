@@ -1,4 +1,4 @@
-"""What the connector meets of upstream: requests, reports of a step, and the manager between executor and connector."""
+"""The connector meets this much of upstream: requests, reports of a step, and the manager before the executor."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

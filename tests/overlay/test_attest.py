@@ -1,4 +1,4 @@
-"""What processes report about themselves: written, read by others, compared, and dropped when they end."""
+"""Processes report about themselves: reports are written, read by others, compared, and dropped when they end."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What goes to child processes, and that it does not come back as if the user had said it."""
+"""Settings go to child processes, and do not come back as if the user had said them."""
 
 from collections.abc import Iterator
 

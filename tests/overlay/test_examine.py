@@ -1,4 +1,4 @@
-"""What `doctor` says about an installed TensorRT-LLM, and when it exits with 1."""
+"""`doctor` describes an installed TensorRT-LLM, and exits with 1 if something is missing."""
 
 import json
 import subprocess

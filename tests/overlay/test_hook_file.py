@@ -55,7 +55,7 @@ def test_hook_in_a_folder_that_python_does_not_read_is_an_error(site_dir: Path) 
 
 
 def test_hook_that_outlives_the_package_is_silent(site_dir: Path, tmp_path: Path) -> None:
-    """As after `pip uninstall`: the file stays, the package is gone."""
+    """After `pip uninstall` the file stays and the package is gone."""
     hook_file.write(hook_file.hook_file())
     code = f"import site; site.addsitedir({str(site_dir)!r}); print('started')"
     done = subprocess.run(

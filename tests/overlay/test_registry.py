@@ -1,4 +1,4 @@
-"""What is applied, what stands down, and that a set of fixes is on as a whole or not at all."""
+"""A fix is applied or stands down, and a set of fixes is on as a whole or not at all."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a worker that MPI spawns does before its first task."""
+"""A worker that MPI spawns begins with our initializer, before its first task."""
 
 from pathlib import Path
 

@@ -109,7 +109,7 @@ def write(folder: Path) -> Path:
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
-    """What a process needs to import the double of upstream and this checkout, and nothing of ours besides."""
+    """A process needs this to import the double of upstream and this checkout, and nothing of ours besides."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TRTLLM_KVFIX")}
     return kept | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),

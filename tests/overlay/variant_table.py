@@ -76,7 +76,8 @@ def releases_table() -> str:
 
 
 def needs_table() -> str:
-    """What each release needs. Of a row with two variants, what either needs; neighbours that need the same are one."""
+    """A table of the fixes that each release needs. A row with two variants names what either needs; neighbours that
+    need the same are one."""
     rows: list[tuple[str, str, str]] = []  # first and last release, needs
     for each in releases.KNOWN:
         needs = _needs(each.variants)

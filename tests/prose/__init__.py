@@ -1,4 +1,4 @@
-"""How pages are written: width, references, links, words.
+"""Pages keep to rules of width, references, links and words.
 
 `python -m tests.prose` wraps paragraphs that are too wide and defines the references of each page at its end.
 """

@@ -34,7 +34,7 @@ def fill_for_evaporation(server: Server) -> list[Any]:
 
 
 def arrive_between(server: Server) -> list[Any]:
-    """As above, but what evicts the prefix is a request whose cache comes from another server: it computes nothing.
+    """The same, but a request whose cache comes from another server evicts the prefix: it computes nothing.
 
     It is admitted after the batch was scheduled and before the batch is, so claiming the batch first does not help.
     """

@@ -50,7 +50,7 @@ class Server:
         return Stall(self.pauses, self.tensors, draft=draft, replay=replay)
 
     def run(self, requests: list[Any]) -> list[Any]:
-        """Until all of them are answered. They reach the loop together."""
+        """Serves requests until all of them are answered. They reach the loop together."""
         ids = self.executor.enqueue_requests(requests)
         for _ in range(int(self.response_s_max / LOOK_S)):
             responses = self.executor.await_responses(ids, LOOK_S)

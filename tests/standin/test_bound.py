@@ -1,4 +1,4 @@
-"""What the bound classes take, refuse and keep, variant by variant (surface 4.2 to 4.4)."""
+"""The bound classes take, refuse and keep what each variant says (surface 4.2 to 4.4)."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the V1 manager asks of the bound manager, in upstream's order (surface 1.3), and the order of the loop."""
+"""The V1 manager asks the bound manager in upstream's order (surface 1.3), and the loop keeps its own."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who may run where blocks are few: as upstream's GUARANTEED_NO_EVICT has it, in every variant."""
+"""Where blocks are few, requests run as upstream's GUARANTEED_NO_EVICT has it, in every variant."""
 
 import pytest
 

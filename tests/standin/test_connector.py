@@ -25,7 +25,7 @@ def test_a_connector_hears_of_every_request_and_every_step(variant: str) -> None
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_connector_hears_of_every_layer_of_every_step(variant: str) -> None:
-    """Before and after each, on the stream of the step; its own callable comes behind them all."""
+    """It hears before and after each, on the stream of the step; its own callable comes behind them all."""
     with upstream(variant):
         server = Server({"kv_connector_config": CONFIG, "num_layers": 3})
         server.serve(server.workload(2))

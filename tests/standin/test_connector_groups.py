@@ -14,7 +14,7 @@ V2 = {"kv_cache_config": {"use_kv_cache_manager_v2": True}}
 
 
 class Grouped:
-    """What a scheduler needs besides, and what it was told."""
+    """The parts of a scheduler that groups need besides, and what it was told."""
 
     def update_state_after_alloc_by_layer_group(self: Any, request: Any, groups: list[list[int]]) -> None:
         self.told = [*getattr(self, "told", []), (request.request_id, groups)]

@@ -1,4 +1,4 @@
-"""What becomes of requests that a connector loads or saves: when their blocks go, and who is told (surface 6.2)."""
+"""Requests that a connector loads or saves give up their blocks in time, and it is told (surface 6.2)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ def has_blocks(server: Server, request: Any) -> bool:
 
 @contextmanager
 def between_steps(server: Server, action: Any) -> Iterator[None]:
-    """In the loop's own thread, once per iteration."""
+    """The loop's own thread calls this once per iteration."""
     with server.pauses.at(server.pauses.CALL_SCHEDULE, action):
         yield
 

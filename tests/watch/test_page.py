@@ -1,4 +1,4 @@
-"""What the page of `watch` claims: no more than was seen."""
+"""The page of `watch` claims no more than was seen."""
 
 import pytest
 

@@ -1,10 +1,13 @@
-"""What `watch` must leave as it is: exit codes, signals, forked children, other handlers, captured streams."""
+"""`watch` leaves exit codes, signals, forked children, other handlers and captured streams as they are."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.watch.conftest import Outcome, Watch
+from trtllm_kvfix.settings import environment
+from trtllm_kvfix.watch import launch
 
 
 def ran(watch: Watch, name: str, *options: str, **more: str) -> Outcome:
@@ -73,6 +76,13 @@ def test_a_machine_where_nothing_can_be_watched_says_so(watch: Watch, variable: 
     done = ran(watch, "fails", **{variable: "1"})
     assert done.status == 2
     assert reason in done.said
+    assert "usual cause" in done.said or variable == "FAKE_CUPTI_TAKEN"  # that one is the cause
+
+
+def test_a_machine_without_a_driver_is_told_the_usual_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "PROBE", launch.PROBE.replace("libcuda.so.1", "libcuda-of-nobody.so.1"))
+    with pytest.raises(launch.CannotWatch, match=r"no CUDA driver: libcuda-of-nobody.*usual causes: .* --gpus"):
+        launch.probe(environment(), tmp_path)
 
 
 def test_another_injected_tool_is_not_put_aside(watch: Watch) -> None:

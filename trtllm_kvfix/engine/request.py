@@ -59,7 +59,7 @@ class Request:
 
     @property
     def position(self) -> int:
-        """Of the next token to be given to the device."""
+        """The position of the next token to be given to the device."""
         return self.context_current_position + self.decoded
 
     @property

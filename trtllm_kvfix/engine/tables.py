@@ -40,7 +40,7 @@ class Tables(ABC):
 
     @abstractmethod
     def _layout(self) -> dict[str, Any]:
-        """As the stager takes it."""
+        """The layout as the stager takes it."""
 
     def _stager(self, **layout: Any) -> OffsetStager:
         pools, rows, _, blocks = self.shape

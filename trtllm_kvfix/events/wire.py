@@ -137,7 +137,8 @@ def extra_keys(event: BlockEvent) -> list[Any] | None:
 
 
 def images(event: BlockEvent) -> dict[str, Any] | None:
-    """As Dynamo wants them: of each digest the first 64 bits, and no offsets, which are no part of its hashes."""
+    """Images as Dynamo wants them: of each digest the first 64 bits, and no offsets, which are no part of its
+    hashes."""
     objects = [{"mm_hash": int.from_bytes(digest[:8], "big"), "offsets": []} for _, _, digest in event.extra_keys]
     return {"mm_objects": objects} if objects else None
 

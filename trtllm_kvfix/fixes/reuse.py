@@ -37,7 +37,7 @@ def cached_tokens(impl: Any, request: Any) -> int | None:
 
 
 def _beginnings(bound: Bound, unit: int, whole: int) -> Iterator[list[Any]]:
-    """Of full blocks, each longer than the one before."""
+    """The beginnings of a prompt that are full blocks, each longer than the one before."""
     tokens: list[Any] = []
     while len(tokens) < whole:
         tokens += bound(len(tokens), min(max(unit, TIMES_MORE * len(tokens)), whole))

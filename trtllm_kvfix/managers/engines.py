@@ -8,13 +8,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SETTING = "kvfix.manager: native"
+WAY_OUT = "docs/native-manager.md lists what it serves; with `kvfix.manager: upstream` this engine starts"
 
 
 def objection(settings: Settings, executor: Any) -> str:
     """Why this engine must not start, or an empty string."""
     if settings.manager != "native":
         return ""
-    return next((f"{SETTING}: {reason}" for reason in _reasons(executor)), "")
+    return next((f"{SETTING}: {reason}. {WAY_OUT}" for reason in _reasons(executor)), "")
 
 
 def _reasons(executor: Any) -> "Iterator[str]":
@@ -27,7 +28,10 @@ def _reasons(executor: Any) -> "Iterator[str]":
         yield "AutoDeploy is not served: its engine has not been run with ours"
     kind = type(getattr(manager, "impl", None))
     if kind.__name__ != "NativeKvCache":
-        yield f"this engine's cache is {type(manager).__name__} over {kind.__name__}; ours replaces V1's bound one only"
+        yield (
+            f"this engine's cache is {type(manager).__name__} over {kind.__name__}; ours replaces V1's bound one only. "
+            "Usual cause: KVCacheManagerV2 is switched on, or the model has a cache of another kind"
+        )
     if getattr(executor, "kv_cache_transceiver", None) is not None:
         yield "disaggregated serving is not served"
     if getattr(executor, "drafter", None) is not None or getattr(engine, "spec_config", None) is not None:

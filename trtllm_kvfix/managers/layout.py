@@ -55,7 +55,7 @@ class PoolShape:
 
     @property
     def offset_scale(self) -> int:
-        """From a slot to the offset of its first layer's K."""
+        """The factor from a slot to the offset of its first layer's K."""
         return len(self.layers) * self.kv_factor
 
 

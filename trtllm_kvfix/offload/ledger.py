@@ -215,7 +215,7 @@ class Ledger:
         return record.number in self._waiting[type(record.job)]
 
     def begin(self, number: int, now: float) -> Record:
-        """From here on it is for a lane, or for the porter."""
+        """Begins the job: from here on it is for a lane, or for the porter."""
         record = self._begun[number] = self._records[number]
         del self._waiting[type(record.job)][number]
         record.since = now

@@ -40,7 +40,7 @@ GIVES_WAY = "enable_recompute_pause"
 
 
 class Room:
-    """Of one cache manager, which upstream tells of later. The executor's thread alone uses it."""
+    """The room of one cache manager, which upstream tells of later. The executor's thread alone uses it."""
 
     def __init__(self, fuse_of_part: Fuse, voting: Voting) -> None:
         self.manager: Any = None
@@ -134,7 +134,7 @@ _rooms: WeakSet[Room] = WeakSet()
 
 
 def room_here() -> Room:
-    """Of this process, which shares batches with the other ranks."""
+    """The room of this process, which shares batches with the other ranks."""
     fuse_of_part = fuse.of(PART)
     return Room(fuse_of_part, Voting(fuse_of_part, TAG_ROOM))
 

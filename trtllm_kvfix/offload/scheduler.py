@@ -50,7 +50,7 @@ class OffloadScheduler:
         return self._index
 
     def _slots_of_index(self, slots: int) -> int:
-        """Of the pool's, the first so many."""
+        """Counts the first slots of the pool, which are the index's."""
         return slots
 
     def require_tier(self) -> None:

@@ -37,12 +37,12 @@ class Route:
         ).ship
 
     def leads(self, table: Any, dst: Any) -> bool:
-        """From the same table to the same destination, both still at the same place."""
+        """Whether it leads from the same table to the same destination, both still at the same place."""
         same: Any = self._table()
         return same is table and self._dst is dst and self.is_at_its_place(table)
 
     def is_at_its_place(self, table: Any) -> bool:
-        """Of this very table, and the destination."""
+        """Whether this very table and the destination are still at their places."""
         return (
             self._table_address == 0 or bool(table.data_ptr() == self._table_address)
         ) and self._target.is_at_its_place()

@@ -28,11 +28,14 @@ import ctypes, sys
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
 except OSError as error:
-    sys.exit(f"no CUDA driver: {error}")
+    sys.exit(f"no CUDA driver: {error}; usual causes: no GPU here, or a container that was started without --gpus")
 refused = cuda.cuInit(0)
 count = ctypes.c_int()
 if refused or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-    sys.exit(f"the CUDA driver refuses: error {refused}, {count.value} devices")
+    sys.exit(
+        f"the CUDA driver refuses: error {refused}, {count.value} devices; usual causes: CUDA_VISIBLE_DEVICES hides "
+        "every GPU, or the driver was updated and its kernel module was not loaded anew"
+    )
 """
 
 
@@ -106,7 +109,10 @@ def probe(environ: Mapping[str, str], folder: Path) -> None:
     if asked.returncode != 0:
         raise CannotWatch((asked.stderr.strip().splitlines() or [f"a trial ended with {asked.returncode}"])[-1])
     if not found:
-        raise CannotWatch(f"the CUDA driver did not load {LIBRARY}, which {ENV_INJECTION} names")
+        raise CannotWatch(
+            f"the CUDA driver did not load {LIBRARY}, which {ENV_INJECTION} names; usual cause: the libcuda.so.1 in "
+            "the library path is a stub of the toolkit's"
+        )
     if found[0].refused is not None:
         raise CannotWatch(found[0].refused)
 

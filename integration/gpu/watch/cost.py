@@ -1,4 +1,4 @@
-"""What `watch` costs, and where: `python -m integration.gpu.watch.cost LAYERS_SO RESULTS.csv [--rounds N]`.
+"""Measures what `watch` costs, and where: `python -m integration.gpu.watch.cost LAYERS_SO RESULTS.csv [--rounds N]`.
 
 Processes live side by side and take turns, so that one figure is compared with another of the same moment: plain,
 watched, and three with a part of `watch` (layers.cc). A row is the median of one figure in one process over all rounds.

@@ -88,7 +88,7 @@ class Work:
         return {"us": took / LAUNCHES / 1000}
 
     def cycles(self) -> dict[str, float]:
-        """For how many a kernel spins so that all of a step take STEP_MS: asked once, since clocks change."""
+        """Counts the cycles that a kernel spins so that all of a step take STEP_MS: asked once, since clocks change."""
         torch, *_ = decode_room()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(1 << 28)

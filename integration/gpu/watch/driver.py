@@ -1,4 +1,4 @@
-"""As much of the CUDA driver API as the planted programs call, through ctypes: such a program starts in a moment."""
+"""The part of the CUDA driver API that the planted programs call, through ctypes: they start in a moment."""
 
 import ctypes as c
 from typing import Any, TypeAlias

@@ -50,7 +50,7 @@ class Gate:
         call("cuMemHostGetDevicePointer_v2", c.byref(self.device), c.byref(self.word), 0)
 
     def close(self, stream: Any) -> None:
-        """What is enqueued from now on waits."""
+        """Everything that is enqueued from now on waits."""
         self.number += 1
         self.call("cuStreamWaitValue32_v2", stream, self.device, c.c_uint32(self.number), WAIT_GEQ)
         self.open_within(self.within_s)

@@ -1,4 +1,4 @@
-"""Which tool sees which of the planted races: `python -m integration.gpu.watch.others RESULTS.csv`.
+"""Compares which tool sees which of the planted races: `python -m integration.gpu.watch.others RESULTS.csv`.
 
 `watch`, each tool of compute-sanitizer and PyTorch's CUDA sanitizer, over the same programs, racy and repaired. A tool
 sees a race where it complains about the racy program and not about its repaired twin. A tool that is not on this

@@ -167,7 +167,7 @@ def rows_of(work: Work, within_s: float, at_once: int) -> Iterator[Row]:
 
 
 def known_in(file: Path | None) -> Collection[Key]:
-    """What is there already, and as it has to be."""
+    """The rows that are there already, and as they have to be."""
     if file is None or not file.exists():
         return ()
     with file.open(newline="", encoding="utf-8") as rows:

@@ -28,7 +28,7 @@ def where() -> tuple[str, str]:
 
 @contextmanager
 def table(file: Path, columns: Sequence[str]) -> Iterator[Rows]:
-    """What writes a row at the end of the file, which begins with its columns."""
+    """Writes each row at the end of the file, which begins with its columns."""
     new = not file.exists()
     with file.open("a", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)

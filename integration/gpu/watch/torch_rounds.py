@@ -1,4 +1,4 @@
-"""What every planted case in PyTorch needs: buffers that stay, and a gate on the current stream."""
+"""Every planted case in PyTorch needs buffers that stay, and a gate on the current stream."""
 
 import ctypes
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def gate() -> Gate:
 
 
 def delayed() -> Any:
-    """What is enqueued on the current stream from now on waits at the gate."""
+    """Everything that is enqueued on the current stream from now on waits at the gate."""
     torch = torch_()
     gate().close(ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
     return torch

@@ -14,7 +14,7 @@ Way = Literal["takeover", "copy", "onboard"]
 
 @dataclass
 class Plan:
-    """What one request of a batch will get."""
+    """The plan of a batch says what one of its requests will get."""
 
     request: Request
     matches: list[Match]  # per window

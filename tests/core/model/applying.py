@@ -16,7 +16,8 @@ def apply_batch(state: State, plans: list[Plan]) -> list[Admission]:
 
 
 def claim(state: State, plan: Plan, w: int, takers: dict[int, Block]) -> None:
-    """What the plan counts on is out of eviction's reach from here on. `takers`: by serial of the block taken over."""
+    """From here on, eviction cannot reach the blocks that the plan counts on. `takers`: by serial of the block taken
+    over."""
     window = state.windows[w]
     first = plan.matches[w].outside(plan.full)
     for index, block in enumerate(plan.claimed(w)):

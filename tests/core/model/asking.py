@@ -1,4 +1,4 @@
-"""What a scheduler asks before it decides. Everything here only reads."""
+"""Questions that a scheduler asks before it decides. Everything here only reads."""
 
 from .admission import Plan, slots_new
 from .chunks import blocks_at_most, blocks_over

@@ -116,5 +116,5 @@ def blocks_to_resume(state: State, seq: Sequence) -> list[int]:
 
 
 def taken_to_return(window: Window, held: list[Block]) -> int:
-    """How many of the blocks that anybody may have are taken."""
+    """Counts the blocks that resuming takes of those that anybody may have."""
     return sum(block.slots["primary"] is None or block in window.cached() for block in held)

@@ -26,7 +26,7 @@ def in_use(block: Block) -> bool:
 
 
 def path_of(window: Window, request: Request, size: int) -> list[Block | None]:
-    """By position: the whole block, or an incomplete one with only its tokens. In a window some may be gone."""
+    """The path by position: a whole block, or an incomplete one with only its tokens. Some may be gone in a window."""
     path: list[Block | None] = []
     node: Root | Block = window.root(request.root)
     contents: list[tuple[Tokens, Extras]] = []

@@ -8,7 +8,7 @@ from .values import TIERS, Config, Extras, Prefix, Request, RequestStats, RootKe
 
 @dataclass(eq=False)
 class Root:
-    """Where a prompt begins. In a window also: what comes before a block, for each block, there or not."""
+    """A prompt begins at a root. In a window a root also holds what comes before each block, there or not."""
 
     key: RootKey
     before: Prefix = ()
@@ -102,7 +102,7 @@ class Column:
 
 @dataclass
 class Room:
-    """What a sequence whose prompt is not reserved to its end has beside its blocks, in one window."""
+    """A sequence whose prompt is not reserved to its end has this room beside its blocks, in one window."""
 
     kept: int = 0
     most: int | None = None  # blocks of its own and slots kept; None if that is the whole prompt
@@ -225,7 +225,8 @@ class State:
         self.refresh(target[0])
 
     def refresh(self, block: Block) -> None:
-        """After any change of owners, pins, locks, flight or slots: the block joins queues, leaves them or is freed."""
+        """Follows any change of owners, pins, locks, flight or slots: the block joins queues, leaves them or is
+        freed."""
         if block.held("primary") or block.slots["primary"] is None:
             block.cached_at = None
         elif block.in_tree and block.cached_at is None:

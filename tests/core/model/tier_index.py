@@ -9,7 +9,7 @@ from .values import PRIORITY_DEFAULT, Extras, RootKey, Tokens, UnknownRequest
 
 @dataclass(eq=False)
 class TierBlock:
-    """What a slot holds, or will."""
+    """A block that lies in a slot, or will."""
 
     root: RootKey
     parent: "TierBlock | None"  # None: it is the first of its prefix
@@ -168,7 +168,7 @@ class ModelTierIndex:
         return takes_new or at < sequence.asked_before or len(self.blocks) < self.slots
 
     def _path(self, sequence: TierSequence) -> list[TierBlock]:
-        """What is here of it from its beginning, arrived or not."""
+        """The blocks of the sequence that are here, from its beginning, arrived or not."""
         path: list[TierBlock] = []
         for at in range(len(sequence.tokens) // self.tokens_per_block):
             wanted = sequence.root, path[-1] if path else None, self._content(sequence, at)
@@ -205,5 +205,5 @@ class ModelTierIndex:
         return self.blocks[-1]
 
     def _forget_unused(self) -> None:
-        """What was dropped goes once nobody uses it."""
+        """A block that was dropped goes once nobody uses it."""
         self.blocks = [one for one in self.blocks if one.findable or one.pins or not one.arrived]

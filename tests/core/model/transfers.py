@@ -42,7 +42,7 @@ def fail(state: State, ticket: int) -> list[int]:
 
 
 def give_up_copy(state: State, block: Block) -> None:
-    """What is in primary is as good as before; whoever kept the copy keeps that."""
+    """The block in primary is as good as before; whoever kept the copy keeps that block."""
     block.kept_in = "primary"
     block.slots["host"] = None
     state.refresh(block)

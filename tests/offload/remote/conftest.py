@@ -21,7 +21,7 @@ def memory() -> dict[Key, bytes]:
 
 @pytest.fixture
 def make_remote(make_bench: MakeBench, memory: dict[Key, bytes], monkeypatch: pytest.MonkeyPatch) -> MakeRemote:
-    """As make_bench. `bench.worker.side.porter` is a FakePorter."""
+    """Makes a bench as make_bench does. `bench.worker.side.porter` is a FakePorter."""
     planted(monkeypatch, memory)
 
     def make(host_blocks: int = 256, **settings: Any) -> Bench:

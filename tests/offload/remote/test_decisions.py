@@ -22,7 +22,7 @@ STEPS_MAX = 2000
 
 
 def submitted(bench: Bench, number: int, tokens: list[int] = PROMPT) -> Request:
-    """With nothing left on the device."""
+    """Nothing is left on the device."""
     bench.executor.forget_device_cache()
     request = Request(number, list(tokens), max_new_tokens=2)
     bench.executor.submit(request)
@@ -39,7 +39,7 @@ def served(bench: Bench, number: int, tokens: list[int] = PROMPT) -> int:
 
 
 def settle(bench: Bench) -> None:
-    """Until nothing is on its way; then nothing is kept of any request."""
+    """Waits until nothing is on its way; then nothing is kept of any request."""
     side = bench.scheduler.side
     for _ in range(STEPS_MAX):
         if len(side.ledger) == 0:
@@ -108,7 +108,7 @@ def test_a_request_waits_for_its_fetch_and_others_run(make_remote: MakeRemote) -
 
 
 def late(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on every fetch has taken too long."""
+    """Lets every fetch take too long from now on."""
     now = monotonic()
     monkeypatch.setattr(remote_scheduler, "monotonic", lambda: now + 1000)
     steps(bench)

@@ -1,4 +1,4 @@
-"""What the host tier's admission and upstream's reservations mean for fetches. The scheduler side alone."""
+"""Fetches respect the host tier's admission and upstream's reservations. The scheduler side alone."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -107,7 +107,7 @@ def free(side: RemoteScheduler) -> int:
 
 @pytest.mark.usefixtures("nothing_there")
 def test_what_the_host_tier_declines_goes_to_the_store_all_the_same(side: RemoteScheduler) -> None:
-    """Through slots that the index knows nothing of, and that are free again once the store has it."""
+    """They go through slots that the index knows nothing of, and that are free again once the store has them."""
     evicted, staged = side.index.stats().evicted, counters.offload_remote_staged_blocks.value  # type: ignore[union-attr]
     (told,) = computed(side, PROMPT).stores
     assert told.slots == (SLOTS, SLOTS + 1, SLOTS + 2, SLOTS + 3) and told.blocks == (0, 1, 2, 3)

@@ -1,5 +1,5 @@
-"""What is wrong with a configuration is said at the start, by the name of the setting. Without a remote tier nothing of
-it is imported."""
+"""A wrong configuration is refused at the start, by the name of the setting. Without a remote tier nothing of it is
+imported."""
 
 import subprocess
 import sys
@@ -81,7 +81,7 @@ def args(model: Any, **more: Any) -> Any:
 
 
 def snapshot(folder: Path, digest: str = DIGEST) -> Path:
-    """As the hub's cache has it."""
+    """The hub's cache has a snapshot in this form."""
     (folder / "blobs").mkdir(parents=True)
     (folder / "snapshot").mkdir()
     for name, blob in (("model.safetensors", digest), ("config.json", "cd" * 20)):

@@ -50,7 +50,7 @@ class RemoteMachine(host.ConnectorMachine):
 
     @rule(is_up=st.booleans())
     def end_the_porter(self, is_up: bool) -> None:
-        """As a read that has failed does: what it was asked is answered once it is gone."""
+        """The porter ends as after a failed read: what it was asked is answered once it is gone."""
         for message in list(self.porter.asked):
             self.porter.answer(message, "the process has ended")
         self.porter.is_up = is_up
@@ -66,7 +66,7 @@ class RemoteMachine(host.ConnectorMachine):
 
     @rule()
     def forget_the_host_tier(self) -> None:
-        """So that what comes back is fetched."""
+        """The host tier forgets, so that blocks that come back are fetched."""
         self.executor.forget_device_cache()
         self.bench.index.drop()
 

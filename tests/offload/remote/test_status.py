@@ -1,4 +1,4 @@
-"""What `trtllm-kvfix status` says of a remote tier, and what a porter that cannot be started leaves behind."""
+"""`trtllm-kvfix status` describes a remote tier, and a porter that fails ends the remote tier alone."""
 
 import os
 import subprocess

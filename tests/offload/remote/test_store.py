@@ -1,4 +1,4 @@
-"""What Mooncake's client answers, and what is made of it."""
+"""The store's client makes sense of what Mooncake's answers."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -23,7 +23,7 @@ Disturb = Callable[[FakePorter, random.Random], None]
 
 
 def serve(server: OffloadServer, disturb: Disturb) -> Chats:
-    """To the end, with nothing on its way."""
+    """Serves to the end, with nothing on its way."""
     porter: FakePorter = server.worker.side.porter
     chats = Chats(server, REQUESTS, seed=5, disturb=lambda chance: disturb(porter, chance))
     chats.run()

@@ -1,4 +1,4 @@
-"""Who does what among the ranks: each has its part of every layer, and all layers."""
+"""Ranks share the work: each has its part of every layer, and all layers."""
 
 from dataclasses import dataclass
 

@@ -135,7 +135,7 @@ class RealTier:
         assert self.worker.shutdown()
 
     def _report(self, request: Request, computed: int) -> Any:
-        """What is new of it since the last step; the token that is fed next is known."""
+        """The request's news since the last step; the token that is fed next is known."""
         request.blocks = self.manager.get_cache_block_ids(request.request_id)[0]
         end = max(computed + 1, request.prompt_len)
         data = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What no cache could pass: by hand, against a search of all that a cache could do, and against the replays."""
+"""No cache passes the bounds: by hand, against a search of all that a cache could do, and against the replays."""
 
 from collections.abc import Sequence
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""What `replay --host-tier connector` predicts is what the connector does."""
+"""The connector does what `replay --host-tier connector` predicts."""
 
 import pytest
 

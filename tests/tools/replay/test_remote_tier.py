@@ -1,4 +1,4 @@
-"""What `replay --remote` predicts is what the connector does with a store that answers at once."""
+"""The connector with a store that answers at once does what `replay --remote` predicts."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What the arms of a scenario say together."""
+"""The arms of a scenario make a verdict together."""
 
 import pytest
 

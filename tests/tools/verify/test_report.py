@@ -1,4 +1,4 @@
-"""What the report says in words."""
+"""The report says in words what was shown."""
 
 from trtllm_kvfix.tools.verify.case import ControlKind
 from trtllm_kvfix.tools.verify.catalogue import CASES

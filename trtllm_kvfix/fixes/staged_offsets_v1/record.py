@@ -71,7 +71,7 @@ def observers(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:
 
 
 def _in_place(up: Upstream, copy: Make, prepare: Make) -> Sequence[Replacement]:
-    """Of the manager's method where it has one, else of attention metadata's."""
+    """Replaces the manager's method where it has one, else attention metadata's."""
     if up.has(RESOURCE_MANAGER, MANAGER_COPY):
         return [Replacement(Seam(RESOURCE_MANAGER, MANAGER_COPY), copy)]
     attention = up.attention_module

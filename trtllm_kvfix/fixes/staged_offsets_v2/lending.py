@@ -137,7 +137,7 @@ class Lending:
             lender.take_back()
 
     def lender(self) -> "Lender | None":
-        """Of the call that this thread is in."""
+        """The lender of the call that this thread is in."""
         lender: Lender | None = getattr(self._in_call, "lender", None)
         return lender
 

@@ -23,7 +23,7 @@ def root_of(parts: Mapping[str, str]) -> bytes:
 
 
 def object_name(key: bytes, rank: int, ranks: int) -> str:
-    """Of what one rank holds of a block."""
+    """The name of the object that holds what one rank has of a block."""
     return f"kvfix/{key.hex()}/{rank}.{ranks}"
 
 
@@ -48,7 +48,7 @@ class KeyChain:
             self.keys.append(self._last)
 
     def _extras(self) -> bytes:
-        """Of the next block: images that reach into it, and where."""
+        """The extras of the next block: images that reach into it, and where."""
         if not self._spans:
             return b""
         begin = len(self.keys) * self._tokens_per_block

@@ -44,7 +44,7 @@ class Get(NamedTuple):
 
 
 class Outcome(IntEnum):
-    """Of one block."""
+    """The outcome of one block."""
 
     WHOLE = 0  # it is there: in the store, or in its slot and checked
     MISSING = 1  # the store does not have it
@@ -61,7 +61,7 @@ class Answer(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of the porter. Without `is_up` nothing is asked of it."""
+    """The porter's state. Without `is_up` nothing is asked of it."""
 
     is_up: bool
     text: str

@@ -31,7 +31,8 @@ def layout_parts(kinds: Iterable[str], ranks: int) -> dict[str, str]:
 
 
 def digest_of_checkpoint(model: Any) -> str:
-    """Of a snapshot whose files link to contents that are named by their digests, as the Hugging Face hub keeps them.
+    """The digest of a snapshot whose files link to contents that are named by their digests, as the Hugging Face hub
+    keeps them.
 
     A path or a name alone would let two models share blocks as soon as somebody copies other weights there.
     """

@@ -46,7 +46,7 @@ class Porter:
         self._getter, self._putter = (ThreadPoolExecutor(1, initializer=os.nice, initargs=(NICER,)) for _ in range(2))
 
     def run(self) -> None:
-        """Until the engine closes its end."""
+        """Runs until the engine closes its end."""
         with suppress(EOFError, OSError):
             while True:
                 self._take(self._connection.recv())

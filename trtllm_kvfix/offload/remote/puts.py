@@ -28,12 +28,12 @@ class Puts:
         self._pinned = 0  # slots of the host tier
 
     def share(self, slots: int) -> int:
-        """Of the pool's slots, those of the host tier."""
+        """Counts the pool's slots that the host tier has."""
         self._staging = Staging(slots)
         return self._staging.first
 
     def is_staged(self, slots: tuple[int, ...]) -> bool:
-        """Of one store or put: the index knows nothing of them."""
+        """Whether the slots of a store or put are staging slots: the index knows nothing of them."""
         return slots[0] in self._staging
 
     def stage(self, live: LiveRequest, first: int, end: int) -> tuple[int, ...]:
@@ -79,7 +79,8 @@ class Puts:
             counters.offload_remote_put_blocks.add(len(put.slots))
 
     def _pin(self, live: LiveRequest, first: int, blocks: int) -> tuple[int, ...]:
-        """Of the host tier: they stay where they are until the put is over, and no more than a part of it does."""
+        """Pins blocks of the host tier: they stay where they are until the put is over, and no more than a part of it
+        does."""
         room = max(live.index.slots // PUT_SHARE, 1) - self._pinned
         count = max(min(blocks, room), 0) if self._is_up() else 0
         counters.offload_remote_dropped_blocks.add(blocks - count)

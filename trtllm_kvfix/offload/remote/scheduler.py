@@ -163,7 +163,7 @@ class RemoteScheduler(OffloadScheduler):
         self.ledger.plan(job, Fetching(live, load, fetch, now, now + patience_s))
 
     def _fetching(self) -> list[Fetching]:
-        """Of fetches that not all ranks have ended."""
+        """Fetches that not all ranks have ended."""
         return [record.plan for record in self.ledger.of(FetchJob)]
 
     def _give_up(self) -> None:

@@ -9,7 +9,7 @@ STAGING_SHARE = 8  # of the host pool, one slot in so many
 
 
 def staging_slots(slots: int) -> int:
-    """Of a pool of so many. The host tier has the rest, at least one."""
+    """Counts the staging slots of a pool of so many. The host tier has the rest, at least one."""
     return min(max(slots // STAGING_SHARE, 1), slots - 1)
 
 

@@ -105,7 +105,7 @@ class RemoteWorker(OffloadWorker):
             self._ledger.end_here(Ended(fetch.number, "there is no store now"))
 
     def _forget_load(self, request_id: int) -> None:
-        """Of an earlier life of the request."""
+        """Forgets a load of an earlier life of the request."""
         loading = self._loading.get(request_id)
         if loading is not None:
             loading.job, loading.is_over = None, False

@@ -23,7 +23,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of what the model can hold."""
+    """Sizes that the model can hold."""
 
     vocabulary: int
     length_max: int

@@ -76,7 +76,7 @@ def _shipped_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tu
 
 
 def _in_order(function: ast.AST) -> list[ast.AST]:
-    """As the text has them; what is nested in another function is that one's."""
+    """Nodes in the order of the text; what is nested in another function is that one's."""
     found: list[ast.AST] = []
     for child in ast.iter_child_nodes(function):
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -77,7 +77,7 @@ class RemoteTier(ConnectorTier):
         self._chains.pop(live.sequence, None)
 
     def _keys(self, live: Live) -> list[bytes]:
-        """Of the blocks that the index has."""
+        """Keys of the blocks that the index has."""
         size = self._tokens_per_block
         chain = self._chains.setdefault(live.sequence, KeyChain(b"", live.known.identity, size))
         chain.extend(live.known.tokens[len(chain.keys) * size : live.indexed * size])

@@ -29,5 +29,5 @@ class SharedWorkload:
         return workload
 
     def _starts(self) -> list[int]:
-        """Of each array, and behind the last."""
+        """Where each array starts, and where the last ends."""
         return list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._sizes), initial=0))

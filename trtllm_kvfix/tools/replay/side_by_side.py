@@ -39,7 +39,7 @@ class Run(NamedTuple):
 
 @dataclass
 class _Desk:
-    """What a process works with."""
+    """The things that a process works with."""
 
     workload: Workload
     finished: Any  # requests, by the number of the run; shared

@@ -128,7 +128,7 @@ class Requests:
         self.compute(self.admit(requests))
 
     def compute(self, batch: Any) -> None:
-        """As if the device had computed a chunk of each."""
+        """Reports a chunk of each as if the device had computed it."""
         for request in batch.context_requests:
             request.move_to_next_context_chunk()
         self.cache.update_resources(batch)
@@ -145,7 +145,7 @@ class Requests:
 
 
 def accepted(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Of the arguments, those that this build has a name for, or swallows."""
+    """Those of the arguments that this build has a name for, or swallows."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
         return options

@@ -62,7 +62,7 @@ def _started(command: list[str], names: list[str]) -> Iterator[tuple["subprocess
 
 
 def _lines(descriptor: int, limit_s: float) -> Iterator[dict[str, Any]]:
-    """Until the other end is closed, or nothing comes for too long."""
+    """Reads until the other end is closed, or nothing comes for too long."""
     pending = b""
     until = time.monotonic() + limit_s
     while select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -76,7 +76,7 @@ def _lines(descriptor: int, limit_s: float) -> Iterator[dict[str, Any]]:
 
 
 def _how(process: "subprocess.Popen[bytes]", limit_s: float) -> str:
-    """Of a child that has stopped writing."""
+    """Says how a child that has stopped writing ended."""
     try:
         code = process.wait(timeout=1)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""As much of torch as the reproducers use, over the stand-in's tensors and the simulated device.
+"""The part of torch that the reproducers use, over the stand-in's tensors and the simulated device.
 
 `cuda._sleep` holds its stream until the host waits for that stream, or for one behind it. On a GPU a sleep of half a
 second comes to the same: whatever the host does meanwhile takes less.
@@ -82,7 +82,7 @@ class _Event(NativeEvent):  # type: ignore[misc]  # imported under another name
 
 
 class _Graph:
-    """What `torch.cuda.graph` has captured."""
+    """The work that `torch.cuda.graph` has captured."""
 
     made: NativeGraph
 

@@ -1,1 +1,1 @@
-"""What the stand-in needs and upstream does not have."""
+"""The stand-in needs these modules, which upstream does not have."""

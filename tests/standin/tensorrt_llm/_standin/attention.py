@@ -1,4 +1,4 @@
-"""What attention's metadata keeps from step to step: host buffers that each step refills in place, and where they go.
+"""Attention's metadata keeps host buffers from step to step; each step refills them in place and ships them.
 
 The copies are in the files where upstream has them: that is where `doctor` reads.
 """
@@ -53,7 +53,7 @@ class AttentionMetadata:
         return len(self.request_ids)
 
     def ship_block_offsets(self) -> None:
-        """By the managers, which own the tables. Positional, and `max_blocks` by keyword (surface 1.6)."""
+        """The managers, which own the tables, ship them. `max_blocks` alone is given by keyword (surface 1.6)."""
         at = (self.request_ids, self.beam_width, self.num_contexts, self.num_seqs)
         capped = {} if self.max_blocks is None else {"max_blocks": self.max_blocks}
         self.kv_cache_manager.copy_batch_block_offsets(self.kv_cache_block_offsets, *at, **capped)

@@ -1,4 +1,4 @@
-"""What the loop talks to where a connector is configured: the books of what it loads and saves (surface 6.1)."""
+"""The loop talks to this where a connector is configured: the books of what it loads and saves (surface 6.1)."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -88,7 +88,7 @@ class KvCacheConnectorManager(GroupedCallbacks, BoundConnectorManager):  # type:
         return int(matched), bool(is_async)
 
     def _commit(self, request: Any, num_tokens: int, load_kv_async: bool) -> None:
-        """As many as the allocation takes; where it takes none, an asynchronous load is awaited all the same."""
+        """The allocation takes as many as it can; where it takes none, an asynchronous load is awaited all the same."""
         if load_kv_async:
             self.new_async_requests.loading[request.request_id] = request
         self.scheduler_output_manager.record_new_matched_tokens(request, num_tokens)
@@ -106,7 +106,7 @@ class KvCacheConnectorManager(GroupedCallbacks, BoundConnectorManager):  # type:
     # A step.
 
     def build_scheduler_output(self, scheduled_batch: Any, kv_cache_manager: Any) -> None:
-        """What the batch is when this is called is what the connector believes."""
+        """The connector believes the batch as it is when this is called."""
         if self.capacity_only:
             return
         self._scheduler_output = self.scheduler_output_manager.build_scheduler_output(

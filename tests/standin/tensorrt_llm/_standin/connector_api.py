@@ -42,7 +42,7 @@ def _only_group(owner: object, indices_by_group: list[list[int]]) -> list[int]:
 
 
 def _stand_in_for_flat(cls: type, base: type, flat: str, grouped: str) -> None:
-    """Who has a callback by layer group need not have the flat one, which is abstract."""
+    """A class with a callback by layer group need not have the flat one, which is abstract."""
     mine = getattr(cls, flat)
     if getattr(cls, grouped) is getattr(base, grouped) or not getattr(mine, "__isabstractmethod__", False):
         return
@@ -68,7 +68,8 @@ class KvCacheConnectorWorker(ABC):
         self._metadata = None
 
     def register_forward_pass_callable(self) -> Callable[[], None] | None:
-        """What it returns is called at the end of each forward pass. By default there is nothing to call."""
+        """The callable that it returns is called at the end of each forward pass. By default there is nothing to
+        call."""
         return None
 
     if since("F"):
@@ -84,7 +85,7 @@ class KvCacheConnectorWorker(ABC):
     if since("F"):
 
         def register_kv_cache_layout(self, layout: Any) -> None:
-            """In place of the tensor, from a V2 manager."""
+            """A V2 manager gives this in place of the tensor."""
             raise Unimplemented(
                 f"{type(self).__name__} takes one tensor, and this cache has {len(layout.groups)} groups"
             )
@@ -146,4 +147,4 @@ class KvCacheConnectorScheduler(ABC):
     if since("F"):
 
         def request_reset(self, request: Any) -> None:
-            """What was allocated for it is gone, whether or not anything was loaded."""
+            """The blocks that were allocated for it are gone, whether or not anything was loaded."""

@@ -1,4 +1,4 @@
-"""What a connector is told of each request of a batch: what is new since the last time (surface 6.1)."""
+"""A connector is told of each request of a batch what is new since the last time (surface 6.1)."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from .variant import since
 
 @dataclass
 class Told:
-    """Of one request, over all of its life, and of the next one that gets its id."""
+    """The connector was told this of one request, over all of its life, and of the next one that gets its id."""
 
     tokens: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)

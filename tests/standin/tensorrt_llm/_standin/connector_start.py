@@ -1,4 +1,4 @@
-"""What is called of a connector before the loop starts (surface 6.2)."""
+"""These calls of a connector come before the loop starts (surface 6.2)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the loop does for a connector: the batch's loads before a step, and the ends of requests behind it."""
+"""The loop calls a connector for a batch's loads before a step, and for the ends of requests behind it."""
 
 import logging
 from typing import Any
@@ -58,7 +58,8 @@ class ConnectorSteps:
                 self._terminate_request(request)
 
         def _send_kv_async(self, requests: list[Any]) -> None:
-            """Of a batch whose tokens are known. A request that was cancelled has no blocks, and nobody is told.
+            """Asks about the requests that end with a batch whose tokens are known. A request that was cancelled has no
+            blocks, and nobody is told.
 
             With overlap a request that ended is in one batch more. Where it keeps its blocks while they are saved, it
             counts as finished there too, and the connector is told a second time.
@@ -79,7 +80,7 @@ class ConnectorSteps:
                 self.async_transfer_manager.start_transfer(request)
 
         def _blocks_of(self, request: Any) -> tuple[Any, ...]:
-            """By layer group, too, where the manager has groups."""
+            """The blocks of a request, by layer group where the manager has groups."""
             grouped = getattr(self.kv_cache_manager, "get_page_indices_by_layer_group", None)
             if grouped is None:
                 return (self.kv_cache_manager.get_cache_indices(request),)
@@ -87,7 +88,7 @@ class ConnectorSteps:
             return groups[0] if len(groups) == 1 else [], groups
 
         def _may_terminate(self, request: Any) -> bool:
-            """Until C a request that is saved goes at once where blocks are reused: its pins are to hold them."""
+            """Until C a request that is saved ends at once where blocks are reused: its pins are to hold them."""
             if not since("D") and self.async_transfer_manager.should_store_blocks:
                 return True
             return not request.is_disagg_context_transmission_state
@@ -102,7 +103,8 @@ class ConnectorSteps:
             return True
 
         def _do_terminate_request(self, request: Any) -> None:
-            """Who was cancelled is told of as well. The sequence goes at once, and the pins are to hold its blocks."""
+            """The connector is told of a cancelled request, too. The sequence goes at once, and the pins are to hold
+            its blocks."""
             if self.kv_connector_manager is not None:
                 try:
                     blocks = self.kv_cache_manager.get_cache_indices(request)

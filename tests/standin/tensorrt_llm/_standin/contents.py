@@ -1,4 +1,4 @@
-"""What blocks hold: a step writes the keys and values of its tokens, and takes a copy of all that attention would read.
+"""Blocks have contents: a step writes its tokens' keys and values, and copies all that attention would read.
 
 A value is a pure function of the adapter, of the tokens up to its own and of where it lies, so a block that is foreign
 or half written when it is read is seen. Blocks are addressed as the books have them; what the tables on the device say
@@ -28,7 +28,7 @@ def extend(values: list[int], tokens: list[int], adapter: int = 0) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What one step does for one request: it reads the positions before `begin` and writes the others."""
+    """One step's work for one request: it reads the positions before `begin` and writes the others."""
 
     request_id: int
     slots: list[int]
@@ -52,7 +52,7 @@ class Contents:
         self._values: dict[int, list[int]] = {}  # of each position that has been computed, by request
 
     def begin(self, batch: Any, manager: Any) -> Step:
-        """What the layers of a step are given. On the stream of the step, as all that follows."""
+        """Begins a step, whose layers are given the result. It is on the stream of the step, as all that follows."""
         pauses.reach(pauses.COMPUTE)
         step = Step([], manager.get_unique_primary_pool(), manager.tokens_per_block)
         for request in batch.context_requests:

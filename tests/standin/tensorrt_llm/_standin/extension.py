@@ -1,4 +1,4 @@
-"""What C++ binds, declared as each era declares it: the extension of tests/bound, built apart from the stand-in."""
+"""C++ binds these as each era declares them: the extension of tests/bound, built apart from the stand-in."""
 
 import importlib
 import importlib.util

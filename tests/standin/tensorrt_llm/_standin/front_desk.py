@@ -1,4 +1,4 @@
-"""Where requests come to the executor and answers leave it."""
+"""Requests come to the executor here, and answers leave it."""
 
 import queue
 import threading
@@ -80,7 +80,7 @@ class FrontDesk:
             idle = False
 
     def _handle_canceled_requests(self) -> None:
-        """At once, whatever a connector may still be doing with their blocks: only a transceiver would be asked."""
+        """They end at once, whatever a connector may be doing with their blocks: only a transceiver would be asked."""
         known, self.canceled_req_ids = self.canceled_req_ids, []
         for request in [each for each in self.active_requests if each.request_id in known]:
             self._cancelled.add(request.request_id)

@@ -21,7 +21,7 @@ def tables(max_batch_size: int, max_lora_size: int, max_rank: int = RANK_MAX) ->
 
 
 def adapter(task: int) -> Any:
-    """What the cache of adapters would say of one: where its weights lie is told by numbers that no other has."""
+    """An entry of the cache of adapters: numbers that no other adapter has say where its weights lie."""
     return SimpleNamespace(
         adapter_size=1 + task % RANK_MAX,
         weights_in_pointer=10 * task + 1,
@@ -64,7 +64,7 @@ class Experts:
         self.pointers = tensors().on_device(max_lora_size, 3)
 
     def forward(self, lora_params: dict[str, Any]) -> None:
-        """What is enqueued here is captured."""
+        """Everything that is enqueued here is captured."""
         params = lora_params["cuda_graph_params"]
         ranks, pointers = params.get_moe_slot_inputs(LAYER, MODULE)
         self.token_to_slot.copy_(params.token_to_slot_host, non_blocking=True)

@@ -1,4 +1,4 @@
-"""How bound names look from Python, where a bound class of the stand-in is written in Python."""
+"""Bound names look so from Python, where a bound class of the stand-in is written in Python."""
 
 from collections.abc import Callable
 from copy import copy
@@ -18,7 +18,7 @@ def flat(cls: Class) -> Class:
 
 
 class NbFunction:
-    """What `inspect` sees of a bound function: no signature, but a docstring that begins with one.
+    """`inspect` sees no signature of a bound function, but a docstring that begins with one.
 
     nanobind refuses None before any caster sees it. (Where a binding says that None will do, nobody here passes it.)
     """

@@ -1,4 +1,4 @@
-"""What stands in for torch's CUDA: streams, events and allocation on a `trtllm_kvfix.native` device."""
+"""Streams, events and allocation on a `trtllm_kvfix.native` device stand in for torch's CUDA."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

@@ -31,12 +31,12 @@ FREE_BLOCK_SEEN = "free block seen"
 
 
 def begin() -> None:
-    """Of a server: count anew."""
+    """Begins a server: counts start anew."""
     _reached.clear()
 
 
 def reached(point: str) -> int:
-    """How often, this time included for the action that is set there."""
+    """Counts how often it was reached, this time included, for the action that is set there."""
     return _reached[point]
 
 

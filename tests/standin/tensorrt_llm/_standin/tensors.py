@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 
 class Tensors(Protocol):
-    """What has no method of a tensor in torch. Whatever takes no stream works on the thread's current one."""
+    """Operations that are no method of a tensor in torch. Whatever takes no stream works on the thread's current
+    one."""
 
     def pinned(self, *shape: int) -> Any:
         """torch.zeros(shape, dtype=torch.int32, pin_memory=True)"""

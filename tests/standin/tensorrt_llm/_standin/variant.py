@@ -1,4 +1,5 @@
-"""Which upstream this process pretends to have installed (surface 0). "mangled" is C with seams that nobody knows."""
+"""This process pretends to have one variant of upstream installed (surface 0). "mangled" is C with seams that nobody
+knows."""
 
 import os
 

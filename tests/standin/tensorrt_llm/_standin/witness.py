@@ -26,7 +26,7 @@ class Corruption(NamedTuple):
 
 @dataclass(eq=False)
 class Sight:
-    """What one step's attention saw. `seen` is filled by the device; look when `done`."""
+    """One step's attention saw this. `seen` is filled by the device; look when `done`."""
 
     step: int
     what: str

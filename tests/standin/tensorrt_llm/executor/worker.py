@@ -1,4 +1,4 @@
-"""What every rank runs."""
+"""Every rank runs this."""
 
 import os
 from dataclasses import dataclass

@@ -38,4 +38,4 @@ class BaseLLM:
 
 
 class LLM(BaseLLM):
-    """What users construct."""
+    """Users construct this."""

@@ -1,4 +1,4 @@
-"""Where `commands.serve` finds what it needs of the arguments."""
+"""`commands.serve` finds here what it needs of the arguments."""
 
 from .llm_args import update_llm_args_with_extra_dict, update_llm_args_with_extra_options
 

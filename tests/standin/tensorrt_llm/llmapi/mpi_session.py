@@ -1,4 +1,4 @@
-"""How tasks reach the ranks (surface 7.2)."""
+"""Tasks reach the ranks through a session (surface 7.2)."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What a load balancer asks (surface 5, #13318)."""
+"""A load balancer asks this (surface 5, #13318)."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -68,7 +68,7 @@ class _Experts:
         return f"a graph read slots {slots} and ranks {ranks} of the next batch, not {[0] * BATCH} and [1, 0]"
 
     def _write(self, slot: int) -> None:
-        """As `LoraParamBuilder` has a batch's tables written."""
+        """Writes a batch's tables as `LoraParamBuilder` has them written."""
         self._params.update_sorted_indices([slot] * BATCH, tokens_per_seq=1)
         tasks = tuple(slot if slot == each else None for each in range(SLOTS))
         self._params.update_weight_pointers({slot: [Adapter(1 + slot)]}, tasks)

@@ -1,4 +1,4 @@
-"""How sequences get in from C on: as a batch (surface 4.2, 4.4)."""
+"""Sequences get in as a batch from C on (surface 4.2, 4.4)."""
 
 from collections.abc import Sequence
 from typing import Any

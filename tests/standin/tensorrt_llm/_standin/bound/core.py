@@ -35,7 +35,7 @@ class KvCacheStats:
 
 
 class BoundCore:
-    """What every variant has."""
+    """The part that every variant has."""
 
     __slots__ = (
         "_connector",
@@ -196,7 +196,7 @@ class BoundCore:
 
     @bound
     def get_remaining_blocks_to_completion(self, llm_request: Any, window_size: int, cached_summary: Any = None) -> int:
-        """What the request would take alone, with nothing reused (surface 5)."""
+        """Counts the blocks that the request would take alone, with nothing reused (surface 5)."""
         del cached_summary
         assert window_size == self.window
         total: int = -(-(llm_request.prompt_len + llm_request.max_new_tokens) // self.tokens_per_block)
@@ -214,7 +214,7 @@ class BoundCore:
         return self.window
 
     def standin_estimate(self, llm_request: Any) -> int:
-        """What the C++ scheduler asks of the C++ manager, past anything that Python can see (surface 5).
+        """The C++ scheduler asks this of the C++ manager, past anything that Python can see (surface 5).
 
         That a block which matches in part counts as well is assumed.
         """
@@ -225,7 +225,7 @@ class BoundCore:
     # For the tests.
 
     def standin_slots(self, request_id: int) -> list[int]:
-        """Where the first beam's blocks lie."""
+        """The slots of the first beam's blocks."""
         blocks = len(self.native.get_cache_block_ids(request_id)[0])
         offsets = np.empty((1, 1, 2, max(1, blocks)), np.int32)
         self.native.copy_batch_block_offsets(offsets, [request_id], 1, 0)

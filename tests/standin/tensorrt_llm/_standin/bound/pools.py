@@ -43,7 +43,7 @@ class Pools:
         self._transfer_stream.wait_stream(self._buffer_stream)
 
     def buffers_follow_transfers(self) -> None:
-        """What sits in front of a step's input copies. The CPU waits for nothing (surface 4.4)."""
+        """A step's input copies wait for this. The CPU waits for nothing (surface 4.4)."""
         if self._pending:
             self._buffer_stream.wait_event(self._transferred)
             self._pending = False
@@ -53,7 +53,7 @@ class Pools:
 
 
 def _copy(dst: Any, src: Any, count: int) -> None:
-    """Of a block that is reused in part, only the tokens that match: they lie apart, layer by layer."""
+    """A block that is reused in part is copied only as far as its tokens match: they lie apart, layer by layer."""
     layers, parts, tokens = dst.shape
     if count == tokens:
         dst.copy_(src, non_blocking=True)

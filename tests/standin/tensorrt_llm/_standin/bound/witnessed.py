@@ -61,7 +61,8 @@ class WitnessedManager(_Bound):  # type: ignore[misc]  # by variant
         return window
 
     def standin_estimate(self, request: Any) -> int:
-        """What B2's scheduler asks past Python: every full block that is cached, whoever holds it (surface 5)."""
+        """B2's scheduler asks this past Python: it counts every full block that is cached, whoever holds it (surface
+        5)."""
         if self.is_variable_window or not request.is_first_context_chunk or self._has(request):
             return 0
         blocks = _Bound.count_reusable_blocks(self, request.get_unique_tokens(0), request, False)
@@ -74,12 +75,12 @@ class WitnessedManager(_Bound):  # type: ignore[misc]  # by variant
             return False
 
     def standin_slots(self, request_id: int) -> list[int]:
-        """For the tests: where the first beam's blocks lie."""
+        """Tests ask where the first beam's blocks lie."""
         slots: list[int] = self.witness_slots(request_id, self._window)[0]
         return slots
 
     def standin_offsets(self, table: Any, request_id: int) -> None:
-        """For the tests: the rows of one request, past whatever stands in the way of those that ask."""
+        """Tests ask for the rows of one request, past whatever stands in the way of those that ask."""
         _Bound.copy_batch_block_offsets(self, table, [request_id], 1, 0)
 
     def _run_transfers(self) -> None:

@@ -1,4 +1,4 @@
-"""What the V1 manager has in every variant (surface 1.2, 1.4)."""
+"""The V1 manager has this in every variant (surface 1.2, 1.4)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from .base import BaseResourceManager
 
 @contextmanager
 def request_context(is_draft: bool, scheduled_requests: Any) -> Iterator[None]:
-    """Which half of a request counts. The target's requests are left as they are."""
+    """Chooses which half of a request counts. The target's requests are left as they are."""
     requests = scheduled_requests.all_requests() if is_draft else []
     for request in requests:
         request.use_draft_model = True
@@ -118,7 +118,7 @@ class KVCacheManagerCommon(BaseResourceManager):
     # The life of a request.
 
     def _kv_connector_should_add_sequence(self, request: Any) -> bool:
-        """Not where an asynchronous load of the connector has brought the sequence already (surface 6.1)."""
+        """A sequence that an asynchronous load of the connector has brought already is not added (surface 6.1)."""
         return self.kv_connector_manager is None or bool(self.kv_connector_manager.should_add_sequence(request))
 
     def update_resources(
@@ -170,7 +170,7 @@ class KVCacheManagerCommon(BaseResourceManager):
     if since("D"):
 
         def commit_and_get_block_hashes(self, request: Any) -> list[int]:
-            """Of every block that the request's tokens fill, as events would name them."""
+            """The hash of every block that the request's tokens fill, as events would name it."""
             tokens = request.get_tokens(0)
             sequence = native.SequenceRequest(
                 request.request_id, tokens, lora_id=request.lora_task_id, salt=request.cache_salt_id
@@ -186,7 +186,7 @@ class KVCacheManagerCommon(BaseResourceManager):
     # For the tests.
 
     def standin_truth(self, request_ids: Sequence[int], beam_widths: Sequence[int]) -> npt.NDArray[np.int32]:
-        """What the table should hold for this batch: (pools, rows, 2, blocks), -1 where a row has no block."""
+        """The table that this batch should have: (pools, rows, 2, blocks), -1 where a row has no block."""
         rows = np.full((self.num_pools, sum(beam_widths), 2, self.max_blocks_per_seq), -1, np.int32)
         row = 0
         for request_id, width in zip(request_ids, beam_widths, strict=True):

@@ -1,4 +1,4 @@
-"""What the V2 manager has in every variant that has one (surface 2.2, 2.5)."""
+"""The V2 manager has this in every variant that has one (surface 2.2, 2.5)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -195,7 +195,7 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
         return [self.impl.pages_of(request_id) for request_id in request_ids]
 
     def standin_truth(self, request_ids: Sequence[int], beam_widths: Sequence[int]) -> npt.NDArray[np.int32]:
-        """For the tests: what attention should see of this batch, (pools, rows, 2, blocks), -1 where nothing."""
+        """Tests ask what attention should see of this batch: (pools, rows, 2, blocks), -1 where nothing."""
         assert set(beam_widths) <= {1}
         scales, offsets = self._scales_and_offsets()
         rows = np.full((self.num_pools, len(request_ids), 2, self.max_blocks_per_seq), -1, np.int32)

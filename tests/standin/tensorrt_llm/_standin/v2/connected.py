@@ -25,7 +25,7 @@ class ConnectedV2:
         return [list(pages) for _ in range(self.num_pools)]
 
     def ask_connector(self, scheduled_batch: Any) -> None:
-        """Once for each allocation: a request that is loading, or has loaded, is not asked about again."""
+        """Asks once for each allocation: a request that is loading, or has loaded, is not asked about again."""
         if self.kv_connector_manager is None:
             return
         for request in scheduled_batch.context_requests:

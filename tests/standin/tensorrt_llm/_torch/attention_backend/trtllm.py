@@ -1,4 +1,4 @@
-"""Where attention's metadata lives until it moves (surface 9)."""
+"""Attention's metadata lives here until it moves (surface 9)."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Which manager class serves a model, and how managers and executor are made (surface 3)."""
+"""The class of manager that serves a model is chosen here, and managers and executor are made (surface 3)."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ elif since("B2"):
 
 
 def _special_kv_cache_manager_cls(model_config: Any) -> Any:
-    """For architectures that have a manager of their own; None for the others."""
+    """The class for architectures that have a manager of their own; None for the others."""
     if model_config.architecture == "minimax_m3":
         from ..attention_backend.sparse.minimax_m3 import MiniMaxM3KVCacheManagerV2  # noqa: PLC0415  as models are
 
@@ -85,7 +85,7 @@ class KvCacheCreator:
         return self._fallback_if_unsupported_kv_cache_manager_v2(chosen)
 
     def _fallback_if_unsupported_kv_cache_manager_v2(self, kv_cache_manager_cls: Any) -> Any:
-        """With a connector or beams, the module's own V1 class (surface 3.1)."""
+        """The module's own V1 class serves connectors and beams (surface 3.1)."""
         if not issubclass(kv_cache_manager_cls, KVCacheManagerV2):
             return kv_cache_manager_cls
         connected = self._kv_connector_manager is not None and not since("F")

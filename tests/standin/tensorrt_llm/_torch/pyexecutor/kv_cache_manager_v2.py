@@ -1,4 +1,4 @@
-"""Where the V2 manager was for a while (surface 2.1)."""
+"""The V2 manager was here for a while (surface 2.1)."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

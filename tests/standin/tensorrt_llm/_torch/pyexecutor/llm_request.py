@@ -66,7 +66,7 @@ class LlmRequest(_Bound):  # type: ignore[misc]  # by variant
 
     @property
     def input_tokens(self) -> Tokens:
-        """As it came; a pause makes a prompt of what was generated, too."""
+        """The prompt as it came; a pause makes a prompt of what was generated, too."""
         tokens: Tokens = self.get_tokens(0)[: self.orig_prompt_len]
         return tokens
 

@@ -39,7 +39,7 @@ class PyTorchModelEngine(Engine):
         self.cuda_graph_runner = CUDAGraphRunner()
 
     def _get_lora_params_from_requests(self, scheduled_requests: Any) -> dict[str, Any] | None:
-        """For a batch that runs as a graph: all of it generates, with an adapter each."""
+        """Parameters for a batch that runs as a graph: all of it generates, with an adapter each."""
         tasks = [request.lora_task_id for request in scheduled_requests.generation_requests]
         if self.cuda_graph_lora_manager is None or scheduled_requests.context_requests or None in tasks:
             return None

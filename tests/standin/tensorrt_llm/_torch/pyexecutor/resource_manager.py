@@ -108,7 +108,7 @@ class KVCacheManager(KVCacheManagerCommon):
 if NAME == "B":
 
     class KVCacheManagerV2(KVCacheManagerV2Common):
-        """In the same file for a while (surface 2.1)."""
+        """The V2 manager was in the same file for a while (surface 2.1)."""
 
         def copy_batch_block_offsets(
             self, dst_tensor: Any, request_ids: Sequence[int], beam_width: int, num_contexts: int, num_seqs: int

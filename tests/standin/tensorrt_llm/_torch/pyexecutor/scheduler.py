@@ -1,4 +1,4 @@
-"""Which requests run next: capacity first, then the token budget (surface 5)."""
+"""The scheduler chooses which requests run next: capacity first, then the token budget (surface 5)."""
 
 from dataclasses import dataclass, field
 from typing import Any

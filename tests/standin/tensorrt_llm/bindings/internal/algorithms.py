@@ -94,7 +94,8 @@ class EstimatingMicroBatchScheduler:
         return contexts, generations
 
     def _take_chunk(self, request: Any, tokens_left: int) -> int | None:
-        """What the request is charged; None where it does not fit. Its chunk is set where prefill is chunked alone."""
+        """The tokens that the request is charged, or None if it does not fit. Its chunk is set where prefill is chunked
+        alone."""
         remaining: int = request.context_remaining_length
         reusable = request.estimated_reusable_tokens if request.context_current_position == 0 else 0
         whole: int = reuse_adjusted_compute(remaining, reusable, remaining) + request.num_draft_tokens

@@ -1,4 +1,4 @@
-"""Where attention's metadata has moved (surface 9)."""
+"""Attention's metadata has moved here (surface 9)."""
 
 from ...._standin.attention import AttentionMetadata
 

@@ -1,4 +1,4 @@
-"""Where the V2 manager has settled (surface 2.1). It still ships from the live table (surface 2.4)."""
+"""The V2 manager has settled here (surface 2.1). It still ships from the live table (surface 2.4)."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What C++ binds, with the names that each variant binds (surface 4.2)."""
+"""C++ binds these, with the names that each variant binds (surface 4.2)."""
 
 from copy import copy
 from typing import Any
@@ -52,6 +52,6 @@ else:
             add_sequence_batch = admission.add_sequence_batch
 
     class KVCacheManager(BaseKVCacheManager):  # type: ignore[misc,no-redef]  # by variant
-        """What Python constructs."""
+        """Python constructs this."""
 
         __slots__ = ()
