@@ -254,6 +254,19 @@ TEST(MatchBook, ADropByAnotherThreadBetweenQuestionAndAdmissionIsNoticed) {
     EXPECT_EQ(manager.add_sequence(asked).tokens_reused, 0U);
 }
 
+// What is noted after a change must not make answers from before it count again.
+TEST(MatchBook, AnAnswerFromBeforeAChangeStaysForgottenWhenOthersAskAfterIt) {
+    Manager manager(config(4 * kBlocks));
+    manager.cache(1, kPrefix);
+    const RequestPtr asked = request(kAsked, kPrompt);
+    const RequestPtr another = request(kAsked + 1, tokens(kTokensPerBlock, 9000));
+    EXPECT_EQ(found_by(manager, asked).tokens, kPrefix.size());
+    manager.reset_reuse_state();
+    EXPECT_EQ(found_by(manager, another).tokens, 0U);
+    EXPECT_EQ(found_by(manager, asked).tokens, 0U);
+    EXPECT_EQ(manager.add_sequence(asked).tokens_reused, 0U);
+}
+
 // If every hash collides, the book must still compare what it remembers.
 TEST(MatchBook, CollidingPromptsAreNotTakenForEachOther) {
     BlockManagerConfig colliding = config(4 * kBlocks);
