@@ -119,6 +119,21 @@ TEST_F(Preemption, WhatIsOnItsWayIsNotSuspendedNorResumed) {
     EXPECT_EQ(manager.resume_sequence(3), 1U);
 }
 
+TEST_F(Preemption, WhatAnotherRequestBringsBackIsWaitedFor) {
+    begin(1, kX);
+    manager.suspend_sequence(1);
+    manager.run_transfers();
+    manager.flush_primary(2);
+    manager.add_sequence(request(3, joined(kX, {1})));
+    const Ticket onboard = manager.take_transfers().ticket;
+    const std::uint64_t before = manager.digest();
+    EXPECT_THROW(manager.resume_sequence(1), BlockInFlight);
+    EXPECT_EQ(manager.digest(), before);
+    manager.complete(onboard);
+    EXPECT_EQ(manager.resume_sequence(1), 0U);
+    manager.check_invariants();
+}
+
 TEST_F(Preemption, ALostCopyIsNamedAndTheSequenceDoesNotComeBack) {
     begin(1, {1, 2, 3});
     manager.suspend_sequence(1);
