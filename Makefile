@@ -221,8 +221,8 @@ else
 	@build/fuzz/bin/fuzz_worlds --seconds $(FUZZ_SECONDS) --steps 1000000000 --seed $(FUZZ_SEED)
 endif
 
-mutants: build bound  ## plant mistakes in cpp/staging and cpp/core and require that the tests notice; about a quarter of an hour
-	@$(PY) tests/mutants/run.py
+mutants: build bound  ## plant mistakes in the C++ code and require that the tests notice; MUTANTS_ARGS='--only keep'; about a quarter of an hour
+	@$(PY) -m tests.mutants.run $(MUTANTS_ARGS)
 
 # The benchmarks run only for a moment, to show that they still compile and that their checks of values still hold.
 ci: BENCH_CPP_ARGS := --benchmark_min_time=0.01

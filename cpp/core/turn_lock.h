@@ -17,6 +17,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "core/pause_point.h"
+
 namespace kvfix {
 
 class TurnLock {
@@ -46,10 +48,9 @@ class TurnLock {
             return true;
         }
         const auto begin = std::chrono::steady_clock::now();
+        const std::uint64_t place = enter_queue();
+        KVFIX_PAUSE("turn.queued");
         std::unique_lock lock(mutex_);
-        const std::uint64_t place = next_place_++;
-        queue_.push_back(place);
-        ++stats_.waits;
         const bool served = freed_.wait_for(lock, limit, [&] { return depth_ == 0 && queue_.front() == place; });
         stats_.wait_us += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
         std::erase(queue_, place);
@@ -81,6 +82,12 @@ class TurnLock {
     }
 
   private:
+    std::uint64_t enter_queue() {
+        const std::lock_guard guard(mutex_);
+        queue_.push_back(next_place_);
+        ++stats_.waits;
+        return next_place_++;
+    }
     void take() {
         owner_ = std::this_thread::get_id();
         if (depth_++ == 0) {

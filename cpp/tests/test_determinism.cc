@@ -27,9 +27,13 @@ TEST(Determinism, TheSameCallsGiveTheSameDigestAfterEachOfThem) {
     const std::vector<std::function<void(Manager&)>> calls{
         [](Manager& m) { m.cache(1, kX, kept_at(50, 10)); },
         [](Manager& m) { m.flush_primary(2); },
-        [](Manager& m) { m.add_batch({request(3, joined(kX, {1})), request(4, tokens(6, 1000))}); },
+        [](Manager& m) {
+            m.add_batch({request(3, joined(kX, {1})), request(4, tokens(6, 1000))});
+        },
         [](Manager& m) { m.run_transfers(); },
-        [](Manager& m) { m.grow(3, Tokens{1, 2, 3}); },
+        [](Manager& m) {
+            m.grow(3, Tokens{1, 2, 3});
+        },
         [](Manager& m) { m.pin_blocks(3); },
         [](Manager& m) { m.remove(3); },
         [](Manager& m) { m.advance_time(1000); },
@@ -65,9 +69,13 @@ TEST(Determinism, WhoeverAsksLateGetsTheSameDigest) {
     const std::vector<std::function<void(Manager&)>> calls{
         [](Manager& m) { m.cache(1, kX, kept_at(50, 10)); },
         [](Manager& m) { m.flush_primary(2); },
-        [](Manager& m) { m.add_batch({request(3, joined(kX, {1})), request(4, tokens(6, 1000), {.beam_width = 2})}); },
+        [](Manager& m) {
+            m.add_batch({request(3, joined(kX, {1})), request(4, tokens(6, 1000), {.beam_width = 2})});
+        },
         [](Manager& m) { m.run_transfers(); },
-        [](Manager& m) { m.grow(3, Tokens{1, 2, 3, 4, 5, 6}); },
+        [](Manager& m) {
+            m.grow(3, Tokens{1, 2, 3, 4, 5, 6});
+        },
         [](Manager& m) { m.rewind_kv_cache(3, 2); },
         [](Manager& m) { m.grow(4, 5); },
         [](Manager& m) { m.rewind_kv_cache(4, 3); },
@@ -101,6 +109,59 @@ TEST(Determinism, ListsOfRequestsAscendWhateverTheOrderOfAdmission) {
         }
         manager.add_batch(batch);
         EXPECT_EQ(manager.fail(manager.take_transfers().ticket), (std::vector<RequestId>{5, 7, 31, 90}));
+    }
+}
+
+// Two states that differ in one thing alone, so that no other part of the digest can speak for the part that it is about.
+struct Differing {
+    std::string in;
+    std::function<void(Manager&)> one;
+    std::function<void(Manager&)> other;
+};
+
+void use(Manager& manager, const Tokens& prompt) {
+    manager.add_sequence(request(9, joined(prompt, {1})));
+    manager.forget(9);
+}
+
+void pin_first(Manager& manager) { manager.pin_blocks_by_id(std::vector<BlockId>{BlockId{0}}); }
+
+void admit_two(Manager& manager) {
+    manager.add_sequence(request(8, tokens(4, 5000)));
+    manager.add_sequence(request(9, tokens(4, 6000)));
+}
+
+// Others have stored the same blocks, so storing them again changes nothing else.
+void grow_to_a_known_prompt(Manager& manager) {
+    manager.add_sequence(request(9, tokens(5, 1000)));
+    manager.run_transfers();
+    manager.grow(9, tokens(3, 1005), 5);
+}
+
+TEST(Determinism, OneThingThatDiffersShowsInTheDigest) {
+    const std::vector<Differing> all{
+        {"the number of pins", [](Manager& m) { pin_first(m); }, [](Manager& m) { pin_first(m), pin_first(m); }},
+        {"the order of eviction", [](Manager& m) { use(m, kX), use(m, kY); },
+         [](Manager& m) { use(m, kY), use(m, kX); }},
+        {"the order of free slots", [](Manager& m) { admit_two(m), m.forget(8), m.forget(9); },
+         [](Manager& m) { admit_two(m), m.forget(9), m.forget(8); }},
+        {"the value of a grown token", [](Manager& m) { admit_two(m), m.grow(8, Tokens{1}); },
+         [](Manager& m) { admit_two(m), m.grow(8, Tokens{2}); }},
+        {"what no rewind may take back",
+         [](Manager& m) { grow_to_a_known_prompt(m), m.store_blocks_for_reuse(9, false, std::nullopt, 8); },
+         [](Manager& m) { grow_to_a_known_prompt(m), m.grow(9, 0, 8); }},
+    };
+    for (const Differing& differing : all) {
+        Manager one(config(8, 8));
+        Manager other(config(8, 8));
+        for (Manager* manager : {&one, &other}) {
+            manager->cache(1, kX);
+            manager->cache(2, kY);
+        }
+        EXPECT_EQ(one.digest(), other.digest());
+        differing.one(one);
+        differing.other(other);
+        EXPECT_NE(one.digest(), other.digest()) << differing.in;
     }
 }
 

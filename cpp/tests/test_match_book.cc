@@ -254,6 +254,32 @@ TEST(MatchBook, ADropByAnotherThreadBetweenQuestionAndAdmissionIsNoticed) {
     EXPECT_EQ(manager.add_sequence(asked).tokens_reused, 0U);
 }
 
+// What is noted after a change must not make answers from before it count again.
+TEST(MatchBook, AnAnswerFromBeforeAChangeStaysForgottenWhenOthersAskAfterIt) {
+    Manager manager(config(4 * kBlocks));
+    manager.cache(1, kPrefix);
+    const RequestPtr asked = request(kAsked, kPrompt);
+    const RequestPtr another = request(kAsked + 1, tokens(kTokensPerBlock, 9000));
+    EXPECT_EQ(found_by(manager, asked).tokens, kPrefix.size());
+    manager.reset_reuse_state();
+    EXPECT_EQ(found_by(manager, another).tokens, 0U);
+    EXPECT_EQ(found_by(manager, asked).tokens, 0U);
+    EXPECT_EQ(manager.add_sequence(asked).tokens_reused, 0U);
+}
+
+// The request before found the block, and its copy failed. The block has left the tree, but its owner still has it.
+TEST(MatchBook, ABlockThatWasLostIsNotTakenFromTheRequestBefore) {
+    Manager manager(config(4, 4));
+    const Tokens both = tokens(2 * kTokensPerBlock, 1000);
+    manager.cache(1, both);
+    manager.add_sequence(request(2, tokens(kTokensPerBlock + 1, 1000)));  // keeps the first block where it is
+    manager.flush_primary(3);
+    manager.add_sequence(request(4, joined(both, {1})));
+    EXPECT_EQ(manager.fail(manager.take_transfers().ticket), std::vector<RequestId>{4});
+    EXPECT_EQ(manager.reusable(joined(both, {2})), kTokensPerBlock);
+    manager.check_invariants();
+}
+
 // If every hash collides, the book must still compare what it remembers.
 TEST(MatchBook, CollidingPromptsAreNotTakenForEachOther) {
     BlockManagerConfig colliding = config(4 * kBlocks);

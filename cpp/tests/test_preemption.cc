@@ -86,6 +86,17 @@ TEST_F(Preemption, AFullHostTierRefusesAndChangesNothing) {
     EXPECT_EQ(manager.digest(), before);
 }
 
+TEST_F(Preemption, HostCopiesThatItKeepsAreNoRoomForItsOtherBlocks) {
+    Manager small(config(4, 2));
+    small.cache(1, kX);
+    small.flush_primary(2);
+    small.add_sequence(request(3, joined(kX, {1})));
+    small.run_transfers();
+    const std::uint64_t before = small.digest();
+    EXPECT_THROW(small.suspend_sequence(3), OutOfBlocks) << "both slots hold copies that it needs itself";
+    EXPECT_EQ(small.digest(), before);
+}
+
 TEST_F(Preemption, WithoutAHostTierNothingIsSuspended) {
     Manager without(config(4));
     without.add_sequence(request(1, kX));
@@ -108,6 +119,21 @@ TEST_F(Preemption, WhatIsOnItsWayIsNotSuspendedNorResumed) {
     EXPECT_EQ(manager.resume_sequence(3), 1U);
 }
 
+TEST_F(Preemption, WhatAnotherRequestBringsBackIsWaitedFor) {
+    begin(1, kX);
+    manager.suspend_sequence(1);
+    manager.run_transfers();
+    manager.flush_primary(2);
+    manager.add_sequence(request(3, joined(kX, {1})));
+    const Ticket onboard = manager.take_transfers().ticket;
+    const std::uint64_t before = manager.digest();
+    EXPECT_THROW(manager.resume_sequence(1), BlockInFlight);
+    EXPECT_EQ(manager.digest(), before);
+    manager.complete(onboard);
+    EXPECT_EQ(manager.resume_sequence(1), 0U);
+    manager.check_invariants();
+}
+
 TEST_F(Preemption, ALostCopyIsNamedAndTheSequenceDoesNotComeBack) {
     begin(1, {1, 2, 3});
     manager.suspend_sequence(1);
@@ -118,6 +144,26 @@ TEST_F(Preemption, ALostCopyIsNamedAndTheSequenceDoesNotComeBack) {
     manager.remove(1, 3);
     EXPECT_EQ(manager.reusable({1, 2, 3, 4}), 0U) << "nothing of it is stored";
     EXPECT_EQ(manager.host().free, 4U);
+}
+
+// The sequence has stored its blocks before, and then its bytes were sure. What it knew of that ends when it leaves.
+TEST_F(Preemption, WhatIsLostOnItsWayBackIsNotStoredAgain) {
+    Manager large(config(8, 8));
+    large.cache(2, kX);
+    large.flush_primary(3);
+    large.add_sequence(request(4, joined(kX, {1})));
+    large.add_sequence(request(1, tokens(16, 5000)));
+    large.store_context_blocks(1, 16);  // while something else is in flight, so that it asks about each of its blocks
+    large.run_transfers();
+    large.forget(4);
+    large.suspend_sequence(1);
+    large.run_transfers();
+    large.flush_primary(3);
+    large.resume_sequence(1);
+    EXPECT_EQ(large.fail(large.take_transfers().ticket), std::vector<RequestId>{1});
+    large.store_blocks_for_reuse(1, false, std::nullopt, 16);
+    EXPECT_EQ(large.reusable(tokens(17, 5000)), 0U);
+    large.check_invariants();
 }
 
 TEST_F(Preemption, AFailedCopyOfWhatIsStillInPrimaryHurtsNobody) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -56,6 +57,41 @@ TEST(TierIndex, AnAbandonedClaimMayBeMadeAgain) {
     const auto again = index.claim(id, 3, 0, {});
     EXPECT_EQ(again->first, 2U);
     EXPECT_EQ(again->slots.size(), 1U);
+}
+
+TEST(TierIndex, WhatWasAbandonedIsFreeAndMayPushOthersOutLater) {
+    TierIndex index(2, kSize);
+    grown(index, 2, "another");
+    const TierSequenceId id = index.open("", {});
+    index.extend(id, block(7));
+    index.abandon(index.claim(id, 1, 0, {})->slots);
+    EXPECT_EQ(index.stats().free, 1U);
+    grown(index, 1, "a third");
+    EXPECT_EQ(index.stats().free, 0U);
+    EXPECT_EQ(index.claim(id, 1, 0, {})->slots.size(), 1U) << "it was never here, so others may go for it";
+    index.check_invariants();
+}
+
+TEST(TierIndex, APinnedBlockIsNotPushedOut) {
+    TierIndex index(2, kSize);
+    const TierSequenceId mine = grown(index, 1);
+    const auto pinned = index.pin(mine, 0, 1);
+    EXPECT_EQ(index.held(grown(index, 2, "another")), 1U);
+    EXPECT_EQ(index.held(mine), 1U);
+    index.unpin(pinned);
+    EXPECT_EQ(index.held(grown(index, 2, "a third")), 2U);
+    EXPECT_EQ(index.held(mine), 0U);
+    index.check_invariants();
+}
+
+TEST(TierIndex, WhatWasCondemnedIsNotReadNorWhatFollowsIt) {
+    TierIndex index(4, kSize);
+    const TierSequenceId id = grown(index, 3);
+    const auto pinned = index.pin(id, 0, 3);
+    index.condemn(std::span(pinned).subspan(1, 1));
+    EXPECT_EQ(index.held(id), 1U);
+    EXPECT_EQ(index.pin(id, 0, 3).size(), 1U);
+    index.check_invariants();
 }
 
 TEST(TierIndex, OfWhatDoesNotFitTheLeadingPartIsStored) {

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "core/errors.h"
 #include "tests/support.h"
@@ -236,6 +238,27 @@ TEST_F(Transfers, TicketsMayEndInAnyOrder) {
     EXPECT_EQ(manager.reusable(joined(kX, {1})), 0U);
     manager.complete(offload);
     EXPECT_EQ(manager.reusable(joined(kX, {1})), 8U);
+    manager.check_invariants();
+}
+
+TEST(ManyTickets, OneThatFailsBetweenOthersTakesNothingOfTheirsAndNamesNobodyElse) {
+    Manager manager(config(12, 12));
+    const Tokens z = tokens(8, 3000);
+    manager.cache(1, kX);
+    manager.cache(2, kY);
+    manager.cache(3, z);
+    manager.flush_primary(4);
+    std::vector<Ticket> tickets;
+    for (const auto& [id, prompt] : {std::pair{RequestId{5}, kX}, {RequestId{6}, kY}, {RequestId{7}, z}}) {
+        manager.add_sequence(request(id, joined(prompt, {1})));
+        tickets.push_back(manager.take_transfers().ticket);
+    }
+    EXPECT_EQ(manager.fail(tickets[1]), std::vector<RequestId>{6});
+    EXPECT_EQ(manager.fail(tickets[2]), std::vector<RequestId>{7});
+    EXPECT_EQ(manager.reusable(joined(kX, {1})), 0U) << "it is on its way still";
+    manager.complete(tickets[0]);
+    EXPECT_EQ(manager.reusable(joined(kX, {1})), 8U);
+    EXPECT_EQ(manager.reusable(joined(kY, {1})), 0U);
     manager.check_invariants();
 }
 

@@ -84,6 +84,32 @@ TEST(TurnLock, NobodyOvertakesAQueue) {
     waiting.join();
 }
 
+#ifdef KVFIX_PAUSE_POINTS
+// The holder has gone, and the thread whose turn it is has not woken up yet.
+TEST(TurnLock, NobodyOvertakesTheOneWhoseTurnItIs) {
+    TurnLock lock;
+    PausePoint queued("turn.queued");
+    ASSERT_TRUE(lock.try_acquire());
+    std::thread waiting([&] {
+        ASSERT_TRUE(lock.acquire_within(kLong));
+        lock.release();
+    });
+    queued.await_arrival();
+    lock.release();
+    const auto overtakes = [&](bool taken) {
+        if (taken) {
+            lock.release();
+        }
+        return taken;
+    };
+    EXPECT_FALSE(overtakes(lock.try_acquire()));
+    EXPECT_FALSE(overtakes(lock.acquire_within(kAtOnce)));
+    queued.release();
+    waiting.join();
+    EXPECT_EQ(lock.stats().queued, 0U);
+}
+#endif
+
 TEST(TurnLock, WhoGivesUpLeavesTheQueueToTheNext) {
     TurnLock lock;
     ASSERT_TRUE(lock.try_acquire());

@@ -1,14 +1,14 @@
-"""Every mutant can still be planted, and its test exists; nothing is built. tests/mutants/run.py does the rest."""
+"""Without building: every mutant can still be planted, its test exists, and the kept table is of these mutants."""
 
-import re
 from pathlib import Path
 
 import pytest
 
-from tests.mutants.run import STAGING_TESTS, WORLDS, Mutant, load_mutants
+from tests.mutants.mutant import ROOT, WORLDS, Mutant, find_test, load_mutants
+from tests.mutants.outcomes import Outcome, keep_outcomes, outcome_of, read_outcomes
 
-ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = load_mutants()
+each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 
 
 def test_mutants_have_names_of_their_own() -> None:
@@ -17,22 +17,21 @@ def test_mutants_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@each_mutant
 def test_text_stands_exactly_once(mutant: Mutant) -> None:
     text = (ROOT / mutant.file).read_text(encoding="utf-8")
     assert mutant.apply(text) != text
 
 
-@pytest.mark.parametrize("mutant", [one for one in MUTANTS if one.test != WORLDS], ids=lambda mutant: mutant.name)
+@each_mutant
 def test_named_test_exists(mutant: Mutant) -> None:
-    folder = ROOT / ("cpp/tests/staging" if mutant.program == STAGING_TESTS else "cpp/tests")
-    sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("test_*.cc"))
-    parts = re.fullmatch(r"(?:(\w+)/)?(\w+)\.(\w+)(?:/(\w+))?", mutant.test)
-    assert parts, f"not the name of a test: {mutant.test}"
-    instance, suite, name, parameter = parts.groups()
-    assert re.search(rf"\bTEST(_F|_P)?\({suite}, {name}\)", sources)
-    assert (instance is None) == (parameter is None)
-    assert instance is None or f"INSTANTIATE_TEST_SUITE_P({instance}, {suite}," in sources
+    assert mutant.test == WORLDS or find_test(mutant.test).is_file()
+
+
+@pytest.mark.parametrize("name", ["Pins", "Pins.NoSuchTest", "Nobody/EveryStager.NoRowsShipNothing/V1Snapshot"])
+def test_a_test_that_does_not_exist_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        find_test(name)
 
 
 def test_a_text_that_is_gone_or_stands_twice_is_refused() -> None:
@@ -41,3 +40,34 @@ def test_a_text_that_is_gone_or_stands_twice_is_refused() -> None:
     for text in ("lock(); go();", "wait(); wait();"):
         with pytest.raises(ValueError, match=r"times in some\.cc, not once: wait"):
             mutant.apply(text)
+
+
+# ------------------------------------------------------------------------------------------------ the kept table
+
+
+def row(mutant: Mutant, outcome: str) -> Outcome:
+    return Outcome("abc1234", "2026-01-01T00:00:00+00:00", mutant.name, mutant.file, mutant.test, outcome)
+
+
+def test_a_run_of_some_mutants_leaves_the_rows_of_the_others(tmp_path: Path) -> None:
+    one, two, three = (Mutant(name, "some.cc", [], "Suite.Name") for name in ("one", "two", "three"))
+    path = tmp_path / "results.csv"
+    keep_outcomes(path, [row(two, "passed"), row(one, "failed")], [one, two])
+    keep_outcomes(path, [row(three, "failed"), row(two, "crashed")], [one, two, three])
+    assert read_outcomes(path) == [row(one, "failed"), row(two, "crashed"), row(three, "failed")]
+    keep_outcomes(path, [], [three])
+    assert read_outcomes(path) == [row(three, "failed")]
+
+
+@pytest.mark.parametrize(
+    ("unharmed", "mutated", "outcome"),
+    [
+        ("passed", "failed", "failed"),
+        ("passed", "passed", "passed"),
+        ("failed", "failed", "failed without it"),
+        ("not found", "not found", "not found without it"),
+        ("skipped", "skipped", "skipped"),
+    ],
+)
+def test_a_test_that_fails_without_the_mistake_has_not_noticed_it(unharmed: str, mutated: str, outcome: str) -> None:
+    assert outcome_of(unharmed, mutated) == outcome
