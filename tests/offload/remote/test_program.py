@@ -27,28 +27,30 @@ class DictStore:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.nice: dict[str, int] = {}  # of the thread that called
+        self.calls: list[tuple[str, int]] = []  # with so many objects
 
     def register(self, address: int, nbytes: int) -> None:
         """All memory is."""
 
     def exist(self, names: Sequence[str]) -> list[bool]:
-        self._note("exist")
+        self._note("exist", len(names))
         return [name in self.objects for name in names]
 
     def put(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
-        self._note("put")
+        self._note("put", len(names))
         for name, address in zip(names, addresses, strict=True):
             self.objects[name] = ctypes.string_at(address, nbytes)
         return [Outcome.WHOLE] * len(names)
 
     def get(self, names: Sequence[str], addresses: Sequence[int], nbytes: int) -> list[Outcome]:
-        self._note("get")
+        self._note("get", len(names))
         for name, address in zip(names, addresses, strict=True):
             if name in self.objects:
                 ctypes.memmove(address, self.objects[name], nbytes)
         return [Outcome.WHOLE if name in self.objects else Outcome.MISSING for name in names]
 
-    def _note(self, call: str) -> None:
+    def _note(self, call: str, objects: int) -> None:
+        self.calls.append((call, objects))
         self.nice[call] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
@@ -114,6 +116,15 @@ def test_threads_that_wait_for_the_store_in_a_loop_give_way_to_others(bench: Ben
     nicer = min(usual + program.NICER, NICE_MAX)
     assert bench.store.nice == {"put": nicer, "exist": usual, "get": nicer}
     assert os.getpriority(os.PRIO_PROCESS, 0) == usual
+
+
+def test_small_blocks_do_not_overflow_the_clients_queue(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than one call may have."""
+    monkeypatch.setattr(program, "BATCH_BLOCKS_MAX", 3)
+    assert bench.answer(Put(1, KEYS, HERE)) == WHOLE
+    assert bench.answer(Get(2, KEYS, THERE)) == WHOLE
+    assert bench.store.calls == [("put", 3), ("put", 1), ("get", 3), ("get", 1)]
+    assert np.array_equal(bench.slots[list(HERE)], bench.slots[list(THERE)])
 
 
 def flipped(content: bytes, at: int) -> bytes:

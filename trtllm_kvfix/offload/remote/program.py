@@ -26,6 +26,9 @@ from trtllm_kvfix.offload.remote.seals import Seals
 from trtllm_kvfix.offload.remote.store import MooncakeStore, Store
 
 BATCH_BYTES = 32 << 20  # of one call: while one batch is checked, the next one travels
+# Mooncake's client queues 1,024 transfers to a node and lets as many more wait for a second. What is beyond that, or
+# waits longer, fails. So calls of both directions together stay within the queue.
+BATCH_BLOCKS_MAX = 512
 MASTER_S_MAX = 2.0
 # Mooncake's calls ask in a loop, without a pause, whether their bytes have come. That loop would take a core from the
 # threads that move and check them: it gets half of a thread's share. Less would starve a call where others want the
@@ -55,7 +58,7 @@ class Porter:
         if isinstance(message, Look):
             self._looker.submit(self._look, message)
             return
-        size = max(BATCH_BYTES // self._spec.block_bytes, 1)
+        size = min(max(BATCH_BYTES // self._spec.block_bytes, 1), BATCH_BLOCKS_MAX)
         batches = [slice(at, at + size) for at in range(0, len(message.keys), size)]
         job = Job(message.number, len(batches), self._tell)
         for number, batch in enumerate(batches):
