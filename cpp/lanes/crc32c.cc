@@ -1,5 +1,6 @@
 #include "lanes/crc32c.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -51,19 +52,6 @@ constexpr std::size_t kAhead = 1024;  // a quarter faster where no cache has the
 
 bool has_instruction() { return __builtin_cpu_supports("sse4.2") != 0; }
 
-__attribute__((target("sse4.2"))) std::uint32_t by_instruction(const std::uint8_t* data, std::size_t length) {
-    std::uint64_t value = ~0U;
-    std::size_t at = 0;
-    for (; at + 8 <= length; at += 8) {
-        value = _mm_crc32_u64(value, word_at(data + at));
-    }
-    auto last = static_cast<std::uint32_t>(value);
-    for (; at < length; ++at) {
-        last = _mm_crc32_u8(last, data[at]);
-    }
-    return ~last;
-}
-
 __attribute__((target("sse4.2"))) std::array<std::uint32_t, 3> three_by_instruction(
     const std::array<const std::uint8_t*, 3>& data, std::size_t length) {
     std::uint64_t a = ~0U;
@@ -100,10 +88,7 @@ __attribute__((target("sse4.2"))) std::array<std::uint32_t, 3> three_by_instruct
 #else
 
 bool has_instruction() { return false; }
-std::uint32_t by_instruction(const std::uint8_t* data, std::size_t length) { return crc32c_by_table({data, length}); }
-std::array<std::uint32_t, 3> three_by_instruction(const std::array<const std::uint8_t*, 3>& data, std::size_t length) {
-    return {by_instruction(data[0], length), by_instruction(data[1], length), by_instruction(data[2], length)};
-}
+std::array<std::uint32_t, 3> three_by_instruction(const std::array<const std::uint8_t*, 3>&, std::size_t) { return {}; }
 
 #endif
 
@@ -138,14 +123,14 @@ std::vector<std::uint32_t> crc32c_each(std::span<const std::uint8_t> bytes, std:
     out.reserve(starts.size());
     const bool fast = has_instruction();
     std::size_t at = 0;
-    for (; fast && at + 3 <= starts.size(); at += 3) {
-        const auto three = three_by_instruction(
-            {bytes.data() + starts[at], bytes.data() + starts[at + 1], bytes.data() + starts[at + 2]}, length);
-        out.insert(out.end(), three.begin(), three.end());
+    for (; fast && at < starts.size(); at += 3) {
+        const std::size_t count = std::min<std::size_t>(starts.size() - at, 3);
+        const auto data = [&](std::size_t one) { return bytes.data() + starts[at + std::min(one, count - 1)]; };
+        const auto three = three_by_instruction({data(0), data(1), data(2)}, length);  // one takes as long as three
+        out.insert(out.end(), three.begin(), three.begin() + static_cast<std::ptrdiff_t>(count));
     }
     for (; at < starts.size(); ++at) {
-        const auto range = bytes.subspan(starts[at], length);
-        out.push_back(fast ? by_instruction(range.data(), range.size()) : crc32c_by_table(range));
+        out.push_back(crc32c_by_table(bytes.subspan(starts[at], length)));
     }
     return out;
 }

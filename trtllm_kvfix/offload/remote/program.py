@@ -4,6 +4,7 @@ It ends when the engine does, which closes its socket. An end is at once: the cl
 """
 
 import json
+import math
 import mmap
 import os
 import signal
@@ -21,16 +22,22 @@ import numpy as np
 
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.keys import object_name
-from trtllm_kvfix.offload.remote.messages import Answer, Look, Message, Outcome, Put, Spec, State
+from trtllm_kvfix.offload.remote.messages import Answer, Get, Look, Message, Outcome, Put, Spec, State
 from trtllm_kvfix.offload.remote.seals import Seals
 from trtllm_kvfix.offload.remote.store import MooncakeStore, Store
 
 BATCH_BYTES = 32 << 20  # of one call: while one batch is checked, the next one travels
+# Mooncake's client queues 1,024 transfers to a node and lets as many more wait for a second. What is beyond that, or
+# waits longer, fails. So calls of both directions together stay within the queue.
+BATCH_BLOCKS_MAX = 512
 MASTER_S_MAX = 2.0
 # Mooncake's calls ask in a loop, without a pause, whether their bytes have come. That loop would take a core from the
 # threads that move and check them: it gets half of a thread's share. Less would starve a call where others want the
-# cores, since it also opens the connections.
+# cores, since it also begins and ends the transfers.
 NICER = 3
+# Checksums wait for calls, not calls for checksums: the check of one batch would keep the core on which the next call
+# is to begin. Where nothing else is to be done, as after the last call, idle cores share them.
+SEALERS, SEALERS_NICER = 4, NICER + 1
 
 
 class Porter:
@@ -42,8 +49,8 @@ class Porter:
         store.register(self._pool.ctypes.data, self._pool.nbytes)
         self._payload_bytes = spec.block_bytes + SEAL_BYTES
         # A thread each: two calls of one direction at once take longer than one behind the other.
-        self._looker, self._sealer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        self._getter, self._putter = (ThreadPoolExecutor(1, initializer=os.nice, initargs=(NICER,)) for _ in range(2))
+        self._looker, self._getter, self._putter = ThreadPoolExecutor(1), nicer_by(NICER), nicer_by(NICER)
+        self._sealer = nicer_by(SEALERS_NICER, SEALERS)
 
     def run(self) -> None:
         """Runs until the engine closes its end."""
@@ -55,17 +62,17 @@ class Porter:
         if isinstance(message, Look):
             self._looker.submit(self._look, message)
             return
-        size = max(BATCH_BYTES // self._spec.block_bytes, 1)
-        batches = [slice(at, at + size) for at in range(0, len(message.keys), size)]
-        job = Job(message.number, len(batches), self._tell)
-        for number, batch in enumerate(batches):
-            chosen = message.keys[batch], message.slots[batch]
+        job = Job(message.number, len(message.keys), self._tell)
+        size = min(max(BATCH_BYTES // self._spec.block_bytes, 1), BATCH_BLOCKS_MAX)
+        for batch in slices(0, len(message.keys), size):
+            parts = slices(batch.start, batch.stop, part_of(size))
             if isinstance(message, Put):
-                sealed = self._sealer.submit(self._seal, *chosen)
-                self._putter.submit(job.do, number, self._put, sealed, *chosen)
+                sealed = [self._sealer.submit(self._seal, message, part) for part in parts]
+                self._putter.submit(job.do, batch, self._put, message, sealed)
             else:
-                got = self._getter.submit(self._get, *chosen)
-                self._sealer.submit(job.do, number, self._check, got, *chosen)
+                got = self._getter.submit(self._get, message, batch)
+                for part in parts:
+                    self._sealer.submit(job.do, part, self._check, message, batch.start, got)
 
     def _look(self, look: Look) -> None:
         ranks = self._spec.ranks
@@ -78,22 +85,25 @@ class Porter:
         found = (all(there[at : at + ranks]) for at in range(0, len(there), ranks))
         self._tell(Answer(look.number, tuple(Outcome.WHOLE if each else Outcome.MISSING for each in found)))
 
-    def _seal(self, keys: Sequence[bytes], slots: Sequence[int]) -> None:
-        self._seals.write(keys, slots)
+    def _seal(self, put: Put, part: slice) -> None:
+        self._seals.write(put.keys[part], put.slots[part])
 
-    def _put(self, sealed: Future[None], keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
-        sealed.result()
-        return self._store.put(self._names(keys), self._addresses(slots), self._payload_bytes)
+    def _put(self, batch: slice, put: Put, sealed: Sequence[Future[None]]) -> list[Outcome]:
+        for part in sealed:
+            part.result()
+        return self._store.put(self._names(put.keys[batch]), self._addresses(put.slots[batch]), self._payload_bytes)
 
-    def _get(self, keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
+    def _get(self, get: Get, batch: slice) -> list[Outcome]:
+        slots = get.slots[batch]
         self._seals.clear(slots)
-        return self._store.get(self._names(keys), self._addresses(slots), self._payload_bytes)
+        return self._store.get(self._names(get.keys[batch]), self._addresses(slots), self._payload_bytes)
 
-    def _check(self, got: Future[list[Outcome]], keys: Sequence[bytes], slots: Sequence[int]) -> list[Outcome]:
-        outcomes, holding = got.result(), self._seals.hold(keys, slots)
+    def _check(self, part: slice, get: Get, first: int, got: Future[list[Outcome]]) -> list[Outcome]:
+        """Of a batch that begins with block `first` of the job."""
+        outcomes = got.result()[part.start - first : part.stop - first]
         return [
             Outcome.BAD if outcome is Outcome.WHOLE and not holds else outcome
-            for outcome, holds in zip(outcomes, holding, strict=True)
+            for outcome, holds in zip(outcomes, self._seals.hold(get.keys[part], get.slots[part]), strict=True)
         ]
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
@@ -109,29 +119,43 @@ class Porter:
 
 
 class Job:
-    """Batches of one message; the last of them answers."""
+    """Blocks of one message; the last of them answers."""
 
-    def __init__(self, number: int, batches: int, tell: Callable[[Answer], None]) -> None:
+    def __init__(self, number: int, blocks: int, tell: Callable[[Answer], None]) -> None:
         self._number, self._tell = number, tell
         self._lock = threading.Lock()  # guards what follows
-        self._outcomes: list[list[Outcome]] = [[] for _ in range(batches)]
-        self._left = batches
+        self._outcomes = [Outcome.FAILED] * blocks
+        self._left = blocks
         self._error = ""
         self._since = monotonic()
 
-    def do(self, batch: int, work: Callable[..., list[Outcome]], *args: Any) -> None:
-        outcomes, error = [], ""
+    def do(self, part: slice, work: Callable[..., list[Outcome]], *args: Any) -> None:
+        outcomes, error = None, ""
         try:
-            outcomes = work(*args)
+            outcomes = work(part, *args)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
         with self._lock:
-            self._outcomes[batch], self._error = outcomes, self._error or error
-            self._left -= 1
+            if outcomes is not None:
+                self._outcomes[part] = outcomes
+            self._error = self._error or error
+            self._left -= part.stop - part.start
             is_last = not self._left
         if is_last:
-            all_outcomes = tuple(outcome for each in self._outcomes for outcome in each)
-            self._tell(Answer(self._number, all_outcomes, self._error, monotonic() - self._since))
+            self._tell(Answer(self._number, tuple(self._outcomes), self._error, monotonic() - self._since))
+
+
+def slices(begin: int, end: int, size: int) -> list[slice]:
+    return [slice(at, min(at + size, end)) for at in range(begin, end, size)]
+
+
+def part_of(batch: int) -> int:
+    """Blocks of a batch that one thread seals or checks: by threes, as `crc32c` takes them."""
+    return math.ceil(batch / SEALERS / 3) * 3
+
+
+def nicer_by(increment: int, threads: int = 1) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, initializer=os.nice, initargs=(increment,))
 
 
 def address_facing(master: str) -> str:
