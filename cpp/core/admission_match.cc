@@ -10,14 +10,19 @@
 namespace kvfix {
 namespace {
 
+// Out of line, so that prompt_block() is small enough to inline.
+[[gnu::noinline]] void set_extras(const Request& request, std::uint32_t begin, std::uint32_t end, std::string& extras) {
+    extras = request.block_extras(begin, end);
+}
+
 // The content of the prompt's block at `position`; `extras` owns what the result refers to.
 // Inline: each block of a warm prompt asks twice, and a call costs a tenth of its look-up.
 inline BlockContent prompt_block(const Request& request, std::uint32_t position, std::uint32_t tokens_per_block,
                                  std::string& extras) {
     const std::uint32_t begin = position * tokens_per_block;
     const std::uint32_t end = std::min(begin + tokens_per_block, request.num_tokens());
-    if (!request.extra_keys.empty()) {
-        extras = request.block_extras(begin, end);
+    if (!request.extra_keys.empty()) [[unlikely]] {
+        set_extras(request, begin, end, extras);
     }
     return {std::span(request.tokens).subspan(begin, end - begin), extras};
 }
@@ -154,6 +159,7 @@ ParentRef AdmissionPlanner::descend(const Window& window, const Request& request
             break;
         }
         window.tree.prefetch_below(child);
+        window.tree.prefetch_further(child);
         if (!window.blocks[child].usable() ||
             !window.tree.holds(child, prompt_block(request, position, tokens_per_block, extras))) {
             break;
