@@ -91,46 +91,14 @@ Run AdmissionPlanner::first_run(const State& state, const Window& window, const 
         return found.run;
     }
     const std::size_t begin = plan_.path.size();
-    const Run run = walk_from_root(state, window, *request, book.latest_path(window));
+    const Run run = walk_from_root(state, window, *request);
     book.note(window, request, {std::span(plan_.path).subspan(begin), run});
     return run;
 }
 
-// `likely`: blocks of this very tree that may well begin the path.
-Run AdmissionPlanner::walk_from_root(const State& state, const Window& window, const Request& request,
-                                     std::span<const BlockIndex> likely) {
+Run AdmissionPlanner::walk_from_root(const State& state, const Window& window, const Request& request) {
     const ParentRef root = state.config.block_reuse ? window.tree.find_root(request.identity) : kNone;
-    if (root == kNone) {
-        return {};
-    }
-    const std::uint32_t alike = follow(window, request, root, likely);
-    const ParentRef parent = alike == 0 ? root : window.tree.below(plan_.path.back());
-    Run run = parent == kNone ? Run{.end = alike} : walk(state, window, request, parent, alike);
-    run.begin = 0;
-    return run;
-}
-
-// Appends the blocks that hold what the prompt does, one below the other: what is compared need be neither hashed nor looked up.
-std::uint32_t AdmissionPlanner::follow(const Window& window, const Request& request, ParentRef root,
-                                       std::span<const BlockIndex> likely) {
-    constexpr std::size_t kAhead = 8;
-    const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
-    const std::size_t most = std::min<std::size_t>(likely.size(), request.num_tokens() / tokens_per_block);
-    if (most == 0 || window.blocks[likely.front()].parent != root) {
-        return 0;
-    }
-    std::string extras;
-    std::uint32_t alike = 0;
-    for (; alike < most; ++alike) {
-        if (alike + kAhead < most) {
-            window.blocks.prefetch(likely[alike + kAhead]);
-        }
-        if (!window.tree.holds(likely[alike], prompt_block(request, alike, tokens_per_block, extras))) {
-            break;
-        }
-    }
-    plan_.path.insert(plan_.path.end(), likely.begin(), likely.begin() + alike);
-    return alike;
+    return root == kNone ? Run{} : walk(state, window, request, root, 0);
 }
 
 void AdmissionPlanner::check_remembered(const State& state) const {
@@ -138,7 +106,7 @@ void AdmissionPlanner::check_remembered(const State& state) const {
         const Window& window = state.windows[i];
         books_[i].for_each(window, [&](const RequestPtr& request, const MatchBook::Found& found) {
             AdmissionPlanner afresh;
-            const Run run = afresh.walk_from_root(state, window, *request, {});
+            const Run run = afresh.walk_from_root(state, window, *request);
             check(run == found.run && std::ranges::equal(afresh.plan_.path, found.path),
                   "another match is remembered than a walk finds");
         });
