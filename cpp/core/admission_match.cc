@@ -10,14 +10,19 @@
 namespace kvfix {
 namespace {
 
+// Out of line, so that prompt_block() is small enough to inline.
+[[gnu::noinline]] void set_extras(const Request& request, std::uint32_t begin, std::uint32_t end, std::string& extras) {
+    extras = request.block_extras(begin, end);
+}
+
 // The content of the prompt's block at `position`; `extras` owns what the result refers to.
 // Inline: each block of a warm prompt asks twice, and a call costs a tenth of its look-up.
 inline BlockContent prompt_block(const Request& request, std::uint32_t position, std::uint32_t tokens_per_block,
                                  std::string& extras) {
     const std::uint32_t begin = position * tokens_per_block;
     const std::uint32_t end = std::min(begin + tokens_per_block, request.num_tokens());
-    if (!request.extra_keys.empty()) {
-        extras = request.block_extras(begin, end);
+    if (!request.extra_keys.empty()) [[unlikely]] {
+        set_extras(request, begin, end, extras);
     }
     return {std::span(request.tokens).subspan(begin, end - begin), extras};
 }
@@ -86,46 +91,14 @@ Run AdmissionPlanner::first_run(const State& state, const Window& window, const 
         return found.run;
     }
     const std::size_t begin = plan_.path.size();
-    const Run run = walk_from_root(state, window, *request, book.latest_path(window));
+    const Run run = walk_from_root(state, window, *request);
     book.note(window, request, {std::span(plan_.path).subspan(begin), run});
     return run;
 }
 
-// `likely`: blocks of this very tree that may well begin the path.
-Run AdmissionPlanner::walk_from_root(const State& state, const Window& window, const Request& request,
-                                     std::span<const BlockIndex> likely) {
+Run AdmissionPlanner::walk_from_root(const State& state, const Window& window, const Request& request) {
     const ParentRef root = state.config.block_reuse ? window.tree.find_root(request.identity) : kNone;
-    if (root == kNone) {
-        return {};
-    }
-    const std::uint32_t alike = follow(window, request, root, likely);
-    const ParentRef parent = alike == 0 ? root : window.tree.below(plan_.path.back());
-    Run run = parent == kNone ? Run{.end = alike} : walk(state, window, request, parent, alike);
-    run.begin = 0;
-    return run;
-}
-
-// Appends the blocks that hold what the prompt does, one below the other: what is compared need be neither hashed nor looked up.
-std::uint32_t AdmissionPlanner::follow(const Window& window, const Request& request, ParentRef root,
-                                       std::span<const BlockIndex> likely) {
-    constexpr std::size_t kAhead = 8;
-    const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
-    const std::size_t most = std::min<std::size_t>(likely.size(), request.num_tokens() / tokens_per_block);
-    if (most == 0 || window.blocks[likely.front()].parent != root) {
-        return 0;
-    }
-    std::string extras;
-    std::uint32_t alike = 0;
-    for (; alike < most; ++alike) {
-        if (alike + kAhead < most) {
-            window.blocks.prefetch(likely[alike + kAhead]);
-        }
-        if (!window.tree.holds(likely[alike], prompt_block(request, alike, tokens_per_block, extras))) {
-            break;
-        }
-    }
-    plan_.path.insert(plan_.path.end(), likely.begin(), likely.begin() + alike);
-    return alike;
+    return root == kNone ? Run{} : walk(state, window, request, root, 0);
 }
 
 void AdmissionPlanner::check_remembered(const State& state) const {
@@ -133,7 +106,7 @@ void AdmissionPlanner::check_remembered(const State& state) const {
         const Window& window = state.windows[i];
         books_[i].for_each(window, [&](const RequestPtr& request, const MatchBook::Found& found) {
             AdmissionPlanner afresh;
-            const Run run = afresh.walk_from_root(state, window, *request, {});
+            const Run run = afresh.walk_from_root(state, window, *request);
             check(run == found.run && std::ranges::equal(afresh.plan_.path, found.path),
                   "another match is remembered than a walk finds");
         });
@@ -154,6 +127,7 @@ ParentRef AdmissionPlanner::descend(const Window& window, const Request& request
             break;
         }
         window.tree.prefetch_below(child);
+        window.tree.prefetch_further(child);
         if (!window.blocks[child].usable() ||
             !window.tree.holds(child, prompt_block(request, position, tokens_per_block, extras))) {
             break;

@@ -41,10 +41,7 @@ class AdmissionPlanner {
     void match_request(const State& state, const RequestPtr& request);
     void match_window(const State& state, const Window& window, const RequestPtr& request, WindowMatch& match);
     Run first_run(const State& state, const Window& window, const RequestPtr& request);
-    Run walk_from_root(const State& state, const Window& window, const Request& request,
-                       std::span<const BlockIndex> likely);
-    std::uint32_t follow(const Window& window, const Request& request, ParentRef root,
-                         std::span<const BlockIndex> likely);
+    Run walk_from_root(const State& state, const Window& window, const Request& request);
     ParentRef descend(const Window& window, const Request& request, ParentRef parent, std::uint32_t& position);
     Run walk(const State& state, const Window& window, const Request& request, ParentRef root, std::uint32_t begin);
     void find_later_runs(const State& state, const Window& window, const Request& request, WindowMatch& match);

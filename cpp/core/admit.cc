@@ -93,7 +93,13 @@ void Batch::claim_window(const RequestPlan& plan, Sequence& sequence, Window& wi
     held.left = match.hold_begin;
     held.shared.reserve(ceil_div(request.num_tokens(), tokens_per_block) + 1);
     held.shared.assign(match.hold_begin, kNone);
-    for (const BlockIndex block : plan_.held_claims(plan, window.index)) {
+    constexpr std::size_t kAhead = 8;
+    const std::span<const BlockIndex> claims = plan_.held_claims(plan, window.index);
+    for (std::size_t i = 0; i < claims.size(); ++i) {
+        const BlockIndex block = claims[i];
+        if (i + kAhead < claims.size()) {
+            hold::prefetch(window, claims[i + kAhead]);
+        }
         hold::claim(window, block);
         if (request.retention) {
             const auto token = static_cast<std::uint32_t>(held.shared.size()) * tokens_per_block;

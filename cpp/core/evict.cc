@@ -26,21 +26,38 @@ bool evict_host(State& state, Window& window) {
     return true;
 }
 
-// Evictions come in runs. Each touches a record, its links, its parent and its place in the index, all of them cold in
-// a large pool. So this fetches what the next two will touch while the current one works.
-void prefetch_victims(const Window& window, BlockIndex victim) {
-    const BlockIndex next = window.primary_queue.behind(victim);
-    if (next == kNone) {
-        return;
+// The block's parent, and what finds it among its siblings and in the index, which an eviction to host leaves alone.
+void prefetch_around(const Window& window, BlockIndex block) {
+    const Block& record = window.blocks[block];
+    if (!window.has_host()) {
+        window.blocks.prefetch(block);
+        window.tree.prefetch(record.key);
     }
-    const Block& record = window.blocks[next];
-    window.tree.prefetch(record.key);
     if (record.in_tree && !is_root(record.parent)) {
         __builtin_prefetch(&window.blocks[record.parent.block()]);
     }
-    if (const BlockIndex after = window.primary_queue.behind(next); after != kNone) {
-        window.blocks.prefetch(after);
-        window.primary_queue.prefetch(after);
+}
+
+// Evictions come in runs, mostly up a path from its end: each touches a record, the one before it on the path, which is
+// often the next to go, and their links, all of them cold in a large pool. So this fetches what later ones will touch.
+void prefetch_victims(const Window& window, BlockIndex victim) {
+    constexpr int kNear = 2;
+    constexpr int kFar = 5;
+    const EvictionQueue& queue = window.primary_queue;
+    BlockIndex at = victim;
+    for (int ahead = 1; ahead <= kFar; ++ahead) {
+        at = queue.behind(at);
+        if (at == kNone) {
+            return;
+        }
+        if (ahead == kNear) {
+            prefetch_around(window, at);
+        }
+    }
+    __builtin_prefetch(&window.blocks[at]);
+    queue.prefetch(at);
+    if (window.has_host()) {
+        window.host_redundant_queue.prefetch(at);
     }
 }
 

@@ -10,6 +10,13 @@ namespace kvfix::hold {
 
 // Adds an owner. Eviction can no longer take the block.
 void claim(Window& window, BlockIndex block);
+// Fetches what claim() will touch.
+inline void prefetch(const Window& window, BlockIndex block) {
+    window.primary_queue.prefetch(block);
+    if (window.has_host()) {
+        window.host_only_queue.prefetch(block);
+    }
+}
 // Removes an owner.
 void let_go(State& state, Window& window, BlockIndex block, bool outside = false);
 // Removes the sequence as owner of every block, last block first, so that the end of a prefix is evicted before its

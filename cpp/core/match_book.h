@@ -29,9 +29,6 @@ class MatchBook {
 
     // Returns false if the request is unknown, or if it may find something else by now.
     bool find(const Window& window, const RequestPtr& request, Found& out) const;
-    // The full blocks that the previous request found in this very tree, because many prompts begin alike. Valid until
-    // the next call of note().
-    std::span<const BlockIndex> latest_path(const Window& window) const;
     // Notes what the request has just found, unless the result would not stay true or the book is full.
     void note(const Window& window, const RequestPtr& request, const Found& found);
     // Calls visit(request, found) for every result that find() would return, if the request still exists.
@@ -61,7 +58,6 @@ class MatchBook {
         return window.in_flight[kPrimary] == 0 && window.in_flight[kHost] == 0;
     }
 
-    bool is_current(const Window& window) const { return changes_ == window.tree.changes() && is_settled(window); }
     std::span<const BlockIndex> path_of(const Entry& entry) const {
         return std::span(paths_).subspan(entry.path_begin, entry.path_length);
     }
@@ -69,7 +65,6 @@ class MatchBook {
     std::uint64_t changes_ = 0;  // the tree's count when all of this was found
     std::unordered_map<const Request*, Entry> entries_;
     std::vector<BlockIndex> paths_;
-    std::uint32_t latest_begin_ = 0;  // where the latest path begins in paths_; it goes to the end
 };
 
 }  // namespace kvfix

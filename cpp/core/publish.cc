@@ -4,9 +4,10 @@
 
 namespace kvfix {
 
-void publish(State& state, const Window& window, EventKind kind, BlockIndex block, Tier tier, const Request* request) {
+void publish_wanted(State& state, const Window& window, EventKind kind, BlockIndex block, Tier tier,
+                    const Request* request) {
     const Block& record = window.blocks[block];
-    if (!state.events.wanted() || !record.in_tree || record.num_tokens != state.tokens_per_block()) {
+    if (!record.in_tree || record.num_tokens != state.tokens_per_block()) {
         return;
     }
     BlockEvent event{.kind = kind,

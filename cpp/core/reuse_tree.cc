@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <compare>
+#include <cstring>
 #include <utility>
 
 #include "core/check.h"
@@ -13,10 +14,6 @@ namespace {
 std::uint32_t common_tokens(std::span<const TokenId> a, std::span<const TokenId> b) {
     const auto [at, other] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
     return static_cast<std::uint32_t>(at - a.begin());
-}
-
-bool equal(const BlockContent& a, const BlockContent& b) {
-    return std::ranges::equal(a.tokens, b.tokens) && a.extras == b.extras;
 }
 
 }  // namespace
@@ -43,6 +40,7 @@ ReuseTree::ReuseTree(BlockStore& store, std::uint32_t hash_bits, const Secret& s
       roots_by_prefix_(by_prefix ? store.size() : 0),
       above_(by_prefix ? store.size() : 0),
       next_(above_.size(), kNone),
+      further_(store.size(), kNone),
       tenants_(key_for(seed, "parts of tenants")) {}
 
 std::uint32_t ReuseTree::rank(BlockIndex block) const {
@@ -83,7 +81,12 @@ std::uint64_t ReuseTree::key_of(ParentRef parent) const {
     return is_root(parent) ? roots_[parent.root_index()].prefix.key : std::as_const(store_)[parent.block()].key;
 }
 
-bool ReuseTree::holds(BlockIndex block, const BlockContent& wanted) const { return equal(content(block), wanted); }
+bool ReuseTree::holds(BlockIndex block, const BlockContent& wanted) const {
+    const std::span<const TokenId> tokens = std::as_const(store_).content(block);
+    return tokens.size() == wanted.tokens.size() &&
+           std::memcmp(tokens.data(), wanted.tokens.data(), tokens.size_bytes()) == 0 &&
+           store_.extras(block) == wanted.extras;
+}
 
 BlockIndex ReuseTree::find_child(ParentRef parent, std::uint64_t key, const BlockContent& wanted) const {
     const BlockStore& store = store_;  // a const reference, because access to a mutable record marks it as changed

@@ -124,6 +124,17 @@ class ReuseTree {
             store_.prefetch(child);
         }
     }
+    // So many blocks lie between a block and the one that is fetched while a walk is at it.
+    static constexpr std::uint32_t kLead = 6;
+    // `further` is kLead blocks behind `block` on a path that was stored. A walk that passes `block` fetches it: links from
+    // block to block alone would let each wait for the memory of the one before it.
+    void note_further(BlockIndex block, BlockIndex further) { further_[number(block)] = further; }
+    void prefetch_further(BlockIndex block) const {
+        if (const BlockIndex further = further_[number(block)]; further != kNone) {
+            store_.prefetch(further);
+            __builtin_prefetch(&further_[number(further)]);
+        }
+    }
     // The full child of `parent` with this content, or kNone.
     BlockIndex find_child(ParentRef parent, std::uint64_t key, const BlockContent& content) const;
     void prefetch(std::uint64_t key) const { index_.prefetch(IndexHash::scattered(key)); }
@@ -215,6 +226,7 @@ class ReuseTree {
     HashIndex roots_by_prefix_;        // roots, not blocks
     std::vector<Prefix> above_;        // [block]
     std::vector<std::uint32_t> next_;  // [block]: the root of the blocks that follow it, or kNone
+    std::vector<BlockIndex> further_;  // [block]: a guess; what it names may have left the tree since
     std::uint32_t orphaned_ = 0;
     std::uint64_t changes_ = 0;
     std::optional<HashBook> hash_book_;

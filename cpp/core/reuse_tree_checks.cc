@@ -19,6 +19,8 @@ void ReuseTree::check_indexed(BlockIndex block) const {
     }
     check(!by_prefix_ || (is_root(record.parent) && above(block).hash == prefix_of(record.parent).hash),
           "a block is not filed under what comes before it");
+    const BlockIndex further = further_[number(block)];
+    check(further == kNone || number(further) < store_.size(), "a block leads to one that does not exist");
     const BlockIndex left = record.child_left;
     const BlockIndex right = record.child_right;
     check(left == kNone || compare(content(left), content(block)) < 0, "a parent's index of children is out of order");

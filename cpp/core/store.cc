@@ -75,6 +75,18 @@ void enter_below(State& state, Window& window, Sequence& sequence, BlockIndex bl
     enter(state, window, block, parent, request);
 }
 
+// The block at the cursor has entered the tree.
+void note_further(Window& window, const Sequence& sequence, BlockIndex block) {
+    const std::uint32_t position = sequence.cursors[window.index].position;
+    if (position < ReuseTree::kLead) {
+        return;
+    }
+    const BlockIndex before = sequence.windows[window.index].shared[position - ReuseTree::kLead];
+    if (before != kNone) {
+        window.tree.note_further(before, block);
+    }
+}
+
 // The tree's block with the content at the cursor, which the sequence no longer holds; kNone if there is none.
 BlockIndex find_equal(const Window& window, const Sequence& sequence) {
     const StoreCursor& cursor = sequence.cursors[window.index];
@@ -116,6 +128,7 @@ bool store_next(State& state, Window& window, Sequence& sequence) {
         return advance(equal);
     }
     enter_below(state, window, sequence, own, parent);
+    note_further(window, sequence, own);
     return advance(own);
 }
 

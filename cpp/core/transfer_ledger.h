@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -42,16 +43,13 @@ class TransferLedger {
     struct Taken {
         std::vector<Transfer> items;
         std::vector<Waiting> waiting;
-        std::uint64_t digest;
+        std::uint64_t digest;  // set once someone has asked for the ledger's
     };
 
     // The ticket of no transfers. It need not end, and may end any number of times.
     static constexpr Ticket kNothing = 0;
 
-    void queue(const Transfer& transfer) {
-        queued_.push_back(transfer);
-        queued_digest_ = digest_of_words(queued_digest_, transfer.digest());
-    }
+    void queue(const Transfer& transfer) { queued_.push_back(transfer); }
 
     // Call it after queue(), and before the ticket that takes the transfer: only the call that queues a transfer lets
     // others share its block.
@@ -63,10 +61,13 @@ class TransferLedger {
             return kNothing;
         }
         const Ticket ticket = next_ticket_++;
-        Taken taken{std::exchange(queued_, {}), std::exchange(waiting_, {}), digest_of_words(ticket, queued_digest_)};
-        taken_digest_.add(taken.digest);
+        Taken taken{std::exchange(queued_, {}), std::exchange(waiting_, {}), 0};
+        if (watched_) [[unlikely]] {
+            watch(ticket, taken);
+        }
         taken_.emplace(ticket, std::move(taken));
         queued_digest_ = 0;
+        queued_digested_ = 0;
         return ticket;
     }
     const std::vector<Transfer>& items(Ticket ticket) const { return taken_.at(ticket).items; }
@@ -81,7 +82,9 @@ class TransferLedger {
             throw std::invalid_argument("ticket " + std::to_string(ticket) +
                                         " is not in flight: never taken, or already completed or failed");
         }
-        taken_digest_.remove(found->second.digest);
+        if (watched_) [[unlikely]] {
+            taken_digest_.remove(found->second.digest);
+        }
         Taken taken = std::move(found->second);
         taken_.erase(found);
         return taken;
@@ -95,13 +98,38 @@ class TransferLedger {
             std::ranges::for_each(taken.items, visit);
         }
     }
-    std::uint64_t digest() const { return digest_of_words(queued_digest_, taken_digest_.value(), next_ticket_); }
+    // Looks at what has been queued since the last question, and the first time at everything.
+    std::uint64_t digest() {
+        if (!watched_) {
+            watched_ = true;
+            for (auto& [ticket, taken] : taken_) {
+                watch(ticket, taken);
+            }
+        }
+        queued_digest_ = digest_behind(queued_digest_, std::span(queued_).subspan(queued_digested_));
+        queued_digested_ = queued_.size();
+        return digest_of_words(queued_digest_, taken_digest_.value(), next_ticket_);
+    }
 
   private:
+    // Goes on with the digest of the transfers before these, in their order.
+    static std::uint64_t digest_behind(std::uint64_t digest, std::span<const Transfer> items) {
+        for (const Transfer& item : items) {
+            digest = digest_of_words(digest, item.digest());
+        }
+        return digest;
+    }
+    void watch(Ticket ticket, Taken& taken) {
+        taken.digest = digest_of_words(ticket, digest_behind(0, taken.items));
+        taken_digest_.add(taken.digest);
+    }
+
     std::vector<Transfer> queued_;
     std::vector<Waiting> waiting_;  // for the transfers in queued_
     std::map<Ticket, Taken> taken_;
-    std::uint64_t queued_digest_ = 0;  // of queued_, in its order
+    bool watched_ = false;             // someone has asked for the digest: until then nobody pays for it
+    std::uint64_t queued_digest_ = 0;  // of the first queued_digested_ in queued_, in their order
+    std::size_t queued_digested_ = 0;
     SetDigest taken_digest_;
     Ticket next_ticket_ = 1;
 };

@@ -80,6 +80,11 @@ TEST(Determinism, WhoeverAsksLateGetsTheSameDigest) {
         [](Manager& m) { m.grow(4, 5); },
         [](Manager& m) { m.rewind_kv_cache(4, 3); },
         [](Manager& m) { m.remove(3); },
+        [](Manager& m) { m.cache(5, tokens(16, 2000)); },
+        [](Manager& m) { m.add_sequence(request(6, tokens(24, 3000))); },
+        [](Manager& m) { ASSERT_NE(m.take_transfers().ticket, 0U) << "a ticket that has not ended"; },
+        [](Manager& m) { m.forget(6); },
+        [](Manager& m) { m.add_sequence(request(7, joined(tokens(16, 2000), {1}))); },
     };
     BlockManagerConfig beams = config(12, 4);
     beams.beam_width_max = 2;

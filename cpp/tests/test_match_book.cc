@@ -79,25 +79,6 @@ TEST(MatchBook, ARequestThatFindsNothingIsRememberedToo) {
     EXPECT_LE(second, 8U);
 }
 
-// A prompt that begins like the one before is compared with that one's blocks. Look-ups begin only at the first
-// difference.
-TEST(MatchBook, APromptThatBeginsAsTheOneBeforeIsNotLookedUpAgain) {
-    Manager manager(config(4 * kBlocks));
-    manager.cache(1, kPrefix);
-    const auto steps_of_batch = [&](TokenId begin) {
-        std::vector<RequestPtr> batch;
-        for (RequestId id = kAsked; id < kAsked + 8; ++id) {
-            batch.push_back(request(id, joined(kPrefix, tokens(3, begin + 10 * static_cast<TokenId>(id)))));
-        }
-        return steps_of([&] {
-            for (const RequestPtr& one : batch) {
-                EXPECT_EQ(found_by(manager, one).tokens, kPrefix.size());
-            }
-        });
-    };
-    EXPECT_LE(steps_of_batch(100'000), 2 * kBlocks + 8 * 8) << "the first is looked up, and the others are not";
-}
-
 TEST(MatchBook, APromptThatLeavesTheOneBeforeGoesItsOwnWay) {
     Manager manager(config(4 * kBlocks));
     manager.cache(1, kPrefix);
