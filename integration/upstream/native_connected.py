@@ -37,12 +37,17 @@ def connected() -> list[Scenario]:
 
 
 def with_our_connector(server: Any) -> None:
-    """While all requests wait for a load, the loop does not wait for the device, which continues by itself."""
+    """While all requests wait for a load, the loop does not wait for the device, which continues by itself.
+
+    Without the overlay the engine reads no bytes, so it cannot know what was loaded: there each load fails.
+    """
+    if not is_ours(server):
+        failing_loads(server)
+        return
     _go_round(server)
 
     def at_end() -> None:
-        loaded = counters.offload_loaded_blocks.value
-        assert loaded or not is_ours(server), "our connector loaded nothing"
+        assert counters.offload_loaded_blocks.value, "our connector loaded nothing"
 
     server.at_end = at_end
 
