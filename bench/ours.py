@@ -118,16 +118,22 @@ class _Driver:
         columns = np.ascontiguousarray(wave.answers.T)
         id_array, counts = np.array(ids, np.int64), np.ones(len(ids), np.int64)
         lengths = np.array([len(prompt) for prompt in wave.prompts], np.int64)
-        batch = self._manager.decode_batch(id_array) if self._variant.decode_batch else None
+        manager, two_tiers, took = self._manager, self._two_tiers, self._step_ns.append
+        if self._variant.decode_batch:
+            batch = manager.decode_batch(id_array)
+            for column in columns:
+                began = perf_counter_ns()
+                batch.add_tokens(column, computed=True)
+                if two_tiers:
+                    self._transfer()
+                took(perf_counter_ns() - began)
+            return lengths + len(columns)
         for column in columns:
             began = perf_counter_ns()
-            if batch is not None:
-                batch.add_tokens(column, computed=True)
-            else:
-                self._manager.add_tokens(id_array, counts, column, computed=lengths)
-            if self._two_tiers:
+            manager.add_tokens(id_array, counts, column, computed=lengths)
+            if two_tiers:
                 self._transfer()
-            self._step_ns.append(perf_counter_ns() - began)
+            took(perf_counter_ns() - began)
             lengths += counts
         return lengths
 

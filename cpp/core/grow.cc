@@ -49,7 +49,7 @@ std::uint32_t values_of(const Step& step, bool chunked) {
     return std::max(step.sequence->length + step.count, prompt) - step.sequence->values_begin();
 }
 
-void check_step(const Step& step, bool has_tokens, bool chunked) {
+[[gnu::always_inline]] inline void check_step(const Step& step, bool has_tokens, bool chunked) {
     const Sequence& sequence = *step.sequence;
     const auto refuse = [&](const std::string& why) {
         throw std::invalid_argument("request " + std::to_string(sequence.id()) + ", " + why);
@@ -70,7 +70,8 @@ void check_step(const Step& step, bool has_tokens, bool chunked) {
 }
 
 // Blocks that the step takes in a window without chunks, after it was checked.
-std::uint64_t measure(Step& step, std::uint32_t tokens_per_block, bool has_tokens, bool chunked) {
+[[gnu::always_inline]] inline std::uint64_t measure(Step& step, std::uint32_t tokens_per_block, bool has_tokens,
+                                                    bool chunked) {
     check_step(step, has_tokens, chunked);
     step.blocks = blocks_behind_last(step.sequence->length, step.count, tokens_per_block);
     return std::uint64_t{step.blocks} * step.sequence->beam_width();
@@ -174,7 +175,7 @@ bool has_chunks(const State& state) {
 }
 
 // One sequence of a call that has a mark of its own.
-Sequence& find_once(State& state, RequestId id) {
+[[gnu::always_inline]] inline Sequence& find_once(State& state, RequestId id) {
     Sequence& sequence = state.sequences.at(id);
     if (sequence.mark == state.mark) {
         throw std::invalid_argument("request " + std::to_string(id) + ", request_ids: twice in one call");

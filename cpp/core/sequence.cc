@@ -93,6 +93,8 @@ Sequence& SequenceTable::add(RequestPtr request, std::size_t windows) {
         sequence = std::move(spare_.back());
         spare_.pop_back();
     }
+    sequence->prompt_tokens = request->num_tokens();
+    sequence->beams = request->beam_width;
     sequence->request = std::move(request);
     note_change(*sequence);
     const RequestId id = sequence->id();

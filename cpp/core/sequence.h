@@ -116,6 +116,8 @@ struct Sequence {
     std::uint32_t changed_at = kNone;  // where the table lists the sequence as changed
     bool suspended = false;            // it keeps its blocks in host, and owns none
     WatchedDigest grown_digest;        // of grown_tokens
+    std::uint32_t prompt_tokens = 0;   // of the request, whose memory growth need not touch; the same of `beams`
+    std::uint32_t beams = 1;
 
     std::uint32_t claimed = 0;  // leading blocks that it shares with the sequences that stored them
     // The first block that left a window before its bytes had arrived. Nobody knows whether they ever arrived, so
@@ -148,8 +150,8 @@ struct Sequence {
         }
     }
     RequestId id() const { return request->id; }
-    std::uint32_t beam_width() const { return request->beam_width; }
-    std::uint32_t prompt_length() const { return request->num_tokens(); }
+    std::uint32_t beam_width() const { return beams; }
+    std::uint32_t prompt_length() const { return prompt_tokens; }
     // Leading positions whose tokens are known.
     std::uint32_t known() const { return prompt_length() + static_cast<std::uint32_t>(grown_tokens.size()); }
     // Leading positions that others may find: their values are in the cache, and their tokens are known.
