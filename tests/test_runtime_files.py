@@ -1,6 +1,7 @@
 """Files of running processes: each writer's own draft, in a folder that nobody else can take or redirect."""
 
 import json
+import socket
 import os
 import tempfile
 import threading
@@ -75,7 +76,13 @@ def test_two_files_of_one_process_never_hold_each_others_text(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["7.json", "7.offload"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", "{}", '{"format": 1}', '{"format": 2, "host": "here"}', "\udcff"])
+NAMELESS = json.dumps({"format": 1, "host": socket.gethostname()})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", "{}", '{"format": 1}', '{"format": 2, "host": "here"}', "\udcff", NAMELESS, "[" * 100_000],
+)
 def test_files_of_others_are_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / "1.json").write_text(text, errors="surrogateescape")
     (tmp_path / "2.json").symlink_to(tmp_path / "nowhere")

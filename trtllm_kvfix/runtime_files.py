@@ -51,9 +51,9 @@ def live(folder: Path, suffix: str, format_number: int) -> Iterator[dict[str, An
     for file in sorted(folder.glob(f"*{suffix}")):
         try:
             entry = json.loads(file.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue  # it went, or is not ours
-        if not isinstance(entry, dict) or entry.get("format") != format_number:
+        if not isinstance(entry, dict) or entry.get("format") != format_number or not _names_a_process(entry):
             continue  # of another program, or version
         if entry.get("host") != socket.gethostname():
             continue  # a shared folder: only its own host knows whether the process lives
@@ -62,6 +62,10 @@ def live(folder: Path, suffix: str, format_number: int) -> Iterator[dict[str, An
         else:
             with suppress(OSError):  # of another user, who lets us read
                 file.unlink(missing_ok=True)
+
+
+def _names_a_process(entry: dict[str, Any]) -> bool:
+    return isinstance(entry.get("pid"), int) and isinstance(entry.get("process_start"), int)
 
 
 def refuse_unreadable(folder: Path) -> None:

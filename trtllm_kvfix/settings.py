@@ -44,6 +44,7 @@ ENV_FILE = ENV_PREFIX + "CONFIG"
 ENV_ENABLED = ENV_PREFIX + "ENABLED"
 ENV_JOB = ENV_PREFIX + "JOB"  # written by us: processes of one start bear the same, so that they are compared
 SECTION = "kvfix"
+FILE_BYTES_MAX = 1 << 20  # a device such as /dev/zero has no end
 
 # ("replay", "blocks_host") is kvfix.replay.blocks_host in a file, TRTLLM_KVFIX_REPLAY_BLOCKS_HOST in the environment.
 Name: TypeAlias = tuple[str, ...]
@@ -123,7 +124,7 @@ def _at(tree: Mapping[str, Any], name: Name) -> Any:
 
 def _from_file(file: Path) -> dict[Name, _Given]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = _bounded_text(file)
         document, twice = yaml.safe_load(text), repeated_keys(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"settings file {file} cannot be read: {in_one_line(error)}") from error
@@ -135,6 +136,14 @@ def _from_file(file: Path) -> dict[Name, _Given]:
             f"settings file {file} has no mapping `{SECTION}:` at its top level; settings belong below it"
         )
     return _from_section(section, f"{file}")
+
+
+def _bounded_text(file: Path) -> str:
+    with file.open("rb") as stream:
+        content = stream.read(FILE_BYTES_MAX + 1)
+    if len(content) > FILE_BYTES_MAX:
+        raise SettingsError(f"settings file {file} is larger than {FILE_BYTES_MAX} bytes; is it another file?")
+    return content.decode("utf-8")
 
 
 def in_one_line(error: Exception) -> str:

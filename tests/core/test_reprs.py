@@ -24,7 +24,7 @@ def of_the_manager() -> Iterator[object]:
     yield from (m, m.config, request, native.Retention([(0, 4, 50, None)]), m.analyze_prefix_reuse(request))
     yield begin(m, 2, prompt(2, 9))
     pins = m.pins(request_id=2)
-    yield from (m.get_request_stats(2), pins)
+    yield from (m.get_request_stats(2), pins, m.decode_batch([2]))
     pins.release()
     m.remove_sequence(2)
     push_to_host(m, 3, 4)

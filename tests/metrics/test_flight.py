@@ -92,6 +92,7 @@ def test_the_record_outlives_a_kill_and_a_fork_has_its_own(tmp_path: Path) -> No
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     variables = environment(tmp_path)
+    (folder / "12ab.flight").touch()  # of another program
     done = subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False, env=variables)
     assert done.returncode == -signal.SIGKILL
     shown = subprocess.run(

@@ -45,8 +45,11 @@ def status(as_json: bool, dump: bool) -> None:
 def flight_records(folder: Path) -> list[dict[str, Any]]:
     """The flight records of all processes that have left one: those that run, and those that were killed."""
     records = []
-    for file in sorted(folder.glob(f"[0-9]*{flight.SUFFIX}")):
-        pid = int(file.name.removesuffix(flight.SUFFIX))
+    for file in sorted(folder.glob(f"*{flight.SUFFIX}")):
+        number = file.name.removesuffix(flight.SUFFIX)
+        if not number.isdecimal():
+            continue  # of another program
+        pid = int(number)
         try:
             entries = flight.read(file.read_bytes())
         except (OSError, ValueError) as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from trtllm_kvfix.usage import Real
 from trtllm_kvfix.watch import launch
 from trtllm_kvfix.watch.page import page
 from trtllm_kvfix.watch.races import read
@@ -13,6 +14,7 @@ from trtllm_kvfix.watch.report import Report, as_json, lines
 from trtllm_kvfix.watch.suppressions import load
 from trtllm_kvfix.written import check_folder, write
 
+HOLD_LIMIT_MAX_S = 86400.0
 OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
@@ -20,7 +22,7 @@ OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 @click.option("--hold", is_flag=True, help="Make a thread that races wait until the device is done.")
 @click.option(
     "--hold-limit",
-    type=click.FloatRange(min=0.001),
+    type=Real(min=0.001, max=HOLD_LIMIT_MAX_S),
     default=10.0,
     show_default=True,
     help="Seconds after which such a thread goes on.",
