@@ -1,8 +1,8 @@
 """Files of running processes: each writer's own draft, in a folder that nobody else can take or redirect."""
 
 import json
-import socket
 import os
+import socket
 import tempfile
 import threading
 from pathlib import Path
