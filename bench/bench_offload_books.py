@@ -38,7 +38,7 @@ BLOCK = 32
 CONTEXTS = (1_024, 8_192, 32_768, 131_072)
 REQUESTS = (1, 16, 64, 256)
 WARM_UP = (4, 1_024, 8)  # requests, context, and how many such servers
-PERIODS = 4  # blocks that each request fills while generating
+PERIODS = 16  # blocks that each request fills while generating: the first ones come with the ends of its prompt
 ROUNDS = 5
 
 
