@@ -16,9 +16,9 @@ class GilLoan {
     std::optional<GilReleased> loan_{std::in_place};
 };
 
-// A T that is made and ended without the GIL. Bases are made in this order and ended in the other.
+// A T that is made and ended without the GIL. Two bases, because bases are made in this order and ended in the other: the loan spans both.
 template <class T>
-class Ungilled : private GilLoan, public T {
+class Ungilled : private GilLoan, public T {  // NOLINT(misc-multiple-inheritance)
   public:
     template <class... Args>
         requires std::constructible_from<T, Args...>
