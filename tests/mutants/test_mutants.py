@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.mutant import ROOT, WORLDS, Mutant, find_test, load_mutants
-from tests.mutants.outcomes import Outcome, keep_outcomes, outcome_of, read_outcomes
+from tests.mutants.outcomes import NOTICED, SKIPPED, Outcome, keep_outcomes, outcome_of, read_outcomes
 
 MUTANTS = load_mutants()
+RESULTS = Path(__file__).with_name("results.csv")
 each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 
 
@@ -43,6 +44,16 @@ def test_a_text_that_is_gone_or_stands_twice_is_refused() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ the kept table
+
+
+def test_kept_table_is_of_these_mutants() -> None:
+    kept = [(one.mutant, one.file, one.test) for one in read_outcomes(RESULTS)]
+    again = "python -m tests.mutants.run --only NAME --results tests/mutants/results.csv"
+    assert kept == [(one.name, one.file, one.test) for one in MUTANTS], f"try what has changed: {again}"
+
+
+def test_kept_table_has_no_mutant_that_nobody_noticed() -> None:
+    assert [one.mutant for one in read_outcomes(RESULTS) if one.outcome not in NOTICED | {SKIPPED}] == []
 
 
 def row(mutant: Mutant, outcome: str) -> Outcome:
