@@ -27,13 +27,9 @@ TEST(Determinism, TheSameCallsGiveTheSameDigestAfterEachOfThem) {
     const std::vector<std::function<void(Manager&)>> calls{
         [](Manager& m) { m.cache(1, kX, kept_at(50, 10)); },
         [](Manager& m) { m.flush_primary(2); },
-        [](Manager& m) {
-            m.add_batch({request(3, joined(kX, {1})), request(4, tokens(6, 1000))});
-        },
+        [](Manager& m) { m.add_batch({request(3, joined(kX, {1})), request(4, tokens(6, 1000))}); },
         [](Manager& m) { m.run_transfers(); },
-        [](Manager& m) {
-            m.grow(3, Tokens{1, 2, 3});
-        },
+        [](Manager& m) { m.grow(3, Tokens{1, 2, 3}); },
         [](Manager& m) { m.pin_blocks(3); },
         [](Manager& m) { m.remove(3); },
         [](Manager& m) { m.advance_time(1000); },
@@ -69,13 +65,9 @@ TEST(Determinism, WhoeverAsksLateGetsTheSameDigest) {
     const std::vector<std::function<void(Manager&)>> calls{
         [](Manager& m) { m.cache(1, kX, kept_at(50, 10)); },
         [](Manager& m) { m.flush_primary(2); },
-        [](Manager& m) {
-            m.add_batch({request(3, joined(kX, {1})), request(4, tokens(6, 1000), {.beam_width = 2})});
-        },
+        [](Manager& m) { m.add_batch({request(3, joined(kX, {1})), request(4, tokens(6, 1000), {.beam_width = 2})}); },
         [](Manager& m) { m.run_transfers(); },
-        [](Manager& m) {
-            m.grow(3, Tokens{1, 2, 3, 4, 5, 6});
-        },
+        [](Manager& m) { m.grow(3, Tokens{1, 2, 3, 4, 5, 6}); },
         [](Manager& m) { m.rewind_kv_cache(3, 2); },
         [](Manager& m) { m.grow(4, 5); },
         [](Manager& m) { m.rewind_kv_cache(4, 3); },
