@@ -6,13 +6,16 @@ Prints who opened the gate. If the object waited with the GIL, nobody could, and
 """
 
 import faulthandler
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix import native
 
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60
 POOL_BYTES = 1 << 21
 
@@ -61,6 +64,13 @@ KINDS: dict[str, Callable[[Scene], Any]] = {
     "host pool": lambda scene: native.HostPool(scene.device, host_bytes=POOL_BYTES, block_bytes=4096),
 }
 EVERYWHERE = ("stager", "copy engine")
+
+
+def check_apart(device_name: str, kind: str) -> None:
+    """Runs this program, for tests."""
+    command = [sys.executable, "-m", __name__, device_name, kind]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=5 * LIMIT_S, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "another thread"), ran.stderr
 
 
 def main(device_name: str, kind: str) -> None:
