@@ -12,8 +12,11 @@ namespace {
 constexpr std::chrono::microseconds kPoll{25};  // how late an end may be seen; asking costs a microsecond
 constexpr unsigned long kTimerSlackNs = 1000;   // by default the kernel makes 50 us more of any such wait
 constexpr std::size_t kStreamsMax = 16;
-// A share of fewer blocks is not worth a call of its own.
-constexpr std::size_t kSpansPerPart = 16;
+// The device begins when the driver has taken the first call, so that one is short. Each next one is twice as long: the
+// device copies a block for longer than the driver needs to take one, so it never waits for a call.
+constexpr std::size_t kFirstPart = 32;
+constexpr std::size_t kLargestPart = 512;
+constexpr std::size_t kPartsMax = 8;  // of 2,048 blocks; with more in flight the thread waits for the oldest
 
 std::uint64_t bytes_of(const std::vector<CopySpan>& spans) {
     std::uint64_t bytes = 0;
@@ -36,7 +39,7 @@ LaneLoop::LaneLoop(std::shared_ptr<Device> device, const LaneConfig& config)
     }
     streams_ = std::make_unique<CopyStreams>(device_, config.streams);
     make_kernel_copies();
-    engine_ = std::make_unique<CopyEngine>(device_, config.in_flight_max * config.streams);
+    engine_ = std::make_unique<CopyEngine>(device_, config.in_flight_max * kPartsMax);
 }
 
 void LaneLoop::make_kernel_copies() {
@@ -174,17 +177,18 @@ void LaneLoop::submit_to_kernel(Transfer& transfer) {
     transfer.parts.push_back(engine_->submit(copies, order_of(transfer), stream));
 }
 
-// Every stream that has a share waits for the mark.
+// The streams take the parts in turn, and every stream that has one waits for the mark.
 void LaneLoop::submit_to_dma(Transfer& transfer) {
     const bool small = transfer.bytes < transfer.spans.size() * config_.shared_bytes_min;
-    const std::size_t parts =
-        small ? 1 : std::clamp<std::size_t>(transfer.spans.size() / kSpansPerPart, 1, streams_->count());
     std::span<const CopySpan> left = transfer.spans;
-    for (std::size_t part = 0; part < parts; ++part) {
-        const std::size_t share = left.size() / (parts - part);
-        transfer.parts.push_back(engine_->submit(left.first(share), order_of(transfer), (*streams_)[part]));
-        left = left.subspan(share);
-    }
+    std::size_t size = small ? left.size() : kFirstPart;
+    do {
+        const std::span<const CopySpan> part = left.first(std::min(size, left.size()));
+        const StreamHandle stream = (*streams_)[transfer.parts.size() % streams_->count()];
+        transfer.parts.push_back(engine_->submit(part, order_of(transfer), stream));
+        left = left.subspan(part.size());
+        size = std::min(2 * size, kLargestPart);
+    } while (!left.empty());
 }
 
 // Transfers are reported in the order in which they were taken: one that overtakes others on its streams waits for them here.

@@ -48,6 +48,10 @@ TransferId CopyEngine::submit(const std::function<void()>& enqueue, const CopyOr
 }
 
 void CopyEngine::make_room(Lock& lock) {
+    retire_oldest();
+    if (in_flight_.size() < transfers_max_) {
+        return;
+    }
     retire_ended();
     waits_ += in_flight_.size() == transfers_max_ ? 1 : 0;
     while (in_flight_.size() == transfers_max_) {
@@ -72,18 +76,30 @@ void CopyEngine::await(InFlight transfer, Lock& lock) {
     }
 }
 
-// Transfers on different streams may end in any order. An event is used again only when its transfer has ended and
-// nobody waits for it any more.
+// Each question is a call to the driver, so while there is room only the oldest are asked.
+void CopyEngine::retire_oldest() {
+    while (!in_flight_.empty() && has_ended(in_flight_.front())) {
+        keep_fence(in_flight_.front());
+        in_flight_.pop_front();
+    }
+}
+
+// Transfers on different streams may end in any order.
 void CopyEngine::retire_ended() {
     for (auto transfer = in_flight_.begin(); transfer != in_flight_.end();) {
         if (!has_ended(*transfer)) {
             ++transfer;
             continue;
         }
-        if (!failures_.contains(transfer->id) && transfer->fence.use_count() == 1) {
-            fences_.push_back(std::move(transfer->fence));
-        }
+        keep_fence(*transfer);
         transfer = in_flight_.erase(transfer);
+    }
+}
+
+// An event is used again only when its transfer has ended and nobody waits for it any more.
+void CopyEngine::keep_fence(InFlight& ended) {
+    if (!failures_.contains(ended.id) && ended.fence.use_count() == 1) {
+        fences_.push_back(std::move(ended.fence));
     }
 }
 

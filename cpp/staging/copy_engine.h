@@ -59,7 +59,9 @@ class CopyEngine {
 
     void make_room(Lock& lock);
     void await(InFlight transfer, Lock& lock);
+    void retire_oldest();
     void retire_ended();
+    void keep_fence(InFlight& ended);
     bool has_ended(const InFlight& transfer);
     std::shared_ptr<Fence> spare_fence();
     const InFlight* find(TransferId id) const;

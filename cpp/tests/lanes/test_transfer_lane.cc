@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::size_t kWords = 64;
+constexpr std::size_t kWords = 128;
 constexpr milliseconds kLong{20000};
 constexpr milliseconds kShort{20};
 
@@ -54,7 +54,7 @@ class TransferLaneTest : public StagingTest {
         lane.emplace(device, config);
     }
 
-    // Two words to a block, so that a lane shares them among its streams.
+    // Of two words each: as many as two streams share.
     std::vector<CopySpan> shares() const {
         std::vector<CopySpan> spans;
         for (std::size_t i = 0; i < kWords; i += 2) {
@@ -254,6 +254,21 @@ TEST_F(TransferLaneTest, ARefusedShareWaitsForTheOthers) {
     EXPECT_FALSE(lane->wait(*number, kShort)) << "the first share is held";
     probe.open_gate(gate);
     EXPECT_CONTAINS(ended(number).error, "copy destination");
+}
+
+// The device has something to do after the first 32 blocks, and while the driver takes the next call.
+TEST_F(TransferLaneTest, ALongTransferBeginsWithAShortPart) {
+    const StreamHandle before = probe.create_stream();
+    reopen({.shared_bytes_min = 0});
+    const auto number = enqueue(std::vector<CopySpan>(2048, span_of(host.first(2), block.first(2))), nullptr);
+    EXPECT_EQ(ended(number).error, "");
+    const std::vector<ProbeDevice::Batch> batches = probe.batches();
+    std::vector<std::size_t> blocks;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+        blocks.push_back(batches[i].spans);
+        EXPECT_EQ(batches[i].stream.value, before.value + 1 + i % 4) << i;
+    }
+    EXPECT_EQ(blocks, (std::vector<std::size_t>{32, 64, 128, 256, 512, 512, 512, 32}));
 }
 
 TEST_F(TransferLaneTest, SmallBlocksKeepToOneStream) {

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "device/sim_device.h"
 
@@ -35,6 +36,14 @@ class ProbeDevice final : public Device {
         closed_.clear();
     }
     StreamHandle newest_stream() const { return newest_stream_; }
+    struct Batch {
+        std::size_t spans;
+        StreamHandle stream;
+    };
+    std::vector<Batch> batches() {
+        const std::lock_guard guard(mutex_);
+        return batches_;
+    }
     // How often an event was recorded while its last record was pending.
     std::uint64_t events_shared() const { return events_shared_; }
 
@@ -71,6 +80,10 @@ class ProbeDevice final : public Device {
     void copy(const CopySpan& span, StreamHandle stream) override { sim_.copy(span, stream); }
     void copy_rows(const RowCopy& rows, StreamHandle stream) override { sim_.copy_rows(rows, stream); }
     void copy_batch(std::span<const CopySpan> spans, SourceOrder order, StreamHandle stream) override {
+        {
+            const std::lock_guard guard(mutex_);
+            batches_.push_back({spans.size(), stream});
+        }
         sim_.copy_batch(spans, order, stream);
     }
     void launch(const KernelCall& call, StreamHandle stream) override {
@@ -118,8 +131,9 @@ class ProbeDevice final : public Device {
     }
 
     SimDevice sim_;
-    std::mutex mutex_;  // guards the two steps and the gates; never held while a step runs
+    std::mutex mutex_;  // guards the two steps, the gates and the batches; never held while a step runs
     std::set<std::uintptr_t> closed_;
+    std::vector<Batch> batches_;
     std::function<void()> at_wait_;
     std::function<void()> at_synchronize_;
     std::atomic<std::uint64_t> launches_until_refusal_ = 0;
