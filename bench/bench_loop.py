@@ -5,7 +5,8 @@ iteration_us: from one forward step to the next, while all requests generate. Mo
 device's; a wait does not. That of the input-copy fence ends the overlap of host and device up to the input copies, and
 that of graph-inputs up to the end of the graph, which holds the whole step here. The host's share of an iteration is
 the stand-in's, less than a real server's: `host_us` is the iteration without any computing. Arms take turns within one
-run of one server. Ratios are to the loop without fixes.
+run of one server. Ratios are to the loop without fixes. `added_us` is the median difference between a turn with the fix
+and the turn without fixes beside it, so a machine that becomes slower or faster meanwhile does not change it.
 
 Variant C has most fixes. B has batched-admission, whose work lies in steps that admit (`admit_cpu_us` of
 bench_arrivals.py). D has graph-inputs, with LoRA on experts in a CUDA graph. Needs torch and a CUDA GPU; `--device cpu`
@@ -44,6 +45,7 @@ LED_IN = 10  # prompts, and what is made by the first steps
 TOKENS_PER_BLOCK = 4
 PROMPT = 16
 OFF, EVERYTHING = "off", "all"
+Segments = dict[str, list[Any]]  # by arm: what each iteration of a segment took, in microseconds
 
 
 class Loop(NamedTuple):
@@ -89,19 +91,22 @@ def main() -> int:
 
 
 def compared(loop: Loop, batch: int, step_ms: int, cycles: int, arms: Sequence[str], segments: int) -> Iterator[Row]:
-    taken: dict[str, list[float]] = {}
+    taken: Segments = {arm: [] for arm in arms}
     for _ in range(1 if cycles else HOST_SERVERS):
         with quiet_garbage_collector():
-            for arm, values in iterations(loop, batch, cycles, arms, segments).items():
-                taken.setdefault(arm, []).extend(values)
-    base = float(np.median(taken[OFF]))
+            for arm, of_arm in iterations(loop, batch, cycles, arms, segments).items():
+                taken[arm].extend(of_arm)
+    base = float(np.median(np.concatenate(taken[OFF])))
     name, metric = f"{loop.name}-batch{batch}-step{step_ms}ms", "iteration_us" if cycles else "host_us"
-    for arm, values in taken.items():
-        ratio = Summary.of((np.array(values) / base).tolist())
-        yield Row(name, TOKENS_PER_BLOCK, arm, metric, Summary.of(values), ratio)
+    for arm, of_arm in taken.items():
+        values = np.concatenate(of_arm)
+        yield Row(name, TOKENS_PER_BLOCK, arm, metric, Summary.of(values), Summary.of(values / base))
+        if arm != OFF:
+            added = [np.median(mine) - np.median(off) for mine, off in zip(of_arm, taken[OFF], strict=True)]
+            yield Row(name, TOKENS_PER_BLOCK, arm, "added_us", Summary.of(added))
 
 
-def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segments: int) -> dict[str, list[float]]:
+def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segments: int) -> Segments:
     """Microseconds between forward steps of one server, whose arm changes while it runs."""
     measured = segments * len(arms) * SEGMENT
     steps = LED_IN + measured
@@ -135,7 +140,7 @@ def iterations(loop: Loop, batch: int, cycles: int, arms: Sequence[str], segment
     smallest = min(sizes[LED_IN : LED_IN + measured])
     if smallest != batch:
         raise RuntimeError(f"a step of {loop.name} had {smallest} requests, not {batch}, so its rows would mislead")
-    return turns.sort(np.diff(begun[LED_IN:]) / 1e3)
+    return turns.sort(np.diff(begun[LED_IN : LED_IN + measured]) / 1e3)
 
 
 def request(server: Server, loop: Loop, number: int, steps: int) -> Any:
@@ -178,11 +183,11 @@ class Turns:
     def close(self) -> None:
         self._now.close()
 
-    def sort(self, spent_us: Any) -> dict[str, list[float]]:
-        taken: dict[str, list[float]] = {}
-        for index, arm in enumerate(self._taken):
-            mine = spent_us[index * SEGMENT + LEFT_OUT : (index + 1) * SEGMENT - 1]
-            taken.setdefault(arm, []).extend(float(value) for value in mine)
+    def sort(self, spent_us: Any) -> Segments:
+        taken: Segments = {}
+        whole = (len(spent_us) + 1) // SEGMENT
+        for index, arm in enumerate(self._taken[:whole]):
+            taken.setdefault(arm, []).append(spent_us[index * SEGMENT + LEFT_OUT : (index + 1) * SEGMENT - 1])
         return taken
 
 
