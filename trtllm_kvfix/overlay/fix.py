@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class State(str, Enum):
-    """What a probe found. Only `needed` is applied by itself."""
+    """Answer of a probe. Only `needed` is applied by itself."""
 
     NEEDED = "needed"
     FIXED_UPSTREAM = "fixed-upstream"

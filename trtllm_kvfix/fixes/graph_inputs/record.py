@@ -66,7 +66,7 @@ def _around(fence: ReplayFence) -> Sequence[Replacement]:
 
 
 class _Tables:
-    """What a graph is handed; the rest of upstream's class does not matter here."""
+    """The part of upstream's class that a graph receives; the rest does not matter here."""
 
 
 def self_test() -> None:
