@@ -39,7 +39,7 @@ def manager() -> Any:
 
 
 def tokens_reused(computed: int) -> int:
-    """What a second request reuses when `computed` tokens of the first have been computed."""
+    """Tokens that a second request reuses when `computed` tokens of the first have been computed."""
     cache = manager()
     managers = resource_manager.ResourceManager({resource_manager.ResourceManagerType.KV_CACHE_MANAGER: cache})
     (dummy,) = cache.add_dummy_requests([0], [1], prepare_resource=False)

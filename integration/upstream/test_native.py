@@ -1,4 +1,4 @@
-"""That the checks of `native-*` bite: each control takes one thing away, and the memory must show it."""
+"""The checks of `native-*` bite: each control takes one thing away, and the memory must show it."""
 
 import ast
 import inspect

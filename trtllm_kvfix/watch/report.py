@@ -46,7 +46,7 @@ class Report:
 
 
 def title(race: Race) -> str:
-    """What happened, in one sentence."""
+    """The race in one sentence."""
     doing = "reads" if race.device == "reads" else "writes"
     touched = f"{VERBS[race.touch]} it" if not race.how else f"{VERBS[race.touch]} it by {race.how}()"
     if race.certain:

@@ -44,7 +44,7 @@ class Printer:
 
 
 def picture(report: Report) -> str:
-    """What a terminal shows, as SVG that fetches nothing from elsewhere."""
+    """Draw the terminal's text as SVG that fetches nothing from elsewhere."""
     console = Console(record=True, file=StringIO(), width=PICTURE_COLUMNS, force_terminal=True)
     printer = Printer(console, PICTURE_LETTERS)
     printer.begin(report.device, len(report.scenes))

@@ -1,4 +1,4 @@
-"""What tables and pictures call tiers and policies, so that readers can distinguish them."""
+"""Names of tiers and policies in tables and pictures, so that readers can distinguish them."""
 
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind
 

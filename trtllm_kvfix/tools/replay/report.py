@@ -118,7 +118,7 @@ def _rate(outcome: Outcome, of: Callable[[Bounds], int]) -> str:
 
 
 def conclusions(outcomes: Sequence[Outcome]) -> list[str]:
-    """What the numbers say, in words: per-request admission first where it was run, batch admission last."""
+    """Put the numbers into words: per-request admission first if it was run, batch admission last."""
     if not any(outcome.budget.promises for outcome in outcomes):
         return [_nothing_ran(outcomes[0])]
     one_by_one = [outcome for outcome in outcomes if outcome.admission is Admission.ONE_BY_ONE]

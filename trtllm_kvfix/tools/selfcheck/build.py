@@ -139,7 +139,7 @@ class Requests:
         self.managers.free_resources(request)
 
     def released(self, free: int) -> str | None:
-        """What is wrong where not as many blocks are free as were."""
+        """Describe the blocks that were not released since `free` were free. None if all were."""
         left = free - self.free_blocks()
         return f"{left} blocks were not released" if left else None
 

@@ -98,7 +98,7 @@ def legend(case: CaseOutcome, arm: ArmOutcome) -> Iterator[str]:
 
 
 def moments(case: CaseOutcome, arm: ArmOutcome) -> Iterator[tuple[str, str]]:
-    """When each numbered moment of a timeline was, and what happened then."""
+    """Time and event of each numbered moment of a timeline."""
     at = arm.timeline
     ends = (at.returned_us, at.disturbed_us, None, None)
     texts = (

@@ -104,7 +104,7 @@ def complaints(report: Report) -> Iterator[str]:
 
 
 def conclusion(report: Report) -> str:
-    """What this run has proven, and what it has not, in plain words."""
+    """State in plain words what this run has proven, and what it has not."""
     interrupted = f"Interrupted after {len(report.cases)} of {report.cases_planned} cases. " if report.partial else ""
     return interrupted + _proven(report)
 
