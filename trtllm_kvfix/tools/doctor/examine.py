@@ -17,6 +17,7 @@ from trtllm_kvfix.overlay.upstream import PACKAGE, RESOURCE_MANAGER, Upstream, e
 from trtllm_kvfix.settings import Settings, environment
 from trtllm_kvfix.tools.doctor.buffers import candidates
 from trtllm_kvfix.tools.doctor.source_tree import SourceTree
+from trtllm_kvfix.words import form, number_of
 
 HOOKED = ("persistent", "run")
 HOLDS = "holds"
@@ -147,7 +148,8 @@ def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) 
             if hook == "none"
             else "TRTLLM_KVFIX_ENABLED is false; set it to true"
         )
-        found.append(f"{len(unhooked)} fixes are needed and no hook is active ({', '.join(unhooked)}): {way}")
+        needed = f"{number_of(len(unhooked), 'fix', 'fixes')} {form(len(unhooked), 'is', 'are')} needed"
+        found.append(f"{needed} and no hook is active ({', '.join(unhooked)}): {way}")
     return found
 
 

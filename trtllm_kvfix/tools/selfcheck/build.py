@@ -7,6 +7,7 @@ from typing import Any
 
 from trtllm_kvfix.overlay.upstream import BINDINGS, LLM_REQUEST, PACKAGE, RESOURCE_MANAGER, SCHEDULER, Upstream
 from trtllm_kvfix.tools.selfcheck.ground import Ground, Unavailable
+from trtllm_kvfix.words import number_of
 
 # What a server imports anyway; the fixes wait for these.
 MODULES = (BINDINGS, f"{PACKAGE}._torch.pyexecutor.py_executor_creator")
@@ -141,7 +142,7 @@ class Requests:
     def released(self, free: int) -> str | None:
         """Describe the blocks that were not released since `free` were free. None if all were."""
         left = free - self.free_blocks()
-        return f"{left} blocks were not released" if left else None
+        return f"{number_of(left, 'block')} not released" if left else None
 
 
 def accepted(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
