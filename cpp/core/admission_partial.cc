@@ -1,4 +1,4 @@
-// How each partial reuse of a batch is served: one request may take the source over, the others copy.
+// Serves each partial reuse of a batch: one request may take the source over, the others copy.
 #include <algorithm>
 
 #include "core/admission_planner.h"

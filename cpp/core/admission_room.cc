@@ -79,7 +79,8 @@ bool AdmissionPlanner::may_be_short(const State& state, std::size_t count) const
     return std::ranges::any_of(state.windows, [most](const Window& window) { return most > window.allocatable(); });
 }
 
-// What all claims and takeovers take, and what copies take beyond their sources. What is served is marked.
+// The blocks that all claims and takeovers take, and those that copies take beyond their sources. Served requests are
+// marked.
 AdmissionPlanner::Room AdmissionPlanner::room_without_copies(const Window& window, std::size_t count) {
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     Room room{.needed = 0, .free = window.there()};

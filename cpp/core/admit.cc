@@ -64,7 +64,7 @@ class Batch {
     BlockIndex allocate(const Request& request, Window& window, std::uint32_t position);
     RequestStats count(const RequestPlan& plan, const Admission& admission);
 
-    // Where the bytes of a copy's source are, once all takeovers of earlier requests have been applied.
+    // The block that has the bytes of a copy's source, once all takeovers of earlier requests have been applied.
     BlockIndex source_now(const WindowMatch& match) const {
         return match.taken_by == kNone ? match.source : taken_[match.taken_by];
     }

@@ -57,8 +57,8 @@ Plan plan(State& state, DecodeBatch& batch, std::optional<std::span<const TokenI
 void look_up(State& state, DecodeBatch& batch);
 void carry_out(State& state, const Plan& plan);
 
-// Whether a call does little under the lock, whatever the manager holds: a few sequences, positions and blocks that are at hand, in full
-// attention without a host tier. Where `are_few` says no, no plan is short.
+// Whether a call does little under the lock, whatever the manager holds: a few sequences, positions and blocks that are
+// at hand, in full attention without a host tier. If `are_few` says no, no plan is short.
 bool are_few(const BlockManagerConfig& config, const Growth& growth);
 bool are_few(const BlockManagerConfig& config, const DecodeBatch& batch);
 bool is_short(const State& state, const Plan& plan);

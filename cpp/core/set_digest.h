@@ -54,7 +54,7 @@ class WatchedDigest {
             members_.remove(digest_of_words(words...));
         }
     }
-    // Empties it, as if nobody had asked.
+    // Empties it, as if no digest had been asked for.
     void clear() { *this = {}; }
     // `add_all()` adds every current member; the first question calls it.
     template <class AddAll>

@@ -30,9 +30,9 @@ class Generating {
 
     std::size_t size() const { return live_.size() + empty_.size(); }
     void start(RequestId index, std::uint32_t prompt_length);
-    // How many tokens all of them together grow by in this iteration.
+    // The number of tokens by which all of them together grow in this iteration.
     std::int64_t tokens_next() const;
-    // How many iterations, from the next on, let all of them grow within blocks that they have.
+    // The number of iterations, from the next on, in which all of them grow within blocks that they have.
     std::int64_t quiet() const { return calendar_.empty() ? 0 : calendar_.top().first - growths_ - 1; }
     void skip(std::int64_t iterations) { growths_ += iterations; }
     // Appends, for each sequence that has something to do in this iteration, or for all, its positions before it.

@@ -1,4 +1,4 @@
-// What a replay adds up as it runs.
+// The counts that a replay adds up as it runs.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace kvfix::replay {
 
-// What a host tier beside the manager adds to the part of a prompt that the GPU has.
+// The part of a prompt that a host tier beside the manager adds to the part on the GPU.
 struct Found {
     std::int64_t tokens = 0;
     std::int64_t blocks = 0;

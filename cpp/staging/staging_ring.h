@@ -8,8 +8,8 @@
 //   std::move(slot).submit();
 //
 // A slot that is destroyed without submit() goes back: at once if it was not lent, else after a wait for the stream
-// that it was lent to. If that wait or the fence fails, nobody knows who still reads the slot. Then it is never handed
-// out again, and the ring goes on with the others.
+// that it was lent to. If that wait or the fence fails, something may still read the slot. Then it is never handed out
+// again, and the ring goes on with the others.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What requests ask for, and what the cache must hold for each of their tokens.
+// The prompts of requests, and the values that the cache must hold for each of their tokens.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ struct Live {
     RequestId id() const { return request->id; }
     std::uint32_t beams() const { return request->beam_width; }
     std::uint32_t prompt_length() const { return request->num_tokens(); }
-    // Where the tokens that growth brings begin.
+    // The position at which the tokens that growth brings begin.
     std::uint32_t end() const { return std::max(length, prompt_length()); }
     std::uint64_t content(std::uint32_t position, std::uint32_t beam) const;
 };

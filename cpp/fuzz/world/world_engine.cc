@@ -146,7 +146,7 @@ void World::compute(Live& live) {
     live.written = end;
 }
 
-// Whatever others did since, the slots hold what the request has computed or reuses.
+// Checks that the slots still hold what the request has computed or reuses, whatever others did since.
 void World::verify(const Live& live) {
     if (queued_) {
         return;  // some of what it reuses may still have to arrive

@@ -1,4 +1,5 @@
-// What is stored, moved and forgotten by name: live stores, block hashes, asked-for copies to host, conversations and tenants.
+// Blocks are stored, moved and forgotten by name: live stores, block hashes, asked-for copies to host, conversations
+// and tenants.
 #include <algorithm>
 
 #include "fuzz/world/world.h"

@@ -51,7 +51,7 @@ struct State {
     cuda::Stream capturing = nullptr;  // the stream whose copies are noted instead of run
     int capture_mode = -1;
     bool captured_elsewhere = false;       // another thread captures, and forbids every call that may disturb it
-    bool capture_spoilt = false;           // somebody made such a call all the same
+    bool capture_spoilt = false;           // such a call was made all the same
     std::vector<std::string> in_captures;  // what threads called meanwhile that had not left it, refused or not
     std::size_t graphs = 0;                // that exist: captured ones and launchable ones
 
