@@ -23,7 +23,7 @@ struct Run {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
     BlockIndex source = kNone;
-    std::uint32_t tokens = 0;  // that the source has of the block at `end`
+    std::uint32_t tokens = 0;  // tokens that the source has of the block at `end`
     bool operator==(const Run&) const = default;
 };
 

@@ -34,7 +34,7 @@ class AdmissionPlanner {
     struct Room {
         std::uint64_t needed = 0;
         std::uint64_t free = 0;
-        std::uint64_t taken = 0;  // of what is there
+        std::uint64_t taken = 0;  // slots taken of those there
     };
 
     // admission_match.cc

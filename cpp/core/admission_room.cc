@@ -31,7 +31,7 @@ std::size_t AdmissionPlanner::fit(const State& state, std::optional<std::uint64_
         const Window& window = state.windows[static_cast<std::size_t>(room - rooms_.begin())];
         throw OutOfBlocks(room->needed, room->free, window.config.window_size);
     }
-    return within_budget(tokens_new_max);  // who reuses less computes more
+    return within_budget(tokens_new_max);  // a request that reuses less computes more
 }
 
 // A copied source keeps a slot that could have been evicted: one more than the request would need without it.
@@ -107,7 +107,7 @@ AdmissionPlanner::Room AdmissionPlanner::room_without_copies(const Window& windo
     }
     room.taken = room.needed + (window.there() - room.free);
     room.needed +=
-        window.slots_kept - std::min(window.slots_kept, room.free);  // what is claimed may be all that is not kept
+        window.slots_kept - std::min(window.slots_kept, room.free);  // the claims may take all that is not kept
     room.free -= std::min(window.slots_kept, room.free);
     return room;
 }

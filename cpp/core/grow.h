@@ -28,7 +28,7 @@ struct Step {
     Sequence* sequence;
     std::uint32_t count;
     std::uint32_t computed;
-    std::uint32_t blocks;  // that each beam takes, where the prompt is reserved to its end
+    std::uint32_t blocks;  // blocks that each beam takes, if the prompt is reserved to its end
 };
 
 // Blocks that so many more positions take in each window.
@@ -38,7 +38,7 @@ std::uint64_t blocks_taken(const Sequence& sequence, std::uint32_t count, std::u
 struct Plan {
     std::span<const Step> steps;
     std::optional<std::span<const TokenId>> tokens;
-    std::uint64_t blocks;  // that all steps take in a window without chunks
+    std::uint64_t blocks;  // blocks that all steps take in a window without chunks
     bool chunked;          // whether a window has prompts that are reserved in chunks
 };
 

@@ -133,8 +133,8 @@ struct Sequence {
     std::vector<StoreCursor> cursors;
     RequestStats stats;
 
-    std::uint64_t request_digest = 0;  // of the request; 0 until it is asked for
-    std::uint64_t digest = 0;          // of the whole sequence, as the table's digest counts it
+    std::uint64_t request_digest = 0;  // digest of the request; 0 until it is asked for
+    std::uint64_t digest = 0;          // digest of the whole sequence, as the table's digest counts it
 
     void learn(std::span<const TokenId> tokens) {
         for (const TokenId token : tokens) {

@@ -84,7 +84,7 @@ class TierIndex {
     };
     struct KnownBlock {
         std::uint64_t key;
-        const TokenId* tokens;  // of the whole block, in one of the sequence's pieces
+        const TokenId* tokens;  // tokens of the whole block, in one of the sequence's pieces
     };
     // Deques, so that growth never moves old elements: with a vector, the caller would wait in proportion to the length
     // of the sequence.

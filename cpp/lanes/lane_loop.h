@@ -54,7 +54,7 @@ struct LaneStats {
     std::uint64_t failed;
     std::string first_error;
     bool broken;
-    std::uint64_t by_kernel;  // of those submitted
+    std::uint64_t by_kernel;  // part of those submitted
 };
 
 class LaneLoop {

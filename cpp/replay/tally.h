@@ -20,8 +20,8 @@ struct Found {
 // Prompt tokens, or prompt blocks.
 struct Reuse {
     std::int64_t reused = 0;
-    std::int64_t host = 0;    // of reused
-    std::int64_t remote = 0;  // of host
+    std::int64_t host = 0;    // part of reused
+    std::int64_t remote = 0;  // part of host
     std::int64_t computed = 0;
 };
 

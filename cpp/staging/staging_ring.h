@@ -27,7 +27,7 @@ namespace kvfix {
 struct RingStats {
     std::uint64_t taken = 0;
     std::uint64_t waits = 0;    // begun
-    std::uint64_t wait_ns = 0;  // of those that have ended
+    std::uint64_t wait_ns = 0;  // time of waits that have ended
 };
 
 // Only the ring's owner writes them. Anyone may read them at any time, even during a wait or after the ring is gone.

@@ -1,4 +1,4 @@
-// The same calls give the same state on every rank, and digest() tells states apart.
+// The same calls give the same state on every rank, and digest() distinguishes states.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -87,7 +87,7 @@ class Evictions {
         Path path;
         bool primary;
     };
-    std::map<BlockHash, Told> told_;  // what events have reported
+    std::map<BlockHash, Told> told_;  // reports of the events
     std::uint64_t seen_ = 0;
 };
 

@@ -34,7 +34,7 @@ struct Live {
     std::uint32_t chunk = ~0U;         // the most tokens of its prompt that are reserved at a time
     bool undisturbed = true;           // nothing has been pinned or on its way when it grew
     std::uint32_t known = 0;           // leading positions whose tokens the manager knows
-    std::uint32_t told = 0;            // leading positions that the manager was told are computed
+    std::uint32_t told = 0;            // leading positions that were reported to the manager as computed
     std::uint32_t offered = 0;         // leading positions that a live store may have given to others
     std::uint32_t written = 0;         // leading positions that are computed
     std::uint32_t spoiled_from = ~0U;  // positions from there on were computed from lost bytes

@@ -225,7 +225,7 @@ void World::end(Ticket ticket, bool fail) {
         note_spoiled(live, flight);
     }
     for (auto& [id, away] : suspended_) {
-        note_spoiled(away.live, flight);  // what had not arrived left its window, so the request could be suspended
+        note_spoiled(away.live, flight);  // blocks on their way left the window, so the request could be suspended
     }
     const auto outcome = twins_.change([&](BlockManager& manager) { return manager.fail(ticket); });
     promise(bool(outcome), "a ticket cannot be failed");
