@@ -90,7 +90,7 @@ def endings() -> list[Scenario]:
             prepare=pauses(1, 2, "CONTEXT_INIT"),
             mended=("C", "D"),
         ),
-        # A resets a request before it releases it. What has been computed cannot be told then, so nothing is kept.
+        # A resets a request before it releases it. Nobody knows then what has been computed, so nothing is kept.
         Scenario("preempt-connector", ALL, False, ALONE, SERVED, prepare=pauses(1, 4), **recorded_late),
         # The loop puts one off, and then it is cancelled.
         Scenario("put-off-cancelled", BUDGET, True, SMALL, TWO, cancels={1: [2]}, **put_off),

@@ -91,7 +91,7 @@ class Grafted:
 
 
 class SpecMetadata:
-    """Speculation by one model. What its layers would be told is written here, and nobody reads it."""
+    """Speculation by one model. The inputs of its layers are written here, and nobody reads them."""
 
     def __init__(self) -> None:
         self.spec_dec_mode = SimpleNamespace(

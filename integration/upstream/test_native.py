@@ -80,7 +80,7 @@ def nobody_holds(server: Any) -> None:
 
 
 def without_updates(server: Any) -> None:
-    """Nobody is told that blocks move."""
+    """No event reports that blocks move."""
     events = server.manager.impl.layout.events
     own = events._merged
     events._merged = lambda found, window: own([each for each in found if each.kind != "updated"], window)
@@ -107,7 +107,7 @@ def by_other_names(server: Any) -> None:
 
 
 def in_other_slots(server: Any) -> None:
-    """A connector is told of blocks that are not the request's."""
+    """A connector gets blocks that are not the request's."""
     server.manager.get_cache_indices = lambda request: list(range(len(request.get_tokens(0)) // 4 + 1))
 
 

@@ -93,7 +93,7 @@ OURS = {"chunked": False, "kv_connector_manager": None, "max_num_tokens": 8192, 
 
 
 def _seen_by_metadata(metadata: Any) -> None:
-    """Upstream's base works these out of the lengths; the rig's is told them by its engines."""
+    """Upstream's base works these out of the lengths; the rig's gets them from its engines."""
     metadata.num_seqs, metadata.seq_lens_kv = len(metadata.seq_lens), metadata.seq_lens
 
 

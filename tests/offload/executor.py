@@ -137,7 +137,7 @@ class Executor:
         return [int(slot) for slot in slots[0, 0, 0]]
 
     def preempt(self, request: Request) -> None:
-        """Take its blocks away at once, as upstream does: the connector is not told, and the request begins again."""
+        """Take its blocks away at once and begin again, as upstream does: the connector does not learn of it."""
         self.cache.remove_sequence(request.request_id, store=False)
         self.active.remove(request)
         self._previous = [one for one in self._previous if one is not request]

@@ -161,8 +161,8 @@ def test_what_upstream_adds_to_blocks_that_are_gone_is_not_believed(make_bench: 
 
 
 def test_a_request_that_came_back_grows_into_nobody_knows_which_block(make_bench: MakeBench) -> None:
-    """Upstream tells the blocks that it adds to as many as there were before. Below that it grows in silence, and its
-    next block may be one that a running transfer uses: once for each such block, nothing runs on."""
+    """Upstream reports only blocks beyond as many as it reported before. Up to there the request grows in silence,
+    and its next block may be one that a running transfer uses: once for each such block, nothing runs on."""
     bench = make_bench()
     side, request = bench.scheduler.side, Request(1, prompt(1, 8))
     for blocks in (range(3), range(10, 12)):  # the second time after preemption

@@ -11,7 +11,7 @@ from .._standin.variant import since
 from .._utils import mpi_rank
 from ..mapping import Mapping
 
-# What a cached token is taken to weigh, so that sizes in bytes and in blocks can be told apart.
+# What a cached token is taken to weigh, so that sizes in bytes and in blocks can be distinguished.
 BYTES_PER_TOKEN = 16
 
 

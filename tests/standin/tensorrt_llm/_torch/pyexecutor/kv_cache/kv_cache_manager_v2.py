@@ -17,7 +17,7 @@ __all__ = ["IndexMapper", "KVCacheManagerV2", "copy_batch_block_offsets_to_devic
 class KVCacheManagerV2(KVCacheManagerV2Common):
     if since("F"):
 
-        def __init__(  # its parameters are what tells it from D (surface 2.2)
+        def __init__(  # its parameters distinguish it from D (surface 2.2)
             self,
             kv_cache_config: Any,
             kv_cache_type: Any,
