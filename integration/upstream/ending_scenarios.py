@@ -71,7 +71,7 @@ def endings() -> list[Scenario]:
     recorded_late = recorded | {"eras": ("S", "B2", "D")}
     longer = (Arrival(1, prompt(0, 32), 3), Arrival(2, prompt(0, 32), 3, at=5), Arrival(3, prompt(300, 6), 4, at=2))
     overlapped = replace(IN_CHUNKS, overlap=True)
-    # Of the eras whose connector runs, the others have no schedulers that charge less than a prompt.
+    # The other eras whose connector runs have no schedulers that charge less than a prompt.
     put_off: dict[str, Any] = {"prepare": believes({2: 8}), "asked_once": True, "connector": "recorder", "eras": ("D",)}
     return [
         Scenario("cancel-overlap", ALL, True, PLAIN, APART, cancels={3: [2]}, mended=("D",)),

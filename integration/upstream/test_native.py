@@ -23,12 +23,12 @@ from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 
 TREES = Path(os.environ.get("UPSTREAM", ""))
 pytestmark = pytest.mark.skipif(not (TREES / "S" / "tensorrt_llm").is_dir(), reason="UPSTREAM names no excerpts")
-# What upstream's V1 class calls for what is refused at start: indexers, pools of different shapes.
+# Calls of upstream's V1 class for features that are refused at start: indexers, pools of different shapes.
 NOT_SERVED = {
     "get_indexer_k_cache_pool_data",
     "pool_configurations",
 }
-# What D's V1 class calls in methods that are not among the excerpts, with its arguments.
+# Calls of D's V1 class in methods that are not among the excerpts, with their arguments.
 BEYOND_EXCERPTS = {("commit_and_get_block_hashes_for_request", 2), ("get_memory_pool_block_indices", 2)}
 V1 = "KVCacheManager"
 SCENARIOS = {each.name: each for each in ALL_SCENARIOS if each.kind == "native"}

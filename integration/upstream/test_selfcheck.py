@@ -28,7 +28,7 @@ from trtllm_kvfix.tools.selfcheck.steps import Outcome  # noqa: E402
 
 TREES = os.environ.get("KVFIX_UPSTREAM")
 TIMEOUT_S = 60
-# What each era's tree has the classes for. V2's runtime is not here, and no tree has pins of other threads or NIXL.
+# The eras whose trees have a scenario's classes. V2's runtime is not here; no tree has pins of other threads or NIXL.
 NEEDED = {
     "offsets-v1": "A S B2 C",
     "chunks-shared": "S B2 C D",

@@ -36,7 +36,7 @@ class Bound:
 
 
 class KvManager:
-    """Reuses as many tokens as a test sets, and reports from inside, as upstream's does before reports became a step."""
+    """Reuses as many tokens as a test sets, and reports from inside, as upstream did before reports became a step."""
 
     tokens_per_block = TOKENS_PER_BLOCK
 

@@ -261,7 +261,7 @@ class Executor:
         if request in self.active:
             self.active.remove(request)
         store = not request.cancelled
-        # Of the last token, nothing has been computed.
+        # Nothing has been computed for the last token.
         self.cache.remove_sequence(request.request_id, store=store, tokens=request.tokens[:-1] if store else None)
         request.state = State.GONE
         self.done.append(request)

@@ -41,7 +41,7 @@ def test_each_turn_of_a_conversation_finds_all_before_it(make_bench: MakeBench) 
     for turn in range(1, 7):
         request = Request(turn, list(tokens), max_new_tokens=5)
         whole_before = (len(tokens) - 5) // 4 * 4 if turn > 1 else 0
-        # Of the answer's last token nothing was computed; the new turn brings four tokens of its own.
+        # Nothing was computed for the answer's last token; the new turn brings four tokens of its own.
         assert loaded_by(bench, request) == whole_before
         tokens = [*request.tokens, *range(turn, turn + 4)]
 

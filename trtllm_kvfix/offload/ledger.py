@@ -63,7 +63,7 @@ class Record:
     since: float | None = None  # when this rank began it, by the clock of `monotonic`
     ends: tuple[Ended, ...] = ()  # what ranks have said
     is_awaited: bool = True  # its end will be reported to upstream
-    # What the next step says of it:
+    # The part of it that the next step announces:
     is_new: bool = False
     is_fence: bool = False
     is_taken_back: bool = False

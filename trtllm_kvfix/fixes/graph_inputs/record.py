@@ -23,7 +23,7 @@ HAND_OUT = f"{TABLES}.get_moe_slot_inputs"
 ASSIGN, POINT = f"{TABLES}.update_sorted_indices", f"{TABLES}.update_weight_pointers"
 REPLAY, CAPTURE = "CUDAGraphRunner.replay", "CUDAGraphRunner.capture"
 
-# What upstream passes behind `self`: so many by their places, and these by name.
+# Arguments that upstream passes behind `self`: so many by their places, and these by name.
 CALLS: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     (LORA_PARAMS, HAND_OUT, 2, ()),
     (LORA_PARAMS, ASSIGN, 1, ("tokens_per_seq",)),

@@ -26,7 +26,7 @@ from trtllm_kvfix.overlay.vote import Voting, mapping_of
 
 log = logging.getLogger("trtllm_kvfix")
 
-# What the KV-cache manager keeps for a request that is put off is kept by its memo below, and a slot by the request.
+# The memo below keeps what the KV-cache manager has for a request that is put off; the request keeps its slot.
 # These are given one with the first chunk each time that they see it.
 GIVEN_AGAIN = ("SPEC_RESOURCE_MANAGER",)
 

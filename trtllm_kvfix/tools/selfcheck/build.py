@@ -9,7 +9,7 @@ from trtllm_kvfix.overlay.upstream import BINDINGS, LLM_REQUEST, PACKAGE, RESOUR
 from trtllm_kvfix.tools.selfcheck.ground import Ground, Unavailable
 from trtllm_kvfix.words import number_of
 
-# What a server imports anyway; the fixes wait for these.
+# Modules that a server imports anyway; the fixes wait for these.
 MODULES = (BINDINGS, f"{PACKAGE}._torch.pyexecutor.py_executor_creator")
 TOKENS_PER_BLOCK = 32
 ROWS_MAX = 8
