@@ -20,7 +20,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 # call.
 BUILD_REQUIRES := 'scikit-build-core>=0.11' 'nanobind>=2.9'
 BUILD_TOOLS := 'cmake>=3.25' 'ninja>=1.11'
-# Of the virtual environment: Python 3.10 may bring a pip that knows neither --config-settings nor --python.
+# The virtual environment's own: Python 3.10 may bring a pip that knows neither --config-settings nor --python.
 PIP := 'pip>=23.1'
 # A build directory that stays makes the next build incremental.
 INSTALL := $(PY) -m pip install --disable-pip-version-check --no-build-isolation \

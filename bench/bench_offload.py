@@ -34,7 +34,7 @@ def timed_ns(call: Callable[[], None]) -> int:
 
 
 def measure(way: Any, rounds: int) -> dict[str, Summary]:
-    """By the name of the metric: all transfers at once, then one alone."""
+    """Return a summary by the name of its metric: all transfers at once, then one alone."""
     values: dict[str, list[float]] = {"gbps": [], "submit_us": [], "transfer_us": []}
     for _ in range(rounds + 2):
         begin = perf_counter_ns()

@@ -46,7 +46,7 @@ ROUNDS = 5
 class Request:
     request_id: int
     tokens: list[int]
-    # What the connector reads of a request's identity, or it leaves the request alone.
+    # The identity that the connector reads from a request, or it leaves the request alone.
     lora_task_id: None = None
     cache_salt_id: None = None
     py_multimodal_data: None = None

@@ -49,7 +49,7 @@ BURST_BYTES = 256 * MIB
 CALL_BYTES = 32 * MIB
 POLL_S = 2e-4
 SEGMENT_BYTES = 2 << 30  # more than what is put in one round
-# Put or get the first slots under numbered names, as told line by line, and say how long it took.
+# Put or get the first slots under numbered names, as each line asks, and say how long it took.
 OWN = """
 import json, mmap, os, sys, time
 import numpy as np

@@ -37,7 +37,7 @@ def milliseconds(events: list[Any]) -> list[float]:
 
 
 def beside_matmul(matmul: Matmul, ways: list[Any], rounds: int) -> dict[str, tuple[list[float], list[float]]]:
-    """By the way's name: GB/s while products run, and their slowing.
+    """Return, by the name of the way, GB/s while products run, and the slowing of the products.
 
     Products are queued without end, so that the GPU's clock settles; the ways take turns, each between two stretches of
     products that have the GPU to themselves.

@@ -215,7 +215,7 @@ class FourSmLanes(Lanes):
 
 
 class ChosenLanes(Lanes):
-    """By DMA or by kernel, as the connector chooses at its start."""
+    """Lanes by DMA or by kernel, as the connector chooses at its start."""
 
     name = "kvfix_auto"
 

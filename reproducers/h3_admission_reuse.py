@@ -44,7 +44,7 @@ def tokens_reused(*, large_first: bool) -> int:
     (dummy,) = cache.add_dummy_requests([0], [1], prepare_resource=False)
 
     def make(request_id: int, prompt: list[int]) -> Any:
-        # Of the type that this release takes.
+        # The type that this release takes.
         more = {"sampling_config": dummy.sampling_config, "is_streaming": False}
         made = LlmRequest(request_id=request_id, max_new_tokens=2, input_tokens=prompt, **more)
         made.context_chunk_size = len(prompt)

@@ -17,7 +17,7 @@ CYCLES = 1_000_000_000  # about half a second, for which the compute stream is b
 
 
 def wrong_words(*, ordered: bool) -> int:
-    """How many words of the saved block are not what the kernel wrote."""
+    """Count the words of the saved block that the kernel did not write."""
     compute, copies = torch.cuda.Stream(), torch.cuda.Stream()
     block = torch.zeros(WORDS, dtype=torch.int32, device="cuda")
     saved = torch.zeros(WORDS, dtype=torch.int32, pin_memory=True)

@@ -39,13 +39,13 @@ def manager() -> Any:
 
 
 def tokens_reused(computed: int) -> int:
-    """What a second request reuses when `computed` tokens of the first have been computed."""
+    """Tokens that a second request reuses when `computed` tokens of the first have been computed."""
     cache = manager()
     managers = resource_manager.ResourceManager({resource_manager.ResourceManagerType.KV_CACHE_MANAGER: cache})
     (dummy,) = cache.add_dummy_requests([0], [1], prepare_resource=False)
 
     def make(request_id: int, chunk: int) -> Any:
-        # Of the type that this release takes.
+        # The type that this release takes.
         more = {"sampling_config": dummy.sampling_config, "is_streaming": False}
         made = LlmRequest(request_id=request_id, max_new_tokens=2, input_tokens=PROMPT, **more)
         made.context_chunk_size = chunk

@@ -11,7 +11,7 @@ PACKAGE = "trtllm_kvfix"
 NO_LAYERS = {"__init__", "__main__", "__version__", "_core"}
 # The two ways up that docs/design.md names.
 WAYS_UP = {("overlay/import_hook.py", "process"), ("overlay/workers.py", "process")}
-# What no C++ layer includes but the one named.
+# Headers that only the layer named here includes.
 FOREIGN = {"nanobind/": "cpp/bindings", "Python.h": "cpp/bindings", "cuda.h": "cpp/kernels", "torch/": ""}
 
 Table = Mapping[str, frozenset[str]]

@@ -34,7 +34,7 @@ def disable() -> "list[str]":
 
 
 def status() -> "dict[str, Any]":
-    """What is on in this process, and why: `{"enabled": True, "fixes": {"token-budget": {"word": "applied", ...}}}`."""
+    """Report what is on in this process, and why, as `{"enabled": True, "fixes": {"token-budget": {"word": ...}}}`."""
     from trtllm_kvfix import process  # noqa: PLC0415
 
     return process.status()

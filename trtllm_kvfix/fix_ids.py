@@ -1,4 +1,4 @@
-"""Which fixes there are. Each id is a setting below `kvfix.fixes:`, and names a room: fixes/<id>/, with `_` for `-`.
+"""The ids of all fixes. Each is a setting below `kvfix.fixes:`, and names a room: fixes/<id>/, with `_` for `-`.
 
 The order is that of application: where two replace the same attribute, the later is outside.
 """

@@ -1,4 +1,4 @@
-"""What this machine has for pinned memory and copies: GPU, driver, limits."""
+"""This machine's means for pinned memory and copies: GPU, driver, limits."""
 
 import re
 import resource
@@ -42,7 +42,7 @@ def first_gpu() -> "Device | None":
 
 
 def memory_lock_bytes() -> int | None:
-    """How much memory this process may register for a device with the kernel's limit in force; None is any amount."""
+    """Memory that this process may register for a device under the kernel's limit. None: any amount."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 

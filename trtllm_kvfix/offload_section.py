@@ -87,9 +87,9 @@ class RemoteSettings(BaseModel):
     master: Address = None
     """Host and port of the store's master."""
     protocol: Literal["tcp", "rdma"] = "tcp"
-    """How nodes reach each other."""
+    """Protocol between nodes."""
     host: Host = None
-    """Where other nodes reach this one. None: the address that faces the master."""
+    """Address at which other nodes reach this one. None: the address that faces the master."""
     segment_bytes: SegmentBytes = 0
     """Memory of this node that the store may use while this engine runs."""
     min_reuse_blocks: int = Field(default=4, ge=1)
@@ -114,13 +114,13 @@ class OffloadSettings(BaseModel):
     min_reuse_blocks: int = Field(default=1, ge=1)
     """A prefix of fewer blocks is computed rather than loaded."""
     admission: Literal["adaptive", "all"] = "adaptive"
-    """What may push others out of a full tier: `all`, or what was asked for before, where that finds more."""
+    """Blocks that may push others out of a full tier: `all`, or those asked for before, if that finds more."""
     offload_priority_min: int = Field(default=30, ge=0, le=100)
     """Blocks of a lower retention priority are not stored."""
     verify: Verify = "off"
-    """Whether what is loaded is compared with what was stored: `off`, `sample` or `all`."""
+    """Compare loaded blocks with what was stored: `off`, `sample` or `all`."""
     numa_node: Node = "auto"
-    """Where the host tier lies. `auto`: at the GPU, where the machine says so. None: anywhere."""
+    """NUMA node of the host tier. `auto`: that of the GPU, if the machine reports it. None: any node."""
     huge_pages: bool = True
     """Ask for huge pages."""
     queue_max: int = Field(default=256, ge=1)
@@ -134,7 +134,7 @@ class OffloadSettings(BaseModel):
     transfer_timeout_s: float = Field(default=120, gt=0)
     """A transfer that takes longer stops the engine."""
     shutdown_timeout_s: float = Field(default=10, gt=0, le=86400)
-    """How long the end waits for transfers."""
+    """Time for running transfers to end at shutdown."""
     log_every_requests: int = Field(default=100, ge=0)
     """A line of numbers in the log every so many requests; 0: none."""
     control_file: str | None = None

@@ -1,4 +1,4 @@
-"""What runs in this process: all fixes, all parts, and how they are turned on and off.
+"""The overlay of this process: all fixes and all parts, and the calls that turn them on and off.
 
 The one place that knows both the overlay and the fixes. It is imported when TensorRT-LLM is, or when a program calls
 `trtllm_kvfix.enable()`: in scripts, Ray actors and processes of `multiprocessing`.

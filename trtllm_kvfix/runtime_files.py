@@ -94,7 +94,7 @@ def _pid_of(file: Path, suffix: str) -> int:
 
 
 def process_start(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot, or None when there is none of that number."""
+    """Start of the process in clock ticks since boot. None if there is no process of that number."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -57,7 +57,7 @@ class ReplaySettings(Section):
     host_tier: Literal["built-in", "connector"] = "built-in"
     """`built-in`: TensorRT-LLM's own. `connector`: the offload connector of this package."""
     host_admission: Literal["adaptive", "all"] = "adaptive"
-    """What may push blocks out of the connector's full tier, as `offload.admission`."""
+    """Blocks that may push others out of the connector's full tier, as `offload.admission`."""
     blocks_remote: Size = 0
     """The store behind the connector's host tier; 0: none."""
     max_batch_size: int = Field(default=64, ge=1)
@@ -128,13 +128,13 @@ class Settings(Section):
     fixes: FixChoices = FixChoices()
     """The choice for each fix, by its id: `auto`, `on`, `off` or `observe`."""
     tuning: FixSettings = FixSettings()
-    """What fixes may be told besides."""
+    """Further settings of fixes."""
     metrics_port: int | None = Field(default=None, ge=1, le=PORT_MAX)
     """Prometheus port of rank 0; rank r listens on this + r. None: no metrics are served."""
     agreement_timeout_s: float = Field(default=120, gt=0)
-    """How long ranks wait for each other's attestations before an engine starts."""
+    """Longest wait of a rank for the attestations of the others before an engine starts."""
     runtime_dir: str | None = None
-    """Where attestations are written. None: a folder of this user below the temporary one."""
+    """Folder for attestations. None: a folder of this user below the temporary one."""
     replay: ReplaySettings = ReplaySettings()
     """Defaults of `trtllm-kvfix replay`."""
     offload: OffloadSettings = OffloadSettings()

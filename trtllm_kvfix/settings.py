@@ -1,4 +1,4 @@
-"""Where settings come from: `TRTLLM_KVFIX_*` over YAML over the defaults. The only reader of environment variables.
+"""Sources of the settings: `TRTLLM_KVFIX_*` over YAML over the defaults. The only reader of environment variables.
 
 The command line overrides both: its options take their defaults from what `load` returns. Other programs may read the
 same YAML file, so only its section `kvfix:` is ours. A name that is not known is an error, because a misspelt setting
@@ -87,7 +87,7 @@ def as_variables(settings: Settings) -> dict[str, str]:
 
 
 def _text(name: Name, value: Any) -> str:
-    """What `_scalar` reads as the value. A fix's choice needs none of the quotes that YAML puts around `on`."""
+    """Text that `_scalar` reads as the value. A fix's choice needs none of the quotes that YAML puts around `on`."""
     if name[0] == "fixes":
         return str(value)
     return yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]

@@ -21,7 +21,7 @@ class Size(NamedTuple):
 
 
 class ModelShape(NamedTuple):
-    """What decides how many bytes a token's keys and values take."""
+    """The numbers that decide how many bytes a token's keys and values take."""
 
     layers: int
     kv_heads: int

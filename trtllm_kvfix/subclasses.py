@@ -95,7 +95,7 @@ MAKERS: Mapping[str, tuple[str, Callable[[Upstream, type], type]]] = {
 
 
 def _parts_of(fix: Fix, up: Upstream) -> Sequence[Replacement]:
-    """What the fix would replace: nothing if upstream does not need it, or if the overlay has replaced it already."""
+    """Replacements of the fix: none if upstream does not need it, or if the overlay has made them already."""
     answer = fix.probe(up)
     if answer.state is State.UNKNOWN:
         raise NotServed(f"{fix.id}: {answer.reason}")

@@ -101,7 +101,7 @@ Secret seed_from(nb::handle given) {
 
 Hash128 seed_of(const BlockManagerConfig& config) { return {config.seed.low, config.seed.high}; }
 
-// Includes the seed, so whoever reads a pickled config knows it.
+// Includes the seed, so a reader of a pickled config knows it.
 nb::dict keywords_of(const BlockManagerConfig& config) {
     nb::dict out;
     out["tokens_per_block"] = config.tokens_per_block;

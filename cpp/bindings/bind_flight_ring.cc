@@ -20,7 +20,7 @@ std::span<std::byte> bytes_of(const Memory& memory) {
     return {reinterpret_cast<std::byte*>(memory.data()), memory.size()};
 }
 
-// Keeps the object alive in whose memory the ring is.
+// Keeps the object alive that owns the memory of the ring.
 class KeptRing {
   public:
     explicit KeptRing(const Memory& memory) : memory_(memory), ring_(bytes_of(memory)) {}

@@ -45,7 +45,8 @@ void add_tokens(BlockManager& self, nb::handle request_ids, nb::handle counts, n
     const auto more = read_integers<std::uint32_t>(counts, {"add_tokens, counts"});
     const auto values = read_optional<TokenId>(tokens, "add_tokens, tokens");
     const auto done = read_optional<std::uint32_t>(computed, "add_tokens, computed");
-    // To give the GIL away and take it back costs more than a short call does. A lock that somebody has is not waited for with it.
+    // Giving the GIL away and taking it back costs more than a short call does. A lock that another thread has is not
+    // awaited with the GIL held.
     if (!self.add_few_tokens(ids, more, values, done)) {
         without_gil([&] { self.add_tokens(ids, more, values, done); });
     }

@@ -1,4 +1,5 @@
-// What a manager does beside admission and growth: preemption, and what is stored, moved and dropped by name.
+// The calls of a manager beside admission and growth: preemption, and blocks that are stored, moved and dropped by
+// name.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -5,7 +5,7 @@ namespace nb = nanobind;
 namespace kvfix::bindings {
 namespace {
 
-// What Python cannot find is not there; other errors are nobody's here either, as the caller then asks for a format.
+// An object that Python cannot find is not there. Other errors are dropped as well: the caller then asks for a format.
 nb::object found(PyObject* object) {
     if (object == nullptr) {
         PyErr_Clear();

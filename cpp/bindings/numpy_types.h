@@ -1,5 +1,6 @@
-// Which of numpy's dtypes are plain integers. numpy has one object for each of them, so an array's dtype says what its items are
-// without a look at a format. Learned from arrays as they come; numpy itself is never imported for it. With the GIL held.
+// Knows which of numpy's dtypes are plain integers. numpy has one object for each of them, so an array's dtype says
+// what its items are without a look at a format. They are learned from arrays as they come; numpy itself is never
+// imported for it. Callers hold the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>

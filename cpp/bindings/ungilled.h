@@ -1,6 +1,6 @@
-// Objects that Python makes and drops with the GIL held, although that may wait for the device: for its memory, which a driver gives back
-// when all streams have passed, for copies in flight, for a thread. Other threads of Python go on meanwhile. One of them may be whoever the
-// device waits for.
+// Objects that Python makes and drops with the GIL held, although that may wait for the device: for its memory, which a
+// driver gives back when all streams have passed, for copies in flight, for a thread. Other threads of Python go on
+// meanwhile. One of them may be the thread that the device waits for.
 #pragma once
 
 #include <concepts>

@@ -1,4 +1,4 @@
-// What a request finds: walks of whole blocks, and the block that begins as its next one does.
+// Matching of a request: walks of whole blocks, and the block that begins as its next one does.
 #include <algorithm>
 #include <array>
 
@@ -57,7 +57,7 @@ void AdmissionPlanner::match_request(const State& state, const RequestPtr& reque
     for (const Window& window : state.windows) {
         match_window(state, window, request, match_of(plan, window.index));
     }
-    // What one window does not allow another may, and not what it allows below that: they agree on the most that all of them allow.
+    // One window may allow what another does not, at any length. So they agree on the most that all of them allow.
     std::uint32_t reuse = request->num_tokens() - 1;  // the last token is always computed
     for (std::uint32_t before = kNone; before != reuse;) {
         before = reuse;

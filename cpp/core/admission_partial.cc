@@ -1,4 +1,4 @@
-// How each partial reuse of a batch is served: one request may take the source over, the others copy.
+// Serves each partial reuse of a batch: one request may take the source over, the others copy.
 #include <algorithm>
 
 #include "core/admission_planner.h"
@@ -42,7 +42,7 @@ void AdmissionPlanner::settle_partial(const State& state, RequestPlan& plan) {
     for (const Window& window : state.windows) {
         WindowMatch& match = match_of(plan, window.index);
         match.way = way_of(state, window, plan, match.source);
-        if (match.way == PartialWay::none) {  // what one window cannot serve, none does
+        if (match.way == PartialWay::none) {  // a reuse that one window cannot serve, none serves
             set_reuse(state, plan, plan.full * state.tokens_per_block());
             for (std::size_t before = 0; before < window.index; ++before) {
                 match_of(plan, before).way = PartialWay::none;

@@ -15,7 +15,7 @@
 
 namespace kvfix {
 
-// How a request gets the first tokens of a block whose rest it computes itself.
+// The way in which a request gets the first tokens of a block whose rest it computes itself.
 enum class PartialWay : std::uint8_t { none, take_over, copy };
 
 // Blocks found in a row: full ones, and behind the last of them a block that begins as the prompt goes on.
@@ -23,7 +23,7 @@ struct Run {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;
     BlockIndex source = kNone;
-    std::uint32_t tokens = 0;  // that the source has of the block at `end`
+    std::uint32_t tokens = 0;  // tokens that the source has of the block at `end`
     bool operator==(const Run&) const = default;
 };
 

@@ -14,13 +14,13 @@ namespace kvfix {
 
 class AdmissionPlanner {
   public:
-    // What the requests would reuse, whether they fit or not. The plan stays until the next call. Prompts are reserved in chunks of
-    // up to so many tokens.
+    // Plans the reuse of the requests, whether they fit or not. The plan stays until the next call. Prompts are
+    // reserved in chunks of up to so many tokens.
     const AdmissionPlan& match(const State& state, std::span<const RequestPtr> requests,
                                std::uint32_t chunk_tokens = kNone);
 
-    // How many of the matched requests are admitted, in order, under the budget, after copies that have no room were given up. Throws
-    // OutOfBlocks where they cannot be served without any.
+    // Returns the number of matched requests that are admitted, in order, under the budget, after copies without room
+    // were given up. Throws OutOfBlocks if they cannot be served without any copy.
     std::size_t fit(const State& state, std::optional<std::uint64_t> tokens_new_max);
     // The same for the first `count` requests, without a budget. False instead of OutOfBlocks.
     bool try_fit(const State& state, std::size_t count);
@@ -34,7 +34,7 @@ class AdmissionPlanner {
     struct Room {
         std::uint64_t needed = 0;
         std::uint64_t free = 0;
-        std::uint64_t taken = 0;  // of what is there
+        std::uint64_t taken = 0;  // slots taken of those there
     };
 
     // admission_match.cc

@@ -31,7 +31,7 @@ std::size_t AdmissionPlanner::fit(const State& state, std::optional<std::uint64_
         const Window& window = state.windows[static_cast<std::size_t>(room - rooms_.begin())];
         throw OutOfBlocks(room->needed, room->free, window.config.window_size);
     }
-    return within_budget(tokens_new_max);  // who reuses less computes more
+    return within_budget(tokens_new_max);  // a request that reuses less computes more
 }
 
 // A copied source keeps a slot that could have been evicted: one more than the request would need without it.
@@ -79,7 +79,8 @@ bool AdmissionPlanner::may_be_short(const State& state, std::size_t count) const
     return std::ranges::any_of(state.windows, [most](const Window& window) { return most > window.allocatable(); });
 }
 
-// What all claims and takeovers take, and what copies take beyond their sources. What is served is marked.
+// The blocks that all claims and takeovers take, and those that copies take beyond their sources. Served requests are
+// marked.
 AdmissionPlanner::Room AdmissionPlanner::room_without_copies(const Window& window, std::size_t count) {
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();
     Room room{.needed = 0, .free = window.there()};
@@ -106,7 +107,7 @@ AdmissionPlanner::Room AdmissionPlanner::room_without_copies(const Window& windo
     }
     room.taken = room.needed + (window.there() - room.free);
     room.needed +=
-        window.slots_kept - std::min(window.slots_kept, room.free);  // what is claimed may be all that is not kept
+        window.slots_kept - std::min(window.slots_kept, room.free);  // the claims may take all that is not kept
     room.free -= std::min(window.slots_kept, room.free);
     return room;
 }

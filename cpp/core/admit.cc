@@ -64,7 +64,7 @@ class Batch {
     BlockIndex allocate(const Request& request, Window& window, std::uint32_t position);
     RequestStats count(const RequestPlan& plan, const Admission& admission);
 
-    // Where the bytes of a copy's source are, once all takeovers of earlier requests have been applied.
+    // The block that has the bytes of a copy's source, once all takeovers of earlier requests have been applied.
     BlockIndex source_now(const WindowMatch& match) const {
         return match.taken_by == kNone ? match.source : taken_[match.taken_by];
     }
@@ -220,7 +220,7 @@ PrefixReuse analyze(const State& state, AdmissionPlanner& planner, const Request
                     std::uint32_t chunk_tokens) {
     chunk::check(chunk_tokens);
     const AdmissionPlan& plan = planner.match(state, {&request, 1}, chunk_tokens);
-    planner.try_fit(state, 1);  // a request that does not fit at all may be told what it would find
+    planner.try_fit(state, 1);  // a request that does not fit at all may still ask what it would find
     const RequestPlan& alone = plan.requests.front();
     PrefixReuse reuse{.tokens = alone.reuse};
     for (const Window& window : state.windows) {

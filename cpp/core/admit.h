@@ -14,7 +14,7 @@ namespace kvfix::admit {
 // Prompts are reserved in chunks of up to `chunk_tokens`, kNone for all at once: of what the requests reuse follows the first.
 BatchAdmission batch(State& state, AdmissionPlanner& planner, std::span<const RequestPtr> requests,
                      std::optional<std::uint64_t> tokens_new_max, std::uint32_t chunk_tokens);
-// What the request would reuse, alone and now, if it were admitted so.
+// The reuse that the request would have, alone and now, if it were admitted so.
 PrefixReuse analyze(const State& state, AdmissionPlanner& planner, const RequestPtr& request,
                     std::uint32_t chunk_tokens);
 

@@ -31,7 +31,7 @@ class ParentRef {
 
 // One cache line. Walking a long prefix touches one of these for each block, so rarely needed data lives elsewhere.
 struct alignas(64) Block {
-    std::uint64_t key = 0;  // of the whole prefix, in the tree's index (index_hash.h); full blocks only
+    std::uint64_t key = 0;  // key of the whole prefix in the tree's index (index_hash.h); full blocks only
     ParentRef parent;
     BlockIndex children = kNone;    // top of the ordered index of its children
     BlockIndex child_left = kNone;  // the block's own links in its parent's index

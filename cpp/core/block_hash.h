@@ -7,8 +7,8 @@
 //
 // n and 0 are 64-bit words, `parent` is the 16 bytes of the parent's hash, and tokens are 32-bit words, padded with
 // zeros to whole 64-bit words. Everything is little-endian. Different contents never give the same message: the first
-// word tells a root from a block, whatever a tenant's salt spells. Reuse compares candidates by parent and content.
-// Only in a window, where the blocks before a block may be gone, does the hash stand for them.
+// word distinguishes a root from a block, whatever a tenant's salt spells. Reuse compares candidates by parent and
+// content. Only in a window, where the blocks before a block may be gone, does the hash stand for them.
 #pragma once
 
 #include <cstdint>

@@ -60,7 +60,7 @@ class BlockManager {
                                          std::optional<std::span<const TokenId>> tokens,
                                          std::optional<std::uint32_t> computed = std::nullopt);
 
-    // What a live sequence has computed becomes findable, beyond its prompt too. Returns the ids that it pinned.
+    // Makes the computed blocks of a live sequence findable, beyond its prompt too. Returns the ids that it pinned.
     std::vector<BlockId> store_blocks_for_reuse(RequestId id, bool pin, std::optional<std::span<const TokenId>> tokens,
                                                 std::optional<std::uint32_t> computed = std::nullopt);
     std::vector<BlockHash> commit_and_get_block_hashes(RequestId id);
@@ -85,8 +85,8 @@ class BlockManager {
     std::vector<std::optional<BlockId>> offload_blocks_by_hash(std::span<const BlockHash> hashes, bool stop_on_miss,
                                                                WindowSize window_size,
                                                                const RequestPtr& request = nullptr);
-    // The first drops what a conversation has behind its first tokens and nobody else uses, the second all blocks of a
-    // tenant. Both return how many blocks left the tree.
+    // The first drops the blocks that a conversation has behind its first tokens and no other uses, the second all
+    // blocks of a tenant. Both return the number of blocks that left the tree.
     std::uint64_t truncate_blocks(const RequestPtr& request, std::uint32_t tokens_kept);
     std::uint64_t drop_tenant(std::optional<std::int64_t> lora_id, const Salt& salt);
 

@@ -1,4 +1,4 @@
-// What a live sequence shows while it goes on: its blocks to others, and their hashes to the caller.
+// A live sequence shows its blocks to others, and their hashes to the caller, while it goes on.
 #pragma once
 
 #include <cstdint>

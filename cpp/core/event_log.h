@@ -1,5 +1,5 @@
-// Events that tell a remote router what this cache holds. The log is bounded: if nobody reads it, the oldest events are
-// dropped and counted.
+// Events from which a remote router learns what this cache holds. The log is bounded: if nobody reads it, the oldest
+// events are dropped and counted.
 #pragma once
 
 #include <cstdint>

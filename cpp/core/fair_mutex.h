@@ -24,7 +24,7 @@ class FairMutex {
         }
     }
 
-    // Only where nobody has it and nobody waits, so that it overtakes no one.
+    // Succeeds only if no thread has the mutex or waits for it, so that it overtakes none.
     bool try_lock() {
         std::uint64_t before = state_.load();
         while (callers(before) == 0) {

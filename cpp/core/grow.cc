@@ -39,8 +39,8 @@ void check_sizes(std::size_t ids, std::size_t counts, std::size_t computed) {
     check_size(computed, " numbers of computed positions");
 }
 
-// Of the step's positions, those behind the prompt. Without `chunked` every prompt is reserved to its end. More than there can be are
-// refused by check_step().
+// Counts the step's positions behind the prompt. Without `chunked` every prompt is reserved to its end. check_step()
+// refuses more than there can be.
 std::uint32_t values_of(const Step& step, bool chunked) {
     if (!chunked) [[likely]] {
         return step.count;
@@ -91,8 +91,8 @@ void check_tokens(std::span<const TokenId> tokens, std::span<const Step> steps, 
     }
 }
 
-// What leaves in the same call comes back first, then what is kept is taken; the rest is what anybody may have. Where pins hold some of
-// what is kept, whoever comes first is served.
+// Blocks that leave in the same call come back first, then kept ones are taken; the rest is free for anybody. If pins
+// hold some of the kept ones, the first to come is served.
 void check_chunks(const State& state, const Window& window, std::span<const Step> steps) {
     std::uint64_t kept = 0;
     std::uint64_t others = 0;
@@ -124,7 +124,7 @@ void check_capacity(const State& state, std::span<const Step> steps, std::uint64
     }
 }
 
-// The next chunk of a prompt that was not reserved as a whole. Where the step goes on behind it, growth does.
+// Reserves the next chunk of a prompt that was not reserved as a whole. Growth reserves what the step has behind it.
 void reserve_prompt(State& state, Sequence& sequence, std::uint32_t length) {
     const std::uint32_t tokens_per_block = state.tokens_per_block();
     const std::uint64_t blocks = blocks_over(*sequence.request, length, tokens_per_block) -

@@ -28,7 +28,7 @@ struct Step {
     Sequence* sequence;
     std::uint32_t count;
     std::uint32_t computed;
-    std::uint32_t blocks;  // that each beam takes, where the prompt is reserved to its end
+    std::uint32_t blocks;  // blocks that each beam takes, if the prompt is reserved to its end
 };
 
 // Blocks that so many more positions take in each window.
@@ -38,7 +38,7 @@ std::uint64_t blocks_taken(const Sequence& sequence, std::uint32_t count, std::u
 struct Plan {
     std::span<const Step> steps;
     std::optional<std::span<const TokenId>> tokens;
-    std::uint64_t blocks;  // that all steps take in a window without chunks
+    std::uint64_t blocks;  // blocks that all steps take in a window without chunks
     bool chunked;          // whether a window has prompts that are reserved in chunks
 };
 
@@ -57,8 +57,8 @@ Plan plan(State& state, DecodeBatch& batch, std::optional<std::span<const TokenI
 void look_up(State& state, DecodeBatch& batch);
 void carry_out(State& state, const Plan& plan);
 
-// Whether a call does little under the lock, whatever the manager holds: a few sequences, positions and blocks that are at hand, in full
-// attention without a host tier. Where `are_few` says no, no plan is short.
+// Whether a call does little under the lock, whatever the manager holds: a few sequences, positions and blocks that are
+// at hand, in full attention without a host tier. If `are_few` says no, no plan is short.
 bool are_few(const BlockManagerConfig& config, const Growth& growth);
 bool are_few(const BlockManagerConfig& config, const DecodeBatch& batch);
 bool is_short(const State& state, const Plan& plan);

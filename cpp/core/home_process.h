@@ -6,7 +6,7 @@
 
 namespace kvfix {
 
-// How many forks lie between this process and the one that loaded the library.
+// The number of forks between this process and the one that loaded the library.
 std::uint64_t forks() noexcept;
 
 class HomeProcess {

@@ -1,6 +1,6 @@
-// What tells prompts with equal tokens apart: the LoRA adapter and the salt, serialised (serialise_identity in
-// request.h). A tenant may choose a long salt, so a manager hashes it once for a request, however many windows and
-// calls need it.
+// The identity that distinguishes prompts with equal tokens: the LoRA adapter and the salt, serialised
+// (serialise_identity in request.h). A tenant may choose a long salt, so a manager hashes it once for a request,
+// however many windows and calls need it.
 #pragma once
 
 #include <atomic>

@@ -26,7 +26,7 @@ class IndexHash {
     IndexHash(const Secret& seed, std::uint32_t tokens_per_block);
 
     std::uint64_t root(std::string_view identity) const;
-    // Differs between seeds, so it tells which seed a remembered value belongs to.
+    // Differs between seeds, so it shows which seed a remembered value belongs to.
     const Secret& text_key() const { return text_key_; }
     // The value of a block of tokens_per_block tokens (fewer are padded) that follows a prefix with the value `parent`.
     std::uint64_t block(std::uint64_t parent, std::span<const TokenId> tokens, std::string_view extras) const;

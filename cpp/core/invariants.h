@@ -1,4 +1,4 @@
-// What must hold between any two calls. Each check throws InvariantViolation if it does not.
+// Checks of what must hold between any two calls. Each throws InvariantViolation if it does not.
 #pragma once
 
 #include <cstdint>

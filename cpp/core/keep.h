@@ -1,5 +1,5 @@
-// What suspended sequences keep. One lock keeps each of their blocks: in host if a copy is there or on its way, else in
-// primary.
+// The blocks that suspended sequences keep. One lock keeps each of their blocks: in host if a copy is there or on its
+// way, else in primary.
 #pragma once
 
 #include <cstddef>

@@ -9,7 +9,7 @@ namespace kvfix::leave {
 
 // Leading blocks that no position from `computed` on looks back to.
 std::uint32_t blocks_behind(const Window& window, std::uint32_t computed);
-// What no position to come will read is stored if it can be, and let go.
+// Stores the blocks that no position to come will read, if they can be stored, and lets them go.
 void windows(State& state, Sequence& sequence);
 
 }  // namespace kvfix::leave

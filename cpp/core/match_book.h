@@ -1,5 +1,5 @@
-// What walks of one tree have found, for as long as the tree stays as it is. A scheduler asks about a request, asks
-// again, and admits it. Only the first of these has to hash the prompt, look it up and compare it.
+// Results of walks of one tree, for as long as the tree stays as it is. A scheduler asks about a request, asks again,
+// and admits it. Only the first of these has to hash the prompt, look it up and compare it.
 //
 // A walk depends on the request, which never changes, on the tree, and on which blocks are usable. While nothing is in
 // flight, all blocks of a tree are usable. So a result found then holds whenever nothing is in flight again, until a

@@ -14,7 +14,7 @@ namespace kvfix {
 
 class BlockManager;
 
-// What a manager and its handles share; it outlives them all.
+// State that a manager and its handles share; it outlives them all.
 struct PinAnchor {
     std::mutex mutex;  // taken before the manager's
     BlockManager* manager = nullptr;

@@ -1,4 +1,4 @@
-// What a caller can make the tree forget: the rest of a conversation, or everything of a tenant. Nothing is written or
+// A caller can make the tree forget the rest of a conversation, or everything of a tenant. Nothing is written or
 // copied.
 #pragma once
 

@@ -41,7 +41,7 @@ class RecentKeys {
 
     static bool has(const Tags& tags, std::uint64_t key) { return tags[find(tags, key)] != 0; }
 
-    // Where the key is, or where it would go.
+    // The place where the key is, or where it would go.
     static std::size_t find(const Tags& tags, std::uint64_t key) {
         std::size_t at = (IndexHash::scattered(key) >> 32) * tags.size() >> 32;
         while (tags[at] != 0 && tags[at] != tag(key)) {

@@ -1,4 +1,4 @@
-// What a caller asks for: plain values, checked once, immutable afterwards. The binding object and the sequence share
+// The request of a caller: plain values, checked once, immutable afterwards. The binding object and the sequence share
 // it.
 #pragma once
 

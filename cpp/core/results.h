@@ -1,4 +1,4 @@
-// What the calls of a BlockManager return: plain values, copied out under its lock.
+// Results of the calls of a BlockManager: plain values, copied out under its lock.
 #pragma once
 
 #include <cstddef>

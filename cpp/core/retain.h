@@ -1,4 +1,4 @@
-// How long cached blocks stay: priorities, and durations whose clocks run while a block is cached in primary.
+// Retention of cached blocks: priorities, and durations whose clocks run while a block is cached in primary.
 #pragma once
 
 #include <cstdint>

@@ -47,7 +47,7 @@ class ReuseTree {
     ParentRef find_root(const Identity& identity) const;
     ParentRef open_root(const Identity& identity);
 
-    // What precedes a block: its hash, and its key in the index.
+    // The prefix in front of a block: its hash, and its key in the index.
     struct Prefix {
         BlockHash hash;
         std::uint64_t key = 0;
@@ -65,7 +65,7 @@ class ReuseTree {
     // Returns kNone while nothing follows the prefix.
     ParentRef find_prefix(const Prefix& prefix) const;
     ParentRef open_prefix(const Prefix& prefix, const Identity& identity);
-    // How many prefixes have lost their last block while something that follows them is present.
+    // The number of prefixes that have lost their last block while something that follows them is present.
     std::uint32_t orphaned() const { return orphaned_; }
     // The prefix of a root in a tree by prefix; empty in other trees.
     Prefix prefix_of(ParentRef parent) const { return by_prefix_ ? roots_[parent.root_index()].prefix : Prefix{}; }
@@ -98,8 +98,8 @@ class ReuseTree {
     // A key stands for a whole prefix in 64 bits, for this tree's index alone. It is never shown.
     std::uint64_t root_key(const Identity& identity) const { return beginning(identity).key; }
     std::uint64_t key_of(ParentRef parent) const;
-    // What `hash_of(identity)` makes of a root's identity. It must be the same function each time; it is called once
-    // for each tenant.
+    // Gives each root the hash that `hash_of(identity)` makes of its identity. It must be the same function each time;
+    // it is called once for each tenant.
     template <class HashOf>
     const BlockHash& plain_root(ParentRef root, HashOf&& hash_of) const {
         const TenantIndex::Tenant& tenant = *roots_[root.root_index()].tenant;

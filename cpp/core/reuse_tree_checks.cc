@@ -1,4 +1,4 @@
-// What must hold between any two calls, as far as a tree alone can know.
+// Checks of what must hold between any two calls, as far as a tree alone can know.
 #include <algorithm>
 #include <vector>
 

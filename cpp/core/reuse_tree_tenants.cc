@@ -1,4 +1,4 @@
-// Which tenant owns which roots.
+// Knows which tenant owns which roots.
 #include <vector>
 
 #include "core/reuse_tree.h"

@@ -91,7 +91,7 @@ struct HeldBlocks {
     std::vector<BlockIndex>& list_of(std::uint32_t beam) { return tails.empty() ? shared : tails[beam]; }
 };
 
-// Where storing continues: everything before `position` has entered the tree, below `parent`.
+// The place at which storing continues: everything before `position` has entered the tree, below `parent`.
 struct StoreCursor {
     std::uint32_t position = 0;
     BlockIndex parent = kNone;     // the node at position - 1
@@ -99,7 +99,8 @@ struct StoreCursor {
     ReuseTree::Prefix prefix;      // in a window instead: what precedes `position`, wherever it is by now
 };
 
-// How many blocks one window needs for the request's first `length` positions. Beams share the prompt's full ones.
+// The number of blocks that one window needs for the request's first `length` positions. Beams share the prompt's full
+// ones.
 inline std::uint64_t blocks_over(const Request& request, std::uint32_t length, std::uint32_t tokens_per_block) {
     const std::uint32_t blocks = ceil_div(length, tokens_per_block);
     const std::uint32_t shared = std::min(blocks, request.num_tokens() / tokens_per_block);
@@ -132,8 +133,8 @@ struct Sequence {
     std::vector<StoreCursor> cursors;
     RequestStats stats;
 
-    std::uint64_t request_digest = 0;  // of the request; 0 until it is asked for
-    std::uint64_t digest = 0;          // of the whole sequence, as the table's digest counts it
+    std::uint64_t request_digest = 0;  // digest of the request; 0 until it is asked for
+    std::uint64_t digest = 0;          // digest of the whole sequence, as the table's digest counts it
 
     void learn(std::span<const TokenId> tokens) {
         for (const TokenId token : tokens) {
@@ -156,7 +157,8 @@ struct Sequence {
     std::uint32_t known() const { return prompt_length() + static_cast<std::uint32_t>(grown_tokens.size()); }
     // Leading positions that others may find: their values are in the cache, and their tokens are known.
     std::uint32_t storable() const { return std::min(computed, known()); }
-    // Where the values that growth brings begin. Those of the prompt are known before its positions are reserved.
+    // The position at which the values that growth brings begin. Those of the prompt are known before its positions are
+    // reserved.
     std::uint32_t values_begin() const { return std::max(length, prompt_length()); }
     void read_tokens(std::uint32_t position, std::span<TokenId> out) const;
     std::uint64_t digest_of_grown();
@@ -207,7 +209,7 @@ class SequenceTable {
     Sequence& add(RequestPtr request, std::size_t windows);
     void remove(RequestId id);
     std::size_t size() const { return live_.size(); }
-    // How many sequences have ended. As long as it is the same, every live sequence is where it was found.
+    // The number of sequences that have ended. As long as it is the same, every live sequence is where it was found.
     std::uint64_t ended() const { return ended_; }
     // Ascending by id, because the table's own order depends on its history.
     std::vector<const Sequence*> ordered() const;

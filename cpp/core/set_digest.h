@@ -39,7 +39,7 @@ class SetDigest {
 };
 
 // The same, but kept up to date only from the first question on: most managers are never asked for a digest, and their
-// hot paths pay nothing for it. A member is given as the words that tell it from the others.
+// hot paths pay nothing for it. A member is given as the words that distinguish it from the others.
 class WatchedDigest {
   public:
     template <class... Words>
@@ -54,7 +54,7 @@ class WatchedDigest {
             members_.remove(digest_of_words(words...));
         }
     }
-    // Empties it, as if nobody had asked.
+    // Empties it, as if no digest had been asked for.
     void clear() { *this = {}; }
     // `add_all()` adds every current member; the first question calls it.
     template <class AddAll>

@@ -22,7 +22,7 @@ struct State {
     const BlockManagerConfig config;
     TransferLedger ledger;
     EventLog events;
-    CacheCounters closed;     // of iterations that have ended
+    CacheCounters closed;     // counts of iterations that have ended
     CacheCounters iteration;  // the last one that ended
     CacheCounters current;
     Windows windows;

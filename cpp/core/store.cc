@@ -56,7 +56,7 @@ std::uint32_t write_content(Window& window, const Sequence& sequence, std::uint3
     return end;
 }
 
-// Where the block at the cursor belongs. Returns kNone while its root is not open.
+// The parent of the block at the cursor. Returns kNone while its root is not open.
 ParentRef parent_at(const Window& window, const StoreCursor& cursor, const Request& request) {
     if (window.tree.by_prefix()) {
         return window.tree.find_prefix(cursor.prefix);

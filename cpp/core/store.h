@@ -1,4 +1,4 @@
-// How a sequence's blocks become findable, and how it ends.
+// Makes a sequence's blocks findable, and ends it.
 #pragma once
 
 #include <cstdint>

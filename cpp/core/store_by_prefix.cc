@@ -22,7 +22,7 @@ void offer(State& state, Window& window, const Request& request, BlockIndex own,
           request);
 }
 
-// Writes the content at the cursor. That of a block that has left goes into `spare`.
+// Writes the content at the cursor. The content of a block that has left goes into `spare`.
 BlockContent write_next(Window& window, Sequence& sequence, BlockIndex own, std::vector<TokenId>& spare,
                         std::string& extras) {
     const std::uint32_t tokens_per_block = window.blocks.tokens_per_block();

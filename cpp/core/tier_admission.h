@@ -24,7 +24,7 @@ class TierAdmission {
     // had been, among the keys asked for last: 8/3 to 16/3 times as many as there are slots.
     bool asked(std::uint64_t key, std::uint32_t position, bool elsewhere, bool reused);
 
-    // Whether blocks that nobody had asked for before may push others out.
+    // Whether blocks that were not asked for before may push others out.
     bool takes_new() const { return !only_known_; }
 
   private:

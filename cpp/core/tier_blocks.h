@@ -25,7 +25,7 @@ namespace kvfix {
 using TierSequenceId = std::uint64_t;
 // A slot, and the block in it: one number for both.
 using TierSlot = std::uint32_t;
-// What a block follows: another, or kTierRootBit and the number of a root.
+// The parent of a block: another block, or kTierRootBit and the number of a root.
 using TierParent = std::uint32_t;
 inline constexpr TierParent kTierRootBit = 1U << 31;
 constexpr bool is_tier_root(TierParent parent) { return (parent & kTierRootBit) != 0; }

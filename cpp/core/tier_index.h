@@ -45,10 +45,10 @@ class TierIndex {
     void extend(TierSequenceId id, std::vector<TokenId> tokens);  // whole blocks
     void close(TierSequenceId id);
 
-    // How many of the sequence's leading blocks can be read. They become the newest.
+    // The number of the sequence's leading blocks that can be read. They become the newest.
     std::uint32_t held(TierSequenceId id);
     // Claims slots for the blocks that are missing among its first `end`, or for their leading part if there is no room
-    // for all. `priorities` are those of the last blocks before `end`. Returns nothing while somebody else fills one of
+    // for all. `priorities` are those of the last blocks before `end`. Returns nothing while another job fills one of
     // them; ask again when that has ended.
     //
     // The first `known` blocks, and those that this sequence has found or stored, were here once, or are elsewhere. If
@@ -56,7 +56,7 @@ class TierIndex {
     // only, and if these are too few, neither they nor the blocks behind them are stored. A block that the policy
     // declines ends the claim in the same way.
     //
-    // `reused`: somebody had the blocks before and wants them again, so the policy has nothing to decline.
+    // `reused`: a request had the blocks before and asks for them again, so the policy has nothing to decline.
     std::optional<TierClaim> claim(TierSequenceId id, std::uint32_t end, std::uint32_t known,
                                    std::span<const Priority> priorities, bool reused = false);
     // `slots` are all those of one claim.
@@ -84,7 +84,7 @@ class TierIndex {
     };
     struct KnownBlock {
         std::uint64_t key;
-        const TokenId* tokens;  // of the whole block, in one of the sequence's pieces
+        const TokenId* tokens;  // tokens of the whole block, in one of the sequence's pieces
     };
     // Deques, so that growth never moves old elements: with a vector, the caller would wait in proportion to the length
     // of the sequence.
@@ -99,7 +99,7 @@ class TierIndex {
         std::uint32_t settled = 0;        // the most that were ever known, found, or claimed and not abandoned
         std::uint32_t claimed_from = 0;
         std::uint32_t asked = 0;         // leading blocks that the policy has been asked about
-        std::uint32_t asked_before = 0;  // how many of those somebody had asked for before
+        std::uint32_t asked_before = 0;  // those of them that had been asked for before
     };
 
     // The caller of each function below holds the lock.

@@ -1,4 +1,5 @@
-// What a caller reports about a sequence as a whole: its tokens so far, and how many of its positions are in the cache.
+// A caller's report about a sequence as a whole: its tokens so far, and the number of its positions that are in the
+// cache.
 #pragma once
 
 #include <cstdint>

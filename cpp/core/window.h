@@ -39,7 +39,7 @@ struct RetentionClocks {
     SetDigest digest;  // of `expiring`
 };
 
-// What the digest last computed for each record.
+// The digest's last value of each record.
 struct BlockDigests {
     std::vector<std::uint64_t> members;  // empty until someone asks for a digest
     SetDigest sum;

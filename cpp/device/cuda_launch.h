@@ -1,5 +1,5 @@
-// How many threads a kernel is started with. Any number gives the right result, because the kernels loop over their
-// work; these numbers are fast.
+// The number of threads that a kernel is started with. Any number gives the right result, because the kernels loop over
+// their work; these numbers are fast.
 #pragma once
 
 #include <cstdint>

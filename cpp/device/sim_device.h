@@ -28,8 +28,8 @@ namespace kvfix {
 class SimDevice final : public Device {
   public:
     explicit SimDevice(std::uint64_t seed);
-    // Opens every gate, runs what is queued and joins the streams. Errors that nobody asked for are lost here. Then all
-    // of its memory is gone. No other call may be in progress.
+    // Opens every gate, runs what is queued and joins the streams. Errors that no caller asked for are lost here. Then
+    // all of its memory is gone. No other call may be in progress.
     ~SimDevice() override;
 
     // Faults are for tests of the layers above. An operation is a copy, copy_rows, copy_batch or launch, in a graph

@@ -99,7 +99,7 @@ void SimMemory::free_range(std::uintptr_t address, const Range& range) {
     if (range.kind == Kind::device) {
         ::operator delete(reinterpret_cast<void*>(address), kAlignment);
     } else if (range.kind == Kind::mapped) {
-        ::munmap(reinterpret_cast<void*>(address), range.bytes);  // registered memory belongs to somebody else
+        ::munmap(reinterpret_cast<void*>(address), range.bytes);  // registered memory belongs to its caller
     }
 }
 

@@ -3,7 +3,7 @@
 //
 // There is one lock. A read or write of tracked memory holds it shared, through Access, for as long as it takes. Giving
 // a range back holds it alone. So a range never disappears under an operation that has begun. An operation that has not
-// begun finds the range gone and fails: somebody let the memory go before its fence.
+// begun finds the range gone and fails: its owner let the memory go before its fence.
 #pragma once
 
 #include <cstddef>

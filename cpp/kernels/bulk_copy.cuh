@@ -11,7 +11,8 @@
 namespace bulk_copy {
 
 constexpr std::uint32_t kWarp = 32;
-// How many stores may still read their stages while the next load begins. More would leave fewer stages for loads.
+// The number of stores that may still read their stages while the next load begins. More would leave fewer stages for
+// loads.
 constexpr std::uint32_t kStoresPending = 2;
 static_assert(kStoresPending < kvfix::kCopyStages && kvfix::kCopyStages <= kWarp);
 

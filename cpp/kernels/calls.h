@@ -62,7 +62,7 @@ struct BlockPair {
 struct CopyBlocks {
     const BlockPair* pairs;  // in device memory, or pinned and held until the kernel has run
     std::uint32_t count;
-    std::uint64_t bytes;    // of each block, a multiple of 16
+    std::uint64_t bytes;    // size of each block, a multiple of 16
     std::uint32_t sms = 2;  // multiprocessors that the copy may take from compute
 };
 // If the GPU copies in bulk, a thread block of CopyBlocks has kCopyStages pieces of this size on their way.

@@ -10,7 +10,8 @@ using kvfix::OffsetDestination;
 
 namespace {
 
-// How many 16-byte pieces a thread of CopyBlocks loads before it stores the first. They hide the latency of the link.
+// The number of 16-byte pieces that a thread of CopyBlocks loads before it stores the first. They hide the latency of
+// the link.
 constexpr std::uint32_t kLoadsInFlight = 8;
 constexpr std::uint32_t kWarp = 32;
 constexpr std::uint32_t kCopyThreadsMax = 1024;
@@ -44,7 +45,7 @@ struct Scaling {
     }
 };
 
-// Which of a row's threads this one is. blockIdx.y and threadIdx.x walk along the row.
+// The number of this thread among those of its row. blockIdx.y and threadIdx.x walk along the row.
 __device__ std::uint32_t place_in_row() { return blockIdx.y * blockDim.x + threadIdx.x; }
 __device__ std::uint32_t threads_per_row() { return gridDim.y * blockDim.x; }
 

@@ -1,5 +1,5 @@
-// What each kernel does, as plain loops on the CPU. The simulated device runs these, and the CUDA kernels are compared
-// with them. They trust their arguments as a kernel does.
+// Each kernel as plain loops on the CPU. The simulated device runs these, and the CUDA kernels are compared with them.
+// They trust their arguments as a kernel does.
 #pragma once
 
 #include "kernels/calls.h"

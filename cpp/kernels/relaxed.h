@@ -1,6 +1,6 @@
-// How the simulated hardware touches memory. A GPU reads and writes while the CPU does, and only fences order the two.
-// The unsafe arms of our tests do exactly that: the CPU refills a buffer whose read is pending. With plain loads and
-// stores this would be undefined behaviour, and ThreadSanitizer would report the very hazard that the test
+// Accesses of the simulated hardware to memory. A GPU reads and writes while the CPU does, and only fences order the
+// two. The unsafe arms of our tests do exactly that: the CPU refills a buffer whose read is pending. With plain loads
+// and stores this would be undefined behaviour, and ThreadSanitizer would report the very hazard that the test
 // demonstrates. Relaxed atomics, word by word, make it defined and silent. They order nothing: the sanitizer still
 // reports a plain access on the CPU that no event or synchronization orders, so it keeps watching our own bookkeeping.
 #pragma once

@@ -43,7 +43,7 @@ class CopyStreams {
         for (const StreamHandle stream : std::exchange(streams_, {})) {
             try {
                 device_->destroy_stream(stream);
-            } catch (const DeviceError&) {  // it told whoever asked about the transfer
+            } catch (const DeviceError&) {  // its caller was informed about the transfer
             }
         }
     }

@@ -87,8 +87,8 @@ void HostPool::map(bool shared) {
     if (shared) {
         put_shared_pages(bytes);
     }
-    // A fork would share the pages until one of the two processes writes, and then give the writer others than those that
-    // the device was told of. So a child has none of them.
+    // A fork would share the pages until one of the two processes writes, and then give the writer others than those
+    // that the device knows. So a child has none of them.
     ::madvise(data_, bytes, MADV_DONTFORK);
 }
 

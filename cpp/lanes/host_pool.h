@@ -54,7 +54,7 @@ class HostPool {
 
     // 64 bits of each block's content, the same on every machine. The caller makes sure that nothing writes the slots.
     std::vector<std::uint64_t> digests(std::span<const std::uint64_t> slots) const;
-    // Gives everything back. What the device does not let go of is kept, and still counted.
+    // Gives everything back. Memory that the device does not let go is kept, and still counted.
     void close();
     // The device may still write: never give it back.
     void abandon();

@@ -145,7 +145,7 @@ void LaneLoop::run() {
 }
 
 void LaneLoop::submit_next(Lock& lock) {
-    Transfer& transfer = oldest(TransferState::queued);  // and stays it: nobody but this thread changes a state
+    Transfer& transfer = oldest(TransferState::queued);  // and stays so: only this thread changes a state
     lock.unlock();
     transfer.since = Clock::now();
     const bool by_kernel = kernel_ != nullptr && KernelCopies::takes(transfer.spans);
@@ -238,7 +238,7 @@ void LaneLoop::renew_streams(Lock& lock) {
     }
 }
 
-// Of one that was in flight.
+// Ends a transfer that was in flight.
 void LaneLoop::end(Transfer& transfer) {
     --in_flight_;
     transfer.ns = static_cast<std::uint64_t>(

@@ -1,5 +1,5 @@
-// What a lane's thread runs, and the books it shares with the callers. The thread holds a share of this, so that a lane may be
-// let go while the device still uses what it was given. transfer_lane.h describes what it does.
+// The loop of a lane's thread, and the books that it shares with the callers. The thread holds a share of this, so that
+// a lane may be let go while the device still uses its memory. transfer_lane.h describes the lane.
 #pragma once
 
 #include <chrono>
@@ -31,7 +31,7 @@ struct LaneConfig {
     std::uint32_t kernel_sms = 0;  // multiprocessors for copies by kernel; 0: by DMA
 };
 
-// Where a transfer is, in the words of trtllm_kvfix/offload/ledger.py, which has the states before and after these.
+// The state of a transfer, in the words of trtllm_kvfix/offload/ledger.py, which has the states before and after these.
 //
 //   queued --> in flight --> ended here
 //      `-- the lane closes, breaks --^
@@ -54,7 +54,7 @@ struct LaneStats {
     std::uint64_t failed;
     std::string first_error;
     bool broken;
-    std::uint64_t by_kernel;  // of those submitted
+    std::uint64_t by_kernel;  // part of those submitted
 };
 
 class LaneLoop {

@@ -35,7 +35,7 @@ class Marks : public std::enable_shared_from_this<Marks> {
         for (const EventHandle event : spare_) {
             try {
                 device_->destroy_event(event);
-            } catch (const DeviceError&) {  // nobody is left to be told
+            } catch (const DeviceError&) {  // there is nobody left to inform
             }
         }
     }

@@ -30,9 +30,9 @@ class Generating {
 
     std::size_t size() const { return live_.size() + empty_.size(); }
     void start(RequestId index, std::uint32_t prompt_length);
-    // How many tokens all of them together grow by in this iteration.
+    // The number of tokens by which all of them together grow in this iteration.
     std::int64_t tokens_next() const;
-    // How many iterations, from the next on, let all of them grow within blocks that they have.
+    // The number of iterations, from the next on, in which all of them grow within blocks that they have.
     std::int64_t quiet() const { return calendar_.empty() ? 0 : calendar_.top().first - growths_ - 1; }
     void skip(std::int64_t iterations) { growths_ += iterations; }
     // Appends, for each sequence that has something to do in this iteration, or for all, its positions before it.
@@ -47,7 +47,7 @@ class Generating {
         std::int64_t begun;    // growths of all sequences before its first one
         std::int64_t left;     // positions that it grows by in total
         std::int64_t growths;  // of its own, until it ends
-        std::int64_t told;     // positions that the manager has been told of
+        std::int64_t told;     // positions that the manager knows
     };
     using Due = std::pair<std::int64_t, std::uint64_t>;  // the growth, and the sequence that is due in it
 
@@ -63,7 +63,7 @@ class Generating {
     std::map<std::uint64_t, Answer> live_;  // in the order in which they began, which is the order in which they grow
     std::priority_queue<Due, std::vector<Due>, std::greater<>> calendar_;
     std::vector<std::uint64_t> due_;  // in this iteration
-    // by how many tokens a growth is smaller, because answers end with it
+    // the number of tokens by which a growth is smaller, because answers end with it
     std::map<std::int64_t, std::int64_t> lacking_;
     std::vector<Computed> empty_;  // those that began in this iteration with nothing to grow by
 };

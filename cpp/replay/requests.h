@@ -12,7 +12,7 @@
 
 namespace kvfix::replay {
 
-// How a symbol spells tokens: symbol, symbol + 1 and so on, wrapped around after `span` and offset by `base`.
+// A symbol spells tokens: symbol, symbol + 1 and so on, wrapped around after `span` and offset by `base`.
 struct Spelling {
     TokenId base;
     std::uint32_t span;

@@ -42,7 +42,7 @@ class Scheduler {
     bool advance(std::int64_t iterations_max, HostTier* tier);
     const Tally& tally() const { return tally_; }
     const Shape& shape() const { return shape_; }
-    // How many requests waited at construction.
+    // The number of requests that waited at construction.
     std::size_t requests() const { return waiting_.size(); }
 
   private:

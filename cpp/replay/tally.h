@@ -1,4 +1,4 @@
-// What a replay adds up as it runs.
+// The counts that a replay adds up as it runs.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace kvfix::replay {
 
-// What a host tier beside the manager adds to the part of a prompt that the GPU has.
+// The part of a prompt that a host tier beside the manager adds to the part on the GPU.
 struct Found {
     std::int64_t tokens = 0;
     std::int64_t blocks = 0;
@@ -20,8 +20,8 @@ struct Found {
 // Prompt tokens, or prompt blocks.
 struct Reuse {
     std::int64_t reused = 0;
-    std::int64_t host = 0;    // of reused
-    std::int64_t remote = 0;  // of host
+    std::int64_t host = 0;    // part of reused
+    std::int64_t remote = 0;  // part of host
     std::int64_t computed = 0;
 };
 

@@ -16,7 +16,7 @@ CopyEngine::~CopyEngine() {
     for (const InFlight& transfer : in_flight_) {
         try {
             transfer.fence->wait();
-        } catch (const DeviceError&) {  // a destructor has nobody to report to
+        } catch (const DeviceError&) {  // a destructor has no caller to report to
         }
     }
 }

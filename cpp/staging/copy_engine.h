@@ -38,13 +38,13 @@ class CopyEngine {
     // Sources and destinations belong to the device until done(id). If this throws DeviceError they belong to the
     // caller again, because it has waited for the copies that had been enqueued.
     TransferId submit(std::span<const CopySpan> spans, const CopyOrder& order, StreamHandle stream);
-    // The same for whatever `enqueue` puts on the stream. What `enqueue` throws is treated like an error of a copy.
+    // The same for whatever `enqueue` puts on the stream. An exception of `enqueue` is treated like an error of a copy.
     TransferId submit(const std::function<void()>& enqueue, const CopyOrder& order, StreamHandle stream);
     // Both throw the transfer's error each time that they are called. done() never blocks behind a wait().
     bool done(TransferId id);
     void wait(TransferId id);
     std::uint64_t waits() const;
-    // Counts the transfers that nobody has seen end yet.
+    // Counts the transfers whose end has not been seen yet.
     std::size_t in_flight() const;
     std::size_t transfers_max() const { return transfers_max_; }
 

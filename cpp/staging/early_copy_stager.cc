@@ -9,8 +9,8 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-// How many shipments go as snapshots after a copy was late. Somebody else is moving blocks over the same copy engine
-// then, and for longer than one of our shipments takes.
+// The number of shipments that go as snapshots after a copy was late. Another program is moving blocks over the same
+// copy engine then, and for longer than one of our shipments takes.
 constexpr std::uint32_t kDetour = 64;
 // If the range holds more than this many times the rows of the batch, it is not worth copying.
 constexpr std::size_t kRangeFactorMax = 4;

@@ -12,7 +12,7 @@ namespace {
 // ours_*_early_copy and ours_v1_auto_lent of bench/results/staging.csv). An early copy wins at every larger size, but
 // it takes a buffer on the device for each slot. Beyond the largest size, that memory is worth more to the KV cache
 // than the time.
-constexpr std::size_t kLentBytesMin = 65536;           // 64 KiB if nobody waits for the copy
+constexpr std::size_t kLentBytesMin = 65536;           // 64 KiB if no thread waits for the copy
 constexpr std::size_t kEarlyCopyBytesMin = 262144;     // 256 KiB
 constexpr std::size_t kEarlyTableBytesMax = 67108864;  // 64 MiB
 

@@ -8,8 +8,8 @@
 //   std::move(slot).submit();
 //
 // A slot that is destroyed without submit() goes back: at once if it was not lent, else after a wait for the stream
-// that it was lent to. If that wait or the fence fails, nobody knows who still reads the slot. Then it is never handed
-// out again, and the ring goes on with the others.
+// that it was lent to. If that wait or the fence fails, something may still read the slot. Then it is never handed out
+// again, and the ring goes on with the others.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ namespace kvfix {
 struct RingStats {
     std::uint64_t taken = 0;
     std::uint64_t waits = 0;    // begun
-    std::uint64_t wait_ns = 0;  // of those that have ended
+    std::uint64_t wait_ns = 0;  // time of waits that have ended
 };
 
 // Only the ring's owner writes them. Anyone may read them at any time, even during a wait or after the ring is gone.

@@ -45,7 +45,7 @@ class ByteProgram {
     // Makes the call. Returns false if it was refused as documented; then the digest must be the same as before.
     bool attempt(const std::function<void()>& call);
     RequestId any_request();
-    // How much of a request the engine claims to have computed: mostly everything that it has, sometimes less, and
+    // The part of a request that the engine claims to have computed: mostly everything that it has, sometimes less, and
     // rarely more than is possible.
     std::uint32_t reported(RequestId id);
     BlockId any_block();

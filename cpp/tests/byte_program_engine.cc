@@ -46,7 +46,7 @@ void ByteProgram::compute(OwnedSequence& sequence) {
     sequence.written = sequence.length();
 }
 
-// Whatever other sequences, evictions or copies did since, the sequence's own tokens are all in its slots.
+// Checks that the sequence's own tokens are all in its slots, whatever other sequences, evictions or copies did since.
 void ByteProgram::verify(const OwnedSequence& sequence) {
     for (const Held& held : held_by(sequence)) {
         if (sequence.hurt || memory_.in_flight(held.place)) {

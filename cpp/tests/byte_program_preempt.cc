@@ -10,7 +10,7 @@ std::map<RequestId, OwnedSequence>::iterator ByteProgram::any_suspended() {
 }
 
 void ByteProgram::suspend() {
-    run_copies_and_compute();  // what is not computed by now would be written while its block comes back
+    run_copies_and_compute();  // positions not computed by now would be written while their block comes back
     const RequestId id = any_request();
     std::uint64_t queued = 0;
     if (!attempt([&] { queued = manager_.suspend_sequence(id); })) {
@@ -33,7 +33,7 @@ void ByteProgram::resume() {
         return;
     }
     promise(!found->second.lost, "a request comes back, although bytes of it were lost");
-    // what it wrote before stays valid, whatever happens to the copies that bring it back
+    // its earlier writes stay valid, whatever happens to the copies that bring them back
     found->second.writer = next_writer_++;
     const RequestId id = found->first;
     sequences_.insert(suspended_.extract(found));

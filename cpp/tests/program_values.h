@@ -17,7 +17,7 @@ struct OwnedSequence {
     RequestPtr request;
     std::uint64_t realm;          // stands for LoRA id and salt: content of different realms never meets
     std::vector<TokenId> tokens;  // all of them, including those whose values the manager was not given
-    std::vector<Cell> cells;      // what the slots must hold, one per token
+    std::vector<Cell> cells;      // expected contents of the slots, one per token
     std::uint32_t written = 0;    // leading positions that have been reused or computed
     bool hurt = false;            // a transfer failed under it
     bool lost = false;            // a copy failed while it was suspended

@@ -1,6 +1,6 @@
-// What the slots hold, as if somebody ran the copies. Each cell stands for one token and spells the whole prefix up to
-// it, so that a wrong byte anywhere shows as a wrong cell. Copies read their source when they are taken, in order, and
-// write their destination when they end: as late as the contract allows.
+// The contents of the slots, as if the copies were run. Each cell stands for one token and spells the whole prefix up
+// to it, so that a wrong byte anywhere shows as a wrong cell. Copies read their source when they are taken, in order,
+// and write their destination when they end: as late as the contract allows.
 #pragma once
 
 #include <array>
@@ -64,8 +64,7 @@ class ShadowMemory {
     // A pin of an immutable block promises its bytes too.
     void pin(const Place& place, BlockId id, bool immutable);
     void unpin(const Place& place);
-    // Checks that a pin's slot still belongs to the pinned block. Otherwise another owner would get somebody's pinned
-    // bytes.
+    // Checks that a pin's slot still belongs to the pinned block. Otherwise another owner would get pinned bytes.
     void check_owner(const Place& place, BlockId id) const;
 
   private:

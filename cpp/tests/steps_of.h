@@ -1,4 +1,4 @@
-// How many steps a call takes (core/steps.h).
+// Counts the steps of a call (core/steps.h).
 #pragma once
 
 #include <cstdint>

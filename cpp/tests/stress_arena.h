@@ -1,4 +1,5 @@
-// What the threads of the stress program share: the manager, and tables that say what is true of it at this moment.
+// State that the threads of the stress program share: the manager, and tables that say what is true of it at this
+// moment.
 #pragma once
 
 #include <array>
@@ -62,7 +63,7 @@ class SlotTable {
     std::array<std::array<std::array<Slot, kBlocksPrimary>, kTiers>, kWindows.size()> slots_;
 };
 
-// The owner of each block that nobody else may have.
+// The owner of each private block.
 class PrivateBlocks {
   public:
     void claim(BlockId block, RequestId owner) {

@@ -207,7 +207,7 @@ class Player {
         try {
             remember_pin(id, window, manager_.pin_blocks_by_id({&id, 1}).front());
         } catch (const BlockInFlight&) {
-            return;  // somebody's transfer writes it
+            return;  // a transfer writes it
         } catch (const std::invalid_argument&) {
             known_.erase(id);  // gone since we heard of it
         }

@@ -161,8 +161,8 @@ TEST(Admission, OutOfBlocksSaysWhatIsMissingWhere) {
     }
 }
 
-// A scheduler that evicts nobody counts a prompt's blocks, and admits what the pool holds. A source that is copied would be one
-// block more, in vain as often as it is tried again.
+// A scheduler that evicts no request counts a prompt's blocks, and admits what the pool holds. A source that is copied
+// would be one block more, in vain as often as it is tried again.
 TEST(Admission, ABatchThatNeedsEveryBlockIsAdmittedWithoutTheCopiesThatNeedOneMore) {
     Manager manager(config(6));
     manager.cache(1, kX);

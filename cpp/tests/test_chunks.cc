@@ -1,4 +1,5 @@
-// Prompts that are admitted chunk by chunk: windows serve any length, and nobody else gets what is kept for a chunk.
+// Prompts that are admitted chunk by chunk: windows serve any length, and no other request gets the blocks that are
+// kept for a chunk.
 #include <gtest/gtest.h>
 
 #include <algorithm>

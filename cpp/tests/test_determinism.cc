@@ -1,4 +1,4 @@
-// The same calls give the same state on every rank, and digest() tells states apart.
+// The same calls give the same state on every rank, and digest() distinguishes states.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -60,7 +60,7 @@ TEST(Determinism, HowHashMapsCameToTheirOrderDoesNotMatter) {
     EXPECT_EQ(one.digest(), other.digest());
 }
 
-// The parts of a digest are kept up to date only once somebody has asked for one. That must make no difference.
+// The parts of a digest are kept up to date only once a digest has been asked for. That must make no difference.
 TEST(Determinism, WhoeverAsksLateGetsTheSameDigest) {
     const std::vector<std::function<void(Manager&)>> calls{
         [](Manager& m) { m.cache(1, kX, kept_at(50, 10)); },

@@ -1,4 +1,4 @@
-// FairMutex: callers are served in order of arrival, so that nobody who calls in a loop keeps others out.
+// FairMutex: callers are served in order of arrival, so that no caller in a loop keeps others out.
 #include "core/fair_mutex.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace kvfix {
 namespace {
 
-// Starts a thread that asks for a mutex that somebody holds. Returns once the thread has its place in the queue.
+// Starts a thread that asks for a mutex that is held. Returns once the thread has its place in the queue.
 template <class Call>
 std::thread in_place(Call call) {
     PausePoint asked("lock.contended");

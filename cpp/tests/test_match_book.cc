@@ -1,5 +1,5 @@
-// What matching remembers. The second question about a request walks, hashes and compares nothing. Whatever happens to
-// the tree in between, the answer is the same as for a request that nobody asked about.
+// The memory of matching. The second question about a request walks, hashes and compares nothing. Whatever happens to
+// the tree in between, the answer is the same as for a request without an earlier question.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -36,7 +36,7 @@ const Tokens kPrompt = joined(kPrefix, tokens(kTokensPerBlock + 1, 5000));
 
 PrefixReuse found_by(Manager& manager, const RequestPtr& asked) { return manager.analyze_prefix_reuse(asked); }
 
-// The same request, as if nobody had asked about it.
+// The same request, without an earlier question about it.
 RequestPtr twin_of(const RequestPtr& asked) {
     return request(asked->id, asked->tokens, {.beam_width = asked->beam_width});
 }
@@ -235,7 +235,7 @@ TEST(MatchBook, ADropByAnotherThreadBetweenQuestionAndAdmissionIsNoticed) {
     EXPECT_EQ(manager.add_sequence(asked).tokens_reused, 0U);
 }
 
-// What is noted after a change must not make answers from before it count again.
+// Notes after a change must not make answers from before it count again.
 TEST(MatchBook, AnAnswerFromBeforeAChangeStaysForgottenWhenOthersAskAfterIt) {
     Manager manager(config(4 * kBlocks));
     manager.cache(1, kPrefix);

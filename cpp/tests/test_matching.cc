@@ -1,4 +1,4 @@
-// What may be reused: content decides and never a hash, and the longest common prefix inside a block wins.
+// Blocks that may be reused: content decides and never a hash, and the longest common prefix inside a block wins.
 #include <gtest/gtest.h>
 
 #include <set>

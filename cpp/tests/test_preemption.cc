@@ -146,7 +146,7 @@ TEST_F(Preemption, ALostCopyIsNamedAndTheSequenceDoesNotComeBack) {
     EXPECT_EQ(manager.host().free, 4U);
 }
 
-// The sequence has stored its blocks before, and then its bytes were sure. What it knew of that ends when it leaves.
+// The sequence has stored its blocks before, and then its bytes were sure. Its knowledge of that ends when it leaves.
 TEST_F(Preemption, WhatIsLostOnItsWayBackIsNotStoredAgain) {
     Manager large(config(8, 8));
     large.cache(2, kX);

@@ -106,7 +106,7 @@ TEST(Steps, ASeedThatNobodyChoseIsDrawn) { EXPECT_NE(BlockManagerConfig().seed, 
 
 // ------------------------------------------------------------------------------------------------ colliding contents
 
-// How many steps all contents together take to find themselves. An index that spreads them takes about two each,
+// Counts the steps that all contents together take to find themselves. An index that spreads them takes about two each,
 // whoever chose them.
 std::uint64_t steps_of_finding(const Secret& seed, const std::vector<testing::Tokens>& contents) {
     BlockStore store(static_cast<std::uint32_t>(contents.size()), 0, kTokensPerBlock);

@@ -1,4 +1,4 @@
-// Calls whose cost somebody else could drive up. Each is counted in steps (core/steps.h), beside much that it does not
+// Calls whose cost another tenant could drive up. Each is counted in steps (core/steps.h), beside much that it does not
 // ask for.
 #include <gtest/gtest.h>
 
@@ -154,7 +154,7 @@ TEST(StepsOfCalls, OfMillionsOfEmptyTicketsNothingIsKept) {
     EXPECT_EQ(ledger.tickets(), 0U);
 }
 
-// What a prompt, its ids, its pins and its end cost in a manager with this many windows.
+// Counts the steps of a prompt, its ids, its pins and its end in a manager with this many windows.
 std::uint64_t steps_in_windows(std::uint32_t windows) {
     BlockManagerConfig many = config(0);
     many.windows.clear();

@@ -163,7 +163,7 @@ TEST(TierIndex, AChildIsRefused) {
 // A look-up may pass some other blocks, depending on the keys.
 constexpr std::uint64_t kFewSteps = 300;
 
-// How many steps one more block behind this many takes: extend, claim, commit and look up.
+// Counts the steps that one more block behind this many takes: extend, claim, commit and look up.
 std::uint64_t steps_of_one_more(std::uint32_t blocks) {
     TierIndex index(blocks + 1, kSize);
     const TierSequenceId id = grown(index, blocks);

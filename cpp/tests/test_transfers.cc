@@ -1,4 +1,5 @@
-// Copies between queueing and their end: what nobody may see, what must stay, and what a failure takes with it.
+// Copies between queueing and their end: which blocks must not be seen, which must stay, and which a failure takes with
+// it.
 #include <gtest/gtest.h>
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// What is stored while a sequence lives, copied and forgotten by name, and pins that end themselves.
+// Blocks that are stored while a sequence lives, copied and forgotten by name, and pins that end themselves.
 #include <gtest/gtest.h>
 
 #include <memory>

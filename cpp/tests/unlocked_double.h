@@ -1,5 +1,5 @@
-// A block manager as it turns out if nobody thinks of threads: each call looks, decides and then acts on what it saw.
-// It is right as long as one thread uses it, and it stops at the same pause points as ours. The interleavings of
+// A block manager written without a thought of threads: each call looks, decides and then acts on what it saw. It is
+// right as long as one thread uses it, and it stops at the same pause points as ours. The interleavings of
 // test_interleavings.cc break it, which shows that they are the dangerous ones.
 #pragma once
 

@@ -26,7 +26,7 @@ class Executor(ABC):
         self.offered_early: list[int] = []  # of each request's tokens, when it had ended and its saves were held
         self._asked: list[int] = []
 
-    # What an executor has to do.
+    # The duties of an executor.
 
     @abstractmethod
     def serve(self, request_id: int, prompt: list[int], new: int, salt: int | None, adapter: int | None) -> list[int]:
@@ -44,7 +44,7 @@ class Executor(ABC):
     def device_blocks(self) -> int:
         """The device's blocks that somebody still holds."""
 
-    # What all of them do.
+    # The methods that all of them share.
 
     @property
     def scheduler(self) -> Any:

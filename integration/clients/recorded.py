@@ -61,7 +61,7 @@ def worker_class(base: Any, calls: Calls, pool_for: Changed) -> type:
 
         def get_finished(self, finished: list[int], started: list[int]) -> tuple[list[int], list[int]]:
             """Asked as often as the loop has turned, and whether a save is over by then is a matter of time. A load is
-            told once and comes back once, with nothing in between."""
+            reported once and comes back once, with nothing in between."""
             saved, loaded = super().get_finished(finished, started)
             if started:
                 calls.append(("loading", *started))

@@ -34,7 +34,7 @@ def turns(executor: Executor) -> None:
 
 
 def salted(executor: Executor) -> None:
-    """The same tokens under another salt: to serve them is to tell that somebody has asked before."""
+    """The same tokens under another salt: serving them would reveal that somebody has asked before."""
     prompt = list(range(200, 200 + PROMPT_TOKENS))
     executor.ask(11, prompt, 4)
     executor.ask(12, prompt, 4, salt=7)
@@ -56,7 +56,7 @@ def whole(executor: Executor) -> None:
 
 
 def overtaken(executor: StandIn) -> None:
-    """A load is told into blocks that the step in flight still reads and writes."""
+    """A load is planned into blocks that the step in flight still reads and writes."""
     prompt = list(range(500, 500 + PROMPT_TOKENS))
     executor.ask_in_a_row([(41, prompt, 4), (42, prompt, 4)], held_step=STEPS)
 

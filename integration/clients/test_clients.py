@@ -99,8 +99,8 @@ def changed(off: Report, on: Report) -> list[str]:
     return [name for name, was, now in of_both if any(was[what] != now[what] for what in ("calls", "corrupt"))]
 
 
-# What each offers where the first request of a scene has left 14 tokens and 4 more, of `whole` 16 and 4. LMCache keeps
-# blocks of the prompt alone. Neither it nor KVBM asks who a request is for.
+# The tokens that each offers where the first request of a scene has left 14 tokens and 4 more, of `whole` 16 and 4.
+# LMCache keeps blocks of the prompt alone. Neither it nor KVBM asks who a request is for.
 OFFERED = {
     "kvbm": {"turns": 16, "salted": 12, "adapted": 12, "whole": 12},
     "lmcache": {"turns": 12, "salted": 12, "adapted": 12, "whole": 16},

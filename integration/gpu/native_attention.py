@@ -213,7 +213,7 @@ class Server:
             assert (offsets[row, 1, :held] == offsets[row, 0, :held] + 1).all()
             mine = torch.tensor(offsets[row, 0, :held], dtype=torch.int64, device=self.where)
             pages.page_table[row, :held] = mine
-            # What left the window is named by the first page that did not.
+            # A page that left the window bears the name of the first one that did not.
             first = max(0, len(own) - queries + 1 - self.reach(layer)) // self.unit
             pages.physical_to_logical[row, mine[first:]] = torch.arange(first, held, device=self.where)
 

@@ -48,7 +48,7 @@ def keys_of(which: int) -> tuple[bytes, ...]:
 
 
 def ended(porter: Porter, count: int) -> dict[int, set[Outcome]]:
-    """What became of the blocks of so many jobs."""
+    """Outcomes of the blocks of so many jobs."""
     answered: list[tuple[Message, Answer]] = []
     until(lambda: len(answered) >= count, "no answer", lambda: answered.extend(porter.take_answered()))
     assert not any(answer.error for _, answer in answered)

@@ -71,7 +71,7 @@ def endings() -> list[Scenario]:
     recorded_late = recorded | {"eras": ("S", "B2", "D")}
     longer = (Arrival(1, prompt(0, 32), 3), Arrival(2, prompt(0, 32), 3, at=5), Arrival(3, prompt(300, 6), 4, at=2))
     overlapped = replace(IN_CHUNKS, overlap=True)
-    # Of the eras whose connector runs, the others have no schedulers that charge less than a prompt.
+    # The other eras whose connector runs have no schedulers that charge less than a prompt.
     put_off: dict[str, Any] = {"prepare": believes({2: 8}), "asked_once": True, "connector": "recorder", "eras": ("D",)}
     return [
         Scenario("cancel-overlap", ALL, True, PLAIN, APART, cancels={3: [2]}, mended=("D",)),
@@ -90,7 +90,7 @@ def endings() -> list[Scenario]:
             prepare=pauses(1, 2, "CONTEXT_INIT"),
             mended=("C", "D"),
         ),
-        # A resets a request before it releases it. What has been computed cannot be told then, so nothing is kept.
+        # A resets a request before it releases it. Nobody knows then what has been computed, so nothing is kept.
         Scenario("preempt-connector", ALL, False, ALONE, SERVED, prepare=pauses(1, 4), **recorded_late),
         # The loop puts one off, and then it is cancelled.
         Scenario("put-off-cancelled", BUDGET, True, SMALL, TWO, cancels={1: [2]}, **put_off),

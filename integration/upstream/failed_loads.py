@@ -22,7 +22,7 @@ def failed_loads() -> list[Scenario]:
     chunked = replace(SMALL, chunked=True, budget=16)
     return [
         _of("ours-load-fails", SMALL, eras=("A", "S", "B2", "D")),
-        # One owner of its requests: upstream asks and tells without its communicator.
+        # One owner of its requests: upstream asks and reports without its communicator.
         _of("ours-attention-dp", SMALL, eras=("D",), connector="ours-attention-dp"),
         _of("v2-ours-load-fails", SMALL, **V2),
         _of("v2-ours-load-fails-chunked", chunked, **V2),

@@ -20,10 +20,10 @@ from integration.upstream.heads import supply
 from integration.upstream.provided import head_names
 
 PACKAGE = "tensorrt_llm"
-# Of other projects: what upstream's modules name and this environment may lack.
+# Packages of other projects that upstream's modules name and this environment may lack.
 FOREIGN = ("cuda", "flashinfer", "mpi4py", "nvtx", "pynvml", "ray", "strenum", "transformers", "triton", "zmq")
 
-# What the overlay replaces and the scenarios run. These must come from the tree, or the scenario is not run.
+# Modules that the overlay replaces and the scenarios run. They must come from the tree, or the scenario is not run.
 SEAMS = (
     "_torch.pyexecutor.py_executor",
     "_torch.pyexecutor.resource_manager",

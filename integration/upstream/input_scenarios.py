@@ -9,7 +9,7 @@ from integration.upstream.scenarios import ALL, STAGING_V2, Scenario, prompt
 
 FENCE = "input-copy-fence"
 TABLES = "graph-inputs"
-# Whose excerpts hold `_prepare_tp_inputs` whole.
+# Eras whose excerpts hold `_prepare_tp_inputs` whole.
 ERAS = ("S", "B2", "C")
 APART = (Arrival(1, prompt(0, 10), 5), Arrival(2, prompt(100, 11), 6, at=1), Arrival(3, prompt(200, 7), 4, at=3))
 DRAFTED = (Arrival(1, prompt(0, 9), 5), Arrival(2, prompt(100, 13), 3, at=2))

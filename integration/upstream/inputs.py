@@ -50,7 +50,7 @@ class Fallback:
     def warmup(self, _: Any) -> None:
         pass
 
-    # Of later engines.
+    # Attributes of later engines.
 
     moe_load_balancer = breakable_cuda_graph_runner = _prepare_inputs_event = None
     _is_encode_only = _model_uses_ple_recurrent_state = _trtllm_gen_jit_warmup = False
@@ -91,7 +91,7 @@ class Grafted:
 
 
 class SpecMetadata:
-    """Speculation by one model. What its layers would be told is written here, and nobody reads it."""
+    """Speculation by one model. The inputs of its layers are written here, and nobody reads them."""
 
     def __init__(self) -> None:
         self.spec_dec_mode = SimpleNamespace(
@@ -162,7 +162,7 @@ def engine_class(tree_class: Any, older_class: Any = None) -> Any:
     return ModelEngine
 
 
-# Of the constructor: features that are not in use.
+# From the constructor: features that are not in use.
 _OFF = (
     "guided_decoder",
     "is_draft_model",

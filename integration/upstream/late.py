@@ -163,7 +163,7 @@ class PinnedTensor(torch.Tensor):  # type: ignore[misc, unused-ignore]
         return plain(found) if isinstance(found, PinnedTensor) and not is_view else found
 
 
-# What looks at a tensor without reading its memory.
+# Calls that look at a tensor without reading its memory.
 _VIEWS = {
     "__get__",
     "view",

@@ -1,6 +1,6 @@
 """Connectors over the native manager: their loads lie in the memory where the model reads them, and so do ours.
 
-In D a connector is also told the hashes of a request's blocks, and how long they are to be kept.
+In D a connector also gets the hashes of a request's blocks, and how long they are to be kept.
 """
 
 from dataclasses import replace
@@ -113,7 +113,7 @@ def named(server: Any) -> None:
 
 
 class Told:
-    """Believes what a connector is told: a hash names the tokens up to its block, and what was computed is there."""
+    """Trusts a connector's reports: a hash names the tokens up to its block, and computed blocks are there."""
 
     def __init__(self, server: Any) -> None:
         self._server, self._manager = server, server.manager

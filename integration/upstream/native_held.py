@@ -44,7 +44,7 @@ def around(impl: Any, name: str, *, before: Callable[..., Any] | None = None, af
 
 
 class Router:
-    """Follows what upstream's executor hands out. What can be found must be what it has been told."""
+    """Follows what upstream's executor hands out. What can be found must be what the events have reported."""
 
     def __init__(self, server: Any) -> None:
         self._executor = server.executor

@@ -1,6 +1,6 @@
 """`python -m integration.upstream.native_load --tree DIR`: random servers and requests, ours beside upstream's books.
 
-Ours must be right in every batch, never run out of blocks that its scheduler promised, and reuse what it told before.
+Ours must be right in every batch, never run out of blocks that its scheduler promised, and reuse what it promised.
 How many prompt tokens are computed is compared with upstream's manager under the same arrivals.
 """
 
@@ -25,7 +25,7 @@ LONGEST = 64  # tokens of a sequence
 
 
 class Promises:
-    """The core, as the books call it: what a request reuses is what it was told a moment before."""
+    """The core, as the books call it: a request reuses exactly what it was promised a moment before."""
 
     def __init__(self, core: Any) -> None:
         self._core = core

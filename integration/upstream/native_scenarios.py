@@ -51,7 +51,7 @@ def beside() -> list[Scenario]:
     first = Arrival(100, [*KEPT, 7], 1)
     keeping = crowded("native-retention", replace(small, blocks=44), 9, prepare=kept_stem)
     return [
-        # What says events is not among D's excerpts.
+        # The code that reports events is not among D's excerpts.
         crowded("native-events", replace(hosted, events=4096), 5, prepare=routed, eras=("S",)),
         crowded("native-pins", replace(small, blocks=24), 2, prepare=held),
         crowded("native-pins-host", replace(hosted, blocks=34), 5, prepare=held),
@@ -80,6 +80,6 @@ def natives() -> list[Scenario]:
         crowded("native-crowd-host", replace(small, host_blocks=24), 5, moves_min=10),
         crowded("native-crowd-no-reuse", replace(small, reuse=False), 6),
         crowded("native-crowd-latent", replace(small, latent=True, heads=(1,)), 7),
-        # What they ask is not among D's excerpts.
+        # The code of their questions is not among D's excerpts.
         crowded("native-dummies", small, 8, prepare=warmed_up, eras=("S",)),
     ]

@@ -9,7 +9,7 @@ SENDS_RESULTS = "_ring_broadcast_sample_state"  # of executors that send what th
 
 
 class PyResult:
-    """Scenarios ask for no logits and the like, so ranks have nothing of a result to tell but tokens."""
+    """Scenarios ask for no logits and the like, so ranks have no result to send but tokens."""
 
     def get_diff(self) -> None:
         pass

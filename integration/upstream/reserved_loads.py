@@ -33,7 +33,7 @@ def reserved_loads() -> list[Scenario]:
 
 
 def _capacity_only(server: Server) -> None:
-    """A connector that moves nothing and is asked nothing, but for what it is told at the start."""
+    """A connector that moves nothing and answers nothing, except for what a scenario sets at the start."""
     connector = server.connector
     connector.capacity_only = True
     connector.configure_prefix_reservations(enabled=True)
@@ -123,7 +123,7 @@ def _waited(server: Server) -> None:
 
 
 def _taken_back(server: Server) -> None:
-    """The batch is dropped once its step has been told, before its loads may begin; its request comes back."""
+    """The batch is dropped once its step has been reported, before its loads may begin; its request comes back."""
     connector, manager = server.connector, server.manager
     rewind = vars(sys.modules[type(manager).__module__])["rewind_context_after_cache_drop"]
     dispatch, seen = connector.mark_prefix_loads_dispatched, list[int]()

@@ -151,7 +151,7 @@ def of_our_connector(scenario: Scenario) -> list[str]:
 
 
 def asked_again(calls: list[tuple[str, str]]) -> list[str]:
-    """Requests about which a connector was asked, or of whose blocks it was told, more than once."""
+    """Requests about which a connector was asked, or whose blocks were reported to it, more than once."""
     found = []
     for method in ("get_num_new_matched_tokens", "update_state_after_alloc"):
         about = [words.split(",")[0] for name, words in calls if name == method]

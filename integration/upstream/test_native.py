@@ -1,4 +1,4 @@
-"""That the checks of `native-*` bite: each control takes one thing away, and the memory must show it."""
+"""The checks of `native-*` bite: each control takes one thing away, and the memory must show it."""
 
 import ast
 import inspect
@@ -23,12 +23,12 @@ from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 
 TREES = Path(os.environ.get("UPSTREAM", ""))
 pytestmark = pytest.mark.skipif(not (TREES / "S" / "tensorrt_llm").is_dir(), reason="UPSTREAM names no excerpts")
-# What upstream's V1 class calls for what is refused at start: indexers, pools of different shapes.
+# Calls of upstream's V1 class for features that are refused at start: indexers, pools of different shapes.
 NOT_SERVED = {
     "get_indexer_k_cache_pool_data",
     "pool_configurations",
 }
-# What D's V1 class calls in methods that are not among the excerpts, with its arguments.
+# Calls of D's V1 class in methods that are not among the excerpts, with their arguments.
 BEYOND_EXCERPTS = {("commit_and_get_block_hashes_for_request", 2), ("get_memory_pool_block_indices", 2)}
 V1 = "KVCacheManager"
 SCENARIOS = {each.name: each for each in ALL_SCENARIOS if each.kind == "native"}
@@ -80,7 +80,7 @@ def nobody_holds(server: Any) -> None:
 
 
 def without_updates(server: Any) -> None:
-    """Nobody is told that blocks move."""
+    """No event reports that blocks move."""
     events = server.manager.impl.layout.events
     own = events._merged
     events._merged = lambda found, window: own([each for each in found if each.kind != "updated"], window)
@@ -107,7 +107,7 @@ def by_other_names(server: Any) -> None:
 
 
 def in_other_slots(server: Any) -> None:
-    """A connector is told of blocks that are not the request's."""
+    """A connector gets blocks that are not the request's."""
     server.manager.get_cache_indices = lambda request: list(range(len(request.get_tokens(0)) // 4 + 1))
 
 

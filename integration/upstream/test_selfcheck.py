@@ -28,7 +28,7 @@ from trtllm_kvfix.tools.selfcheck.steps import Outcome  # noqa: E402
 
 TREES = os.environ.get("KVFIX_UPSTREAM")
 TIMEOUT_S = 60
-# What each era's tree has the classes for. V2's runtime is not here, and no tree has pins of other threads or NIXL.
+# The eras whose trees have a scenario's classes. V2's runtime is not here; no tree has pins of other threads or NIXL.
 NEEDED = {
     "offsets-v1": "A S B2 C",
     "chunks-shared": "S B2 C D",
@@ -93,7 +93,7 @@ OURS = {"chunked": False, "kv_connector_manager": None, "max_num_tokens": 8192, 
 
 
 def _seen_by_metadata(metadata: Any) -> None:
-    """Upstream's base works these out of the lengths; the rig's is told them by its engines."""
+    """Upstream's base works these out of the lengths; the rig's gets them from its engines."""
     metadata.num_seqs, metadata.seq_lens_kv = len(metadata.seq_lens), metadata.seq_lens
 
 

@@ -1,7 +1,7 @@
 """One step of the newest V2 manager with a connector: schedule, prepare, report. Upstream's own methods throughout.
 
 The V2 runtime is not here, so a cache of ours stands behind the manager: it only has pages. No loop runs and nothing is
-computed; what is looked at is what the connector is told.
+computed; the scenario looks at the reports that the connector gets.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""A connector learns where the pages of the V2 runtime lie as the newest executor tells it."""
+"""A connector learns where the pages of the V2 runtime lie from the newest executor's call."""
 
 from collections.abc import Iterator
 from importlib import import_module

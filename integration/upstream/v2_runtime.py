@@ -65,7 +65,7 @@ class Runtime:
     def stale(self, history: int) -> list[Range]:
         return [cycle.get_stale_range(history, self.tokens_per_block) for cycle in self.cycles]
 
-    # What a scenario asks of the books.
+    # Questions of a scenario to the books.
 
     def witness_take_transfers(self) -> list[tuple[str, int, int, int, tuple[int, ...]]]:
         found: list[Any] = [(*move, ()) for pool in self.pools for move in pool.moves]

@@ -36,7 +36,7 @@ def test_the_connector_sees_a_new_object_of_the_base_class(era: Any) -> None:
     add(manager, request)
     assert seen == [(era.LlmRequest, 7, False, 11, 0)]
     assert request.prepopulated_prompt_len == 4
-    # What a connector only promised has not been computed.
+    # Tokens that a connector only promised have not been computed.
     manager.remove_sequence(7, request, False)
     assert manager.witness_cached() == [(tuple(range(9)), 0)]
 

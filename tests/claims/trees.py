@@ -1,6 +1,6 @@
 """Digests of folders and files at each commit show whether the code that rows measured has changed since.
 
-bench/results/trees.json keeps the digests, so that a copy without history can tell as well. They leave out comments,
+bench/results/trees.json keeps the digests, so that a copy without history can compare as well. They leave out comments,
 docstrings and layout (code.py).
 """
 
@@ -17,7 +17,7 @@ from tests.claims.rows import RESULTS, read
 
 TREES = RESULTS / "trees.json"
 MEASURED = RESULTS / "measured.yaml"
-Trees = dict[str, dict[str, str | None]]  # commit, folder or file, digest; None: no copy with that commit told it
+Trees = dict[str, dict[str, str | None]]  # commit, folder or file, digest; None: no copy had that commit
 Essences = dict[str, bytes]  # of files
 
 
@@ -117,7 +117,7 @@ def update() -> list[str]:
 
 
 def changed_since(file: str, commit: str) -> list[str]:
-    """The folders and files behind a file of rows whose code differs from today's, or of which nobody can tell."""
+    """The folders and files behind a file of rows whose code differs from today's, or cannot be compared."""
     then = kept().get(commit.rstrip("+"), {})
     return [_named(path, then.get(path)) for path in measured()[file] if then.get(path) != today(path)]
 

@@ -138,7 +138,7 @@ def test_thousands_of_small_pools_keep_the_promise_and_the_budget(windows: list[
         spent = sum(each.tokens_new for each in answer.admitted)
         assert spent <= budget, seed
         if count < len(requests):
-            # Whoever waits may have lost its promise first, and the first of a batch may have come alone.
+            # A request that waits may have lost its promise first, and the first of a batch may have come alone.
             most = new[count] + promised[count] % m.config.tokens_per_block
             assert spent + most > budget or count == 1, seed
             waited += spent + new[count] > budget

@@ -133,7 +133,7 @@ class Walk:
         return max(seq.length + count, prompt) - max(seq.length, prompt)
 
     def serve_in_chunks(self) -> None:
-        """Whatever else is there, no chunk of a prompt that was admitted is refused."""
+        """No chunk of an admitted prompt is refused, whatever else is there."""
         request, chunk = self.request(), self.rng.randint(1, 8)
         if not self.pair.add([request], chunk=chunk):
             return

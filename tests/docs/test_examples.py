@@ -99,7 +99,7 @@ def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
 
 
 def printed(code: str) -> list[str]:
-    """What the code prints in an interpreter of its own."""
+    """Lines that the code prints in an interpreter of its own."""
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout.splitlines()

@@ -15,7 +15,7 @@ from trtllm_kvfix.engine.config import HAZARDS, EngineConfig
 def test_every_token_is_the_reference_s(config: EngineConfig) -> None:
     played = Played(usual_load(), config)
     assert played.wrong == []
-    # What the load is for has happened.
+    # The events that the load is for have happened.
     assert played.counts.preemptions > 0
     assert played.blocks_loaded > 0 and played.blocks_evicted > 0
     assert played.stats.tokens_reused > 0 and played.stats.blocks_copied > 0

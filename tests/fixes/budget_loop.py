@@ -36,7 +36,7 @@ class Bound:
 
 
 class KvManager:
-    """Reuses what it is told, and reports from inside as upstream's does until the report became a step of its own."""
+    """Reuses as many tokens as a test sets, and reports from inside, as upstream did before reports became a step."""
 
     tokens_per_block = TOKENS_PER_BLOCK
 

@@ -1,4 +1,4 @@
-"""A connector that takes down what it is told, for the stand-in's `kv_connector_config`."""
+"""A connector that takes down its calls, for the stand-in's `kv_connector_config`."""
 
 from importlib import import_module
 from typing import Any
@@ -17,7 +17,7 @@ def _base() -> Any:
 
 
 class Scheduler(_base().KvCacheConnectorScheduler):  # type: ignore[misc]  # the variant's
-    """`steps` has for each report who had been told since the last, and who was in the report for the first time."""
+    """`steps` has, for each report, the requests allocated since the last one, and those that it names first."""
 
     def __init__(self, llm_args: Any) -> None:
         super().__init__(llm_args)

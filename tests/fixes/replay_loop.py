@@ -69,7 +69,7 @@ class Loop:
         before = int(tables.word.array[0])
         thread = threading.Thread(target=self.write, args=(tables, before + 1), daemon=True)
         thread.start()
-        # Nothing tells that a thread is blocked in the device. One that is not sets the event within microseconds.
+        # Nothing shows that a thread is blocked in the device. One that is not sets the event within microseconds.
         assert not tables.written.wait(0.1)
         self.device.open_gate(gate)
         thread.join(WATCHDOG_S)

@@ -1,4 +1,4 @@
-"""Requests that end before their prompt has been computed, over a manager that stores and releases as it is told."""
+"""Requests that end before their prompt has been computed, over a manager that stores and releases on demand."""
 
 from collections.abc import Callable
 from typing import Any

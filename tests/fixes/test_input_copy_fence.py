@@ -58,7 +58,7 @@ def loop(device: native.Device) -> Loop:
 
 
 def assert_blocked(loop: Loop) -> None:
-    # Nothing tells that a thread is blocked in the device. One that is not sets the event within microseconds.
+    # Nothing shows that a thread is blocked in the device. One that is not sets the event within microseconds.
     assert not loop.scheduled.wait(0.1)
 
 

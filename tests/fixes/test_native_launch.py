@@ -1,4 +1,4 @@
-"""Whoever launches V2's kernel by a name of its own, or does its work by other means: racy without, right with the fix.
+"""Code that launches V2's kernel by a name of its own, or replaces it, is racy without the fix and right with it.
 
 Models have their own managers; their modules may have been imported before the fix was applied, or may come later.
 """

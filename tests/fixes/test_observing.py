@@ -31,7 +31,7 @@ REQUESTS = 24
 V1, V2, FENCE, GRAPHS = "staged-offsets-v1", "staged-offsets-v2", "input-copy-fence", "graph-inputs"
 V2_ARGS: dict[str, Any] = {"kv_cache_config": {"use_kv_cache_manager_v2": True}}
 WAITING = {"disable_overlap_scheduler": True}  # for each step before the next is prepared
-# What acts of fixes leaves behind in the counters.
+# Counters that acts of fixes change.
 ACTS = ("staged_shipments", "fence_waits", "replay_waits", "budget_trims", "budget_deferrals", "stores_held_back")
 # Variant, arguments, fix, whether upstream's own fence leaves only the draft to look at.
 SHIPPED = [

@@ -10,7 +10,7 @@ from trtllm_kvfix.managers.capacity import scheduler_for
 
 
 class Connector:
-    """Has 4 tokens behind those that it is told are computed."""
+    """Has 4 tokens behind those that are reported to it as computed."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []

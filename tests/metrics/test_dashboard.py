@@ -12,7 +12,7 @@ from trtllm_kvfix.metrics.exporter import CountsCollector
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "dashboard.json"
 LABELS = {"job", "instance", "rank", "fix", "state"}  # the first two are Prometheus's own
-# What PromQL has names for besides metrics, as far as the dashboard uses it.
+# Names in PromQL besides those of metrics, as far as the dashboard uses them.
 FUNCTIONS = {"sum", "rate", "deriv", "by", "label_values"}
 
 

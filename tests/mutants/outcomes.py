@@ -1,4 +1,4 @@
-"""What became of each mutant, and the table of it that the repository keeps (results.csv)."""
+"""The outcome of each mutant, and the table of outcomes that the repository keeps (results.csv)."""
 
 import csv
 import subprocess

@@ -45,8 +45,8 @@ def try_all(workshop: Workshop, mutants: list[Mutant]) -> list[Outcome]:
 
 
 def place_in_turn(mutant: Mutant) -> tuple[bool, str]:
-    """What one mistake has changed is compiled again with the next. So those of a file follow each other, and headers,
-    which most of the code includes, come last."""
+    """Order mistakes by file, because the files that one has changed are compiled again with the next. Headers come
+    last, because most of the code includes them."""
     return mutant.file.endswith(".h"), mutant.file
 
 

@@ -13,7 +13,7 @@ TEST_SECONDS_MAX = 300
 
 
 def copy_tree(to: Path) -> None:
-    """What git knows, and what it would take in: a test that is not committed yet counts."""
+    """Copy the files that git knows or would take in, so that a test that is not committed yet counts."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     names = {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}

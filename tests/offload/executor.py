@@ -137,7 +137,7 @@ class Executor:
         return [int(slot) for slot in slots[0, 0, 0]]
 
     def preempt(self, request: Request) -> None:
-        """Take its blocks away at once, as upstream does: the connector is not told, and the request begins again."""
+        """Take its blocks away at once and begin again, as upstream does: the connector does not learn of it."""
         self.cache.remove_sequence(request.request_id, store=False)
         self.active.remove(request)
         self._previous = [one for one in self._previous if one is not request]
@@ -261,7 +261,7 @@ class Executor:
         if request in self.active:
             self.active.remove(request)
         store = not request.cancelled
-        # Of the last token, nothing has been computed.
+        # Nothing has been computed for the last token.
         self.cache.remove_sequence(request.request_id, store=store, tokens=request.tokens[:-1] if store else None)
         request.state = State.GONE
         self.done.append(request)

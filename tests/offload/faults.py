@@ -98,7 +98,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def transfers_missed() -> float:
-    """Blocks, transfers and requests that tell of a transfer that did not happen."""
+    """Counts of blocks, transfers and requests that show that a transfer did not happen."""
     told = (counters.offload_errors, counters.offload_dropped_blocks, counters.offload_recomputed_requests)
     return sum(counter.value for counter in told)
 

@@ -1,5 +1,5 @@
 """Holds the device in front of what each step writes until the host waits for that step: by then the host has prepared
-the next one, and has told of stores of blocks that nothing has written."""
+the next one, and has reported stores of blocks that nothing has written."""
 
 from collections import deque
 from contextlib import ExitStack

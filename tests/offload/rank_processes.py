@@ -18,7 +18,7 @@ Part = Callable[[Here], Any]
 
 
 class PipeRanks:
-    """Rank 0 collects what each says and tells all. A rank that is gone ends the others with EOFError."""
+    """Rank 0 collects what each says and sends it to all. A rank that is gone ends the others with EOFError."""
 
     def __init__(self, rank: int, size: int, pipes: Sequence[Connection]) -> None:
         self.rank, self.size, self._pipes = rank, size, pipes  # rank 0: one to each other rank; elsewhere: to rank 0

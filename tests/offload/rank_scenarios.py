@@ -182,7 +182,7 @@ def other_blocks(here: Here) -> Report:
 
 
 def no_room(here: Here) -> Report:
-    """One rank was told to hold less than a block."""
+    """One rank is configured to hold less than a block."""
     return {"error": error_of(partial(start, here, BLOCK_BYTES // 2 if here.is_chosen else 8 * BLOCK_BYTES))}
 
 

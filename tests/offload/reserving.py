@@ -62,7 +62,7 @@ class ReservingManager(ConnectorManager):
         self._prefix_loads[number], self._prefix_load_requests[request.request_id] = load, request
 
     def free(self, request: Request, output: SchedulerOutput | None = None) -> None:
-        """The allocation of a request goes, to be asked for again. `output`: of a step that was told and not begun."""
+        """The allocation of a request goes, to be asked for again. `output`: of a step reported and not begun."""
         for load in [one for one in self._prefix_loads.values() if one.request_id == request.request_id]:
             assert load.reservation_id not in self._dispatched_prefix_load_ids, "its load owns the blocks"
             self.release(request, load.reservation_id, load.start, load.end)

@@ -71,7 +71,7 @@ def test_requests_end_though_every_host_block_is_under_way(make_bench: MakeBench
 
 
 def test_a_store_may_outlive_the_last_request(make_bench: MakeBench) -> None:
-    """Upstream tells nobody that it preempts, and a request that is cancelled while it waits ends at once."""
+    """Upstream does not report that it preempts, and a request that is cancelled while it waits ends at once."""
     bench = make_bench()
     executor, request = bench.executor, Request(1, prompt(1), max_new_tokens=9)
     gate = held(bench)

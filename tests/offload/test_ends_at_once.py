@@ -1,6 +1,6 @@
 """KVCacheManagerV2 gives the blocks of a request away when it ends: what was planned for them never begins.
 
-The request ends between the steps in which its transfer is planned, told and begun. Its blocks go to another request at
+The request ends between the steps in which its transfer is planned, sent and begun. Its blocks go to another request at
 once. Transfers are slow: they come behind what that one writes.
 """
 
@@ -44,7 +44,7 @@ def end_while_a_load_is_told(bench: Bench) -> None:
 def end_while_a_store_is_planned(bench: Bench) -> None:
     request = Request(2, prompt(7), max_new_tokens=3)
     bench.executor.submit(request)
-    with mock.patch.object(bench.manager, "get_finished", return_value=[]):  # it is there that the store is told
+    with mock.patch.object(bench.manager, "get_finished", return_value=[]):  # the end of the store is reported there
         while request.state is not State.SAVING:
             bench.executor.step()
     end(bench, request, State.SAVING)

@@ -1,4 +1,4 @@
-"""Iterations in which a rank has nothing to run: upstream tells what there is to tell all the same, once or twice."""
+"""Iterations in which a rank has nothing to run: upstream reports all the same, once or twice."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -150,7 +150,7 @@ def test_without_the_mark_every_load_overwrites_what_is_read(
     side = small_bench.worker.side
 
     def load_has_ended() -> None:
-        while side._transfers is not None and side._transfers.running():  # it may have ended, and been told, before
+        while side._transfers is not None and side._transfers.running():  # it may have ended, and been reported, before
             small_bench.manager.get_finished()
 
     for round_number in range(1, ROUNDS + 1):

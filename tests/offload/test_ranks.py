@@ -130,7 +130,7 @@ def test_each_rank_counts_its_bytes(ranks: list[Rank]) -> None:
 
 
 def test_a_step_that_is_told_twice_over_before_it_begins_loses_nothing(ranks: list[Rank]) -> None:
-    """Upstream may tell an empty step, or another one, before the first has begun."""
+    """Upstream may report an empty step, or another one, before the first has begun."""
     for rank in ranks:
         first, second = (Step((StoreJob(job, 6 + job, (job,), (job,)),)) for job in (1, 2))
         for step in (first, Step(), second, None):
@@ -142,7 +142,7 @@ def test_a_step_that_is_told_twice_over_before_it_begins_loses_nothing(ranks: li
 
 
 def test_a_step_that_is_told_and_never_started_begins_when_upstream_asks_what_has_ended(ranks: list[Rank]) -> None:
-    """Ranks vote once more after it was told, and one may be against running it."""
+    """Ranks vote once more after it was reported, and one may be against running it."""
     for rank in ranks:
         rank.worker.start(rank.stream)
         rank.worker.bind(Step((StoreJob(1, 7, (0, 1), (3, 4)),)))
@@ -152,7 +152,7 @@ def test_a_step_that_is_told_and_never_started_begins_when_upstream_asks_what_ha
 
 
 def test_ranks_of_attention_data_parallelism_meet_at_the_start_alone(ranks: list[Rank]) -> None:
-    """Each has requests, a scheduler side and a host tier of its own, so each is told of its own transfers."""
+    """Each has requests, a scheduler side and a host tier of its own, so each learns of its own transfers."""
     for rank in ranks:
         rank.link = Link()
         rank.worker = OffloadWorker(OffloadSettings(), rank.link, OneRank(), rank.make_pool, at_start=rank.ranks)

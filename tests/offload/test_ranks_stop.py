@@ -32,7 +32,7 @@ def test_ranks_with_different_blocks_refuse_to_start() -> None:
 
 
 def test_ranks_with_different_numbers_of_blocks_refuse_to_start() -> None:
-    """Each rank's own manager gives out numbers of blocks, and rank 0 tells all ranks its own."""
+    """Each rank's own manager gives out numbers of blocks, and rank 0 sends its own to all ranks."""
     meeting = ThreadRanks(RANKS)
     made = [Rank(meeting, rank) for rank in range(RANKS)]
     made[1].pool = made[1].device.empty((9, WORDS), "uint32")

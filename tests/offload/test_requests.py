@@ -41,7 +41,7 @@ def test_each_turn_of_a_conversation_finds_all_before_it(make_bench: MakeBench) 
     for turn in range(1, 7):
         request = Request(turn, list(tokens), max_new_tokens=5)
         whole_before = (len(tokens) - 5) // 4 * 4 if turn > 1 else 0
-        # Of the answer's last token nothing was computed; the new turn brings four tokens of its own.
+        # Nothing was computed for the answer's last token; the new turn brings four tokens of its own.
         assert loaded_by(bench, request) == whole_before
         tokens = [*request.tokens, *range(turn, turn + 4)]
 
@@ -161,8 +161,8 @@ def test_what_upstream_adds_to_blocks_that_are_gone_is_not_believed(make_bench: 
 
 
 def test_a_request_that_came_back_grows_into_nobody_knows_which_block(make_bench: MakeBench) -> None:
-    """Upstream tells the blocks that it adds to as many as there were before. Below that it grows in silence, and its
-    next block may be one that a running transfer uses: once for each such block, nothing runs on."""
+    """Upstream reports only blocks beyond as many as it reported before. Up to there the request grows in silence,
+    and its next block may be one that a running transfer uses: once for each such block, nothing runs on."""
     bench = make_bench()
     side, request = bench.scheduler.side, Request(1, prompt(1, 8))
     for blocks in (range(3), range(10, 12)):  # the second time after preemption

@@ -70,7 +70,7 @@ def test_no_block_ever_holds_a_foreign_or_half_written_value(variant: str) -> No
 
 
 def test_a_step_that_the_device_is_late_with_is_waited_for() -> None:
-    """Stores of a step's blocks are told before the device has begun with it."""
+    """Stores of a step's blocks are announced before the device has begun with it."""
     with offloading("F", HOST_BLOCKS, DEVICE_BLOCKS) as server, Held(server):
         serve(server, REQUESTS, seed=1)
         require_clean(server)

@@ -86,7 +86,7 @@ def test_transfers_that_the_device_has_are_not_looked_at() -> None:
 
 
 def steps_of_ends(number: int) -> tuple[int, int]:
-    """Of the last of so many requests that end in one iteration, and of giving its blocks away after all."""
+    """Count the steps of the last of many requests that end in one iteration, and of giving its blocks away."""
     link = Link()
     link.slots = 4 * MANY
     side = OffloadScheduler(OffloadSettings(log_every_requests=0), 4, link, Switches(None))

@@ -53,7 +53,7 @@ class Rank:
 
 
 def compare(entries: dict[int, dict[str, Any]], size: int, timeout_s: float = TIMEOUT_S) -> dict[int, str]:
-    """Every rank that has an entry takes part; what each was told, "" for agreement."""
+    """Every rank that has an entry takes part; the answer that each got, "" for agreement."""
     world = World(size)
     told: dict[int, str] = {}
 

@@ -1,4 +1,4 @@
-"""`doctor` on the stand-in: the buffers that its builds refill in place, what guards them, and what cannot be told."""
+"""`doctor` on the stand-in: the buffers that its builds refill in place, what guards them, and what cannot be seen."""
 
 import json
 import os

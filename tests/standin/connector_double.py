@@ -1,4 +1,4 @@
-"""A connector that writes down what it is told. Imported by name, from the server's configuration.
+"""A connector that writes down its calls. Imported by name, from the server's configuration.
 
 Build it inside `upstream(...)`: its bases are those of the variant that is imported there.
 """

@@ -1,4 +1,4 @@
-"""Where blocks are few, requests run as upstream's GUARANTEED_NO_EVICT has it, in every variant."""
+"""With few blocks, requests run as upstream's GUARANTEED_NO_EVICT has it, in every variant."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Late V2 managers take connectors, and tell them of layer groups (surface 6.1)."""
+"""Late V2 managers take connectors, and report layer groups to them (surface 6.1)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ V2 = {"kv_cache_config": {"use_kv_cache_manager_v2": True}}
 
 
 class Grouped:
-    """The parts of a scheduler that groups need besides, and what it was told."""
+    """The further parts of a scheduler that groups need, and the calls that it got."""
 
     def update_state_after_alloc_by_layer_group(self: Any, request: Any, groups: list[list[int]]) -> None:
         self.told = [*getattr(self, "told", []), (request.request_id, groups)]

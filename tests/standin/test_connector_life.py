@@ -1,4 +1,4 @@
-"""Requests that a connector loads or saves give up their blocks in time, and it is told (surface 6.2)."""
+"""Requests that a connector loads or saves give up their blocks in time, and it learns of it (surface 6.2)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -34,3 +34,8 @@ def test_no_race_is_worth_what_was_watched(guarded: int, headline: str, verdict:
     assert f"<h1>{headline}</h1>" in text
     assert f'class="verdict {verdict}"' in text
     assert ("says nothing about races" in summary(report(guarded=guarded))) == (guarded == 0)
+
+
+def test_one_is_not_called_many() -> None:
+    assert summary(report(guarded=1)) == "0 races, 0 possible, 0 suppressed; 1 use watched in 1 process"
+    assert "<h1>No race was seen in 1 use of pinned memory.</h1>" in page(report(guarded=1))

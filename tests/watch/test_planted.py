@@ -107,7 +107,7 @@ def test_a_report_that_cannot_be_written_is_bad_usage_after_the_races_are_shown(
     page = tmp_path / ("long" * 100)
     done = watch("integration.gpu.watch.run_planted", "copy_to_device", "racy", "1", options=("--html", str(page)))
     assert done.status == 2
-    assert "1 races, 0 possible" in done.said
+    assert "1 race, 0 possible" in done.said
     assert "it cannot be written: File name too long" in done.said
 
 

@@ -12,7 +12,7 @@ from integration.gpu.watch.ours import KNOWN, statement
 
 STEPS = "60"
 SUPPRESS = ("--suppress", str(KNOWN))
-# What has to be among the statements at fault. H2's gather is a kernel: it runs on a GPU.
+# A text that has to be among the statements at fault. H2's gather is a kernel: it runs on a GPU.
 AT = {
     "offsets-v1": "impl.copy_batch_block_offsets(",
     "inputs": "self.prompt_lens_cpu.numpy()[: len(self.request_ids)] = self.prompt_lens",

@@ -1,1 +1,1 @@
-"""What the native block manager is used for besides a GPU tier: identities of blocks, the index of a host tier."""
+"""Uses of the native block manager besides a GPU tier: identities of blocks, and the index of a host tier."""

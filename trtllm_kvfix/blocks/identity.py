@@ -1,4 +1,4 @@
-"""What makes two prefixes the same: tokens, LoRA adapter, salt, and digests of what images and the like stand for."""
+"""Identity of a prefix: its tokens, LoRA adapter and salt, and digests of images and the like."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What an engine is made of, and which fixes it can run without."""
+"""Configuration of an engine, and the fixes that it can run without."""
 
 from dataclasses import dataclass, field
 

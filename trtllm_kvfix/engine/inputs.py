@@ -59,7 +59,7 @@ class Inputs:
 
 
 class GraphAdapters:
-    """By row, for steps that are replayed. A graph of one copy stands for what torch would have captured with it."""
+    """Adapters by row, for steps that are replayed. A graph of one copy stands for torch's capture of the same step."""
 
     def __init__(self, machine: Machine, config: EngineConfig) -> None:
         self._machine = machine

@@ -1,4 +1,4 @@
-"""Where the engine runs: a device, the stream of its model, and memory that both the device and the model see.
+"""The machine below an engine: a device, the stream of its model, and memory that both see.
 
 On a GPU the model is torch's, on the simulated device numpy's: there a forward pass is a host function in stream order,
 which an event starts and a gate ends. Held work begins when the host waits for it, and not before: every device may be
@@ -93,7 +93,7 @@ class Machine:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """What is enqueued inside goes to the model's stream."""
+        """Send work that is enqueued inside to the model's stream."""
         inner = nullcontext() if self._torch_stream is None else self.xp.cuda.stream(self._torch_stream)
         with on_stream(self.device, self.stream), inner:
             yield

@@ -1,4 +1,4 @@
-"""What runs next: requests that generate, then chunks of prompts, then those that wait, first come first served.
+"""The scheduler: requests that generate come first, then chunks of prompts, then new requests in order of arrival.
 
 Requests are admitted while there is room for their prompts. If there is no room for one more token of each, the last to
 come gives its blocks back and waits again.

@@ -82,7 +82,7 @@ class Publisher:
         return answered
 
     def _answer(self, replay: Any, who: bytes, *rest: bytes) -> int:
-        """How many batches the answer has."""
+        """Send the answer, and return the number of its batches."""
         if len(rest) != 2 or len(rest[1]) != 8:  # not a request: it gets no answer
             return 0
         wanted = [batch for batch in self._kept if batch[0] >= rest[1]]

@@ -94,7 +94,7 @@ class Translator:
         }
 
     def _lora_name(self, lora_id: int | None) -> str | None:
-        """Dynamo tells adapters apart by their names. One without a name must not pass for the model without any."""
+        """Dynamo distinguishes adapters by their names. One without a name must not pass for the model without any."""
         return None if lora_id is None else self._lora_names.get(lora_id, str(lora_id))
 
     def _group(self, window_size: int | None) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Translator:
 
 
 def groups_of(windows: Sequence[int]) -> dict[int | None, dict[str, Any]]:
-    """What is said of each window. A router follows full attention alone: here the largest window."""
+    """Fields that describe each window. A router follows full attention alone: here the largest window."""
     groups: dict[int | None, dict[str, Any]] = {}
     for group, size in enumerate(windows):
         full = size == max(windows)
@@ -130,7 +130,7 @@ def removed(known: Known) -> dict[str, Any]:
 
 
 def extra_keys(event: BlockEvent) -> list[Any] | None:
-    """What else identifies the block: images as (hex digest, offset), and with a prompt's first block the salt."""
+    """Further identity of the block: images as (hex digest, offset), and with a prompt's first block the salt."""
     spans: list[Any] = [(digest.hex(), begin) for begin, _, digest in event.extra_keys]
     salt = salt_text(event.salt)
     return spans + ([salt] if salt is not None and event.parent_hash is None else []) or None

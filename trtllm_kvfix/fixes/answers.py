@@ -22,6 +22,6 @@ def unknown(reason: str) -> Answer:
 
 
 def in_variants(*, needed: str = "", fixed: str = "", absent: str = "") -> Mapping[str, State]:
-    """What a probe should say in each variant: `in_variants(needed="A B", fixed="D")`."""
+    """Return the expected answer of a probe for each variant: `in_variants(needed="A B", fixed="D")`."""
     words = {State.NEEDED: needed, State.FIXED_UPSTREAM: fixed, State.NOT_APPLICABLE: absent}
     return {variant: state for state, variants in words.items() for variant in variants.split()}

@@ -1,4 +1,4 @@
-"""What the budget and the admission need to know of a batch and its managers, in upstream's words."""
+"""Facts about a batch and its managers that the budget and the admission need, in upstream's words."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the bound manager reports about a prompt's reuse, asked in the form that each build answers."""
+"""Ask the bound manager how much of a prompt it will reuse, in the form that each build answers."""
 
 from collections.abc import Callable, Iterator
 from itertools import repeat
@@ -15,7 +15,7 @@ Bound = Callable[[int, int], list[Any]]
 
 
 def cached_tokens(impl: Any, request: Any) -> int | None:
-    """Tokens of the prompt's full blocks that are in the reuse tree now; None where this build or manager cannot tell.
+    """Tokens of the prompt's full blocks that are in the reuse tree now. None if this build or manager cannot say.
 
     The bound methods assert that windows do not vary, which would end the executor's thread: then they are not called.
     """
@@ -59,7 +59,7 @@ def _found(impl: Any, tokens: list[Any], request: Any) -> int:
 
 
 def _bound_tokens_of(request: Any) -> Bound | None:
-    """How to make the prompt's tokens as the bound methods take them; None if this build cannot make them.
+    """Return a function that makes the prompt's tokens as the bound methods take them, or None if this build has none.
 
     A key that is made of ints has them. `get_unique_tokens` makes those of the whole prompt, and some builds of 1.2
     do not bind it.

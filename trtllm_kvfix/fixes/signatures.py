@@ -1,4 +1,4 @@
-"""Whether a function can be called as upstream's own callers call it: what probes ask before they answer `needed`."""
+"""Check that a function takes the calls of upstream's own callers. Probes ask this before they answer `needed`."""
 
 import inspect
 from collections.abc import Callable

@@ -72,7 +72,7 @@ class Bench:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What is enqueued inside runs when the block has ended, and is done when it is left."""
+        """Hold the work that is enqueued inside until the block ends, and finish it before the block is left."""
         gate = self.device.close_gate(self.stream)
         try:
             with on_stream(self.device, self.stream):

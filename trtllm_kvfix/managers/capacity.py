@@ -1,5 +1,4 @@
-"""Which requests may run next, where the manager is ours: upstream's scheduler for that is bound and takes only bound
-managers.
+"""Capacity scheduler for our manager, because upstream's is bound and takes only bound managers.
 
 GUARANTEED_NO_EVICT: a request starts when the blocks up to its last token are free beside those of all requests that
 have started, so no request is ever paused.

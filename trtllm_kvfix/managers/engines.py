@@ -12,7 +12,7 @@ WAY_OUT = "docs/native-manager.md lists what it serves; with `kvfix.manager: ups
 
 
 def objection(settings: Settings, executor: Any) -> str:
-    """Why this engine must not start, or an empty string."""
+    """Return the reason why this engine must not start. Empty if it may."""
     if settings.manager != "native":
         return ""
     return next((f"{SETTING}: {reason}. {WAY_OUT}" for reason in _reasons(executor)), "")

@@ -74,7 +74,7 @@ class KVCacheEvent:
 
 @dataclass
 class _Known:
-    """What the last event said about a cached block."""
+    """A cached block as its last event described it."""
 
     cache_level: int
     priority: int

@@ -1,4 +1,4 @@
-"""How upstream's attention expects the memory of a KV cache to lie. docs/native-manager.md draws it."""
+"""Layout of a KV cache's memory as upstream's attention expects it. docs/native-manager.md draws it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

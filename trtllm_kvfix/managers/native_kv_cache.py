@@ -1,4 +1,4 @@
-"""What upstream's V1 `KVCacheManager` calls `.impl`, backed by our block manager.
+"""The object that upstream's V1 `KVCacheManager` calls `.impl`, backed by our block manager.
 
 Every name here is one that upstream's Python calls, with upstream's arguments. This class decides nothing: keywords.py
 reads the constructor's arguments, books.py keeps the books, memory.py holds the bytes, copies.py moves them.

@@ -82,7 +82,7 @@ def _capacity_scheduler(*args: Any, **kwargs: Any) -> Any:
 
 
 def build_objection(upstream: Upstream) -> str:
-    """Why ours does not serve this build (most often: it has not been run on its Python), or an empty string."""
+    """Return the reason why ours does not serve this build, or an empty string. Mostly it never ran on its Python."""
     if not upstream.binds("refresh_blocks"):
         return "builds of 1.1 are not served: their attention ships the table of offsets itself"
     if upstream.binds("count_reusable_blocks"):

@@ -120,7 +120,7 @@ class Questions:
         return Prefix(prompt, reuse // unit * unit, cached, cached >= whole)
 
     def held_blocks(self, prefix: Prefix) -> int:
-        """How many of its cached blocks a sequence holds."""
+        """Number of its cached blocks that a sequence holds."""
         if not prefix.blocks:
             return 0
         # With one more token the last block is taken as a whole, and only a block for that token is new.

@@ -1,6 +1,6 @@
-"""How long a request wants its blocks kept: upstream's `KvCacheRetentionConfig`.
+"""Retention of a request's blocks, from upstream's `KvCacheRetentionConfig`.
 
-Noted on the request while it is made, under a name that upstream copies to a request's children.
+It is noted on the request while that is made, under a name that upstream copies to a request's children.
 """
 
 from datetime import timedelta

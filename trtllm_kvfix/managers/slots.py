@@ -1,4 +1,4 @@
-"""Where the blocks of live sequences lie on the device: for upstream, a block's number is its slot."""
+"""Slots of live sequences' blocks on the device. For upstream, a block's number is its slot."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -181,7 +181,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         """Blocks are stored whole, once all layers have written them."""
 
     def wait_for_save(self, stream: Any) -> None:
-        """What this step computes is stored with a later one, or when its request finishes."""
+        """No wait is due: blocks that this step computes are stored with a later one, or when the request ends."""
 
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]

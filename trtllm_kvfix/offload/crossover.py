@@ -1,4 +1,4 @@
-"""Whether blocks go by DMA or by the copy kernel: chosen for each direction, once, while the host pool is empty.
+"""Choose between DMA and the copy kernel: once for each direction, while the host pool is empty.
 
 DMA engines take longer to begin a small block than to move it, and cost compute nothing. The kernel moves small blocks
 as fast as large ones, but takes multiprocessors. Which one is faster depends on the machine and on how blocks are laid
@@ -73,7 +73,7 @@ def _ways(device: Device, layout: Layout, pool: HostPool, settings: OffloadSetti
 
 
 def why_no_kernel(device: Device, layout: Layout, pool: HostPool) -> str:
-    """Why the copy kernel cannot move these blocks; empty if it can."""
+    """Return the reason why the copy kernel cannot move these blocks. Empty if it can."""
     if not device.has_kernels:
         return f"{device.name} has no kernels: they are built where nvcc is found"
     if not pool.at_same_address_on_device:

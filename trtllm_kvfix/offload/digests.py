@@ -23,7 +23,7 @@ class Digests:
         self._of_slot.update(zip(chosen, self._pool.digests(chosen), strict=True))
 
     def differing(self, slots: Sequence[int]) -> tuple[int, ...]:
-        """Of these slots, which have just been read, those whose contents have changed since they were filled."""
+        """Return those of the slots just read whose contents have changed since they were filled."""
         known = [slot for slot in self._chosen(slots) if slot in self._of_slot]
         found = self._pool.digests(known)
         return tuple(slot for slot, one in zip(known, found, strict=True) if one != self._of_slot[slot])

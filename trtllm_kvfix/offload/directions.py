@@ -1,4 +1,4 @@
-"""Whether transfers are planned: an operator may switch them off, and they stop if none succeeds."""
+"""Switches for stores and loads: an operator may turn either off, and both stop when no transfer succeeds."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Which blocks of the device running transfers read or write.
+"""Blocks of the device that running transfers read or write.
 
 Upstream may take a block away during a transfer, and give it to another request. Upstream then reports this request.
 Whatever is about to write its blocks must wait for the transfer: a fence.

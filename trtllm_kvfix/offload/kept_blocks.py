@@ -60,7 +60,7 @@ class KeptBlocks:
         return request_id in self._kept
 
     def keeps(self, connector: Any, manager: Any, request: Any) -> bool:
-        """Whether `let_go` frees the blocks later: for a request that upstream ends."""
+        """Whether `let_go` frees the blocks of this request later. It does so for a request that upstream ends."""
         request_id = request.py_request_id
         self._transfers.request_over(request_id)
         if request_id in self._kept:
@@ -176,5 +176,5 @@ def manager_with_connector(resource_manager: Any) -> Any:
 
 
 def is_over(connector: Any, request: Any) -> bool:
-    """Whether it ends and is not paused. A paused request returns under its number, so its sequence cannot be kept."""
+    """Whether the request ends for good. A paused one returns under its number, so its sequence cannot be kept."""
     return bool(request.is_generation_complete_state) or request.py_request_id in ids(connector, "saving")

@@ -1,4 +1,4 @@
-"""Where the blocks of a device lie: one pool of a V1 manager, or one for each layer group."""
+"""Layout of a device's blocks: one pool of a V1 manager, or one for each layer group."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

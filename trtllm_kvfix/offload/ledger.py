@@ -4,7 +4,7 @@
                    |            `--- refused, empty -------^                                    ^
        `--- taken out of the plan before any rank received it ----------------------'
 
-    planned           the scheduler side wants it, and the next step tells every rank
+    planned           the scheduler side wants it, and the next step announces it to every rank
     queued            this rank has received it: it waits in a step, for the porter, or in a lane
     in flight         the device has it, or the remote store
     ended here        this rank is done with it, well or not; others may not be
@@ -63,7 +63,7 @@ class Record:
     since: float | None = None  # when this rank began it, by the clock of `monotonic`
     ends: tuple[Ended, ...] = ()  # what ranks have said
     is_awaited: bool = True  # its end will be reported to upstream
-    # What the next step says of it:
+    # The part of it that the next step announces:
     is_new: bool = False
     is_fence: bool = False
     is_taken_back: bool = False
@@ -242,7 +242,7 @@ class Ledger:
         self._ended_here.append(ended)
 
     def take_ended_here(self) -> list[Ended]:
-        """What the other ranks have not heard of."""
+        """Return the jobs that ended here and that the other ranks have not heard of yet."""
         if not self._ended_here:
             return []
         ended, self._ended_here = self._ended_here, []
@@ -265,7 +265,7 @@ class Ledger:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether any job is."""
+        """Whether any job is still under way."""
         return any(record.is_under_way for record in self._records.values())
 
     def end_everywhere(self, ended: Ended, *, has_scheduler: bool) -> None:

@@ -1,4 +1,4 @@
-"""Whether the machine can hold the host tier of all its ranks, with the arithmetic when it cannot.
+"""Check that the machine can hold the host tier of all its ranks, and show the arithmetic if it cannot.
 
 Pages of a host tier cannot be given back under memory pressure. If it does not fit, the kernel kills a process minutes
 later, without a message; so such a tier is refused at the start.

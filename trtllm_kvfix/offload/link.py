@@ -1,5 +1,7 @@
-"""What the two sides of the connector in one process share. Upstream makes them from the same arguments object, in two
-threads, and passes nothing from the worker side to the scheduler side."""
+"""State that both sides of the connector share within a process.
+
+Upstream makes the sides from the same arguments object, in two threads, and passes nothing from the worker side to the
+scheduler side."""
 
 import threading
 from collections.abc import Callable, Collection

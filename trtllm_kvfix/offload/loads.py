@@ -50,8 +50,10 @@ class Loads:
         self._ledger.plan(job, load)
 
     def plan_forgotten(self, waiting: Collection[int], live: Collection[int]) -> None:
-        """A request may end between the promise of its load and word of its blocks, when there are none. Upstream waits
-        for the load all the same: for one that brings nothing."""
+        """A request may end between the promise of its load and the report of its blocks, and then it has none.
+
+        Upstream waits for the load all the same: for one that brings nothing.
+        """
         forgotten = set(waiting).difference(live)
         if forgotten:
             coming = [*self._ledger.of(LoadJob), *self._ledger.of(FetchJob)]

@@ -104,7 +104,7 @@ class LoopTier:
         self._worker.end_transfers(request.request_id)
 
     def progress(self) -> Progress:
-        """What has ended since the last call."""
+        """Return the transfers that have ended since the last call."""
         self._look()
         seen, self._seen = self._seen, Progress([], {})
         return seen

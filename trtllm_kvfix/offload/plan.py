@@ -1,4 +1,4 @@
-"""What the scheduler side sends to the worker sides: plain values, the same on every rank, that travel by broadcast.
+"""Messages from the scheduler side to the worker sides: plain values, equal on every rank, sent by broadcast.
 
 `blocks` of a job are those of the first layer group, one for each slot, then those of the next. A host slot holds the
 parts of a block from all groups.
@@ -100,7 +100,7 @@ class Ended(NamedTuple):
 
 
 class Late(NamedTuple):
-    """What is sent outside any step, since there may be none: for requests that have finished, or wait to load."""
+    """Message outside any step, because there may be none: for requests that have finished or wait to load."""
 
     step: Step = Step()
     closed: tuple[int, ...] = ()  # requests for which nothing more will be sent

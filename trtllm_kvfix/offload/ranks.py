@@ -53,7 +53,7 @@ class MpiRanks:
 
 
 def agreed(ranks: Ranks, part: Callable[[], T]) -> list[T]:
-    """What `part` returns on each rank. If it raises on one rank, this raises on all; the others name that rank."""
+    """Collect what `part` returns on each rank. If it raises on one, this raises on all; the others name that rank."""
     try:
         mine = Told(part())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What the scheduler side knows about live requests: their tokens, their blocks, and the transfers of each."""
+"""Live requests as the scheduler side knows them: their tokens, their blocks and their transfers."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -126,7 +126,7 @@ class LiveRequest:
         self.due = (blocks + 1) * self.index.tokens_per_block
 
     def worth_storing(self, blocks: int, priority_min: int) -> int:
-        """How many of these leading blocks: all `covered`, and the next ones up to the first of low priority."""
+        """Count the leading blocks worth storing: all `covered`, and the next ones up to the first of low priority."""
         if not self.priorities and priority_min <= PRIORITY_DEFAULT:
             return min(blocks, self.worth)
         for at in range(self.covered, min(blocks, self.worth)):
@@ -192,8 +192,8 @@ def part_of(blocks: list[list[int]], first: int, end: int) -> tuple[int, ...]:
 
 
 def added_blocks(data: Any) -> list[list[int]]:
-    """What a report adds, for each layer group: mostly nothing. Upstream leaves the flat list empty where there are
-    several groups."""
+    """Return the blocks that a report adds, by layer group: mostly none. With several groups, upstream leaves the flat
+    list empty."""
     by_group = getattr(data, "new_block_ids_by_layer_group", None)
     if by_group and len(by_group) > 1:
         return blocks_by_group(by_group)
@@ -201,7 +201,7 @@ def added_blocks(data: Any) -> list[list[int]]:
 
 
 def tokens_computed(request: Any, live: LiveRequest) -> int:
-    """How far a request that ends was computed: up to its position in the prompt, after that all but the last token."""
+    """Count the computed tokens of a request that ends: up to its position in the prompt, then all but the last."""
     position = getattr(request, "context_current_position", None)
     prompt = getattr(request, "prompt_len", None)
     if position is None or prompt is None:

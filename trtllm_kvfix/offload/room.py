@@ -7,11 +7,12 @@ another of them to end.
 
 So while any request loads, or waits for its first step behind a load, those that have not started are shown to the
 scheduler only as far as all that have can still be finished. The others are kept from it altogether: it stops looking
-at the first request without room, and must not stop before one that has blocks. They keep their order, and wait no
-longer than requests that load live: nobody overtakes them who would load anew.
+at the first request without room, and must not stop before one that has blocks. They keep their order. They wait no
+longer than the requests that load now, because no request that would start a new load overtakes them.
 
-A KVCacheManagerV2 promises no request the blocks until its end. Its scheduler takes them as it goes, and in a full pool
-from somebody who has started and waits for no load, and who begins again. So there is nothing to keep.
+A KVCacheManagerV2 promises no request the blocks until its end. Its scheduler takes them as it goes. In a full pool it
+takes them from a request that has started and waits for no load, and that request begins again. So there is nothing to
+keep.
 """
 
 import inspect
@@ -40,7 +41,7 @@ GIVES_WAY = "enable_recompute_pause"
 
 
 class Room:
-    """The room of one cache manager, which upstream tells of later. The executor's thread alone uses it."""
+    """The room of one cache manager, which upstream names later. The executor's thread alone uses it."""
 
     def __init__(self, fuse_of_part: Fuse, voting: Voting) -> None:
         self.manager: Any = None
@@ -87,7 +88,7 @@ class Room:
         return waiting[min(self._fitting(waiting, started, window, blocks) for window, blocks in free.items()) :]
 
     def _fitting(self, waiting: list[Any], started: list[Any], window: int, free: int) -> int:
-        """How many of those that wait have the blocks until their last token, beside those that have started."""
+        """Count the waiting requests whose blocks suffice until their last token, beside those that have started."""
         remaining = self.manager.impl.get_remaining_blocks_to_completion
         left = free - sum(remaining(each, window) for each in started)
         for place, request in enumerate(waiting):
@@ -100,7 +101,7 @@ class Room:
 def sorted_out(
     active: Iterable[Any], loading: Iterable[int], loaded: Iterable[int]
 ) -> tuple[list[Any], list[Any], bool]:
-    """Who waits to start, who has started, and whether any of the latter is one of whom upstream knows too little."""
+    """Sort requests into waiting and started ones. True if upstream knows too little about one that has started."""
     waiting: list[Any] = []
     started: list[Any] = []
     need_room = False

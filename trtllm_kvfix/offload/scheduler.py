@@ -257,7 +257,7 @@ class OffloadScheduler:
         self.ledger.plan(store, self._plan_of(live, first))
 
     def _plan_of(self, live: LiveRequest, first: int) -> Any:
-        """What the end of a store needs to know: it stores the blocks from `first` on."""
+        """Return the plan that the end of a store needs. The store takes the blocks from `first` on."""
 
     def _filled(self, slots: tuple[int, ...], *, well: bool) -> None:
         assert self._index is not None

@@ -1,4 +1,4 @@
-"""What an operator may change while the server runs: a small YAML file, looked at in every iteration.
+"""Switches that an operator may change while the server runs: a small YAML file, looked at in every iteration.
 
     {store: on, load: off, drop: 2}
 

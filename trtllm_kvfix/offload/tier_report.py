@@ -1,4 +1,4 @@
-"""What `trtllm-kvfix status` shows of this rank's host tier: a file beside the attestation of its process.
+"""Report of this rank's host tier for `trtllm-kvfix status`: a file beside the attestation of its process.
 
 It is written when the tier is built, at every transfer that fails on this rank, and when the tier is given back. If it
 cannot be written, because the folder is full or belongs to another user, the log says so, and serving continues.

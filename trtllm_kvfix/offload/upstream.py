@@ -54,12 +54,12 @@ def bases() -> tuple[type[Any], type[Any]]:
 
 
 def is_v2(kv_cache_manager: Any) -> bool:
-    """Whether it is a KVCacheManagerV2, which has its sequences in Python."""
+    """Whether the manager is a KVCacheManagerV2, which has its sequences in Python."""
     return isinstance(getattr(kv_cache_manager, "kv_cache_map", None), dict)
 
 
 def gives_each_rank_a_scheduler() -> bool:
-    """Whether it does so under attention data parallelism. Late connector managers ask connectors for support."""
+    """Whether attention data parallelism has one scheduler per rank. Late managers ask connectors for support."""
     return hasattr(getattr(connector_module(), "KvCacheConnectorManager", None), "validate_attention_dp")
 
 
@@ -78,7 +78,7 @@ def warn_where_nothing_orders_copies(kv_cache_config: Any) -> None:
 def lets_go_of_all() -> bool:
     """Whether the executor unpins every request that `get_finished` returns.
 
-    That of variant A stops after the first, and the blocks of the others stay pinned until the server ends.
+    The executor of variant A stops after the first, and the blocks of the others stay pinned until the server ends.
     """
     if "tensorrt_llm" not in sys.modules:
         return True

@@ -189,7 +189,7 @@ class OffloadWorker:
         return layout
 
     def _is_running(self) -> bool:
-        """Whether the ranks meet to agree: the same on all of them."""
+        """Whether the ranks meet to agree. The answer is the same on all of them."""
         return self._ledger.is_under_way
 
     def _ended_here(self) -> list[Ended]:
@@ -232,7 +232,7 @@ class OffloadWorker:
         transfers.begin(loads, stores, self._stream)
 
     def _note(self, ended: Ended) -> None:
-        """What a rank reports. When all have reported it, no rank uses the blocks of the job any more."""
+        """Note the end that a rank reports. Once all ranks have, none of them uses the job's blocks any more."""
         record = self._ledger[ended.job]
         record.ends = (*record.ends, ended)
         if len(record.ends) < self._ranks.size:

@@ -1,4 +1,4 @@
-"""What is on in this process: the registry, its settings, and the points of upstream at which they take part.
+"""Activation of the overlay in this process: the registry, its settings, and the points of upstream it acts at.
 
 Nothing here runs before TensorRT-LLM is imported or `trtllm_kvfix.enable()` is called. The maker of an `Activation`
 (trtllm_kvfix/process.py) names the fixes and the points, so nothing below knows them.
@@ -87,7 +87,7 @@ class Activation:
             self._apply()
 
     def attestation(self, refusal: str = "") -> attest.Attestation:
-        """What this process runs, and why it must not start, if so."""
+        """Attest what this process runs, and why it must not start, if so."""
         rank, world_size = rank_and_size()
         return attest.Attestation.of(
             self.registry.report(),

@@ -1,4 +1,4 @@
-"""Each process writes down which fixes it runs and over what: for `status`, and for the other ranks to compare."""
+"""Each process writes down its fixes and the upstream below them: for `status`, and for other ranks to compare."""
 
 import sys
 from collections.abc import Mapping

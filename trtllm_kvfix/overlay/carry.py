@@ -1,4 +1,4 @@
-"""How settings reach the processes that this one starts: in variables that begin with TRTLLM, which upstream sends on.
+"""Carry settings to the processes that this one starts, in variables that begin with TRTLLM: upstream sends those on.
 
 This module remembers what we put into the environment, so that we do not later take it for the user's.
 """

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class State(str, Enum):
-    """What a probe found. Only `needed` is applied by itself."""
+    """Answer of a probe. Only `needed` is applied by itself."""
 
     NEEDED = "needed"
     FIXED_UPSTREAM = "fixed-upstream"
@@ -77,7 +77,7 @@ class Fix:
     self_test: Callable[[], None]
     # Observers for the choice `observe` count and change nothing; None where there can be none (fix_ids.BLIND).
     observers: "Callable[[Upstream, FixSettings], Sequence[Replacement]] | None" = None
-    # What the probe should answer in each variant of docs/support.md; tests compare it with the actual answer.
+    # The answer that the probe should give in each variant of docs/support.md; tests compare it with the actual answer.
     expected: Mapping[str, State]
     guards: tuple[Guard, ...] = ()
     # Returns other places that hold or do what the fix replaced. It is called when the fix is applied, and again when a

@@ -1,4 +1,4 @@
-"""When the executor's loop ends with an exception, its flight record is written to a JSON file.
+"""Write the flight record to a JSON file when the executor's loop ends with an exception.
 
 Upstream's exception passes through unchanged.
 """

@@ -1,4 +1,4 @@
-"""What a fix does when its own code fails: it never ends the server, logs once, and after repeated faults stands down.
+"""Fuse of a fix, for faults in its own code: it never ends the server, logs once, and stays off after repeated faults.
 
     def replacement(self, *args, **kwargs):
         try:

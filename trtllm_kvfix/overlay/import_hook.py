@@ -50,7 +50,7 @@ finder = Finder()
 
 
 def install() -> None:
-    """What the hook does at the start of an interpreter. The switch is read when TensorRT-LLM is imported."""
+    """Install the hook at the start of an interpreter. The switch is read when TensorRT-LLM is imported."""
     if finder not in sys.meta_path:
         finder.before["tensorrt_llm"] = _begin
         sys.meta_path.insert(0, finder)

@@ -220,7 +220,7 @@ def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
 def _from_options(
     fixes: Sequence[str], force: bool, manager: str | None, metrics_port: int | None
 ) -> dict[str, tuple[str, str]]:
-    """By variable: the option as errors call it, and its value."""
+    """Return, for each variable, its option as errors name it, and its value."""
     given = {}
     for text in fixes:
         fix_id, equals, choice = text.partition("=")

@@ -1,4 +1,4 @@
-"""Which fixes there are, which this TensorRT-LLM needs, which are on: applied all or none, and taken back."""
+"""Registry of the fixes: which exist, which this TensorRT-LLM needs, which are on. It applies all or none."""
 
 import logging
 import threading
@@ -156,7 +156,7 @@ class Registry:
                 log.warning("%s was loaded again; fix %s is applied again", module, fix_id)
 
     def probe(self, settings: Settings, upstream: Upstream) -> Report:
-        """What `apply` would find, changing nothing; for `doctor`, which looks at a build at rest."""
+        """Report what `apply` would find, without a change. `doctor` uses this on a build at rest."""
         with self._lock:
             answers = {fix.id: _probed(fix, upstream) for fix in self.fixes}
             return self._report(settings, answers)

@@ -1,4 +1,4 @@
-"""Which variant of docs/support.md a release is, as far as that is known. For display only: probes look at features.
+"""Map a release to its variant in docs/support.md, as far as known. For display only: probes look at features.
 
 No release was installed or unpacked where this was written. The source that was read bears no tag, so every row is
 inferred: from dates, and from what pull requests say of releases.

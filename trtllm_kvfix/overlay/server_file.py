@@ -27,7 +27,7 @@ def file_of(document: Any, named: Iterable[Any]) -> Path | None:
 
 
 def settings_of(section: Any, file: Path | None, environ: Mapping[str, str]) -> Settings:
-    """What the section `kvfix:` of the server's file says, below what the environment says."""
+    """Read the section `kvfix:` of the server's file. The environment takes precedence over it."""
     where = f"{file}" if file else "the configuration"
     if file is not None:
         _refuse_repeated(file)

@@ -1,4 +1,4 @@
-"""What the installed TensorRT-LLM offers, asked by features and never by version number.
+"""Features of the installed TensorRT-LLM. They are looked up, never inferred from a version number.
 
 Containers and forks mix cherry-picks, so a version says little; what is there can be looked at.
 """
@@ -67,7 +67,7 @@ class Upstream:
 
     @property
     def v2_module(self) -> ModuleType | None:
-        """Where class KVCacheManagerV2 is defined; in early builds that is the resource manager's module."""
+        """Module that defines class KVCacheManagerV2. In early builds that is the resource manager's module."""
         found = self.first(*V2_PLACES)
         if found is None and self.has(RESOURCE_MANAGER, "KVCacheManagerV2"):
             return self.resource_manager
@@ -99,7 +99,7 @@ class Upstream:
 
     @property
     def creator(self) -> ModuleType | None:
-        """Where the class of manager is chosen."""
+        """Module that chooses the class of manager."""
         return self.module(CREATOR)
 
     @property
@@ -118,7 +118,7 @@ class Upstream:
         return found
 
     def binds(self, method: str) -> bool:
-        """Whether the bound KV-cache manager has it, on whichever of its classes."""
+        """Whether the bound KV-cache manager has this method, on any of its classes."""
         return any(self.has(BINDINGS, f"{owner}.{method}") for owner in BOUND_MANAGERS)
 
     def has(self, module: str | ModuleType | None, dotted: str) -> bool:
@@ -185,7 +185,7 @@ def exists(name: str) -> bool:
 
 
 def _located(name: str) -> ModuleSpec | None:
-    """What the import system would load, asking its finders level by level; its own look-up would run the parents."""
+    """Find what the import system would load. This asks its finders level by level: its own look-up runs parents."""
     parent, _, _ = name.rpartition(".")
     places = None
     if parent:

@@ -6,7 +6,7 @@ proposes the change to the others, and keeps it only if every other rank propose
 whose code failed abstains, keeps upstream's batch and does not wait. Steps are counted alike on all ranks. A step
 without a change sends nothing.
 
-A rank that fails, or loses, three times in a row stands down and tells the others. From then on it counts as an
+A rank that fails, or loses, three times in a row stands down and informs the others. From then on it counts as an
 abstention, so every later vote is lost, and a rank that loses one for this reason stands down with it. So all ranks
 stand down at the same step, after which no change is kept anywhere.
 
@@ -140,7 +140,7 @@ class Voting:
             self.stand_down(f"{self._lost_in_a_row} votes lost in a row: {said}")
 
     def _say_if_possible(self, word: str) -> None:
-        """Tell the other ranks. Where they share no batch, no rank reads it; it is a few words in the life of a
+        """Inform the other ranks. Where they share no batch, no rank reads it; it is a few words in the life of a
         process."""
         try:
             comm = self._find()

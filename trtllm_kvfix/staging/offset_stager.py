@@ -37,7 +37,7 @@ class Route:
         ).ship
 
     def leads(self, table: Any, dst: Any) -> bool:
-        """Whether it leads from the same table to the same destination, both still at the same place."""
+        """Whether the way leads from the same table to the same destination, both still at the same place."""
         same: Any = self._table()
         return same is table and self._dst is dst and self.is_at_its_place(table)
 

@@ -1,4 +1,4 @@
-"""Where this thread enqueues work: a device and one of its streams.
+"""Place at which this thread enqueues work: a device and one of its streams.
 
 On a GPU that is torch's current stream. For memory of our own there is no torch to ask, so the thread names it:
 

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-# What the tables need. In less, rich would cut names, figures and verdicts off, or leave out whole columns.
+# The width that the tables need. In less, rich would cut names, figures and verdicts off, or leave out whole columns.
 COLUMNS_MIN = 80
 
 

@@ -90,7 +90,7 @@ def variables(environ: Mapping[str, str], folder: Path, hold_ms: int | None) -> 
 
 
 def cupti_libraries(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Where CUPTI is installed: wheels of NVIDIA's beside this Python, and toolkits."""
+    """Places where CUPTI may be installed: NVIDIA's wheels beside this Python, and toolkits."""
     for place in sys.path:
         for package in ("nvidia/cu13/lib", "nvidia/cuda_cupti/lib"):
             yield from sorted(Path(place).glob(f"{package}/libcupti.so.1?"))

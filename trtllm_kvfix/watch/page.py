@@ -7,6 +7,7 @@ from shlex import join
 from trtllm_kvfix.pages import filled, paragraphs
 from trtllm_kvfix.watch.races import Race, Stack
 from trtllm_kvfix.watch.report import Report, summary, title, where
+from trtllm_kvfix.words import number_of
 
 LABELS, SPAN, RIGHT = 150, 720, 40  # widths: names of lanes, the time between use and touch, what follows
 WIDTH = LABELS + SPAN + RIGHT
@@ -34,7 +35,7 @@ def headline(report: Report) -> str:
     if not report.races and not uses:
         return "Nothing was watched: the command made no asynchronous use of pinned memory."
     if not report.races:
-        return f"No race was seen in {uses:,} uses of pinned memory."
+        return f"No race was seen in {number_of(uses, 'use')} of pinned memory."
     if len(report.races) == 1:
         return "In one place the host touches what the device still uses."
     return f"In {len(report.races)} places the host touches what the device still uses."
@@ -42,7 +43,7 @@ def headline(report: Report) -> str:
 
 def section(race: Race, number: int, kind: str) -> str:
     tag = "wrong" if kind == "race" else "doubt"
-    times = f"{race.times:,} times in {len(race.pids)} process{'es' if len(race.pids) > 1 else ''}"
+    times = f"{number_of(race.times, 'time')} in {number_of(len(race.pids), 'process', 'processes')}"
     return "\n".join(
         (
             f'<section id="{kind}-{number}">',

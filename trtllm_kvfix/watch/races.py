@@ -1,4 +1,4 @@
-"""What the library wrote about each process: races, notes and numbers; and the races of all processes merged."""
+"""Records of the library about each process: races, notes and numbers; and the races of all processes merged."""
 
 import json
 import re

@@ -6,14 +6,15 @@ from typing import Any
 
 from trtllm_kvfix.watch.races import NUMBERS, Race, Stack, Watched, merged
 from trtllm_kvfix.watch.suppressions import Suppression, split
+from trtllm_kvfix.words import number_of
 
 VERBS = {"read": "read", "write": "wrote", "free": "gave back"}
 UNSEEN = {
-    "dropped": "uses could not be watched: too many at once, or their pages could not be protected",
-    "unwatched_streams": "uses could not be watched: their stream took no flag",
-    "trimmed": "kernels got more pinned memory than is watched of it (64 MiB from the address on)",
-    "pairs_lost": "races found no room in the list",
-    "gave_up": "times a held thread went on because the device did not finish in time",
+    "dropped": ("use", "could not be watched: too many at once, or their pages could not be protected"),
+    "unwatched_streams": ("use", "could not be watched: the stream took no flag"),
+    "trimmed": ("kernel", "got more pinned memory than is watched of it (64 MiB from the address on)"),
+    "pairs_lost": ("race", "found no room in the list"),
+    "gave_up": ("time", "a held thread went on because the device did not finish in time"),
 }
 
 
@@ -37,7 +38,7 @@ class Report:
         races, possible = ([race for race in kept if race.certain is certain] for certain in (True, False))
         notes = [note for process in processes for note in process.notes if note != "watching"]
         numbers = {name: sum(process.numbers[name] for process in processes) for name in NUMBERS}
-        notes += [f"{numbers[name]:,} {text}" for name, text in UNSEEN.items() if numbers[name]]
+        notes += [f"{number_of(numbers[name], noun)} {rest}" for name, (noun, rest) in UNSEEN.items() if numbers[name]]
         unique = list(dict.fromkeys(notes))
         return cls(command, status, held, races, possible, suppressed, unique, numbers, len(processes))
 
@@ -46,7 +47,7 @@ class Report:
 
 
 def title(race: Race) -> str:
-    """What happened, in one sentence."""
+    """The race in one sentence."""
     doing = "reads" if race.device == "reads" else "writes"
     touched = f"{VERBS[race.touch]} it" if not race.how else f"{VERBS[race.touch]} it by {race.how}()"
     if race.certain:
@@ -84,14 +85,15 @@ def race_lines(heading: str, race: Race) -> Iterator[str]:
 
 
 def summary(report: Report) -> str:
+    races, uses = number_of(len(report.races), "race"), number_of(report.numbers["guarded"], "use")
+    processes = number_of(report.processes, "process", "processes")
     text = (
-        f"{len(report.races)} races, {len(report.possible)} possible, {len(report.suppressed)} suppressed; "
-        f"{report.numbers['guarded']:,} uses watched in {report.processes} processes"
+        f"{races}, {len(report.possible)} possible, {len(report.suppressed)} suppressed; {uses} watched in {processes}"
     )
     if not report.numbers["guarded"]:
         text += ": no use of pinned memory was seen, so this says nothing about races"
     if report.numbers["steps"]:
-        text += f", pages open for a neighbour {report.numbers['steps']:,} times"
+        text += f", pages open for a neighbour {number_of(report.numbers['steps'], 'time')}"
     return text
 
 

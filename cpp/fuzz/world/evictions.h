@@ -1,6 +1,6 @@
-// Which block goes next. This server is so small and so punctual that docs/block-manager.md, section 6, leaves nothing
-// open: prompts are whole blocks and one token, and every copy ends within its step. So each block that goes, according
-// to the events, can be compared with the one that had to go.
+// Predicts which block goes next. This server is so small and so punctual that docs/block-manager.md, section 6, leaves
+// nothing open: prompts are whole blocks and one token, and every copy ends within its step. So each block that goes,
+// according to the events, can be compared with the one that had to go.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class Evictions {
   public:
     explicit Evictions(std::uint64_t seed);
     void step();
-    // How many blocks were compared with the ones that had to go.
+    // The number of blocks that were compared with the ones that had to go.
     std::uint64_t seen() const { return seen_; }
 
   private:
@@ -87,7 +87,7 @@ class Evictions {
         Path path;
         bool primary;
     };
-    std::map<BlockHash, Told> told_;  // what events have reported
+    std::map<BlockHash, Told> told_;  // reports of the events
     std::uint64_t seen_ = 0;
 };
 

@@ -98,7 +98,7 @@ bool Evictions::take_host_slot() {
     return true;
 }
 
-// Drops a block with everything below it. A block that somebody holds continues as the holder's own.
+// Drops a block with everything below it. A block that is held continues as the holder's own.
 void Evictions::drop(const BlockPtr& block) {
     Going gone{.to_host = false, .blocks = {}};
     const Path top = block->path;

@@ -1,9 +1,9 @@
-// The bytes of every slot, as if somebody ran the copies. A cell stands for one token in one slot. Its value spells the
+// The bytes of every slot, as if the copies were run. A cell stands for one token in one slot. Its value spells the
 // whole prefix up to that token, so that a wrong byte anywhere before shows as a wrong cell.
 //
 // Copies run as badly as the contract allows. An offload is read when its ticket is taken, because its source belongs
 // to the next owner at once. The source of an onboard or a copy is locked until the ticket ends, and is compared again
-// then. What is written appears when the ticket ends; if it was lost, there is garbage.
+// then. The written bytes appear when the ticket ends; if they were lost, there is garbage.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What requests ask for, and what the cache must hold for each of their tokens.
+// The prompts of requests, and the values that the cache must hold for each of their tokens.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct Live {
     std::uint32_t chunk = ~0U;         // the most tokens of its prompt that are reserved at a time
     bool undisturbed = true;           // nothing has been pinned or on its way when it grew
     std::uint32_t known = 0;           // leading positions whose tokens the manager knows
-    std::uint32_t told = 0;            // leading positions that the manager was told are computed
+    std::uint32_t told = 0;            // leading positions that were reported to the manager as computed
     std::uint32_t offered = 0;         // leading positions that a live store may have given to others
     std::uint32_t written = 0;         // leading positions that are computed
     std::uint32_t spoiled_from = ~0U;  // positions from there on were computed from lost bytes
@@ -43,7 +43,7 @@ struct Live {
     RequestId id() const { return request->id; }
     std::uint32_t beams() const { return request->beam_width; }
     std::uint32_t prompt_length() const { return request->num_tokens(); }
-    // Where the tokens that growth brings begin.
+    // The position at which the tokens that growth brings begin.
     std::uint32_t end() const { return std::max(length, prompt_length()); }
     std::uint64_t content(std::uint32_t position, std::uint32_t beam) const;
 };

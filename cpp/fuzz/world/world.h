@@ -202,7 +202,7 @@ class World {
     std::vector<Pin> pins_;
     std::map<BlockId, std::size_t> ids_seen_;  // block ids, and the window of each
     std::vector<BlockHash> hashes_seen_;
-    bool queued_ = false;  // transfers may wait that nobody has taken
+    bool queued_ = false;  // transfers may wait that were not taken yet
     std::uint64_t onboards_promised_ = 0;
     std::uint32_t writers_ = 0;
     std::int64_t now_ms_ = 0;

@@ -146,7 +146,7 @@ void World::compute(Live& live) {
     live.written = end;
 }
 
-// Whatever others did since, the slots hold what the request has computed or reuses.
+// Checks that the slots still hold what the request has computed or reuses, whatever others did since.
 void World::verify(const Live& live) {
     if (queued_) {
         return;  // some of what it reuses may still have to arrive
@@ -225,7 +225,7 @@ void World::end(Ticket ticket, bool fail) {
         note_spoiled(live, flight);
     }
     for (auto& [id, away] : suspended_) {
-        note_spoiled(away.live, flight);  // what had not arrived left its window, so the request could be suspended
+        note_spoiled(away.live, flight);  // blocks on their way left the window, so the request could be suspended
     }
     const auto outcome = twins_.change([&](BlockManager& manager) { return manager.fail(ticket); });
     promise(bool(outcome), "a ticket cannot be failed");

@@ -1,4 +1,4 @@
-// How requests grow, shrink and report what they have computed.
+// Requests grow, shrink and report what they have computed.
 #include <algorithm>
 #include <iterator>
 
@@ -131,7 +131,7 @@ void World::add_tokens(Growth growth) {
     }
     const auto given = with_tokens ? std::optional<std::span<const TokenId>>(tokens) : std::nullopt;
     const Promise room = room_for(growth);
-    for (auto& [id, live] : live_) {  // somebody else may have had to do without what a pin holds
+    for (auto& [id, live] : live_) {  // another request may have had to do without what a pin holds
         live.undisturbed = live.undisturbed && pins_.empty() && all_settled();
     }
     tell([&] {

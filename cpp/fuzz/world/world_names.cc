@@ -1,4 +1,5 @@
-// What is stored, moved and forgotten by name: live stores, block hashes, asked-for copies to host, conversations and tenants.
+// Blocks are stored, moved and forgotten by name: live stores, block hashes, asked-for copies to host, conversations
+// and tenants.
 #include <algorithm>
 
 #include "fuzz/world/world.h"
@@ -50,7 +51,7 @@ void World::store_live() {
     live->told = std::max(live->told, computed);
     const std::uint32_t good = std::min(live->told, live->known);
     live->offered = std::max(live->offered, good - good % block_tokens());
-    Live stored = *live;  // what is found before blocks leave
+    Live stored = *live;  // the sequence as found before blocks leave
     leave_windows(*live, live->told);
     stored.left = live->left;
     stored.truth.tokens.resize(stored.known);

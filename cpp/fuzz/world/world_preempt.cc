@@ -96,7 +96,7 @@ void World::resume() {
     onboards_promised_ += outcome.answer[0];
     queued_ = queued_ || outcome.answer[0] != 0;
     Live& live = live_.emplace(id, std::move(away->live)).first->second;
-    live.writer = ++writers_;  // what it wrote before stays valid, even if the copies that bring it back are lost
+    live.writer = ++writers_;  // its earlier writes stay valid, even if the copies that bring them back are lost
     suspended_.erase(id);
     held_by(live);
     verify(live);

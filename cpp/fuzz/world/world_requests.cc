@@ -1,4 +1,4 @@
-// How requests come and go.
+// Requests come and go.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -132,7 +132,7 @@ void World::expect_batch(const BatchAdmission& answer, const std::vector<Ask>& b
 }
 
 // `computed` tokens go to the `count` requests before it. Beside others, a request may reuse only whole blocks. If that
-// would leave nobody, the first request is admitted as if it were alone, and no other is.
+// would leave no request, the first is admitted as if it were alone, and no other is.
 void World::expect_deferral(const std::vector<Ask>& batch, const std::vector<std::uint32_t>& promised,
                             std::uint64_t budget, std::size_t count, std::uint64_t computed) const {
     const auto most_computed = [&](std::size_t i) {

@@ -1,5 +1,5 @@
-// Requests that a scheduler asks about repeatedly before they are admitted. What the manager remembers of the first
-// answer must not change a later one.
+// Requests that a scheduler asks about repeatedly before they are admitted. The manager's memory of the first answer
+// must not change a later one.
 #include <memory>
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kWaitingMost = 4;
 constexpr std::uint32_t kLongestPrompt = 64;
 
-// A copy of the request that nobody has asked about.
+// A copy of the request about which no question was asked.
 RequestPtr copy_of(const Request& request) {
     return std::make_shared<const Request>(request.id, request.tokens, request.beam_width, request.lora_id,
                                            request.salt, request.extra_keys, request.retention);

@@ -1,4 +1,4 @@
-// What the tests against the fake driver share.
+// Common parts of the tests against the fake driver.
 #pragma once
 
 #include <gtest/gtest.h>

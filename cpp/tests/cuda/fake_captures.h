@@ -1,11 +1,11 @@
-// What a thread that captures a CUDA graph as torch does by default forbids to the others.
+// Calls that a thread forbids to the others while it captures a CUDA graph as torch does by default.
 #pragma once
 
 #include <string>
 
 namespace kvfix::fake {
 
-// What a thread calls to leave the captures of others, or to ask what no capture touches.
+// Calls that leave the captures of others, or that ask what no capture touches.
 inline bool is_for_everybody(const std::string& name) {
     return name.starts_with("cuCtx") || name.starts_with("cuDevice") || name == "cuInit" ||
            name == "cuThreadExchangeStreamCaptureMode";

@@ -34,7 +34,7 @@ struct State {
     int version = cuda::kVersion13_0;
     int gpus = 1;
     int compute_major = 9;
-    std::map<std::string, cuda::Result> answers;  // what a call answers instead of working
+    std::map<std::string, cuda::Result> answers;  // answers of calls that do not work
     std::string absent;                           // an entry point that this driver does not have
 
     // Read by tests.
@@ -42,17 +42,17 @@ struct State {
     std::map<std::uintptr_t, std::size_t> registered;  // address and exact size
     unsigned register_flags = 0;
     std::vector<StreamWait> waits;
-    int access_order = 0;  // of the last batch
+    int access_order = 0;  // order of the last batch
     std::size_t attribute_sets = 0;
     std::size_t first_copy = 99;
     int contexts_retained = 0;
-    int shared_bytes_max = 0;          // that a kernel was allowed
-    unsigned shared_bytes = 0;         // of the last launch
+    int shared_bytes_max = 0;          // bytes that a kernel was allowed
+    unsigned shared_bytes = 0;         // bytes of the last launch
     cuda::Stream capturing = nullptr;  // the stream whose copies are noted instead of run
     int capture_mode = -1;
     bool captured_elsewhere = false;       // another thread captures, and forbids every call that may disturb it
-    bool capture_spoilt = false;           // somebody made such a call all the same
-    std::vector<std::string> in_captures;  // what threads called meanwhile that had not left it, refused or not
+    bool capture_spoilt = false;           // such a call was made all the same
+    std::vector<std::string> in_captures;  // calls meanwhile of threads that had not left it, refused or not
     std::size_t graphs = 0;                // that exist: captured ones and launchable ones
 
     bool called(const std::string& name) const;

@@ -1,4 +1,4 @@
-// What the handles of the fake driver stand for. The lock of the driver's state guards them.
+// Objects behind the handles of the fake driver. The lock of the driver's state guards them.
 #pragma once
 
 #include <list>
@@ -13,7 +13,7 @@ struct FakeEvent {
     std::vector<StreamWait> waits;
 };
 
-// What was captured, and the graph that is made of it.
+// The captured copies, and the graph that is made of them.
 using FakeGraph = std::vector<Copied>;
 
 // Kept until the next test, because a broken driver never gives some of them back.

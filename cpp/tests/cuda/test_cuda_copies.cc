@@ -1,4 +1,4 @@
-// Which driver call a copy becomes.
+// The driver call that a copy becomes.
 #include <gtest/gtest.h>
 
 #include <algorithm>

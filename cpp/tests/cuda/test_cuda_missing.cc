@@ -1,4 +1,4 @@
-// What a machine without a GPU sees: the program runs, and opening a GPU says what is missing.
+// A machine without a GPU: the program runs, and opening a GPU says what is missing.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -1,4 +1,4 @@
-// What the device tests share: a device, memory of int32 words, and a CPU that writes racily.
+// Common parts of the device tests: a device, memory of int32 words, and a CPU that writes racily.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -192,7 +192,7 @@ TEST_F(SimHazardTest, ABarrierMakesAStoreWaitForTheWriter) {
 INSTANTIATE_TEST_SUITE_P(BothOrders, SimStoreTest, ::testing::Values(SourceOrder::stream, SourceOrder::any),
                          [](const auto& order) { return order.param == SourceOrder::any ? "any" : "stream"; });
 
-// How often a batch behind a closed gate shows what its source held at the call, instead of at execution.
+// Counts how often a batch behind a closed gate shows what its source held at the call, instead of at execution.
 class SimSourceOrderTest : public SimHazardTest {
   protected:
     int early_reads(SourceOrder order) {

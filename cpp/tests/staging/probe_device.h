@@ -1,4 +1,4 @@
-// The simulated device with extras for tests of staging: a step that runs at the moment when somebody begins to wait
+// The simulated device with extras for tests of staging: a step that runs at the moment when a thread begins to wait
 // (so that a test shows a wait without timing one), launches that fail at the call, no kernels if so asked, and a watch
 // on events.
 #pragma once
@@ -44,7 +44,7 @@ class ProbeDevice final : public Device {
         const std::lock_guard guard(mutex_);
         return batches_;
     }
-    // How often an event was recorded while its last record was pending.
+    // The number of times that an event was recorded while its last record was pending.
     std::uint64_t events_shared() const { return events_shared_; }
 
     std::string name() const override { return sim_.name(); }

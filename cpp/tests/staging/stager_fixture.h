@@ -1,5 +1,5 @@
-// What the tests of the stagers share: a live table in pinned memory, and destinations with the values that they should
-// hold.
+// Common parts of the tests of the stagers: a live table in pinned memory, and destinations with the values that they
+// should hold.
 #pragma once
 
 #include <numeric>

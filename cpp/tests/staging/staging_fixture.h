@@ -1,4 +1,5 @@
-// What the staging tests share: a probe device with two streams, memory of int32 words, and gates that a wait opens.
+// Common parts of the staging tests: a probe device with two streams, memory of int32 words, and gates that a wait
+// opens.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,8 +23,8 @@ namespace kvfix {
 
 inline std::uintptr_t address_of(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory); }
 
-// Staging keeps a buffer for good if nobody knows whether the device still reads it. Memory that is allocated during
-// the life of this object may be kept; every other leak is an error.
+// Staging keeps a buffer for good if the device may still read it. Memory that is allocated during the life of this
+// object may be kept; every other leak is an error.
 class KeepsMemoryOnPurpose {
   public:
     KeepsMemoryOnPurpose() { ignore_leaks(true); }
@@ -65,7 +66,7 @@ class StagingTest : public ::testing::Test {
                                      .value = static_cast<std::uint32_t>(value)},
                            on);
     }
-    // Holds the stream until somebody waits for an event or synchronizes. `opened` counts how often that has happened.
+    // Holds the stream until a thread waits for an event or synchronizes. `opened` counts how often that has happened.
     void hold_until_wait(StreamHandle on) {
         probe.at_next_wait([this, gate = probe.close_gate(on)] { open(gate); });
     }

@@ -1,4 +1,4 @@
-// Early copies: who may write to the table when, and what happens to a shipment whose copy is late or fails.
+// Early copies: when the caller may write to the table, and what happens to a shipment whose copy is late or fails.
 #include <thread>
 
 #include "tests/staging/stager_fixture.h"
@@ -51,7 +51,7 @@ TEST_F(EarlyCopy, OneThatIsLateGoesAsASnapshotAndHoldsNobodyUp) {
     EXPECT_EQ(stager->stats().late_copies, 1U);
     EXPECT_EQ(stager->stats().staged_bytes, bytes_of(3));
     probe.open_gate(busy);
-    probe.synchronize(copies);  // it reads a table that belongs to somebody else by now
+    probe.synchronize(copies);  // it reads a table that belongs to another owner by now
     probe.synchronize(stream);
     expect_arrived(to);
 }

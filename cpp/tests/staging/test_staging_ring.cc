@@ -243,7 +243,7 @@ TEST_F(StagingRingTest, DrainingWaitsForTheRestWhenOneHasFailed) {
     probe.at_next_wait([&] { probe.at_next_wait([&] { probe.open_gate(held_on); }); });
     EXPECT_CONTAINS(error_of([&] { ring->drain(); }), "on request");
     EXPECT_EQ(values(second), all(kWords, 2));
-    ring->drain();  // the failure has been told
+    ring->drain();  // the failure has been reported
 }
 
 }  // namespace

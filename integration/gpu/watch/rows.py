@@ -29,7 +29,7 @@ LIMIT_S = 180
 POSSIBLE = planted.POSSIBLE | planted_torch.POSSIBLE
 PROGRAMS = {"driver": list(planted_graphs.ALL_CASES), "torch": list(planted_torch.TORCH_CASES)}
 PROGRAMS["all"] = PROGRAMS["driver"] + PROGRAMS["torch"]
-# What happens to the result of these depends on the driver, not on the touch.
+# The result of these depends on the driver, not on the touch.
 NO_OUTCOME = {"by_cuMemFreeHost", "by_cuMemHostUnregister"}
 FILES = {Path(module.__file__ or "").name for module in (planted, planted_graphs, planted_torch, planted_touches)}
 

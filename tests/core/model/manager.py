@@ -199,7 +199,7 @@ class ModelManager:
 
     def analyze_prefix_reuse(self, request: Request, chunk: int | None = None) -> PrefixReuse:
         plan = plan_batch(self.state, [request], chunk)[0]
-        with suppress(OutOfBlocks):  # one that does not fit at all may be told what it would find
+        with suppress(OutOfBlocks):  # one that does not fit at all may still ask what it would find
             fit(self.state, [plan])
         blocks = [block for w in range(len(self.state.windows)) for block in plan.found(w)]
         in_primary = sum(block.slots["primary"] is not None for block in blocks)

@@ -55,7 +55,7 @@ class Block:
 
     def held(self, tier: Tier) -> bool:
         """Whether something other than the tree keeps the slot."""
-        # What is claimed while only in host must stay there until it has been copied up.
+        # A block that is claimed while only in host must stay there until it has been copied up.
         in_use = tier == "primary" or self.slots["primary"] is None
         owned = in_use and (self.refs > 0 or self.claims > 0)
         return owned or self.in_flight[tier] or self.pins[tier] > 0 or self.locks[tier] > 0 or self.kept(tier)

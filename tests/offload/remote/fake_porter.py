@@ -83,7 +83,7 @@ class FakePorter:
 
 
 def planted(patch: pytest.MonkeyPatch, memory: dict[Key, bytes]) -> None:
-    """Whoever starts a connector from now on has a FakePorter in it, and a remote tier in its settings."""
+    """A connector that starts from now on has a FakePorter in it, and a remote tier in its settings."""
     pools: list[Any] = []
     noting = worker.RemoteWorker._noting_the_pool
 

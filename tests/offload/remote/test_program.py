@@ -109,7 +109,7 @@ def test_blocks_come_back_as_they_were_put(bench: Bench) -> None:
 def test_a_block_that_changed_in_the_store_is_bad_and_one_that_is_gone_is_missing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """However many blocks a call has, and however many threads check it."""
+    """This holds for any number of blocks in a call, and of threads that check it."""
     monkeypatch.setattr(program, "BATCH_BLOCKS_MAX", at_once)
     bench.answer(Put(1, KEYS, HERE))
     first, second, third, fourth = bench.store.objects

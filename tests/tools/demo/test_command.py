@@ -72,7 +72,7 @@ def test_interrupted_before_the_first_scene_claims_nothing(monkeypatch: pytest.M
     monkeypatch.setattr(command, "play", interrupted)
     result = run("--fix", "graph-inputs=off")
     assert result.exit_code == EXIT_INTERRUPTED
-    assert result.stdout.splitlines()[-1] == "Interrupted after 0 of 1 scenes. Nothing was shown."
+    assert result.stdout.splitlines()[-1] == "Interrupted after 0 of 1 scene. Nothing was shown."
 
 
 def test_json_is_the_report() -> None:

@@ -1,4 +1,4 @@
-"""Counts of replays that stepped through every iteration and told every token by itself: `figures.json`.
+"""Counts of replays that stepped through every iteration and reported every token by itself: `figures.json`.
 
 Written once, by `python -m tests.tools.replay.figures` at the commit before iterations were passed over. To write it
 again is to say that the model itself has changed.

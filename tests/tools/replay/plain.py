@@ -1,5 +1,5 @@
 """The scheduler of docs/replay.md once more, as plainly as it can be said: every iteration is stepped through, and all
-tokens are told in it. The replay's own is native and passes over iterations; both must count the same."""
+tokens are reported in it. The replay's own is native and passes over iterations; both must count the same."""
 
 from collections import deque
 from collections.abc import Sequence

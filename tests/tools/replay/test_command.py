@@ -42,6 +42,20 @@ def test_compare_ends_by_saying_in_words_what_was_shown() -> None:
     )
 
 
+def test_one_request_is_not_called_all_of_them(tmp_path: Path) -> None:
+    trace = tmp_path / "one.jsonl"
+    trace.write_text(TINY.read_text().splitlines()[0] + "\n")
+    sizes = ("--max-batch-size", "1", "--max-num-tokens", "2048")
+    said = run(trace, *sizes).stdout.splitlines()
+    assert "; at most 1 sequence and 2,048 tokens an iteration" in said[1]
+    assert said[-1] == (
+        "In a batch: 0 of 1 iteration exceeded the budget of 2,048 tokens, and the 1 request reused exactly what had "
+        "been estimated."
+    )
+    refused = run(trace, "--blocks-primary", "2").stdout.splitlines()
+    assert refused[-1].startswith("NOTHING RAN: the 1 request needs more than the 2 primary blocks ")
+
+
 def test_a_trace_is_replayed_with_the_sizes_that_were_asked_for() -> None:
     model = ("--layers", 32, "--kv-heads", 8, "--head-dim", 128)
     report = report_of(
@@ -176,7 +190,7 @@ def test_bad_lines_are_refused_or_counted(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "line 8: EOF while parsing" in refused.output
     assert report_of(path, "--skip-bad")["lines_bad"] == 1
-    assert "1 bad lines were left out" in run(path, "--skip-bad").stdout
+    assert "1 bad line was left out" in run(path, "--skip-bad").stdout
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_ctrl_c_ends_the_run_with_what_was_counted() -> None:
 
 
 def test_ctrl_c_is_heard_between_two_native_calls() -> None:
-    """However long a request goes on, and whatever else waits."""
+    """Ctrl-C is heard however long a request goes on, and whatever else waits."""
     calls: list[int] = []
     made = workload([cold(1, 10, answer=100_000)])
     replay = Replay(made, shape(blocks_primary=4000))

@@ -61,7 +61,7 @@ def test_every_fix_holds_on_every_build(monkeypatch: pytest.MonkeyPatch, variant
         if state is not State.NEEDED:
             assert each["verdict"] == ("skipped" if state is State.NOT_APPLICABLE else "holds")
             continue
-        # From B2 on, only what has been computed is stored, and nothing that Python sees tells.
+        # From B2 on, only computed blocks are stored, and Python sees no sign of it.
         alone = "right" if each["name"] == "chunks-shared" and variant not in ("A", "B") else "wrong"
         assert each["verdict"] == "holds"
         assert each["arms"]["off"]["result"] == alone

@@ -20,7 +20,7 @@ from trtllm_kvfix.tools.verify.outcome import (
 
 
 class RecordedSnapshot(DroppedSnapshot):
-    """Looks like the broken repair, but tells the allocator of the kernel, as a copy of the framework would."""
+    """Looks like the broken repair, but records the kernel with the allocator, as a copy of the framework would."""
 
     def ship(self, table: PinnedArray, rows: Rows, destination: DeviceArray, stream: int) -> None:
         snapshot = self.allocator.take(SHAPE, "int32")

@@ -95,7 +95,7 @@ def test_a_page_that_cannot_be_written_is_bad_usage_after_the_results_are_shown(
     path = tmp_path / ("long" * 100)
     result = run("--case", "graph-inputs", "--html", path)
     assert result.exit_code == 2
-    assert "in 1 of 1 cases the control corrupts" in result.stdout
+    assert "in 1 of 1 case the control corrupts" in result.stdout
     assert f"--html is '{path}': it cannot be written: File name too long" in result.stderr
 
 

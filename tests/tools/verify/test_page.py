@@ -126,7 +126,7 @@ def test_the_arms_of_a_case_share_their_scale() -> None:
 
 def test_failures_are_in_the_headline_and_names_are_escaped() -> None:
     text = page(report(outcome(arm(corrupt=0), arm()), name="<b>GPU</b>"))
-    assert "On a simulated device, 1 of 1 cases do not show what they should." in text
+    assert "On a simulated device, 1 of 1 case does not show what it should." in text
     assert "VACUOUS: a-case" in text
     assert "<b>GPU</b>" not in text
     assert "&lt;b&gt;GPU&lt;/b&gt;" in text

@@ -1,1 +1,1 @@
-"""Where sequences are added one by one, those that evict least go first (H3)."""
+"""Admission order: where upstream adds sequences one by one, those that evict least go first (H3)."""

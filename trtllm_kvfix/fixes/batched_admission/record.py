@@ -1,4 +1,4 @@
-"""Where sequences are added one by one, those that evict least go first, and what was reused is measured (H3)."""
+"""Record of the fix that admits sequences in order of their evictions and measures their reuse (H3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ def probe(up: Upstream) -> Answer:
 
 
 def _strange(up: Upstream) -> str:
-    """What does not look as the fix expects it, or nothing."""
+    """Describe what differs from the code that the fix expects. Empty if nothing does."""
     if not takes(up, up.attribute(RESOURCE_MANAGER, PREPARE), SELF, scheduled_batch=SELF):
         return f"{PREPARE} does not take a batch"
     if not takes(up, up.attribute(RESOURCE_MANAGER, ENTERS), SELF, SELF):

@@ -162,7 +162,7 @@ def has_more_to_compute(request: Any) -> bool:
 
 
 def has_computed_nothing(request: Any) -> bool:
-    """Whether the position is where reuse and a load have put it. What was reused is in the tree already."""
+    """Whether the position is still where reuse and a load have put it. The reused part is in the tree already."""
     return bool(request.is_first_context_chunk and has_more_to_compute(request))
 
 

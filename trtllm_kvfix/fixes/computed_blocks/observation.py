@@ -1,9 +1,9 @@
-"""Whether this build's `store_context_blocks` goes by the position, as it does since T#12673. No name shows it.
+"""Find out whether this build's `store_context_blocks` goes by the position, as it does since T#12673.
 
-The test takes a prompt that has been computed to its end, so whatever is stored meanwhile is right. It sets the
-position back to what the tree has already, stores the prompt, and looks at the tree. If nothing was added, and
-something is with the true position, the build goes by the position. Until that was seen, and where it cannot be, the
-fix assumes that the build does not.
+No name shows it. The test takes a prompt that has been computed to its end, so whatever is stored meanwhile is right.
+It sets the position back to what the tree has already, stores the prompt, and looks at the tree. If nothing was added,
+and something is with the true position, the build goes by the position. Until that was seen, and where it cannot be,
+the fix assumes that the build does not.
 """
 
 from collections.abc import Callable

@@ -50,7 +50,7 @@ def stores_by_position(up: Upstream) -> bool:
 
 
 def _strange(up: Upstream, called: Mapping[str, int], read: Sequence[str]) -> str:
-    """What does not look as the fix expects it, or nothing."""
+    """Describe what differs from the code that the fix expects. Empty if nothing does."""
     for name, count in called.items():
         owners = [owner for owner, method in _methods(up) if method == name]
         if not owners:
@@ -79,7 +79,7 @@ def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]
 
 
 def holds_for(up: Upstream, impl: Any) -> bool:
-    """Whether a request of this manager may be cut short: only what was computed will be offered for reuse."""
+    """Whether a request of this manager may be cut short, so that only computed blocks are offered for reuse."""
     if stores_by_position(up) or probe(up).state is not State.NEEDED:
         return True
     method = getattr(type(impl), "remove_sequence", None)

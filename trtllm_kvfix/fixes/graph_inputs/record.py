@@ -23,7 +23,7 @@ HAND_OUT = f"{TABLES}.get_moe_slot_inputs"
 ASSIGN, POINT = f"{TABLES}.update_sorted_indices", f"{TABLES}.update_weight_pointers"
 REPLAY, CAPTURE = "CUDAGraphRunner.replay", "CUDAGraphRunner.capture"
 
-# What upstream passes behind `self`: so many by their places, and these by name.
+# Arguments that upstream passes behind `self`: so many by their places, and these by name.
 CALLS: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     (LORA_PARAMS, HAND_OUT, 2, ()),
     (LORA_PARAMS, ASSIGN, 1, ("tokens_per_seq",)),
@@ -66,7 +66,7 @@ def _around(fence: ReplayFence) -> Sequence[Replacement]:
 
 
 class _Tables:
-    """What a graph is handed; the rest of upstream's class does not matter here."""
+    """The part of upstream's class that a graph receives; the rest does not matter here."""
 
 
 def self_test() -> None:

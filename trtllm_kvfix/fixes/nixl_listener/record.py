@@ -71,7 +71,7 @@ def _named(function: ast.expr) -> str:
 
 
 def _fits(up: Upstream, make: Any, call: ast.Call) -> bool:
-    """Where it passes lists or dictionaries on, its arguments are not known before the call."""
+    """If the call unpacks lists or dictionaries, its arguments are not known before it runs."""
     named = [keyword.arg for keyword in call.keywords]
     if None in named or any(isinstance(argument, ast.Starred) for argument in call.args):
         return True

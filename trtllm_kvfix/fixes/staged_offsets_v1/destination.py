@@ -67,8 +67,8 @@ class StagedDestination:
             self._stager.settle()
 
     def receive(self, index: Any, source: Any) -> Any:
-        """Where upstream copies out of the live table, take a snapshot and return None; else return the source to copy
-        from, which is not written before the copy is done."""
+        """If upstream copies out of the live table, take a snapshot and return None. Otherwise return the source of the
+        copy, which is not written before the copy is done."""
         offset = source.data_ptr() - self._address
         if offset == 0 and self._pools == 1 and self._stager is not None and _is_plain(index):
             self._ship(index[1].stop)  # the usual case

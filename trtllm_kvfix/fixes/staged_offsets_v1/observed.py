@@ -25,8 +25,10 @@ class ObservedDestination:
         return getattr(self.tensor, name)
 
     def shipment(self) -> Shipment | None:
-        """When upstream's method has returned; the table still holds what was meant. None where it did anything but
-        copy the same rows of every pool to their own places."""
+        """Return the copies that upstream's method made, while the table still holds the intended rows.
+
+        None if it did anything but copy the same rows of every pool to their own places.
+        """
         pools, rows_max, planes, blocks = self._table.shape
         pool_bytes = rows_max * planes * blocks * WORD_BYTES
         parts = [

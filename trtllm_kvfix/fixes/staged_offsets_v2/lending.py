@@ -27,7 +27,7 @@ LENDER = "_kvfix_lender"  # on the manager; goes with it
 
 
 class Lender:
-    """What one manager has lent."""
+    """Tables and rows that one manager has lent."""
 
     def __init__(self, manager: Any, failed: Callable[[Exception], None]) -> None:
         self._manager = weakref.ref(manager)
@@ -147,8 +147,7 @@ class Lending:
 
 
 def _is_as_known(manager: Any) -> bool:
-    """Whether the attributes are in the instance, so that every access to one that is put away reaches our
-    descriptor."""
+    """Whether the attributes are in the instance. Then every access to one that is put away reaches our descriptor."""
     kind = type(manager)
     return all(
         name in vars(manager) and isinstance(inspect.getattr_static(kind, name, None), WayBack) for name in PUT_AWAY

@@ -1,4 +1,4 @@
-"""What a launch of V2's kernel should write, to be compared with what arrives."""
+"""Compute the offsets that a launch of V2's kernel should write, for comparison with those that arrive."""
 
 from collections.abc import Callable
 from functools import partial

@@ -28,7 +28,7 @@ PER_LAYER = "_copy_batch_block_offsets_per_layer"
 # Written in place at every call of the per-layer path, and read by asynchronous copies.
 SCRATCH = ("_host_scratch_begs_staging", "_host_scratch_ends_staging", "_host_scratch_slots_staging")
 
-# What became of a launch: None where it has been shipped, else the arguments of upstream's kernel, in their order, and
+# The outcome of a launch: None if it has been shipped, else the arguments of upstream's kernel, in their order, and
 # the memory of ours among them.
 Staged = tuple[tuple[Any, ...], Lot | None] | None
 

@@ -1,4 +1,4 @@
-"""What one launch out of a manager's rows has in common with the next, looked up once."""
+"""Facts that all launches out of a manager's rows share, looked up once."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How a batch is cut back to the tokens that one forward step takes: planned with numbers, carried out, reported (H3).
+"""Cut a batch back to the tokens that one forward step takes: plan with numbers, carry out, report (H3).
 
 The scheduler charges for the reuse that it expects; when blocks are claimed, less may be found. Upstream then fails an
 assertion in the executor's thread. This fix takes the excess off the batch, from the back: chunks get smaller where
@@ -34,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would be changed, and the tokens before and after. Making a plan changes nothing."""
+    """Planned changes, and the tokens before and after them. Making a plan changes nothing."""
 
     chunks: tuple[tuple[Any, int], ...]  # requests whose chunk ends earlier, with its new size
     put_off: tuple[Any, ...]

@@ -1,4 +1,4 @@
-"""What an executor's forward step takes, read from the executor when it is complete."""
+"""Limits of an executor's forward step, read from the executor when it is complete."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Where the budget is enforced: around `ResourceManager.prepare_resources`, and before a connector learns of the batch.
+"""Enforce the budget around `ResourceManager.prepare_resources`, and before a connector learns of the batch.
 
 Until D the KV-cache manager reports the batch to the connector from inside its own `prepare_resources`, so where there
 is a connector the batch is fitted just before that report.
@@ -26,7 +26,7 @@ from trtllm_kvfix.overlay.vote import Voting, mapping_of
 
 log = logging.getLogger("trtllm_kvfix")
 
-# What the KV-cache manager keeps for a request that is put off is kept by its memo below, and a slot by the request.
+# The memo below keeps what the KV-cache manager has for a request that is put off; the request keeps its slot.
 # These are given one with the first chunk each time that they see it.
 GIVEN_AGAIN = ("SPEC_RESOURCE_MANAGER",)
 
@@ -202,6 +202,5 @@ def _give_back(current: Preparation, entered: list[Any]) -> None:
 
 
 def is_loading(connector: Any, request: Any) -> bool:
-    """Whether the connector fetches the prompt asynchronously, and takes the request out of the batch before the
-    step."""
+    """Whether the connector fetches the prompt asynchronously. If so, it takes the request out of the batch first."""
     return bool(request.request_id in connector.new_async_requests.loading)

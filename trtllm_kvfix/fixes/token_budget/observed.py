@@ -10,7 +10,7 @@ from trtllm_kvfix.overlay.vote import TAG_BUDGET, Mapping, Voting
 
 
 class _Alone(Voting):
-    """There are no other ranks to ask or to tell."""
+    """A vote of one: there are no other ranks to ask or to inform."""
 
     def __init__(self, fuse: Fuse) -> None:
         super().__init__(fuse, TAG_BUDGET, find=lambda: None)

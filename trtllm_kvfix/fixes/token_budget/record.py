@@ -27,7 +27,7 @@ FREE = "KVCacheManager.free_resources"
 SCHEDULE = "PyExecutor._schedule"
 REPORT = "KvCacheConnectorManager.build_scheduler_output"
 
-# What upstream's callers pass, the object itself included.
+# Arguments of upstream's callers, the object itself included.
 CALLED = (
     (PY_EXECUTOR, SCHEDULE, 1),
     (RESOURCE_MANAGER, ENTERS, 2),

@@ -40,7 +40,7 @@ class KeyChain:
         self.keys: list[bytes] = []
 
     def extend(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
-        """By whole blocks."""
+        """Add the keys of further whole blocks."""
         step = 4 * self._tokens_per_block
         content = np.asarray(tokens, "<i4").tobytes()
         for at in range(0, len(content), step):
@@ -58,6 +58,6 @@ class KeyChain:
 
 
 def _digest(*parts: bytes) -> bytes:
-    """Parts are told apart by their lengths."""
+    """Hash the parts, each behind its length, so that none can be taken for another."""
     lengths = b"".join(len(part).to_bytes(8, "little") for part in parts)
     return hashlib.sha256(lengths + b"".join(parts)).digest()

@@ -1,11 +1,11 @@
-"""What an engine and its porter tell each other."""
+"""Messages between an engine and its porter."""
 
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 
 class Spec(NamedTuple):
-    """What a porter is told at its start. Descriptors are inherited."""
+    """First message to a porter. It inherits the descriptors."""
 
     socket: int
     pool: int  # -1: it holds a segment, and carries nothing
@@ -21,7 +21,7 @@ class Spec(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Which of these blocks every rank has."""
+    """Question: which of these blocks does every rank have?"""
 
     number: int
     keys: tuple[bytes, ...]

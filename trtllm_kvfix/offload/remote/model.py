@@ -1,4 +1,4 @@
-"""What makes the blocks of two engines the same, besides tokens: the weights, and how the engine lays blocks out."""
+"""Identity of an engine's blocks besides their tokens: the weights, and the layout of the blocks."""
 
 import hashlib
 import sys

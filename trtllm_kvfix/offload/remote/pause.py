@@ -1,4 +1,4 @@
-"""When a store that does not answer is asked again: each time twice as long after."""
+"""Pause before the next request to a store that does not answer. It doubles each time."""
 
 FAILURES_MIN = 3  # in a row, before it is left alone
 PAUSE_S_MAX = 60.0

@@ -1,7 +1,7 @@
 """An engine's handle on its porter: starts it, ends it, starts it again, and knows what was asked of it.
 
-A porter that has been told to read into slots may write them for as long as it lives. So a read that has failed, or
-takes too long, ends the process, and is answered once the process is gone.
+A porter that was asked to read into slots may write them for as long as it lives. So a read that has failed, or takes
+too long, ends the process, and is answered once the process is gone.
 """
 
 import json
@@ -23,7 +23,7 @@ from trtllm_kvfix.settings import environment
 
 _log = logging.getLogger("trtllm_kvfix.offload")
 PAUSE_S_MAX = 60.0
-# Mooncake's client tells of every transfer, and tries twenty times to reach a master; we do both ourselves.
+# Mooncake's client logs every transfer, and tries twenty times to reach a master; we do both ourselves.
 QUIET = {"MC_STORE_CLIENT_SETUP_RETRIES": "1"}
 LOUD = "MC_LOG_LEVEL"  # set by somebody who wants to read them
 
@@ -55,7 +55,7 @@ class Porter:
         return process.pid if process is not None else None
 
     def look(self, keys: tuple[bytes, ...], wait_s: float) -> list[bool] | None:
-        """Which blocks all ranks have; None where nobody says so in time."""
+        """Ask which blocks all ranks have. None if no answer comes in time."""
         answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         with self._lock:
             number = next(self._looks_numbered)
@@ -72,7 +72,7 @@ class Porter:
         return None if answer.error else [outcome is Outcome.WHOLE for outcome in answer.outcomes]
 
     def put(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
-        """False: there is no porter now. Otherwise `take_answered` will tell."""
+        """Ask the porter to put these blocks; `take_answered` returns its answer. False if there is no porter now."""
         return self._send(Put(job, keys, slots))
 
     def get(self, job: int, keys: tuple[bytes, ...], slots: tuple[int, ...]) -> bool:
@@ -88,11 +88,11 @@ class Porter:
             process.kill()
 
     def take_answered(self) -> list[tuple[Message, Answer]]:
-        """What has been answered, or never will be. Nobody uses the slots of those any more."""
+        """Return the messages that have been answered or never will be. Nobody uses their slots any more."""
         return [self._answered.popleft() for _ in range(len(self._answered))]
 
     def close(self, wait_s: float) -> bool:
-        """Whether the process is gone: then it writes nothing any more."""
+        """Close the porter. True if its process is gone and so writes nothing any more."""
         self._closing.set()
         with self._lock:
             process = self._process

@@ -99,7 +99,7 @@ class Porter:
         return self._store.get(self._names(get.keys[batch]), self._addresses(slots), self._payload_bytes)
 
     def _check(self, part: slice, get: Get, first: int, got: Future[list[Outcome]]) -> list[Outcome]:
-        """Of a batch that begins with block `first` of the job."""
+        """Check the batch that begins with block `first` of the job."""
         outcomes = got.result()[part.start - first : part.stop - first]
         return [
             Outcome.BAD if outcome is Outcome.WHOLE and not holds else outcome
@@ -166,7 +166,7 @@ def address_facing(master: str) -> str:
 
 
 def main(spec: Spec) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine is told, and tells
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine gets the signal, and ends this process
     connection = Connection(spec.socket)
     try:
         host = spec.host or address_facing(spec.master)

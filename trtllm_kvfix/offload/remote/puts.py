@@ -1,4 +1,4 @@
-"""What goes to the store: blocks that have arrived in the host pool, whether the host tier has taken them or not."""
+"""Puts to the store: blocks that have arrived in the host pool, whether the host tier has taken them or not."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ PUT_SHARE = 4  # of the host tier, one part in so many may wait to be put
 
 @dataclass
 class Stored:
-    """What is planned with a store: that its blocks, from `first` on, go to the remote tier as well."""
+    """Plan for the end of a store: its blocks, from `first` on, go to the remote tier as well."""
 
     live: LiveRequest
     first: int

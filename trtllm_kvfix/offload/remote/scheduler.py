@@ -36,14 +36,14 @@ SAID_EVERY = 100  # estimates
 
 @dataclass
 class Fetching:
-    """What the scheduler side plans with a fetch."""
+    """Plan of the scheduler side for a fetch."""
 
     live: LiveRequest
     load: PendingLoad
     fetch: PendingFetch
     since: float
     until: float
-    is_told: bool = False  # the request has been told of its load
+    is_told: bool = False  # the request knows of its load
     is_dropped: bool = False  # the request's blocks are somebody else's
 
 
@@ -223,7 +223,7 @@ class RemoteScheduler(OffloadScheduler):
         return self._puts.share(slots)
 
     def _leave_out(self, live: LiveRequest, first: int, end: int) -> None:
-        """What the GPU had when the request came was put when it was computed."""
+        """Put the blocks through staging slots. Those that the GPU had when the request came have been put before."""
         begin = max(first, live.had)
         slots = self._puts.stage(live, begin, end)
         if slots:
@@ -243,7 +243,7 @@ class RemoteScheduler(OffloadScheduler):
 
 
 def prompt_tokens_of(scheduler_output: Any) -> int:
-    """That a step computes: those of requests that have more than one to compute."""
+    """Count the prompt tokens that a step computes: those of requests that have more than one to compute."""
     told = [*scheduler_output.new_requests, *scheduler_output.cached_requests]
     counts = [int(getattr(data, "num_scheduled_tokens", 0)) for data in told]
     return sum(count for count in counts if count > 1)

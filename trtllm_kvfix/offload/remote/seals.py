@@ -1,4 +1,4 @@
-"""What travels behind each payload: a checksum of it, and whose payload it is.
+"""Seals: each travels behind a payload and holds its checksum and the name of its block.
 
 A store may give the memory of an object that it evicts to another one while somebody reads it. What arrives then is
 whole, and somebody else's: so a seal names its block.

@@ -11,7 +11,7 @@ NO_SPACE = -200
 NOT_FOUND = -704
 LEASE_OVER = -707  # all has come, but the store might have evicted it on the way: the seal knows
 LOCAL_BUFFER_BYTES = 16 << 20  # of the client itself; blocks do not pass it
-METADATA = "P2PHANDSHAKE"  # clients tell each other where their memory lies; there is no further service
+METADATA = "P2PHANDSHAKE"  # clients exchange the addresses of their memory; there is no further service
 
 
 class StoreError(Exception):

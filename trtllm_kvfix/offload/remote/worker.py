@@ -27,7 +27,7 @@ ENDS = ("missing", "full", "changed on its way", "failed")
 
 
 class StoreHere:
-    """What the scheduler side of this process asks of the store."""
+    """The store, as the scheduler side of this process sees it."""
 
     def __init__(self, porter: Porter, root: bytes, block_bytes: int) -> None:
         self._porter, self.root, self.block_bytes = porter, root, block_bytes

@@ -1,9 +1,9 @@
-"""Whether a prefix comes sooner from the store than from computing it: both as they were measured here."""
+"""Decide whether loading a prefix from the store is faster than computing it, by measurements of both."""
 
 from typing import NamedTuple
 
 SHARE = 0.3  # of the newest measurement in an average
-STEP_TOKENS_MIN = 64  # a step of fewer tells nothing of prefill
+STEP_TOKENS_MIN = 64  # a smaller step says nothing about prefill
 STEP_S_MAX = 5.0  # one that takes longer has waited for requests
 FORGET_S = 60.0  # after so long without a load, the store may be twice as fast as it was
 
@@ -39,7 +39,7 @@ class Worth:
         self._measured_at = now
 
     def estimate(self, now: float, nbytes: int, tokens: int, waiting_bytes: int) -> Estimate:
-        """What was never measured is no reason to compute: it is measured by loading."""
+        """Estimate both times. Without a measurement the answer is to load, because loading measures."""
         if self.bytes_per_s is None or self.tokens_per_s is None:
             return Estimate(0.0, tokens / self.tokens_per_s if self.tokens_per_s else 0.0)
         hoped = self.bytes_per_s * 2 ** min(max(now - self._measured_at, 0.0) / FORGET_S, 20)

@@ -1,4 +1,4 @@
-"""What Python runs first below `trtllm-kvfix run`, whose PYTHONPATH begins with this folder.
+"""Python runs this module first below `trtllm-kvfix run`, whose PYTHONPATH begins with this folder.
 
 It registers the import hook, then runs the `sitecustomize` that it stands in front of. An interpreter without this
 package is left alone until it imports TensorRT-LLM; that is refused, because it would run without the fixes.

@@ -1,4 +1,4 @@
-"""What a run of `bench` found. These models are also the JSON that `--json` prints."""
+"""Outcome of a run of `bench`. These models are also the JSON that `--json` prints."""
 
 from pydantic import BaseModel, ConfigDict
 

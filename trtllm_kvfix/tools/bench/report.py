@@ -6,13 +6,15 @@ from rich.console import Console
 from rich.table import Table
 
 from trtllm_kvfix.tools.bench.outcome import ArmOutcome, Report
+from trtllm_kvfix.words import number_of
 
 HEADINGS = ("tokens\n/s", "first\nms", "95 %\nms", "next\nms", "reused", "new", "lost")
 
 
 def print_report(console: Console, report: Report) -> None:
     console.print(
-        f"{report.device}, {report.model}: {report.requests} requests, {report.rate:g} a second ({report.load})",
+        f"{report.device}, {report.model}: {number_of(report.requests, 'request')}, {report.rate:g} a second "
+        f"({report.load})",
         style="bold",
         highlight=False,
         soft_wrap=True,
@@ -42,8 +44,8 @@ def cells(arm: ArmOutcome) -> tuple[str, ...]:
 
 def notes(report: Report) -> Iterator[str]:
     yield (
-        f"Medians of {report.repeats} runs. first: time to the first token; next: from token to token; reused, "
-        "new: tokens of prompts, found and computed; lost: reuse that was promised and evicted before its turn."
+        f"Medians of {number_of(report.repeats, 'run')}. first: time to the first token; next: from token to token; "
+        "reused, new: tokens of prompts, found and computed; lost: reuse that was promised and evicted before its turn."
     )
     yield "The engine is this package's own, not TensorRT-LLM: it shows what each part costs and brings in one loop."
     if report.simulated:

@@ -93,7 +93,7 @@ def execute(
     repeats: int,
     on_run: Callable[[], object],
 ) -> list[ArmOutcome]:
-    """Each way once, then each again: what else the machine does meets all of them."""
+    """Run each way once, then each again, so that other load on the machine meets all of them."""
     runs: list[list[Run]] = [[] for _ in chosen]
     for _ in range(repeats):
         for way, own in zip(chosen, runs, strict=True):
@@ -127,12 +127,12 @@ def run(config: EngineConfig, model: Model, arrivals: Sequence[Arrival], device:
 
 
 def warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> None:
-    """Nothing of it is found again."""
+    """Warm up with requests that later ones never match."""
     engine.run([Request(len(arrivals), arrivals[0].prompt, arrivals[0].answer_tokens, salt=1)])
 
 
 def play(engine: Engine, arrivals: Sequence[Arrival]) -> list[Request]:
-    """Each comes at its time, whether or not those before it are done."""
+    """Submit each request at its time, whether or not those before it are done."""
     start = perf_counter()
     requests = [
         Request(number, arrival.prompt, arrival.answer_tokens, arrival_s=start + arrival.at_s)

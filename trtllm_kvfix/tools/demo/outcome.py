@@ -1,4 +1,4 @@
-"""What a run of `demo` found. These models are also the JSON that `--json` prints."""
+"""Outcome of a run of `demo`. These models are also the JSON that `--json` prints."""
 
 from pydantic import BaseModel, ConfigDict, computed_field
 

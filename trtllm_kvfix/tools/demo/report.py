@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trtllm_kvfix.tools.demo.outcome import AnswerRead, Report, SceneOutcome
+from trtllm_kvfix.words import form, number_of
 
 SHOWN = 4  # answers of a scene: a page shows all
 LETTERS = 29  # of an answer, in a narrow terminal
@@ -44,7 +45,7 @@ class Printer:
 
 
 def picture(report: Report) -> str:
-    """What a terminal shows, as SVG that fetches nothing from elsewhere."""
+    """Draw the terminal's text as SVG that fetches nothing from elsewhere."""
     console = Console(record=True, file=StringIO(), width=PICTURE_COLUMNS, force_terminal=True)
     printer = Printer(console, PICTURE_LETTERS)
     printer.begin(report.device, len(report.scenes))
@@ -88,13 +89,15 @@ def printable(text: str, nothing: str = "(nothing)") -> str:
 
 def summary(scene: SceneOutcome) -> str:
     control, total = scene.control, len(scene.control.answers)
-    text = f"Without: {len(control.wrong)} of {total} answers are wrong"
+    are = form(len(control.wrong), "is", "are")
+    text = f"Without: {len(control.wrong)} of {number_of(total, 'answer')} {are} wrong"
     whose = sorted({answer.from_whom for answer in control.foreign if answer.from_whom})
     if whose:
-        text += f", {len(control.foreign)} of them carry the text of {' or '.join(whose)}"
+        carry = form(len(control.foreign), "carries", "carry")
+        text += f", {len(control.foreign)} of them {carry} the text of {' or '.join(whose)}"
     voices = sum(answer.in_another_voice for answer in control.answers)
     if voices:
-        text += f", {voices} of them are in another user's voice"
+        text += f", {voices} of them {form(voices, 'is', 'are')} in another user's voice"
     return f"{text}. With: {len(scene.fixed.wrong)} of {total}."
 
 
@@ -114,7 +117,9 @@ def notes(report: Report) -> Iterator[str]:
 def complaints(report: Report) -> Iterator[str]:
     for scene in report.scenes:
         if scene.fixed.wrong:
-            yield f"{scene.fix}: {len(scene.fixed.wrong)} answers are wrong although every fix is on. This is a bug."
+            wrong = len(scene.fixed.wrong)
+            are = f"{number_of(wrong, 'answer')} {form(wrong, 'is', 'are')}"
+            yield f"{scene.fix}: {are} wrong although every fix is on. This is a bug."
         if not scene.control.wrong:
             yield f"{scene.fix}: no answer is wrong without it, so the scene shows nothing. This is a bug."
 
@@ -125,10 +130,12 @@ def conclusion(report: Report) -> str:
     answers = sum(len(scene.control.answers) for scene in report.scenes)
     fixed = sum(len(scene.fixed.wrong) for scene in report.scenes)
     where = "On a simulated device" if report.simulated else f"On {report.device}"
-    played = f"Interrupted after {len(report.scenes)} of {report.scenes_planned} scenes. " if report.partial else ""
+    planned = number_of(report.scenes_planned, "scene")
+    played = f"Interrupted after {len(report.scenes)} of {planned}. " if report.partial else ""
     if not report.scenes:
         return f"{played}Nothing was shown."
     return (
-        f"{played}{where}, {wrong} of {answers} answers were wrong without the fixes, {foreign} of them with another "
-        f"user's text; with the fixes, {fixed} were wrong."
+        f"{played}{where}, {wrong} of {number_of(answers, 'answer')} {form(wrong, 'was', 'were')} wrong without the "
+        f"fixes, {foreign} of them with another user's text; "
+        f"with the fixes, {fixed} {form(fixed, 'was', 'were')} wrong."
     )

@@ -1,4 +1,4 @@
-"""Everybody's conversations with one engine, from the first question to the last answer."""
+"""The conversations of all users with one engine, from the first question to the last answer."""
 
 from trtllm_kvfix.engine import recite
 from trtllm_kvfix.engine.config import EngineConfig

@@ -1,1 +1,1 @@
-"""What is installed here, which fixes it needs, and what guards its buffers."""
+"""`doctor`: the TensorRT-LLM installed here, the fixes that it needs, and the guards of its buffers."""

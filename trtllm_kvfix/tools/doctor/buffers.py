@@ -1,4 +1,4 @@
-"""Which host buffers of the installed TensorRT-LLM are copied asynchronously while their owner goes on writing them.
+"""Find host buffers of the installed TensorRT-LLM that are copied asynchronously while their owner writes on.
 
 Upstream's source is read, not run: every `x.copy_(owner.buffer, non_blocking=True)` ships memory that an object keeps,
 so a later step may refill it before the copy has read it (docs/hazards). The same holds for a kernel that gets a mapped
@@ -97,7 +97,7 @@ def _note(target: ast.expr, value: ast.expr, fresh: set[str], aliases: dict[str,
 
 
 def _sources(call: ast.Call) -> list[ast.expr]:
-    """What of its arguments the device reads after the call has returned."""
+    """Return the arguments that the device reads after the call has returned."""
     called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if called in KERNELS:
         return [each for each in call.args if ON_HOST.search(ast.unparse(each)) or isinstance(each, ast.Name)]

@@ -17,6 +17,7 @@ from trtllm_kvfix.overlay.upstream import PACKAGE, RESOURCE_MANAGER, Upstream, e
 from trtllm_kvfix.settings import Settings, environment
 from trtllm_kvfix.tools.doctor.buffers import candidates
 from trtllm_kvfix.tools.doctor.source_tree import SourceTree
+from trtllm_kvfix.words import form, number_of
 
 HOOKED = ("persistent", "run")
 HOLDS = "holds"
@@ -95,13 +96,13 @@ def nothing_to_judge(tree: SourceTree, statuses: Sequence[FixStatus]) -> Iterato
 
 
 def release(version: str | None) -> dict[str, Any] | None:
-    """What its number says. What it contains may be more, and counts."""
+    """Describe the release by its number. The build may contain more, and that counts."""
     found = releases.of(version)
     return None if found is None else {"variants": list(found.variants), "why": found.why}
 
 
 def hook_state(settings: Settings) -> str:
-    """How the fixes reach a process that is started from here as this one was."""
+    """Return the way in which fixes reach a process that is started from here as this one was."""
     if not settings.enabled:
         return "off"
     if str(BOOTSTRAP) in environment().get(PATH, "").split(os.pathsep):
@@ -117,7 +118,7 @@ def described(fixes: Sequence[Fix], statuses: Sequence[FixStatus], hook: str) ->
 
 
 def outlook(status: FixStatus, hook: str) -> str:
-    """What will become of a fix in a server that is started from here."""
+    """Predict the state of a fix in a server that is started from here."""
     if status.answer is None or status.answer.state is not State.NEEDED:
         return status.word
     if status.choice == "off":
@@ -147,7 +148,8 @@ def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) 
             if hook == "none"
             else "TRTLLM_KVFIX_ENABLED is false; set it to true"
         )
-        found.append(f"{len(unhooked)} fixes are needed and no hook is active ({', '.join(unhooked)}): {way}")
+        needed = f"{number_of(len(unhooked), 'fix', 'fixes')} {form(len(unhooked), 'is', 'are')} needed"
+        found.append(f"{needed} and no hook is active ({', '.join(unhooked)}): {way}")
     return found
 
 

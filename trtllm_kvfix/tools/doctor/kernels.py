@@ -1,4 +1,4 @@
-"""What a build without CUDA kernels for the GPU misses. Nothing is wrong with it: fixes hold, and some are slower."""
+"""Report the kernels for the GPU that this build lacks. The fixes hold without them, and some are slower."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

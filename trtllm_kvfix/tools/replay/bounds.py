@@ -1,4 +1,4 @@
-"""What no cache could exceed: the reuse of a clairvoyant one of each size, and of one without limit.
+"""Upper bounds of reuse: that of a clairvoyant cache of each size, and that of a cache without limit.
 
 Both see the requests in the order of the trace and hold whatever any request before has computed, at once. The
 unlimited one serves the longest prefix that a prompt shares with anything before: that is the ceiling, exactly.

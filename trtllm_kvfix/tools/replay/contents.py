@@ -1,4 +1,4 @@
-"""What requests leave in a cache, in a form that can be compared: prompts, and answers where the trace gives them."""
+"""Contents that requests leave in a cache, in a comparable form: prompts, and answers if the trace gives them."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

@@ -80,7 +80,7 @@ class Replay:
         return self._outcome(partial=partial, elapsed_s=perf_counter() - started)
 
     def known(self, index: int) -> Known:
-        """What a host tier may know of a request."""
+        """The part of a request that a host tier may know."""
         source, book = self._workload.requests[index], self._workload.book
         tokens = np.concatenate((book.prompt(index), book.answer(index)))
         return Known(Identity(source.lora_id, source.salt), tokens, source.input_length)

@@ -29,7 +29,7 @@ class Known(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the host tier adds to what the GPU has of a prompt."""
+    """The part of a prompt that the host tier adds to the part on the GPU."""
 
     tokens: int = 0
     blocks: int = 0
@@ -55,7 +55,7 @@ class HostTier(Protocol):
         iteration."""
 
     def step(self, running: Sequence[tuple[int, int]]) -> bool | None:
-        """Who runs in this iteration, with the tokens that were computed before it.
+        """Note the requests that run in this iteration, with the tokens that were computed before it.
 
         True: until the next call, leave out requests that have filled no block since the last, and iterations without
         others.
@@ -92,7 +92,7 @@ class ConnectorTier:
         self._stored = self._loaded = 0
 
     def attach(self, manager: BlockManager) -> None:
-        """What the GPU does with its blocks is nothing to this tier."""
+        """This tier does not follow the blocks of the GPU."""
 
     def find(self, index: int, tokens_found: int) -> Found:
         known = self._known(index)
@@ -111,7 +111,7 @@ class ConnectorTier:
         return Found(gained, held - first, held - max(here, first))
 
     def step(self, running: Sequence[tuple[int, int]]) -> bool:
-        """False where a store was put off: then it is tried again in the next iteration."""
+        """False if a store was put off. It is tried again in the next iteration."""
         is_stored = True
         for index, computed in sorted(running, key=lambda one: one[0] in self._ran):  # the new ones first
             self._ran.add(index)
@@ -140,7 +140,7 @@ class ConnectorTier:
             live.indexed = blocks
 
     def _store(self, index: int, computed: int) -> bool:
-        """False: later, because another request has the same blocks on their way."""
+        """Store what is new. False: try later, because another request has the same blocks on their way."""
         whole, live = computed // self._tokens_per_block, self._live[index]
         if whole <= live.covered:
             return True
@@ -159,20 +159,20 @@ class ConnectorTier:
         return True
 
     def _more(self, live: Live, held: int, limit: int, first: int) -> int:
-        """How many blocks are held once a store behind this tier has brought what it has."""
+        """Count the blocks that are held once a store behind this tier has brought those that it has."""
         del live, limit, first
         return held
 
     def _stored_in(self, live: Live, first: int, count: int) -> None:
-        """These blocks of it are in this tier now."""
+        """These blocks of the request are in this tier now."""
 
     def _left_out(self, live: Live, first: int, end: int) -> int:
-        """How many of these blocks, which this tier did not take, are stored all the same."""
+        """Count those of these blocks that are stored although this tier did not take them."""
         del live, first, end
         return 0
 
     def _ended(self, live: Live) -> None:
-        """Nothing more comes of it."""
+        """The request has ended and stores nothing more."""
 
     def _end_transfers(self) -> None:
         for slots in self._stores:

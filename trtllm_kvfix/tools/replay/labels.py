@@ -1,6 +1,7 @@
-"""What tables and pictures call tiers and policies, so that readers can distinguish them."""
+"""Names of tiers and policies in tables and pictures, so that readers can distinguish them."""
 
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind
+from trtllm_kvfix.words import number_of
 
 _TIERS = {
     HostTierKind.BUILT_IN: "TensorRT-LLM's own host tier (takes what the GPU evicts, drops the least recently used)",
@@ -23,4 +24,4 @@ def admission_of(admission: Admission) -> str:
 
 
 def pool_of(shape: CacheShape) -> str:
-    return f"{shape.blocks_primary:,} primary blocks of {shape.tokens_per_block} tokens"
+    return f"{number_of(shape.blocks_primary, 'primary block')} of {number_of(shape.tokens_per_block, 'token')}"

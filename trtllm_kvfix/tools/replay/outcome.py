@@ -1,4 +1,4 @@
-"""What one run of the replay counted. These models are also the JSON that `--json` prints."""
+"""Counts of one run of the replay. These models are also the JSON that `--json` prints."""
 
 from enum import Enum
 
@@ -6,14 +6,14 @@ from pydantic import BaseModel, ConfigDict, computed_field
 
 
 class Admission(str, Enum):
-    """How the modelled scheduler adds the requests that it has chosen for an iteration."""
+    """Ways in which the modelled scheduler adds the requests that it has chosen for an iteration."""
 
     BATCH = "batch"
     ONE_BY_ONE = "one-by-one"
 
 
 class HostTierKind(str, Enum):
-    """What the host blocks belong to."""
+    """Owners of the host blocks."""
 
     BUILT_IN = "built-in"
     CONNECTOR = "connector"
@@ -96,7 +96,7 @@ class Moved(_Counted):
 
 
 class Budget(_Counted):
-    """How the prompt tokens to compute compared with what the scheduler had estimated and allowed."""
+    """The prompt tokens to compute, compared with the scheduler's estimate and its budget."""
 
     iterations_admitting: int
     deferred: int  # times that a request was offered and had to wait for the next iteration

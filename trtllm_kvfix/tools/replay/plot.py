@@ -1,4 +1,4 @@
-"""The sweep's curve as a picture."""
+"""Draw the sweep's curve."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -26,7 +26,7 @@ class Store:
             self._keys.popitem(last=False)
 
     def leading(self, keys: list[bytes]) -> int:
-        """How many of these the store has, up to the first that it lacks. Those are the newest from now on."""
+        """Count the leading keys that the store has, up to the first that it lacks. They are the newest from now on."""
         for at, key in enumerate(keys):
             if key not in self._keys:
                 return at

@@ -8,6 +8,7 @@ from rich.table import Table
 from trtllm_kvfix.sizes import bytes_text
 from trtllm_kvfix.tools.replay.labels import pool_of, tier_of, to_host
 from trtllm_kvfix.tools.replay.outcome import Admission, Bounds, Outcome, Report
+from trtllm_kvfix.words import form, number_of
 
 TO_HOST = "blocks to host"  # each tier has a word of its own for it
 Row = tuple[str, Callable[[Outcome], str]]
@@ -118,7 +119,7 @@ def _rate(outcome: Outcome, of: Callable[[Bounds], int]) -> str:
 
 
 def conclusions(outcomes: Sequence[Outcome]) -> list[str]:
-    """What the numbers say, in words: per-request admission first where it was run, batch admission last."""
+    """Put the numbers into words: per-request admission first if it was run, batch admission last."""
     if not any(outcome.budget.promises for outcome in outcomes):
         return [_nothing_ran(outcomes[0])]
     one_by_one = [outcome for outcome in outcomes if outcome.admission is Admission.ONE_BY_ONE]
@@ -129,16 +130,16 @@ def conclusions(outcomes: Sequence[Outcome]) -> list[str]:
 def _nothing_ran(outcome: Outcome) -> str:
     if not outcome.requests.all_refused:
         return "Nothing was admitted before the interrupt, so the numbers say nothing."
-    return (
-        f"NOTHING RAN: each of the {outcome.requests.refused:,} requests needs more than the "
-        f"{outcome.shape.blocks_primary:,} primary blocks for its prompt and answer; raise --blocks-primary."
-    )
+    refused = outcome.requests.refused
+    each = f"{form(refused, 'the', 'each of the')} {number_of(refused, 'request')}"
+    blocks = number_of(outcome.shape.blocks_primary, "primary block")
+    return f"NOTHING RAN: {each} needs more than the {blocks} for its prompt and answer; raise --blocks-primary."
 
 
 def _of_one_by_one(outcome: Outcome) -> str:
     budget = outcome.budget
-    exceeded = f"{budget.overshoots:,} of {budget.iterations_admitting:,} iterations exceeded the budget of "
-    said = f"One by one: {exceeded}{outcome.shape.max_num_tokens:,} tokens"
+    iterations = number_of(budget.iterations_admitting, "iteration")
+    said = f"One by one: {budget.overshoots:,} of {iterations} exceeded {_limit(outcome)}"
     if not budget.overshoots:
         return f"{said} on this workload."
     why = "adding one request evicted what the next was estimated to reuse"
@@ -150,30 +151,36 @@ def _of_batch(outcomes: Sequence[Outcome]) -> list[str]:
     if failed:
         return [
             f"FAILED: batch admission exceeded the budget in {budget.overshoots:,} of "
-            f"{budget.iterations_admitting:,} iterations and broke {budget.promises_broken:,} of {budget.promises:,} "
-            "estimates. This is a bug in the block manager."
+            f"{number_of(budget.iterations_admitting, 'iteration')} and broke {budget.promises_broken:,} of "
+            f"{number_of(budget.promises, 'estimate')}. This is a bug in the block manager."
             for budget in failed
         ]
     if not outcomes:
         return []
-    iterations = sum(outcome.budget.iterations_admitting for outcome in outcomes)
+    iterations = number_of(sum(outcome.budget.iterations_admitting for outcome in outcomes), "iteration")
     promises = sum(outcome.budget.promises for outcome in outcomes)
-    limit = f"the budget of {outcomes[0].shape.max_num_tokens:,} tokens"
-    kept = f"all {promises:,} requests reused exactly what had been estimated"
-    return [f"In a batch: 0 of {iterations:,} iterations exceeded {limit}, and {kept}."]
+    requests = f"{form(promises, 'the', 'all')} {number_of(promises, 'request')}"
+    kept = f"{requests} reused exactly what had been estimated"
+    return [f"In a batch: 0 of {iterations} exceeded {_limit(outcomes[0])}, and {kept}."]
+
+
+def _limit(outcome: Outcome) -> str:
+    return f"the budget of {number_of(outcome.shape.max_num_tokens, 'token')}"
 
 
 def _print_header(console: Console, report: Report) -> None:
     shape = report.outcomes[0].shape
     console.print(f"{report.workload}", style="bold", markup=False, highlight=False)
     console.print(
-        f"{pool_of(shape)}; at most {shape.max_batch_size} sequences and {shape.max_num_tokens:,} tokens an iteration",
+        f"{pool_of(shape)}; at most {number_of(shape.max_batch_size, 'sequence')} and "
+        f"{number_of(shape.max_num_tokens, 'token')} an iteration",
         highlight=False,
         soft_wrap=True,
     )
     if any(outcome.shape.blocks_host for outcome in report.outcomes):
         console.print(f"Host blocks: {tier_of(shape)}", highlight=False, soft_wrap=True)
     if report.lines_bad:
-        console.print(f"{report.lines_bad:,} bad lines were left out", style="bold", highlight=False)
+        were = form(report.lines_bad, "was", "were")
+        console.print(f"{number_of(report.lines_bad, 'bad line')} {were} left out", style="bold", highlight=False)
     if report.partial:
         console.print("PARTIAL: interrupted; the numbers are of what ran until then", style="bold", highlight=False)

@@ -29,5 +29,5 @@ class SharedWorkload:
         return workload
 
     def _starts(self) -> list[int]:
-        """Where each array starts, and where the last ends."""
+        """Offsets at which the arrays start, and at which the last one ends."""
         return list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._sizes), initial=0))

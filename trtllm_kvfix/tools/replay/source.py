@@ -1,4 +1,4 @@
-"""Where the lines of a trace come from: a file or standard input, plain or gzipped, with a byte order mark or not."""
+"""Read the lines of a trace from a file or standard input, plain or gzipped, with or without a byte order mark."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""How what a replay has counted becomes an outcome."""
+"""Turn the counts of a replay into an outcome."""
 
 from trtllm_kvfix.native import CacheCounters, ReplayReuse, ReplayTally
 from trtllm_kvfix.tools.replay.host_tier import Counted

@@ -1,4 +1,4 @@
-"""What a replayed request says: the token values of its prompt and of its answer.
+"""Token values of a replayed request's prompt and answer.
 
 Values of a trace that gives tokens are used as they are. The others are made so that they are equal exactly where the
 trace says so: an id always spells the same tokens, two ids never begin alike, and an invented answer repeats nothing.

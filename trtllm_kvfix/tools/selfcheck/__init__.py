@@ -1,1 +1,1 @@
-"""What the fixes do to the TensorRT-LLM that is installed here, seen on its own classes, without a model."""
+"""Check the fixes on the classes of the TensorRT-LLM that is installed here, without a model."""

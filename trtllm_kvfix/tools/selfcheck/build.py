@@ -7,8 +7,9 @@ from typing import Any
 
 from trtllm_kvfix.overlay.upstream import BINDINGS, LLM_REQUEST, PACKAGE, RESOURCE_MANAGER, SCHEDULER, Upstream
 from trtllm_kvfix.tools.selfcheck.ground import Ground, Unavailable
+from trtllm_kvfix.words import number_of
 
-# What a server imports anyway; the fixes wait for these.
+# Modules that a server imports anyway; the fixes wait for these.
 MODULES = (BINDINGS, f"{PACKAGE}._torch.pyexecutor.py_executor_creator")
 TOKENS_PER_BLOCK = 32
 ROWS_MAX = 8
@@ -139,9 +140,9 @@ class Requests:
         self.managers.free_resources(request)
 
     def released(self, free: int) -> str | None:
-        """What is wrong where not as many blocks are free as were."""
+        """Describe the blocks that were not released since `free` were free. None if all were."""
         left = free - self.free_blocks()
-        return f"{left} blocks were not released" if left else None
+        return f"{number_of(left, 'block')} not released" if left else None
 
 
 def accepted(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What scenarios stand on: memory, streams, and a way to hold a stream. On a GPU that is torch's."""
+"""The ground below scenarios: memory, streams, and a way to hold a stream. On a GPU all of it is torch's."""
 
 import gc
 import threading
@@ -44,7 +44,7 @@ class Ground(Protocol):
         """target.copy_(source, non_blocking=True), which a graph may be captured of"""
 
     def held(self, stream: Any) -> AbstractContextManager[None]:
-        """What is enqueued inside runs when the block has ended."""
+        """Hold the work that is enqueued inside until the block has ended."""
 
 
 class TorchGround:

@@ -47,7 +47,7 @@ Lines = Callable[[float], Iterator[dict[str, Any]]]
 
 @contextmanager
 def _started(command: list[str], names: list[str]) -> Iterator[tuple["subprocess.Popen[bytes]", Lines]]:
-    """What upstream prints goes to stderr: the report has stdout to itself."""
+    """Start the child with upstream's output on stderr, so that the report has stdout to itself."""
     reading, writing = os.pipe()
     try:
         process = subprocess.Popen([*command, str(writing), *names], stdout=sys.stderr.fileno(), pass_fds=[writing])

@@ -43,7 +43,7 @@ def names() -> list[str]:
 
 
 def take(name: str, ground: Callable[[], Ground]) -> Outcome:
-    """Whatever a step raises is its outcome."""
+    """Take a step. Whatever it raises is its outcome."""
     kind, _, which = name.partition(":")
     try:
         if kind == IMPORT:

@@ -1,4 +1,4 @@
-"""What the arms of a scenario say together, and what the whole report says."""
+"""Verdicts: of a scenario from its arms together, and of the whole report."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

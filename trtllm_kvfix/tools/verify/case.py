@@ -1,4 +1,4 @@
-"""What a case is made of: two arms that do the same work, a control without the fix and one with it."""
+"""A case has two arms that do the same work: a control without the fix, and one with it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -36,7 +36,7 @@ _SAID = {
 
 
 class Comparison(NamedTuple):
-    """What a destination had to hold, given the source at the moment of the call, and what it held."""
+    """The expected contents of a destination, from the source at the moment of the call, and its actual contents."""
 
     expected: Words
     found: Words
@@ -79,7 +79,7 @@ class Arm(ABC):
 
     @abstractmethod
     def disturb(self) -> None:
-        """What happens while the device is held: the host goes on, or a stream runs ahead."""
+        """Act while the device is held: let the host go on, or a stream run ahead."""
 
     def waiting(self) -> bool:
         """Whether the work that must wait does wait; the runner checks the stream behind the gate."""

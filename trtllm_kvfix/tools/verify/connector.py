@@ -89,7 +89,7 @@ class Connector:
         return step
 
     def stored(self, step: Step) -> NDArray[np.uint32]:
-        """What the host tier holds of the blocks of the step's store."""
+        """Contents of the host tier for the blocks of the step's store."""
         words = (ctypes.c_uint32 * (self.pool.bytes // 4)).from_address(self.pool.address)
         slots: NDArray[np.uint32] = np.ctypeslib.as_array(words).reshape(-1, BLOCK_WORDS)
         return slots[list(step.stores[0].slots)].copy()

@@ -67,7 +67,7 @@ class Gates:
             self._device.open_gate(gate)
 
     def look(self) -> None:
-        """What the watchdog does each time: open the gate that it found closed the last time already."""
+        """One round of the watchdog: open the gate if it was closed in the last round, too."""
         with self._lock:
             if self._gate is not None and self._closed == self._seen:
                 self._forced = True

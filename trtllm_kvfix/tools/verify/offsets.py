@@ -1,4 +1,4 @@
-"""What the cases about block offsets share: tables, destinations, and the staging that is the fix.
+"""Common parts of the cases about block offsets: tables, destinations, and the staging that is the fix.
 
 The offsets of a batch travel from a table in pinned memory, which the cache manager owns and rewrites, to a tensor on
 the device from which attention reads them. A *shipper* is one way of sending them.

@@ -28,7 +28,7 @@ V_OFFSET = [1, 3]
 
 
 def kernel_output(pages: Table) -> Table:
-    """What the gather kernel makes of the K plane (pools, rows, blocks) of some rows."""
+    """Output of the gather kernel for the K plane (pools, rows, blocks) of some rows."""
     keys = pages * np.array(SCALE, np.int32)[:, None, None]
     both = np.stack([keys, keys + np.array(V_OFFSET, np.int32)[:, None, None]], axis=2)
     return np.where((pages == BAD_PAGE)[:, :, None, :], 0, both).astype(np.int32)

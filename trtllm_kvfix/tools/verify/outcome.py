@@ -1,4 +1,4 @@
-"""What a run of `verify` found. These models are also the JSON that `--json` prints."""
+"""Outcome of a run of `verify`. These models are also the JSON that `--json` prints."""
 
 from enum import Enum
 

@@ -10,6 +10,7 @@ from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, Report, V
 from trtllm_kvfix.tools.verify.report import complaints, conclusion, corrupt, notes, pending
 from trtllm_kvfix.tools.verify.report import facts as run_facts
 from trtllm_kvfix.tools.verify.timeline import common_scale, drawn, marks
+from trtllm_kvfix.words import form, number_of
 
 TAGS = {Verdict.PROVEN: "right", Verdict.VACUOUS: "doubt", Verdict.FIX_FAILED: "wrong", Verdict.NOT_HELD: "doubt"}
 
@@ -35,8 +36,9 @@ def headline(report: Report) -> str:
         return f"{where}, every control corrupts every time. The fix never does."
     bad = sum(case.verdict is not Verdict.PROVEN for case in report.cases)
     if report.partial and not bad:
-        return f"{where}, {len(report.cases)} of {report.cases_planned} cases ran before the interrupt."
-    return f"{where}, {bad} of {len(report.cases)} cases do not show what they should."
+        return f"{where}, {len(report.cases)} of {number_of(report.cases_planned, 'case')} ran before the interrupt."
+    do_not = form(bad, "does not show what it should", "do not show what they should")
+    return f"{where}, {bad} of {number_of(len(report.cases), 'case')} {do_not}."
 
 
 def facts(report: Report) -> str:
@@ -98,7 +100,7 @@ def legend(case: CaseOutcome, arm: ArmOutcome) -> Iterator[str]:
 
 
 def moments(case: CaseOutcome, arm: ArmOutcome) -> Iterator[tuple[str, str]]:
-    """When each numbered moment of a timeline was, and what happened then."""
+    """Time and event of each numbered moment of a timeline."""
     at = arm.timeline
     ends = (at.returned_us, at.disturbed_us, None, None)
     texts = (

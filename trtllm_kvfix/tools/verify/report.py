@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trtllm_kvfix.tools.verify.outcome import ArmOutcome, CaseOutcome, Report, Verdict
+from trtllm_kvfix.words import number_of
 
 STYLES = {
     Verdict.PROVEN: "green",
@@ -33,7 +34,7 @@ def facts(report: Report) -> Iterator[str]:
     yield report.device.name
     if not report.device.simulated:  # that one has its seed in its name
         yield f"seed {report.seed}"
-    yield f"{report.iterations:,} iterations of each arm"
+    yield f"{number_of(report.iterations, 'iteration')} of each arm"
 
 
 def print_table(console: Console, report: Report) -> None:
@@ -104,8 +105,9 @@ def complaints(report: Report) -> Iterator[str]:
 
 
 def conclusion(report: Report) -> str:
-    """What this run has proven, and what it has not, in plain words."""
-    interrupted = f"Interrupted after {len(report.cases)} of {report.cases_planned} cases. " if report.partial else ""
+    """State in plain words what this run has proven, and what it has not."""
+    planned = number_of(report.cases_planned, "case")
+    interrupted = f"Interrupted after {len(report.cases)} of {planned}. " if report.partial else ""
     return interrupted + _proven(report)
 
 
@@ -122,7 +124,5 @@ def _proven(report: Report) -> str:
         rest = "Not proven: anything about your TensorRT-LLM, which verify does not load; ask doctor and selfcheck."
     if not proven:
         return f"Proven: nothing. {rest}"
-    return (
-        f"Proven {where}: in {len(proven)} of {len(report.cases)} cases the control corrupts every time and the fix "
-        f"never does. {rest}"
-    )
+    cases = f"{len(proven)} of {number_of(len(report.cases), 'case')}"
+    return f"Proven {where}: in {cases} the control corrupts every time and the fix never does. {rest}"

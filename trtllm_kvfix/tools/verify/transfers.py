@@ -122,7 +122,7 @@ class TransferArm(Arm):
             self.device.synchronize(stream)
 
     def read_blocks(self) -> None:
-        """What attention does with the blocks, as far as order goes."""
+        """Read the blocks as attention does, as far as order goes."""
         self.device.copy(self.seen.address, self.blocks.address, self.blocks.nbytes, self.compute)
 
     def close(self) -> None:

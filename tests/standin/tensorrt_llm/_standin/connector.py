@@ -66,7 +66,7 @@ class KvCacheConnectorManager(GroupedCallbacks, BoundConnectorManager):  # type:
         self.finished_async_loading_requests: dict[int, Any] = {}
         self.scheduler_output_manager = SchedulerOutputManager()
         self._scheduler_output: SchedulerOutput | None = None
-        # Such a worker shares its tier, and is told of no step.
+        # Such a worker shares its tier, and learns of no step.
         self.capacity_only = getattr(worker, "capacity_only", False) is True
 
     # One query for each allocation.

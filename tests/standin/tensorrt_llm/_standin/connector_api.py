@@ -1,4 +1,4 @@
-"""KV connectors: what a plug-in implements, and what it is told of a batch (surface 6.1)."""
+"""KV connectors: the methods of a plug-in, and the report of a batch that it gets (surface 6.1)."""
 
 import builtins
 from abc import ABC, abstractmethod
@@ -73,7 +73,7 @@ class KvCacheConnectorWorker(ABC):
         return None
 
     if since("F"):
-        # Of the tier alone: it is told of no step, and saves and loads nothing.
+        # For the tier alone: it learns of no step, and saves and loads nothing.
         capacity_only = False
 
         def shutdown(self) -> None:

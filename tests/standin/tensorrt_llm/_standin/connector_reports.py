@@ -1,4 +1,4 @@
-"""A connector is told of each request of a batch what is new since the last time (surface 6.1)."""
+"""A connector gets, for each request of a batch, what is new since the last report (surface 6.1)."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from .variant import since
 
 @dataclass
 class Told:
-    """The connector was told this of one request, over all of its life, and of the next one that gets its id."""
+    """The reports about one request over all of its life, and about the next one that gets its id."""
 
     tokens: list[int] = field(default_factory=list)
     block_ids: list[int] = field(default_factory=list)
@@ -63,7 +63,7 @@ class SchedulerOutputManager:
         self.external_loads[request.request_id] = num_new_matched_tokens
 
     def build_scheduler_output(self, batch: Any, new_async_requests: Any, kv_cache_manager: Any) -> SchedulerOutput:
-        """A request that loads is told of when it comes back."""
+        """A request that loads is reported when it comes back."""
         output = SchedulerOutput()
         for request in batch.context_requests:
             if request.request_id in new_async_requests.loading:
@@ -80,6 +80,6 @@ class SchedulerOutputManager:
     if since("D"):
 
         def reset_request(self, request_id: int) -> None:
-            """Its allocation is gone, so what was told of it means nothing any more."""
+            """Its allocation is gone, so earlier reports about it mean nothing any more."""
             self.requests.pop(request_id, None)
             self.external_loads.pop(request_id, None)

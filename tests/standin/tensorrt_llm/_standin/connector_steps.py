@@ -59,10 +59,10 @@ class ConnectorSteps:
 
         def _send_kv_async(self, requests: list[Any]) -> None:
             """Asks about the requests that end with a batch whose tokens are known. A request that was cancelled has no
-            blocks, and nobody is told.
+            blocks, and nobody learns of it.
 
             With overlap a request that ended is in one batch more. Where it keeps its blocks while they are saved, it
-            counts as finished there too, and the connector is told a second time.
+            counts as finished there too, and the connector learns of it a second time.
             """
             if self.kv_connector_manager is None:
                 return
@@ -103,7 +103,7 @@ class ConnectorSteps:
             return True
 
         def _do_terminate_request(self, request: Any) -> None:
-            """The connector is told of a cancelled request, too. The sequence goes at once, and the pins are to hold
+            """The connector learns of a cancelled request, too. The sequence goes at once, and the pins are to hold
             its blocks."""
             if self.kv_connector_manager is not None:
                 try:

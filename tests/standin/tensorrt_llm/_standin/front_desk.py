@@ -87,7 +87,7 @@ class FrontDesk:
             request.finish_by_reason(FinishReason.CANCELLED)
 
     def _handle_responses(self) -> None:
-        """Whoever has finished leaves the loop; its blocks may have to stay."""
+        """Finished requests leave the loop; their blocks may have to stay."""
         finished = [request for request in self.active_requests if request.is_finished]
         for request in finished:
             self.active_requests.remove(request)

@@ -19,7 +19,7 @@ _BASE = "C" if MANGLED else NAME
 # The fork that shares its host tier with other machines: pins by block, from threads of its own (surface 7.3).
 REMOTE_G2 = _BASE == "C"
 
-# 1.2.1 caches of a prompt what has been computed, as later builds do; no name tells it from 1.2.0.
+# 1.2.1 caches the computed part of a prompt, as later builds do; no name distinguishes it from 1.2.0.
 COMPUTED_ONLY = bool(os.environ.get("STANDIN_COMPUTED_ONLY"))
 
 

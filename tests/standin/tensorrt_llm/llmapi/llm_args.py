@@ -11,7 +11,7 @@ from .._standin.variant import since
 from .._utils import mpi_rank
 from ..mapping import Mapping
 
-# What a cached token is taken to weigh, so that sizes in bytes and in blocks can be told apart.
+# The assumed size of a cached token, so that sizes in bytes and in blocks can be distinguished.
 BYTES_PER_TOKEN = 16
 
 
@@ -100,7 +100,7 @@ class TorchLlmArgs(BaseModel):
     max_num_tokens: int = 64
     max_seq_len: int = 64
     max_beam_width: int = 1
-    # What upstream reads from the checkpoint.
+    # Values that upstream reads from the checkpoint.
     num_layers: int = 2
     architecture: Literal["dense", "sparse", "hybrid", "minimax_m3"] = "dense"
     enable_chunked_prefill: bool = False

@@ -67,7 +67,7 @@ class _KVCache:
         self._publish()
 
     def get_scratch_desc(self, pool: int) -> tuple[int, int, list[int]]:
-        """First and last scratch block, and the slots that serve them: numbers that tell caches apart."""
+        """First and last scratch block, and the slots that serve them: numbers that distinguish caches."""
         return (
             self.cache_id + pool,
             self.cache_id + pool + 2,

@@ -1,4 +1,4 @@
-"""What can go wrong on the installed classes, and is right with the fixes. Each answers what was wrong, or None."""
+"""Scenarios that can go wrong on the installed classes and do not with the fixes. Each returns its error or None."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What requests find in the cache when they come in (H3, H8)."""
+"""Scenarios of admission: the blocks that requests find in the cache when they come in (H3, H8)."""
 
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.tools.selfcheck import build

@@ -1,4 +1,4 @@
-"""What stands in for an executor, whose constructor wants a model."""
+"""Doubles of an executor, whose constructor wants a model."""
 
 from collections.abc import Callable
 from typing import Any

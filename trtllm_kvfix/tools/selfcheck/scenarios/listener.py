@@ -11,7 +11,7 @@ from trtllm_kvfix.tools.selfcheck import build
 from trtllm_kvfix.tools.selfcheck.ground import Ground, NothingToShow, Unavailable
 
 SOURCE, TARGET = "build_raw_nixl_source_agent", "RawNixlRemoteG2Adapter"
-# What the two are called with; no memory is registered.
+# The arguments of both calls; no memory is registered.
 GIVEN: dict[str, Any] = {
     "agent_name": "trtllm-kvfix selfcheck",
     "pool_base_ptr": 0,

@@ -43,7 +43,7 @@ class _Shipping:
         return build.metadata(up, cache, self._ground.lengths([LENGTH] * 2), FIRST, [LENGTH] * 2)
 
     def survives(self) -> str | None:
-        # What is made at first uses, such as memory and kernels, would wait for the stream that is held.
+        # Objects of first uses, such as memory and kernels, would wait for the stream that is held.
         for batch in (FIRST, SECOND) * 2:
             self._ship(batch)
         own, other = self._alone(FIRST), self._alone(SECOND)

@@ -12,8 +12,7 @@ LAYER, MODULE, SLOTS, BATCH = 0, 13, 2, 2
 
 
 class Adapter(NamedTuple):
-    """What the cache of adapters has about one module of one layer. The weights do not exist, and nothing reads
-    them."""
+    """One module of one layer, as the cache of adapters has it. The weights do not exist, and nothing reads them."""
 
     adapter_size: int
     weights_in_pointer: int = 64
@@ -118,7 +117,7 @@ def _runner(ground: Ground, up: Upstream) -> Any:
             self.is_warmup_only = False
 
         def __del__(self) -> None:
-            """What upstream's clears has not been made."""
+            """Do nothing: the members that upstream's destructor clears were never made."""
 
     return Runner()
 

@@ -207,7 +207,7 @@ class BoundCore:
     def release_pools(self) -> None:
         self._pools.close()
 
-    # What C++ asks of C++.
+    # Calls of C++ to C++.
 
     @property
     def standin_window(self) -> int:
@@ -238,7 +238,7 @@ class BoundCore:
             table, [request_id], beams, 0, scale=self.offset_scale, v_offset=self.v_offset
         )
 
-    # What is behind them.
+    # Helpers of the methods above.
 
     def _taking_blocks(self) -> AbstractContextManager[None]:
         """Around whatever may take a free block; pins.py has what upstream does not lock there."""

@@ -152,7 +152,7 @@ class KVCacheManagerCommon(BaseResourceManager):
     def shutdown(self) -> None:
         self.impl.release_pools()
 
-    # What others read.
+    # Attributes that others read.
 
     def get_cache_indices(self, request: Any, window_size: int | None = None) -> list[int]:
         window = self.max_attention_window_vec[0] if window_size is None else window_size

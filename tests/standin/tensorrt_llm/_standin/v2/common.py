@@ -73,7 +73,7 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
             self.index_scales.numpy()[:] = [2, 6]
             self.kv_offset.numpy()[:] = [1, 3]
 
-    # What the scheduler and the loop call.
+    # Calls of the scheduler and the loop.
 
     def get_max_resource_count(self) -> int:
         return self.max_batch_size
@@ -184,7 +184,7 @@ class KVCacheManagerV2Common(ConnectedV2, PerLayerBuffers, BaseResourceManager):
         for pool in range(self.num_pools):
             register(0, pool, memoryview(self.host_kv_cache_block_offsets[pool, row, 0].numpy()))
 
-    # What others read.
+    # Attributes that others read.
 
     def get_num_free_blocks(self) -> int:
         tier = self.impl.native.get_kv_cache_stats().windows[0].primary

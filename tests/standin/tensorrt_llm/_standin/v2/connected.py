@@ -1,4 +1,4 @@
-"""V2 with a connector, which late builds take: the query is Python's, and what is told is told by layer group."""
+"""V2 with a connector, which late builds take: the query is Python's, and reports go by layer group."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ class ConnectedV2:
         return SimpleNamespace(tokens_per_block=self.tokens_per_block, groups=groups)
 
     def get_page_indices_by_layer_group(self, request: Any) -> list[list[int]]:
-        """Empty lists where the request has no cache any more: its end is told nevertheless."""
+        """Empty lists where the request has no cache any more: its end is reported nevertheless."""
         known = request.py_request_id in self.kv_cache_map
         pages = self.impl.pages_of(request.py_request_id) if known else []
         return [list(pages) for _ in range(self.num_pools)]
@@ -54,7 +54,7 @@ class ConnectedV2:
             self.kv_connector_manager.build_scheduler_output(scheduled_batch, self)
 
     def forget_connector_state(self, request: Any) -> None:
-        """The allocation is gone, and with it whatever was told of it."""
+        """The allocation is gone, and with it all that was reported about it."""
         if self.kv_connector_manager is not None:
             request.py_connector_allocation_reported = False
             self.kv_connector_manager.reset_request_state(request)

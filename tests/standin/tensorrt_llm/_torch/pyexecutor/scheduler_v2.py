@@ -6,7 +6,7 @@ from .scheduler import SchedulerOutput
 
 
 class KVCacheV2DummyScheduler:
-    """B: counts blocks as the manager tells them; allocation comes later, in `prepare_resources`."""
+    """B: counts blocks as the manager reports them; allocation comes later, in `prepare_resources`."""
 
     def __init__(self, max_num_requests: int, kv_cache_manager: Any) -> None:
         self.max_num_requests = max_num_requests

@@ -17,7 +17,7 @@ __all__ = ["IndexMapper", "KVCacheManagerV2", "copy_batch_block_offsets_to_devic
 class KVCacheManagerV2(KVCacheManagerV2Common):
     if since("F"):
 
-        def __init__(  # its parameters are what tells it from D (surface 2.2)
+        def __init__(  # its parameters distinguish it from D (surface 2.2)
             self,
             kv_cache_config: Any,
             kv_cache_type: Any,
@@ -58,7 +58,7 @@ class KVCacheManagerV2(KVCacheManagerV2Common):
     def _copy_batch_block_offsets_per_layer(
         self, dst_tensor: Any, request_ids: Sequence[int], copy_idx: Any, num_contexts: int, num_seqs: int
     ) -> None:
-        """Whole table, copy index and scratch ranges: all of them copied late, all refilled by the next call."""
+        """The whole table, the copy index and scratch ranges are copied late, and all are refilled by the next call."""
         device_copy_idx = self._copy_idx_to_device(copy_idx)
         self._device_kv_cache_block_offsets_input.copy_(self.host_kv_cache_block_offsets, non_blocking=True)
         self._copy_scratch_metadata_to_device(request_ids, num_contexts)
