@@ -1,74 +1,14 @@
 // Transfers run behind their marks, end one by one, fail alone, and never hold up who closes the lane.
 #include "lanes/transfer_lane.h"
 
-#include <gtest/gtest.h>
-
 #include <future>
-#include <optional>
 #include <stdexcept>
+#include <thread>
 
-#include "tests/staging/staging_fixture.h"
-
-#ifdef __SANITIZE_ADDRESS__
-// A lane's thread makes new slots where a kernel has failed, and keeps those that the device may still read.
-// KeepsMemoryOnPurpose speaks for its own thread alone.
-extern "C" __attribute__((visibility("default"))) const char* __lsan_default_suppressions();
-extern "C" const char* __lsan_default_suppressions() { return "leak:kvfix::LaneLoop::make_kernel_copies"; }
-#endif
+#include "tests/lanes/lane_fixture.h"
 
 namespace kvfix {
 namespace {
-
-using std::chrono::milliseconds;
-
-constexpr std::size_t kWords = 128;
-constexpr milliseconds kLong{20000};
-constexpr milliseconds kShort{20};
-
-class TransferLaneTest : public StagingTest {
-  protected:
-    void TearDown() override {
-        StagingTest::TearDown();
-        lane.reset();
-        marks.reset();
-    }
-    // The number of the job, where the lane takes it.
-    std::optional<std::uint64_t> enqueue(std::vector<CopySpan> spans, MarkPtr after) {
-        const std::uint64_t job = ++jobs;
-        const LaneAnswer answer = lane->enqueue(job, std::move(spans), std::move(after));
-        return answer == LaneAnswer::taken ? std::optional(job) : std::nullopt;
-    }
-    std::optional<std::uint64_t> store(MarkPtr after = nullptr) {
-        return enqueue({span_of(host, block)}, std::move(after));
-    }
-    LaneAnswer offer(std::uint64_t job, MarkPtr after = nullptr) {
-        return lane->enqueue(job, {span_of(host, block)}, std::move(after));
-    }
-    EndedTransfer ended(std::optional<std::uint64_t> number) {
-        EXPECT_TRUE(number && lane->wait(*number, kLong));
-        const std::vector<EndedTransfer> all_ended = lane->take_ended();
-        return all_ended.empty() ? EndedTransfer{} : all_ended.back();
-    }
-    void reopen(const LaneConfig& config) {
-        lane.reset();
-        lane.emplace(device, config);
-    }
-
-    // Of two words each: as many as two streams share.
-    std::vector<CopySpan> shares() const {
-        std::vector<CopySpan> spans;
-        for (std::size_t i = 0; i < kWords; i += 2) {
-            spans.push_back(span_of(host.subspan(i, 2), block.subspan(i, 2)));
-        }
-        return spans;
-    }
-
-    std::atomic<std::uint64_t> jobs = 0;
-    std::shared_ptr<Marks> marks = std::make_shared<Marks>(device, 4);
-    std::optional<TransferLane> lane{std::in_place, device, LaneConfig{}};
-    Words block = device_words(kWords);
-    Words host = pinned(kWords);
-};
 
 TEST_F(TransferLaneTest, AStoreRunsBehindItsMarkWhateverTheStreamDoesLater) {
     for (std::int32_t i = 1; i <= 50; ++i) {
@@ -215,98 +155,6 @@ TEST_F(TransferLaneTest, ALaneThatIsLetGoWhileTheDeviceIsStuckKeepsWhatTheDevice
     probe.open_gate(gate);
     all_gone.wait();
     EXPECT_EQ(values(host), all(kWords, 3));
-}
-
-TEST_F(TransferLaneTest, EveryStreamThatHasAShareWaitsForTheMark) {
-    reopen({.streams = 2, .shared_bytes_min = 0});
-    for (std::int32_t i = 1; i <= 20; ++i) {
-        const GateHandle gate = probe.close_gate(stream);
-        fill(block, i, stream);
-        const auto number = enqueue(shares(), marks->set(stream));
-        EXPECT_FALSE(lane->wait(*number, milliseconds{1}));
-        EXPECT_EQ(values(host), all(kWords, i - 1));
-        probe.open_gate(gate);
-        ASSERT_EQ(ended(number).error, "");
-        ASSERT_EQ(values(host), all(kWords, i));
-    }
-}
-
-// Whichever of its copies fails: the transfer ends once all have ended, with the error, and the next one runs.
-TEST_F(TransferLaneTest, AShareThatFailsTakesItsTransferDownAndNoOther) {
-    reopen({.streams = 2, .shared_bytes_min = 0});
-    for (std::uint64_t share = 1; share <= 2; ++share) {
-        probe.sim().fail_operation(share);
-        EXPECT_CONTAINS(ended(enqueue(shares(), nullptr)).error, "on request") << share;
-        EXPECT_EQ(ended(enqueue(shares(), nullptr)).error, "") << share;
-    }
-    EXPECT_EQ(lane->stats().failed, 2U);
-    EXPECT_EQ(lane->stats().by_kernel, 0U);
-}
-
-// One share refused at the call while another is held on its stream: the memory stays the device's until that one has ended.
-TEST_F(TransferLaneTest, ARefusedShareWaitsForTheOthers) {
-    const StreamHandle before = probe.create_stream();
-    reopen({.streams = 2, .shared_bytes_min = 0});
-    const GateHandle gate = probe.close_gate({before.value + 1});  // the lane's first stream
-    std::vector<CopySpan> spans = shares();
-    spans.back().dst = 1;
-    const auto number = enqueue(spans, nullptr);
-    EXPECT_FALSE(lane->wait(*number, kShort)) << "the first share is held";
-    probe.open_gate(gate);
-    EXPECT_CONTAINS(ended(number).error, "copy destination");
-}
-
-// The device has something to do after the first 32 blocks, and while the driver takes the next call.
-TEST_F(TransferLaneTest, ALongTransferBeginsWithAShortPart) {
-    const StreamHandle before = probe.create_stream();
-    reopen({.shared_bytes_min = 0});
-    const auto number = enqueue(std::vector<CopySpan>(2048, span_of(host.first(2), block.first(2))), nullptr);
-    EXPECT_EQ(ended(number).error, "");
-    const std::vector<ProbeDevice::Batch> batches = probe.batches();
-    std::vector<std::size_t> blocks;
-    for (std::size_t i = 0; i < batches.size(); ++i) {
-        blocks.push_back(batches[i].spans);
-        EXPECT_EQ(batches[i].stream.value, before.value + 1 + i % 4) << i;
-    }
-    EXPECT_EQ(blocks, (std::vector<std::size_t>{32, 64, 128, 256, 512, 512, 512, 32}));
-}
-
-TEST_F(TransferLaneTest, SmallBlocksKeepToOneStream) {
-    reopen({.streams = 2, .shared_bytes_min = 9});
-    probe.sim().fail_operation(2);  // which would be the second share
-    EXPECT_EQ(ended(enqueue(shares(), nullptr)).error, "");
-    EXPECT_CONTAINS(ended(enqueue(shares(), nullptr)).error, "on request");
-}
-
-TEST_F(TransferLaneTest, ByKernelAStoreRunsBehindItsMarkAsWell) {
-    reopen({.kernel_sms = 2});
-    for (std::int32_t i = 1; i <= 20; ++i) {
-        const GateHandle gate = probe.close_gate(stream);
-        fill(block, i, stream);
-        const auto number = store(marks->set(stream));
-        EXPECT_FALSE(lane->wait(*number, milliseconds{1}));
-        probe.open_gate(gate);
-        ASSERT_EQ(ended(number).error, "");
-        ASSERT_EQ(values(host), all(kWords, i));
-    }
-    EXPECT_EQ(lane->stats().by_kernel, 20U);
-    EXPECT_EQ(ended(enqueue({span_of(host.first(1), block.first(1))}, nullptr)).error, "");
-    EXPECT_EQ(lane->stats().by_kernel, 20U) << "four bytes went by DMA";
-}
-
-TEST_F(TransferLaneTest, AFailedKernelEndsItsTransferAndTheLaneGoesOnWithOtherStreamsAndSlots) {
-    const KeepsMemoryOnPurpose keeps;  // slots whose kernel failed
-    reopen({.in_flight_max = 2, .kernel_sms = 2});
-    for (int i = 0; i < 4; ++i) {  // more often than there are slots
-        probe.sim().fail_operation(1);
-        EXPECT_CONTAINS(ended(store()).error, "on request");
-        EXPECT_EQ(ended(store()).error, "");
-    }
-    probe.refuse_launch(1);
-    EXPECT_CONTAINS(ended(store()).error, "launch refused");
-    EXPECT_EQ(ended(store()).error, "");
-    EXPECT_EQ(lane->stats().failed, 5U);
-    EXPECT_FALSE(lane->stats().broken);
 }
 
 TEST_F(TransferLaneTest, RefusesWhatTheDeviceDoesNotHave) {
