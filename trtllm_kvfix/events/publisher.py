@@ -6,6 +6,7 @@ payload) of each batch that is still kept, then (-1, nothing). One thread calls 
 events.
 """
 
+import logging
 import os
 import time
 from collections import deque
@@ -17,6 +18,8 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.events.wire import Translator
 from trtllm_kvfix.native import BlockEvent
 
+log = logging.getLogger("trtllm_kvfix")
+
 END = (-1).to_bytes(8, "big", signed=True)
 BATCHES_KEPT = 10_000
 BATCHES_WAITING_MAX = 100_000  # per subscriber that is slow; it loses what comes beyond
@@ -24,6 +27,10 @@ BATCHES_WAITING_MAX = 100_000  # per subscriber that is slow; it loses what come
 # further one behind so many batches, because eight bytes may ask for all that are kept.
 QUESTIONS_AT_ONCE = 16
 BATCHES_AT_ONCE = 1_000
+# In answers that nobody has read yet, of all subscribers together: each has a queue, and nobody counts subscribers.
+BATCHES_UNREAD_MAX = 100_000
+# A question is 8 bytes, and a subscriber's name in ZMQ's handshake up to 255. Nobody may make us keep a long one.
+QUESTION_BYTES_MAX = 1_024
 
 
 class Publisher:
@@ -49,6 +56,9 @@ class Publisher:
         self._replay = None if replay_endpoint is None else context.socket(zmq.ROUTER)
         if self._replay is not None:  # ROUTER drops what a queue cannot hold: a whole answer fits, with its end
             self._replay.set(zmq.SNDHWM, batches_kept + 1)
+            self._replay.set(zmq.MAXMSGSIZE, QUESTION_BYTES_MAX)
+        self._unread: list[tuple[Any, int]] = []  # what says that an answer has gone out, and its batches
+        self.questions_refused = 0  # because too much was unread
         self._process = os.getpid()
         try:
             self._publish.bind(endpoint)
@@ -81,14 +91,40 @@ class Publisher:
             answered += 1
         return answered
 
+    @property
+    def batches_unread(self) -> int:
+        """In answers that subscribers have not read yet. From BATCHES_UNREAD_MAX on, questions are refused."""
+        self._unread = [(sent, batches) for sent, batches in self._unread if not sent.done]
+        return sum(batches for _, batches in self._unread)
+
+    def _refuses(self) -> bool:
+        """Read and drop the question: one that waited would keep ZMQ from seeing which subscribers have gone."""
+        unread = self.batches_unread
+        if unread < BATCHES_UNREAD_MAX:
+            return False
+        self.questions_refused += 1
+        if self.questions_refused == 1:
+            log.warning(
+                "events: a question for missed batches gets no answer, because answers of %d batches wait to be read "
+                "(limit %d); usual cause: subscribers that ask and do not read. This is logged once",
+                unread,
+                BATCHES_UNREAD_MAX,
+            )
+        return True
+
     def _answer(self, replay: Any, who: bytes, *rest: bytes) -> int:
         """Send the answer, and return the number of its batches."""
         if len(rest) != 2 or len(rest[1]) != 8:  # not a request: it gets no answer
             return 0
+        if self._refuses():
+            return 0
         wanted = [batch for batch in self._kept if batch[0] >= rest[1]]
-        for number, payload in wanted:
-            replay.send_multipart((who, b"", number, payload))
-        replay.send_multipart((who, b"", END, b""))
+        # One frame in every message of the answer: ZMQ lets go of it when the last has been read, or dropped with its
+        # subscriber.
+        mark = self._zmq.Frame(b"", track=True, copy=False, copy_threshold=0)
+        for number, payload in [*wanted, (END, b"")]:
+            replay.send_multipart((who, mark, number, payload), copy=False)
+        self._unread.append((mark.tracker, len(wanted) + 1))
         return len(wanted)
 
     def _check(self) -> None:
