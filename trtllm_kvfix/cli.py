@@ -2,7 +2,6 @@
 output, 130 after ctrl-C, and 141 where the reader of a pipe has gone, as shells say of a program that a signal
 has ended."""
 
-import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,19 +41,19 @@ def one_line_errors() -> Iterator[None]:
         yield
         sys.stdout.flush()  # so that a full disk is found here and not by the interpreter's end
     except BrokenPipeError as error:
-        streams.give_up_output()
+        streams.give_up(sys.stdout)
         raise click.exceptions.Exit(EXIT_PIPE_GONE) from error
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if not streams.refused(error):
             raise
-        click.echo(f"Error: standard output cannot be written: {error.strerror}", err=True)
-        streams.give_up_output()
+        streams.complain(f"Error: standard output cannot be written: {error.strerror}")
+        streams.give_up(sys.stdout)
         raise click.exceptions.Exit(BAD_USAGE) from error
     except KeyboardInterrupt as error:  # where the command has nothing of its own to say: it has shown nothing yet
-        click.echo("Interrupted.", err=True)
+        streams.complain("Interrupted.")
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from error
     except KvfixError as error:
-        click.echo(f"Error: {error}", err=True)
+        streams.complain(f"Error: {error}")
         raise click.exceptions.Exit(error.exit_code) from error
 
 
@@ -91,6 +90,15 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with one_line_errors():
             return super().invoke(ctx)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:  # click has bad usage to report, and standard error does not take it
+            if not streams.refused(error):
+                raise
+            streams.give_up(sys.stderr)
+            sys.exit(BAD_USAGE)
 
 
 @click.group(cls=LazyGroup, epilog=usage.COMPLETION, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,9 +1,13 @@
 """Standard output and standard error as a command needs them: open, and at a loss for no letter."""
 
+import errno
 import io
 import os
 import sys
 from pathlib import Path
+from typing import TextIO
+
+import click
 
 # Python's own choices for standard output. Either ends a command at the first letter that the encoding lacks.
 _STOPS_AT_A_LETTER = ("strict", "surrogateescape")
@@ -21,6 +25,20 @@ def prepare() -> None:
             stream.reconfigure(errors="replace")
 
 
-def give_up_output() -> None:
-    """Standard output cannot be written: what is buffered goes nowhere, so that the interpreter's end does not try."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def refused(error: OSError) -> bool:
+    """Whether a stream did not take what was written: a full disk, a quota, a limit of file sizes, a failed device. An
+    error with a file's name is about that file."""
+    return error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def complain(text: str) -> None:
+    """On standard error. Where that cannot be written either, the exit code has to do."""
+    try:
+        click.echo(text, err=True)
+    except OSError:
+        give_up(sys.stderr)
+
+
+def give_up(stream: TextIO) -> None:
+    """It cannot be written: what is buffered goes nowhere, so that the interpreter's end does not try."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

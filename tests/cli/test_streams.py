@@ -1,6 +1,7 @@
 """Standard streams as callers leave them: closed, full, left by their reader, or without our letters."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -69,6 +70,31 @@ def test_help_on_a_full_disk_is_one_line() -> None:
         done = subprocess.run([*COMMAND, "-h"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == SettingsError.exit_code
     assert done.stderr == "Error: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("-h",), VERIFY, ("nosuch",), ("verify", "--nosuch"), ("run", "--", "no-such-program")], ids=" ".join
+)
+def test_a_full_disk_behind_output_and_errors_is_no_hazard(arguments: tuple[str, ...]) -> None:
+    """`> log 2>&1`; 1 would mean a hazard."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=full, check=False)
+    assert done.returncode == SettingsError.exit_code
+
+
+@pytest.mark.parametrize("arguments", [("-h",), DEMO], ids=" ".join)
+def test_a_limit_of_file_sizes_is_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """As a quota, and unlike a full disk, it is another error than ENOSPC."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    with (tmp_path / "out").open("w") as out:
+        done = subprocess.run(
+            [*COMMAND, *arguments], stdout=out, stderr=subprocess.PIPE, text=True, check=False, preexec_fn=limit
+        )
+    assert done.returncode == SettingsError.exit_code
+    assert done.stderr == "Error: standard output cannot be written: File too large\n"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
