@@ -119,5 +119,6 @@ def main(ctx: click.Context, config: Path | None) -> None:
     """
     from trtllm_kvfix.settings import load  # noqa: PLC0415  --help and --version need no settings, so no pydantic
 
+    ctx.obj = load(config)
     # Options of a command that bear a setting's name take their defaults from it.
-    ctx.default_map = load(config).model_dump()
+    ctx.default_map = ctx.obj.model_dump()

@@ -87,6 +87,13 @@ def test_status_shows_every_process_with_its_fixes(tmp_path: Path, monkeypatch: 
     assert json.loads(CliRunner().invoke(cli.main, ["status", "--json"]).output) == [attestation(1, 2).as_dict()]
 
 
+def test_status_looks_into_the_folder_that_the_file_of_settings_names(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(f"kvfix: {{runtime_dir: {tmp_path / 'elsewhere'}}}\n")
+    result = CliRunner().invoke(cli.main, ["--config", str(file), "status"])
+    assert f"(looked in {tmp_path / 'elsewhere'})" in result.output
+
+
 def test_a_process_attests_when_it_imports_upstream_and_again_when_its_engine_starts(small: Path) -> None:
     code = f"""
 import small_fixes, trtllm_kvfix

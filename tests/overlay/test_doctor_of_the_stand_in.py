@@ -22,11 +22,13 @@ TABLE = "host_kv_cache_block_offsets"
 
 
 def doctor(folder: Path, variant: str, *launcher: str, **variables: str) -> tuple[dict[str, Any], int]:
-    environ = environment(folder, STANDIN_VARIANT=variant, **variables)
+    return reported([*launcher, *COMMAND, "doctor", "--json"], folder, {"STANDIN_VARIANT": variant, **variables})
+
+
+def reported(command: list[str], folder: Path, variables: dict[str, str]) -> tuple[dict[str, Any], int]:
+    environ = environment(folder, **variables)
     environ["PYTHONPATH"] = os.pathsep.join(map(str, (STANDIN, ROOT)))
-    done = subprocess.run(
-        [*launcher, *COMMAND, "doctor", "--json"], capture_output=True, text=True, check=False, cwd=folder, env=environ
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environ)
     assert done.stdout, done.stderr
     return json.loads(done.stdout), done.returncode
 
@@ -57,6 +59,15 @@ def test_a_fix_that_is_off_guards_nothing(tmp_path: Path) -> None:
     assert exit_code == 1
     assert guards(report)[ATTENTION, "prompt_lens_cpu"] is None
     assert guards(report)[ATTENTION, TABLE] == V1
+
+
+def test_a_fix_that_the_file_of_settings_turns_off_is_a_problem(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(f"kvfix: {{fixes: {{{FENCE}: off}}}}\n")
+    command = [*COMMAND, "--config", str(file), "doctor", "--json"]
+    report, exit_code = reported(command, tmp_path, {"STANDIN_VARIANT": "B"})
+    assert exit_code == 1
+    assert {each["id"]: each["choice"] for each in report["overlay"]["fixes"]}[FENCE] == "off"
 
 
 @pytest.mark.parametrize("launcher", [(), (*COMMAND, "run", "--")])

@@ -11,7 +11,7 @@ from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.overlay.attest import live
 from trtllm_kvfix.runtime_files import folder_of, process_start, refuse_unreadable
-from trtllm_kvfix.settings import load
+from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.sizes import bytes_text
 from trtllm_kvfix.tools.terminal import terminal
 
@@ -19,9 +19,10 @@ from trtllm_kvfix.tools.terminal import terminal
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the attestations as one JSON list.")
 @click.option("--dump", is_flag=True, help="Print the flight records: the last decisions of each process, as JSON.")
-def status(as_json: bool, dump: bool) -> None:
+@click.pass_obj
+def status(settings: Settings, as_json: bool, dump: bool) -> None:
     """Show which fixes run in this user's processes, rank by rank, and the state of their host tiers."""
-    folder = folder_of(load())
+    folder = folder_of(settings)
     refuse_unreadable(folder)
     if dump:
         click.echo(json.dumps(flight_records(folder), indent=1))

@@ -18,10 +18,12 @@ from trtllm_kvfix.tools.doctor import kernels
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from trtllm_kvfix.settings import Settings
+
 OPTIONAL = ("matplotlib", "mpi4py", "tensorrt_llm", "torch")
 
 
-def examine(source: Path | None = None) -> dict[str, Any]:
+def examine(settings: "Settings", source: Path | None = None) -> dict[str, Any]:
     """The report as plain values. Optional packages are looked up by their metadata. TensorRT-LLM is imported, or read
     in `source`."""
     report: dict[str, Any] = {
@@ -48,14 +50,13 @@ def examine(source: Path | None = None) -> dict[str, Any]:
         report["problems"].append("the extension was built without its lock (KVFIX_NO_LOCK): rebuild it before use")
     from trtllm_kvfix.fixes import ALL  # noqa: PLC0415
     from trtllm_kvfix.overlay.registry import Registry  # noqa: PLC0415
-    from trtllm_kvfix.settings import load  # noqa: PLC0415
     from trtllm_kvfix.tools.doctor import examine as overlay  # noqa: PLC0415  the fixes need the extension
     from trtllm_kvfix.tools.doctor.source_tree import SourceTree  # noqa: PLC0415
 
     if source is not None:
-        report["overlay"] = overlay.examine_source(SourceTree(source), load(), Registry(ALL))
+        report["overlay"] = overlay.examine_source(SourceTree(source), settings, Registry(ALL))
     else:
-        report["overlay"] = overlay.examine(load(), Registry(ALL))
+        report["overlay"] = overlay.examine(settings, Registry(ALL))
     report["problems"] += report["overlay"].pop("problems")
     return report
 
@@ -67,13 +68,14 @@ def examine(source: Path | None = None) -> dict[str, Any]:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Examine the TensorRT-LLM in this folder without importing it: a checkout, or an unpacked wheel.",
 )
-def doctor(as_json: bool, source: Path | None) -> None:
+@click.pass_obj
+def doctor(settings: "Settings", as_json: bool, source: Path | None) -> None:
     """Show what is installed here, which fixes it needs, and what each fix would do.
 
     The exit code is 1 if TensorRT-LLM is not installed here, the native extension is missing or unusable, a fix fails
     its self-test, a fix that this TensorRT-LLM needs is off, or a probe cannot decide whether a fix is needed.
     """
-    report = examine(source)
+    report = examine(settings, source)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
