@@ -1,5 +1,7 @@
 """Settings: which source comes first, and what is refused with which words."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,7 @@ def test_unknown_variable_is_refused_with_the_nearest_known_one() -> None:
     [
         ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "many"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is 'many': "),
         ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "yes"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is True: "),
+        ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "2026-99-99"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is '2026-99-99': "),
         ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "[3"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is '[3': "),
         ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "-1"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is -1: "),
         ({"TRTLLM_KVFIX_REPLAY_TOKENS_PER_BLOCK": ""}, "TRTLLM_KVFIX_REPLAY_TOKENS_PER_BLOCK is None: "),
@@ -138,9 +141,14 @@ def test_bad_environment_is_refused_by_name(environ: dict[str, str], message: st
         ("kvfix: {offload: {host_bytes: 1e6}}", "is '1e6': write bytes with a unit such as 55GiB"),
         ("kvfix: {tuning: {staging_mode: device_table}}", "kvfix.tuning.staging_mode is 'device_table': "),
         ("kvfix: {tuning: {staging_mode: device_table}}", "it is gone, because an early copy is faster"),
+        ("kvfix: {fixes: [[[[[[[[[[[[1]]]]]]]]]]]]}", "is [[[[[[[...]]]]]]]; it has settings of its own"),
+        ("kvfix: {tuning: {staging_mode: " + 1000 * "x" + "}}", "xxx...xxx"),
         ("kv_fix: {}", "has no mapping `kvfix:` at its top level"),
         ("- 1", "has no mapping `kvfix:` at its top level"),
         ("a: [", "cannot be read: line 1, column 5: expected the node content"),
+        ("a: 2026-99-99", "cannot be read: month must be in 1..12"),
+        ("a: !!bool maybe", "cannot be read: a tag does not fit its value (KeyError: 'maybe')"),
+        ("a: " + 1_000 * "[", "cannot be read: mappings and lists are nested too deeply"),
         ("a: \0", "cannot be read: unacceptable character #x0000: special characters are not allowed"),
     ],
 )
@@ -151,6 +159,16 @@ def test_bad_file_is_refused_with_its_path(tmp_path: Path, text: str, message: s
     assert message in str(caught.value)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_aliases_of_aliases_are_read_once() -> None:
+    """In a process of its own: who follows each alias is busy for years."""
+    lines = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}" for i in range(1, 60)), "kvfix: *a59"]
+    code = "import sys; from trtllm_kvfix.settings import repeated_keys; print(repeated_keys(sys.stdin.read()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="\n".join(lines), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_a_section_that_was_read_already_comes_before_the_file_and_after_the_environment(tmp_path: Path) -> None:

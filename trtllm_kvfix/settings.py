@@ -7,6 +7,7 @@ that is skipped looks like a setting that does not help.
 
 import difflib
 import os
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -23,6 +24,7 @@ __all__ = [
     "ENV_JOB",
     "ENV_PREFIX",
     "SECTION",
+    "UNREADABLE",
     "FixChoices",
     "FixSettings",
     "ReplaySettings",
@@ -35,6 +37,7 @@ __all__ = [
     "load",
     "names",
     "repeated_keys",
+    "shortened",
     "unset",
     "variable_of",
 ]
@@ -45,6 +48,9 @@ ENV_ENABLED = ENV_PREFIX + "ENABLED"
 ENV_JOB = ENV_PREFIX + "JOB"  # written by us: processes of one start bear the same, so that they are compared
 SECTION = "kvfix"
 FILE_BYTES_MAX = 1 << 20  # a device such as /dev/zero has no end
+
+# What reading a YAML file may raise. A date or a tag on what is none of its kind raises whatever Python does there.
+UNREADABLE = (OSError, yaml.YAMLError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
 
 # ("replay", "blocks_host") is kvfix.replay.blocks_host in a file, TRTLLM_KVFIX_REPLAY_BLOCKS_HOST in the environment.
 Name: TypeAlias = tuple[str, ...]
@@ -126,7 +132,7 @@ def _from_file(file: Path) -> dict[Name, _Given]:
     try:
         text = _bounded_text(file)
         document, twice = yaml.safe_load(text), repeated_keys(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except UNREADABLE as error:
         raise SettingsError(f"settings file {file} cannot be read: {in_one_line(error)}") from error
     if twice:
         raise SettingsError(f"settings file {file} has {', '.join(twice)} more than once; only the last would count")
@@ -148,6 +154,10 @@ def _bounded_text(file: Path) -> str:
 
 def in_one_line(error: Exception) -> str:
     """YAML's own text draws the place over several lines, and calls the file `<unicode string>`."""
+    if isinstance(error, RecursionError):
+        return "mappings and lists are nested too deeply"
+    if isinstance(error, TypeError | AttributeError | LookupError):
+        return f"a tag does not fit its value ({type(error).__name__}: {error})"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return str(error).partition("\n")[0]
     mark = error.problem_mark
@@ -157,18 +167,20 @@ def in_one_line(error: Exception) -> str:
 def repeated_keys(text: str) -> list[str]:
     """Keys that stand twice at the top of a document, or twice in one mapping of ours. To YAML, the last wins."""
     document = yaml.compose(text, Loader=yaml.SafeLoader)
-    return list(_repeated(document, "")) if isinstance(document, yaml.MappingNode) else []
+    return list(_repeated(document, "", set())) if isinstance(document, yaml.MappingNode) else []
 
 
-def _repeated(mapping: yaml.MappingNode, prefix: str) -> Iterator[str]:
+def _repeated(mapping: yaml.MappingNode, prefix: str, visited: set[int]) -> Iterator[str]:
+    """Each mapping once, however many aliases it has: a few lines of YAML may have billions."""
+    visited.add(id(mapping))
     seen: set[str] = set()
     for key, value in mapping.value:
         name = prefix + str(key.value)
         if name in seen:
             yield name
         seen.add(name)
-        if isinstance(value, yaml.MappingNode) and name.split(".")[0] == SECTION:
-            yield from _repeated(value, name + ".")
+        if isinstance(value, yaml.MappingNode) and id(value) not in visited and name.split(".")[0] == SECTION:
+            yield from _repeated(value, name + ".", visited)
 
 
 def _from_section(section: Mapping[Any, Any], where: str) -> dict[Name, _Given]:
@@ -179,7 +191,9 @@ def _from_section(section: Mapping[Any, Any], where: str) -> dict[Name, _Given]:
         if below and value == {}:
             continue  # a section with nothing in it
         if below:
-            raise SettingsError(f"{dotted} in {where} is {value!r}; it has settings of its own, such as {min(below)}")
+            raise SettingsError(
+                f"{dotted} in {where} is {shortened(value)}; it has settings of its own, such as {min(below)}"
+            )
         if dotted not in known:
             sections = {name.rpartition(".")[0] for name in known} - {SECTION}
             _refuse(dotted, where, [*known, *sections] if isinstance(value, dict) else known)
@@ -212,8 +226,15 @@ def _scalar(text: str) -> Any:
     """A variable's text means what the same text means in the YAML file: 7 is a number, null is none."""
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except UNREADABLE:
         return text
+
+
+def shortened(value: Any) -> str:
+    """A value for an error message. Aliases may make a few lines of YAML longer than a log can hold."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 200
+    return short.repr(value)
 
 
 def _refuse(name: str, where: str, known: Iterable[str]) -> NoReturn:
@@ -237,4 +258,4 @@ def _validated(given: Mapping[Name, _Given]) -> Settings:
         below = problem.get("ctx", {}).get("below")  # where a mapping's own check names one of its keys
         setting = given[tuple(str(part) for part in (*problem["loc"], below) if part is not None)]
         message = problem["msg"].removeprefix("Value error, ")
-        raise SettingsError(f"{setting.where} is {setting.value!r}: {message}") from error
+        raise SettingsError(f"{setting.where} is {shortened(setting.value)}: {message}") from error

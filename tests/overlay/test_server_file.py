@@ -32,6 +32,17 @@ def test_the_file_is_found_by_its_content(how: str, file: Path, monkeypatch: pyt
     assert server_file.file_of({"a": 3}, []) is None
 
 
+def test_a_file_with_an_impossible_date_is_refused_only_behind_its_option(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("a: 2026-99-99\n")
+    with pytest.raises(SettingsError, match=rf"--config is {file}, which cannot be read: month must be in 1..12"):
+        server_file.check(["trtllm-serve", "--config", str(file)], {})
+    assert server_file.check(["trtllm-serve", str(file)], {}) == [], "an argument that only looks like the file"
+    monkeypatch.setattr(sys, "argv", ["serve", str(file)])
+    assert server_file.file_of({"a": 1}, []) is None
+
+
 def test_what_it_says_twice_is_refused_with_its_name(file: Path) -> None:
     file.write_text(TWICE)
     with pytest.raises(SettingsError, match=rf"{file} has kv_connector_config more than once"):

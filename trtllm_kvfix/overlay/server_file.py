@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import yaml
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.settings import SECTION, Settings, in_one_line, load, repeated_keys
+from trtllm_kvfix.settings import SECTION, UNREADABLE, Settings, in_one_line, load, repeated_keys, shortened
 
 # The options by which trtllm-serve and trtllm-bench take the file, whatever its name ends in.
 OPTIONS = ("--config", "--extra_llm_api_options")
@@ -21,7 +21,7 @@ def file_of(document: Any, named: Iterable[Any]) -> Path | None:
         try:
             if yaml.safe_load(file.read_text(encoding="utf-8")) == document:
                 return file
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
+        except UNREADABLE:
             continue
     return None
 
@@ -32,7 +32,7 @@ def settings_of(section: Any, file: Path | None, environ: Mapping[str, str]) -> 
     if file is not None:
         _refuse_repeated(file)
     if not isinstance(section, dict):
-        raise SettingsError(f"`{SECTION}:` in {where} is {section!r}; settings belong below it")
+        raise SettingsError(f"`{SECTION}:` in {where} is {shortened(section)}; settings belong below it")
     return load(environ=environ, section=section, where=where)
 
 
@@ -43,7 +43,7 @@ def check(command: Iterable[str], environ: Mapping[str, str]) -> list[str]:
     for option, file in _files(command):
         try:
             document = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        except UNREADABLE as error:
             if option is None:
                 continue  # an argument that only looks like the server's file
             raise SettingsError(f"{option} is {file}, which cannot be read: {in_one_line(error)}") from error
