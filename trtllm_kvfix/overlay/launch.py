@@ -70,9 +70,7 @@ def variables(settings: Settings, environ: Mapping[str, str], job: str) -> dict[
 def checked(command: Sequence[str]) -> list[str]:
     """The command line to run; raise SettingsError where the fixes would not reach it."""
     if shutil.which(command[0]) is None:
-        raise SettingsError(
-            f"command {command[0]!r} is not found in PATH; usual cause: it is installed in another environment"
-        )
+        raise SettingsError(f"command {command[0]!r} {why_not_found(command[0])}")
     deaf = deaf_python(command)
     if deaf is None:
         return list(command)
@@ -84,6 +82,15 @@ def checked(command: Sequence[str]) -> list[str]:
             "with `trtllm-kvfix enable`"
         )
     return list(command)
+
+
+def why_not_found(program: str) -> str:
+    """A program with a slash in its name is not looked for in PATH."""
+    if os.sep not in program:
+        return "is not found in PATH; usual cause: it is installed in another environment"
+    if not Path(program).exists():
+        return f"does not exist (the folder is {Path.cwd()})"
+    return "is a folder" if Path(program).is_dir() else f"is not executable; usual cause: chmod +x {program} is missing"
 
 
 def deaf_python(command: Sequence[str]) -> DeafPython | None:
