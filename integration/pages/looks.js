@@ -73,6 +73,8 @@
     // Text that is cut off without a way to scroll to it.
     cut: texts().filter((each) => !isDrawn(each) && !each.closest(".scroll") &&
       each.getBoundingClientRect().right > window.innerWidth + 1).map(name),
+    // Tables that show a part of themselves only.
+    partly: scrollers().filter((each) => each.querySelector("table")).map(name),
     interactive: [...document.querySelectorAll("a[href], button, summary, input, select"), ...scrollers()]
       .filter(isShown).map(name),
   };

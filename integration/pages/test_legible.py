@@ -52,6 +52,13 @@ def test_a_page_is_legible_and_says_no_error(tab: Tab) -> None:
     assert tab.complaints() == []
 
 
+@pytest.mark.parametrize(("name", "width"), [("verify", 1280), ("demo", 1280), ("demo", 400)])
+def test_a_table_fits(name: str, width: int, pages: dict[str, Path], chromium: Chromium) -> None:
+    tab = chromium.open(pages[name].as_uri(), width)
+    assert looks(tab)["partly"] == []
+    tab.close()
+
+
 FOCUSED = """(() => { const at = document.activeElement; if (at === document.body) return null;
   at.dataset.reached = 'yes'; return at.tagName; })()"""
 UNREACHED = """[...document.querySelectorAll('a[href], button, summary, input, select, .scroll')]
