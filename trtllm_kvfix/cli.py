@@ -74,6 +74,8 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if ctx.resilient_parsing:  # completion, where a command that is misspelt is no error
+            return super().resolve_command(ctx, args)
         near = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, n=1)
         if near:
             ctx.fail(f"No such command {args[0]!r}; did you mean {near[0]}?")

@@ -81,6 +81,7 @@ def test_example_is_a_command_line_of_ours(name: str, example: str) -> None:
         ("replay --generate", "sm", ["small"]),
         ("verify --device", "c", ["cpu", "cuda", "cuda:0"]),
         ("bench --device", "a", ["auto"]),
+        ("nosuch", "ver", ["verify"]),
     ],
 )
 def test_shell_completes(words: str, incomplete: str, offered: list[str]) -> None:
