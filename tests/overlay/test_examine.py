@@ -175,3 +175,27 @@ def test_source_that_this_python_cannot_read_is_passed_over(tmp_path: Path) -> N
     (tmp_path / "_torch").mkdir()
     (tmp_path / "_torch/later.py").write_text("x = = non_blocking=True")
     assert candidates(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "problem"),
+    [
+        ("tensorrt_llm/__init__.py", "", "has no tensorrt_llm._torch.pyexecutor.resource_manager, so no probe says"),
+        ("tensorrt_llm.py", "", "tensorrt_llm.py has no tensorrt_llm._torch.pyexecutor.resource_manager, so no probe"),
+        (
+            "tensorrt_llm/left_over.txt",
+            "",
+            "usual causes: an incomplete installation, or a release without the PyTorch",
+        ),
+        ("tensorrt_llm/__init__.py", "import sys\nsys.exit(3)\n", "tensorrt_llm cannot be imported: SystemExit: 3"),
+    ],
+)
+def test_an_installation_that_is_broken_does_not_look_like_one_that_needs_nothing(
+    tmp_path: Path, file: str, text: str, problem: str
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    command = [sys.executable, "-m", "trtllm_kvfix", "doctor", "--json"]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert any(problem in each for each in json.loads(done.stdout)["problems"])

@@ -47,7 +47,7 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
     with output_to_stderr():
         try:
             package = import_module(PACKAGE)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # some module of a broken installation may end its program
             report["problems"].append(f"{PACKAGE} cannot be imported: {type(error).__name__}: {error}")
             return report
         upstream = Upstream(may_import=True)
@@ -56,6 +56,10 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
     report["fixes"] = described(registry.fixes, statuses, report["hook"])
     report["buffers"] = buffers(package.__file__, registry.fixes, statuses, report["hook"])
     report["problems"] += problems(statuses, report["hook"], forced=settings.force)
+    if not exists(RESOURCE_MANAGER):
+        report["problems"] += nothing_to_judge(
+            getattr(package, "__path__", [package.__file__])[0], "installation", statuses
+        )
     return report
 
 
@@ -65,6 +69,7 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
         tree.module(name)  # a file that cannot be read is reported, even if no probe reaches it
     statuses = registry.probe(settings, tree).fixes
     trials = tried(registry.fixes)
+    has_managers = tree.module(RESOURCE_MANAGER) is not None or RESOURCE_MANAGER in tree.unreadable
     return {
         "installed": True,
         "version": tree.version(),
@@ -80,18 +85,17 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
             *problems(statuses, "run", forced=settings.force),
             *(f"fix {status.id} is needed: {status.reason}" for status in statuses if status.missing),
             *(f"{name} cannot be read: {why}" for name, why in tree.unreadable.items()),
-            *nothing_to_judge(tree, statuses),
+            *([] if has_managers else nothing_to_judge(str(tree.package), "checkout", statuses)),
         ],
     }
 
 
-def nothing_to_judge(tree: SourceTree, statuses: Sequence[FixStatus]) -> Iterator[str]:
+def nothing_to_judge(place: str, kind: str, statuses: Sequence[FixStatus]) -> Iterator[str]:
     """Without the managers no probe finds anything to fix, which must not look like a build that needs nothing."""
-    has_managers = tree.module(RESOURCE_MANAGER) is not None or RESOURCE_MANAGER in tree.unreadable
-    if not has_managers and all(status.word == State.NOT_APPLICABLE.value for status in statuses):
+    if all(status.word == State.NOT_APPLICABLE.value for status in statuses):
         yield (
-            f"{tree.package} has no {RESOURCE_MANAGER}, so no probe says anything about it; usual causes: an "
-            "incomplete checkout, or a release without the PyTorch backend"
+            f"{place} has no {RESOURCE_MANAGER}, so no probe says anything about it; usual causes: an incomplete "
+            f"{kind}, or a release without the PyTorch backend"
         )
 
 
