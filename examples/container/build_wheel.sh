@@ -11,5 +11,9 @@ case $kernels in
   *) echo "kernels are '$kernels': AUTO, ON or OFF is expected" >&2; exit 2 ;;
 esac
 # A variable and not --config-settings, which pip before 22.1 does not know.
-SKBUILD_CMAKE_DEFINE="KVFIX_KERNELS=$kernels" \
+export SKBUILD_CMAKE_DEFINE="KVFIX_KERNELS=$kernels"
+if python3 -m pip --version >/dev/null 2>&1; then
   python3 -m pip wheel --no-deps --disable-pip-version-check --wheel-dir "$folder" "$source"
+else  # Dynamo's image has uv and no pip.
+  uv build --wheel --python "$(command -v python3)" --out-dir "$folder" "$source"
+fi

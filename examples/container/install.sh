@@ -9,9 +9,15 @@ if [ "${#wheels[@]}" -ne 1 ] || [ ! -e "${wheels[0]}" ]; then
   exit 2
 fi
 
-packages() { python3 -m pip list --format=freeze --disable-pip-version-check --exclude trtllm-kvfix | LC_ALL=C sort; }
+pip=(python3 -m pip --disable-pip-version-check)
+if ! "${pip[@]}" --version >/dev/null 2>&1; then  # Dynamo's image has uv and no pip.
+  pip=(uv pip)
+  UV_PYTHON=$(command -v python3)
+  export UV_PYTHON
+fi
+packages() { "${pip[@]}" list --format=freeze --exclude trtllm-kvfix | LC_ALL=C sort; }
 before=$(packages)
-python3 -m pip install --no-cache-dir --disable-pip-version-check "${wheels[0]}"
+"${pip[@]}" install --no-cache-dir "${wheels[0]}"
 changed=$(LC_ALL=C comm -23 <(echo "$before") <(packages))
 if [ -n "$changed" ]; then
   printf 'installing it has changed or removed what TensorRT-LLM runs with:\n%s\n' "$changed" >&2

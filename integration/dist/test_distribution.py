@@ -62,9 +62,11 @@ def test_command_runs_from_the_wheel(python: Path, tmp_path: Path, command: str,
     assert part in done.stdout
 
 
-def test_image_installs_the_wheel_and_nothing_else_changes(built: Built, tmp_path: Path) -> None:
-    """install.sh in an environment that has a version of rich which is too old for us: what runs there is not touched."""
-    uv("venv", "--quiet", "--seed", "--python", sys.executable, tmp_path / "venv")
+@pytest.mark.parametrize("pip", [True, False])
+def test_image_installs_the_wheel_and_nothing_else_changes(built: Built, tmp_path: Path, pip: bool) -> None:
+    """install.sh in an environment that has a version of rich which is too old for us: what runs there is not touched.
+    NVIDIA's image has pip, Dynamo's has uv alone."""
+    uv("venv", "--quiet", *(["--seed"] if pip else []), "--python", sys.executable, tmp_path / "venv")
     programs = tmp_path / "venv" / "bin"
     command = [CONTAINER / "install.sh", built.wheel.parent]
     environ = clean_environment(programs)
