@@ -42,10 +42,10 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help bound build verify test gtest test-py test-cpp test-dist test-mpi test-nixl test-mooncake test-ray test-dynamo test-upstream test-clients test-pages docs lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci clean
+.PHONY: help bound build verify test gtest test-py test-cpp test-aarch64 test-dist test-mpi test-nixl test-mooncake test-ray test-dynamo test-upstream test-clients test-pages docs lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.ready:
 	@echo "creating $(VENV) with $(PYTHON)"
@@ -107,6 +107,9 @@ test-cpp: gtest  ## run the C++ tests
 		$(PY) tools/build_progress.py compiled -- cmake --build build/tests && \
 		ctest --test-dir build/tests --output-on-failure --no-tests=error -j $(JOBS); \
 	fi
+
+test-aarch64: $(VENV)/.ready  ## compile the C++ tests for aarch64 and run them under QEMU; not part of ci
+	@JOBS=$(JOBS) integration/dist/aarch64.sh -DKVFIX_WERROR=$(WERROR)
 
 # In environments of their own, so that nothing installed for development can stand in for something that a user lacks.
 test-dist: $(VENV)/.dev build  ## build sdist and wheel, and run the commands from them with the lowest and newest dependencies
