@@ -100,7 +100,9 @@ def compared(loop: Loop, batch: int, step_ms: int, cycles: int, arms: Sequence[s
     name, metric = f"{loop.name}-batch{batch}-step{step_ms}ms", "iteration_us" if cycles else "host_us"
     for arm, of_arm in taken.items():
         values = np.concatenate(of_arm)
-        yield Row(name, TOKENS_PER_BLOCK, arm, metric, Summary.of(values), Summary.of(values / base))
+        yield Row(
+            name, TOKENS_PER_BLOCK, arm, metric, Summary.of(values.tolist()), Summary.of((values / base).tolist())
+        )
         if arm != OFF:
             added = [np.median(mine) - np.median(off) for mine, off in zip(of_arm, taken[OFF], strict=True)]
             yield Row(name, TOKENS_PER_BLOCK, arm, "added_us", Summary.of(added))

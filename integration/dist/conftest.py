@@ -13,9 +13,9 @@ from trtllm_kvfix.native import build_info
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The wheel is built out of the sdist, which so is complete, by the script of the images. The tools are those of this
-    environment (pip reads `false` as: no isolation), and kernels are as in the extension that is installed here: so the two
-    can be compared."""
+    """The wheel is built out of the sdist, which so is complete, by the script of the images. The tools are those of
+    this environment (pip reads `false` as: no isolation), and kernels are as in the extension that is installed here:
+    so the two can be compared."""
     folder = tmp_path_factory.mktemp("dist")
     uv("build", "--quiet", "--sdist", "--no-build-isolation", "--python", sys.executable, "--out-dir", folder, ROOT)
     (sdist,) = folder.glob("*.tar.gz")

@@ -30,7 +30,12 @@ def test_one_build_for_each_wheel(arch: str) -> None:
 
 
 def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
-    scripts = [*ROOT.glob("tools/*.sh"), *ROOT.glob("examples/**/*.sh"), *ROOT.glob("integration/dist/*.sh"), ROOT / ".ci" / "run"]
+    scripts = [
+        *ROOT.glob("tools/*.sh"),
+        *ROOT.glob("examples/**/*.sh"),
+        *ROOT.glob("integration/dist/*.sh"),
+        ROOT / ".ci" / "run",
+    ]
     assert len(scripts) > 5
     done = run("shellcheck", *scripts)
     assert done.returncode == 0, done.stdout

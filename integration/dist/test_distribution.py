@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from packaging.version import Version
 import trtllm_kvfix
 from integration.dist.environments import CONTAINER, ROOT, Built, clean_environment, uv
 from trtllm_kvfix.native import BlockManager
-
 
 # A command, its exit code, and a part of what it prints where TensorRT-LLM is not installed.
 COMMANDS = [
@@ -31,7 +29,7 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module", params=["lowest-direct", "highest"])
-def python(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def python(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment in which the wheel is, with the dependencies that pyproject.toml allows."""
     folder = tmp_path_factory.mktemp(request.param)
     chosen = folder / "chosen.txt"
@@ -41,9 +39,11 @@ def python(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytes
     interpreter = folder / "venv" / "bin" / "python"
     uv("pip", "install", "--quiet", "--python", interpreter, "--constraints", chosen, built.wheel)
     if request.param == "lowest-direct":
-        installed = dict(line.split("==") for line in uv("pip", "freeze", "--python", interpreter).splitlines() if "==" in line)
+        installed = dict(
+            line.split("==") for line in uv("pip", "freeze", "--python", interpreter).splitlines() if "==" in line
+        )
         assert {name: Version(installed[name]) for name in lowest()} == lowest()
-    yield interpreter
+    return interpreter
 
 
 def lowest() -> dict[str, Version]:
@@ -56,7 +56,12 @@ def lowest() -> dict[str, Version]:
 def test_command_runs_from_the_wheel(python: Path, tmp_path: Path, command: str, code: int, part: str) -> None:
     program = python.parent / "trtllm-kvfix"
     done = subprocess.run(
-        [program, *command.split()], capture_output=True, text=True, check=False, cwd=tmp_path, env=clean_environment(python.parent)
+        [program, *command.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=clean_environment(python.parent),
     )
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stdout + done.stderr
     assert part in done.stdout
@@ -93,7 +98,7 @@ def test_wheel_holds_licences_and_no_tests(built: Built) -> None:
         "licenses/nanobind.txt",
         "licenses/robin-map.txt",
     ]
-    assert {name.split("/")[0] for name in names} == {"trtllm_kvfix", folder.split("/")[0]}
+    assert {name.split("/")[0] for name in names} == {"trtllm_kvfix", folder.partition("/")[0]}
 
 
 def test_extension_is_reproducible(built: Built) -> None:
@@ -112,4 +117,12 @@ def test_metadata_is_complete(built: Built) -> None:
     name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
     headers = archive.read(name).decode().partition("\n\n")[0]
     given = set(re.findall(r"^([\w-]+): ", headers, re.MULTILINE))
-    assert {"Author", "Keywords", "License-Expression", "License-File", "Project-URL", "Requires-Python", "Summary"} <= given
+    assert {
+        "Author",
+        "Keywords",
+        "License-Expression",
+        "License-File",
+        "Project-URL",
+        "Requires-Python",
+        "Summary",
+    } <= given
