@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <csignal>
 
@@ -104,7 +105,8 @@ void Stacks::print_here(Text& text, void* const* frames) const {
     void* state = python.state();
     text << "{";
     if (lock_.lock_unless_mine()) {
-        if (state == nullptr && self().parent_python != nullptr && tgkill(getpid(), self().parent, 0) == 0) {
+        if (state == nullptr && self().parent_python != nullptr &&
+            syscall(SYS_tgkill, getpid(), self().parent, 0) == 0) {
             text.name("started_by") << static_cast<std::uint64_t>(self().parent);
             state = self().parent_python;
         }
