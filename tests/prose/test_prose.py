@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.claims.pages import ROOT, pages
+from tests.claims.pages import ROOT
+from tests.prose import PAGES
 from tests.prose.references import anchors, broken, defined, unlinked
 from tests.prose.width import joined_lists, too_wide, wrapped
-
-PAGES = [*pages(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 
 
 def named(page: Path) -> str:
