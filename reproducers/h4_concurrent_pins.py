@@ -12,6 +12,8 @@ import sys
 import threading
 from typing import Any
 
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.exit(2))  # type: ignore[func-returns-value]  # not 1
+
 import torch
 from tensorrt_llm._torch.pyexecutor import resource_manager
 from tensorrt_llm._torch.pyexecutor.llm_request import LlmRequest
@@ -30,18 +32,15 @@ class Connector(KvCacheConnectorManager):  # type: ignore[misc]
         return int(asked())
 
 
-def manager(connector: Connector) -> Any:
-    wanted = {
-        "num_layers": 2, "num_kv_heads": 1, "head_dim": 64, "tokens_per_block": TOKENS, "max_seq_len": 10 * TOKENS,
-        "max_batch_size": 8, "mapping": Mapping(world_size=1, tp_size=1, rank=0), "dtype": DataType.HALF,
-        "vocab_size": 10_000, "execution_stream": torch.cuda.Stream(), "kv_connector_manager": connector,
-    }  # fmt: skip
-    taken = inspect.signature(resource_manager.KVCacheManager).parameters
-    config = KvCacheConfig(max_tokens=32 * TOKENS, enable_block_reuse=True)
-    return resource_manager.KVCacheManager(config, CacheType.SELF, **{n: wanted[n] for n in wanted if n in taken})
-
-
-cache = manager(Connector())
+wanted = {
+    "num_layers": 2, "num_kv_heads": 1, "head_dim": 64, "tokens_per_block": TOKENS, "max_seq_len": 10 * TOKENS,
+    "max_batch_size": 8, "mapping": Mapping(world_size=1, tp_size=1, rank=0), "dtype": DataType.HALF,
+    "vocab_size": 10_000, "execution_stream": torch.cuda.Stream(), "kv_connector_manager": Connector(),
+}  # fmt: skip
+taken = inspect.signature(resource_manager.KVCacheManager).parameters
+config = KvCacheConfig(max_tokens=32 * TOKENS, enable_block_reuse=True)
+given = {name: wanted[name] for name in wanted if name in taken}
+cache: Any = resource_manager.KVCacheManager(config, CacheType.SELF, **given)
 cache.kv_connector_manager = None  # it is C++ that asks; what Python tells a connector is not needed
 if not hasattr(cache.impl, "pin_blocks_by_id"):
     print("this build binds no pin_blocks_by_id for other threads to call")

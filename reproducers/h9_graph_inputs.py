@@ -13,12 +13,14 @@ import inspect
 import sys
 from typing import Any
 
+sys.excepthook = lambda *error: (sys.__excepthook__(*error), sys.exit(2))  # type: ignore[func-returns-value]  # not 1
+
 import torch
 
 try:
     from tensorrt_llm._torch.peft.lora.cuda_graph_lora_params import CudaGraphLoraParams
-except ImportError:
-    print("this release has no CudaGraphLoraParams")
+except ImportError as error:
+    print(f"this release has no CudaGraphLoraParams: {error}")
     sys.exit(2)
 
 BATCH, SLOTS = 2, 2

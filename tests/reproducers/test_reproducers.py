@@ -69,6 +69,25 @@ def test_with_the_overlay_it_comes_out_clean(hazard: str, variant: str) -> None:
     assert done.returncode == CLEAN, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("path", "package"),
+    [
+        (path, package)
+        for path in SCRIPTS
+        for package in ("torch", "tensorrt_llm", "nixl")
+        if re.search(rf"^ *(import|from) {package}\b", path.read_text(), re.MULTILINE)
+    ],
+    ids=lambda value: getattr(value, "stem", value),
+)
+def test_a_package_that_cannot_be_imported_is_no_hazard(path: Path, package: str, tmp_path: Path) -> None:
+    (tmp_path / f"{package}.py").write_text(f"raise ImportError('{package} is broken')\n")
+    places = (tmp_path, Path(__file__).with_name("double"))
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
+    done = subprocess.run([sys.executable, path], env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == NOTHING_TO_SEE
+    assert f"{package} is broken" in done.stdout + done.stderr
+
+
 def test_every_hazard_has_one() -> None:
     pages = {page.name[:2] for page in (ROOT / "docs" / "hazards").glob("h[0-9]-*.md")}
     assert {path.name[:2] for path in SCRIPTS} == pages
