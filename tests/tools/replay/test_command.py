@@ -130,8 +130,8 @@ def test_tables_and_pictures_name_the_tier(tmp_path: Path, tier: str, name: str,
     texts = [line.strip().removeprefix("<!-- ").removesuffix(" -->") for line in path.read_text().splitlines()]
     title = name.removeprefix("Host blocks: ")
     assert any(text.startswith(title[0].upper() + title[1:]) for text in texts)
-    assert "at most, clairvoyant of that size" in texts
-    assert "ceiling, of no limit" in texts
+    assert "at most (a clairvoyant cache of that size)" in texts
+    assert "ceiling (a cache without limit)" in texts
 
 
 def test_what_came_from_a_remote_tier_is_shown_where_there_is_one() -> None:

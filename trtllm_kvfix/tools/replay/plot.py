@@ -44,5 +44,7 @@ def _draw_bounds(axes: "Axes", hosts: Sequence[float], outcomes: Sequence[Outcom
         return
     clairvoyant = [100 * outcome.rate(bounds.clairvoyant) for outcome, bounds in bounded]
     ceiling = max(100 * outcome.rate(bounds.ceiling) for outcome, bounds in bounded)
-    axes.plot(hosts, clairvoyant, linestyle="--", marker=".", color="0.35", label="at most, clairvoyant of that size")
-    axes.axhline(ceiling, linestyle=":", color="0.35", label="ceiling, of no limit")
+    axes.plot(
+        hosts, clairvoyant, linestyle="--", marker=".", color="0.35", label="at most (a clairvoyant cache of that size)"
+    )
+    axes.axhline(ceiling, linestyle=":", color="0.35", label="ceiling (a cache without limit)")
