@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from trtllm_kvfix import cli
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, SettingsError
 
+ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "trtllm_kvfix"]
 VERIFY = ("verify", "--iterations", "2", "--case", "offsets-v1")
 DEMO = ("demo", "--fix", "computed-blocks=off")
@@ -118,6 +119,14 @@ def test_ctrl_c_before_a_command_has_anything_to_say(monkeypatch: pytest.MonkeyP
     under_test(monkeypatch, body)
     result = CliRunner().invoke(cli.main, ["under-test"])
     assert (result.exit_code, result.stderr) == (EXIT_INTERRUPTED, "Interrupted.\n")
+
+
+def test_ctrl_c_while_the_command_line_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    path = os.pathsep.join((str(tmp_path), str(ROOT)))
+    done = subprocess.run(COMMAND, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (EXIT_INTERRUPTED, "Interrupted.\n")
+    assert 'trtllm-kvfix = "trtllm_kvfix.__main__:main"' in (ROOT / "pyproject.toml").read_text(), "the same way"
 
 
 @pytest.mark.parametrize("arguments", [VERIFY, DEMO, (*REPLAY, "--compare")], ids=" ".join)
