@@ -20,6 +20,7 @@ PAGES = (
     "block-manager-guide",
     "reference/settings",
 )
+WIDE_TABLES = ("offload", "native-manager", "support", "benchmarks", "block-manager-figures")
 
 
 class Silent(SimpleHTTPRequestHandler):
@@ -53,4 +54,16 @@ def test_a_page_of_the_site_is_whole(page: str, width: int, address: str, chromi
     assert asked
     assert [name for name in asked if not name.startswith(address)] == []
     assert tab.complaints() == []
+    tab.close()
+
+
+PARTLY = """[...document.querySelectorAll('.md-typeset__scrollwrap')]
+  .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.textContent.trim().slice(0, 60))"""
+
+
+@pytest.mark.parametrize("page", WIDE_TABLES)
+def test_a_wide_table_shows_itself_whole(page: str, address: str, chromium: Chromium) -> None:
+    tab = chromium.open(f"{address}/{page}.html", 1280)
+    assert tab.run("document.querySelector('.md-typeset__scrollwrap') !== null")
+    assert tab.run(PARTLY) == []
     tab.close()
