@@ -52,10 +52,32 @@ def test_a_page_is_legible_and_says_no_error(tab: Tab) -> None:
     assert tab.complaints() == []
 
 
-@pytest.mark.parametrize(("name", "width"), [("verify", 1280), ("demo", 1280), ("demo", 400)])
+@pytest.mark.parametrize(("name", "width"), [(name, width) for name in ("verify", "demo") for width in WIDTHS])
 def test_a_table_fits(name: str, width: int, pages: dict[str, Path], chromium: Chromium) -> None:
     tab = chromium.open(pages[name].as_uri(), width)
     assert looks(tab)["partly"] == []
+    tab.close()
+
+
+# Names of lanes that reach into what is drawn beside them.
+COVERED = """[...document.querySelectorAll('.timeline')].flatMap((drawing) => {
+  const left = Math.min(...[...drawing.querySelectorAll('.bar')].map((each) => each.getBoundingClientRect().left));
+  return [...drawing.querySelectorAll('.lane')].filter((each) => each.getBoundingClientRect().right > left)
+    .map((each) => each.textContent); })"""
+
+
+@pytest.mark.parametrize("name", ["verify", "watch"])
+def test_names_of_lanes_stand_beside_their_bars(name: str, pages: dict[str, Path], chromium: Chromium) -> None:
+    tab = chromium.open(pages[name].as_uri(), 1280)
+    assert tab.run("document.querySelectorAll('.timeline .lane').length") > 1
+    assert tab.run(COVERED) == []
+    tab.close()
+
+
+def test_each_sentence_of_watch_begins_with_a_capital(pages: dict[str, Path], chromium: Chromium) -> None:
+    tab = chromium.open(pages["watch"].as_uri(), 1280)
+    sentences = tab.run("[...document.querySelectorAll('section > p')].flatMap((each) => each.textContent.split('. '))")
+    assert [each for each in sentences if each[0].islower()] == []
     tab.close()
 
 

@@ -9,7 +9,7 @@ from trtllm_kvfix.watch.races import Race, Stack
 from trtllm_kvfix.watch.report import Report, summary, title, where
 from trtllm_kvfix.words import number_of
 
-LABELS, SPAN, RIGHT = 150, 720, 40  # widths: names of lanes, the time between use and touch, what follows
+LABELS, SPAN, RIGHT = 180, 720, 40  # widths: names of lanes, the time between use and touch, what follows
 WIDTH = LABELS + SPAN + RIGHT
 TOP, LANE, GAP = 20, 30, 12
 
@@ -48,7 +48,7 @@ def section(race: Race, number: int, kind: str) -> str:
         (
             f'<section id="{kind}-{number}">',
             f'<h2>{escape(title(race))} <span class="tag {tag}">{kind}</span></h2>',
-            f"<p>{escape(times)}. {escape(where(race))}</p>",
+            f"<p>{escape(times)}. {escape(where(race).capitalize())}</p>",
             f'<div class="scroll" tabindex="0">{timeline(race)}</div>',
             bytes_bar(race),
             '<div class="stacks">',
