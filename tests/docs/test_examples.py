@@ -98,6 +98,13 @@ def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
         assert {word for word in words if word.startswith("--")} - known == set(), f"{page}: {name} {words}"
 
 
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_replays_of_a_page_that_give_sizes_in_bytes_give_the_size_of_a_block(page: str) -> None:
+    replays = [words for words in commands((DOCS / page).read_text()) if words[0] == "replay"]
+    in_bytes = [words for words in replays if re.search(r"\dMiB|\dGiB|\dTiB", " ".join(words))]
+    assert [words for words in in_bytes if not {"--layers", "--bytes-per-block"} & set(words)] == []
+
+
 def printed(code: str) -> list[str]:
     """Lines that the code prints in an interpreter of its own."""
     return subprocess.run(
