@@ -50,8 +50,9 @@ def installed(tmp_path: Path) -> Path:
 
 def run(installed: Path, *command: str | Path, variant: str = "B", **more: str) -> subprocess.CompletedProcess[str]:
     folder = installed.parent
+    more = {"TRTLLM_KVFIX_RUNTIME_DIR": str(folder / "run")} | more
     environ = environment(STANDIN, STANDIN_VARIANT=variant, TLLM_WORKER_USE_SINGLE_PROCESS="1", **more)
-    environ |= {"PATH": f"{installed}:{os.environ['PATH']}", "TRTLLM_KVFIX_RUNTIME_DIR": str(folder / "run")}
+    environ["PATH"] = f"{installed}:{os.environ['PATH']}"
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environ)
 
 
@@ -208,3 +209,19 @@ def test_probe_says_where_nobody_listens() -> None:
     command: list[str | Path] = [sys.executable, EXAMPLES / "container" / "answers.py", "http://127.0.0.1:1", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "no answer from http://127.0.0.1:1" in done.stderr) == (1, True)
+
+
+def test_a_pod_s_volume_holds_the_folder_of_the_server(installed: Path) -> None:
+    """The kubelet makes an emptyDir that everybody may write in."""
+    pod = documents()["Deployment"]["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
+    told = {each["name"]: each["value"] for each in server["env"]}["TRTLLM_KVFIX_RUNTIME_DIR"]
+    (mount,) = [each for each in server["volumeMounts"] if Path(told).is_relative_to(each["mountPath"])]
+    assert {"name": mount["name"], "emptyDir": {}} in pod["volumes"]
+    volume = installed.parent / "volume"
+    volume.mkdir()
+    volume.chmod(0o777)
+    folder = volume / Path(told).relative_to(mount["mountPath"])
+    done = run(installed, SERVE, "trtllm-serve", "model", TRTLLM_KVFIX_RUNTIME_DIR=str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "others may write" not in done.stderr
