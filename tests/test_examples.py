@@ -19,6 +19,7 @@ from trtllm_kvfix.settings import load
 
 EXAMPLES = ROOT / "examples"
 SERVE = EXAMPLES / "container" / "serve.sh"
+OFF = "kvfix: {fixes: {staged-offsets-v1: off}}\n"
 CONFIG = "kvfix: {fixes: {token-budget: observe}}\n"
 DYNAMO = """
 import json, sys
@@ -86,6 +87,19 @@ def test_strict_entry_point_starts_nothing_with_a_fix_off(installed: Path, stric
     assert (done.returncode, done.stdout == "") == (code, strict == "1"), done.stderr
 
 
+@pytest.mark.parametrize("option", ["--config=", "--config ", "--extra_llm_api_options "])
+def test_strict_entry_point_reads_the_server_s_file(installed: Path, option: str) -> None:
+    (installed.parent / "server.yaml").write_text(OFF)
+    done = run(installed, SERVE, "trtllm-serve", "model", *f"{option}server.yaml".split(), KVFIX_STRICT="1")
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+
+
+def test_strict_entry_point_starts_with_a_file_that_has_no_section(installed: Path) -> None:
+    (installed.parent / "server.yaml").write_text("kv_cache_config: {enable_block_reuse: true}\n")
+    done = run(installed, SERVE, "trtllm-serve", "model", "--config", "server.yaml", KVFIX_STRICT="1")
+    assert done.returncode == 0, done.stderr
+
+
 def test_entry_point_without_a_command_says_what_it_wants(installed: Path) -> None:
     done = run(installed, SERVE)
     assert (done.returncode, done.stdout) == (2, "")
@@ -104,15 +118,25 @@ def test_dynamo_worker_has_the_fixes(installed: Path) -> None:
     assert "applied: staged-offsets-v1" in done.stderr
 
 
-def test_commands_of_the_unit_run(installed: Path) -> None:
+def of_the_unit(installed: Path, key: str) -> list[str]:
+    """A command of the unit, with its programs and its configuration here."""
     unit = (EXAMPLES / "systemd" / "trtllm-kvfix.service").read_text()
+    line = next(line.partition("=")[2] for line in unit.splitlines() if line.startswith(f"{key}="))
     places = {"/opt/trtllm/bin": str(installed), "${MODEL}": "model", "/etc/trtllm-kvfix": str(installed.parent)}
-    for key in ("ExecStartPre", "ExecStart"):
-        line = next(line.partition("=")[2] for line in unit.splitlines() if line.startswith(f"{key}="))
-        for there, here in places.items():
-            line = line.replace(there, here)
-        done = run(installed, *line.split())
-        assert done.returncode == 0, f"{key}: {done.stdout}{done.stderr}"
+    for there, here in places.items():
+        line = line.replace(there, here)
+    return line.split()
+
+
+@pytest.mark.parametrize("key", ["ExecStartPre", "ExecStart"])
+def test_commands_of_the_unit_run(installed: Path, key: str) -> None:
+    done = run(installed, *of_the_unit(installed, key))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_unit_does_not_start_with_a_needed_fix_off(installed: Path) -> None:
+    (installed.parent / "server.yaml").write_text(OFF)
+    assert run(installed, *of_the_unit(installed, "ExecStartPre")).returncode == 1
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
