@@ -1,4 +1,6 @@
 // By DMA the streams of a lane share the blocks of a transfer. By kernel they do not, and both kinds fail alone.
+#include <future>
+
 #include "tests/lanes/lane_fixture.h"
 
 #ifdef __SANITIZE_ADDRESS__
@@ -62,6 +64,24 @@ TEST_F(TransferLaneTest, ALongTransferBeginsWithAShortPart) {
         blocks.push_back(batch.spans);
     }
     EXPECT_EQ(blocks, (std::vector<std::size_t>{32, 64, 128, 256, 512, 512, 512, 32}));
+}
+
+// Of more than 2,048 blocks a transfer may have more parts than fit: the thread waits for the first ones, and goes on.
+TEST_F(TransferLaneTest, ATransferOfManyPartsWaitsForItsFirstOnes) {
+    reopen({.in_flight_max = 1, .shared_bytes_min = 0});
+    const GateHandle gate = probe.close_gate(stream);
+    fill(block, 7, stream);
+    const std::vector<CopySpan> many(8192, span_of(host, block));
+    std::promise<void> waits;
+    probe.at_next_wait([&] { waits.set_value(); });
+    const auto number = enqueue(many, marks->set(stream));
+    waits.get_future().wait();
+    EXPECT_EQ(probe.batches().size(), 8U);
+    EXPECT_EQ(lane->stats().queued, 1U);
+    probe.open_gate(gate);
+    EXPECT_EQ(ended(number).error, "");
+    EXPECT_EQ(probe.batches().size(), 20U);
+    EXPECT_EQ(values(host), all(kWords, 7));
 }
 
 TEST_F(TransferLaneTest, SmallBlocksKeepToOneStream) {
