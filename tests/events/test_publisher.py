@@ -54,11 +54,6 @@ def fields(array: bool) -> Any:
     return msgspec.defstruct("KVEventBatch", batch, array_like=True, omit_defaults=True, gc=False)
 
 
-@pytest.fixture
-def context() -> Any:
-    return zmq.Context.instance()
-
-
 def port_of(publisher: Publisher) -> str:
     return str(publisher._publish.getsockopt_string(zmq.LAST_ENDPOINT))
 

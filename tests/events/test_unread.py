@@ -11,11 +11,6 @@ from trtllm_kvfix.events.publisher import Publisher
 from trtllm_kvfix.events.wire import Translator
 
 
-@pytest.fixture
-def context() -> Any:
-    return zmq.Context.instance()
-
-
 def three_published(publisher: Publisher, translator: Translator) -> None:
     events = one_block(translator)
     for _ in range(3):
