@@ -37,7 +37,12 @@ EXAMPLES = {
     "bench": ("trtllm-kvfix bench --device cpu --requests 20", "trtllm-kvfix bench trace.jsonl --plot cost.svg"),
     "demo": ("trtllm-kvfix demo", "trtllm-kvfix demo --device cpu --html demo.html"),
     "disable": ("trtllm-kvfix disable",),
-    "doctor": ("trtllm-kvfix doctor", "trtllm-kvfix doctor --source ~/TensorRT-LLM", "trtllm-kvfix doctor --json"),
+    "doctor": (
+        "trtllm-kvfix doctor",
+        "trtllm-kvfix doctor -- trtllm-serve MODEL --config server.yaml",
+        "trtllm-kvfix doctor --source ~/TensorRT-LLM",
+        "trtllm-kvfix doctor --json",
+    ),
     "enable": ("trtllm-kvfix enable",),
     "run": (
         "trtllm-kvfix run -- trtllm-serve MODEL --config server.yaml",

@@ -116,7 +116,8 @@ def test_below_run_all_is_well_unless_one_is_off(small: Path) -> None:
 def test_switch_that_is_off_is_named(small: Path) -> None:
     report, exit_code = doctor(small, TRTLLM_KVFIX_ENABLED="false")
     assert (report["overlay"]["hook"], exit_code) == ("off", 1)
-    assert report["problems"][0].endswith("TRTLLM_KVFIX_ENABLED is false; set it to true")
+    assert report["problems"][0].endswith("TRTLLM_KVFIX_ENABLED or kvfix.enabled is false; set it to true")
+    assert report["overlay"]["fixes"][0]["outlook"] == "needed, switched off"
 
 
 def test_fix_whose_self_test_fails_is_a_problem(small: Path) -> None:

@@ -49,8 +49,7 @@ def without_section(active: "Activation", document: Any, named: Iterable[Any] = 
     section = document[SECTION]
     file = server_file.file_of(document, named)
     settings = server_file.settings_of(section, file, carry.given())
-    if section.get("enabled") is False:
-        # The file of this server decides, although `run` has set the variable that would otherwise override it.
+    if server_file.switched_off(section):
         log.warning("%s.enabled is false in the server's configuration: it starts WITHOUT the fixes", SECTION)
         active.deactivate()
         carry.stop()

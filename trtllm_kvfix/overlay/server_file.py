@@ -27,31 +27,38 @@ def file_of(document: Any, named: Iterable[Any]) -> Path | None:
 
 
 def settings_of(section: Any, file: Path | None, environ: Mapping[str, str]) -> Settings:
-    """Read the section `kvfix:` of the server's file. The environment takes precedence over it."""
+    """Read the section `kvfix:` of the server's file. The environment takes precedence over it, except where the file
+    switches the fixes off: `run` has set the variable that would override that."""
     where = f"{file}" if file else "the configuration"
     if file is not None:
         _refuse_repeated(file)
     if not isinstance(section, dict):
         raise SettingsError(f"`{SECTION}:` in {where} is {shortened(section)}; settings belong below it")
-    return load(environ=environ, section=section, where=where)
+    settings = load(environ=environ, section=section, where=where)
+    return settings.model_copy(update={"enabled": False}) if switched_off(section) else settings
+
+
+def switched_off(section: Mapping[Any, Any]) -> bool:
+    return section.get("enabled") is False
 
 
 def check(command: Iterable[str], environ: Mapping[str, str]) -> list[str]:
     """Refuse what the hook would refuse once TensorRT-LLM is imported. The answer is a line for each section that was
     read. A file that is not there is left to the command, which may run in another folder."""
     lines = []
-    for option, file in _files(command):
-        try:
-            document = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except UNREADABLE as error:
-            if option is None:
-                continue  # an argument that only looks like the server's file
-            raise SettingsError(f"{option} is {file}, which cannot be read: {in_one_line(error)}") from error
-        if isinstance(document, dict) and SECTION in document:
-            settings_of(document[SECTION], file, environ)
-            off = document[SECTION].get("enabled") is False
-            lines.append(f"`{SECTION}:` in {file} is valid" + (": the server starts WITHOUT the fixes" if off else ""))
+    for file, section in _sections(command):
+        settings_of(section, file, environ)
+        off = ": the server starts WITHOUT the fixes" if switched_off(section) else ""
+        lines.append(f"`{SECTION}:` in {file} is valid{off}")
     return lines
+
+
+def settings_for(command: Iterable[str], environ: Mapping[str, str]) -> Settings:
+    """The settings of the server that `command` starts. Where several files have a section, the last counts."""
+    settings = load(environ=environ)
+    for file, section in _sections(command):
+        settings = settings_of(section, file, environ)
+    return settings
 
 
 def end(error: SettingsError) -> NoReturn:
@@ -62,6 +69,19 @@ def end(error: SettingsError) -> NoReturn:
     shown = click.ClickException(str(error))
     shown.exit_code = error.exit_code
     raise shown from None
+
+
+def _sections(command: Iterable[str]) -> Iterator[tuple[Path, Any]]:
+    """The sections `kvfix:` in the files that the command names, each with its file."""
+    for option, file in _files(command):
+        try:
+            document = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except UNREADABLE as error:
+            if option is None:
+                continue  # an argument that only looks like the server's file
+            raise SettingsError(f"{option} is {file}, which cannot be read: {in_one_line(error)}") from error
+        if isinstance(document, dict) and SECTION in document:
+            yield file, document[SECTION]
 
 
 def _refuse_repeated(file: Path) -> None:

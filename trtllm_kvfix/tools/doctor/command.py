@@ -3,7 +3,7 @@
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,21 +61,34 @@ def examine(settings: "Settings", source: Path | None = None) -> dict[str, Any]:
     return report
 
 
-@click.command()
+def with_command(settings: "Settings", command: Sequence[str]) -> "Settings":
+    """The settings of a server that `run` starts with `settings` and this command."""
+    from trtllm_kvfix.overlay import launch, server_file  # noqa: PLC0415  a report without a command does without them
+    from trtllm_kvfix.settings import as_variables, environment  # noqa: PLC0415
+
+    launch.checked(command)
+    return server_file.settings_for(command, environment() | as_variables(settings))
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
 @usage.json_option
 @click.option(
     "--source",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Examine the TensorRT-LLM in this folder without importing it: a checkout, or an unpacked wheel.",
 )
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def doctor(settings: "Settings", as_json: bool, source: Path | None) -> None:
+def doctor(settings: "Settings", as_json: bool, source: Path | None, command: tuple[str, ...]) -> None:
     """Show what is installed here, which fixes it needs, and what each fix would do.
+
+    COMMAND may be the one that starts the server. It is not run. Its YAML file's section `kvfix:` counts, as it will
+    in the server.
 
     The exit code is 1 if TensorRT-LLM is not installed here, the native extension is missing or unusable, a fix fails
     its self-test, a fix that this TensorRT-LLM needs is off, or a probe cannot decide whether a fix is needed.
     """
-    report = examine(settings, source)
+    report = examine(with_command(settings, command) if command else settings, source)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:

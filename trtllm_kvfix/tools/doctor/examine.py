@@ -14,7 +14,7 @@ from trtllm_kvfix.overlay.hook_file import hook_file
 from trtllm_kvfix.overlay.launch import BOOTSTRAP, PATH
 from trtllm_kvfix.overlay.registry import FixStatus, Registry
 from trtllm_kvfix.overlay.upstream import PACKAGE, RESOURCE_MANAGER, Upstream, exists
-from trtllm_kvfix.settings import Settings, environment
+from trtllm_kvfix.settings import ENV_ENABLED, Settings, environment
 from trtllm_kvfix.tools.doctor.buffers import candidates
 from trtllm_kvfix.tools.doctor.source_tree import SourceTree
 from trtllm_kvfix.words import form, number_of
@@ -125,7 +125,7 @@ def outlook(status: FixStatus, hook: str) -> str:
     """Predict the state of a fix in a server that is started from here."""
     if status.answer is None or status.answer.state is not State.NEEDED:
         return status.word
-    if status.choice == "off":
+    if status.choice == "off" or hook == "off":
         return "needed, switched off"
     if status.choice == "observe":
         return "needed, only observed"
@@ -150,7 +150,7 @@ def problems(statuses: Sequence[FixStatus], hook: str, *, forced: bool = False) 
         way = (
             "`trtllm-kvfix run -- COMMAND` starts a server with them, `trtllm-kvfix enable` installs a hook"
             if hook == "none"
-            else "TRTLLM_KVFIX_ENABLED is false; set it to true"
+            else f"{ENV_ENABLED} or kvfix.enabled is false; set it to true"
         )
         needed = f"{number_of(len(unhooked), 'fix', 'fixes')} {form(len(unhooked), 'is', 'are')} needed"
         found.append(f"{needed} and no hook is active ({', '.join(unhooked)}): {way}")

@@ -1,0 +1,81 @@
+"""`doctor -- COMMAND`: the settings are those that the server would have, and the server is not started."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.overlay.upstream_double import environment
+from tests.standin.fixture import STANDIN
+
+COMMAND = (sys.executable, "-m", "trtllm_kvfix")
+V1 = "staged-offsets-v1"
+OFF = "kvfix: {fixes: {staged-offsets-v1: off}}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    server = tmp_path / "serve"
+    server.write_text("#!/bin/sh\ntouch started\n")
+    server.chmod(0o755)
+    return tmp_path
+
+
+def doctor(
+    folder: Path, *arguments: str, under: tuple[str, ...] = ("run", "--"), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    environ = environment(STANDIN, STANDIN_VARIANT="B", **variables)
+    command = [*COMMAND, *under, *(COMMAND if under else ()), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environ)
+    assert not (folder / "started").exists()
+    return done
+
+
+def choice_of(done: subprocess.CompletedProcess[str]) -> Any:
+    return {each["id"]: each["choice"] for each in json.loads(done.stdout)["overlay"]["fixes"]}[V1]
+
+
+@pytest.mark.parametrize("how", [["--config", "server.yaml"], ["--extra_llm_api_options=server.yaml"], ["server.yaml"]])
+def test_a_fix_that_the_server_s_file_switches_off_is_a_finding(folder: Path, how: list[str]) -> None:
+    (folder / "server.yaml").write_text(OFF)
+    assert doctor(folder, "doctor").returncode == 0
+    done = doctor(folder, "doctor", "--json", "--", "./serve", *how)
+    assert (done.returncode, choice_of(done)) == (1, "off"), done.stderr
+
+
+def test_the_environment_and_options_of_run_override_the_file(folder: Path) -> None:
+    (folder / "server.yaml").write_text(OFF)
+    asked = ("doctor", "--json", "--", "./serve", "--config", "server.yaml")
+    assert choice_of(doctor(folder, *asked, TRTLLM_KVFIX_FIXES_STAGED_OFFSETS_V1="on")) == "on"
+    done = doctor(folder, *asked, under=("run", "--fix", f"{V1}=on", "--"))
+    assert (done.returncode, choice_of(done)) == (0, "on"), done.stderr
+
+
+def test_the_file_of_doctor_s_own_option_overrides_the_server_s_as_that_of_run_does(folder: Path) -> None:
+    (folder / "ours.yaml").write_text(f"kvfix: {{fixes: {{{V1}: on}}}}")
+    (folder / "server.yaml").write_text(OFF)
+    done = doctor(folder, "--config", "ours.yaml", "doctor", "--json", "./serve", "--config", "server.yaml")
+    assert choice_of(done) == "on", done.stderr
+
+
+def test_a_file_that_switches_all_fixes_off_counts_below_run(folder: Path) -> None:
+    (folder / "server.yaml").write_text("kvfix: {enabled: false}")
+    done = doctor(folder, "doctor", "--json", "--", "./serve", "--config", "server.yaml")
+    assert (done.returncode, json.loads(done.stdout)["overlay"]["hook"]) == (1, "off"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["./serve", "--config", "server.yaml"], "unknown setting kvfix.fixs in server.yaml"),
+        (["server"], "command 'server' is not found in PATH"),
+        ([sys.executable, "-S", "server.py"], "reads no site-packages"),
+    ],
+)
+def test_a_command_that_run_would_refuse_is_bad_usage(folder: Path, command: list[str], says: str) -> None:
+    (folder / "server.yaml").write_text("kvfix: {fixs: {}}")
+    done = doctor(folder, "doctor", "--", *command, under=())
+    assert (done.returncode, done.stdout, says in done.stderr) == (2, "", True), done.stderr
