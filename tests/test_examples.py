@@ -94,6 +94,13 @@ def test_strict_entry_point_reads_the_server_s_file(installed: Path, option: str
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
 
 
+def test_strict_entry_point_starts_nothing_whose_file_switches_all_off(installed: Path) -> None:
+    (installed.parent / "server.yaml").write_text("kvfix: {enabled: false}\n")
+    done = run(installed, SERVE, "trtllm-serve", "model", "--config", "server.yaml", KVFIX_STRICT="1")
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert "kvfix.enabled is false; set it to true" in done.stderr
+
+
 def test_strict_entry_point_starts_with_a_file_that_has_no_section(installed: Path) -> None:
     (installed.parent / "server.yaml").write_text("kv_cache_config: {enable_block_reuse: true}\n")
     done = run(installed, SERVE, "trtllm-serve", "model", "--config", "server.yaml", KVFIX_STRICT="1")

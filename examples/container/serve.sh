@@ -9,16 +9,7 @@ if [ "$#" -eq 0 ]; then
   exit 2
 fi
 if [ "${KVFIX_STRICT:-0}" = 1 ]; then
-  file= # the server's YAML, whose section `kvfix:` doctor would not see by itself
-  before=
-  for word in "$@"; do
-    case $before in --config | --extra_llm_api_options) file=$word ;; esac
-    case $word in --config=* | --extra_llm_api_options=*) file=${word#*=} ;; esac
-    before=$word
-  done
-  config=()
-  if [ -n "$file" ] && grep -q '^kvfix:' "$file"; then config=(--config "$file"); fi
-  trtllm-kvfix "${config[@]}" run -- trtllm-kvfix doctor >&2
+  trtllm-kvfix run -- trtllm-kvfix doctor -- "$@" >&2
 fi
 # Pinned memory counts as locked memory. If the limit cannot be lifted, `doctor` shows it, and large host pools fail.
 ulimit -l unlimited 2>/dev/null || echo "serve.sh: locked memory stays limited to $(ulimit -l) KiB" >&2
