@@ -115,9 +115,13 @@ def test_skip_bad_leaves_bad_lines_out_and_remembers_them(tmp_path: Path) -> Non
     assert "both are missing" in trace.lines_bad[1].reason
 
 
-def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"holds no request \(2 bad lines were left out\)"):
-        read_trace(trace_file(tmp_path, "{", "", "{"), skip_bad=True)
+@pytest.mark.parametrize(
+    ("lines", "left_out"),
+    [([""], ""), (["{"], r" \(1 bad line was left out\)"), (["{", "", "{"], r" \(2 bad lines were left out\)")],
+)
+def test_a_trace_without_requests_is_refused(tmp_path: Path, lines: list[str], left_out: str) -> None:
+    with pytest.raises(TraceError, match=f"holds no request{left_out}$"):
+        read_trace(trace_file(tmp_path, *lines), skip_bad=True)
 
 
 def test_a_file_that_is_not_there_is_an_error_of_usage(tmp_path: Path) -> None:

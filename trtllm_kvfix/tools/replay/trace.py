@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import from_json
 
 from trtllm_kvfix.tools.replay.source import TraceError, lines_of, name_of
+from trtllm_kvfix.words import form, number_of
 
 __all__ = [
     "TOKENS_PER_HASH_ID",
@@ -100,7 +101,9 @@ def read_trace(path: Path, *, tokens_per_hash_id: int = TOKENS_PER_HASH_ID, skip
     with lines_of(path) as lines:
         trace = parse_lines(lines, name, tokens_per_hash_id=tokens_per_hash_id, skip_bad=skip_bad)
     if not trace.requests:
-        raise TraceError(f"trace {name} holds no request ({len(trace.lines_bad)} bad lines were left out)")
+        bad = len(trace.lines_bad)
+        left_out = f" ({number_of(bad, 'bad line')} {form(bad, 'was', 'were')} left out)" if bad else ""
+        raise TraceError(f"trace {name} holds no request{left_out}")
     return trace
 
 
