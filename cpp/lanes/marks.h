@@ -15,7 +15,9 @@ namespace kvfix {
 
 class Marks : public std::enable_shared_from_this<Marks> {
   public:
-    class Mark {
+    // A share that comes from Python is one of these too, and not a reference to Python's object: a lane's thread lets
+    // go of the last one, without the GIL.
+    class Mark : public std::enable_shared_from_this<Mark> {
       public:
         Mark(std::shared_ptr<Marks> owner, EventHandle event) : owner_(std::move(owner)), event_(event) {}
         Mark(const Mark&) = delete;

@@ -26,6 +26,7 @@ bool TransferLane::close(std::chrono::milliseconds limit) {
     if (!loop().stop(limit)) {
         return false;
     }
+    const std::lock_guard guard(joining_);
     if (thread_.joinable()) {
         thread_.join();
     }

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -41,7 +42,8 @@ class TransferLane {
     // Blocks while the job is queued or in flight here; false after the limit.
     bool wait(std::uint64_t job, std::chrono::milliseconds limit) { return loop().wait(job, limit); }
     // Transfers that have not begun end with an error; the lane waits for those that have. False: the device did not end them
-    // within the limit, and memory that it was given must be kept. The thread then goes on alone.
+    // within the limit, and memory that it was given must be kept. The thread then goes on alone. Any threads may call it, at
+    // the same time too.
     bool close(std::chrono::milliseconds limit);
     LaneStats stats() const { return loop().stats(); }
 
@@ -53,6 +55,7 @@ class TransferLane {
 
     const HomeProcess home_;
     std::shared_ptr<LaneLoop> loop_;
+    std::mutex joining_;  // guards the thread while it is joined: one call may do that
     std::thread thread_;
 };
 

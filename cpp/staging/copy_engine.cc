@@ -38,7 +38,7 @@ TransferId CopyEngine::submit(const std::function<void()>& enqueue, const CopyOr
         if (order.before) {
             device_->make_wait(*order.before, fence->event());
         }
-    } catch (const DeviceError&) {
+    } catch (...) {
         lock.unlock();
         device_->synchronize(stream);  // some copies may be running, and the caller gets its memory back with the error
         throw;

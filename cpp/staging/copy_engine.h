@@ -35,8 +35,8 @@ class CopyEngine {
     CopyEngine(std::shared_ptr<Device> device, std::size_t transfers_max);
     ~CopyEngine();
 
-    // Sources and destinations belong to the device until done(id). If this throws DeviceError they belong to the
-    // caller again, because it has waited for the copies that had been enqueued.
+    // Sources and destinations belong to the device until done(id). If this throws, they belong to the caller again,
+    // because it has waited for the copies that had been enqueued.
     TransferId submit(std::span<const CopySpan> spans, const CopyOrder& order, StreamHandle stream);
     // The same for whatever `enqueue` puts on the stream. An exception of `enqueue` is treated like an error of a copy.
     TransferId submit(const std::function<void()>& enqueue, const CopyOrder& order, StreamHandle stream);

@@ -13,7 +13,15 @@ from statistics import median
 import numpy as np
 import pytest
 
-from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, block_hashes
+from trtllm_kvfix.native import (
+    BlockManager,
+    BlockManagerConfig,
+    Marks,
+    SequenceRequest,
+    TransferLane,
+    block_hashes,
+    open_device,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = 300_000
@@ -192,6 +200,35 @@ def share_of_longest_pause(m: BlockManager, wait: Callable[[BlockManager], objec
     for thread in threads:
         thread.join()
     return max(pause_s, time.perf_counter() - last) / holding_s
+
+
+@pytest.fixture
+def stubborn_threads() -> Iterator[None]:
+    """A thread that waits for the GIL gets it only in a call that releases it."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(usual_s)
+
+
+@pytest.mark.usefixtures("stubborn_threads")
+def test_a_lane_goes_on_while_python_keeps_the_gil() -> None:
+    """It lets go of each transfer's mark, which Python has made."""
+    count = 50
+    device = open_device("cpu")
+    stream, marks = device.create_stream(), Marks(device, marks_max=1)
+    lane = TransferLane(device, order="stream", in_flight_max=1)
+    host, source = device.pinned((count,), "int32"), device.empty((1,), "int32")
+    gate = device.close_gate(stream)
+    device.fill_words(source.address, 1, 7, stream)
+    mark = marks.set(stream)
+    for number in range(count):
+        assert lane.enqueue(number, [host.address + 4 * number], [source.address], [4], after=mark) == "taken"
+    device.open_gate(gate)
+    arrived, end = host.array, time.perf_counter() + 10
+    while arrived[-1] != 7 and time.perf_counter() < end:  # calls nothing that releases the GIL
+        pass
+    assert arrived.tolist() == [7] * count
 
 
 CALLS_BACK = """

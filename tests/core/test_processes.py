@@ -29,6 +29,22 @@ for _ in range(4):
 m.digest()  # whoever has begun waits for the lock, or has it
 """
 
+# The lane is dropped by the interpreter as it ends, and then lets go of the mark of a transfer that has not begun.
+ENDS_WITH_A_LANE = """
+import faulthandler
+from trtllm_kvfix import native
+
+faulthandler.dump_traceback_later(60, exit=True)
+device = native.open_device("cpu")
+stream, marks = device.create_stream(), native.Marks(device, marks_max=2)
+lane = native.TransferLane(device, order="stream", in_flight_max=1)
+gate = device.close_gate(stream)
+for number in (1, 2):
+    lane.enqueue(number, [], [], [], after=marks.set(stream))
+while lane.stats().in_flight == 0:
+    pass
+"""
+
 FORKS = (
     BUSY
     + """
@@ -179,6 +195,11 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 def test_a_process_may_end_while_daemon_threads_are_inside_calls(attempt: int) -> None:
     ran = run(BUSY)
     assert (ran.returncode, ran.stderr) == (0, ""), attempt
+
+
+def test_a_process_may_end_while_a_lane_has_transfers() -> None:
+    ran = run(ENDS_WITH_A_LANE)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("script", [FORKS, FORKS_WITH_A_LANE, FORKS_WITH_A_STAGER], ids=["manager", "lane", "stager"])

@@ -140,6 +140,23 @@ TEST_F(TransferLaneTest, ClosingEndsWhatHasNotBegunAndWaitsForWhatHas) {
     EXPECT_EQ(offer(99), LaneAnswer::closed);
 }
 
+TEST_F(TransferLaneTest, ManyThreadsCloseALaneAndEachSeesItClosed) {
+    for (int i = 0; i < 50; ++i) {
+        reopen({});
+        const GateHandle gate = probe.close_gate(stream);
+        const auto number = store(marks->set(stream));
+        std::vector<std::future<bool>> closed;
+        for (int thread = 0; thread < 4; ++thread) {
+            closed.push_back(std::async(std::launch::async, [&] { return lane->close(kLong); }));
+        }
+        probe.open_gate(gate);
+        for (std::future<bool>& one : closed) {
+            EXPECT_TRUE(one.get());
+        }
+        EXPECT_TRUE(lane->wait(*number, milliseconds{0}));
+    }
+}
+
 TEST_F(TransferLaneTest, ALaneThatIsLetGoWhileTheDeviceIsStuckKeepsWhatTheDeviceUses) {
     std::promise<void> let_go;
     std::shared_ptr<Device> shared(&probe, [&](Device*) { let_go.set_value(); });

@@ -2,6 +2,7 @@
 #include "staging/copy_engine.h"
 
 #include <future>
+#include <new>
 #include <optional>
 #include <stdexcept>
 
@@ -201,6 +202,19 @@ TEST_F(CopyEngineTest, WhenTheReaderCannotBeOrderedTheCopyHasEndedAndNoNumberIsG
     const TransferId next = store();
     EXPECT_EQ(next, 1U);
     engine->wait(next);
+}
+
+// Of whatever kind, since the caller's next step is to use its memory again.
+TEST_F(CopyEngineTest, AnExceptionBehindACopyLeavesWhenTheCopyHasEnded) {
+    hold_until_synchronize(copies);
+    fill(block, 5, copies);
+    const auto copies_and_throws = [&] {
+        probe.copy(span_of(host, block), copies);
+        throw std::bad_alloc();
+    };
+    EXPECT_THROW(engine->submit(copies_and_throws, {}, copies), std::bad_alloc);
+    ASSERT_EQ(opened, 1);
+    EXPECT_EQ(values(host), all(kWords, 5));
 }
 
 TEST_F(CopyEngineTest, ACopyThatIsRefusedLeavesTheEngineAsItWas) {
