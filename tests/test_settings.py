@@ -143,6 +143,7 @@ def test_bad_environment_is_refused_by_name(environ: dict[str, str], message: st
         ("kvfix: {tuning: {staging_mode: device_table}}", "it is gone, because an early copy is faster"),
         ("kvfix: {fixes: [[[[[[[[[[[[1]]]]]]]]]]]]}", "is [[[[[[[...]]]]]]]; it has settings of its own"),
         ("kvfix: {tuning: {staging_mode: " + 1000 * "x" + "}}", "xxx...xxx"),
+        ("kvfix: &all {replay: *all}", "unknown setting kvfix.replay.replay.replay.replay"),
         ("kv_fix: {}", "has no mapping `kvfix:` at its top level"),
         ("- 1", "has no mapping `kvfix:` at its top level"),
         ("a: [", "cannot be read: line 1, column 5: expected the node content"),

@@ -48,6 +48,7 @@ ENV_ENABLED = ENV_PREFIX + "ENABLED"
 ENV_JOB = ENV_PREFIX + "JOB"  # written by us: processes of one start bear the same, so that they are compared
 SECTION = "kvfix"
 FILE_BYTES_MAX = 1 << 20  # a device such as /dev/zero has no end
+LEVELS_MAX = 8  # deeper than any setting is; a mapping that holds itself by an alias has no end
 
 # What reading a YAML file may raise. A date or a tag on what is none of its kind raises whatever Python does there.
 UNREADABLE = (OSError, yaml.YAMLError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
@@ -204,7 +205,7 @@ def _from_section(section: Mapping[Any, Any], where: str) -> dict[Name, _Given]:
 def _flattened(section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in section.items():
         dotted = f"{prefix}.{key}"
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and value and dotted.count(".") < LEVELS_MAX:
             yield from _flattened(value, dotted)
         else:
             yield dotted, value
