@@ -162,6 +162,16 @@ def test_bad_file_is_refused_with_its_path(tmp_path: Path, text: str, message: s
     assert "\n" not in str(caught.value)
 
 
+def test_lists_of_lists_are_shortened_as_a_whole() -> None:
+    """Each list is short enough for `reprlib`, and each of its lists."""
+    value: Any = 150 * "x"
+    for _ in range(7):
+        value = 6 * [value]
+    with pytest.raises(SettingsError, match=r"kvfix.metrics_port is \[\[.*\.\.\.: Input should be") as caught:
+        load(environ={}, section={"metrics_port": value})
+    assert len(str(caught.value)) < 500
+
+
 def test_aliases_of_aliases_are_read_once() -> None:
     """In a process of its own: who follows each alias is busy for years."""
     lines = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}" for i in range(1, 60)), "kvfix: *a59"]
