@@ -32,6 +32,15 @@ def test_the_file_is_found_by_its_content(how: str, file: Path, monkeypatch: pyt
     assert server_file.file_of({"a": 3}, []) is None
 
 
+@pytest.mark.parametrize("how", ["--config {}", "--config={}", "{}", "file={}"])
+def test_a_path_may_have_an_equals_sign(how: str, tmp_path: Path) -> None:
+    file = tmp_path / "date=2026-01-01" / "server.yaml"
+    file.parent.mkdir()
+    file.write_text("kvfix: {fixs: {}}\n")
+    with pytest.raises(SettingsError, match=f"unknown setting kvfix.fixs in {file}"):
+        server_file.check(["trtllm-serve", *how.format(file).split()], {})
+
+
 def test_a_file_with_an_impossible_date_is_refused_only_behind_its_option(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,8 +95,10 @@ def _files(arguments: Iterable[Any]) -> Iterator[tuple[str | None, Path]]:
     """Files that may be the server's, each with the option that names it, if one of OPTIONS does."""
     before = ""
     for argument in arguments:
-        name, equals, text = argument.rpartition("=") if isinstance(argument, str) else ("", "", "")
-        option = name if equals else before
+        text = argument if isinstance(argument, str) else ""
+        name, equals, value = text.partition("=")
+        # A path may have an = of its own.
+        option, file = (name, value) if equals and not Path(text).is_file() else (before, text)
         before = text
-        if (option in OPTIONS or text.endswith((".yaml", ".yml"))) and Path(text).is_file():
-            yield option if option in OPTIONS else None, Path(text)
+        if (option in OPTIONS or file.endswith((".yaml", ".yml"))) and Path(file).is_file():
+            yield option if option in OPTIONS else None, Path(file)
