@@ -41,6 +41,12 @@ def test_a_path_may_have_an_equals_sign(how: str, tmp_path: Path) -> None:
         server_file.check(["trtllm-serve", *how.format(file).split()], {})
 
 
+def test_a_script_in_one_argument_is_no_file() -> None:
+    """It is longer than the system lets a name be."""
+    script = f"{300 * 'x'} --config server.yaml"
+    assert server_file.check(["bash", "-c", script], {}) == []
+
+
 def test_a_file_with_an_impossible_date_is_refused_only_behind_its_option(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,15 @@ def _files(arguments: Iterable[Any]) -> Iterator[tuple[str | None, Path]]:
         text = argument if isinstance(argument, str) else ""
         name, equals, value = text.partition("=")
         # A path may have an = of its own.
-        option, file = (name, value) if equals and not Path(text).is_file() else (before, text)
+        option, file = (name, value) if equals and not _is_file(text) else (before, text)
         before = text
-        if (option in OPTIONS or file.endswith((".yaml", ".yml"))) and Path(file).is_file():
+        if (option in OPTIONS or file.endswith((".yaml", ".yml"))) and _is_file(file):
             yield option if option in OPTIONS else None, Path(file)
+
+
+def _is_file(name: str) -> bool:
+    """False where the system takes no such name: a shell's script, which is one argument, may be long."""
+    try:
+        return Path(name).is_file()
+    except OSError:
+        return False
