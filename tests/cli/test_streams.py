@@ -83,6 +83,17 @@ def test_a_full_disk_behind_output_and_errors_is_no_hazard(arguments: tuple[str,
     assert done.returncode == SettingsError.exit_code
 
 
+@pytest.mark.parametrize(
+    "arguments", [("nosuch",), ("verify", "--nosuch"), ("run", "--", "no-such-program")], ids=" ".join
+)
+def test_bad_usage_that_nobody_reads_is_no_hazard(arguments: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*COMMAND, *arguments], stdout=writing, stderr=writing, check=False)
+    os.close(writing)
+    assert done.returncode == SettingsError.exit_code
+
+
 @pytest.mark.parametrize("arguments", [("-h",), DEMO], ids=" ".join)
 def test_a_limit_of_file_sizes_is_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """As a quota, and unlike a full disk, it is another error than ENOSPC."""
