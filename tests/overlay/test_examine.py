@@ -172,9 +172,17 @@ def test_what_may_guard_a_buffer(tmp_path: Path, file: str, guards: list[str], t
     assert found["prompt_lens_cpu"].line == 4
 
 
-def test_source_that_this_python_cannot_read_is_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["x = =", "x = \0", f"x = {5_000 * '-'}1"], ids=["later", "null", "deep"])
+def test_source_that_this_python_cannot_read_is_passed_over(text: str, tmp_path: Path) -> None:
     (tmp_path / "_torch").mkdir()
-    (tmp_path / "_torch/later.py").write_text("x = = non_blocking=True")
+    (tmp_path / "_torch/later.py").write_text(f"{text} # non_blocking=True")
+    assert candidates(tmp_path) == []
+
+
+def test_what_only_has_the_name_of_a_source_is_passed_over(tmp_path: Path) -> None:
+    """Emacs marks a file that it has changed and not written by a link to nowhere."""
+    (tmp_path / "_torch/folder.py").mkdir(parents=True)
+    (tmp_path / "_torch/.#edited.py").symlink_to("user@host.1234:1700000000")
     assert candidates(tmp_path) == []
 
 
