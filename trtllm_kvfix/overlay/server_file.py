@@ -3,6 +3,7 @@ a key that is there twice."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,11 +20,25 @@ def file_of(document: Any, named: Iterable[Any]) -> Path | None:
     """The file with this content among those that the command line or `named` names."""
     for _, file in _files([*named, *sys.argv[1:]]):
         try:
-            if yaml.safe_load(file.read_text(encoding="utf-8")) == document:
+            if _alike(yaml.safe_load(file.read_text(encoding="utf-8")), document, set()):
                 return file
         except UNREADABLE:
             continue
     return None
+
+
+def _alike(ours: Any, theirs: Any, compared: set[tuple[int, int]]) -> bool:
+    """Like ==, with each pair compared once, however many aliases it has: a few lines of YAML may have billions."""
+    pair = (id(ours), id(theirs))
+    if pair in compared:
+        return True  # or it is being compared, or the answer is False already
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        compared.add(pair)
+        return ours.keys() == theirs.keys() and all(_alike(ours[key], theirs[key], compared) for key in ours)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        compared.add(pair)
+        return len(ours) == len(theirs) and all(map(_alike, ours, theirs, repeat(compared)))
+    return bool(ours == theirs)
 
 
 def settings_of(section: Any, file: Path | None, environ: Mapping[str, str]) -> Settings:
