@@ -1,8 +1,12 @@
 """The package as a whole: cheap to import, one name for each thing, examples that run."""
 
+import os
 import re
+import select
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import requires, version
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from trtllm_kvfix import errors, native
 
 ROOT = Path(__file__).resolve().parent.parent
 IMPORT_US_MAX = 50_000
+WAIT_S = 60
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -76,3 +81,44 @@ def test_make_help_lists_every_target() -> None:
     assert targets is not None
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert re.findall(r"^  ([a-z0-9-]+) ", shown, re.MULTILINE) == targets[1].split()
+
+
+def halves_of_ci(folder: Path, python: str, native: str) -> list[str | Path]:
+    """The command of `make ci` with recipes of these in the place of its halves."""
+    recipe = re.search(r"^ci:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    (folder / "build").mkdir()
+    (folder / "Makefile").write_text(f"ci:\n{recipe[1]}ci-python:\n\t@{python}\nci-native:\n\t@{native}\n")
+    return ["make", "--no-print-directory", "-C", folder, "ci"]
+
+
+@pytest.mark.parametrize("python", ["true", "false"])
+@pytest.mark.parametrize("native", ["true", "false"])
+def test_ci_fails_if_either_half_does(python: str, native: str, tmp_path: Path) -> None:
+    done = subprocess.run(halves_of_ci(tmp_path, python, native), capture_output=True, check=False)
+    assert (done.returncode == 0) == (python == native == "true")
+
+
+def test_ctrl_c_ends_both_halves_of_ci(tmp_path: Path) -> None:
+    """Whatever lives on holds the pipe open."""
+    reading, writing = os.pipe()
+    (tmp_path / "waits.py").write_text(f"import os, signal\nos.write({writing}, b'begun\\n')\nsignal.pause()\n")
+    waits = f"{sys.executable} waits.py"
+    ci = subprocess.Popen(
+        halves_of_ci(tmp_path, waits, waits),
+        pass_fds=[writing],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        try:
+            assert [pipe.readline(), pipe.readline()] == ["begun\n", "begun\n"]
+            os.killpg(ci.pid, signal.SIGINT)
+            assert select.select([pipe], [], [], WAIT_S)[0], "a half goes on"
+            assert pipe.read() == ""
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(ci.pid, signal.SIGKILL)
+            ci.wait()

@@ -101,6 +101,13 @@ def test_a_folder_that_cannot_be_read_is_refused_and_one_that_is_not_there_is_no
         runtime_files.refuse_unreadable(tmp_path / "file")
 
 
+def test_a_folder_that_others_may_write_in_is_refused(tmp_path: Path) -> None:
+    """The kubelet makes an emptyDir in this way. No server writes there, so nothing would seem to run."""
+    tmp_path.chmod(0o777)
+    with pytest.raises(SettingsError, match=r"others may write in '.*', so servers refuse it"):
+        runtime_files.refuse_unreadable(tmp_path)
+
+
 def test_a_reader_who_may_not_remove_what_is_old_still_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may run as another user, whose folder lets others read."""
     ours = runtime_files.signature() | {"format": 1}

@@ -143,6 +143,7 @@ def test_bad_environment_is_refused_by_name(environ: dict[str, str], message: st
         ("kvfix: {tuning: {staging_mode: device_table}}", "it is gone, because an early copy is faster"),
         ("kvfix: {fixes: [[[[[[[[[[[[1]]]]]]]]]]]]}", "is [[[[[[[...]]]]]]]; it has settings of its own"),
         ("kvfix: {tuning: {staging_mode: " + 1000 * "x" + "}}", "xxx...xxx"),
+        ("kvfix: &all {replay: *all}", "unknown setting kvfix.replay.replay.replay.replay"),
         ("kv_fix: {}", "has no mapping `kvfix:` at its top level"),
         ("- 1", "has no mapping `kvfix:` at its top level"),
         ("a: [", "cannot be read: line 1, column 5: expected the node content"),
@@ -159,6 +160,16 @@ def test_bad_file_is_refused_with_its_path(tmp_path: Path, text: str, message: s
     assert message in str(caught.value)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_lists_of_lists_are_shortened_as_a_whole() -> None:
+    """Each list is short enough for `reprlib`, and each of its lists."""
+    value: Any = 150 * "x"
+    for _ in range(7):
+        value = 6 * [value]
+    with pytest.raises(SettingsError, match=r"kvfix.metrics_port is \[\[.*\.\.\.: Input should be") as caught:
+        load(environ={}, section={"metrics_port": value})
+    assert len(str(caught.value)) < 500
 
 
 def test_aliases_of_aliases_are_read_once() -> None:

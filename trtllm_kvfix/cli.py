@@ -97,7 +97,7 @@ class LazyGroup(click.Group):
         try:
             return super().main(*args, **kwargs)
         except OSError as error:  # click has bad usage to report, and standard error does not take it
-            if not streams.refused(error):
+            if not (streams.refused(error) or isinstance(error, BrokenPipeError)):
                 raise
             streams.give_up(sys.stderr)
             sys.exit(BAD_USAGE)

@@ -69,16 +69,23 @@ def _names_a_process(entry: dict[str, Any]) -> bool:
 
 
 def refuse_unreadable(folder: Path) -> None:
-    """A folder that is not there is right: nothing runs. In one that cannot be read, something may."""
+    """A folder that is not there is right: nothing runs. In one that cannot be read, something may, and one that others
+    may write in gets no file of a server."""
     try:
         os.scandir(folder).close()
+        is_open = _others_may_write(folder.stat())
     except FileNotFoundError:
-        pass
+        return
     except OSError as error:
         raise SettingsError(
             f"the folder of attestations is '{folder}', which cannot be read: {error.strerror}; kvfix.runtime_dir "
             "names one that the server's user and this one can read"
         ) from error
+    if is_open:
+        raise SettingsError(
+            f"others may write in '{folder}', so servers refuse it, and what is in it may be anybody's; "
+            "kvfix.runtime_dir names a folder that only the server's user can write in"
+        )
 
 
 def keep_newest_of_ended(folder: Path, suffix: str, count_max: int) -> None:
@@ -115,7 +122,11 @@ def prepare(folder: Path) -> None:
 
 def _is_ours(folder: Path) -> bool:
     found = folder.lstat()  # with a link, another user could choose where we write
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o022
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not _others_may_write(found)
+
+
+def _others_may_write(found: os.stat_result) -> bool:
+    return bool(stat.S_IMODE(found.st_mode) & 0o022)
 
 
 def forget_at_exit(file: Path) -> None:

@@ -48,6 +48,8 @@ ENV_ENABLED = ENV_PREFIX + "ENABLED"
 ENV_JOB = ENV_PREFIX + "JOB"  # written by us: processes of one start bear the same, so that they are compared
 SECTION = "kvfix"
 FILE_BYTES_MAX = 1 << 20  # a device such as /dev/zero has no end
+SHOWN_MAX = 300  # letters of a value in an error; lists of lists have many short ones
+LEVELS_MAX = 8  # deeper than any setting is; a mapping that holds itself by an alias has no end
 
 # What reading a YAML file may raise. A date or a tag on what is none of its kind raises whatever Python does there.
 UNREADABLE = (OSError, yaml.YAMLError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
@@ -204,7 +206,7 @@ def _from_section(section: Mapping[Any, Any], where: str) -> dict[Name, _Given]:
 def _flattened(section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in section.items():
         dotted = f"{prefix}.{key}"
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and value and dotted.count(".") < LEVELS_MAX:
             yield from _flattened(value, dotted)
         else:
             yield dotted, value
@@ -234,7 +236,8 @@ def shortened(value: Any) -> str:
     """A value for an error message. Aliases may make a few lines of YAML longer than a log can hold."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = 200
-    return short.repr(value)
+    text = short.repr(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
 
 
 def _refuse(name: str, where: str, known: Iterable[str]) -> NoReturn:

@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import sys
-from pathlib import Path
 from typing import TextIO
 
 import click
@@ -16,11 +15,15 @@ _STOPS_AT_A_LETTER = ("strict", "surrogateescape")
 def prepare() -> None:
     """Before the first word. A closed stream takes everything and keeps nothing; a letter that the terminal's encoding
     lacks is shown as `?`."""
-    for name in ("stdout", "stderr"):
+    for number, name in enumerate(("stdout", "stderr"), start=1):
         stream = getattr(sys, name)
         if stream is None:
-            # Only here: a command that `run` becomes finds the stream closed, as it would without us.
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  for as long as we run
+            # Only here: a command that `run` becomes finds the stream closed, as it would without us. At its number,
+            # because C++ writes there; the first that is free is standard input's if that is closed as well.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number, inheritable=False)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
         elif isinstance(stream, io.TextIOWrapper) and stream.errors in _STOPS_AT_A_LETTER:
             stream.reconfigure(errors="replace")
 

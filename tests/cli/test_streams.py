@@ -45,6 +45,15 @@ def test_closed_output_is_no_failure(arguments: tuple[str, ...]) -> None:
     assert started(*arguments, closed=(0, 1, 2)).returncode == 0
 
 
+@pytest.mark.parametrize("closed", [(0, 1), (0, 2), (0, 1, 2), (1,)], ids=str)
+def test_upstream_may_greet_where_streams_are_closed(closed: tuple[int, ...], tmp_path: Path) -> None:
+    """doctor keeps the greeting, which may be of C++, out of its report."""
+    (tmp_path / "tensorrt_llm.py").write_text("import os; os.write(1, b'hello')\n")
+    done = started("doctor", "--json", closed=closed, PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT))))
+    assert "Traceback" not in done.stderr
+    assert ("hello" in done.stdout, "hello" in done.stderr) == (False, 2 not in closed)
+
+
 def test_a_command_that_runs_finds_its_output_as_closed_as_we_did() -> None:
     says = "import os, sys; sys.exit(7 if sys.stdout is None else 8)"
     assert started("run", "--", sys.executable, "-c", says, closed=(1,)).returncode == 7
@@ -80,6 +89,17 @@ def test_a_full_disk_behind_output_and_errors_is_no_hazard(arguments: tuple[str,
     """`> log 2>&1`; 1 would mean a hazard."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=full, check=False)
+    assert done.returncode == SettingsError.exit_code
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nosuch",), ("verify", "--nosuch"), ("run", "--", "no-such-program")], ids=" ".join
+)
+def test_bad_usage_that_nobody_reads_is_no_hazard(arguments: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*COMMAND, *arguments], stdout=writing, stderr=writing, check=False)
+    os.close(writing)
     assert done.returncode == SettingsError.exit_code
 
 

@@ -172,10 +172,26 @@ def test_what_may_guard_a_buffer(tmp_path: Path, file: str, guards: list[str], t
     assert found["prompt_lens_cpu"].line == 4
 
 
-def test_source_that_this_python_cannot_read_is_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["x = =", "x = \0", f"x = {5_000 * '-'}1"], ids=["later", "null", "deep"])
+def test_source_that_this_python_cannot_read_is_passed_over(text: str, tmp_path: Path) -> None:
     (tmp_path / "_torch").mkdir()
-    (tmp_path / "_torch/later.py").write_text("x = = non_blocking=True")
+    (tmp_path / "_torch/later.py").write_text(f"{text} # non_blocking=True")
     assert candidates(tmp_path) == []
+
+
+def test_what_only_has_the_name_of_a_source_is_passed_over(tmp_path: Path) -> None:
+    """Emacs marks a file that it has changed and not written by a link to nowhere."""
+    (tmp_path / "_torch/folder.py").mkdir(parents=True)
+    (tmp_path / "_torch/.#edited.py").symlink_to("user@host.1234:1700000000")
+    assert candidates(tmp_path) == []
+
+
+def of_all_fixes(folder: Path) -> tuple[dict[str, Any], int]:
+    """The report on what is installed in the folder."""
+    command = [sys.executable, "-m", "trtllm_kvfix", "doctor", "--json"]
+    done = subprocess.run(command, env=environment(folder), capture_output=True, text=True, check=False)
+    assert done.stdout, (done.returncode, done.stderr)
+    return json.loads(done.stdout), done.returncode
 
 
 @pytest.mark.parametrize(
@@ -196,7 +212,27 @@ def test_an_installation_that_is_broken_does_not_look_like_one_that_needs_nothin
 ) -> None:
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(text)
-    command = [sys.executable, "-m", "trtllm_kvfix", "doctor", "--json"]
-    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    assert any(problem in each for each in json.loads(done.stdout)["problems"])
+    report, exit_code = of_all_fixes(tmp_path)
+    assert exit_code == 1
+    assert any(problem in each for each in report["problems"])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_managers_that_cannot_be_imported_do_not_look_like_a_build_that_needs_nothing(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    folder = tmp_path / "tensorrt_llm" / "_torch" / "pyexecutor"
+    folder.mkdir(parents=True)
+    for package in (folder, *folder.parents[:2]):
+        (package / "__init__.py").touch()
+    (folder / "resource_manager.py").write_text(f"{text}\n")
+    report, exit_code = of_all_fixes(tmp_path)
+    assert exit_code == 1
+    assert f"tensorrt_llm._torch.pyexecutor.resource_manager cannot be imported: {problem}" in report["problems"]

@@ -122,6 +122,7 @@ def test_options_come_before_variables_and_variables_before_the_file(small: Path
         (["--", "no-such-command"], "'no-such-command' is not found in PATH; usual cause: it is installed in another"),
         (["--", "./no-such-command"], "'./no-such-command' does not exist (the folder is /"),
         (["--", "/tmp"], "command '/tmp' is a folder"),
+        (["--", f"./{300 * 'x'}"], "x' cannot be found: File name too long"),
         (["--", "/etc/passwd"], "command '/etc/passwd' is not executable; usual cause: chmod +x"),
         (["--fix", "token-budget", "--", PYTHON], "--fix is 'token-budget'; write ID=auto"),
         (

@@ -1,5 +1,6 @@
 """The server's YAML on disk: errors name it, and what it says twice is refused."""
 
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,38 @@ def test_the_file_is_found_by_its_content(how: str, file: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", ["serve", str(other), "missing.yaml", *arguments])
     assert server_file.file_of({"a": 1}, [str(file), None, 3] if how == "named" else []) == file
     assert server_file.file_of({"a": 3}, []) is None
+
+
+@pytest.mark.parametrize("last", ["a59: 1", "a59: [1]", "a59: {x: 1}"])
+def test_aliases_of_aliases_are_compared_once(last: str, file: Path) -> None:
+    """In a process of its own: who follows each alias is busy for years."""
+    file.write_text(
+        "\n".join(["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{x: *a{i - 1}, y: [*a{i - 1}]}}" for i in range(1, 60))])
+    )
+    code = f"""
+import sys, yaml
+from trtllm_kvfix.overlay.server_file import file_of
+document = yaml.safe_load(open(sys.argv[1]))
+print(file_of(document, []), file_of(document | yaml.safe_load({last!r}), []))
+"""
+    command = [sys.executable, "-c", code, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == f"{file} None\n", done.stderr
+
+
+@pytest.mark.parametrize("how", ["--config {}", "--config={}", "{}", "file={}"])
+def test_a_path_may_have_an_equals_sign(how: str, tmp_path: Path) -> None:
+    file = tmp_path / "date=2026-01-01" / "server.yaml"
+    file.parent.mkdir()
+    file.write_text("kvfix: {fixs: {}}\n")
+    with pytest.raises(SettingsError, match=f"unknown setting kvfix.fixs in {file}"):
+        server_file.check(["trtllm-serve", *how.format(file).split()], {})
+
+
+def test_a_script_in_one_argument_is_no_file() -> None:
+    """It is longer than the system lets a name be."""
+    script = f"{300 * 'x'} --config server.yaml"
+    assert server_file.check(["bash", "-c", script], {}) == []
 
 
 def test_a_file_with_an_impossible_date_is_refused_only_behind_its_option(

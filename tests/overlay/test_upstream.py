@@ -46,6 +46,15 @@ print(exists("{EXECUTOR}.resource_manager"), exists("{EXECUTOR}.py_executor"))
     assert python(small, code).stdout == "False True\n"
 
 
+def test_module_that_ends_the_program_does_not_end_an_examination(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "that_ends.py").write_text("import sys; sys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError, match="that_ends ends the program that imports it: 0"):
+        Upstream(may_import=True).module("that_ends")
+
+
 def test_module_that_is_being_imported_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("tensorrt_llm")
     spec: Any = ModuleSpec("tensorrt_llm", None)

@@ -29,7 +29,7 @@ QUESTIONS_AT_ONCE = 16
 BATCHES_AT_ONCE = 1_000
 # In answers that nobody has read yet, of all subscribers together: each has a queue, and nobody counts subscribers.
 BATCHES_UNREAD_MAX = 100_000
-# A question is 8 bytes, and a subscriber's name in ZMQ's handshake up to 255. Nobody may make us keep a long one.
+# Of one frame: a question's has 8, and a subscriber's name in ZMQ's handshake up to 255. ZMQ has no limit for frames.
 QUESTION_BYTES_MAX = 1_024
 
 

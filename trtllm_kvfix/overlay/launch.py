@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -88,9 +89,13 @@ def why_not_found(program: str) -> str:
     """A program with a slash in its name is not looked for in PATH."""
     if os.sep not in program:
         return "is not found in PATH; usual cause: it is installed in another environment"
-    if not Path(program).exists():
+    try:
+        mode = Path(program).stat().st_mode
+    except FileNotFoundError:
         return f"does not exist (the folder is {Path.cwd()})"
-    return "is a folder" if Path(program).is_dir() else f"is not executable; usual cause: chmod +x {program} is missing"
+    except OSError as error:
+        return f"cannot be found: {error.strerror}"
+    return "is a folder" if stat.S_ISDIR(mode) else f"is not executable; usual cause: chmod +x {program} is missing"
 
 
 def deaf_python(command: Sequence[str]) -> DeafPython | None:

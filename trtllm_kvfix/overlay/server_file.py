@@ -3,6 +3,7 @@ a key that is there twice."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,11 +20,25 @@ def file_of(document: Any, named: Iterable[Any]) -> Path | None:
     """The file with this content among those that the command line or `named` names."""
     for _, file in _files([*named, *sys.argv[1:]]):
         try:
-            if yaml.safe_load(file.read_text(encoding="utf-8")) == document:
+            if _alike(yaml.safe_load(file.read_text(encoding="utf-8")), document, set()):
                 return file
         except UNREADABLE:
             continue
     return None
+
+
+def _alike(ours: Any, theirs: Any, compared: set[tuple[int, int]]) -> bool:
+    """Like ==, with each pair compared once, however many aliases it has: a few lines of YAML may have billions."""
+    pair = (id(ours), id(theirs))
+    if pair in compared:
+        return True  # or it is being compared, or the answer is False already
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        compared.add(pair)
+        return ours.keys() == theirs.keys() and all(_alike(ours[key], theirs[key], compared) for key in ours)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        compared.add(pair)
+        return len(ours) == len(theirs) and all(map(_alike, ours, theirs, repeat(compared)))
+    return bool(ours == theirs)
 
 
 def settings_of(section: Any, file: Path | None, environ: Mapping[str, str]) -> Settings:
@@ -95,8 +110,18 @@ def _files(arguments: Iterable[Any]) -> Iterator[tuple[str | None, Path]]:
     """Files that may be the server's, each with the option that names it, if one of OPTIONS does."""
     before = ""
     for argument in arguments:
-        name, equals, text = argument.rpartition("=") if isinstance(argument, str) else ("", "", "")
-        option = name if equals else before
+        text = argument if isinstance(argument, str) else ""
+        name, equals, value = text.partition("=")
+        # A path may have an = of its own.
+        option, file = (name, value) if equals and not _is_file(text) else (before, text)
         before = text
-        if (option in OPTIONS or text.endswith((".yaml", ".yml"))) and Path(text).is_file():
-            yield option if option in OPTIONS else None, Path(text)
+        if (option in OPTIONS or file.endswith((".yaml", ".yml"))) and _is_file(file):
+            yield option if option in OPTIONS else None, Path(file)
+
+
+def _is_file(name: str) -> bool:
+    """False where the system takes no such name: a shell's script, which is one argument, may be long."""
+    try:
+        return Path(name).is_file()
+    except OSError:
+        return False

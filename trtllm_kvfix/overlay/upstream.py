@@ -56,6 +56,8 @@ class Upstream:
             return import_module(name)
         except ImportError:
             return None  # it needs something that is not installed, so nothing can run it here
+        except SystemExit as error:  # an examination goes on, and its probe says why it cannot tell
+            raise RuntimeError(f"{name} ends the program that imports it: {error}") from error
 
     def first(self, *names: str) -> ModuleType | None:
         """The first of these modules that exists."""

@@ -43,14 +43,17 @@ def candidates(package: Path) -> list[Buffer]:
     """All of them in the folder of a package, one for each buffer and file."""
     found: dict[tuple[str, str], Buffer] = {}
     for file in sorted(package.glob("_torch/**/*.py")):
-        text = file.read_text(encoding="utf-8", errors="replace")
+        try:
+            text = file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue  # an editor's lock, which is a link to nowhere, or a folder of that name
         if "non_blocking=True" not in text and not any(kernel in text for kernel in KERNELS):
             continue
         where = file.relative_to(package).as_posix()
         try:
             tree = ast.parse(text)
-        except SyntaxError:
-            continue  # written for a later Python than this one
+        except (SyntaxError, ValueError, RecursionError):
+            continue  # written for a later Python than this one, or nested too deeply for it
         for line, name in _shipped(tree):
             found.setdefault((where, name), Buffer(where, line, name))
     return list(found.values())

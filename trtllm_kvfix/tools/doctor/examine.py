@@ -45,11 +45,14 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
         return report
     import_hook.remove()  # the fixes of this process would stand between the probes and upstream
     with output_to_stderr():
-        try:
-            package = import_module(PACKAGE)
-        except (Exception, SystemExit) as error:  # some module of a broken installation may end its program
-            report["problems"].append(f"{PACKAGE} cannot be imported: {type(error).__name__}: {error}")
-            return report
+        for name in (PACKAGE, RESOURCE_MANAGER):  # to probes, managers that cannot be imported need nothing
+            try:
+                if exists(name):
+                    import_module(name)
+            except (Exception, SystemExit) as error:  # some module of a broken installation may end its program
+                report["problems"].append(f"{name} cannot be imported: {type(error).__name__}: {error}")
+                return report
+        package = sys.modules[PACKAGE]
         upstream = Upstream(may_import=True)
         statuses = registry.probe(settings, upstream).fixes
     report["variant"] = upstream.variant()
