@@ -29,6 +29,11 @@ def prompt_of(request_id: int) -> list[int]:
     return list(range(100 * request_id, 100 * request_id + 9))
 
 
+def wait_for_transfers(server: OffloadServer) -> None:
+    for running in server.worker.side._transfers.running():
+        assert running.lane.wait(running.job.number, WAIT_S)
+
+
 def come_back_together(
     server: OffloadServer, monkeypatch: pytest.MonkeyPatch, look: Callable[[int], None] = lambda _: None
 ) -> None:
@@ -36,6 +41,7 @@ def come_back_together(
     for number in NEW_TOKENS:
         server.run([server.request(number - 10, prompt_of(number), 1)])
     server.run([server.request(9, FILLS_THE_DEVICE, 1)])
+    wait_for_transfers(server)  # the last one's blocks are free from the first iteration on
     executor, pauses = server.executor, server.pauses
     requests = [server.request(number, prompt_of(number), new) for number, new in NEW_TOKENS.items()]
     iterations = 0
@@ -49,8 +55,7 @@ def come_back_together(
             if iterations == LOADS_END:
                 gate.open()
             if iterations >= LOADS_END:
-                for running in server.worker.side._transfers.running():
-                    assert running.lane.wait(running.job.number, WAIT_S)
+                wait_for_transfers(server)
             if iterations == ITERATIONS_MAX:
                 raise NobodyGoesOn
 
