@@ -11,6 +11,7 @@ UNIT_BYTES = {"B": 1} | {
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
 BLOCKS_MAX = 2**30
+DIGITS_MAX = 18  # a number of 400 is infinite as a float
 _UNIT_BYTES = {name.upper(): count for name, count in UNIT_BYTES.items()}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
@@ -38,6 +39,8 @@ def parse_size(text: str | int, wanted: str = "a number of blocks, or bytes with
     if match is None:
         raise ValueError(f"write {wanted}")
     number, unit = match.groups()
+    if len(number) > DIGITS_MAX:
+        raise ValueError(f"a size has at most {DIGITS_MAX} digits")
     if not unit:
         if "." in number:
             raise ValueError("a number of blocks is whole; for bytes add a unit such as GiB")

@@ -19,6 +19,8 @@ def test_sizes_are_blocks_or_bytes(text: str | int, blocks: int) -> None:
     [
         ("-3", "--blocks-host is '-3': write a number of blocks, or bytes with a unit such as 40GiB"),
         ("2.5", "--blocks-host is '2.5': a number of blocks is whole"),
+        ("1" * 19, "--blocks-host is '1111111111111111111': a size has at most 18 digits"),
+        ("9" * 400 + "GiB", "--blocks-host is '999"),
         ("4Gib/s", "--blocks-host is '4Gib/s': write a number"),
         ("4Q", "--blocks-host is '4Q': unknown unit Q, known are B, KB, KiB, MB, MiB, GB, GiB, TB, TiB"),
         ("1GiB", "--blocks-host is '1GiB': bytes need the size of a block"),
