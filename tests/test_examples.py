@@ -94,6 +94,12 @@ def test_strict_entry_point_reads_the_server_s_file(installed: Path, option: str
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
 
 
+def test_strictness_that_is_neither_1_nor_0_is_refused(installed: Path) -> None:
+    done = run(installed, SERVE, "trtllm-serve", "model", KVFIX_STRICT="true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "KVFIX_STRICT is 'true'; write 1" in done.stderr
+
+
 def test_strict_entry_point_starts_nothing_whose_file_switches_all_off(installed: Path) -> None:
     (installed.parent / "server.yaml").write_text("kvfix: {enabled: false}\n")
     done = run(installed, SERVE, "trtllm-serve", "model", "--config", "server.yaml", KVFIX_STRICT="1")
