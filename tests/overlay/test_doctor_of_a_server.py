@@ -67,6 +67,13 @@ def test_a_file_that_switches_all_fixes_off_counts_below_run(folder: Path) -> No
     assert (done.returncode, json.loads(done.stdout)["overlay"]["hook"]) == (1, "off"), done.stderr
 
 
+def test_a_tree_is_examined_for_a_server_that_is_elsewhere(folder: Path) -> None:
+    (folder / "server.yaml").write_text(OFF)
+    asked = ("doctor", "--json", "--source", str(STANDIN), "--", "trtllm-elsewhere", "--config", "server.yaml")
+    done = doctor(folder, *asked, under=())
+    assert choice_of(done) == "off", done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [

@@ -61,12 +61,13 @@ def examine(settings: "Settings", source: Path | None = None) -> dict[str, Any]:
     return report
 
 
-def with_command(settings: "Settings", command: Sequence[str]) -> "Settings":
-    """The settings of a server that `run` starts with `settings` and this command."""
+def as_the_server(settings: "Settings", command: Sequence[str], *, runs_here: bool) -> "Settings":
+    """The settings of a server that `run` starts with `settings` and this command, here or elsewhere."""
     from trtllm_kvfix.overlay import launch, server_file  # noqa: PLC0415  a report without a command does without them
     from trtllm_kvfix.settings import as_variables, environment  # noqa: PLC0415
 
-    launch.checked(command)
+    if runs_here:
+        launch.checked(command)
     return server_file.settings_for(command, environment() | as_variables(settings))
 
 
@@ -88,7 +89,9 @@ def doctor(settings: "Settings", as_json: bool, source: Path | None, command: tu
     The exit code is 1 if TensorRT-LLM is not installed here, the native extension is missing or unusable, a fix fails
     its self-test, a fix that this TensorRT-LLM needs is off, or a probe cannot decide whether a fix is needed.
     """
-    report = examine(with_command(settings, command) if command else settings, source)
+    if command:
+        settings = as_the_server(settings, command, runs_here=source is None)
+    report = examine(settings, source)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
