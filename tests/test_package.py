@@ -99,13 +99,21 @@ def test_ci_fails_if_either_half_does(python: str, native: str, tmp_path: Path) 
     assert (done.returncode == 0) == (python == native == "true")
 
 
+# A job that runs in the background ignores ctrl-C, and so would what it starts.
+HEEDS_CTRL_C = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
 def test_ctrl_c_ends_both_halves_of_ci(tmp_path: Path) -> None:
     """Whatever lives on holds the pipe open."""
     reading, writing = os.pipe()
     (tmp_path / "waits.py").write_text(f"import os, signal\nos.write({writing}, b'begun\\n')\nsignal.pause()\n")
     waits = f"{sys.executable} waits.py"
     ci = subprocess.Popen(
-        halves_of_ci(tmp_path, waits, waits),
+        [sys.executable, "-c", HEEDS_CTRL_C, *halves_of_ci(tmp_path, waits, waits)],
         pass_fds=[writing],
         start_new_session=True,
         stdout=subprocess.DEVNULL,
