@@ -224,7 +224,7 @@ ifdef STEPS
 else
 	@$(call cpp_build,fuzz,-DKVFIX_BUILD_FUZZ=ON $(call sanitized,address$(comma)undefined) -DCMAKE_CXX_COMPILER=clang++)
 	@mkdir -p build/fuzz/corpus
-	@build/fuzz/bin/fuzz_block_manager -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
+	@build/fuzz/bin/fuzz_block_manager -seed=$(FUZZ_SEED) -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=build/fuzz/ \
 		build/fuzz/corpus cpp/fuzz/inputs
 	@build/fuzz/bin/fuzz_worlds --seconds $(FUZZ_SECONDS) --steps 1000000000 --seed $(FUZZ_SEED)
 endif
