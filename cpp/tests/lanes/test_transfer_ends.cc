@@ -26,6 +26,15 @@ class TransferEndsTest : public TransferLaneTest {
         return sizes;
     }
 
+    // A transfer of more parts than fit at once. It comes back when the lane's thread waits for room.
+    std::optional<std::uint64_t> begun_without_room() {
+        std::promise<void> waits;
+        probe.at_next_wait([&] { waits.set_value(); });
+        const auto number = enqueue(many(8192), marks->set(stream));
+        waits.get_future().wait();
+        return number;
+    }
+
     StreamHandle first_stream, second_stream;
 };
 
@@ -147,11 +156,8 @@ TEST_F(TransferEndsTest, ThePartThatTheThreadWaitsForFails) {
     share_between_two(1);
     const GateHandle gate = probe.close_gate(stream);
     fill(block, 7, stream);
-    std::promise<void> waits;
-    probe.at_next_wait([&] { waits.set_value(); });
     probe.sim().fail_operation(1);
-    const auto number = enqueue(many(8192), marks->set(stream));
-    waits.get_future().wait();
+    const auto number = begun_without_room();
     const GateHandle other_gate = probe.close_gate(second_stream);
     probe.open_gate(gate);
     EXPECT_THROW(probe.sim().synchronize(first_stream), DeviceError);
@@ -165,11 +171,8 @@ TEST_F(TransferEndsTest, ALaneThatIsClosedInTheMiddleOfASubmissionEndsItWhole) {
     share_between_two(1);
     const GateHandle gate = probe.close_gate(stream);
     fill(block, 7, stream);
-    std::promise<void> waits;
-    probe.at_next_wait([&] { waits.set_value(); });
-    const auto number = enqueue(many(8192), marks->set(stream));
+    const auto number = begun_without_room();
     const auto next = store(marks->set(stream));
-    waits.get_future().wait();
     EXPECT_FALSE(lane->close(kShort));
     EXPECT_EQ(lane->state(*number), TransferState::queued);
     probe.open_gate(gate);
