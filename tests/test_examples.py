@@ -235,7 +235,8 @@ class Handler(BaseHTTPRequestHandler):
 def test_probe_wants_a_token_and_not_health(completion: str | None, code: int) -> None:
     with Server(completion) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        command: list[str | Path] = [sys.executable, EXAMPLES / "container" / "answers.py", server.url, "2"]
+        command: list[str | Path] = [sys.executable, EXAMPLES / "container" / "answers.py", server.url]
+        command += ["60" if completion else "2"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         server.released.set()
         server.shutdown()

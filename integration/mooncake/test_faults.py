@@ -80,7 +80,7 @@ def test_a_node_that_dies_during_a_load(make_engine: MakeEngine, node: Node) -> 
 
 
 def test_a_node_that_stops_during_a_load_writes_nothing_later(make_engine: MakeEngine, node: Node) -> None:
-    engine = make_engine(host_blocks=48, timeout_s=2)
+    engine = make_engine(host_blocks=48, timeout_s=5)
     answer = stored(engine)
     before, starts = engine.ask("porter")
     engine.ask("after_look", f"kill -STOP {node.process.pid}")
@@ -96,7 +96,7 @@ def test_a_node_that_stops_during_a_load_writes_nothing_later(make_engine: MakeE
 
 
 def test_a_master_that_stops_delays_nobody(make_engine: MakeEngine, master: Master, node: Node) -> None:
-    engine = make_engine(lookup_wait_ms=20)
+    engine = make_engine()
     answer = stored(engine)
     master.process.send_signal(signal.SIGSTOP)
     again = engine.serve(PROMPT)

@@ -60,7 +60,7 @@ class Chromium:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._to.close()  # the browser ends with its pipe
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=120)
         self._from.close()
 
     def open(self, address: str, width: int, *, is_dark: bool = False) -> "Tab":

@@ -59,12 +59,12 @@ def test_another_thread_runs_while_a_connector_is_asked(era: Any) -> None:
 
     def answer(*_: Any) -> int:
         asked.set()
-        return 0 if answered.wait(10) else -1
+        return 0 if answered.wait(60) else -1
 
     manager = make_manager(era, kv_connector_manager=make_connector(era, answer))
 
     def other() -> None:
-        asked.wait(10)
+        asked.wait(60)
         _ = manager.tokens_per_block
         answered.set()
 

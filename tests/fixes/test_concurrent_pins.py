@@ -123,7 +123,7 @@ def test_four_threads_pin(scene: Scene, guarded: bool) -> None:
 
     def meet() -> None:
         with suppress(threading.BrokenBarrierError):
-            meeting.wait(MEETING_S)
+            meeting.wait(MEETING_S if guarded else WATCHDOG_S)
 
     with scene.pauses.at(scene.pauses.PIN_COUNT_READ, meet):
         assert together(scene.pin_found) == []

@@ -156,9 +156,10 @@ def failing_load(here: Here, fault: str) -> Report:
 def stuck(here: Here) -> Report:
     """A store does not end on one rank, and upstream has given its blocks to another request."""
     with bench_of(here, blocks=8) as bench, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trtllm_kvfix.offload.transfers.FENCE_S_MAX", 0.05)
-        executor = bench.executor
-        gate = bench.device.close_gate(executor.stream) if here.is_chosen else None
+        executor, gate = bench.executor, None
+        if here.is_chosen:
+            patch.setattr("trtllm_kvfix.offload.transfers.FENCE_S_MAX", 0.05)
+            gate = bench.device.close_gate(executor.stream)
         first = conversation(1)
         executor.submit(first)
         executor.step()

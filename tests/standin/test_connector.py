@@ -104,12 +104,12 @@ def test_the_remote_service_calls_the_bound_manager_from_a_thread_of_its_own() -
         impl = server.manager.impl
         hashes = impl.commit_and_get_block_hashes_for_request(request, impl.window)
         service = setup.maybe_start_remote_g2_service(server.manager)
-        leased = service.resolve_and_lease(hashes, impl.window).result(timeout=10)
+        leased = service.resolve_and_lease(hashes, impl.window).result(timeout=60)
         assert leased
         assert all(answer["pinned"] for answer in leased)
-        service.release([answer["block_id"] for answer in leased]).result(timeout=10)
+        service.release([answer["block_id"] for answer in leased]).result(timeout=60)
         assert impl.pin_counts == {}
         with pytest.raises(RuntimeError, match="is not pinned"):
-            service.release([leased[0]["block_id"]]).result(timeout=10)
+            service.release([leased[0]["block_id"]]).result(timeout=60)
         service.stop()
         server.close()

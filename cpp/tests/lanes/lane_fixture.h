@@ -17,7 +17,7 @@ namespace kvfix {
 using std::chrono::milliseconds;
 
 inline constexpr std::size_t kWords = 128;
-inline constexpr milliseconds kLong{20000};
+inline constexpr milliseconds kLong{60000};
 inline constexpr milliseconds kShort{20};
 
 class TransferLaneTest : public StagingTest {
