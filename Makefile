@@ -122,18 +122,19 @@ test-dist: $(VENV)/.dev build  ## build sdist and wheel, and run the commands fr
 
 test-mpi: build bound  ## run the tests with ranks of their own; with CI set, Open MPI must be there
 	@$(if $(CI),command -v mpirun >/dev/null || { echo "mpirun is missing: apt install openmpi-bin"; exit 1; })
-	@$(PY) -m pip install -q --disable-pip-version-check 'mpi4py>=4'
+	@$(PY) -m pip install -q --disable-pip-version-check 'mpi4py>=4,<5'
 	@$(PY) -m pytest integration/mpi
 
 # In a folder of its own, because tests of the overlay need an environment without NIXL. It comes without torch.
 test-nixl: build bound  ## run the tests with NIXL's own agents; fetches a wheel of 67 MB
-	@[ -d build/nixl ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/nixl nixl nixl-cu12
+	@[ -d build/nixl ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/nixl \
+		'nixl>=1.3,<2' 'nixl-cu12>=1.3,<2'
 	@$(PY) -m pytest integration/nixl
 
 # In a folder of its own and without its dependencies, which the store's client and master do not need.
 test-mooncake: build bound  ## run the remote tier on Mooncake Store itself; fetches a wheel of 47 MB
 	@[ -d build/mooncake ] || $(PY) -m pip install -q --disable-pip-version-check --no-deps --target build/mooncake \
-		'mooncake-transfer-engine-non-cuda>=0.3.13' || echo "no wheel of Mooncake Store for this machine: its tests are skipped"
+		'mooncake-transfer-engine-non-cuda>=0.3.13,<0.4' || echo "no wheel of Mooncake Store for this machine: its tests are skipped"
 	@$(PY) -m pytest integration/mooncake
 
 test-ray: build bound  ## run the tests with Ray's actors; fetches a wheel of 79 MB
@@ -244,7 +245,7 @@ ci: lint docs bound gtest  ## everything that a change must pass
 		{ $(call half,python) | tee build/ci-python.log; }; \
 	cat build/ci-native.log; failed=; \
 	for half in native python; do [ -e build/ci-$$half.passed ] || { \
-		failed=1; echo; echo "make ci-$$half failed. It ended with:"; tail -n 24 build/ci-$$half.log; }; done; \
+		failed=1; echo; echo "make ci-$$half failed. Its last lines:"; tail -n 24 build/ci-$$half.log; }; done; \
 	[ -z "$$failed" ]
 
 ci-python: test-py test-pages test-dist test-mpi test-nixl test-mooncake verify  ## the half of ci that is Python's

@@ -41,10 +41,8 @@ def test_errors_load_the_extension_only_when_asked_for_its_exceptions() -> None:
 
 
 def test_import_is_cheap() -> None:
-    profile = run("-X", "importtime", "-c", "import trtllm_kvfix").stderr
-    found = re.search(r"\|\s+(\d+) \| trtllm_kvfix$", profile, re.MULTILINE)
-    assert found is not None
-    assert int(found[1]) < IMPORT_US_MAX
+    code = "import time; a = time.process_time_ns(); import trtllm_kvfix; print((time.process_time_ns() - a) // 1000)"
+    assert min(int(run("-c", code).stdout) for _ in range(3)) < IMPORT_US_MAX
 
 
 def test_exceptions_of_the_extension_are_found_in_errors() -> None:
@@ -85,18 +83,24 @@ def test_make_help_lists_every_target() -> None:
 
 def halves_of_ci(folder: Path, python: str, native: str) -> list[str | Path]:
     """The command of `make ci` with recipes of these in the place of its halves."""
-    recipe = re.search(r"^ci:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert recipe is not None
+    makefile = (ROOT / "Makefile").read_text()
+    how = re.search(r"^half = .*\n", makefile, re.MULTILINE)
+    recipe = re.search(r"^ci:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert how is not None and recipe is not None
     (folder / "build").mkdir()
-    (folder / "Makefile").write_text(f"ci:\n{recipe[1]}ci-python:\n\t@{python}\nci-native:\n\t@{native}\n")
+    halves = f"ci-python:\n\t@{python}\nci-native:\n\t@{native}\n"
+    (folder / "Makefile").write_text(f"{how[0]}ci:\n{recipe[1]}{halves}")
     return ["make", "--no-print-directory", "-C", folder, "ci"]
 
 
-@pytest.mark.parametrize("python", ["true", "false"])
-@pytest.mark.parametrize("native", ["true", "false"])
-def test_ci_fails_if_either_half_does(python: str, native: str, tmp_path: Path) -> None:
-    done = subprocess.run(halves_of_ci(tmp_path, python, native), capture_output=True, check=False)
-    assert (done.returncode == 0) == (python == native == "true")
+@pytest.mark.parametrize("python", ["echo Python; true", "echo Python; false"])
+@pytest.mark.parametrize("native", ["echo C++; true", "echo C++; false"])
+def test_ci_fails_if_either_half_does_and_ends_with_it(python: str, native: str, tmp_path: Path) -> None:
+    done = subprocess.run(halves_of_ci(tmp_path, python, native), capture_output=True, text=True, check=False)
+    failed = [half for half, recipe in (("C++", native), ("Python", python)) if recipe.endswith("false")]
+    assert (done.returncode == 0) == (failed == [])
+    end = done.stdout.partition("Its last lines:")[2]
+    assert [half for half in ("C++", "Python") if half in end] == failed
 
 
 # A job that runs in the background ignores ctrl-C, and so would what it starts.
@@ -106,11 +110,19 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 
+# A handler of Python's would run only before a pause that has begun, or after it.
+WAITS = """
+import os, signal
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.write({descriptor}, b"begun\\n")
+signal.pause()
+"""
+
 
 def test_ctrl_c_ends_both_halves_of_ci(tmp_path: Path) -> None:
     """Whatever lives on holds the pipe open."""
     reading, writing = os.pipe()
-    (tmp_path / "waits.py").write_text(f"import os, signal\nos.write({writing}, b'begun\\n')\nsignal.pause()\n")
+    (tmp_path / "waits.py").write_text(WAITS.format(descriptor=writing))
     waits = f"{sys.executable} waits.py"
     ci = subprocess.Popen(
         [sys.executable, "-c", HEEDS_CTRL_C, *halves_of_ci(tmp_path, waits, waits)],
