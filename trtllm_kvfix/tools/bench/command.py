@@ -1,6 +1,9 @@
 """`trtllm-kvfix bench`: the command line around the runs."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import click
@@ -10,7 +13,7 @@ from trtllm_kvfix.engine.machine import open_machine
 from trtllm_kvfix.errors import EXIT_INTERRUPTED, KvfixError
 from trtllm_kvfix.native import DeviceError
 from trtllm_kvfix.tools.bench.arrivals import Sizes, from_trace, generated
-from trtllm_kvfix.tools.bench.outcome import Report
+from trtllm_kvfix.tools.bench.outcome import ArmOutcome, Report
 from trtllm_kvfix.tools.bench.plot import plot
 from trtllm_kvfix.tools.bench.report import print_report
 from trtllm_kvfix.tools.bench.runs import SIZES, VOCABULARY, execute, ways
@@ -64,23 +67,7 @@ def bench(
     sizes = Sizes(VOCABULARY, size.config.length_max)
     arrivals = generated(requests, rate, sizes, seed) if trace is None else from_trace(trace, requests, rate, sizes)
     chosen = ways(size.config, graphs=not simulated)
-    try:
-        with progress_bar("bench", len(chosen) * repeats) as on_finished:
-            done = 0
-
-            def on_run() -> None:
-                nonlocal done
-                done += 1
-                on_finished(done)
-
-            arms = execute(chosen, size.model(), arrivals, device_name, repeats, on_run)
-    except KeyboardInterrupt:
-        click.echo(
-            "Interrupted: the configurations take turns, so nothing can be compared before the last run.", err=True
-        )
-        sys.exit(EXIT_INTERRUPTED)
-    except DeviceError as error:
-        raise KvfixError(f"the device failed: {error}") from error
+    arms = measured(len(chosen) * repeats, partial(execute, chosen, size.model(), arrivals, device_name, repeats))
     report = Report(
         version=__version__,
         device=device,
@@ -98,3 +85,18 @@ def bench(
         print_report(terminal(), report)
     if plot_path is not None:
         plot(report, plot_path)
+
+
+def measured(runs: int, measure: Callable[[Callable[[], object]], list[ArmOutcome]]) -> list[ArmOutcome]:
+    """`measure` reports each run as it ends."""
+    numbers = count(1)
+    try:
+        with progress_bar("bench", runs) as on_finished:
+            return measure(lambda: on_finished(next(numbers)))
+    except KeyboardInterrupt:
+        click.echo(
+            "Interrupted: the configurations take turns, so nothing can be compared before the last run.", err=True
+        )
+        sys.exit(EXIT_INTERRUPTED)
+    except DeviceError as error:
+        raise KvfixError(f"the device failed: {error}") from error
