@@ -45,13 +45,9 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
         return report
     import_hook.remove()  # the fixes of this process would stand between the probes and upstream
     with output_to_stderr():
-        for name in (PACKAGE, RESOURCE_MANAGER):  # to probes, managers that cannot be imported need nothing
-            try:
-                if exists(name):
-                    import_module(name)
-            except (Exception, SystemExit) as error:  # some module of a broken installation may end its program
-                report["problems"].append(f"{name} cannot be imported: {type(error).__name__}: {error}")
-                return report
+        if broken := import_upstream():
+            report["problems"].append(broken)
+            return report
         package = sys.modules[PACKAGE]
         upstream = Upstream(may_import=True)
         statuses = registry.probe(settings, upstream).fixes
@@ -64,6 +60,17 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
             getattr(package, "__path__", [package.__file__])[0], "installation", statuses
         )
     return report
+
+
+def import_upstream() -> str:
+    """Its managers, too: to probes, those that cannot be imported need nothing. Returns why one cannot be, or ""."""
+    for name in (PACKAGE, RESOURCE_MANAGER):
+        try:
+            if exists(name):
+                import_module(name)
+        except (Exception, SystemExit) as error:  # some module of a broken installation may end its program
+            return f"{name} cannot be imported: {type(error).__name__}: {error}"
+    return ""
 
 
 def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> dict[str, Any]:
