@@ -43,6 +43,49 @@ def test_the_oldest_make_room_and_a_file_goes_on_where_memory_was(tmp_path: Path
     assert rows == [entry["rows"] for entry in recorder.entries()]
 
 
+SECOND_START = """
+import os, sys
+from pathlib import Path
+from trtllm_kvfix.metrics import flight
+recorder, folder = flight.recorder(), Path(sys.argv[1])
+file = recorder.keep_in(folder)
+flight.note(flight.SHIPPED, 1)
+given_room = os.ftruncate
+
+def note_first(descriptor, size):
+    flight.note(flight.SHIPPED, 2)  # as the first engine's loop may at any time
+    print([entry["rows"] for entry in flight.read(file.read_bytes())])
+    given_room(descriptor, size)
+
+os.ftruncate = note_first
+assert recorder.keep_in(folder) == file
+flight.note(flight.SHIPPED, 3)
+print([entry["rows"] for entry in flight.read(file.read_bytes())])
+print([entry["rows"] for entry in recorder.entries()], *(each.name == file.name for each in folder.iterdir()))
+"""
+
+
+def test_a_second_start_keeps_the_notes_while_others_note(tmp_path: Path) -> None:
+    """Upstream starts every engine twice. A note into a file that has become shorter is a bus error."""
+    command = [sys.executable, "-c", SECOND_START, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["[1, 2]", "[1, 2, 3]", "[1, 2, 3] True"]
+
+
+def test_a_link_with_the_records_name_gives_way(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("of another program")
+    recorder = flight.Recorder()
+    file = recorder.keep_in(tmp_path)
+    for name in (file.name, f"{file.name}.part"):
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to(elsewhere)
+    recorder.note(flight.SHIPPED, 1)
+    assert len(flight.read(recorder.keep_in(tmp_path).read_bytes())) == 1 and not file.is_symlink()
+    assert elsewhere.read_text() == "of another program" and file.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("bad", [("text",), (2**64,), (1.5,), (None,)])
 def test_a_note_that_does_not_fit_harms_nobody(bad: tuple[int, ...]) -> None:
     recorder = flight.Recorder()

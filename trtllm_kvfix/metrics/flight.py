@@ -61,19 +61,20 @@ class Recorder:
             return
 
     def keep_in(self, folder: Path) -> Path:
-        """Continue in a file in that folder; the notes so far are kept."""
+        """Continue in a new file in that folder; the notes so far are kept.
+
+        The file of an earlier call stays whole until the new one takes its name: it is our memory until then, and
+        threads that note would be killed if it became shorter.
+        """
         file = folder / f"{os.getpid()}{SUFFIX}"
+        draft = folder / f"{file.name}.part"  # of this process alone, under the lock
         with self._lock:
-            size = len(self._memory)
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.ftruncate(descriptor, size)
-                kept = mmap.mmap(descriptor, size)
-            finally:
-                os.close(descriptor)
+            draft.unlink(missing_ok=True)  # of a killed process with our number
+            kept = _mapped(draft, len(self._memory))
             kept[: len(MAGIC)] = MAGIC
             self._ring.move_to(_slots_of(kept))
             self._memory = kept
+            draft.replace(file)
         return file
 
     def entries(self) -> list[dict[str, Any]]:
@@ -99,6 +100,15 @@ def read(ring: bytes) -> list[dict[str, Any]]:
 
 def _empty() -> bytearray:
     return bytearray(MAGIC) + bytearray(SLOTS * _SLOT.size)
+
+
+def _mapped(file: Path, size: int) -> mmap.mmap:
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.ftruncate(descriptor, size)
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
 
 
 def _slots_of(memory: bytearray | mmap.mmap) -> Any:
