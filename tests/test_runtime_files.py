@@ -120,3 +120,50 @@ def test_a_reader_who_may_not_remove_what_is_old_still_reads(tmp_path: Path, mon
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", unlink)
         assert list(runtime_files.live(tmp_path, ".json", 1)) == [ours]
+
+
+PID_MAX = 2**22  # the largest that Linux gives
+
+
+def ended_file(folder: Path, number: int, host: str = "") -> Path:
+    """A file of a process that does not run; a larger number means a later one."""
+    file = runtime_files.Owner(PID_MAX + number, host or socket.gethostname()).file(folder, ".flight")
+    file.touch()
+    os.utime(file, (number, number))
+    return file
+
+
+def test_files_of_ended_processes_are_kept_up_to_a_number(tmp_path: Path) -> None:
+    ended = [ended_file(tmp_path, number) for number in range(1, 6)]
+    ours = runtime_files.Owner.ours().file(tmp_path, ".flight")
+    ours.touch()
+    (tmp_path / f"{PID_MAX + 1}.flight").touch()  # of another program
+    runtime_files.keep_newest_of_ended(tmp_path, ".flight", 2)
+    assert {*tmp_path.iterdir()} == {*ended[-2:], ours, tmp_path / f"{PID_MAX + 1}.flight"}
+
+
+def test_files_of_another_host_stay_and_only_that_host_knows_whether_their_process_runs(tmp_path: Path) -> None:
+    """In a shared folder, a process of another host has a number that says nothing here."""
+    theirs = [ended_file(tmp_path, number, host="another.host") for number in range(1, 6)]
+    runtime_files.keep_newest_of_ended(tmp_path, ".flight", 2)
+    assert sorted(tmp_path.iterdir()) == theirs
+    owners = [runtime_files.Owner.of(file, ".flight") for file in theirs]
+    assert {(each.host, each.runs) for each in owners if each} == {("another.host", None)}
+
+
+def test_ranks_that_remove_old_files_at_once_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = [ended_file(tmp_path, number) for number in range(1, 6)]
+    really = runtime_files.process_start
+
+    def after_another_rank(pid: int) -> int | None:
+        """The other rank's whole call comes between our look at the folder and our look at its files."""
+        with monkeypatch.context() as patched:
+            patched.setattr(runtime_files, "process_start", really)
+            runtime_files.keep_newest_of_ended(tmp_path, ".flight", 2)
+        return really(pid)
+
+    monkeypatch.setattr(runtime_files, "process_start", after_another_rank)
+    runtime_files.keep_newest_of_ended(tmp_path, ".flight", 2)
+    assert sorted(tmp_path.iterdir()) == ended[-2:]

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.settings import Settings
@@ -89,15 +89,41 @@ def refuse_unreadable(folder: Path) -> None:
 
 
 def keep_newest_of_ended(folder: Path, suffix: str, count_max: int) -> None:
-    """Remove old files of ended processes; those of living processes stay."""
-    ended = [file for file in folder.glob(f"*{suffix}") if process_start(_pid_of(file, suffix)) is None]
-    for file in sorted(ended, key=lambda each: each.stat().st_mtime, reverse=True)[count_max:]:
+    """Remove old files of ended processes; those of living processes and of other hosts stay. Ranks that start together
+    may do this at once, so a file may go at any time."""
+    written: dict[Path, float] = {}
+    for file in folder.glob(f"*{suffix}"):
+        owner = Owner.of(file, suffix)
+        if owner is not None and owner.runs is False:
+            with suppress(OSError):
+                written[file] = file.stat().st_mtime
+    for file in sorted(written, key=lambda each: written[each], reverse=True)[count_max:]:
         file.unlink(missing_ok=True)
 
 
-def _pid_of(file: Path, suffix: str) -> int:
-    number = file.name.removesuffix(suffix)
-    return int(number) if number.isdecimal() else 0
+class Owner(NamedTuple):
+    """The process that a file's name names. With the host, processes of two hosts never take each other's files."""
+
+    pid: int
+    host: str
+
+    @staticmethod
+    def ours() -> "Owner":
+        return Owner(os.getpid(), socket.gethostname())
+
+    @staticmethod
+    def of(file: Path, suffix: str) -> "Owner | None":
+        """None: another program's file."""
+        pid, _, host = file.name.removesuffix(suffix).partition(".")
+        return Owner(int(pid), host) if pid.isdecimal() and host else None
+
+    def file(self, folder: Path, suffix: str) -> Path:
+        return folder / f"{self.pid}.{self.host}{suffix}"
+
+    @property
+    def runs(self) -> bool | None:
+        """None: only its own host knows."""
+        return process_start(self.pid) is not None if self.host == socket.gethostname() else None
 
 
 def process_start(pid: int) -> int | None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.overlay.upstream_double import environment
-from trtllm_kvfix import runtime_files
 from trtllm_kvfix.metrics import flight
 
 
@@ -35,7 +35,8 @@ def test_the_oldest_make_room_and_a_file_goes_on_where_memory_was(tmp_path: Path
     recorder = flight.Recorder()
     for number in range(flight.SLOTS - 1):
         recorder.note(flight.SHIPPED, number)
-    file = recorder.keep_in(tmp_path)
+    file = tmp_path / "7.flight"
+    recorder.keep_in(file)
     for number in range(10):
         recorder.note(flight.SHIPPED, 1000 + number)
     rows = [entry["rows"] for entry in flight.read(file.read_bytes())]
@@ -47,8 +48,8 @@ SECOND_START = """
 import os, sys
 from pathlib import Path
 from trtllm_kvfix.metrics import flight
-recorder, folder = flight.recorder(), Path(sys.argv[1])
-file = recorder.keep_in(folder)
+recorder, file = flight.recorder(), Path(sys.argv[1]) / "7.flight"
+recorder.keep_in(file)
 flight.note(flight.SHIPPED, 1)
 given_room = os.ftruncate
 
@@ -58,10 +59,10 @@ def note_first(descriptor, size):
     given_room(descriptor, size)
 
 os.ftruncate = note_first
-assert recorder.keep_in(folder) == file
+recorder.keep_in(file)
 flight.note(flight.SHIPPED, 3)
 print([entry["rows"] for entry in flight.read(file.read_bytes())])
-print([entry["rows"] for entry in recorder.entries()], *(each.name == file.name for each in folder.iterdir()))
+print([entry["rows"] for entry in recorder.entries()], *(each.name == file.name for each in file.parent.iterdir()))
 """
 
 
@@ -77,12 +78,12 @@ def test_a_link_with_the_records_name_gives_way(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("of another program")
     recorder = flight.Recorder()
-    file = recorder.keep_in(tmp_path)
-    for name in (file.name, f"{file.name}.part"):
-        (tmp_path / name).unlink(missing_ok=True)
-        (tmp_path / name).symlink_to(elsewhere)
+    file = tmp_path / "7.flight"
+    for link in (file, tmp_path / "7.flight.part"):
+        link.symlink_to(elsewhere)
     recorder.note(flight.SHIPPED, 1)
-    assert len(flight.read(recorder.keep_in(tmp_path).read_bytes())) == 1 and not file.is_symlink()
+    recorder.keep_in(file)
+    assert len(flight.read(file.read_bytes())) == 1 and not file.is_symlink()
     assert elsewhere.read_text() == "of another program" and file.stat().st_mode & 0o777 == 0o600
 
 
@@ -121,7 +122,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from trtllm_kvfix.metrics import flight
-flight.recorder().keep_in(Path(sys.argv[1]))
+from trtllm_kvfix.runtime_files import Owner
+flight.recorder().keep_in(Owner.ours().file(Path(sys.argv[1]), flight.SUFFIX))
 flight.note(flight.SHIPPED, 7, 1)
 if os.fork() == 0:
     flight.note(flight.SHIPPED, 8, 1)
@@ -135,7 +137,10 @@ def test_the_record_outlives_a_kill_and_a_fork_has_its_own(tmp_path: Path) -> No
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     variables = environment(tmp_path)
-    (folder / "12ab.flight").touch()  # of another program
+    for name in ("12ab.here.flight", "12.flight", ".flight"):  # of other programs
+        (folder / name).touch()
+    flight.Recorder().keep_in(folder / f"{os.getpid()}.another-host.flight")
+    (folder / f"{os.getpid()}.third-host.flight").write_bytes(flight.MAGIC)
     done = subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False, env=variables)
     assert done.returncode == -signal.SIGKILL
     shown = subprocess.run(
@@ -145,19 +150,13 @@ def test_the_record_outlives_a_kill_and_a_fork_has_its_own(tmp_path: Path) -> No
         check=True,
         env=variables,
     )
-    (record,) = json.loads(shown.stdout)
-    assert record["runs"] is False
+    records = {record["host"]: record for record in json.loads(shown.stdout)}
+    assert "no flight record" in records["third-host"].pop("error")
+    assert records.pop("third-host") == {"pid": os.getpid(), "host": "third-host"}
+    assert records.pop("another-host") == {"pid": os.getpid(), "host": "another-host", "runs": None, "entries": []}
+    (record,) = records.values()
+    assert (record["host"], record["runs"]) == (socket.gethostname(), False)
     assert [(entry["kind"], entry["rows"]) for entry in record["entries"]] == [("shipped", 7)]
-
-
-def test_records_of_ended_processes_are_kept_up_to_a_number(tmp_path: Path) -> None:
-    for pid in range(2**22 + 1, 2**22 + 6):  # above the largest that Linux gives
-        (tmp_path / f"{pid}.flight").touch()
-        os.utime(tmp_path / f"{pid}.flight", (pid, pid))
-    (tmp_path / f"{os.getpid()}.flight").touch()
-    runtime_files.keep_newest_of_ended(tmp_path, ".flight", 2)
-    names = {int(path.name.removesuffix(".flight")) for path in tmp_path.iterdir()}
-    assert names == {os.getpid(), 2**22 + 4, 2**22 + 5}
 
 
 def test_every_kind_is_noted_somewhere() -> None:

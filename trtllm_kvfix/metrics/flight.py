@@ -3,7 +3,7 @@
     flight.note(flight.TRIMMED, request_id, tokens_before, tokens_after)
 
 A note goes into a slot of a ring, natively, since some are made at every step of the engine. Once `keep_in` has named a
-folder, the ring is a file of 20 KB that the kernel writes out even if the process is killed;
+file, the ring is that file of 20 KB, which the kernel writes out even if the process is killed;
 `trtllm-kvfix status --dump` reads it. Any thread may note. A forked child has a ring of its own.
 """
 
@@ -60,14 +60,13 @@ class Recorder:
         except TypeError:  # a value that is no integer of 64 bits
             return
 
-    def keep_in(self, folder: Path) -> Path:
-        """Continue in a new file in that folder; the notes so far are kept.
+    def keep_in(self, file: Path) -> None:
+        """Continue in a new file of that name; the notes so far are kept.
 
         The file of an earlier call stays whole until the new one takes its name: it is our memory until then, and
         threads that note would be killed if it became shorter.
         """
-        file = folder / f"{os.getpid()}{SUFFIX}"
-        draft = folder / f"{file.name}.part"  # of this process alone, under the lock
+        draft = file.with_name(f"{file.name}.part")  # of this process alone, under the lock
         with self._lock:
             draft.unlink(missing_ok=True)  # of a killed process with our number
             kept = _mapped(draft, len(self._memory))
@@ -75,7 +74,6 @@ class Recorder:
             self._ring.move_to(_slots_of(kept))
             self._memory = kept
             draft.replace(file)
-        return file
 
     def entries(self) -> list[dict[str, Any]]:
         return read(bytes(self._memory))

@@ -72,7 +72,9 @@ def _keep_flight_record(active: "Activation") -> None:
         folder = folder_of(active.settings)
         runtime_files.prepare(folder)
         runtime_files.keep_newest_of_ended(folder, flight.SUFFIX, FLIGHT_RECORDS_MAX)
-        runtime_files.forget_at_exit(flight.recorder().keep_in(folder))
+        file = runtime_files.Owner.ours().file(folder, flight.SUFFIX)
+        flight.recorder().keep_in(file)
+        runtime_files.forget_at_exit(file)
     except (OSError, KvfixError) as error:
         log.warning("no flight record is kept: %s", error)
     flight.note(flight.STARTED, *agreement.rank_and_size())

@@ -10,7 +10,7 @@ from rich.table import Table
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.overlay.attest import live
-from trtllm_kvfix.runtime_files import folder_of, process_start, refuse_unreadable
+from trtllm_kvfix.runtime_files import Owner, folder_of, refuse_unreadable
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.sizes import bytes_text
 from trtllm_kvfix.tools.terminal import terminal
@@ -47,16 +47,15 @@ def flight_records(folder: Path) -> list[dict[str, Any]]:
     """The flight records of all processes that have left one: those that run, and those that were killed."""
     records = []
     for file in sorted(folder.glob(f"*{flight.SUFFIX}")):
-        number = file.name.removesuffix(flight.SUFFIX)
-        if not number.isdecimal():
-            continue  # of another program
-        pid = int(number)
+        owner = Owner.of(file, flight.SUFFIX)
+        if owner is None:
+            continue
         try:
             entries = flight.read(file.read_bytes())
         except (OSError, ValueError) as error:
-            records.append({"pid": pid, "error": str(error)})
+            records.append({**owner._asdict(), "error": str(error)})
             continue
-        records.append({"pid": pid, "runs": process_start(pid) is not None, "entries": entries})
+        records.append({**owner._asdict(), "runs": owner.runs, "entries": entries})
     return records
 
 
