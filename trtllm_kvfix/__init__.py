@@ -19,7 +19,8 @@ def enable(config: "Path | str | None" = None, **settings: "Any") -> "dict[str, 
     """Turn the fixes on in this process and in those that it starts; returns what `status` does.
 
     Settings are those below `kvfix:`, as keywords: `enable(fixes={"token-budget": "off"}, metrics_port=9400)`. Modules
-    of TensorRT-LLM that are imported already are fixed at once, the others when they are imported.
+    of TensorRT-LLM that are imported already are fixed at once, the others when they are imported. A call that raises
+    leaves everything as it was.
     """
     from trtllm_kvfix import process  # noqa: PLC0415  importing this package imports nothing
 

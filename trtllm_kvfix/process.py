@@ -4,13 +4,14 @@ The one place that knows both the overlay and the fixes. It is imported when Ten
 `trtllm_kvfix.enable()`: in scripts, Ray actors and processes of `multiprocessing`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.managers import engines, places
-from trtllm_kvfix.overlay import carry, flight_dump, launch, server_config, start_gate, uncaught, workers
+from trtllm_kvfix.overlay import carry, flight_dump, import_hook, launch, server_config, start_gate, uncaught, workers
 from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load
 
@@ -28,11 +29,31 @@ def begin() -> None:
 def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, Any]:
     # A call in a program's code overrides a switch in its environment, as a command line would.
     said = as_variables(load(environ={}, section={**section, "enabled": True}))
-    carry.say({**said, ENV_ENABLED: "true"})
-    settings = load(Path(config) if config is not None else None, carry.given())
-    active.activate(settings)
+    with _all_or_nothing():
+        carry.say({**said, ENV_ENABLED: "true"})
+        settings = load(Path(config) if config is not None else None, carry.given())
+        active.activate(settings)
     export({launch.PATH: launch.variables(settings, environment(), active.job)[launch.PATH]})
     return status()
+
+
+@contextmanager
+def _all_or_nothing() -> Iterator[None]:
+    """An error leaves everything as it was: off, or on with the settings of the hook or of an earlier call."""
+    was_on, settings, carried = active.on, active.settings, carry.state()
+    is_waiting = bool(import_hook.finder.before)  # the hook has not read its switch yet
+    try:
+        yield
+    except BaseException:
+        if was_on:
+            with suppress(Exception):  # those settings may have failed before; it stays on, so no engine starts
+                active.activate(settings)
+        else:
+            active.deactivate()
+        if is_waiting:
+            import_hook.install()
+        carry.restore(carried)
+        raise
 
 
 def disable() -> list[str]:

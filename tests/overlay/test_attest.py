@@ -186,12 +186,13 @@ def test_engine_of_a_process_whose_fixes_failed_does_not_start_even_if_the_impor
     small: Path,
 ) -> None:
     code = f"""
-import small_fixes, trtllm_kvfix, dataclasses
+import small_fixes, dataclasses
 ok, bad = small_fixes.ALL
 small_fixes.stand.ALL = (ok, dataclasses.replace(bad, replacements=lambda up, settings: 1 / 0))
 from {EXECUTOR} import py_executor
+from trtllm_kvfix import process
 try:
-    trtllm_kvfix.enable()
+    process.begin()
 except Exception as error:
     print(type(error).__name__)
 print(py_executor.record())

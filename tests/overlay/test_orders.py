@@ -56,6 +56,37 @@ def test_switch_is_read_when_upstream_is_imported_not_when_the_interpreter_start
     assert python(small, code + SHOW).stdout.strip() == ON
 
 
+FAILED_CALL = f"""
+import dataclasses, os, sys, small_fixes, trtllm_kvfix
+from {EXECUTOR} import py_executor
+from small_fixes import Answer, State
+from trtllm_kvfix.overlay import carry, import_hook as hook
+first, second = small_fixes.ALL
+small_fixes.stand.ALL = (first, dataclasses.replace(second, probe=lambda up: Answer(State.UNKNOWN, "odd")))
+
+def state():
+    watched = sorted(hook.finder.before), sorted(hook.finder.after), hook.finder in sys.meta_path
+    return trtllm_kvfix.status(), py_executor.record(), watched, dict(os.environ), carry.given()
+
+BEFORE
+before = state()
+try:
+    trtllm_kvfix.enable(CALL)
+except Exception as error:
+    print(type(error).__name__, [number for number, (was, now) in enumerate(zip(before, state())) if was != now])
+"""
+
+
+@pytest.mark.parametrize("call", ['fixes={"nixl-listener": "on"}', 'config="/nowhere"', 'fixes={"odd": "on"}'])
+@pytest.mark.parametrize(
+    "before",
+    ["", "hook.install()", "trtllm_kvfix.enable(metrics_port=9400)", "trtllm_kvfix.enable(); trtllm_kvfix.disable()"],
+)
+def test_a_call_that_fails_leaves_everything_as_it_was(small: Path, before: str, call: str) -> None:
+    done = python(small, FAILED_CALL.replace("BEFORE", before).replace("CALL", call), TRTLLM_KVFIX_METRICS_PORT="9300")
+    assert done.stdout == "SettingsError []\n", done.stderr
+
+
 def test_a_bad_setting_stops_every_import_of_upstream(small: Path) -> None:
     code = PRELUDE + (
         "from trtllm_kvfix.overlay import import_hook as hook; hook.install()\n"

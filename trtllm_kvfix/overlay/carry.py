@@ -24,6 +24,12 @@ class _Exported(NamedTuple):
     before: str | None  # what the user had there
 
 
+class State(NamedTuple):
+    said: dict[str, str]
+    exported: dict[str, _Exported]
+    carried: dict[str, str]
+
+
 _exported: dict[str, _Exported] = {}
 _said: dict[str, str] = {}  # by the program's own code; comes before files, as a command line would
 
@@ -66,6 +72,19 @@ def stop() -> None:
     _said.clear()
     _take_back()
     export({ENV_ENABLED: "false"})
+
+
+def state() -> State:
+    return State(dict(_said), dict(_exported), carried())
+
+
+def restore(before: State) -> None:
+    """Undo what has been said and carried since."""
+    say(before.said)
+    _exported.clear()
+    _exported.update(before.exported)
+    unset(carried())
+    export(before.carried)
 
 
 def _take_back() -> None:
