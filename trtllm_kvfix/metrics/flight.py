@@ -1,6 +1,6 @@
 """A flight recorder: the last 256 decisions of this process, in memory that outlives it.
 
-    flight.note(flight.TRIMMED, request_id, tokens_before, tokens_after)
+    flight.note(flight.BATCH_CUT, tokens_before, tokens_after, trimmed, deferred)
 
 A note goes into a slot of a ring, natively, since some are made at every step of the engine. Once `keep_in` has named a
 file, the ring is that file of 20 KB, which the kernel writes out even if the process is killed;

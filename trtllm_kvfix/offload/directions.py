@@ -11,7 +11,7 @@ FAILED_IN_A_ROW_MAX = 32
 
 
 class Directions:
-    """One direction: `store` or `load`."""
+    """Both directions, `store` and `load`."""
 
     def __init__(self, switches: Switches) -> None:
         self._switches = switches

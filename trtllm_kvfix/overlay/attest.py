@@ -29,8 +29,8 @@ class Attestation:
     rank: int
     world_size: int
     started: bool  # an engine runs here; others only imported TensorRT-LLM
-    fixes: dict[str, str]  # id: applied, off, waiting, fixed-upstream, not-applicable, unknown
-    choices: dict[str, str]  # id: auto, on, off
+    fixes: dict[str, str]  # id: one of the words of `FixStatus.word`
+    choices: dict[str, str]  # id: auto, on, off, observe
     seams: dict[str, str]  # attribute: hash of what was there
     manager: str  # upstream or native
     parts: dict[str, str]  # the same, for the parts (overlay/parts.py)
