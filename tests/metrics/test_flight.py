@@ -1,6 +1,8 @@
 """The flight recorder: the last decisions of a process, also of one that was killed."""
 
+import errno
 import json
+import mmap
 import os
 import signal
 import socket
@@ -51,14 +53,14 @@ from trtllm_kvfix.metrics import flight
 recorder, file = flight.recorder(), Path(sys.argv[1]) / "7.flight"
 recorder.keep_in(file)
 flight.note(flight.SHIPPED, 1)
-given_room = os.ftruncate
+give_room = os.posix_fallocate
 
-def note_first(descriptor, size):
+def note_first(*room):
     flight.note(flight.SHIPPED, 2)  # as the first engine's loop may at any time
     print([entry["rows"] for entry in flight.read(file.read_bytes())])
-    given_room(descriptor, size)
+    give_room(*room)
 
-os.ftruncate = note_first
+os.posix_fallocate = note_first
 recorder.keep_in(file)
 flight.note(flight.SHIPPED, 3)
 print([entry["rows"] for entry in flight.read(file.read_bytes())])
@@ -72,6 +74,33 @@ def test_a_second_start_keeps_the_notes_while_others_note(tmp_path: Path) -> Non
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["[1, 2]", "[1, 2, 3]", "[1, 2, 3] True"]
+
+
+def test_the_file_has_its_room_before_anything_goes_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of a file without room on a full disk is a bus error when it is written to."""
+    really, enough = mmap.mmap, []
+
+    def look_first(descriptor: int, size: int) -> mmap.mmap:
+        enough.append(os.fstat(descriptor).st_blocks * 512 >= size)  # the unit of stat, whatever the disk's
+        return really(descriptor, size)
+
+    monkeypatch.setattr(mmap, "mmap", look_first)
+    flight.Recorder().keep_in(tmp_path / "7.flight")
+    assert enough == [True]
+
+
+def test_on_a_full_disk_the_record_stays_in_memory_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    recorder = flight.Recorder()
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        recorder.keep_in(tmp_path / "7.flight")
+    recorder.note(flight.SHIPPED, 1)
+    assert len(recorder.entries()) == 1 and not list(tmp_path.iterdir())
 
 
 def test_a_link_with_the_records_name_gives_way(tmp_path: Path) -> None:

@@ -101,10 +101,14 @@ def _empty() -> bytearray:
 
 
 def _mapped(file: Path, size: int) -> mmap.mmap:
+    """A new file in memory, with its room on the disk: a write that finds the disk full is a bus error."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        os.ftruncate(descriptor, size)
+        os.posix_fallocate(descriptor, 0, size)
         return mmap.mmap(descriptor, size)
+    except OSError:
+        file.unlink()
+        raise
     finally:
         os.close(descriptor)
 
