@@ -76,10 +76,6 @@ class Upstream:
         return found
 
     @property
-    def v2_utils(self) -> ModuleType | None:
-        return self.module(V2_UTILS)
-
-    @property
     def attention_module(self) -> ModuleType | None:
         return self.first(*ATTENTION_PLACES)
 
@@ -90,23 +86,6 @@ class Upstream:
     @property
     def bindings(self) -> ModuleType | None:
         return self.module(BINDINGS)
-
-    @property
-    def py_executor(self) -> ModuleType | None:
-        return self.module(PY_EXECUTOR)
-
-    @property
-    def model_engine(self) -> ModuleType | None:
-        return self.module(MODEL_ENGINE)
-
-    @property
-    def creator(self) -> ModuleType | None:
-        """Module that chooses the class of manager."""
-        return self.module(CREATOR)
-
-    @property
-    def scheduler(self) -> ModuleType | None:
-        return self.module(SCHEDULER)
 
     # ---- attributes ----
 
