@@ -5,6 +5,7 @@ settled, the rows stay as they were (loans.py).
 """
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from importlib import import_module
@@ -27,6 +28,7 @@ from trtllm_kvfix.staging import OffsetStager
 
 ID = "staged-offsets-v2"
 VARIANTS = ["B2", "C", "D", "F"]
+WATCHDOG_S = 30.0
 DRAFT: dict[str, Any] = {**V2, "speculative_config": {}}
 
 pytestmark = pytest.mark.usefixtures("variant")
@@ -194,27 +196,88 @@ def test_a_manager_with_ways_of_its_own_lends_nothing(copies: Loans) -> None:
     assert copies.made == 0
 
 
-def test_a_manager_that_goes_settles_first() -> None:
-    lender = lending.Lending(fuse.of(ID))
+class Stager:
+    """Stands for a stager that ships early, and counts how often somebody waits for it."""
 
+    settled = 0
+
+    def settle(self) -> None:
+        self.settled += 1
+
+
+def plain_manager() -> Any:
     class Manager:
         pass
-
-    class Stager:
-        settled = 0
-
-        def settle(self) -> None:
-            Stager.settled += 1
 
     manager = Manager()
     for name in lending.PUT_AWAY:
         setattr(Manager, name, lending.WayBack(name))
         vars(manager)[name] = object()
-    mine = lender.during(manager)
+    return manager
+
+
+def lent_by_a_call(lent: lending.Lending, manager: Any, stager: Stager) -> lending.Lender:
+    mine = lent.during(manager)
     assert mine is not None
-    mine.lend_to(Stager())  # type: ignore[arg-type]
-    lender.leave(mine)
-    gone = weakref.ref(mine)
-    del manager, mine
+    mine.lend_to(stager)  # type: ignore[arg-type]
+    lent.leave(mine)
+    return mine
+
+
+def test_a_manager_that_goes_settles_first() -> None:
+    manager, stager = plain_manager(), Stager()
+    gone = weakref.ref(lent_by_a_call(lending.Lending(fuse.of(ID)), manager, stager))
+    del manager
     gc.collect()
-    assert gone() is None and Stager.settled == 1
+    assert gone() is None and stager.settled == 1
+
+
+def test_a_reader_finds_its_attribute_though_the_next_call_puts_it_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader has given it back and not looked it up yet; the executor makes a whole call, or waits to end one."""
+    manager, lent = plain_manager(), lending.Lending(fuse.of(ID))
+    impl = vars(manager)["impl"]
+    lender = lent_by_a_call(lent, manager, Stager())
+    executor = threading.Thread(target=lent_by_a_call, args=(lent, manager, Stager()), daemon=True)
+    lock = lender._lock = Contended()  # type: ignore[assignment]
+    take_back = lending.Lender.take_back
+
+    def then_a_call(self: lending.Lender) -> None:
+        take_back(self)
+        if executor.ident is None:
+            executor.start()
+            while executor.is_alive() and not lock.contended.is_set():
+                executor.join(0.001)
+
+    monkeypatch.setattr(lending.Lender, "take_back", then_a_call)
+    assert manager.impl is impl
+    executor.join(WATCHDOG_S)
+    assert not executor.is_alive() and "impl" not in vars(manager)
+
+
+def test_a_reader_that_comes_late_takes_nothing_from_the_call_that_is_on() -> None:
+    """It found the attribute gone; by the time that it asks for it, a call is on that has lent and not shipped."""
+    manager, lent, stager = plain_manager(), lending.Lending(fuse.of(ID)), Stager()
+    lent_by_a_call(lent, manager, Stager())
+    mine = lent.during(manager)
+    assert mine is not None
+    mine.lend_to(stager)  # type: ignore[arg-type]
+    assert lending.WayBack("impl").__get__(manager) is vars(manager)["impl"]
+    lent.leave(mine)
+    assert stager.settled == 0 and not set(lending.PUT_AWAY) & set(vars(manager))
+    assert manager.impl is not None and stager.settled == 1
+
+
+class Contended:
+    """A lock that says when a thread has to wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.contended = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.contended.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

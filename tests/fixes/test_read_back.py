@@ -16,6 +16,7 @@ from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.sections import FixSettings
 from trtllm_kvfix.staging import OffsetStager, current_place
 from trtllm_kvfix.staging.destination import Destination
+from trtllm_kvfix.staging.read_back import ReadBack
 
 REQUESTS = 24
 V1, V2 = "staged-offsets-v1", "staged-offsets-v2"
@@ -108,3 +109,17 @@ def test_one_in_so_many_is_read_back() -> None:
 def test_by_default_none_is() -> None:
     with standing_in("B"), looked_at(V1, every=0):
         assert seen(V1, "B")[1] == 0
+
+
+@pytest.mark.parametrize(("variant", "fix_id"), [("B", V1), ("B", V2), ("C", V2)])
+def test_a_comparison_that_fails_is_no_fault_of_the_fix(
+    variant: str, fix_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(ReadBack, "_compare", fails)
+    with standing_in(variant), looked_at(fix_id) as registry:
+        steps, read_back, _ = seen(fix_id, variant)
+        assert steps > REQUESTS and read_back == 0
+        assert registry.report().of(fix_id).faults == 0

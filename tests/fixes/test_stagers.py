@@ -12,6 +12,7 @@ from trtllm_kvfix.fix_ids import FIX_IDS
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.fixes.trial import SHAPE, Bench
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.metrics.counters import Counter
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream
 from trtllm_kvfix.sections import FixChoices, FixSettings, Settings
@@ -39,6 +40,46 @@ def test_a_stager_goes_with_its_table_and_its_work_stays_counted() -> None:
             gc.collect()
     assert every._entries == {}
     assert counters.read()["staged_shipments"] == before + 3
+
+
+@pytest.mark.parametrize("when", ["before its turn", "in its turn", "after its turn"])
+def test_a_table_that_goes_while_its_work_is_counted_is_counted_once(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, every = Bench(), Stagers()
+    tables = [bench.pinned(SHAPE) for _ in range(3)]
+    gone = {"before its turn": 2, "in its turn": 1, "after its turn": 0}[when]
+    before = counters.staged_shipments.value
+    with on_stream(bench.device, bench.stream):
+        for table in tables:
+            every.of(table, v1).ship(bench.output.memory, table, range(2))
+        del table
+    add, turn = Counter.add, iter(range(100))
+
+    def drop_then_add(self: Counter, amount: float = 1) -> None:
+        """In the middle of the second stager's turn."""
+        if self is counters.staged_shipments and next(turn) == 1:
+            del tables[gone]
+            gc.collect()
+            assert len(every._entries) == 2
+        add(self, amount)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Counter, "add", drop_then_add)
+        every.count()
+    every.count()
+    assert counters.staged_shipments.value == before + 3
+
+
+def test_work_of_tables_that_went_does_not_pile_up_uncounted() -> None:
+    bench, every = Bench(), Stagers()
+    with on_stream(bench.device, bench.stream):
+        for _ in range(5):
+            table = bench.pinned(SHAPE)
+            every.of(table, v1).ship(bench.output.memory, table, range(2))
+            del table
+            gc.collect()
+            assert len(every._gone) == 1
 
 
 def scaled(scales: Any, offsets: Any) -> dict[str, Any]:

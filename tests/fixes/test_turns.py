@@ -241,3 +241,31 @@ def test_who_waits_for_a_turn_that_is_never_given_back_goes_on_by_the_plain_lock
     assert done == ["second"]
     assert fuse.of(ID).blown and fuse.of(ID).faults == 1
     fuse.reset(ID)
+
+
+def test_a_call_without_a_turn_does_not_wait_from_inside_for_one_that_waits_for_it() -> None:
+    """The first call gets in by the plain lock alone. The second has the turn, waits for the plain lock, and stays."""
+    fuse.reset(ID)
+    turns = Turns(stall_s=1.0)
+    done: list[str] = []
+
+    def inside() -> None:
+        second.start()
+        while turns.stats().depth == 0:
+            second.join(0.001)
+        for _ in range(2):  # the end of the first must not lift what holds for the call around them
+            turns.guarded(lambda: done.append("inner"))()
+
+    def first() -> None:
+        turns.guarded(inside)()
+        second.join(WATCHDOG_S)
+        before = turns.stats().turns
+        turns.guarded(lambda: None)()
+        assert turns.stats().turns == before + 1, "a later call of the thread has its turn"
+
+    with failing("native.TurnLock.acquire", always=False):
+        second = threading.Thread(target=turns.guarded(lambda: done.append("second")), daemon=True)
+        run(first)
+    assert done == ["inner", "inner", "second"]
+    assert fuse.of(ID).faults == 1 and not fuse.of(ID).blown
+    fuse.reset(ID)

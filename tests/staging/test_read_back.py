@@ -11,6 +11,7 @@ from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.settings import load
 from trtllm_kvfix.staging import on_stream
+from trtllm_kvfix.staging.mark import Mark
 from trtllm_kvfix.staging.read_back import BAD_PAGE, PENDING_MAX, ReadBack, Shipment, Table
 
 SHAPE = (2, 3, 2, 4)  # pools, rows, planes, blocks
@@ -107,6 +108,27 @@ def test_a_failure_ends_the_reading_back_and_is_said(bench: Bench, caplog: pytes
     bench.read_back.look(fails)
     assert not bench.look(bench.table.copy())
     assert "no longer read back: RuntimeError: the table is gone" in caplog.text
+
+
+@pytest.mark.parametrize("place", [(ReadBack, "_compare"), (Mark, "done")], ids=["comparison", "event"])
+@pytest.mark.parametrize("asked", ["by the next shipment", "by a reader of the counters"])
+def test_a_sample_that_cannot_be_judged_ends_the_reading_back_and_nothing_else(
+    place: tuple[type, str], asked: str, bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("the device is in error")
+
+    assert bench.look(bench.table.copy())
+    bench.device.synchronize(bench.stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(*place, fails)
+        if asked == "by the next shipment":
+            assert not bench.read_back.due()
+        for _ in range(2):
+            assert bench.counted() == (0, 0)
+            assert not bench.look(bench.table.copy())
+    assert bench.counted() == (0, 0)
+    assert caplog.text.count("no longer read back: RuntimeError: the device is in error") == 1
 
 
 def test_what_cannot_be_told_is_left_out(bench: Bench) -> None:

@@ -94,9 +94,12 @@ class Transfers:
         self._show()
         return ended
 
-    def close(self) -> bool:
-        """End everything within the time of the settings. False: the device kept a transfer, and with it the pool."""
-        until = monotonic() + self._settings.shutdown_timeout_s
+    def close(self, until: float | None = None) -> bool:
+        """End everything by this time of `monotonic`, or within the time of the settings.
+
+        False: the device kept a transfer, and with it the pool.
+        """
+        until = monotonic() + self._settings.shutdown_timeout_s if until is None else until
         lanes = [lane.close(max(until - monotonic(), 0.001)) for lane in (self._stores, self._loads)]
         if not all(lanes):
             self._pool.abandon()

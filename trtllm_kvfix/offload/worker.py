@@ -179,9 +179,12 @@ class OffloadWorker:
         transfers.refuse([job for job in waiting if isinstance(job, LoadJob | StoreJob)], OVER, no_room=True)
 
     def close(self) -> bool:
-        """False: the device kept a transfer, and with it the memory."""
+        """End within the time of the settings. False: the device kept a transfer, and with it the memory."""
+        return self._close(monotonic() + self._settings.shutdown_timeout_s)
+
+    def _close(self, until: float) -> bool:
         transfers, self._transfers = self._transfers, None
-        return transfers is None or transfers.close()
+        return transfers is None or transfers.close(until)
 
     def _unchanged(self, layout: Layout) -> Layout:
         if self._transfers is not None and self._layout is not None and layout.pools != self._layout.pools:

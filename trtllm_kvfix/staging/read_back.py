@@ -55,16 +55,17 @@ class ReadBack:
         self._pending: deque[_Look] = deque()
         self._idle: dict[tuple[int, ...], list[native.PinnedArray]] = {}
         self._said = False
+        self._failed = False  # a comparison has: nobody looks at what is pending any more
         counting.refresh(self)
 
     def due(self) -> bool:
-        """Count a shipment, and return whether to sample it."""
+        """Count a shipment, and return whether to sample it. It raises nothing: the shipment has been made."""
         self._left -= 1
         if self._left > 0 or self._every == 0:
             return False
         self._left = self._every
         self._judge(blocking=False)
-        return len(self._pending) < PENDING_MAX
+        return not self._failed and len(self._pending) < PENDING_MAX
 
     def guarded(self, made: Callable[[], Made]) -> Made | None:
         """The memory for a sample of the next shipment; None if it is not sampled, or there is no memory for it."""
@@ -112,14 +113,19 @@ class ReadBack:
             return idle.pop() if idle else device.pinned(shape, "int32")
 
     def _judge(self, *, blocking: bool) -> None:
-        """Compare the samples that have arrived. The loop's thread does not wait while another counts."""
+        """Compare the samples that have arrived; it raises nothing. The loop's thread does not wait while another
+        counts."""
         if not self._lock.acquire(blocking=blocking):
             return
         try:
-            while self._pending and self._pending[0].behind.done():
+            while not self._failed and self._pending and self._pending[0].behind.done():
+                self._compare(self._pending[0])
                 look = self._pending.popleft()
-                self._compare(look)
                 self._idle[tuple(look.memory.shape)].append(look.memory)
+        except Exception as error:
+            # What is pending stays: a copy may still write there, and giving pinned memory back waits for the stream.
+            self._failed = True
+            self._give_up(error)
         finally:
             self._lock.release()
 

@@ -23,11 +23,25 @@ def v2(index_scales: Any, kv_offset: Any) -> Mapping[str, Any]:
 
 
 Key = tuple[int, ...]  # identities; a look-up checks whether they still are the same objects
+Work = tuple[float, ...]  # of one stager so far, in the order of the counters
+
+
+class _Tally:
+    """How much of one stager's work the counters have. Whoever adds holds the lock of `Stagers`."""
+
+    def __init__(self) -> None:
+        self._counted: Work = (0.0,) * len(_COUNTERS)
+
+    def add(self, work: Work) -> None:
+        for counter, new, old in zip(_COUNTERS, work, self._counted, strict=True):
+            counter.add(new - old)
+        self._counted = work
 
 
 class _Entry(NamedTuple):
     objects: tuple["weakref.ref[Any]", ...]  # the table, and what the layout was made of
     stager: OffsetStager | None  # None: seen once
+    tally: _Tally
 
     def is_for(self, objects: tuple[Any, ...]) -> bool:
         return all(mine() is theirs for mine, theirs in zip(self.objects, objects, strict=True))
@@ -42,7 +56,7 @@ class Stagers:
         self._slots = slots
         self._entries: dict[Key, _Entry] = {}
         self._lock = threading.Lock()  # guards what follows, and making a stager
-        self._counted: dict[Key, tuple[float, ...]] = {}
+        self._gone: list[tuple[_Tally, Work]] = []  # of stagers that went with their tables, not counted yet
         counting.refresh(self)
 
     def of(self, table: Any, layout: Callable[[], Mapping[str, Any]]) -> OffsetStager:
@@ -72,15 +86,17 @@ class Stagers:
     def count(self) -> None:
         """Add to the counters what the stagers have done since the last time."""
         with self._lock:
-            for key, entry in list(self._entries.items()):
+            for entry in list(self._entries.values()):
                 if entry.stager is not None:
-                    self._count(key, entry.stager)
+                    entry.tally.add(_work_of(entry.stager))
+            self._count_gone()
 
     def _found(self, objects: tuple[Any, ...]) -> OffsetStager | None:
         entry = self._entries.get(_key(objects))
         return entry.stager if entry is not None and entry.is_for(objects) else None
 
     def _made_for(self, objects: tuple[Any, ...], layout: Mapping[str, Any]) -> OffsetStager:
+        self._count_gone()
         pools, rows, _, blocks = objects[0].shape
         stager = OffsetStager(
             num_pools=pools,
@@ -97,25 +113,29 @@ class Stagers:
     def _keep(self, objects: tuple[Any, ...], stager: OffsetStager | None) -> None:
         key = _key(objects)
         references = tuple(weakref.ref(each, lambda _: self._forget(key)) for each in objects)
-        self._entries[key] = _Entry(references, stager)
-        self._counted.pop(key, None)
+        self._entries[key] = _Entry(references, stager, _Tally())
 
     def _forget(self, key: Key) -> None:
-        """A table or a part is gone. The stager waits for pending work when it is collected."""
+        """A table or a part is gone. The stager waits for pending work when it is collected.
+
+        This runs wherever the object is dropped, in the middle of `count` as well, so it takes no lock and counts
+        nothing itself.
+        """
         entry = self._entries.get(key)
         if entry is not None and any(reference() is None for reference in entry.objects):
             del self._entries[key]
             if entry.stager is not None:
-                self._count(key, entry.stager)
-            self._counted.pop(key, None)
+                self._gone.append((entry.tally, _work_of(entry.stager)))
 
-    def _count(self, key: Key, stager: OffsetStager) -> None:
-        stats = stager.stats()
-        now = (stats.ships, stats.staged_bytes, stats.ring_waits, stats.wait_us / 1e6, stats.late_copies)
-        before = self._counted.get(key, (0.0,) * len(_COUNTERS))
-        for counter, new, old in zip(_COUNTERS, now, before, strict=True):
-            counter.add(new - old)
-        self._counted[key] = now
+    def _count_gone(self) -> None:
+        while self._gone:
+            tally, work = self._gone.pop()
+            tally.add(work)
+
+
+def _work_of(stager: OffsetStager) -> Work:
+    stats = stager.stats()
+    return stats.ships, stats.staged_bytes, stats.ring_waits, stats.wait_us / 1e6, stats.late_copies
 
 
 def _key(objects: tuple[Any, ...]) -> Key:

@@ -10,13 +10,15 @@ already and may call again. But it must not wait for another thread that calls t
 before this one ends.
 
 The first lock is fair, and its waits are measured. Where it fails or has been given up, only the plain lock is left.
-Every call takes the plain lock, so calls with and without the first exclude each other all the same.
+Every call takes the plain lock, so calls with and without the first exclude each other all the same. A call that got in
+without the first does not ask for it again from inside: its holder may be waiting for the plain lock.
 """
 
 import logging
 import sys
 import threading
 from collections.abc import Callable
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -36,23 +38,26 @@ class Turns:
         self._plain = threading.RLock()
         self._tried = fuse.of(ID)
         self._stall_s = stall_s
+        self._without_turn: set[int] = set()  # threads inside that got no turn; each adds and removes itself
         self._counted = (0.0, 0.0)
         counting.refresh(self)
 
     def guarded(self, original: Callable[..., Any], counter: counters.Counter | None = None) -> Callable[..., Any]:
         """A function that calls `original` in its turn. As a class attribute it binds like any method."""
         acquire, release, stall_s = self._lock.acquire, self._lock.release, self._stall_s
-        plain, tried = self._plain, self._tried
+        plain, tried, without_turn = self._plain, self._tried, self._without_turn
         name = getattr(original, "__name__", repr(original))
 
         # The executor comes through here hundreds of times per iteration.
         def in_turn(*args: Any, **kwargs: Any) -> Any:
-            held = False
-            if not tried.blown:
+            held, failed_in = False, 0
+            if not tried.blown and not (without_turn and get_ident() in without_turn):
                 try:
                     held = acquire(stall_s) or self._wait_on(name)
                 except Exception as error:
                     tried.fault(error)
+                    failed_in = get_ident()
+                    without_turn.add(failed_in)
             plain.acquire()
             try:
                 return original(*args, **kwargs)
@@ -66,6 +71,8 @@ class Turns:
                         # No other thread would ever get the lock.
                         tried.fault(error)
                         tried.blow("a turn could not be given back")
+                elif failed_in:
+                    without_turn.discard(failed_in)
 
         if counter is None:
             return in_turn

@@ -6,7 +6,9 @@ table, for the caches that it keeps, or for the runtime that makes them. So thes
 and a descriptor of its class, which an attribute of the instance hides, answers in their place: it waits for the copy,
 puts all three back and returns the one that was asked for. While nothing is lent, it costs nothing.
 
-Fields of a `Lender` are guarded by its lock; the GIL is not held while its thread waits for the copy.
+The lock of a `Lender` guards what it keeps, and is held over a wait for the copy and the look-up behind it; the GIL is
+not held during that wait. The thread that makes the calls sets the borrower and the way outside the lock: between
+`begin` and `put_away` nothing is put away, so no reader of an attribute takes anything back.
 """
 
 import inspect
@@ -65,8 +67,15 @@ class Lender:
                 self._wait_for(borrower)
             self._put_back()
 
-    def give_back(self) -> None:
-        """Give the attributes back to upstream. It raises nothing."""
+    def find(self, manager: Any, name: str) -> Any:
+        """Give the attributes back to upstream, and return this one. In one go: the next call may put them away."""
+        with self._lock:
+            if name in self._kept:
+                self._give_back()
+            return vars(manager)[name]
+
+    def _give_back(self) -> None:
+        """It raises nothing."""
         try:
             self.take_back()
         except Exception as error:
@@ -90,7 +99,7 @@ class Lender:
             borrower.settle()
         except Exception as error:
             self._failed(error)
-            finish()  # what reads the rows is followed by a kernel on the stream that the call was made on
+            finish()  # a kernel follows the copy, on the stream that the call was made on
 
 
 class Lending:
@@ -164,11 +173,9 @@ class WayBack:
     def __get__(self, manager: Any, kind: type | None = None) -> Any:
         if manager is None:
             return self
-        lender = vars(manager).get(LENDER)
-        if lender is not None:
-            lender.give_back()
+        lender: Lender | None = vars(manager).get(LENDER)
         try:
-            return vars(manager)[self.name]
+            return vars(manager)[self.name] if lender is None else lender.find(manager, self.name)
         except KeyError:
             raise AttributeError(
                 f"{type(manager).__name__!r} object has no attribute {self.name!r}", name=self.name, obj=manager

@@ -89,14 +89,14 @@ class RemoteWorker(OffloadWorker):
             self._report.remote_is(f"{'up' if self.porter.is_up else 'down'}: {self.porter.text}")
         return super().finished(finished_request_ids, loading_request_ids)
 
-    def close(self) -> bool:
-        wait_s = self._settings.shutdown_timeout_s
-        if self.holder is not None:
-            self.holder.close(wait_s)
-        if self.porter is not None and not self.porter.close(wait_s) and self._pool is not None:
+    def _close(self, until: float) -> bool:
+        """The porter comes before the holder: the pool depends on it."""
+        if self.porter is not None and not self.porter.close(left_until(until)) and self._pool is not None:
             self._pool.abandon()  # it may still be written
+        if self.holder is not None:
+            self.holder.close(left_until(until))
         self._link.store = None
-        return super().close()
+        return super()._close(until)
 
     def _fetch(self, fetch: FetchJob) -> None:
         if self.porter is not None and self.porter.get(fetch.number, fetch.keys, fetch.slots):
@@ -160,3 +160,7 @@ SUMS = {
     False: (counters.offload_remote_fetched_bytes, counters.offload_remote_fetch_seconds),
     True: (counters.offload_remote_put_bytes, counters.offload_remote_put_seconds),
 }
+
+
+def left_until(until: float) -> float:
+    return max(until - monotonic(), 0.0)
