@@ -10,6 +10,8 @@ from tests.managers.test_noted import request as noted_request
 CAT, DOG = [1] * 8, [2] * 8
 IMAGE = {"image": {"pixel_values": object()}}
 
+POSITIONS = {"mrope_config": {"mrope_position_ids": object(), "mrope_position_deltas": object()}}
+
 
 def digests(*hashes: list[int], begins: tuple[int, ...] = (2,), lengths: tuple[int, ...] = (4,)) -> dict[str, Any]:
     return {
@@ -47,11 +49,29 @@ def test_digests_of_images_say_nothing_of_another_table_of_embeddings() -> None:
         assert reused_by(b, b.request(2, range(10), **digests(CAT))) == 0
 
 
-@pytest.mark.parametrize("data", [None, {}])
+@pytest.mark.parametrize("data", [None, {}, POSITIONS])
 def test_texts_share(data: Any) -> None:
     with bench() as b:
         b.served(1, range(10), py_multimodal_data=data)
         assert reused_by(b, b.request(2, range(10), py_multimodal_data=data)) > 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"py_multimodal_data": POSITIONS | IMAGE},
+        {"py_multimodal_data": {"mrope_config": {"mrope_position_deltas": object()}}},
+        {"py_multimodal_data": {"mrope_config": None}},
+        {"py_multimodal_data": object()},
+        {"py_multimodal_data": POSITIONS, "multimodal_embedding": object()},
+        {"py_multimodal_data": POSITIONS, "multimodal_positions": [2]},
+    ],
+    ids=["image", "dropped image", "no positions", "unknown data", "embedding", "span without a digest"],
+)
+def test_positions_beside_an_image_do_not_make_a_text(given: dict[str, Any]) -> None:
+    with bench() as b:
+        b.served(1, range(10), **given)
+        assert b.cached(range(10)) == 0
 
 
 def test_equal_digests_share_and_others_do_not() -> None:

@@ -108,12 +108,27 @@ def _images(request: Any, length: int) -> tuple[tuple[int, int, bytes], ...] | N
     if getattr(request, "prompt_embedding_table", None) is not None:
         return None
     spans = multimodal_spans(request)
+    if spans is None and _is_text_with_positions(request):
+        return ()
     behind = 0
     for begin, end, digest in spans or ():
         if not (behind <= begin < end <= length and digest):
             return None
         behind = end
     return spans
+
+
+def _is_text_with_positions(request: Any) -> bool:
+    """Models with mRoPE are told the positions of texts where others have images alone. The tokens determine these.
+
+    Of images that upstream has dropped, only the deltas of the positions are left.
+    """
+    names = ("multimodal_hashes", "multimodal_positions", "multimodal_lengths", "multimodal_embedding")
+    if any(getattr(request, name, None) is not None for name in names):
+        return False
+    data = getattr(request, "py_multimodal_data", None)
+    positions = data.get("mrope_config") if isinstance(data, dict) and len(data) == 1 else None
+    return isinstance(positions, dict) and "mrope_position_ids" in positions
 
 
 def bound_half(request: Any) -> Any:
