@@ -100,6 +100,7 @@ def noted_class(era: Any) -> Any:
     """The class of upstream's Python half of the request, as the overlay leaves it."""
 
     class Request(era.LlmRequest):  # type: ignore[misc]
+        py_multimodal_data = None
         __init__ = noting(era.LlmRequest.__init__)
 
     return Request

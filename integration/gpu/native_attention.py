@@ -31,10 +31,10 @@ TOLERANCE = 2e-2  # of halves; keys of another prefix are off by about 1
 
 
 class Request:
-    """The manager asks this much of a bound request."""
+    """The manager asks this much of a request."""
 
     is_dummy_request = False
-    lora_task_id = cache_salt_id = multimodal_hashes = None
+    lora_task_id = cache_salt_id = py_multimodal_data = None
 
     def __init__(self, request_id: int, prompt: Sequence[int], new_tokens: int) -> None:
         self.request_id = request_id

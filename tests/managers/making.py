@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from tests.bound import load
@@ -29,6 +30,18 @@ def keywords(era: Any, blocks: int = 16, host: int = 0, **changes: Any) -> dict[
     return given | changes
 
 
+@cache
+def python_half(era: Any) -> Any:
+    """Upstream's subclass of the bound request: images have their data there alone."""
+
+    class Request(era.LlmRequest):  # type: ignore[misc]
+        def __init__(self, *, py_multimodal_data: Any = None, **given: Any) -> None:
+            self.py_multimodal_data = py_multimodal_data
+            super().__init__(**given)
+
+    return Request
+
+
 class Bench:
     """A manager and whoever calls it as upstream's loop does."""
 
@@ -43,7 +56,7 @@ class Bench:
         self.impl.allocate_pools(False)
 
     def request(self, request_id: int, tokens: Sequence[int], **given: Any) -> Any:
-        return make_request(self.era, request_id, tokens, **given)
+        return make_request(self.era, request_id, tokens, base=python_half(self.era), **given)
 
     def prepare(self, contexts: Sequence[Any] = (), generations: Sequence[Any] = ()) -> None:
         self.impl.sync_transfer_manager_with_buffer_manager()
@@ -60,9 +73,9 @@ class Bench:
         request.state = self.era.LlmRequestState.GENERATION_IN_PROGRESS
         request.add_new_token(token, 0)
 
-    def served(self, request_id: int, tokens: Sequence[int]) -> None:
+    def served(self, request_id: int, tokens: Sequence[int], **given: Any) -> None:
         """One request from its arrival to its end, which leaves its prompt behind."""
-        request = self.request(request_id, tokens)
+        request = self.request(request_id, tokens, **given)
         self.prepare([request])
         self.computed(request)
         self.impl.remove_sequence(request_id, request, False)

@@ -1,6 +1,7 @@
 """Copies between slots: in order, behind the stream that computes, and ended at fixed points only."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,6 +69,38 @@ def test_who_owns_what_did_not_arrive_cannot_go_on(tight: Bench) -> None:
     with pytest.raises(RuntimeError, match=r"failed for requests \[3\]"):
         tight.impl.sync_transfer_manager_with_buffer_manager()
     tight.impl.remove_sequence(3, None, False)
+
+
+def is_free(core: native.BlockManager) -> bool:
+    host = core.get_kv_cache_stats().windows[0].host
+    return host.free == host.blocks
+
+
+class Refusing:
+    def record(self, _event: int, _stream: int) -> None:
+        raise native.DeviceError("record: refused")
+
+
+def test_copies_that_the_device_refuses_before_the_first_leave_no_slot_behind(
+    tight: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tight.request(2, range(100, 116))
+    with monkeypatch.context() as patched:
+        patched.setattr(tight.impl._books._copies, "_device", Refusing())
+        tight.prepare([other])
+    assert is_free(tight.impl.core), "what did not reach it is forgotten"
+    assert tight.cached(range(16)) == 0
+
+
+def test_copies_that_no_stream_is_named_for_fail_with_the_reason(tight: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Any:
+        raise RuntimeError("no device is named")
+
+    other = tight.request(2, range(100, 116))
+    monkeypatch.setattr("trtllm_kvfix.managers.copies.current_place", nowhere)
+    with pytest.raises(RuntimeError, match="no device is named"):
+        tight.prepare([other])
+    assert is_free(tight.impl.core)
 
 
 def test_copies_of_one_ticket_that_depend_on_each_other_keep_their_order() -> None:

@@ -121,7 +121,7 @@ def test_a_router_is_answered_as_upstream_answers_it(tokens: Sequence[int]) -> N
                 bound.remove_sequence(1, request, False)
         b.served(1, range(13))
         b.prepare([b.request(2, [*range(8), 70, 71])])
-        asker = make_request(b.era, 0, tokens)
+        asker = b.request(0, tokens)
         theirs = bound.analyze_prefix_reuse(unique(b.era, tokens), asker)
         ours = b.impl.analyze_prefix_reuse(unique(b.era, tokens), asker)
         assert ours.reusable_blocks_all == theirs.reusable_blocks_all

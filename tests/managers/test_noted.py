@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.bound.making import make_request
-from tests.managers.making import Bench, bench
+from tests.managers.making import Bench, bench, python_half
 from trtllm_kvfix.managers import noted
 
 
 def noting_class(b: Bench, reads: list[int]) -> Any:
     """Upstream's Python half of the request, as the overlay leaves it."""
 
-    bound: Any = b.era.LlmRequest
+    base: Any = python_half(b.era)
 
-    class Request(bound):  # type: ignore[misc]
-        __init__ = noted.noting(bound.__init__)
+    class Request(base):  # type: ignore[misc]
+        __init__ = noted.noting(base.__init__)
 
         def get_tokens(self, beam: int) -> Any:
             reads.append(self.request_id)

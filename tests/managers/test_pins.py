@@ -12,6 +12,11 @@ def slots_of(b: Bench, request_id: int) -> list[int]:
     return list(found)
 
 
+class RefusingCore:
+    def unpin_blocks_by_id(self, _blocks: list[int], *, tier: str) -> None:
+        raise RuntimeError(f"{tier}: refused")
+
+
 def ended_with_pin(b: Bench, era: str) -> Any:
     """A prompt of three blocks that was computed, whose request has ended."""
     request = b.request(1, range(10))
@@ -96,3 +101,14 @@ def test_the_last_block_is_named_by_its_slot() -> None:
     with bench() as b:
         b.prepare([b.request(1, range(10))])
         assert b.impl.get_last_block_id(1) == slots_of(b, 1)[-1]
+
+
+def test_a_chain_that_the_core_refuses_to_unpin_stays_pinned_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench("S", blocks=8) as b:
+        pinned = ended_with_pin(b, "S")
+        with monkeypatch.context() as patched:
+            patched.setattr(b.impl._books.pins, "_core", RefusingCore())
+            with pytest.raises(RuntimeError, match="refused"):
+                b.impl.unpin_blocks_by_id(pinned)
+        b.impl.unpin_blocks_by_id(pinned)
+        assert b.impl.get_kv_cache_stats().free_num_blocks == 8

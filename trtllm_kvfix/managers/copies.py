@@ -32,16 +32,18 @@ class Copies:
         batch = self._core.take_transfers()
         if not batch.ticket:
             return
-        # Callers may run the model on the stream that is current: the copies are ordered against both.
-        current = current_place().stream
-        self._device.record(self._reached, current)
         transfers: list[int] = []
         try:
+            # Callers may run the model on the stream that is current: the copies are ordered against both.
+            current = current_place().stream
+            self._device.record(self._reached, current)
             for spans in self._memory.waves(batch.items):
                 transfers.append(self._send(spans, current))  # noqa: PERF401  those before a failure count
-        except DeviceError as error:
+        except Exception as error:
             self._wait_out(transfers)
             self._fail(batch.ticket, error)
+            if not isinstance(error, DeviceError):
+                raise
         else:
             self._pending.append((batch.ticket, transfers))
 
@@ -69,7 +71,7 @@ class Copies:
             with suppress(DeviceError):
                 self._engine.wait(each)
 
-    def _fail(self, ticket: int, error: DeviceError) -> None:
+    def _fail(self, ticket: int, error: Exception) -> None:
         """Blocks without an owner are forgotten; a request that owns one cannot go on."""
         losers = self._core.fail(ticket)
         if losers:

@@ -50,6 +50,7 @@ class Pins:
         chains = self._chains.get(last)
         if not chains:
             raise ValueError(f"unpin_blocks_by_id: nothing is pinned under block {last}; was it unpinned before?")
-        self.unpin(chains.pop())
+        self.unpin(chains[-1])
+        chains.pop()
         if not chains:
             del self._chains[last]

@@ -1,21 +1,21 @@
 """The parts of a request that name its blocks: tokens, LoRA, salt, images. Read once for each prompt and kept on it.
 
 They are read while the request is made, when its tokens need not be copied out of it again, and anew after it has been
-preempted. The bound request takes attributes, so the result stays with it. Dummies, and requests whose inputs depend on
-more than tokens, get a root of their own: no other request finds their blocks.
+preempted. The bound request takes attributes, so the result stays with it. Dummies, and requests whose blocks depend on
+more than such parts name, get a root of their own: no other request finds their blocks.
 """
 
-import struct
-from collections.abc import Iterator
 from functools import cache
 from itertools import count
 from types import FunctionType
 from typing import Any
 
+from trtllm_kvfix.blocks.identity import multimodal_spans
 from trtllm_kvfix.managers import retention
 from trtllm_kvfix.native import BlockManagerConfig, PrefixHashes, SequenceRequest
 
 _KEPT = "_kvfix_prompt"
+_PRIVATE = "_kvfix_private"
 _serials = count()
 
 
@@ -25,17 +25,19 @@ class Prompt:
     __slots__ = ("_hashes", "has_duration", "is_private", "length", "request_id", "sequence")
 
     def __init__(self, request: Any, tokens: Any = None) -> None:
-        images = request.multimodal_hashes
-        self.is_private = _is_private(request, images)
+        self.request_id: int = request.request_id
+        if tokens is None:
+            tokens = request.get_tokens(0)
+        images = _images(request, len(tokens))
+        self.is_private = images is None
         kept = retention.of(request)
         self.has_duration = kept is not None and kept.has_duration
-        self.request_id: int = request.request_id
         self.sequence = SequenceRequest(
             self.request_id,
-            request.get_tokens(0) if tokens is None else tokens,
+            tokens,
             lora_id=request.lora_task_id,
             salt=f"private {next(_serials)}" if self.is_private else request.cache_salt_id,
-            extra_keys=list(_spans(request, images)) if images else (),
+            extra_keys=images or (),
             retention=None if kept is None else kept.for_the_core(),
         )
         self.length = self.sequence.num_tokens
@@ -59,7 +61,7 @@ class Prompt:
 
 def note_prompt(request: Any, tokens: Any) -> None:
     """Keep the prompt of a request that has just been made of these tokens."""
-    setattr(request, _KEPT, Prompt(request, tokens))
+    _keep(request, Prompt(request, tokens))
 
 
 def prompt_of(request: Any) -> Prompt:
@@ -81,8 +83,17 @@ def prompt_to_admit(request_id: int, length: int, request: Any, is_dummy: bool) 
                 f"request {request_id} is to be added with {length} tokens, but is request "
                 f"{kept.request_id} with {kept.length}"
             )
-        setattr(request, _KEPT, kept)
+        _keep(request, kept)
     return kept
+
+
+def _keep(request: Any, prompt: Prompt) -> None:
+    """Private once, private for good: upstream drops the images when the prompt has been computed, so a request that
+    has been preempted looks like one without images.
+    """
+    setattr(request, _KEPT, prompt)
+    if prompt.is_private:
+        setattr(request, _PRIVATE, True)
 
 
 def forget_prompt(request: Any) -> None:
@@ -90,14 +101,34 @@ def forget_prompt(request: Any) -> None:
     setattr(request, _KEPT, None)
 
 
-def _is_private(request: Any, images: Any) -> bool:
-    """Whether its blocks depend on inputs that no name of theirs covers."""
-    if request.is_dummy_request:
-        return True
-    return not images and (
-        getattr(request, "prompt_embedding_table", None) is not None
-        or getattr(request, "multimodal_embedding", None) is not None
-    )
+def _images(request: Any, length: int) -> tuple[tuple[int, int, bytes], ...] | None:
+    """(first token, end, digest) of each. None if the blocks depend on inputs that no digest covers, or may do so."""
+    if request.is_dummy_request or getattr(request, _PRIVATE, False):
+        return None
+    if getattr(request, "prompt_embedding_table", None) is not None:
+        return None
+    spans = multimodal_spans(request)
+    if spans is None and _is_text_with_positions(request):
+        return ()
+    behind = 0
+    for begin, end, digest in spans or ():
+        if not (behind <= begin < end <= length and digest):
+            return None
+        behind = end
+    return spans
+
+
+def _is_text_with_positions(request: Any) -> bool:
+    """Models with mRoPE are told the positions of texts where others have images alone. The tokens determine these.
+
+    Of images that upstream has dropped, only the deltas of the positions are left.
+    """
+    names = ("multimodal_hashes", "multimodal_positions", "multimodal_lengths", "multimodal_embedding")
+    if any(getattr(request, name, None) is not None for name in names):
+        return False
+    data = getattr(request, "py_multimodal_data", None)
+    positions = data.get("mrope_config") if isinstance(data, dict) and len(data) == 1 else None
+    return isinstance(positions, dict) and "mrope_position_ids" in positions
 
 
 def bound_half(request: Any) -> Any:
@@ -105,13 +136,6 @@ def bound_half(request: Any) -> Any:
     kinds = [each for each in type(request).__mro__ if "__init__" in vars(each)]
     kind: Any = next(each for each in kinds if not isinstance(vars(each)["__init__"], FunctionType))
     return kind(request)
-
-
-def _spans(request: Any, images: Any) -> Iterator[tuple[int, int, bytes]]:
-    """(first token, end, digest), ascending."""
-    spans = zip(request.multimodal_positions, request.multimodal_lengths, images, strict=True)
-    for start, length, words in sorted(spans):
-        yield start, start + length, struct.pack(f"<{len(words)}I", *(word & 0xFFFFFFFF for word in words))
 
 
 def tell_reuse(request: Any, reused: int, prompt_length: int, tokens_per_block: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 
 from trtllm_kvfix.native import BlockManager
-from trtllm_kvfix.overlay.agreement import POLL_S, Communicator, RanksDiffer, communicator
+from trtllm_kvfix.overlay.agreement import POLL_S, Communicator, RanksDiffer, arrives, communicator
 
 log = logging.getLogger("trtllm_kvfix")
 
@@ -31,14 +31,11 @@ def next_serial() -> int:
 def heard(comm: Communicator, rank: int, tag: int, point: tuple[int, int], patience_s: float) -> Word | None:
     """The value that a rank sent for (manager, iteration); None if it does not come in time."""
     deadline = time.monotonic() + patience_s
-    while True:
-        while not comm.Iprobe(source=rank, tag=tag):
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(POLL_S / 100)
+    while arrives(comm, rank, tag, deadline, poll_s=POLL_S / 100):
         word: Word = comm.recv(source=rank, tag=tag)
         if word[:2] >= point:  # an older message came too late for its own iteration
             return word
+    return None
 
 
 class Comparison:

@@ -59,7 +59,7 @@ def agree_by_messages(comm: Communicator, ours: Mapping[str, Any], timeout_s: fl
     if comm.Get_rank() != 0:
         comm.send(dict(ours), dest=0, tag=TAG_ATTESTATION)
         # Rank 0 may wait the whole of its time for a third rank before it answers.
-        if not _arrives(comm, 0, TAG_VERDICT, deadline + timeout_s):
+        if not arrives(comm, 0, TAG_VERDICT, deadline + timeout_s):
             raise RanksDiffer(
                 f"rank 0 gave no verdict on the fixes within {2 * timeout_s:g} s; is the hook active there?"
             )
@@ -67,7 +67,7 @@ def agree_by_messages(comm: Communicator, ours: Mapping[str, Any], timeout_s: fl
     else:
         collected = {0: ours}
         for rank in range(1, comm.Get_size()):
-            if _arrives(comm, rank, TAG_ATTESTATION, deadline):
+            if arrives(comm, rank, TAG_ATTESTATION, deadline):
                 collected[rank] = comm.recv(source=rank, tag=TAG_ATTESTATION)
         verdict = complaint(collected, comm.Get_size(), timeout_s)
         for rank in collected:
@@ -125,11 +125,12 @@ def complaint(collected: Mapping[int, Mapping[str, Any]], size: int, timeout_s: 
     return "; ".join(parts) or None
 
 
-def _arrives(comm: Communicator, source: int, tag: int, deadline: float) -> bool:
+def arrives(comm: Communicator, source: int, tag: int, deadline: float, poll_s: float = POLL_S) -> bool:
+    """Wait for a message. False: none has come by the deadline."""
     while not comm.Iprobe(source=source, tag=tag):
         if time.monotonic() > deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     return True
 
 
