@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -167,3 +169,19 @@ def test_ranks_that_remove_old_files_at_once_do_not_disturb_each_other(
     monkeypatch.setattr(runtime_files, "process_start", after_another_rank)
     runtime_files.keep_newest_of_ended(tmp_path, ".flight", 2)
     assert sorted(tmp_path.iterdir()) == ended[-2:]
+
+
+NAMED = """
+import ctypes, os, sys
+from trtllm_kvfix.runtime_files import process_start
+before = process_start(os.getpid())
+ctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]), 0, 0, 0)  # PR_SET_NAME
+print(before == process_start(os.getpid()) is not None)
+"""
+
+
+@pytest.mark.parametrize("name", ["服务器推理".encode()[:14], b"caf\xe9", b"a) S 1 (b"])
+def test_a_process_may_have_any_name(name: bytes) -> None:
+    """The kernel cuts the name of a script after 15 bytes, in the middle of a letter too."""
+    ran = subprocess.run([sys.executable, "-c", NAMED, name.hex()], capture_output=True, text=True, check=False)
+    assert ran.stdout == "True\n", ran.stderr

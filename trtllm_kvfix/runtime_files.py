@@ -129,10 +129,11 @@ class Owner(NamedTuple):
 def process_start(pid: int) -> int | None:
     """Start of the process in clock ticks since boot. None if there is no process of that number."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # In bytes: the kernel cuts a name after 15 of them, which may be in the middle of a letter.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "Z" else int(fields[19])
+    return None if fields[0] == b"Z" else int(fields[19])
 
 
 def prepare(folder: Path) -> None:
