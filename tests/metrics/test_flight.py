@@ -46,6 +46,18 @@ def test_the_oldest_make_room_and_a_file_goes_on_where_memory_was(tmp_path: Path
     assert rows == [entry["rows"] for entry in recorder.entries()]
 
 
+def test_a_file_that_cannot_take_its_name_leaves_nothing_and_the_notes_stay(tmp_path: Path) -> None:
+    recorder = flight.Recorder()
+    recorder.note(flight.SHIPPED, 1)
+    (tmp_path / "7.flight").mkdir()
+    with pytest.raises(IsADirectoryError):
+        recorder.keep_in(tmp_path / "7.flight")
+    recorder.note(flight.SHIPPED, 2)
+    assert [entry["rows"] for entry in recorder.entries()] == [1, 2]
+    assert [each.name for each in tmp_path.iterdir()] == ["7.flight"]
+    assert isinstance(recorder._memory, bytearray)
+
+
 SECOND_START = """
 import os, sys
 from pathlib import Path

@@ -63,7 +63,7 @@ class Recorder:
     def keep_in(self, file: Path) -> None:
         """Continue in a new file of that name; the notes so far are kept.
 
-        The file of an earlier call stays whole until the new one takes its name: it is our memory until then, and
+        The file of an earlier call loses its name and stays whole: it is our memory until the notes have moved, and
         threads that note would be killed if it became shorter.
         """
         draft = file.with_name(f"{file.name}.part")  # of this process alone, under the lock
@@ -71,9 +71,13 @@ class Recorder:
             draft.unlink(missing_ok=True)  # of a killed process with our number
             kept = _mapped(draft, len(self._memory))
             kept[: len(MAGIC)] = MAGIC
+            try:
+                draft.replace(file)
+            except OSError:
+                draft.unlink()
+                raise
             self._ring.move_to(_slots_of(kept))
             self._memory = kept
-            draft.replace(file)
 
     def entries(self) -> list[dict[str, Any]]:
         return read(bytes(self._memory))
