@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.managers.making import Bench, bench
+from tests.managers.test_named import hashes
 from tests.managers.test_noted import request as noted_request
 
 CAT, DOG = [1] * 8, [2] * 8
@@ -136,3 +137,36 @@ def test_images_that_upstream_has_dropped_are_not_forgotten_by_a_preemption(is_n
         b.impl.remove_sequence(1, request, False)
         request.pause(64)
         assert reused_by(b, request) == 0
+
+
+def drop_positions(request: Any) -> None:
+    """As upstream does when the prompt has been computed, with images and without."""
+    request.py_multimodal_data = {"mrope_config": {"mrope_position_deltas": object()}}
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_text_without_its_positions_finds_its_blocks_after_a_preemption(is_noted: bool) -> None:
+    with bench() as b:
+        given = {"py_multimodal_data": POSITIONS}
+        request = noted_request(b, [], 1, range(10), **given) if is_noted else b.request(1, range(10), **given)
+        b.prepare([request])
+        b.computed(request, 10)
+        b.impl.store_context_blocks(request)
+        drop_positions(request)
+        b.impl.remove_sequence(1, request, False)
+        request.pause(64)
+        assert reused_by(b, request) > 0
+
+
+def test_a_text_without_its_positions_keeps_the_names_of_its_blocks() -> None:
+    with bench() as b:
+        request = b.request(1, range(6), py_multimodal_data=POSITIONS)
+        b.prepare([request])
+        before = hashes(b, request)
+        b.computed(request, token=50)
+        drop_positions(request)
+        for token in (51, 52):
+            b.prepare(generations=[request])
+            request.add_new_token(token, 0)
+        after = hashes(b, request)
+        assert len(after) > len(before) > 0 and after[: len(before)] == before

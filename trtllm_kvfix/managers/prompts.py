@@ -88,12 +88,11 @@ def prompt_to_admit(request_id: int, length: int, request: Any, is_dummy: bool) 
 
 
 def _keep(request: Any, prompt: Prompt) -> None:
-    """Private once, private for good: upstream drops the images when the prompt has been computed, so a request that
-    has been preempted looks like one without images.
+    """What it was at first, private or not, it stays: upstream drops the images and the positions when the prompt has
+    been computed, so one with images then looks like a text, and a text with positions like one with images.
     """
     setattr(request, _KEPT, prompt)
-    if prompt.is_private:
-        setattr(request, _PRIVATE, True)
+    setattr(request, _PRIVATE, prompt.is_private)
 
 
 def forget_prompt(request: Any) -> None:
@@ -103,12 +102,13 @@ def forget_prompt(request: Any) -> None:
 
 def _images(request: Any, length: int) -> tuple[tuple[int, int, bytes], ...] | None:
     """(first token, end, digest) of each. None if the blocks depend on inputs that no digest covers, or may do so."""
-    if request.is_dummy_request or getattr(request, _PRIVATE, False):
+    was_private = getattr(request, _PRIVATE, None)
+    if request.is_dummy_request or was_private:
         return None
     if getattr(request, "prompt_embedding_table", None) is not None:
         return None
     spans = multimodal_spans(request)
-    if spans is None and _is_text_with_positions(request):
+    if spans is None and _is_text_with_positions(request, deltas_will_do=was_private is False):
         return ()
     behind = 0
     for begin, end, digest in spans or ():
@@ -118,17 +118,17 @@ def _images(request: Any, length: int) -> tuple[tuple[int, int, bytes], ...] | N
     return spans
 
 
-def _is_text_with_positions(request: Any) -> bool:
+def _is_text_with_positions(request: Any, *, deltas_will_do: bool) -> bool:
     """Models with mRoPE are told the positions of texts where others have images alone. The tokens determine these.
 
-    Of images that upstream has dropped, only the deltas of the positions are left.
+    When the prompt has been computed only the deltas of the positions are left, with images as without.
     """
     names = ("multimodal_hashes", "multimodal_positions", "multimodal_lengths", "multimodal_embedding")
     if any(getattr(request, name, None) is not None for name in names):
         return False
     data = getattr(request, "py_multimodal_data", None)
     positions = data.get("mrope_config") if isinstance(data, dict) and len(data) == 1 else None
-    return isinstance(positions, dict) and "mrope_position_ids" in positions
+    return isinstance(positions, dict) and (deltas_will_do or "mrope_position_ids" in positions)
 
 
 def bound_half(request: Any) -> Any:
