@@ -233,16 +233,16 @@ endif
 mutants: build bound  ## plant mistakes in the C++ code and require that the tests notice; MUTANTS_ARGS='--only keep'; about a quarter of an hour
 	@$(PY) -m tests.mutants.run $(MUTANTS_ARGS)
 
-# $(call half,python) leaves what it printed, and build/ci-python.passed if all of it passed.
-half = rm -f build/ci-$(1).passed; { $(MAKE) ci-$(1) $(2) </dev/null 2>&1 && touch build/ci-$(1).passed; }
+# $(call half,python,$(MAKE)) leaves build/ci-python.passed if all of it passed.
+half = rm -f build/ci-$(1).passed; { $(2) ci-$(1) </dev/null 2>&1 && touch build/ci-$(1).passed; }
 
 # Side by side, because most Python tests keep one core busy. Everything that both halves build comes first. As a pipe, in
 # which nothing flows: ctrl-C ends both halves, and would not reach a job in the background. What failed comes last,
 # because many who run this keep only the end of what it prints.
 # The benchmarks run only for a moment, to show that they still compile and that their checks of values still hold.
 ci: lint docs bound gtest  ## everything that a change must pass
-	@{ $(call half,native,BENCH_CPP_ARGS=--benchmark_min_time=0.01) >build/ci-native.log; } | \
-		{ $(call half,python) | tee build/ci-python.log; }; \
+	@{ $(call half,native,$(MAKE) BENCH_CPP_ARGS=--benchmark_min_time=0.01) >build/ci-native.log; } | \
+		{ $(call half,python,$(MAKE)) | tee build/ci-python.log; }; \
 	cat build/ci-native.log; failed=; \
 	for half in native python; do [ -e build/ci-$$half.passed ] || { \
 		failed=1; echo; echo "make ci-$$half failed. Its last lines:"; tail -n 24 build/ci-$$half.log; }; done; \
