@@ -45,14 +45,16 @@ def _all_or_nothing() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if was_on:
-            with suppress(Exception):  # those settings may have failed before; it stays on, so no engine starts
-                active.activate(settings)
-        else:
-            active.deactivate()
-        if is_waiting:
-            import_hook.install()
-        carry.restore(carried)
+        try:
+            if was_on:
+                with suppress(Exception):  # those settings may have failed before; it stays on, so no engine starts
+                    active.activate(settings)
+            else:
+                active.deactivate()
+        finally:
+            if is_waiting:
+                import_hook.install()
+            carry.restore(carried)
         raise
 
 

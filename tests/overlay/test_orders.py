@@ -87,6 +87,21 @@ def test_a_call_that_fails_leaves_everything_as_it_was(small: Path, before: str,
     assert done.stdout == "SettingsError []\n", done.stderr
 
 
+REFUSES = """
+from trtllm_kvfix import process
+
+def refuses():
+    raise RuntimeError
+
+process.active.deactivate = refuses
+"""
+
+
+def test_a_call_that_fails_exports_nothing_even_if_a_fix_does_not_come_off(small: Path) -> None:
+    code = FAILED_CALL.replace("BEFORE", REFUSES).replace("CALL", 'fixes={"nixl-listener": "on"}')
+    assert python(small, code).stdout == "RuntimeError [0, 2]\n", "environment and settings are as they were"
+
+
 def test_a_bad_setting_stops_every_import_of_upstream(small: Path) -> None:
     code = PRELUDE + (
         "from trtllm_kvfix.overlay import import_hook as hook; hook.install()\n"
