@@ -15,7 +15,7 @@ READ_BYTES = 200
 
 
 class Call:
-    """Of a thread that has the GIL when it begins the call, and keeps it after it."""
+    """A call in a thread that has the GIL when the call begins, and keeps it afterwards."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.returned = False
@@ -29,8 +29,7 @@ class Call:
     def _run(self) -> None:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._state = os.open(f"/proc/self/task/{threading.get_native_id()}/stat", os.O_RDONLY)
-        self._before_s = 0.0
-        self._before_s = self._now_s()
+        self._before_s = time.clock_gettime(self._clock)
         self._begun.set()
         self._call()
         self._took_s = self._now_s()
