@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "core/fair_mutex.h"
-#include "core/home_process.h"
+#include "process/home_process.h"
 
 namespace kvfix {
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "core/home_process.h"
+#include "process/home_process.h"
 #include "core/results.h"
 
 namespace kvfix {

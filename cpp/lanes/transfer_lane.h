@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/home_process.h"
+#include "process/home_process.h"
 #include "lanes/lane_loop.h"
 
 namespace kvfix {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/home_process.h"
+#include "process/home_process.h"
 #include "staging/early_copy_stager.h"
 #include "staging/offset_shipment.h"
 #include "staging/snapshot_stager.h"

@@ -1,4 +1,4 @@
-#include "core/home_process.h"
+#include "process/home_process.h"
 
 #include <pthread.h>
 #include <unistd.h>
