@@ -102,14 +102,6 @@ std::string text_of(const char* name, const LaneStats& stats) {
         .text();
 }
 
-SimDevice& simulated(Device& device) {
-    auto* const sim = dynamic_cast<SimDevice*>(&device);
-    if (sim == nullptr) {
-        throw std::invalid_argument("device is " + device.name() + ": faults are planned on a simulated one only");
-    }
-    return *sim;
-}
-
 void bind_pool(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<Pool>(m, "HostPool", "The memory of the host tier: pinned slots, one after the other.")
@@ -231,11 +223,11 @@ void bind_offload(nb::module_& m) {
           nb::sig("def crc32c(bytes: Any, starts: Any, length: int) -> list[int]"),
           "The CRC-32C of each range of `length` bytes that begins at one of `starts`.");
     m.def(
-        "fail_operation", [](Device& device, std::uint64_t ordinal) { simulated(device).fail_operation(ordinal); },
-        Nogil(), "device"_a, "ordinal"_a,
-        "Makes the ordinal-th operation enqueued from now on fail. For the simulated device.");
+        "fail_operation",
+        [](Device& device, std::uint64_t ordinal) { simulated_device(device).fail_operation(ordinal); }, Nogil(),
+        "device"_a, "ordinal"_a, "Makes the ordinal-th operation enqueued from now on fail. For the simulated device.");
     m.def(
-        "unplug", [](Device& device) { simulated(device).unplug(); }, Nogil(), "device"_a,
+        "unplug", [](Device& device) { simulated_device(device).unplug(); }, Nogil(), "device"_a,
         "Makes every operation that has not begun fail, for ever. For the simulated device.");
 }
 

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "process/home_process.h"
 #include "core/results.h"
+#include "process/home_process.h"
 
 namespace kvfix {
 

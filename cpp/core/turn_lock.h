@@ -13,11 +13,13 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
 
 #include "core/pause_point.h"
+#include "process/home_process.h"
 
 namespace kvfix {
 
@@ -31,8 +33,19 @@ class TurnLock {
         std::uint32_t depth = 0;   // how often its holder holds it now; 0 if nobody does
     };
 
-    // Takes the lock if no wait is needed: it is free and no thread queues, or this thread already holds it.
+    TurnLock() = default;
+    TurnLock(const TurnLock&) = delete;
+    TurnLock& operator=(const TurnLock&) = delete;
+    ~TurnLock() {
+        if (home_.left()) {  // its end would wait for threads that wait for a turn in the parent alone
+            static_cast<void>(freed_.release());
+        }
+    }
+
+    // Takes the lock if no wait is needed: it is free and no thread queues, or this thread already holds it. A child of
+    // fork() is refused: the holder may be a thread that it does not have.
     bool try_acquire() {
+        home_.check("this TurnLock");
         const std::lock_guard guard(mutex_);
         if (depth_ > 0 ? owner_ != std::this_thread::get_id() : !queue_.empty()) {
             return false;
@@ -51,13 +64,13 @@ class TurnLock {
         const std::uint64_t place = enter_queue();
         KVFIX_PAUSE("turn.queued");
         std::unique_lock lock(mutex_);
-        const bool served = freed_.wait_for(lock, limit, [&] { return depth_ == 0 && queue_.front() == place; });
+        const bool served = freed_->wait_for(lock, limit, [&] { return depth_ == 0 && queue_.front() == place; });
         stats_.wait_us += std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
         std::erase(queue_, place);
         if (served) {
             take();
         } else {
-            freed_.notify_all();  // the next in the queue may have waited for us alone
+            freed_->notify_all();  // the next in the queue may have waited for us alone
         }
         return served;
     }
@@ -69,7 +82,7 @@ class TurnLock {
             throw std::logic_error("TurnLock: released by a thread that does not hold it");
         }
         if (--depth_ == 0 && !queue_.empty()) {
-            freed_.notify_all();
+            freed_->notify_all();
         }
     }
 
@@ -95,8 +108,9 @@ class TurnLock {
         }
     }
 
+    const HomeProcess home_;
     mutable std::mutex mutex_;  // guards everything below; held for a few instructions only
-    std::condition_variable freed_;
+    std::unique_ptr<std::condition_variable> freed_ = std::make_unique<std::condition_variable>();
     std::thread::id owner_;  // has the turn while depth_ > 0
     std::uint32_t depth_ = 0;
     std::deque<std::uint64_t> queue_;

@@ -139,6 +139,6 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
-std::shared_ptr<Device> open_cuda_device(int ordinal) { return std::make_shared<CudaDevice>(ordinal); }
+std::unique_ptr<Device> open_cuda_device(int ordinal) { return std::make_unique<CudaDevice>(ordinal); }
 
 }  // namespace kvfix

@@ -3,7 +3,8 @@
 //
 // A call that takes a stream returns at once, and reads its source when it executes. Host memory that such a call gets
 // belongs to the device until an event recorded behind it is done. Handles are plain numbers, so streams may come from
-// outside (a torch stream's handle). Any thread may call any method. Errors are DeviceError.
+// outside (a torch stream's handle). Any thread may call any method, in the process that opened the device. Errors are
+// DeviceError.
 #pragma once
 
 #include <cstddef>
@@ -122,10 +123,11 @@ class Device : public std::enable_shared_from_this<Device> {
 };
 
 // "cuda" or "cuda:N" need a driver. Throws a DeviceError that says what is missing.
-std::shared_ptr<Device> open_cuda_device(int ordinal);
+std::unique_ptr<Device> open_cuda_device(int ordinal);
 // Streams run later, by amounts drawn from the seed.
-std::shared_ptr<Device> open_sim_device(std::uint64_t seed);
-// "cpu" (simulated), "cuda", "cuda:N", or "auto": the first GPU if there is one, else "cpu".
+std::unique_ptr<Device> open_sim_device(std::uint64_t seed);
+// "cpu" (simulated), "cuda", "cuda:N", or "auto": the first GPU if there is one, else "cpu". A process that forks has it;
+// its children do not (home_device.h).
 std::shared_ptr<Device> open_device(const std::string& name, std::uint64_t seed);
 
 }  // namespace kvfix

@@ -3,10 +3,13 @@
 #include <string_view>
 
 #include "device/device.h"
+#include "device/home_device.h"
 
 namespace kvfix {
 
-std::shared_ptr<Device> open_device(const std::string& name, std::uint64_t seed) {
+namespace {
+
+std::unique_ptr<Device> open_here(const std::string& name, std::uint64_t seed) {
     constexpr std::string_view kCuda = "cuda";
     if (name == "cpu") {
         return open_sim_device(seed);
@@ -26,6 +29,12 @@ std::shared_ptr<Device> open_device(const std::string& name, std::uint64_t seed)
         throw std::invalid_argument("device is '" + name + "'; it is 'auto', 'cpu', 'cuda' or 'cuda:N'");
     }
     return open_cuda_device(ordinal);
+}
+
+}  // namespace
+
+std::shared_ptr<Device> open_device(const std::string& name, std::uint64_t seed) {
+    return std::make_shared<HomeDevice>(open_here(name, seed));
 }
 
 }  // namespace kvfix

@@ -281,6 +281,6 @@ std::shared_ptr<const std::vector<CopySpan>>& SimDevice::find_graph(GraphHandle 
 
 bool SimDevice::next_operation_fails() { return operations_until_fault_ != 0 && --operations_until_fault_ == 0; }
 
-std::shared_ptr<Device> open_sim_device(std::uint64_t seed) { return std::make_shared<SimDevice>(seed); }
+std::unique_ptr<Device> open_sim_device(std::uint64_t seed) { return std::make_unique<SimDevice>(seed); }
 
 }  // namespace kvfix

@@ -106,4 +106,7 @@ class SimDevice final : public Device {
     std::unordered_map<std::uintptr_t, std::shared_ptr<SimStream>> streams_;
 };
 
+// The simulated device behind one that open_device() has made. Throws std::invalid_argument about any other.
+SimDevice& simulated_device(Device& device);
+
 }  // namespace kvfix

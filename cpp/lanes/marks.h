@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "process/home_process.h"
 
 namespace kvfix {
 
@@ -71,10 +72,14 @@ class Marks : public std::enable_shared_from_this<Marks> {
         return event;
     }
     void give_back(EventHandle event) {
+        if (home_.left()) {  // a thread that fork() did not copy may have the lock
+            return;
+        }
         const std::lock_guard guard(mutex_);
         spare_.push_back(event);
     }
 
+    const HomeProcess home_;
     const std::shared_ptr<Device> device_;
     const std::size_t marks_max_;
     mutable std::mutex mutex_;  // guards what follows

@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "process/home_process.h"
 #include "lanes/lane_loop.h"
+#include "process/home_process.h"
 
 namespace kvfix {
 

@@ -20,10 +20,11 @@ void count_fork() { forks_so_far.fetch_add(1, std::memory_order_relaxed); }
 
 std::uint64_t forks() noexcept { return forks_so_far.load(std::memory_order_relaxed); }
 
-void HomeProcess::refuse(const char* what) {
-    throw std::runtime_error(std::string(what) + " was made in a parent of this process " + std::to_string(getpid()) +
-                             ": fork() copied its books, not what they are about; make one here, or start processes "
-                             "with spawn");
+std::string HomeProcess::refusal(const std::string& what) {
+    return what + " was made in a parent of this process " + std::to_string(getpid()) +
+           ": fork() copied its books, not what they are about; make one here, or start processes with spawn";
 }
+
+void HomeProcess::refuse(const char* what) { throw std::runtime_error(refusal(what)); }
 
 }  // namespace kvfix

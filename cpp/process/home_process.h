@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace kvfix {
 
@@ -19,6 +20,8 @@ class HomeProcess {
             refuse(what);
         }
     }
+    // Why a child may not use it, for an error of another type.
+    static std::string refusal(const std::string& what);
 
   private:
     [[noreturn]] static void refuse(const char* what);

@@ -2,9 +2,12 @@
 #include "core/turn_lock.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -37,6 +40,33 @@ TEST(TurnLock, AThreadThatHoldsItTakesItAgain) {
         EXPECT_TRUE(lock.try_acquire());
         lock.release();
     });
+}
+
+TEST(TurnLock, AChildEndsItAlthoughAThreadOfItsParentWaits) {
+    auto lock = std::make_unique<TurnLock>();
+    ASSERT_TRUE(lock->try_acquire());
+    std::thread waits([&] {
+        ASSERT_TRUE(lock->acquire_within(kLong));
+        lock->release();
+    });
+    await_queued(*lock, 1);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(30);
+        int refused = 0;
+        try {
+            lock->try_acquire();
+        } catch (const std::runtime_error&) {
+            refused = 1;
+        }
+        lock.reset();
+        _exit(refused == 1 ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+    lock->release();
+    waits.join();
 }
 
 TEST(TurnLock, OnlyTheHolderReleases) {

@@ -4,6 +4,7 @@ import time
 from contextlib import suppress
 
 from trtllm_kvfix import native
+from trtllm_kvfix.forks import HomeProcess
 
 
 class Mark:
@@ -11,6 +12,7 @@ class Mark:
 
     def __init__(self, device: native.Device, stream: int) -> None:
         self.stream = stream
+        self._home = HomeProcess()
         self._device = device
         self._event = device.create_event()
 
@@ -30,4 +32,5 @@ class Mark:
 
     def __del__(self) -> None:
         with suppress(Exception):  # one that was never made, or a device that is gone
-            self._device.destroy_event(self._event)
+            if not self._home.left():
+                self._device.destroy_event(self._event)

@@ -1,0 +1,135 @@
+"""A program whose children drop, one by one, whatever of ours reaches a device or takes a lock when it ends:
+`python -m tests.torture.dropping [cpu|cuda] [FORKS]`. Threads of the parent use all of it meanwhile."""
+
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.torture.forking import exit_code_of
+from trtllm_kvfix import native
+from trtllm_kvfix.fixes.concurrent_pins.mechanism import Turns
+from trtllm_kvfix.fixes.staged_offsets_v2 import private_rows
+from trtllm_kvfix.metrics import flight
+from trtllm_kvfix.overlay.fuse import Fuse
+from trtllm_kvfix.staging import Mark, OffsetStager, current_place, on_stream
+from trtllm_kvfix.staging.read_back import ReadBack
+from trtllm_kvfix.staging.stagers import Stagers
+
+SHAPE = (1, 4, 2, 8)
+SLOT_BYTES = 82
+
+
+class Things:
+    """One of each, in use."""
+
+    def __init__(self, device_name: str) -> None:
+        device = native.open_device(device_name)
+        stream = device.create_stream()
+        manager = native.BlockManager(native.BlockManagerConfig(tokens_per_block=4, blocks_primary=64))
+        manager.add_sequence(native.SequenceRequest(1, list(range(16))))
+        marks = native.Marks(device, marks_max=4)
+        lane = native.TransferLane(device, order="stream")
+        target = device.empty(SHAPE, "int32")
+        table = device.pinned(SHAPE, "int32")
+        stager = native.NativeStager(device, layout="v1", num_pools=1, rows_max=4, blocks_max=8)
+        route = native.OffsetRoute(stager, target.address, 64, 4, 8, table.array)
+        route.ship(2, stream)
+        index = native.TierIndex(8, tokens_per_block=4)
+        turns = Turns()
+        with on_stream(device, stream):
+            place = current_place()
+            mark = Mark(device, stream)
+            mark.record()
+            python_stager = OffsetStager(layout="v1", num_pools=1, rows_max=4, blocks_max=8, device=device)
+            python_stager.ship(target, np.zeros(SHAPE, np.int32), 2, stream=stream)
+            lot = private_rows.Lot(device.pinned((4,), "int32"), device.pinned((4,), "int32"))
+            private_rows.keep_until_read(lot, stream)
+        graph_memory = device.pinned((4,), "int32")
+        self.kept: dict[str, Any] = {
+            "stream": stream,
+            "pins": manager.pins(request_id=1),
+            "manager": manager,
+            "native mark": marks.set(stream),
+            "marks": marks,
+            "lane": lane,
+            "route": route,
+            "stager": stager,
+            "python stager": python_stager,
+            "engine": native.CopyEngine(device),
+            "pool": native.HostPool(device, host_bytes=1 << 16, block_bytes=4096),
+            "hashes": native.PrefixHashes(native.SequenceRequest(2, list(range(64))), manager.config),
+            "ring": native.FlightRing(np.zeros(flight.SLOTS * SLOT_BYTES, np.uint8)),
+            "target": target,
+            "view": table.array,
+            "table": table,
+            "index": index,
+            "turns": turns,
+            "turn lock": native.TurnLock(),
+            "mark": mark,
+            "place": place,
+            "graph memory": graph_memory,
+            "read back": ReadBack("staged-offsets-v1", 2),
+            "stagers": Stagers(),
+            "fuse": Fuse("token-budget"),
+            "device": device,
+        }
+
+    def uses(self) -> list[Callable[[], object]]:
+        """Calls of threads that go on in the parent."""
+        kept = self.kept
+        device, turns = kept["device"], kept["turns"]
+        noted = turns.guarded(lambda: flight.note(flight.SHIPPED, 1, 1))
+        return [
+            lambda: device.destroy_event(device.create_event()),
+            lambda: kept["marks"].set(kept["stream"]),
+            noted,
+            noted,
+            kept["lane"].stats,
+            lambda: kept["route"].ship(1, kept["stream"]),
+            kept["manager"].digest,
+            kept["index"].stats,
+        ]
+
+
+def use_until(over: threading.Event, call: Callable[[], object]) -> None:
+    while not over.is_set():
+        call()
+
+
+def drop_everything(things: Things) -> None:
+    signal.alarm(60)
+    for name in list(things.kept):
+        things.kept.pop(name)
+        gc.collect()
+    flight.note(flight.SHIPPED, 1, 1)
+    os._exit(0)
+
+
+def main(device_name: str = "cpu", forks: str = "20") -> None:
+    things = Things(device_name)
+    over = threading.Event()
+    threads = [threading.Thread(target=use_until, args=(over, call)) for call in things.uses()]
+    for thread in threads:
+        thread.start()
+    codes: list[int | None] = []
+    for number in range(int(forks)):
+        child = os.fork()
+        if child == 0:
+            if number % 2:
+                sys.exit(0)  # the interpreter drops them as it ends
+            drop_everything(things)
+        codes.append(exit_code_of(child))
+    over.set()
+    for thread in threads:
+        thread.join()
+    sys.stdout.write(f"hung {codes.count(None)} failed {sum(1 for code in codes if code)} of {len(codes)}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
