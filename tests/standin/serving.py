@@ -20,10 +20,9 @@ class Server:
 
     def __post_init__(self) -> None:
         self.tensors = import_module("tensorrt_llm._standin.tensors").tensors()
-        self.pauses = import_module("tensorrt_llm._standin.pauses")
+        self.pauses = import_module("tensorrt_llm._standin.pauses").begin()
         self.requests = import_module(f"{PYEXECUTOR}.llm_request")
         creator = import_module(f"{PYEXECUTOR}.py_executor_creator")
-        self.pauses.begin()
         args = import_module("tensorrt_llm.llmapi.llm_args").TorchLlmArgs(**{"model": "tiny"} | self.llm_args)
         self.executor: Any = creator.create_py_executor(args)
         self.manager = self.executor.kv_cache_manager

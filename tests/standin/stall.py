@@ -9,7 +9,9 @@ front of that is let go when it begins to wait. Nothing else is.
 """
 
 import threading
-from types import ModuleType, TracebackType
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import TracebackType
 from typing import Any
 from unittest import mock
 
@@ -17,7 +19,7 @@ from trtllm_kvfix import native
 
 
 class Stall:
-    def __init__(self, pauses: ModuleType | Any, tensors: Any, *, draft: bool = False, replay: bool = False) -> None:
+    def __init__(self, pauses: Any, tensors: Any, *, draft: bool = False, replay: bool = False) -> None:
         """draft: hold the draft model's copies and let the target's pass. replay: hold graphs, and let the copies pass
         that are enqueued before them.
         """
@@ -34,7 +36,6 @@ class Stall:
         self._points = [
             pauses.at(held, self._hold),
             pauses.at(pauses.WAIT_FOR_SAMPLE, self._waits_for_sample),
-            *self._waits_of_others(),
         ]
         if not draft and not replay:
             # Upstream's fence waits for the target's copies alone (surface 2.4, window c).
@@ -43,11 +44,13 @@ class Stall:
     def __enter__(self) -> "Stall":
         for point in self._points:
             point.__enter__()
+        _others.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _others.discard(self)
         for point in self._points:
             point.__exit__(kind, error, trace)
         self._let_all_go()
@@ -72,21 +75,63 @@ class Stall:
             for step in [each for each in self._gates if each <= last]:
                 self._tensors.open_gate(self._gates.pop(step))
 
-    def _waits_of_others(self) -> list[Any]:
-        """The stand-in's own events do not come this way."""
+    def concerns_this_thread(self) -> bool:
+        return bool(self._pauses.may_be_reached_here())
+
+    def others_record(self, event: int) -> None:
+        self._recorded[event] = self._step()
+
+    def others_wait(self, event: int) -> None:
+        self._let_go(self._recorded.get(event, self._step()))
+
+    def others_synchronize(self) -> None:
+        self._let_all_go()
+
+
+class _Others:
+    """Hears what others than the stand-in ask of the device, for all stalls there are: servers may stand side by side.
+    The stand-in's own events do not come this way."""
+
+    def __init__(self) -> None:
+        self._stalls: list[Stall] = []
+        self._lock = threading.Lock()  # guards what stands here
+        self._patches = ExitStack()
+
+    def add(self, stall: Stall) -> None:
+        with self._lock:
+            if not self._stalls:
+                self._listen()
+            self._stalls = [*self._stalls, stall]
+
+    def discard(self, stall: Stall) -> None:
+        with self._lock:
+            self._stalls = [each for each in self._stalls if each is not stall]
+            if not self._stalls:
+                self._patches.close()
+
+    def _concerned(self) -> Iterator[Stall]:
+        return (stall for stall in self._stalls if stall.concerns_this_thread())
+
+    def _listen(self) -> None:
         record, wait, synchronize = native.Device.record, native.Device.wait, native.Device.synchronize
 
         def recording(device: native.Device, event: int, stream: int) -> None:
-            self._recorded[event] = self._step()
+            for stall in self._concerned():
+                stall.others_record(event)
             record(device, event, stream)
 
         def waiting(device: native.Device, event: int) -> None:
-            self._let_go(self._recorded.get(event, self._step()))
+            for stall in self._concerned():
+                stall.others_wait(event)
             wait(device, event)
 
         def synchronizing(device: native.Device, stream: int) -> None:
-            self._let_all_go()
+            for stall in self._concerned():
+                stall.others_synchronize()
             synchronize(device, stream)
 
-        replaced = {"record": recording, "wait": waiting, "synchronize": synchronizing}
-        return [mock.patch.object(native.Device, name, made) for name, made in replaced.items()]
+        for name, made in {"record": recording, "wait": waiting, "synchronize": synchronizing}.items():
+            self._patches.enter_context(mock.patch.object(native.Device, name, made))
+
+
+_others = _Others()

@@ -1,5 +1,7 @@
 """Ranks."""
 
+import os
+import signal
 import sys
 from typing import Any
 
@@ -35,3 +37,9 @@ def mpi_barrier() -> None:
     comm = mpi_comm()
     if comm is not None and comm.Get_size() > 1:
         comm.Barrier()
+
+
+def hard_kill_on_rank_crash(world_size: int) -> None:
+    """A rank that is alone has nobody who waits for it, and lives on."""
+    if world_size > 1:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,9 @@
 """int32 tensors over `trtllm_kvfix.native` memory, with as much of torch's interface as upstream's statements need."""
 
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,20 +26,35 @@ class Home:
     def __init__(self, device: native.Device) -> None:
         self.device = device
         self._pending: deque[tuple[int, Any]] = deque()  # an event, and the memory to keep until it is done
-        self.capturing: list[tuple[int, int, int]] | None = None  # copies that are taken down instead of enqueued
+        self._lock = threading.Lock()  # guards `_pending`: one process may have several engines
+        self._captures = threading.local()  # of each thread: copies that are taken down instead of enqueued
+
+    @contextmanager
+    def capturing(self) -> Iterator[list[tuple[int, int, int]]]:
+        """Takes down this thread's copies."""
+        copies = self._captures.copies = []
+        try:
+            yield copies
+        finally:
+            self._captures.copies = None
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
-        if self.capturing is not None:
-            self.capturing.append((dst, src, nbytes))
+        captured = getattr(self._captures, "copies", None)
+        if captured is not None:
+            captured.append((dst, src, nbytes))
         else:
             self.device.copy(dst, src, nbytes, stream)
 
     def keep_while_pending(self, memory: Any, stream: int) -> None:
         event = self.device.create_event()
         self.device.record(event, stream)
-        self._pending.append((event, memory))
-        while self._pending and self.device.done(self._pending[0][0]):
-            self.device.destroy_event(self._pending.popleft()[0])
+        over = []  # let go of behind the lock: the end of memory may wait for the device
+        with self._lock:
+            self._pending.append((event, memory))
+            while self._pending and self.device.done(self._pending[0][0]):
+                over.append(self._pending.popleft())
+        for done, _ in over:
+            self.device.destroy_event(done)
 
 
 class Tensor:

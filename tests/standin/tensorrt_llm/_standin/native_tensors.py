@@ -116,12 +116,8 @@ class NativeTensors:
         return NativeEvent(self.device)
 
     def capture(self, enqueue: Callable[[], None]) -> NativeGraph:
-        copies: list[tuple[int, int, int]] = []
-        self._home.capturing = copies
-        try:
+        with self._home.capturing() as copies:
             enqueue()
-        finally:
-            self._home.capturing = None
         return NativeGraph(self.device, copies)
 
     def close_gate(self, stream: Any) -> int:

@@ -5,6 +5,7 @@ tests have no torch, so tensors over memory of our own stand in for it; STANDIN_
 """
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -58,19 +59,23 @@ class Tensors(Protocol):
 
 
 _chosen: Tensors | None = None
+_lock = threading.Lock()
 
 
 def tensors() -> Tensors:
     """Opened at the first use, and one for the process, as the CUDA device is."""
     global _chosen  # noqa: PLW0603
-    if _chosen is None:
-        device = os.environ.get("STANDIN_DEVICE", "cpu")
-        if device == "torch":
-            from .torch_tensors import TorchTensors  # noqa: PLC0415
+    with _lock:
+        if _chosen is None:
+            _chosen = _opened(os.environ.get("STANDIN_DEVICE", "cpu"))
+        return _chosen
 
-            _chosen = TorchTensors()
-        else:
-            from .native_tensors import NativeTensors  # noqa: PLC0415  `import tensorrt_llm` loads no native code
 
-            _chosen = NativeTensors(device)
-    return _chosen
+def _opened(device: str) -> Tensors:
+    if device == "torch":
+        from .torch_tensors import TorchTensors  # noqa: PLC0415
+
+        return TorchTensors()
+    from .native_tensors import NativeTensors  # noqa: PLC0415  `import tensorrt_llm` loads no native code
+
+    return NativeTensors(device)

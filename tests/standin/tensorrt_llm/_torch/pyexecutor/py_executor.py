@@ -12,6 +12,8 @@ from ..._standin.front_desk import FrontDesk
 from ..._standin.saving import AsyncTransferManager
 from ..._standin.tensors import tensors
 from ..._standin.variant import MANGLED, since
+from ..._utils import hard_kill_on_rank_crash, mpi_world_size
+from ...logger import logger
 from .llm_request import LlmRequest, LlmRequestState
 from .resource_manager import ResourceManagerType
 from .scheduler import ScheduledRequests
@@ -61,11 +63,12 @@ class PyExecutor(ConnectorSteps, FrontDesk):
         loop = self._executor_loop if disable_overlap_scheduler else self._executor_loop_overlap
         self.event_loop = loop
         self.worker_thread: threading.Thread | None = None
+        self.points = pauses.newest()  # of this server
 
     # From other threads.
 
     def start_worker(self) -> None:
-        self.worker_thread = threading.Thread(target=self._event_loop_wrapper, name="executor", daemon=True)
+        self.worker_thread = threading.Thread(target=self._run_worker, name="executor", daemon=True)
         self.worker_thread.start()
 
     def shutdown(self) -> None:
@@ -79,13 +82,28 @@ class PyExecutor(ConnectorSteps, FrontDesk):
 
     # The loop's thread.
 
-    def _event_loop_wrapper(self) -> None:
+    def _run_worker(self) -> None:
+        """The thread. Upstream's ends with the exception; here a test asks for it."""
         try:
-            with tensors().on(tensors().stream()):
-                self.event_loop()
+            with pauses.reaching(self.points), tensors().on(tensors().stream()):
+                self._event_loop_wrapper()
         except BaseException as error:
             self.event_loop_error = error
             self.event_loop_traceback = traceback.format_exc()
+
+    def _event_loop_wrapper(self) -> None:
+        """Logs what ended the loop, and raises it. Since D a rank that has peers is killed before it raises: they would
+        wait for it for ever."""
+        crashed = False
+        try:
+            self.event_loop()
+        except Exception as error:
+            crashed = True
+            logger.error(f"Error in event loop: {error}")
+            raise error
+        finally:
+            if crashed and since("D"):
+                hard_kill_on_rank_crash(mpi_world_size())
 
     def _executor_loop_overlap(self) -> None:
         while True:
