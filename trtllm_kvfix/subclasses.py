@@ -7,7 +7,6 @@ those that they name. docs/native-manager.md says which class to use when. Tenso
 asked for.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -22,8 +21,6 @@ from trtllm_kvfix.managers.places import build_objection, native_cache, native_e
 from trtllm_kvfix.overlay.fix import Fix, Replacement, State
 from trtllm_kvfix.overlay.upstream import RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.settings import FixSettings, Settings
-
-log = logging.getLogger("trtllm_kvfix")
 
 _made: WeakValueDictionary[str, type] = WeakValueDictionary()
 

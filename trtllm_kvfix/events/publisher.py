@@ -6,7 +6,6 @@ payload) of each batch that is still kept, then (-1, nothing). One thread calls 
 events.
 """
 
-import logging
 import os
 import time
 from collections import deque
@@ -16,9 +15,8 @@ from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.events.wire import Translator
+from trtllm_kvfix.log import log
 from trtllm_kvfix.native import BlockEvent
-
-log = logging.getLogger("trtllm_kvfix")
 
 END = (-1).to_bytes(8, "big", signed=True)
 BATCHES_KEPT = 10_000

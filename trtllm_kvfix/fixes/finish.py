@@ -1,15 +1,13 @@
 """The waits of fixes: for their marks, counted, and where a fix's own code has failed, for everything that was
 enqueued."""
 
-import logging
 import sys
 from collections.abc import Iterable
 
+from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.metrics.counters import Counter
 from trtllm_kvfix.staging import Mark, current_place
-
-log = logging.getLogger("trtllm_kvfix")
 
 _said: set[str] = set()
 
@@ -42,10 +40,8 @@ def _finish_by_torch(ours: Exception) -> None:
         if "finish" not in _said:
             _said.add("finish")
             log.error(
-                "the device could not be waited for, by us (%s: %s) or by torch (%s: %s), so buffers may be written "
+                "the device could not be waited for, by us (%s) or by torch (%s), so buffers may be written "
                 "while it reads them; usual cause: an earlier CUDA error. This is logged once",
-                type(ours).__name__,
-                ours,
-                type(error).__name__,
-                error,
+                described(ours),
+                described(error),
             )

@@ -4,15 +4,13 @@ Ranks that looked at clocks of their own would evict different blocks. So rank 0
 each rank sets its books to the time sent one such point earlier. That message was sent long ago, so no rank waits.
 """
 
-import logging
 import time
 from collections.abc import Callable
 
+from trtllm_kvfix.log import log
 from trtllm_kvfix.managers.ranks import PATIENCE_S, Word, heard
 from trtllm_kvfix.native import BlockManager
 from trtllm_kvfix.overlay.agreement import Communicator, communicator
-
-log = logging.getLogger("trtllm_kvfix")
 
 TAG = 27531
 EVERY = 16  # iterations

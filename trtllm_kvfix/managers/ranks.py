@@ -5,15 +5,13 @@ come from other blocks than the parts of the other ranks. Messages go from rank 
 collective call could meet one of upstream's.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from itertools import count
 
+from trtllm_kvfix.log import log
 from trtllm_kvfix.native import BlockManager
 from trtllm_kvfix.overlay.agreement import POLL_S, Communicator, RanksDiffer, arrives, communicator
-
-log = logging.getLogger("trtllm_kvfix")
 
 TAG = 27530
 EVERY = 256  # iterations

@@ -9,6 +9,7 @@ from typing import Any
 
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.forks import HomeProcess
 from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, reservations, room, whole_requests
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
@@ -138,7 +139,8 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         if module is not None:
             take_part(module.__name__)
         # If upstream does not: when it drops this object, or when the process ends.
-        self._end = weakref.finalize(self, give_back, self.side, id(llm_args))
+        self._home = HomeProcess()
+        self._end = weakref.finalize(self, give_back, self.side, id(llm_args), self._home)
 
     @property
     def requests_to_recompute(self) -> dict[int, int]:
@@ -201,10 +203,13 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
     def shutdown(self) -> bool:
         """End within kvfix.offload.shutdown_timeout_s; True if everything was given back. Late releases call it."""
         self._end.detach()
-        return give_back(self.side, id(self._args))
+        return give_back(self.side, id(self._args), self._home)
 
 
-def give_back(side: OffloadWorker, args_id: int) -> bool:
+def give_back(side: OffloadWorker, args_id: int, home: HomeProcess) -> bool:
+    """A child of fork() has neither the threads nor the memory that would be given back."""
+    if home.left():
+        return True
     unlink(args_id)
     return side.close()
 

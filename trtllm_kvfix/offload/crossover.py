@@ -5,13 +5,13 @@ as fast as large ones, but takes multiprocessors. Which one is faster depends on
 out, so it is measured: with the lanes that will be used, between free slots of the pool and memory of its own.
 """
 
-import logging
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
 from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.native import Device, DeviceError, HostPool
 from trtllm_kvfix.offload.lanes import Direction, Way, make_lane
@@ -19,7 +19,6 @@ from trtllm_kvfix.offload.layout import Addresses, DevicePool, Layout
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import bytes_text
 
-_log = logging.getLogger("trtllm_kvfix.offload")
 BYTES_MEASURED = 32 << 20
 BLOCKS_MEASURED_MAX = 2048
 ROUNDS = 3  # after one that warms up
@@ -56,15 +55,15 @@ def _ways(device: Device, layout: Layout, pool: HostPool, settings: OffloadSetti
             raise SettingsError(f"kvfix.offload.copy_by is kernel, but {why_not}; write auto or dma")
         return Ways("kernel", "kernel")
     if why_not or device.simulated:
-        _log.info("blocks go by DMA: %s", why_not or "a simulated device has no speed to measure")
+        log.info("blocks go by DMA: %s", why_not or "a simulated device has no speed to measure")
         return Ways("dma", "dma")
     try:
         speeds = measure(device, layout, pool, settings)
     except DeviceError as error:
-        _log.warning("blocks go by DMA, as the two ways could not be compared: %s", error)
+        log.warning("blocks go by DMA, as the two ways could not be compared: %s", error)
         return Ways("dma", "dma")
     ways = faster(speeds)
-    _log.info(
+    log.info(
         "blocks of %s: stores by %s (DMA %.1f GB/s, kernel %.1f), loads by %s (DMA %.1f, kernel %.1f)",
         bytes_text(layout.block_bytes), ways.store, speeds["store", "dma"] / 1e9, speeds["store", "kernel"] / 1e9,
         ways.load, speeds["load", "dma"] / 1e9, speeds["load", "kernel"] / 1e9,

@@ -1,12 +1,10 @@
 """Switches for stores and loads: an operator may turn either off, and both stop when no transfer succeeds."""
 
-import logging
-
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.plan import Ended
 from trtllm_kvfix.offload.switches import Switches
 
-_log = logging.getLogger("trtllm_kvfix.offload")
 FAILED_IN_A_ROW_MAX = 32
 
 
@@ -34,6 +32,4 @@ class Directions:
         self._failed_in_a_row[direction] += 1
         if self._failed_in_a_row[direction] == FAILED_IN_A_ROW_MAX:
             counters.offload_given_up.add()
-            _log.error(
-                "no more %ss: %d failed in a row, the last with: %s", direction, FAILED_IN_A_ROW_MAX, ended.error
-            )
+            log.error("no more %ss: %d failed in a row, the last with: %s", direction, FAILED_IN_A_ROW_MAX, ended.error)

@@ -1,17 +1,16 @@
 """Makes the host tier of a rank: of the size that was asked for, near the GPU, or not at all."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.native import Device, DeviceError, HostPool
 from trtllm_kvfix.offload.limits import memory_lock_shortage, require_room, text_of
 from trtllm_kvfix.offload.ranks import Ranks, together
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.sizes import bytes_text
 
-_log = logging.getLogger("trtllm_kvfix.offload")
 SMALL_BYTES = 64 << 20  # no prompt of a real model fits below that
 SEAL_BYTES = 32  # behind each block that may leave this machine (offload/remote/seals.py)
 NODES = "sys/devices/system/node/node[0-9]*"
@@ -29,7 +28,7 @@ def require_host_bytes(settings: OffloadSettings) -> int:
 def warn_where_it_is_small(slots: int, device_blocks: int, block_bytes: int) -> None:
     """Running requests can hold all blocks of the device, and the host tier has a second copy of each."""
     if slots < device_blocks:
-        _log.warning(
+        log.warning(
             "the host tier has %d blocks of %s (%s), and requests that run can hold %d on the GPU (%s): they push each "
             "other out of it before they come back; kvfix.offload.host_bytes above %s keeps more than they hold",
             slots, bytes_text(block_bytes), bytes_text(slots * block_bytes), device_blocks,
@@ -49,11 +48,11 @@ class HostTierMaker:
         together(ranks, lambda: self._require_room(block_bytes, machines.count(machines[ranks.rank])))
         shortage = memory_lock_shortage(self._wanted, self._root)
         if shortage:
-            _log.warning("rank %d: %s; drivers that count pinned memory against it will refuse", ranks.rank, shortage)
+            log.warning("rank %d: %s; drivers that count pinned memory against it will refuse", ranks.rank, shortage)
         node = together(ranks, lambda: self._node(device))
         pool = together(ranks, lambda: self._pin(device, block_bytes, node), HostPool.close)
         where = f"NUMA node {node}" if pool.numa_bound else "no NUMA node in particular"
-        _log.info(
+        log.info(
             "rank %d: host tier of %d blocks of %s: %d bytes wanted, %d mapped, %d pinned, %s",
             ranks.rank, pool.slots, bytes_text(block_bytes), self._wanted, pool.bytes, pool.bytes_pinned, where,
         )  # fmt: skip
@@ -66,7 +65,7 @@ class HostTierMaker:
                 f"{bytes_text(block_bytes)}"
             )
         if self._wanted < SMALL_BYTES:
-            _log.warning(
+            log.warning(
                 "kvfix.offload.host_bytes is %d bytes, which is %d blocks: a number without a unit counts bytes",
                 self._wanted, self._wanted // block_bytes,
             )  # fmt: skip

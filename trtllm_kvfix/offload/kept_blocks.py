@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakSet
 
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.living import Living
 from trtllm_kvfix.offload.faults import Tried, guarded
 from trtllm_kvfix.offload.recompute import PLACES
 from trtllm_kvfix.offload.reservations import end_loads
@@ -139,7 +139,7 @@ class Answer(NamedTuple):
     manager: Any = None
 
 
-_keepers: WeakSet[KeptBlocks] = WeakSet()
+_keepers: Living[KeptBlocks] = Living()
 
 
 def asking_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -149,7 +149,7 @@ def asking_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
         if not tried.failed:
             with guarded(PART) as tried:
                 answer = ask(self, request)
-        if tried.failed and not all(each.waits_instead(request) for each in list(_keepers)):
+        if tried.failed and not all(each.waits_instead(request) for each in keepers_of(self)):
             return None
         if not answer.stays:
             return original(self, request)
@@ -164,10 +164,25 @@ def asking_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
 def ask(resource_manager: Any, request: Any) -> Answer:
     manager = manager_with_connector(resource_manager)
     connector: Any = getattr(manager, "kv_connector_manager", None)
-    kept = getattr(getattr(connector, "worker", None), "kept", None)
-    if not isinstance(kept, KeptBlocks) or not is_over(connector, request):
+    kept = keeper(connector)
+    if kept is None or not is_over(connector, request):
         return Answer(stays=False)
     return Answer(kept.keeps(connector, manager, request), manager)
+
+
+def keeper(connector: Any) -> KeptBlocks | None:
+    found = getattr(getattr(connector, "worker", None), "kept", None)
+    return found if isinstance(found, KeptBlocks) else None
+
+
+def keepers_of(resource_manager: Any) -> list[KeptBlocks]:
+    """After a fault: the keeper of this engine, or all that there are if it cannot be found. Another engine's request
+    may have the same id."""
+    try:
+        found = keeper(manager_with_connector(resource_manager).kv_connector_manager)
+    except Exception:
+        found = None
+    return _keepers.all() if found is None else [found]
 
 
 def manager_with_connector(resource_manager: Any) -> Any:

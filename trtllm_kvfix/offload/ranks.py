@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.log import described
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ def agreed(ranks: Ranks, part: Callable[[], T]) -> list[T]:
     try:
         mine = Told(part())
     except Exception as error:
-        ranks.gather(Told(error=f"{type(error).__name__}: {error}"))
+        ranks.gather(Told(error=described(error)))
         raise
     told = ranks.gather(mine)
     for rank, one in enumerate(told):

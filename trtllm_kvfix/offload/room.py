@@ -16,12 +16,12 @@ keep.
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
-from weakref import WeakSet
 
+from trtllm_kvfix.living import Living
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.kept_blocks import ids
 from trtllm_kvfix.offload.upstream import is_v2
@@ -30,8 +30,6 @@ from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.overlay.upstream import SCHEDULER, Upstream
 from trtllm_kvfix.overlay.vote import TAG_ROOM, Voting, mapping_of
-
-log = logging.getLogger("trtllm_kvfix.offload")
 
 PART = "offload-room"
 PLACES = (SCHEDULER, f"{SCHEDULER}.scheduler", f"{SCHEDULER}.unified_scheduler")
@@ -131,7 +129,7 @@ def warn_where_nobody_gives_way(kv_cache_manager: Any) -> None:
         )  # fmt: skip
 
 
-_rooms: WeakSet[Room] = WeakSet()
+_rooms: Living[Room] = Living()
 
 
 def room_here() -> Room:
@@ -158,7 +156,7 @@ def is_python(place: str, name: str) -> bool:
 
 def choosing_from_shown(original: Callable[..., Any]) -> Callable[..., Any]:
     def schedule_request(self: Any, active_requests: Any, *args: Any, **kwargs: Any) -> Any:
-        for room in list(_rooms):
+        for room in _rooms.all():
             if room.is_in(self.kv_cache_manager):
                 active_requests = room.shown(active_requests)
         return original(self, active_requests, *args, **kwargs)

@@ -7,7 +7,6 @@ a file all is on. The executor's thread reads it, so reading must not block, and
 of another user changes nothing.
 """
 
-import logging
 import os
 import stat
 from itertools import islice
@@ -17,9 +16,9 @@ from typing import Any
 import yaml
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.settings import repeated_keys
 
-_log = logging.getLogger("trtllm_kvfix.offload")
 BYTES_MAX = 4096
 DIRECTIONS = ("store", "load")
 NAMES = (*DIRECTIONS, "drop")
@@ -66,16 +65,14 @@ class Switches:
     def _complain(self, seen: tuple[int, ...], error: Exception) -> None:
         complaint = seen, str(error)
         if complaint != self._complained:
-            _log.error("%s changes nothing: %s", self._file, error)
+            log.error("%s changes nothing: %s", self._file, error)
         self._complained = complaint
 
     def _take(self, wanted: dict[str, Any]) -> bool:
         self.store, self.load = wanted.get("store", self.store), wanted.get("load", self.load)
         drop = wanted.get("drop", self._drop) != self._drop
         self._drop = wanted.get("drop", self._drop)
-        _log.warning(
-            "%s: store %s, load %s%s", self._file, self.store, self.load, ", host tier emptied" if drop else ""
-        )
+        log.warning("%s: store %s, load %s%s", self._file, self.store, self.load, ", host tier emptied" if drop else "")
         return drop
 
 

@@ -1,12 +1,10 @@
 """Numbers that show whether the host tier helps: counted for the metrics, and logged every so many requests."""
 
-import logging
-
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.plan import Ended
 
-_log = logging.getLogger("trtllm_kvfix.offload")
 OPAQUE_TOLD_MAX = 3
 ERRORS_TOLD_MAX = 10
 
@@ -35,7 +33,7 @@ class Tally:
         self._opaque += 1
         counters.offload_requests_skipped.add()
         if self._opaque <= OPAQUE_TOLD_MAX:
-            _log.warning("request %d is left alone: its blocks depend on more than its tokens", request_id)
+            log.warning("request %d is left alone: its blocks depend on more than its tokens", request_id)
 
     def stored(self, blocks: int, ended: Ended) -> None:
         if ended.no_room:
@@ -84,12 +82,12 @@ class Tally:
         counters.offload_errors.add()
         if self._errors_told <= ERRORS_TOLD_MAX:
             last = "; further ones are counted" if self._errors_told == ERRORS_TOLD_MAX else ""
-            _log.error("a %s of %d blocks failed: %s%s", what, blocks, error, last)
+            log.error("a %s of %d blocks failed: %s%s", what, blocks, error, last)
 
     def _tell(self, index: TierIndex | None) -> None:
         shares = [100 * part / max(self._prompt, 1) for part in (self._device, self._host)]
         free = f"{index.stats().free} of {index.slots} host blocks free" if index is not None else "no host tier yet"
-        _log.info(
+        log.info(
             "%d requests: of their prompts %.1f%% were on the device, %.1f%% came from the host tier; "
             "%d blocks stored, %d loaded, %d transfers failed; %s",
             self._log_every_requests, *shares, self._stored, self._loaded, self._errors, free,

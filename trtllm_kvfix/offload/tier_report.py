@@ -4,16 +4,15 @@ It is written when the tier is built, at every transfer that fails on this rank,
 cannot be written, because the folder is full or belongs to another user, the log says so, and serving continues.
 """
 
-import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix import runtime_files
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 
-_log = logging.getLogger("trtllm_kvfix.offload")
 FORMAT = 1
 SUFFIX = ".offload"
 
@@ -62,9 +61,9 @@ class TierReport:
         values = {name: value for name, value in asdict(self).items() if name != "folder"}
         entry = {"format": FORMAT, **runtime_files.signature(), **values}
         try:
-            runtime_files.replace(self.folder, f"{entry['pid']}{SUFFIX}", entry)
+            runtime_files.write(self.folder, SUFFIX, entry)
         except (OSError, KvfixError) as error:
-            _log.warning("`trtllm-kvfix status` will not know of the host tier: %s", error)
+            log.warning("`trtllm-kvfix status` will not know of the host tier: %s", error)
             self.folder = None
 
 

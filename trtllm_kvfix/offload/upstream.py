@@ -1,14 +1,12 @@
 """TensorRT-LLM's connector classes, wherever this version keeps them. Without TensorRT-LLM, plain objects stand in."""
 
-import logging
 import sys
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, PY_EXECUTOR, Upstream
-
-log = logging.getLogger("trtllm_kvfix.offload")
 
 
 class PlainScheduler:

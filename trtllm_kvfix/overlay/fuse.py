@@ -14,14 +14,12 @@ never repeats a call of upstream's that has run. Where ranks must decide alike, 
 down with them (overlay/vote.py), so it sets `may_blow` to False and calls `blow` itself.
 """
 
-import logging
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from trtllm_kvfix.forks import ForkedLock
+from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import counters, flight
-
-log = logging.getLogger("trtllm_kvfix")
 
 IN_A_ROW_MAX = 3
 
@@ -37,16 +35,17 @@ class Fuse:
         self.faults = 0
         self.first_error = ""
         self.may_blow = may_blow
-        self._lock = threading.Lock()
+        self._lock = ForkedLock()
 
     def fault(self, error: Exception) -> None:
         """Call it in an `except` of our own code. It raises nothing, whatever happens."""
-        with self._lock:
+        what = described(error)  # without the lock: its text may be made by code that comes here, too
+        with self._lock():
             self.faults += 1
             self.in_a_row += 1
             is_first = self.faults == 1
             if is_first:
-                self.first_error = f"{type(error).__name__}: {error}"[:300]
+                self.first_error = what
         with suppress(Exception):
             counters.fix_faults.add(1, self.fix_id)
             flight.note(flight.FAULT, self.in_a_row, text=self.fix_id)
@@ -54,15 +53,15 @@ class Fuse:
             log.error(
                 "fix %s failed in its own code; it took its safe fallback, and the server goes on. This is logged once",
                 self.fix_id,
-                exc_info=error,
+                error=error,
             )
             _changed()
         if self.may_blow and self.in_a_row >= IN_A_ROW_MAX:
-            self.blow(f"{self.in_a_row} faults in a row, the last one {type(error).__name__}: {error}")
+            self.blow(f"{self.in_a_row} faults in a row, the last one {what}")
 
     def blow(self, why: str) -> None:
         """From now on this fix takes its fallback in this process."""
-        with self._lock:
+        with self._lock():
             if self.blown:
                 return
             self.blown = True
@@ -73,18 +72,18 @@ class Fuse:
 
 _fuses: dict[str, Fuse] = {}
 _watchers: list[Callable[[], None]] = []
-_lock = threading.Lock()
+_lock = ForkedLock()
 
 
 def of(fix_id: str) -> Fuse:
     """The fuse of this fix in this process."""
-    with _lock:
+    with _lock():
         return _fuses.setdefault(fix_id, Fuse(fix_id))
 
 
 def reset(fix_id: str) -> None:
     """The fix is taken off: when it is applied again, it starts without these faults."""
-    with _lock:
+    with _lock():
         _fuses.pop(fix_id, None)
 
 
@@ -97,5 +96,5 @@ def _changed() -> None:
     for call in _watchers:
         try:
             call()
-        except Exception:
-            log.exception("a watcher of faults failed")
+        except Exception as error:
+            log.error("a watcher of faults failed", error=error)

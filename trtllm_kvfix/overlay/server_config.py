@@ -4,12 +4,12 @@ Upstream refuses unknown keys, so we take ours out of the parsed file before ups
 refuses the file, which is right: a configuration that asks for the fixes never runs without them.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.log import log
 from trtllm_kvfix.overlay import carry, server_file
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import Upstream
@@ -18,7 +18,6 @@ from trtllm_kvfix.settings import SECTION
 if TYPE_CHECKING:
     from trtllm_kvfix.overlay.activation import Activation
 
-log = logging.getLogger("trtllm_kvfix")
 
 TRIGGER = "tensorrt_llm.llmapi.llm_args"
 FUNCTION = "update_llm_args_with_extra_dict"

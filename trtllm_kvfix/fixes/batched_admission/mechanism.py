@@ -16,7 +16,7 @@ from trtllm_kvfix.fixes.batches import Contexts, enters, line_up, main_v1_manage
 from trtllm_kvfix.fixes.reuse import cached_tokens
 from trtllm_kvfix.metrics import counters, flight
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.vote import Voting, mapping_of
+from trtllm_kvfix.overlay.vote import Votings, mapping_of
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Advice:
 
 
 class Admission:
-    def __init__(self, fuse: Fuse, voting: Voting) -> None:
+    def __init__(self, fuse: Fuse, votings: Votings) -> None:
         self._fuse = fuse
-        self._voting = voting
+        self._votings = votings
 
     def ordered(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For `ResourceManager.prepare_resources` of versions that call `add_sequence` in the order of the batch."""
@@ -56,7 +56,8 @@ class Admission:
         """Set the order of the batch. None: upstream's order stays, and nothing is measured."""
         if self._fuse.blown or not batch.context_requests:
             return None
-        self._voting.begin()
+        voting = self._votings.of(resource_manager)
+        voting.begin()
         try:
             before = Contexts(batch)
             advice = self._advice(resource_manager, batch)
@@ -68,18 +69,18 @@ class Admission:
                     raise
         except Exception as error:
             self._fuse.fault(error)
-            self._voting.abstain()
+            voting.abstain()
             return None
         if advice is None or len(advice.expected) > 1:  # for one alone nothing was asked that could fail
             self._fuse.in_a_row = 0
-        if advice is None or not advice.changes_order or self._voting.agree(advice.decision()):
+        if advice is None or not advice.changes_order or voting.agree(advice.decision()):
             return advice
         before.put_back()
         return None
 
     def _advice(self, resource_manager: Any, batch: Any) -> Advice | None:
         manager = main_v1_manager(resource_manager)
-        if manager is None or not self._voting.may_change(mapping_of(manager)):
+        if manager is None or not self._votings.may_change(resource_manager, mapping_of(manager)):
             return None
         return advice_for(manager, batch)
 

@@ -14,7 +14,7 @@ from trtllm_kvfix.fixes.trial import require
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.overlay.fix import Answer, Fix, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import BINDINGS, RESOURCE_MANAGER, Upstream
-from trtllm_kvfix.overlay.vote import TAG_ADMISSION, Voting
+from trtllm_kvfix.overlay.vote import TAG_ADMISSION, Voting, Votings
 
 if TYPE_CHECKING:
     from trtllm_kvfix.settings import FixSettings
@@ -58,7 +58,7 @@ def _strange(up: Upstream) -> str:
 
 
 def replacements(up: Upstream, settings: "FixSettings") -> Sequence[Replacement]:  # noqa: ARG001  one interface
-    admission = Admission(fuse.of(ID), Voting(fuse.of(ID), TAG_ADMISSION))
+    admission = Admission(fuse.of(ID), Votings(lambda: Voting(fuse.of(ID), TAG_ADMISSION)))
     return [Replacement(Seam(RESOURCE_MANAGER, PREPARE), admission.ordered)]
 
 
@@ -110,6 +110,11 @@ class _Manager:
         return True
 
 
+class _Managers:
+    def __init__(self) -> None:
+        self.resource_managers = {MAIN: _Manager()}
+
+
 def self_test() -> None:
     admitted: list[int] = []
 
@@ -117,10 +122,10 @@ def self_test() -> None:
         admitted.extend(request.py_request_id for request in scheduled_batch.context_requests)
 
     trial = fuse.Fuse(ID)
-    admission = Admission(trial, Voting(trial, TAG_ADMISSION, find=lambda: None))
+    admission = Admission(trial, Votings(lambda: Voting(trial, TAG_ADMISSION, find=lambda: None)))
     large, reusing = _Request(1, 64, 0), _Request(2, 64, 60)
     batch = _Batch([large, reusing])
-    admission.ordered(as_upstream)(SimpleNamespace(resource_managers={MAIN: _Manager()}), batch)
+    admission.ordered(as_upstream)(_Managers(), batch)
     require(admitted == [2, 1], f"requests were admitted in the order {admitted}, expected the one that reuses first")
     require(batch.context_requests == [large, reusing], "the batch did not get its order back")
 

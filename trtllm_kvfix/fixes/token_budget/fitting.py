@@ -5,7 +5,6 @@ assertion in the executor's thread. This fix takes the excess off the batch, fro
 prefill is chunked, else whole requests wait for the next iteration.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,8 @@ from trtllm_kvfix.fixes.batches import (
     generation_tokens,
     replace_contexts,
 )
+from trtllm_kvfix.log import log
 from trtllm_kvfix.metrics import counters, flight
-
-log = logging.getLogger("trtllm_kvfix")
 
 Says = Callable[[Any], bool]  # something about a request
 

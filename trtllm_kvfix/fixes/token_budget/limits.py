@@ -1,13 +1,11 @@
 """Limits of an executor's forward step, read from the executor when it is complete."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from trtllm_kvfix.fixes.batches import main_v1_manager
 from trtllm_kvfix.fixes.token_budget.fitting import Limits
-
-log = logging.getLogger("trtllm_kvfix")
+from trtllm_kvfix.log import log
 
 
 def limits_of(executor: Any, is_safe: Callable[[Any], bool]) -> Limits | None:

@@ -12,7 +12,6 @@ Batches of requests whose cache arrives from elsewhere reach the KV-cache manage
 they compute nothing and are left alone.
 """
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +21,7 @@ from trtllm_kvfix.fixes.batches import enters, is_arriving, main_v1_manager, man
 from trtllm_kvfix.fixes.token_budget.fitting import Limits, Made, Plan, batch_tokens, plan, tell
 from trtllm_kvfix.fixes.token_budget.limits import limits_of
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.vote import Voting, mapping_of
-
-log = logging.getLogger("trtllm_kvfix")
+from trtllm_kvfix.overlay.vote import Votings, mapping_of
 
 # The memo below keeps what the KV-cache manager has for a request that is put off; the request keeps its slot.
 # These are given one with the first chunk each time that they see it.
@@ -63,10 +60,10 @@ class Preparation:
 class BudgetKeeper:
     """The replacements, and the limits of each executor by its resource manager."""
 
-    def __init__(self, fuse: Fuse, voting: Voting, is_safe: Callable[[Any], bool]) -> None:
+    def __init__(self, fuse: Fuse, votings: Votings, is_safe: Callable[[Any], bool]) -> None:
         """is_safe: whether the bound manager offers only what was computed for reuse, when a prompt is cut short."""
         self._fuse = fuse
-        self._voting = voting
+        self._votings = votings
         self._is_safe = is_safe
         self._limits: WeakKeyDictionary[Any, Limits | None] = WeakKeyDictionary()
         self._kept: WeakKeyDictionary[Any, set[int]] = (
@@ -135,16 +132,17 @@ class BudgetKeeper:
         return free_resources
 
     def _learn(self, executor: Any) -> None:
-        self._limits[executor.resource_manager] = None
+        managers = executor.resource_manager
+        self._limits[managers] = None
+        voting = self._votings.of(managers)
         try:
             limits = limits_of(executor, self._is_safe)
-            main = main_v1_manager(executor.resource_manager)
-            if limits is not None and self._voting.may_change(mapping_of(main)):
-                self._limits[executor.resource_manager] = limits
+            if limits is not None and self._votings.may_change(managers, mapping_of(main_v1_manager(managers))):
+                self._limits[managers] = limits
         except Exception as error:
             self._fuse.fault(error)
             # This rank knows no limits, so it will not take part in the steps of the others.
-            self._voting.stand_down("the limits of this executor could not be read")
+            voting.stand_down("the limits of this executor could not be read")
 
     def _begin(self, resource_manager: Any, batch: Any) -> Preparation | None:
         """Begin a batch. None if it needs no check: in warm-up, before the loop has scheduled anything, and for
@@ -152,13 +150,14 @@ class BudgetKeeper:
         limits = self._limits.get(resource_manager)
         if limits is None or not batch.context_requests or self._fuse.blown:
             return None
-        self._voting.begin()
+        voting = self._votings.of(resource_manager)
+        voting.begin()
         try:
             current = Preparation(resource_manager, batch, limits)
             return current if current.may_exceed() else None
         except Exception as error:
             self._fuse.fault(error)
-            self._voting.abstain()
+            voting.abstain()
             return None
 
     def _settle(self, current: Preparation) -> None:
@@ -167,15 +166,16 @@ class BudgetKeeper:
         if current.settled:
             return
         current.settled = True
+        voting = self._votings.of(current.resource_manager)
         try:
             what = current.plan()
             made = Made(current.batch, what) if what else None
         except Exception as error:
             self._fuse.fault(error)
-            self._voting.abstain()
+            voting.abstain()
             return
         self._fuse.in_a_row = 0
-        won = made is None or self._voting.agree(what.decision())
+        won = made is None or voting.agree(what.decision())
         try:
             if made is not None and not won:
                 made.take_back()

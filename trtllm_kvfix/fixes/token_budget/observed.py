@@ -6,7 +6,7 @@ Each rank observes by itself: no rank changes anything, so ranks need not agree.
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper, Preparation
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.vote import TAG_BUDGET, Mapping, Voting
+from trtllm_kvfix.overlay.vote import TAG_BUDGET, Mapping, Voting, Votings
 
 
 class _Alone(Voting):
@@ -21,7 +21,9 @@ class _Alone(Voting):
 
 class ObservedBudget(BudgetKeeper):
     def __init__(self, fuse: Fuse) -> None:
-        super().__init__(fuse, _Alone(fuse), lambda _: True)  # no prompt is cut short, so none is offered too early
+        super().__init__(
+            fuse, Votings(lambda: _Alone(fuse)), lambda _: True
+        )  # no prompt is cut short, so none is offered too early
 
     def _settle(self, current: Preparation) -> None:
         if current.settled:
@@ -32,6 +34,6 @@ class ObservedBudget(BudgetKeeper):
                 counters.observed.add(1, self._fuse.fix_id)
         except Exception as error:
             self._fuse.fault(error)
-            self._voting.abstain()
+            self._votings.of(current.resource_manager).abstain()
         else:
             self._fuse.in_a_row = 0

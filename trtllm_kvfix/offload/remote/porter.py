@@ -5,7 +5,6 @@ too long, ends the process, and is answered once the process is gone.
 """
 
 import json
-import logging
 import os
 import queue
 import socket
@@ -18,10 +17,10 @@ from itertools import count
 from multiprocessing.connection import Connection
 from time import monotonic
 
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.offload.remote.messages import Answer, Get, Look, Message, Outcome, Put, Reply, Spec, State
 from trtllm_kvfix.settings import environment
 
-_log = logging.getLogger("trtllm_kvfix.offload")
 PAUSE_S_MAX = 60.0
 # Mooncake's client logs every transfer, and tries twenty times to reach a master; we do both ourselves.
 QUIET = {"MC_STORE_CLIENT_SETUP_RETRIES": "1"}
@@ -176,9 +175,9 @@ class Porter:
             is_new = (self.is_up, self.text) != state
             self.is_up, self.text = state
         if is_new and state.is_up:
-            _log.info("the remote tier is up: this node is %s to the store", state.text)
+            log.info("the remote tier is up: this node is %s to the store", state.text)
         elif is_new:
-            _log.error("the remote tier is not there, and serving goes on without it: %s", state.text)
+            log.error("the remote tier is not there, and serving goes on without it: %s", state.text)
 
     def _lost(self) -> None:
         """The process is gone."""

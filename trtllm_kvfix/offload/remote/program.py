@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from trtllm_kvfix.log import described
 from trtllm_kvfix.offload.host_tier import SEAL_BYTES
 from trtllm_kvfix.offload.remote.keys import object_name
 from trtllm_kvfix.offload.remote.messages import Answer, Get, Look, Message, Outcome, Put, Spec, State
@@ -80,7 +81,7 @@ class Porter:
         try:
             there = self._store.exist(names)
         except Exception as error:
-            self._tell(Answer(look.number, (), f"{type(error).__name__}: {error}"))
+            self._tell(Answer(look.number, (), described(error)))
             return
         found = (all(there[at : at + ranks]) for at in range(0, len(there), ranks))
         self._tell(Answer(look.number, tuple(Outcome.WHOLE if each else Outcome.MISSING for each in found)))
@@ -180,7 +181,7 @@ def main(spec: Spec) -> None:
             return
         porter = Porter(spec, connection, store)
     except Exception as error:
-        connection.send(State(False, f"{type(error).__name__}: {error}"))
+        connection.send(State(False, described(error)))
         return
     connection.send(State(True, host))
     porter.run()

@@ -9,12 +9,12 @@ A fetch fills slots that are claimed for it, so nobody reads or takes them befor
 of its blocks or none. A request that has waited long enough computes, while its fetch goes on.
 """
 
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.ledger import Record
@@ -27,7 +27,6 @@ from trtllm_kvfix.offload.requests import LiveRequest, PendingFetch, PendingLoad
 from trtllm_kvfix.offload.scheduler import OffloadScheduler
 from trtllm_kvfix.overlay import fuse
 
-_log = logging.getLogger("trtllm_kvfix.offload")
 PART = "offload-remote"
 PATIENCE = 2.0  # a request waits that many times as long as it would compute
 PATIENCE_S_MIN = 0.5
@@ -126,7 +125,7 @@ class RemoteScheduler(OffloadScheduler):
         return estimate
 
     def _say(self, nbytes: int, tokens: int, estimate: Estimate) -> None:
-        _log.info(
+        log.info(
             "remote tier: %d tokens are %d bytes, %.3f s to load at %.0f MB/s, and %.3f s to compute at %.0f tokens/s: "
             "%s (one estimate in %d is told)",
             tokens, nbytes, estimate.load_s, (self.worth.bytes_per_s or 0) / 1e6, estimate.compute_s,
@@ -206,7 +205,7 @@ class RemoteScheduler(OffloadScheduler):
         if ended.error:
             live.index.abandon(slots)
             counters.offload_remote_errors.add()
-            _log.warning("%d blocks did not come from the remote tier: %s", len(slots), ended.error)
+            log.warning("%d blocks did not come from the remote tier: %s", len(slots), ended.error)
         else:
             live.index.commit(slots)
             now = monotonic()

@@ -1,6 +1,5 @@
 """The worker side with a remote tier: passes fetches and puts on to this rank's porter, and agrees on their ends."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
@@ -21,7 +20,6 @@ from trtllm_kvfix.offload.remote.scheduler import PART
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.overlay import fuse
 
-_log = logging.getLogger("trtllm_kvfix.offload")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ENDS = ("missing", "full", "changed on its way", "failed")
 
