@@ -9,7 +9,7 @@ from typing import Any
 from tests.fixes.doubles import TOKENS_PER_BLOCK, Request
 from trtllm_kvfix.fixes.token_budget.mechanism import BudgetKeeper
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.vote import TAG_BUDGET, Voting
+from trtllm_kvfix.overlay.vote import TAG_BUDGET, Voting, Votings
 
 
 class Kind(Enum):
@@ -175,8 +175,8 @@ class Loop:
         fuse: Fuse | None = None,
     ) -> None:
         fuse = Fuse("token-budget") if fuse is None else fuse
-        voting = Voting(fuse, TAG_BUDGET, find=lambda: comm)
-        keeper = BudgetKeeper(fuse, voting, lambda _impl: safe)
+        votings = Votings(lambda: Voting(fuse, TAG_BUDGET, find=lambda: comm))
+        keeper = BudgetKeeper(fuse, votings, lambda _impl: safe)
         self.fuse = fuse
         self.main, self.draft = mended(keeper, KvManager)(connector, reuse), mended(keeper, HybridManager)()
         self.main.mapping = None if comm is None else Mapping(comm.Get_size())

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.fixes.budget_loop import ResourceManager
 from tests.fixes.doubles import TOKENS_PER_BLOCK, PlainBatch, Request, SplitBatch, UniqueToken, context
 from tests.fixes.faults import Place
 from tests.fixes.proofs import Broken
@@ -14,7 +15,7 @@ from tests.standin.serving import Server
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
-from trtllm_kvfix.overlay.vote import TAG_ADMISSION, Voting
+from trtllm_kvfix.overlay.vote import TAG_ADMISSION, Voting, Votings
 
 
 class Bound:
@@ -77,8 +78,8 @@ class Admitting:
     """A resource manager whose loop notes the order in which it comes by the requests."""
 
     def __init__(self, fuse: Fuse, manager: Any) -> None:
-        self.resource_manager = SimpleNamespace(resource_managers={"KV_CACHE_MANAGER": manager})
-        self.admission = Admission(fuse, Voting(fuse, TAG_ADMISSION, find=lambda: None))
+        self.resource_manager = ResourceManager({"KV_CACHE_MANAGER": manager})
+        self.admission = Admission(fuse, Votings(lambda: Voting(fuse, TAG_ADMISSION, find=lambda: None)))
 
     def admit(self, batch: Any, found: Found = lambda _: 0) -> list[int]:
         seen: list[int] = []

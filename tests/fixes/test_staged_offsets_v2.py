@@ -10,7 +10,7 @@ from tests.fixes.applied import applied, standing_in
 from tests.fixes.faults import Place, serve
 from tests.fixes.proofs import Broken
 from tests.fixes.test_staged_offsets_v1 import MAKING, SHIPPING
-from trtllm_kvfix.staging import current_place, stagers
+from trtllm_kvfix.staging import OffsetStager, current_place, stagers
 
 BUILDS = [("B", V2), ("B2", V2), ("C", V2), ("D", V2), ("F", V2), ("D", PER_LAYER), ("F", PER_LAYER)]
 
@@ -53,6 +53,31 @@ def test_many_calls_on_a_held_stream_keep_their_rows(bench: Bench) -> None:
         other = bench.ship(1, [1, 2])
         bench.tensors.open_gate(gate)
         assert bench.arrived(0, expected) and bench.arrived(1, other)
+
+
+@pytest.mark.parametrize(("variant", "llm_args"), BUILDS)
+def test_another_engine_that_ships_in_between_reaches_nothing(
+    variant: str, llm_args: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread may come when the rows have been read out of the table and are not yet shipped."""
+    with standing_in(variant), applied(["staged-offsets-v2"]):
+        mine, theirs = Bench(llm_args), Bench(llm_args)
+        mine.add(0, 13)
+        theirs.add(7, 9)
+        theirs.add(8, 11)
+        assert theirs.arrived(0, theirs.ship(0, [8]))
+        ship, between = OffsetStager.ship, [lambda: theirs.ship(1, [7, 8])]
+
+        def shipping(*args: Any, **kwargs: Any) -> None:
+            if between:
+                between.pop()()
+            ship(*args, **kwargs)
+
+        monkeypatch.setattr(OffsetStager, "ship", shipping)
+        for _ in range(2):  # the second time a stager ships, whatever the build
+            assert mine.arrived(0, mine.ship(0, [0]))
+        for bench in (mine, theirs):
+            bench.server.close()
 
 
 @pytest.mark.parametrize("variant", ["D", "F"])
@@ -106,7 +131,7 @@ CALLS = (
     *SHIPPING,
 )
 WIDE = (
-    *(f"{ROOM}.private_rows.PrivateRows.{name}" for name in ("of", "keep")),
+    *(f"{ROOM}.mechanism.{name}" for name in ("private_lot", "keep_until_read")),
     f"{ROOM}.private_rows.current_place",
     *(f"native.Device.{name}" for name in ("create_event", "record", "done")),
 )

@@ -14,7 +14,7 @@ from tests.fixes.test_batched_admission import Admitting, Counting, Manager
 from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
 from trtllm_kvfix.overlay.agreement import Communicator
 from trtllm_kvfix.overlay.fuse import Fuse
-from trtllm_kvfix.overlay.vote import TAG_ADMISSION, TAG_BUDGET, Voting
+from trtllm_kvfix.overlay.vote import TAG_ADMISSION, TAG_BUDGET, Voting, Votings
 
 STEPS = 7
 FIXES = "trtllm_kvfix.fixes"
@@ -91,7 +91,7 @@ def admission_steps(rank: int, comm: RankComm) -> Any:
     manager = Manager(Counting())
     manager.mapping = Mapping(2)  # type: ignore[assignment]  # the class has none
     admitting = Admitting(fuse, manager)
-    admitting.admission = Admission(fuse, Voting(fuse, TAG_ADMISSION, find=lambda: comm))
+    admitting.admission = Admission(fuse, Votings(lambda: Voting(fuse, TAG_ADMISSION, find=lambda: comm)))
     seen = []
     for _ in range(STEPS):
         batch = SplitBatch([context(1, 64), context(2, 32)], [])
@@ -209,3 +209,37 @@ def test_who_may_change_a_batch_and_who_has_to_ask(mapping: Any, ranks: int, may
     assert ours.may_change(mapping) is may
     if may:
         assert ours.agree("alone") is not votes
+
+
+class Engine:
+    """Stands for an engine's resource manager."""
+
+
+def test_an_engine_that_is_alone_does_not_end_the_votes_of_another() -> None:
+    """One vote of both took the ranks from whichever engine had asked last, and changed batches unasked."""
+    comm = Between(2).of(0)
+    votings = Votings(lambda: Voting(Fuse("token-budget"), TAG_BUDGET, find=lambda: comm, patience_s=0))
+    sharing, alone = Engine(), Engine()
+    assert votings.may_change(sharing, Mapping(2))
+    assert votings.may_change(alone, Mapping(2, enable_attention_dp=True))
+    assert votings.of(alone).agree("nobody is asked")
+    assert not votings.of(sharing).agree("the other rank has not answered")
+
+
+def test_two_engines_that_share_the_same_ranks_leave_their_batches_alone() -> None:
+    between, fuse = Between(2), Fuse("token-budget")
+    votings = Votings(lambda: Voting(fuse, TAG_BUDGET, find=lambda: between.of(0)))
+    first, second = Engine(), Engine()
+    assert votings.may_change(first, Mapping(2))
+    assert not votings.may_change(second, Mapping(2))
+    assert fuse.blown and between.sent == 1, "the other rank hears of it"
+
+
+def test_an_engine_that_is_gone_counts_no_more() -> None:
+    fuse = Fuse("token-budget")
+    votings = Votings(lambda: Voting(fuse, TAG_BUDGET, find=lambda: Between(2).of(0)))
+    for _ in range(3):
+        engine = Engine()
+        assert votings.may_change(engine, Mapping(2))
+        del engine
+    assert not fuse.blown

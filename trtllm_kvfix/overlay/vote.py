@@ -14,15 +14,15 @@ Messages go from rank to rank with tags of our own; a collective call could meet
 """
 
 import hashlib
-import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
+from trtllm_kvfix.log import log
 from trtllm_kvfix.overlay.agreement import POLL_S, Communicator, communicator
 from trtllm_kvfix.overlay.fuse import IN_A_ROW_MAX, Fuse
-
-log = logging.getLogger("trtllm_kvfix")
 
 TAG_ADMISSION = 27520
 TAG_BUDGET = 27521
@@ -46,7 +46,7 @@ class Mapping(Protocol):
 
 
 class Voting:
-    """The votes of one fix, or part, in this process. Only the executor's thread uses it."""
+    """The votes of one fix, or part, for one engine. Only that executor's thread uses it."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Voting:
         self._step = 0
         self._lost_in_a_row = 0
         self._heard: dict[int, list[Message]] = {}
-        self._is_shared = False
+        self.is_shared = False
         self._complained = False
 
     def begin(self) -> None:
@@ -77,12 +77,12 @@ class Voting:
         ranks = comm.Get_size() if comm is not None else 1
         if mapping is None:
             why = "upstream does not report which ranks share a batch" if ranks > 1 else ""
-            self._is_shared = False
+            self.is_shared = False
         elif mapping.pp_size > 1:
             why = f"there are {mapping.pp_size} pipeline stages"
         else:
-            self._is_shared = mapping.world_size > 1 and not mapping.enable_attention_dp
-            alone = not self._is_shared or ranks == mapping.world_size
+            self.is_shared = mapping.world_size > 1 and not mapping.enable_attention_dp
+            alone = not self.is_shared or ranks == mapping.world_size
             why = "" if alone else f"{mapping.world_size} ranks share a batch, and MPI joins {ranks} of them"
         if why and not self._complained:
             self._complained = True
@@ -91,7 +91,7 @@ class Voting:
 
     def agree(self, change: object) -> bool:
         """Whether all ranks of the batch make this change in this step. Then it has to stay as it is."""
-        if not self._is_shared:
+        if not self.is_shared:
             return True
         try:
             comm = self._find()
@@ -179,6 +179,37 @@ class Voting:
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_S / 100)
+        return True
+
+
+class Votings:
+    """The votes of one fix, for each engine of this process: steps and ranks of one say nothing of another's.
+
+    Messages bear the fix's tag and no engine's name, so two engines cannot vote with the same ranks. Upstream starts
+    one for each process of MPI; should a second one vote, the fix stands down on all ranks.
+    """
+
+    def __init__(self, make: Callable[[], Voting]) -> None:
+        self._make = make
+        self._of: WeakKeyDictionary[Any, Voting] = WeakKeyDictionary()
+        self._lock = threading.Lock()  # guards what stands above: every engine comes in a thread of its own
+
+    def of(self, resource_manager: Any) -> Voting:
+        found = self._of.get(resource_manager)
+        if found is not None:
+            return found
+        with self._lock:
+            return self._of.setdefault(resource_manager, self._make())
+
+    def may_change(self, resource_manager: Any, mapping: Mapping | None) -> bool:
+        mine = self.of(resource_manager)
+        if not mine.may_change(mapping):
+            return False
+        with self._lock:
+            others = [each for each in self._of.values() if each is not mine]
+        if mine.is_shared and any(each.is_shared for each in others):
+            mine.stand_down("two engines of this process share batches with the same ranks")
+            return False
         return True
 
 

@@ -5,7 +5,7 @@ waits for that event: the next shipment, or a reading of the counters, checks wh
 longer than the next sample, samples are left out. A failure here ends the reading back and nothing else.
 """
 
-import logging
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trtllm_kvfix import native
+from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import counters, counting
+from trtllm_kvfix.staging import in_use
 from trtllm_kvfix.staging.destination import Destination
 from trtllm_kvfix.staging.mark import Mark
 from trtllm_kvfix.staging.place import current_place
-
-log = logging.getLogger("trtllm_kvfix")
 
 Made = TypeVar("Made")
 Table = npt.NDArray[np.int32]
@@ -42,15 +42,15 @@ class _Look(NamedTuple):
     behind: Mark
     memory: native.PinnedArray
     meant: Table
-    destination: Any  # lives as long as the copy out of it is pending
 
 
 class ReadBack:
-    """The read-back of one fix. Shipments come from one thread at a time, as upstream's do; any thread may count."""
+    """The read-back of one fix. Each engine of the process ships in a thread of its own; any thread may count."""
 
     def __init__(self, fix_id: str, every: int) -> None:
         self._fix_id = fix_id
-        self._every = self._left = every
+        self._every = every
+        self._shipments = itertools.count(1)  # a thread takes the next number in one step
         self._lock = threading.Lock()  # guards what follows
         self._pending: deque[_Look] = deque()
         self._idle: dict[tuple[int, ...], list[native.PinnedArray]] = {}
@@ -60,10 +60,8 @@ class ReadBack:
 
     def due(self) -> bool:
         """Count a shipment, and return whether to sample it. It raises nothing: the shipment has been made."""
-        self._left -= 1
-        if self._left > 0 or self._every == 0:
+        if self._every == 0 or next(self._shipments) % self._every:
             return False
-        self._left = self._every
         self._judge(blocking=False)
         return not self._failed and len(self._pending) < PENDING_MAX
 
@@ -86,7 +84,7 @@ class ReadBack:
 
     def _give_up(self, error: Exception) -> None:
         self._every = 0
-        log.warning("block offsets are no longer read back: %s: %s", type(error).__name__, error)
+        log.warning("block offsets are no longer read back: %s", described(error))
 
     def count(self) -> None:
         self._judge(blocking=True)
@@ -104,8 +102,9 @@ class ReadBack:
             device.copy(to, target.address + pool * target.pool_stride * WORD_BYTES, rows * row_bytes, stream)
         behind = Mark(device, stream)
         behind.record()
+        in_use.keep(behind, (memory, dst))  # the fix may be taken off meanwhile
         with self._lock:
-            self._pending.append(_Look(behind, memory, meant, dst))
+            self._pending.append(_Look(behind, memory, meant))
 
     def _memory(self, device: native.Device, shape: tuple[int, ...]) -> native.PinnedArray:
         with self._lock:

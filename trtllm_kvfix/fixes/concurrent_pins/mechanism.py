@@ -14,7 +14,6 @@ Every call takes the plain lock, so calls with and without the first exclude eac
 without the first does not ask for it again from inside: its holder may be waiting for the plain lock.
 """
 
-import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -23,10 +22,9 @@ from types import FrameType
 from typing import Any
 
 from trtllm_kvfix import native
+from trtllm_kvfix.log import log
 from trtllm_kvfix.metrics import counters, counting
 from trtllm_kvfix.overlay import fuse
-
-log = logging.getLogger("trtllm_kvfix")
 
 ID = "concurrent-pins"
 STALL_S = 10.0  # a call takes microseconds; an admission with transfers, milliseconds

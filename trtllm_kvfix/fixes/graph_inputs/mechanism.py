@@ -8,6 +8,7 @@ cannot be staged elsewhere.
 Only tables that a graph reads make a step wait: without LoRA on experts, no event is recorded.
 """
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,6 +26,7 @@ class ReplayFence:
     def __init__(self, kind: type[Reads] = Reads) -> None:
         self._kind = kind
         self._reads: WeakKeyDictionary[Any, Reads] = WeakKeyDictionary()
+        self._lock = threading.Lock()  # guards what is added to `_reads`, and a walk over it; engines have threads
 
     def handing_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """For `CudaGraphLoraParams.get_moe_slot_inputs`: from now on, a graph may have the tables' addresses.
@@ -36,7 +38,7 @@ class ReplayFence:
         def get_moe_slot_inputs(params: Any, *args: Any, **kwargs: Any) -> Any:
             tables = original(params, *args, **kwargs)
             if tables is not None:
-                self._reads.setdefault(params, self._kind(fuses.of(ID)))
+                self._follow(params)
             return tables
 
         return get_moe_slot_inputs
@@ -79,9 +81,13 @@ class ReplayFence:
         are found as well."""
         reads = self._reads.get(params)
         if reads is None and getattr(params, HANDED_OUT, None):
-            reads = self._reads.setdefault(params, self._kind(fuses.of(ID)))
+            reads = self._follow(params)
             reads.lose_track()
         return reads
+
+    def _follow(self, params: Any) -> Reads:
+        with self._lock:
+            return self._reads.setdefault(params, self._kind(fuses.of(ID)))
 
     def _enqueued(self, inputs: Any) -> None:
         """Upstream's call has returned, or raised when a part of its work was enqueued already."""
@@ -90,8 +96,9 @@ class ReplayFence:
             reads = None if params is None else self._reads_of(params)
         except Exception as error:
             fuses.of(ID).fault(error)
-            for each in list(self._reads.values()):  # their owner is not known
-                each.lose_track()
+            with self._lock:
+                for each in self._reads.values():  # their owner is not known
+                    each.lose_track()
             return
         if reads is not None:
             reads.mark()

@@ -20,6 +20,8 @@ from typing import Any
 
 from trtllm_kvfix.fixes.finish import finish
 from trtllm_kvfix.fixes.staged_offsets_v2.way import Way
+from trtllm_kvfix.forks import HomeProcess
+from trtllm_kvfix.living import Living
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging import OffsetStager
 
@@ -35,6 +37,7 @@ class Lender:
         self._manager = weakref.ref(manager)
         self._failed = failed
         self._lock = threading.RLock()
+        self._home = HomeProcess()
         self._borrower: OffsetStager | None = None
         self._kept: dict[str, Any] = {}
         self.way: Way | None = None  # of the last launch that lent
@@ -68,7 +71,10 @@ class Lender:
             self._put_back()
 
     def find(self, manager: Any, name: str) -> Any:
-        """Give the attributes back to upstream, and return this one. In one go: the next call may put them away."""
+        """Give the attributes back to upstream, and return this one. In one go: the next call may put them away. In a
+        child of fork() no copy reads the rows, and another thread of the parent may have the lock."""
+        if self._home.left():
+            return self._kept[name] if name in self._kept else vars(manager)[name]
         with self._lock:
             if name in self._kept:
                 self._give_back()
@@ -91,7 +97,7 @@ class Lender:
     def __del__(self) -> None:
         """The manager is gone, and the table goes next."""
         with suppress(Exception):  # nobody is left to inform
-            if self._borrower is not None:
+            if self._borrower is not None and not self._home.left():
                 self._borrower.settle()
 
     def _wait_for(self, borrower: OffsetStager) -> None:
@@ -109,7 +115,7 @@ class Lending:
     def __init__(self, tried: Fuse) -> None:
         self._tried = tried
         self._over = False
-        self._lenders: weakref.WeakSet[Lender] = weakref.WeakSet()
+        self._lenders: Living[Lender] = Living()
         self._in_call = threading.local()
 
     def during(self, manager: Any) -> "Lender | None":
@@ -151,7 +157,7 @@ class Lending:
         return lender
 
     def take_all_back(self) -> None:
-        for lender in list(self._lenders):
+        for lender in self._lenders.all():
             lender.take_back()
 
 

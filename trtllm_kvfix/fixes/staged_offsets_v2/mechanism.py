@@ -11,15 +11,17 @@ that stands down does the same.
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from trtllm_kvfix.fixes.finish import finish
 from trtllm_kvfix.fixes.staged_offsets_v2.lending import TABLE, Lender, Lending
-from trtllm_kvfix.fixes.staged_offsets_v2.private_rows import Lot, PrivateRows, fresh_pinned
+from trtllm_kvfix.fixes.staged_offsets_v2.private_rows import Lot, fresh_pinned, keep_until_read, private_lot
 from trtllm_kvfix.fixes.staged_offsets_v2.way import Way
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay import fuse
+from trtllm_kvfix.staging import OffsetStager
 from trtllm_kvfix.staging.stagers import Stagers, is_too_wide, memory_of, v1, v2
 
 ID = "staged-offsets-v2"
@@ -49,7 +51,6 @@ def lending_copy(lending: Lending, original: Callable[..., Any]) -> Callable[...
 
 def staged_launch(stagers: Stagers, lending: Lending, original: Callable[..., Any]) -> Callable[..., Any]:
     """`copy_batch_block_offsets_to_device` with six arguments: scale and V offset differ by pool."""
-    private = PrivateRows()
 
     def stage(input: Any, output: Any, copy_index: Any, index_scales: Any, kv_offset: Any, stream: int) -> Staged:
         lender = lending.lender()
@@ -75,7 +76,7 @@ def staged_launch(stagers: Stagers, lending: Lending, original: Callable[..., An
             return (input, output, copy_index, index_scales, kv_offset, stream), None
         stager = None if is_too_wide(input) else stagers.of_lasting(v2, input, index_scales, kv_offset)
         if stager is None:
-            lot = private.of(input, copy_index)
+            lot = private_lot(input, copy_index)
             return (lot.rows, output, lot.order, index_scales, kv_offset, stream), lot
         lent = lender is not None and stager.lends and lender.lends(input)
         if lender is not None and lent:
@@ -85,37 +86,38 @@ def staged_launch(stagers: Stagers, lending: Lending, original: Callable[..., An
         flight.note(flight.SHIPPED, copy_index.shape[0], input.shape[0])
         return None
 
-    return _launching(original, stage, private)
+    return _launching(original, stage)
 
 
 def staged_launch_unscaled(stagers: Stagers, original: Callable[..., Any]) -> Callable[..., Any]:
     """The older kernel with five arguments: V is K, or the page behind it; a bad page stays one in both planes."""
-    rows_by_shape: dict[tuple[int, ...], Any] = {}
-    private = PrivateRows()
+    # Rows with both planes, for each table as long as its stager lives: another engine may launch from a table of the
+    # same shape, in its own thread, before these have been read.
+    scratch: WeakKeyDictionary[OffsetStager, Any] = WeakKeyDictionary()
 
     def stage(input: Any, output: Any, copy_index: Any, copy_v_idx: bool, stream: int) -> Staged:
         if is_on_device(input):
             return (input, output, copy_index, copy_v_idx, stream), None
         if is_too_wide(input):
-            lot = private.of(input, copy_index)
+            lot = private_lot(input, copy_index)
             return (lot.rows, output, lot.order, copy_v_idx, stream), lot
         table, index = input.numpy(), copy_index.numpy()
+        stager = stagers.of(input, v1)
         # Ordinary memory: the stager has taken what it needs when `ship` returns.
-        both = rows_by_shape.get(table.shape)
+        both = scratch.get(stager)
         if both is None:
-            both = rows_by_shape[table.shape] = np.empty_like(table)
+            both = scratch[stager] = np.empty_like(table)
         keys, values = both[:, : len(index), 0], both[:, : len(index), 1]
         keys[...] = table[:, index, 0]
         values[...] = keys if copy_v_idx else keys + (keys != BAD_PAGE)
-        stager = stagers.of(both, v1)
         stager.ship(memory_of(output), both, range(len(index)), stream=int(stream))
         flight.note(flight.SHIPPED, index.shape[0], both.shape[0])
         return None
 
-    return _launching(original, stage, private)
+    return _launching(original, stage)
 
 
-def _launching(original: Callable[..., Any], stage: Callable[..., Staged], private: PrivateRows) -> Callable[..., Any]:
+def _launching(original: Callable[..., Any], stage: Callable[..., Staged]) -> Callable[..., Any]:
     tried = fuse.of(ID)
 
     def copy_batch_block_offsets_to_device(*args: Any, **kwargs: Any) -> Any:
@@ -137,7 +139,7 @@ def _launching(original: Callable[..., Any], stage: Callable[..., Staged], priva
         result = original(*arguments)
         if lot is not None:
             try:
-                private.keep(lot, int(arguments[-1]))
+                keep_until_read(lot, int(arguments[-1]))
             except Exception as error:
                 tried.fault(error)
                 finish(int(arguments[-1]))

@@ -1,11 +1,10 @@
 """Rows and a copy index that a kernel of upstream's may read, since nothing else writes them."""
 
-from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from trtllm_kvfix.staging import Mark, current_place
+from trtllm_kvfix.staging import Mark, current_place, in_use
 
 
 class Lot(NamedTuple):
@@ -13,29 +12,21 @@ class Lot(NamedTuple):
     order: Any  # the copy index into them
 
 
-class PrivateRows:
-    """Each set is kept until its kernel has run: torch's host allocator knows of its own copies, but not of a kernel's
-    reads."""
+def private_lot(table: Any, copy_index: Any) -> Lot:
+    index = copy_index.numpy()
+    pools, _, planes, blocks = table.shape
+    rows = table.new_empty((pools, len(index), planes, blocks), pin_memory=table.is_pinned())
+    rows.numpy()[:, :, 0] = table.numpy()[:, index, 0]
+    order = fresh_pinned(copy_index)
+    order.numpy()[...] = np.arange(len(index))
+    return Lot(rows, order)
 
-    def __init__(self) -> None:
-        self._kept: deque[tuple[Mark, Lot]] = deque()  # with the mark behind the kernel
 
-    def of(self, table: Any, copy_index: Any) -> Lot:
-        index = copy_index.numpy()
-        pools, _, planes, blocks = table.shape
-        rows = table.new_empty((pools, len(index), planes, blocks), pin_memory=table.is_pinned())
-        rows.numpy()[:, :, 0] = table.numpy()[:, index, 0]
-        order = fresh_pinned(copy_index)
-        order.numpy()[...] = np.arange(len(index))
-        return Lot(rows, order)
-
-    def keep(self, lot: Lot, stream: int) -> None:
-        """Its kernel has been launched on the stream."""
-        mark = Mark(current_place().device, stream)
-        mark.record()
-        self._kept.append((mark, lot))
-        while self._kept and self._kept[0][0].done():
-            self._kept.popleft()
+def keep_until_read(lot: Lot, stream: int) -> None:
+    """Its kernel has been launched on the stream."""
+    mark = Mark(current_place().device, stream)
+    mark.record()
+    in_use.keep(mark, lot)
 
 
 def fresh_pinned(tensor: Any) -> Any:

@@ -1,0 +1,22 @@
+"""Memory that enqueued work still uses, kept by the process until a mark behind that work has been passed.
+
+It outlives the fix that has enqueued the work: a fix may be taken off while streams are held. torch's host allocator
+knows of its own copies, but neither of a kernel's reads nor of copies of ours.
+"""
+
+import threading
+from collections import deque
+from typing import Any
+
+from trtllm_kvfix.staging.mark import Mark
+
+_kept: deque[tuple[Mark, Any]] = deque()
+_lock = threading.Lock()  # engines have threads: between a look at the head and taking it, the head stays
+
+
+def keep(behind: Mark, memory: Any) -> None:
+    over = []  # dropped without the lock: the end of memory may wait for the device
+    with _lock:
+        _kept.append((behind, memory))
+        while _kept and _kept[0][0].done():
+            over.append(_kept.popleft())
