@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_usual_place_is_below_the_temporary_folder(temporary: Path) -> None:
     assert runtime_files.folder_of(Settings()) == temporary
-    runtime_files.replace(temporary, "1.json", {})
+    runtime_files.write(temporary, ".json", {})
     assert runtime_files.folder_of(Settings()) == temporary
 
 
@@ -46,7 +45,7 @@ def test_a_place_that_somebody_else_has_taken_is_left_to_them(temporary: Path, t
         temporary.chmod(0o777)
     ours = runtime_files.folder_of(Settings())
     assert ours == tmp_path / "home" / ".cache" / "trtllm-kvfix" / "run"
-    runtime_files.replace(ours, "1.json", {"format": 1})
+    runtime_files.write(ours, ".json", {"format": 1})
     assert not list((tmp_path / "elsewhere").glob("*"))
 
 
@@ -55,7 +54,7 @@ def test_a_link_is_refused_where_the_setting_names_it(tmp_path: Path) -> None:
     link = tmp_path / "run"
     link.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(KvfixError, match="is a link"):
-        runtime_files.replace(runtime_files.folder_of(Settings(runtime_dir=str(link))), "1.json", {})
+        runtime_files.write(runtime_files.folder_of(Settings(runtime_dir=str(link))), ".json", {})
 
 
 def test_two_files_of_one_process_never_hold_each_others_text(tmp_path: Path) -> None:
@@ -64,21 +63,21 @@ def test_two_files_of_one_process_never_hold_each_others_text(tmp_path: Path) ->
 
     def write(kind: str) -> None:
         for _ in range(300):
-            runtime_files.replace(tmp_path, f"7{kind}", {"kind": kind})
+            runtime_files.write(tmp_path, kind, {"kind": kind})
 
     threads = [threading.Thread(target=write, args=(kind,)) for kind in kinds]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         for kind in kinds:
-            file = tmp_path / f"7{kind}"
+            file = runtime_files.Owner.ours().file(tmp_path, kind)
             assert not file.exists() or json.loads(file.read_text()) == {"kind": kind}
     for thread in threads:
         thread.join()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["7.json", "7.offload"]
+    assert sorted(tmp_path.iterdir()) == [runtime_files.Owner.ours().file(tmp_path, kind) for kind in kinds]
 
 
-NAMELESS = json.dumps({"format": 1, "host": socket.gethostname()})
+NAMELESS = json.dumps({"format": 1, "host": runtime_files.host_of_numbers()})
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_files_of_others_are_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / "2.json").symlink_to(tmp_path / "nowhere")
     (tmp_path / "3.json").mkdir()
     ours = runtime_files.signature() | {"format": 1}
-    runtime_files.replace(tmp_path, "4.json", ours)
+    runtime_files.write(tmp_path, ".json", ours)
     assert list(runtime_files.live(tmp_path, ".json", 1)) == [ours]
     assert (tmp_path / "1.json").exists()
 
@@ -113,8 +112,8 @@ def test_a_folder_that_others_may_write_in_is_refused(tmp_path: Path) -> None:
 def test_a_reader_who_may_not_remove_what_is_old_still_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may run as another user, whose folder lets others read."""
     ours = runtime_files.signature() | {"format": 1}
-    runtime_files.replace(tmp_path, "1.json", ours | {"process_start": 1})
-    runtime_files.replace(tmp_path, "2.json", ours)
+    (tmp_path / "1.json").write_text(json.dumps(ours | {"process_start": 1}))
+    runtime_files.write(tmp_path, ".json", ours)
 
     def unlink(path: Path, **_: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
@@ -129,7 +128,7 @@ PID_MAX = 2**22  # the largest that Linux gives
 
 def ended_file(folder: Path, number: int, host: str = "") -> Path:
     """A file of a process that does not run; a larger number means a later one."""
-    file = runtime_files.Owner(PID_MAX + number, host or socket.gethostname()).file(folder, ".flight")
+    file = runtime_files.Owner(PID_MAX + number, host or runtime_files.host_of_numbers()).file(folder, ".flight")
     file.touch()
     os.utime(file, (number, number))
     return file
@@ -169,6 +168,46 @@ def test_ranks_that_remove_old_files_at_once_do_not_disturb_each_other(
     monkeypatch.setattr(runtime_files, "process_start", after_another_rank)
     runtime_files.keep_newest_of_ended(tmp_path, ".flight", 2)
     assert sorted(tmp_path.iterdir()) == ended[-2:]
+
+
+def test_a_file_is_private_and_no_link_is_followed(tmp_path: Path) -> None:
+    """Another user may have put a link where the file, or its draft, will be."""
+    victim = tmp_path / "victim"
+    victim.write_text("theirs")
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    file = runtime_files.Owner.ours().file(folder, ".json")
+    for link in (file, folder / f"{file.name}.{threading.get_native_id()}.part"):
+        link.symlink_to(victim)
+    assert runtime_files.write(folder, ".json", {"secret": 1}) == file
+    assert victim.read_text() == "theirs" and not file.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_write_that_fails_leaves_the_file_before_it_and_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime_files.write(tmp_path, ".json", {"turn": 1})
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            runtime_files.write(tmp_path, ".json", {"turn": 2})
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text()) == {"turn": 1}
+
+
+def test_containers_of_one_host_name_have_numbers_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host's network a container has the host's name, and may have the same number as another's process."""
+    ours = runtime_files.write(tmp_path, ".json", runtime_files.signature() | {"format": 1})
+    monkeypatch.setattr(runtime_files, "host_of_numbers", lambda: "node7-beef")
+    theirs = runtime_files.write(tmp_path, ".json", runtime_files.signature() | {"format": 1})
+    assert ours != theirs and {*tmp_path.iterdir()} == {ours, theirs}
+    (entry,) = runtime_files.live(tmp_path, ".json", 1)
+    assert entry["host"] == "node7-beef" and ours.exists()
 
 
 NAMED = """

@@ -1,4 +1,8 @@
-"""Small files that running processes of this user write for others to read; each goes when its process ends."""
+"""Small files that processes of this user write for others to read. Nothing else in the package writes a file that the
+user has not named.
+
+Each is private, has a name that no other process has, and is whole from its first moment on. It goes when its process
+ends; of those that tell how a process ended, a few are kept."""
 
 import atexit
 import functools
@@ -8,8 +12,9 @@ import socket
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +24,7 @@ from trtllm_kvfix.settings import Settings
 
 def signature() -> dict[str, Any]:
     """An identity that no other process has, not even a later one with its number."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "process_start": process_start(os.getpid()) or 0}
+    return {**Owner.ours()._asdict(), "process_start": process_start(os.getpid()) or 0}
 
 
 def folder_of(settings: Settings) -> Path:
@@ -35,37 +40,71 @@ def folder_of(settings: Settings) -> Path:
     return usual if is_usable else Path.home() / ".cache" / "trtllm-kvfix" / "run"
 
 
-def replace(folder: Path, name: str, entry: dict[str, Any]) -> Path:
-    """Write this process's file of that name, whole or not at all; it goes when the process ends."""
-    file = folder / name
-    draft = folder / f"{name}.{threading.get_native_id()}.part"  # of this writer alone
+@contextmanager
+def new_file(folder: Path, suffix: str) -> Iterator[int]:
+    """A descriptor of a new file. It takes the name of this process's file of that suffix when the block ends, and none
+    if the block raises: so the file is whole, is nobody else's, and no link is followed."""
     prepare(folder)
-    draft.write_text(json.dumps(entry))
-    draft.replace(file)
-    forget_at_exit(file)
+    file = Owner.ours().file(folder, suffix)
+    draft = file.with_name(f"{file.name}.{threading.get_native_id()}.part")  # of this writer alone
+    draft.unlink(missing_ok=True)  # of a killed process with our number
+    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+        draft.replace(file)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def write(folder: Path, suffix: str, document: Any, *, kept_max: int = 0) -> Path:
+    """Write this process's file of that suffix as JSON. It goes when the process ends, unless so many of ended
+    processes are kept."""
+    with new_file(folder, suffix) as descriptor:
+        written, text = 0, json.dumps(document, indent=1).encode()
+        while written < len(text):
+            written += os.write(descriptor, text[written:])
+    file = Owner.ours().file(folder, suffix)
+    if kept_max:
+        keep_newest_of_ended(folder, suffix, kept_max)
+    else:
+        forget_at_exit(file)
     return file
 
 
+def confirm(folder: Path, suffix: str) -> None:
+    """What this process's file says holds now, too."""
+    os.utime(Owner.ours().file(folder, suffix), follow_symlinks=False)
+
+
 def live(folder: Path, suffix: str, format_number: int) -> Iterator[dict[str, Any]]:
-    """Entries of processes that still run on this host; files of ended ones are removed."""
+    """Entries of processes that still run here; files of ended ones are removed."""
+    return (entry for entry, _ in live_and_age(folder, suffix, format_number))
+
+
+def live_and_age(folder: Path, suffix: str, format_number: int) -> Iterator[tuple[dict[str, Any], float]]:
+    """The same, each with the seconds since it was written or touched."""
     for file in sorted(folder.glob(f"*{suffix}")):
         try:
-            entry = json.loads(file.read_text())
+            entry, age_s = json.loads(file.read_text()), time.time() - file.stat().st_mtime
         except (OSError, ValueError, RecursionError):
             continue  # it went, or is not ours
         if not isinstance(entry, dict) or entry.get("format") != format_number or not _names_a_process(entry):
             continue  # of another program, or version
-        if entry.get("host") != socket.gethostname():
+        if Owner(entry["pid"], entry["host"]).runs is None:
             continue  # a shared folder: only its own host knows whether the process lives
         if process_start(entry["pid"]) == entry["process_start"]:
-            yield entry
+            yield entry, max(0.0, age_s)
         else:
             with suppress(OSError):  # of another user, who lets us read
                 file.unlink(missing_ok=True)
 
 
 def _names_a_process(entry: dict[str, Any]) -> bool:
-    return isinstance(entry.get("pid"), int) and isinstance(entry.get("process_start"), int)
+    numbers = (entry.get("pid"), entry.get("process_start"))
+    return all(isinstance(number, int) for number in numbers) and isinstance(entry.get("host"), str)
 
 
 def refuse_unreadable(folder: Path) -> None:
@@ -105,11 +144,11 @@ class Owner(NamedTuple):
     """The process that a file's name names. With the host, processes of two hosts never take each other's files."""
 
     pid: int
-    host: str
+    host: str  # as `host_of_numbers` has it
 
     @staticmethod
     def ours() -> "Owner":
-        return Owner(os.getpid(), socket.gethostname())
+        return Owner(os.getpid(), host_of_numbers())
 
     @staticmethod
     def of(file: Path, suffix: str) -> "Owner | None":
@@ -123,7 +162,17 @@ class Owner(NamedTuple):
     @property
     def runs(self) -> bool | None:
         """None: only its own host knows."""
-        return process_start(self.pid) is not None if self.host == socket.gethostname() else None
+        return process_start(self.pid) is not None if self.host == host_of_numbers() else None
+
+
+def host_of_numbers() -> str:
+    """Name the host on which process numbers mean what they mean here. Containers on a host's network have its name,
+    and numbers of their own."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116  a link to nowhere
+    except OSError:
+        return socket.gethostname()
+    return f"{socket.gethostname()}-{namespace:x}"
 
 
 def process_start(pid: int) -> int | None:

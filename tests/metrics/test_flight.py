@@ -5,7 +5,6 @@ import json
 import mmap
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ import pytest
 
 from tests.overlay.upstream_double import environment
 from trtllm_kvfix.metrics import flight
+from trtllm_kvfix.runtime_files import Owner, host_of_numbers, new_file
 
 
 def test_notes_come_back_in_order_with_their_names() -> None:
@@ -33,12 +33,19 @@ def test_notes_come_back_in_order_with_their_names() -> None:
     assert fault["number"] == 2 and fault["time_ns"] >= cut["time_ns"] and fault["thread"] == threading.get_native_id()
 
 
+def keep_in(recorder: flight.Recorder, folder: Path) -> Path:
+    """As the start of an engine does."""
+    with new_file(folder, flight.SUFFIX) as descriptor:
+        memory = recorder.mapped(descriptor)
+    recorder.move_to(memory)
+    return Owner.ours().file(folder, flight.SUFFIX)
+
+
 def test_the_oldest_make_room_and_a_file_goes_on_where_memory_was(tmp_path: Path) -> None:
     recorder = flight.Recorder()
     for number in range(flight.SLOTS - 1):
         recorder.note(flight.SHIPPED, number)
-    file = tmp_path / "7.flight"
-    recorder.keep_in(file)
+    file = keep_in(recorder, tmp_path)
     for number in range(10):
         recorder.note(flight.SHIPPED, 1000 + number)
     rows = [entry["rows"] for entry in flight.read(file.read_bytes())]
@@ -49,21 +56,23 @@ def test_the_oldest_make_room_and_a_file_goes_on_where_memory_was(tmp_path: Path
 def test_a_file_that_cannot_take_its_name_leaves_nothing_and_the_notes_stay(tmp_path: Path) -> None:
     recorder = flight.Recorder()
     recorder.note(flight.SHIPPED, 1)
-    (tmp_path / "7.flight").mkdir()
+    file = Owner.ours().file(tmp_path, flight.SUFFIX)
+    file.mkdir()
     with pytest.raises(IsADirectoryError):
-        recorder.keep_in(tmp_path / "7.flight")
+        keep_in(recorder, tmp_path)
     recorder.note(flight.SHIPPED, 2)
     assert [entry["rows"] for entry in recorder.entries()] == [1, 2]
-    assert [each.name for each in tmp_path.iterdir()] == ["7.flight"]
+    assert [*tmp_path.iterdir()] == [file]
     assert isinstance(recorder._memory, bytearray)
 
 
 SECOND_START = """
 import os, sys
 from pathlib import Path
+from tests.metrics.test_flight import keep_in
 from trtllm_kvfix.metrics import flight
-recorder, file = flight.recorder(), Path(sys.argv[1]) / "7.flight"
-recorder.keep_in(file)
+recorder, folder = flight.recorder(), Path(sys.argv[1])
+file = keep_in(recorder, folder)
 flight.note(flight.SHIPPED, 1)
 give_room = os.posix_fallocate
 
@@ -73,7 +82,7 @@ def note_first(*room):
     give_room(*room)
 
 os.posix_fallocate = note_first
-recorder.keep_in(file)
+keep_in(recorder, folder)
 flight.note(flight.SHIPPED, 3)
 print([entry["rows"] for entry in flight.read(file.read_bytes())])
 print([entry["rows"] for entry in recorder.entries()], *(each.name == file.name for each in file.parent.iterdir()))
@@ -97,7 +106,7 @@ def test_the_file_has_its_room_before_anything_goes_into_it(tmp_path: Path, monk
         return really(descriptor, size)
 
     monkeypatch.setattr(mmap, "mmap", look_first)
-    flight.Recorder().keep_in(tmp_path / "7.flight")
+    keep_in(flight.Recorder(), tmp_path)
     assert enough == [True]
 
 
@@ -110,7 +119,7 @@ def test_on_a_full_disk_the_record_stays_in_memory_and_leaves_no_file(
     recorder = flight.Recorder()
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(OSError, match="No space left"):
-        recorder.keep_in(tmp_path / "7.flight")
+        keep_in(recorder, tmp_path)
     recorder.note(flight.SHIPPED, 1)
     assert len(recorder.entries()) == 1 and not list(tmp_path.iterdir())
 
@@ -119,11 +128,11 @@ def test_a_link_with_the_records_name_gives_way(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("of another program")
     recorder = flight.Recorder()
-    file = tmp_path / "7.flight"
-    for link in (file, tmp_path / "7.flight.part"):
+    file = Owner.ours().file(tmp_path, flight.SUFFIX)
+    for link in (file, tmp_path / f"{file.name}.{threading.get_native_id()}.part"):
         link.symlink_to(elsewhere)
     recorder.note(flight.SHIPPED, 1)
-    recorder.keep_in(file)
+    keep_in(recorder, tmp_path)
     assert len(flight.read(file.read_bytes())) == 1 and not file.is_symlink()
     assert elsewhere.read_text() == "of another program" and file.stat().st_mode & 0o777 == 0o600
 
@@ -162,9 +171,9 @@ def test_many_threads_note_without_losing_slots() -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from tests.metrics.test_flight import keep_in
 from trtllm_kvfix.metrics import flight
-from trtllm_kvfix.runtime_files import Owner
-flight.recorder().keep_in(Owner.ours().file(Path(sys.argv[1]), flight.SUFFIX))
+keep_in(flight.recorder(), Path(sys.argv[1]))
 flight.note(flight.SHIPPED, 7, 1)
 if os.fork() == 0:
     flight.note(flight.SHIPPED, 8, 1)
@@ -180,7 +189,7 @@ def test_the_record_outlives_a_kill_and_a_fork_has_its_own(tmp_path: Path) -> No
     variables = environment(tmp_path)
     for name in ("12ab.here.flight", "12.flight", ".flight"):  # of other programs
         (folder / name).touch()
-    flight.Recorder().keep_in(folder / f"{os.getpid()}.another-host.flight")
+    keep_in(flight.Recorder(), folder).rename(folder / f"{os.getpid()}.another-host.flight")
     (folder / f"{os.getpid()}.third-host.flight").write_bytes(flight.MAGIC)
     done = subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False, env=variables)
     assert done.returncode == -signal.SIGKILL
@@ -196,7 +205,7 @@ def test_the_record_outlives_a_kill_and_a_fork_has_its_own(tmp_path: Path) -> No
     assert records.pop("third-host") == {"pid": os.getpid(), "host": "third-host"}
     assert records.pop("another-host") == {"pid": os.getpid(), "host": "another-host", "runs": None, "entries": []}
     (record,) = records.values()
-    assert (record["host"], record["runs"]) == (socket.gethostname(), False)
+    assert (record["host"], record["runs"]) == (host_of_numbers(), False)
     assert [(entry["kind"], entry["rows"]) for entry in record["entries"]] == [("shipped", 7)]
 
 

@@ -6,6 +6,7 @@
 The exporter reads them when it is asked; `docs/support.md` lists them.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Literal
@@ -33,6 +34,9 @@ class Counter:
         """Set a number that is kept elsewhere to its present value."""
         with self._lock:
             self._value = value
+
+    def renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     @property
     def value(self) -> float:
@@ -182,6 +186,15 @@ ALL: tuple[Counter, ...] = tuple(value for value in list(globals().values()) if 
 
 # Counts that are kept elsewhere, such as by a native stager, are fetched when they are asked for.
 _refreshers: list[Callable[[], None]] = []
+
+
+def _renew_locks() -> None:
+    """In a child of fork(): a thread of the parent may have one."""
+    for counter in ALL:
+        counter.renew_lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def before_reading(refresh: Callable[[], None]) -> None:

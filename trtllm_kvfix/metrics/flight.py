@@ -2,8 +2,8 @@
 
     flight.note(flight.BATCH_CUT, tokens_before, tokens_after, trimmed, deferred)
 
-A note goes into a slot of a ring, natively, since some are made at every step of the engine. Once `keep_in` has named a
-file, the ring is that file of 20 KB, which the kernel writes out even if the process is killed;
+A note goes into a slot of a ring, natively, since some are made at every step of the engine. Once it has moved into
+a file, the ring is that file of 20 KB, which the kernel writes out even if the process is killed;
 `trtllm-kvfix status --dump` reads it. Any thread may note. A forked child has a ring of its own.
 """
 
@@ -11,7 +11,6 @@ import mmap
 import os
 import struct
 import threading
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,24 +59,21 @@ class Recorder:
         except TypeError:  # a value that is no integer of 64 bits
             return
 
-    def keep_in(self, file: Path) -> None:
-        """Continue in a new file of that name; the notes so far are kept.
+    def mapped(self, descriptor: int) -> mmap.mmap:
+        """A file in memory that can take the ring, with its room on the disk: a write that finds the disk full is a bus
+        error."""
+        size = len(self._memory)
+        os.posix_fallocate(descriptor, 0, size)
+        memory = mmap.mmap(descriptor, size)
+        memory[: len(MAGIC)] = MAGIC
+        return memory
 
-        The file of an earlier call loses its name and stays whole: it is our memory until the notes have moved, and
-        threads that note would be killed if it became shorter.
-        """
-        draft = file.with_name(f"{file.name}.part")  # of this process alone, under the lock
+    def move_to(self, memory: mmap.mmap) -> None:
+        """Continue in there; the notes so far are kept. The file of an earlier call may lose its name and must stay as
+        long as it is: threads that note would be killed if it became shorter."""
         with self._lock:
-            draft.unlink(missing_ok=True)  # of a killed process with our number
-            kept = _mapped(draft, len(self._memory))
-            kept[: len(MAGIC)] = MAGIC
-            try:
-                draft.replace(file)
-            except OSError:
-                draft.unlink()
-                raise
-            self._ring.move_to(_slots_of(kept))
-            self._memory = kept
+            self._ring.move_to(_slots_of(memory))
+            self._memory = memory
 
     def entries(self) -> list[dict[str, Any]]:
         return read(bytes(self._memory))
@@ -102,19 +98,6 @@ def read(ring: bytes) -> list[dict[str, Any]]:
 
 def _empty() -> bytearray:
     return bytearray(MAGIC) + bytearray(SLOTS * _SLOT.size)
-
-
-def _mapped(file: Path, size: int) -> mmap.mmap:
-    """A new file in memory, with its room on the disk: a write that finds the disk full is a bus error."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-        return mmap.mmap(descriptor, size)
-    except OSError:
-        file.unlink()
-        raise
-    finally:
-        os.close(descriptor)
 
 
 def _slots_of(memory: bytearray | mmap.mmap) -> Any:

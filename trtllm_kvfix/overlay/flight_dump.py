@@ -1,16 +1,17 @@
 """Write the flight record to a JSON file when the executor's loop ends with an exception.
 
-Upstream's exception passes through unchanged.
+Upstream's exception passes through unchanged. Late builds kill a rank that has peers before the loop's wrapper raises,
+so the record is written where the loop itself ends.
 """
 
-import json
-import logging
-import os
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtllm_kvfix import runtime_files
+from trtllm_kvfix.log import described, log
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, Upstream
@@ -19,41 +20,73 @@ from trtllm_kvfix.runtime_files import folder_of
 if TYPE_CHECKING:
     from trtllm_kvfix.overlay.activation import Activation
 
-log = logging.getLogger("trtllm_kvfix")
-
 TRIGGER = PY_EXECUTOR
 LOOP = "PyExecutor._event_loop_wrapper"
 SUFFIX = ".flight.json"
+KEPT_MAX = 16  # of ended processes
+
+Loop = Callable[..., Any]
 
 
 def replacements(active: "Activation") -> list[Replacement]:
     return [Replacement(Seam(TRIGGER, LOOP), partial(recording, active))] if Upstream().has(TRIGGER, LOOP) else []
 
 
-def recording(active: "Activation", original: Callable[..., Any]) -> Callable[..., Any]:
+def recording(active: "Activation", original: Loop) -> Loop:
     def _event_loop_wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen: list[BaseException] = []  # the first says why; what upstream's handling of it raises does not
+        put_back = _around_the_loop(self, lambda error: _dump(active, error, seen))
         try:
             return original(self, *args, **kwargs)
         except BaseException as error:
-            _dump(active, error)
+            _dump(active, error, seen)
             raise
+        finally:
+            put_back()
 
     return _event_loop_wrapper
 
 
-def _dump(active: "Activation", error: BaseException) -> None:
+def _around_the_loop(executor: Any, failed: Callable[[BaseException], None]) -> Callable[[], None]:
+    """The executor calls its loop by an attribute of its own. A build that does it in another way has the wrapper
+    alone."""
+    try:
+        loop: Loop = vars(executor)["event_loop"]
+
+        @wraps(loop)
+        def event_loop(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return loop(*args, **kwargs)
+            except BaseException as error:
+                failed(error)
+                raise
+
+        executor.event_loop = event_loop
+    except Exception as error:
+        log.warning("the executor's loop is not where it was known to be: %s", described(error))
+        return lambda: None
+
+    def put_back() -> None:
+        with suppress(Exception):
+            if executor.event_loop is event_loop:
+                executor.event_loop = loop
+
+    return put_back
+
+
+def _dump(active: "Activation", error: BaseException, seen: list[BaseException]) -> None:
+    if seen:
+        return
+    seen.append(error)
     flight.note(flight.LOOP_FAILED, text=type(error).__name__)
     try:
-        file = write(folder_of(active.settings), f"{type(error).__name__}: {error}")
-    except Exception:
-        log.exception("the flight record could not be written")
+        file = write(folder_of(active.settings), described(error))
+    except Exception as failure:
+        log.error("the flight record could not be written", error=failure)
     else:
         log.error("the executor's loop ended with %s; the flight record is in %s", type(error).__name__, file)
 
 
 def write(folder: Path, why: str) -> Path:
-    """It stays when the process ends."""
-    file = folder / f"{os.getpid()}{SUFFIX}"
-    document = {"pid": os.getpid(), "why": why, "entries": flight.recorder().entries()}
-    file.write_text(json.dumps(document, indent=1))
-    return file
+    document = {**runtime_files.Owner.ours()._asdict(), "why": why, "entries": flight.recorder().entries()}
+    return runtime_files.write(folder, SUFFIX, document, kept_max=KEPT_MAX)

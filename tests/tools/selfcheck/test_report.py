@@ -54,7 +54,7 @@ def test_without_a_gpu_the_command_says_what_it_could_not_show(tmp_path: Path) -
     assert len(found["problems"]) == len(shown)
     for name in (str(tmp_path), str(ROOT), socket.gethostname()):
         assert name not in written
-    assert "offsets-v1" in done.stdout and "seen.json" in done.stdout
+    assert "offsets-v1" in done.stdout and "seen.json" in done.stderr
 
 
 def test_a_report_that_cannot_be_written_hides_no_result(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from trtllm_kvfix import usage
 from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay.upstream import PACKAGE, exists
 from trtllm_kvfix.tools.selfcheck import parent, report, steps
-from trtllm_kvfix.written import check_folder, unwritable
+from trtllm_kvfix.written import check_folder, write
 
 STEP_S_MAX = 300.0
 
@@ -59,11 +59,7 @@ def selfcheck(out: Path, limit_s: float) -> None:
         outcomes = parent.run(names, limit_s=limit_s, ended=ended)
     found = report.compose(outcomes)
     show(found)
-    try:
-        out.write_text(json.dumps(found, indent=2) + "\n")
-    except OSError as error:
-        raise unwritable("--out", out, error) from error
-    click.echo(f"The report is in {out}")
+    write("--out", out, lambda: json.dumps(found, indent=2) + "\n")
     sys.exit(1 if found["problems"] else 0)
 
 

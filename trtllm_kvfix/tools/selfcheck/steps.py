@@ -89,7 +89,7 @@ def _replace(which: str) -> Outcome:
         seams = sorted({seam for status in report.fixes for seam in status.seams})
         before_revert = [_held(up, seam) for seam in seams]
         seen = {"applied": list(report.applied), "seams": seams, "aliases": registry.aliases()}
-        lost = registry.lost()
+        lost = list(report.displaced)
     if lost:
         return Outcome("wrong", f"not ours although they were replaced: {', '.join(lost)}", seen)
     kept = [seam for seam, held in zip(seams, before_revert, strict=True) if _held(up, seam) is held]
