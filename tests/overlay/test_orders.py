@@ -224,4 +224,6 @@ py_executor.PyExecutor().start_worker()
 """
     )
     error = python(small, code).stderr
-    assert "resource_manager:KVCacheManager.prepare_resources was replaced by another tool after us" in error
+    assert (
+        "resource_manager:KVCacheManager.prepare_resources was replaced by another tool after us: calls come" in error
+    )

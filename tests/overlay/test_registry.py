@@ -189,7 +189,7 @@ def test_two_fixes_in_one_seam_are_taken_back_in_turn(module: Any) -> None:
     registry = Registry([fix(), fix("nixl-listener", make=lambda found: lambda: "outer " + found())])
     registry.apply(settings())
     assert module.first() == "outer ours first"
-    assert registry.lost() == []
+    assert registry.report().displaced == {}
     assert registry.revert() == []
     assert module.first is original
 
@@ -198,7 +198,9 @@ def test_what_somebody_else_replaced_is_left_and_named(module: Any, caplog: pyte
     registry = Registry([fix()])
     registry.apply(settings())
     theirs = module.first = lambda: "theirs"
-    assert registry.lost() == [f"{MODULE}:first"]
+    status = registry.report().of("token-budget")
+    assert (status.word, list(status.displaced)) == ("displaced", [f"{MODULE}:first"])
+    assert "test_registry.<lambda> (" in status.displaced[f"{MODULE}:first"]
     assert registry.revert() == [f"{MODULE}:first"]
     assert module.first is theirs
     assert "was replaced by another tool" in caplog.text

@@ -4,23 +4,23 @@ Nothing here runs before TensorRT-LLM is imported or `trtllm_kvfix.enable()` is 
 (trtllm_kvfix/process.py) names the fixes and the points, so nothing below knows them.
 """
 
-import logging
 import sys
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
 from trtllm_kvfix.errors import KvfixError
-from trtllm_kvfix.overlay import attest, carry, fuse, import_hook, parts
+from trtllm_kvfix.forks import ForkedLock
+from trtllm_kvfix.living import Living
+from trtllm_kvfix.log import log
+from trtllm_kvfix.overlay import attest, carry, fuse, import_hook, parts, reach
 from trtllm_kvfix.overlay.agreement import rank_and_size
 from trtllm_kvfix.overlay.fix import Fix, Replacement
+from trtllm_kvfix.overlay.recheck import Recheck
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import Upstream, executed, is_importing
 from trtllm_kvfix.runtime_files import folder_of
 from trtllm_kvfix.settings import Settings
-
-log = logging.getLogger("trtllm_kvfix")
 
 
 class Participant(Protocol):
@@ -41,7 +41,8 @@ class Activation:
         objection: Callable[[Settings, Any], str] = lambda _settings, _executor: "",
     ) -> None:
         """objection: looks at an engine that is about to start, and says why it must not, or nothing."""
-        self.registry = Registry(fixes)
+        self.engines: Living[Any] = Living()  # upstream's executors that have started here
+        self.registry = Registry(fixes, self._live)
         self.objection = objection
         self.settings = Settings()
         self.on = False
@@ -51,13 +52,17 @@ class Activation:
         for each in participants:
             self._participants.setdefault(each.TRIGGER, []).append(each)
         self._said = ""  # the last line in the log about what is on
-        self._lock = threading.RLock()
+        self._lock = ForkedLock()
+        self._recheck = Recheck(self._look_again)
+        self._aliases: list[str] = []  # as they were at the last look at all of upstream
+        self._displaced: dict[str, str] = {}  # as the log has it
+        self._published: attest.Attestation | None = None
         fuse.watch(self._fault_seen)
 
     def activate(self, settings: Settings) -> None:
         """Watch for the modules that matter and handle those that are imported; with other settings, do it again."""
-        with self._lock:
-            _show_log()
+        with self._lock():
+            log.show()
             self.job = carry.carry(settings)
             self.settings, self.on = settings, True
             triggers = {name for fix in self.registry.fixes for name in (*fix.triggers, *fix.late)}
@@ -70,21 +75,31 @@ class Activation:
 
     def deactivate(self) -> list[str]:
         """Take everything back. Returns the seams that another tool has replaced since."""
-        with self._lock:
+        with self._lock():
             import_hook.remove()
+            self._recheck.stop()
             self.on = self.started = False
+            self._aliases, self._displaced, self._published = [], {}, None
             self._said = ""
             return self.registry.revert() + parts.revert()
 
     def imported(self, module: ModuleType) -> None:
         """The body of a module that matters has run."""
-        with self._lock, executed(module.__name__):
+        with self._lock(), executed(module.__name__):
             if not self.on:
                 return
             if module.__name__ in self._participants:
                 self._take_part(module.__name__)
             self.registry.loaded(module.__name__)
             self._apply()
+
+    def engine_starts(self, executor: Any) -> None:
+        """From now on what this process attests is compared with upstream's objects every few seconds."""
+        self.started = True
+        if executor is not None:
+            self.engines.add(executor)
+        self._aliases = self.registry.aliases()
+        self._recheck.start()
 
     def attestation(self, refusal: str = "") -> attest.Attestation:
         """Attest what this process runs, and why it must not start, if so."""
@@ -96,9 +111,10 @@ class Activation:
             rank=rank,
             world_size=world_size,
             started=self.started,
-            aliases=self.registry.aliases() if self.started else [],  # it looks at all of upstream
+            aliases=self._aliases,
             manager=self.settings.manager,
             parts=parts.seams(),
+            displaced=parts.displaced(self._live()),
             refusal=refusal,
         )
 
@@ -107,6 +123,35 @@ class Activation:
         if line != self._said:
             self._said = line
             log.info("%s", line)
+
+    def tell_displaced(self, displaced: dict[str, str]) -> None:
+        """Log each seam once when another tool takes it, and when it comes back to us."""
+        for name, by in displaced.items():
+            if self._displaced.get(name) != by:
+                log.error("%s was replaced by another tool after us: calls come to %s, past what we mend", name, by)
+        for name in self._displaced.keys() - displaced.keys():
+            log.warning("%s is ours again", name)
+        self._displaced = displaced
+
+    def publish(self, attestation: attest.Attestation) -> None:
+        attest.write(folder_of(self.settings), attestation)
+        self._published = attestation
+
+    def _look_again(self) -> None:
+        if not self.on or not self.started:
+            return
+        now = self.attestation()
+        self.tell_displaced(now.displaced)
+        if now != self._published or not attest.confirm(folder_of(self.settings)):
+            self._publish()
+
+    def _live(self) -> Iterator[Any]:
+        """The objects of engines that run here: the executor, what it holds, and what that holds."""
+        for executor in self.engines.all():
+            yield executor
+            for part in _held_by(executor):
+                yield part
+                yield from _held_by(part)
 
     def _take_part(self, name: str) -> None:
         parts.install(name, [made for each in self._participants[name] for made in each.replacements(self)])
@@ -123,18 +168,12 @@ class Activation:
     def _publish(self) -> None:
         """Let `status` see a process that has no engine, or none yet."""
         try:
-            attest.write(folder_of(self.settings), self.attestation())
+            self.publish(self.attestation())
         except KvfixError as error:
             log.warning("%s", error)
 
 
-def _show_log() -> None:
-    """Our lines go to stderr unless the application has set up logging; it may also have chosen a level."""
-    if log.level == logging.NOTSET:
-        log.setLevel(logging.INFO)
-    if log.handlers or logging.getLogger().handlers:
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("[trtllm-kvfix] [%(process)d] %(message)s"))
-    log.addHandler(handler)
-    log.propagate = False
+def _held_by(one: Any) -> list[Any]:
+    """What an object has as attributes, and the managers that are in a dictionary."""
+    held = list(reach.attributes(one).values())
+    return held + [each for some in held if isinstance(some, dict) for each in list(some.values())]

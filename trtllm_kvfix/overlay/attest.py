@@ -11,7 +11,7 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.overlay.registry import Report
 from trtllm_kvfix.overlay.releases import distribution_version
 
-FORMAT = 2
+FORMAT = 3
 SUFFIX = ".json"
 
 
@@ -34,6 +34,7 @@ class Attestation:
     seams: dict[str, str]  # attribute: hash of what was there
     manager: str  # upstream or native
     parts: dict[str, str]  # the same, for the parts (overlay/parts.py)
+    displaced: dict[str, str]  # attribute of a fix or a part: what upstream's calls come to instead
     aliases: list[str]
     refusal: str  # why this rank must not start, or nothing
     faults: dict[str, int]  # id: failures of its own code so far, where there were any
@@ -51,6 +52,7 @@ class Attestation:
         aliases: list[str],
         manager: str,
         parts: dict[str, str],
+        displaced: dict[str, str],
         refusal: str = "",
     ) -> "Attestation":
         return Attestation(
@@ -69,6 +71,7 @@ class Attestation:
             aliases=aliases,
             manager=manager,
             parts=parts,
+            displaced={**report.displaced, **displaced},
             refusal=refusal,
             faults={status.id: status.faults for status in report.fixes if status.faults},
             first_errors={status.id: status.first_error for status in report.fixes if status.faults},
@@ -96,16 +99,26 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 
 
 def write(folder: Path, attestation: Attestation) -> Path:
-    """Replace this process's entry; it goes when the process ends."""
+    """Replace this process's entry."""
     try:
-        return runtime_files.replace(folder, f"{attestation.pid}{SUFFIX}", attestation.as_dict())
+        return runtime_files.write(folder, SUFFIX, attestation.as_dict())
     except OSError as error:
         raise KvfixError(
             f"the attestation cannot be written: {error}; kvfix.runtime_dir names another place"
         ) from error
 
 
+def confirm(folder: Path) -> bool:
+    """This process has looked, and its entry holds. False: somebody has removed it."""
+    try:
+        runtime_files.confirm(folder, SUFFIX)
+    except OSError:
+        return False
+    return True
+
+
 def live(folder: Path) -> list[dict[str, Any]]:
-    """Entries of processes that still run on this host; entries of ended ones are removed."""
-    entries = runtime_files.live(folder, SUFFIX, FORMAT)
+    """Entries of processes that still run on this host; entries of ended ones are removed. `age_s`: so many seconds ago
+    the process has looked whether its entry still holds, which an engine's does every few seconds."""
+    entries = ({**entry, "age_s": age_s} for entry, age_s in runtime_files.live_and_age(folder, SUFFIX, FORMAT))
     return sorted(entries, key=lambda entry: (entry["job"], entry["rank"], entry["pid"]))

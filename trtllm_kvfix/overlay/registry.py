@@ -1,18 +1,16 @@
 """Registry of the fixes: which exist, which this TensorRT-LLM needs, which are on. It applies all or none."""
 
-import logging
-import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.forks import ForkedLock
+from trtllm_kvfix.log import described, log
 from trtllm_kvfix.overlay import fuse, seam
 from trtllm_kvfix.overlay.fix import Answer, Fix, State
 from trtllm_kvfix.overlay.upstream import Upstream, exists
 from trtllm_kvfix.settings import Settings, Word
-
-log = logging.getLogger("trtllm_kvfix")
 
 
 class ApplyError(KvfixError):
@@ -27,14 +25,18 @@ class FixStatus:
     answer: Answer | None  # None: not all of its triggers have been imported
     applied: bool
     seams: dict[str, str]  # each replaced attribute and the hash of what was there
+    displaced: dict[str, str] = field(default_factory=dict)  # of those: what upstream's calls come to instead
     faults: int = 0  # of our own code, after each of which the safe fallback was taken
     first_error: str = ""
     stood_down: bool = False
 
     @property
     def word(self) -> str:
-        """applied, observing, stood-down, off, waiting, fixed-upstream, not-applicable, unknown; `needed` where nothing
-        was tried yet. A fix that stands down takes its safe fallback at every call."""
+        """applied, observing, displaced, stood-down, off, waiting, fixed-upstream, not-applicable, unknown; `needed`
+        where nothing was tried yet. Another tool has taken at least one seam of a fix that is displaced. A fix that
+        stands down takes its safe fallback at every call."""
+        if self.applied and self.displaced:
+            return "displaced"
         if self.applied:
             going = "observing" if self.choice == "observe" else "applied"
             return "stood-down" if self.stood_down else going
@@ -63,6 +65,7 @@ class FixStatus:
             "reason": self.reason,
             "applied": self.applied,
             "seams": self.seams,
+            "displaced": self.displaced,
             "faults": self.faults,
             "first_error": self.first_error,
         }
@@ -71,6 +74,10 @@ class FixStatus:
 @dataclass(frozen=True)
 class Report:
     fixes: tuple[FixStatus, ...]
+
+    @property
+    def displaced(self) -> dict[str, str]:
+        return {name: by for status in self.fixes for name, by in status.displaced.items()}
 
     def of(self, fix_id: str) -> FixStatus:
         return next(status for status in self.fixes if status.id == fix_id)
@@ -94,9 +101,11 @@ class Registry:
     looked at again when more of their triggers are there. Other settings than last time take everything back first.
     """
 
-    def __init__(self, fixes: Iterable[Fix]) -> None:
+    def __init__(self, fixes: Iterable[Fix], live: Callable[[], Iterable[Any]] = tuple) -> None:
+        """live: the objects of upstream's engines that run here."""
         self.fixes: Sequence[Fix] = tuple(fixes)
-        self._lock = threading.RLock()
+        self._live = live
+        self._lock = ForkedLock()
         self._settings = Settings()
         self._answers: dict[str, Answer] = {}
         self._decided_on: dict[str, set[str]] = {}  # the triggers that were there when a fix was decided
@@ -109,7 +118,7 @@ class Registry:
         at_last: do not wait for triggers that exist and have not been imported; this start does without them.
         """
         upstream = upstream or Upstream()
-        with self._lock:
+        with self._lock():
             if settings != self._settings:
                 self.revert()
                 self._settings = settings
@@ -128,7 +137,7 @@ class Registry:
 
     def revert(self) -> list[str]:
         """Take back what is still ours, the last first. Returns the seams that another tool has replaced since."""
-        with self._lock:
+        with self._lock():
             left = [str(installed.seam) for installed in reversed(self._installed) if not installed.restore()]
             seam.give_back(self._installed)
             for fix in self.fixes:
@@ -144,7 +153,7 @@ class Registry:
     def loaded(self, module: str) -> None:
         """The body of this module has run. After `importlib.reload` it has new functions and classes, without our
         replacements; the fixes of the old ones are due again."""
-        with self._lock:
+        with self._lock():
             here = [each for each in self._installed if each.seam.module == module]
             stale = {each.fix_id for each in here if not each.still_ours()}
             for each in reversed(self._installed):
@@ -157,23 +166,18 @@ class Registry:
 
     def probe(self, settings: Settings, upstream: Upstream) -> Report:
         """Report what `apply` would find, without a change. `doctor` uses this on a build at rest."""
-        with self._lock:
+        with self._lock():
             answers = {fix.id: _probed(fix, upstream) for fix in self.fixes}
             return self._report(settings, answers)
 
     def report(self) -> Report:
-        with self._lock:
+        with self._lock():
             return self._report(self._settings, self._answers)
 
     def aliases(self) -> list[str]:
         """Names in upstream that still hold a replaced original: calls through them are unguarded."""
-        with self._lock:
+        with self._lock():
             return sorted({*seam.aliases(self._installed), *self._unguarded})
-
-    def lost(self) -> list[str]:
-        """Seams that no longer hold what we put there."""
-        with self._lock:
-            return [str(last.seam) for last in self._last_of_each_seam() if not last.still_ours()]
 
     def _decide(self, fix: Fix, upstream: Upstream) -> None:
         answer = self._answers[fix.id] = _probed(fix, upstream)
@@ -190,7 +194,7 @@ class Registry:
                 self._installed.append(seam.install(replacement, fix.id))
         except Exception as error:
             raise ApplyError(
-                f"fix {fix.id} is needed and could not be applied, so none is: {type(error).__name__}: {error}; "
+                f"fix {fix.id} is needed and could not be applied, so none is: {described(error)}; "
                 f"kvfix.fixes.{fix.id}: off starts without it"
             ) from error
 
@@ -210,7 +214,7 @@ class Registry:
                 self._unguarded.discard(name)
             except Exception as error:
                 if name not in self._unguarded:
-                    log.warning("%s is NOT guarded by fix %s: %s: %s", name, fix.id, type(error).__name__, error)
+                    log.warning("%s is NOT guarded by fix %s: %s", name, fix.id, described(error))
                 self._unguarded.add(name)
 
     def _face_unknown(self, fix: Fix, answer: Answer, choice: str) -> None:
@@ -243,6 +247,9 @@ class Registry:
         seams: dict[str, dict[str, str]] = {}
         for installed in self._installed:
             seams.setdefault(installed.fix_id, {})[str(installed.seam)] = installed.fingerprint
+        displaced: dict[str, dict[str, str]] = {}
+        for installed, by in seam.displaced(self._installed, self._live()):
+            displaced.setdefault(installed.fix_id, {})[str(installed.seam)] = by
         return Report(
             tuple(
                 FixStatus(
@@ -252,6 +259,7 @@ class Registry:
                     answer=answers.get(fix.id),
                     applied=fix.id in seams,
                     seams=seams.get(fix.id, {}),
+                    displaced=displaced.get(fix.id, {}),
                     faults=tried.faults,
                     first_error=tried.first_error,
                     stood_down=tried.blown,
@@ -260,14 +268,10 @@ class Registry:
             )
         )
 
-    def _last_of_each_seam(self) -> list[seam.Installed]:
-        """Two fixes may stand in one seam, the later around the earlier: only the later can be seen from outside."""
-        return list({(id(each.owner), each.name): each for each in self._installed}.values())
-
 
 def _probed(fix: Fix, upstream: Upstream) -> Answer:
     """The probe's answer. A probe that raises answers *unknown*, so its fix is not applied, and the log says so."""
     try:
         return fix.probe(upstream)
     except Exception as error:
-        return Answer(State.UNKNOWN, f"the probe raised {type(error).__name__}: {error}")
+        return Answer(State.UNKNOWN, f"the probe raised {described(error)}")

@@ -12,6 +12,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.overlay import reach
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PACKAGE
 
@@ -51,6 +52,32 @@ class Installed:
 
     def still_ours(self) -> bool:
         return self.is_current() and vars(self.owner).get(self.name, MISSING) is self.after
+
+    def displaced_by(self) -> str:
+        """What upstream's own calls come to instead of ours; nothing where they come to ours, through wrappers or
+        not."""
+        try:
+            owner, name = _owner(self.seam)
+        except SeamError as error:
+            return str(error)
+        found = inspect.getattr_static(owner, name, MISSING)
+        if found is self.after or reach.reaches(found, self.after):
+            return ""
+        back = ", upstream's own, put back" if reach.plain(found) is self.original else ""
+        return f"{reach.described(found)}{back}"
+
+    def displaced_on(self, one: Any) -> str:
+        """The same for an object of upstream's that lives: it may have the attribute itself, or be of a class of
+        somebody else's that has it. Upstream's derived classes may have one of their own."""
+        if self.owner not in type(one).__mro__ or not callable(reach.plain(self.after)):
+            return ""
+        own = reach.attributes(one).get(self.name, MISSING)
+        found = inspect.getattr_static(type(one), self.name, MISSING) if own is MISSING else own
+        if found is self.after or found is MISSING or reach.reaches(found, self.after):
+            return ""
+        if own is MISSING and _module_of(found).split(".")[0] == PACKAGE:
+            return ""
+        return f"{reach.described(found)}, on {type(one).__module__}.{type(one).__qualname__}"
 
     def restore(self) -> bool:
         """Put the original back. If another tool has replaced our replacement, leave theirs and return False."""
@@ -149,6 +176,22 @@ def _owner(seam: Seam) -> tuple[Any, str]:
             raise SeamError(f"{seam}: {getattr(owner, '__name__', owner)} has no {part}; upstream may have moved it")
         owner = getattr(owner, part)
     return owner, name
+
+
+def displaced(installed: Iterable[Installed], live: Iterable[Any]) -> Iterator[tuple[Installed, str]]:
+    """Replacements that upstream's calls do not come to any more, each with what they come to instead. `live`: objects
+    of a running engine."""
+    installed = list(installed)
+    owners = {id(each.owner) for each in installed}
+    objects = [one for one in live if any(id(kind) in owners for kind in type(one).__mro__)]
+    for each in installed:
+        by = each.displaced_by() or next(filter(None, map(each.displaced_on, objects)), "")
+        if by:
+            yield each, by
+
+
+def _module_of(found: Any) -> str:
+    return str(getattr(reach.plain(found), "__module__", ""))
 
 
 def _home(original: Any) -> str:

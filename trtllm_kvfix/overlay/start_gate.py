@@ -4,16 +4,16 @@ Every rank calls it once the managers are built and the model is warm, when ever
 """
 
 import functools
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix import runtime_files
 from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.log import log
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.metrics.exporter import serve
-from trtllm_kvfix.overlay import agreement, attest, parts
+from trtllm_kvfix.overlay import agreement, attest
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, Upstream
 from trtllm_kvfix.runtime_files import folder_of
@@ -21,7 +21,6 @@ from trtllm_kvfix.runtime_files import folder_of
 if TYPE_CHECKING:
     from trtllm_kvfix.overlay.activation import Activation
 
-log = logging.getLogger("trtllm_kvfix")
 
 TRIGGER = PY_EXECUTOR
 FLIGHT_RECORDS_MAX = 16  # of processes that have been killed
@@ -49,8 +48,8 @@ def gated(active: "Activation", start: Callable[..., Any]) -> Callable[..., Any]
 
 def pass_gate(active: "Activation", executor: Any = None) -> None:
     """Attest, compare, serve metrics and log which fixes are on. Raises if this rank must not start."""
-    report = active.registry.apply(active.settings, at_last=True)  # again, should an import have swallowed a failure
-    active.started = True
+    active.registry.apply(active.settings, at_last=True)  # again, should an import have swallowed a failure
+    active.engine_starts(executor)
     _keep_flight_record(active)
     objection = "" if executor is None else active.objection(active.settings, executor)
     mine = active.attestation(refusal=objection or _served_metrics(active))
@@ -58,23 +57,22 @@ def pass_gate(active: "Activation", executor: Any = None) -> None:
         log.warning(
             "still the originals, because they were imported before the fixes were applied: %s", ", ".join(mine.aliases)
         )
-    for name in [*active.registry.lost(), *parts.lost()]:
-        log.warning("%s was replaced by another tool after us", name)
+    active.tell_displaced(mine.displaced)
     _compare(active, mine)
     if mine.refusal:
         raise SettingsError(mine.refusal)
-    active.say(f"rank {mine.rank} of {mine.world_size}, variant {mine.variant}; {report.line()}")
+    active.say(f"rank {mine.rank} of {mine.world_size}, variant {mine.variant}; {active.registry.report().line()}")
 
 
 def _keep_flight_record(active: "Activation") -> None:
     """Keep it in a file that `status --dump` finds even if this process is killed."""
     try:
         folder = folder_of(active.settings)
-        runtime_files.prepare(folder)
+        with runtime_files.new_file(folder, flight.SUFFIX) as descriptor:
+            memory = flight.recorder().mapped(descriptor)
+        flight.recorder().move_to(memory)
         runtime_files.keep_newest_of_ended(folder, flight.SUFFIX, FLIGHT_RECORDS_MAX)
-        file = runtime_files.Owner.ours().file(folder, flight.SUFFIX)
-        flight.recorder().keep_in(file)
-        runtime_files.forget_at_exit(file)
+        runtime_files.forget_at_exit(runtime_files.Owner.ours().file(folder, flight.SUFFIX))
     except (OSError, KvfixError) as error:
         log.warning("no flight record is kept: %s", error)
     flight.note(flight.STARTED, *agreement.rank_and_size())
@@ -85,7 +83,7 @@ def _compare(active: "Activation", mine: attest.Attestation) -> None:
     comm = agreement.communicator()
     folder = folder_of(active.settings)
     try:
-        attest.write(folder, mine)
+        active.publish(mine)
     except KvfixError as error:
         if comm is None and mine.world_size > 1:
             raise

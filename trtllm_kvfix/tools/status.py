@@ -10,10 +10,13 @@ from rich.table import Table
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.overlay.attest import live
+from trtllm_kvfix.overlay.recheck import EVERY_S
 from trtllm_kvfix.runtime_files import Owner, folder_of, refuse_unreadable
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.sizes import bytes_text
 from trtllm_kvfix.tools.terminal import terminal
+
+SILENT_S = 5 * EVERY_S
 
 
 @click.command()
@@ -38,6 +41,9 @@ def status(settings: Settings, as_json: bool, dump: bool) -> None:
         click.echo(f"no process of this user runs TensorRT-LLM with the hook (looked in {folder})")
     if tiers:
         terminal().print(table_of_tiers(tiers))
+    for entry in entries:
+        for name, by in entry["displaced"].items():
+            click.echo(f"rank {entry['rank']}: {name} is DISPLACED: calls come to {by}")
     for tier in tiers:
         if tier.get("remote"):
             click.echo(f"rank {tier['rank']}: remote tier {tier['remote']}")
@@ -68,13 +74,21 @@ def table(entries: list[dict[str, Any]]) -> Table:
             entry["job"],
             f"{entry['rank']}/{entry['world_size']}",
             str(entry["pid"]),
-            "started" if entry["started"] else "-",
+            engine(entry),
             entry["variant"],
             entry["manager"],
             "\n".join(fix_line(entry, fix_id) for fix_id in entry["fixes"]),
             "\n".join(entry["aliases"]),
         )
     return shown
+
+
+def engine(entry: dict[str, Any]) -> str:
+    """An engine looks at its fixes every few seconds; one that is stopped, or stuck, does not."""
+    if not entry["started"]:
+        return "-"
+    silent = f", silent for {entry['age_s']:.0f} s" if entry["age_s"] > SILENT_S else ""
+    return f"started{silent}"
 
 
 def fix_line(entry: dict[str, Any], fix_id: str) -> str:

@@ -36,6 +36,7 @@ def examine(settings: "Settings", source: Path | None = None) -> dict[str, Any]:
         "extension": None,
         "kernels_missing": None,  # why, where nothing is wrong and something is slower
         "overlay": None,
+        "displaced": [],  # of servers of this user that run
         "problems": [],
     }
     try:
@@ -57,8 +58,23 @@ def examine(settings: "Settings", source: Path | None = None) -> dict[str, Any]:
         report["overlay"] = overlay.examine_source(SourceTree(source), settings, Registry(ALL))
     else:
         report["overlay"] = overlay.examine(settings, Registry(ALL))
+        report["displaced"] = displaced(settings)
+        report["problems"] += report["displaced"]
     report["problems"] += report["overlay"].pop("problems")
     return report
+
+
+def displaced(settings: "Settings") -> list[str]:
+    """The seams of running servers that another tool has taken, as these servers have attested."""
+    from trtllm_kvfix.overlay import attest  # noqa: PLC0415  a report without an overlay does without it
+    from trtllm_kvfix.runtime_files import folder_of  # noqa: PLC0415
+
+    return [
+        f"process {entry['pid']} (rank {entry['rank']}) runs past {name}: calls come to {by}; usual cause: a tool that "
+        "was started after the fixes and replaces the same method"
+        for entry in attest.live(folder_of(settings))
+        for name, by in entry["displaced"].items()
+    ]
 
 
 def as_the_server(settings: "Settings", command: Sequence[str], *, runs_here: bool) -> "Settings":
@@ -87,7 +103,8 @@ def doctor(settings: "Settings", as_json: bool, source: Path | None, command: tu
     in the server.
 
     The exit code is 1 if TensorRT-LLM is not installed here, the native extension is missing or unusable, a fix fails
-    its self-test, a fix that this TensorRT-LLM needs is off, or a probe cannot decide whether a fix is needed.
+    its self-test, a fix that this TensorRT-LLM needs is off, a probe cannot decide whether a fix is needed, or another
+    tool has displaced a fix in a server of this user that runs.
     """
     if command:
         settings = as_the_server(settings, command, runs_here=source is None)
