@@ -15,6 +15,7 @@ from tests.standin.stall import Stall
 from tests.threads import run_together
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.overlay.fix import State
+from trtllm_kvfix.staging.place import current_place
 
 SEED = int(os.environ.get("TORTURE_SEED", "1"))
 SWITCH_INTERVAL_S = 1e-6  # CPython's own is 5 ms; a shorter one lets threads meet in the middle of our code
@@ -103,6 +104,8 @@ def serve_side_by_side(
     serving: Serving, *, engines: int = 2, rounds: int = 6, requests: int = 12, alike: bool = False
 ) -> list[int]:
     """For each engine, what was read wrong."""
+    if os.environ.get("STANDIN_DEVICE") == "torch":
+        current_place()  # the first to ask opens the device, which waits for every stream that is held
     servers = [Server(serving.llm_args) for _ in range(engines)]
     works = [
         partial(serve_under_a_stall, server, serving, f"{SEED} {serving} {number}", rounds, requests, alike)
