@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.offload.remote import arguments
 from trtllm_kvfix.offload_section import RemoteSettings
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 DIGEST_CHARS = (40, 64)  # of a git object, of a file in large file storage
-# Arguments of the engine that change what a block holds, or where in it.
-ARGUMENTS = (
-    "dtype", "quant_config", "model_kwargs", "attn_backend", "sparse_attention_config", "tensor_parallel_size",
-    "pipeline_parallel_size", "context_parallel_size", "cp_config", "enable_attention_dp", "moe_config",
-)  # fmt: skip
 
 
 def parts_of(llm_args: Any, settings: RemoteSettings) -> dict[str, str]:
-    told = {name: repr(getattr(llm_args, name, None)) for name in ARGUMENTS}
-    cache = llm_args.kv_cache_config
-    told |= {"cache_dtype": str(getattr(cache, "dtype", "auto")), "tokens_per_block": str(cache.tokens_per_block)}
+    try:
+        told = arguments.of_engine(llm_args, opaque=settings.model is not None)
+    except arguments.Unnamed as error:
+        raise SettingsError(
+            f"kvfix.offload.remote.model is not set, and {error}, which may load any weights; write a name for these "
+            "weights alone, the same on every node"
+        ) from error
     told["release"] = str(getattr(sys.modules.get("tensorrt_llm"), "__version__", None))
     return told | {"model": settings.model or digest_of_checkpoint(getattr(llm_args, "model", None))}
 
