@@ -90,6 +90,10 @@ def test_fixes_of_the_bound_manager_stand_down() -> None:
     assert {name for name, choice in choices.items() if choice == "off"} == set(NEEDLESS_WITH_NATIVE)
 
 
+class Engine(SimpleNamespace):
+    """Can be referred to weakly, as upstream's can."""
+
+
 def engine(**changes: Any) -> Any:
     """An executor over ours that nothing speaks against."""
     impl = object.__new__(NativeKvCache)
@@ -104,7 +108,7 @@ def engine(**changes: Any) -> Any:
         "enable_attention_dp": False,
         "scheduler": SimpleNamespace(capacity_scheduler=object()),
     }
-    return SimpleNamespace(**(found | changes))
+    return Engine(**(found | changes))
 
 
 class BindCapacityScheduler:
