@@ -16,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.foreign_files import text_of
 from trtllm_kvfix.sections import FixChoices, FixSettings, ReplaySettings, Settings, Word
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ENV_FILE",
     "ENV_JOB",
     "ENV_PREFIX",
+    "FILE_BYTES_MAX",
     "SECTION",
     "UNREADABLE",
     "FixChoices",
@@ -47,7 +49,7 @@ ENV_FILE = ENV_PREFIX + "CONFIG"
 ENV_ENABLED = ENV_PREFIX + "ENABLED"
 ENV_JOB = ENV_PREFIX + "JOB"  # written by us: processes of one start bear the same, so that they are compared
 SECTION = "kvfix"
-FILE_BYTES_MAX = 1 << 20  # a device such as /dev/zero has no end
+FILE_BYTES_MAX = 256 << 10  # of a YAML file; PyYAML needs seconds for as much
 SHOWN_MAX = 300  # letters of a value in an error; lists of lists have many short ones
 LEVELS_MAX = 8  # deeper than any setting is; a mapping that holds itself by an alias has no end
 
@@ -132,7 +134,7 @@ def _at(tree: Mapping[str, Any], name: Name) -> Any:
 
 def _from_file(file: Path) -> dict[Name, _Given]:
     try:
-        text = _bounded_text(file)
+        text = text_of(file, FILE_BYTES_MAX)
         document, twice = yaml.safe_load(text), repeated_keys(text)
     except UNREADABLE as error:
         raise SettingsError(f"settings file {file} cannot be read: {in_one_line(error)}") from error
@@ -144,14 +146,6 @@ def _from_file(file: Path) -> dict[Name, _Given]:
             f"settings file {file} has no mapping `{SECTION}:` at its top level; settings belong below it"
         )
     return _from_section(section, f"{file}")
-
-
-def _bounded_text(file: Path) -> str:
-    with file.open("rb") as stream:
-        content = stream.read(FILE_BYTES_MAX + 1)
-    if len(content) > FILE_BYTES_MAX:
-        raise SettingsError(f"settings file {file} is larger than {FILE_BYTES_MAX} bytes; is it another file?")
-    return content.decode("utf-8")
 
 
 def in_one_line(error: Exception) -> str:

@@ -10,7 +10,17 @@ from typing import Any, NoReturn
 import yaml
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.settings import SECTION, UNREADABLE, Settings, in_one_line, load, repeated_keys, shortened
+from trtllm_kvfix.foreign_files import text_of
+from trtllm_kvfix.settings import (
+    FILE_BYTES_MAX,
+    SECTION,
+    UNREADABLE,
+    Settings,
+    in_one_line,
+    load,
+    repeated_keys,
+    shortened,
+)
 
 # The options by which trtllm-serve and trtllm-bench take the file, whatever its name ends in.
 OPTIONS = ("--config", "--extra_llm_api_options")
@@ -20,7 +30,7 @@ def file_of(document: Any, named: Iterable[Any]) -> Path | None:
     """The file with this content among those that the command line or `named` names."""
     for _, file in _files([*named, *sys.argv[1:]]):
         try:
-            if _alike(yaml.safe_load(file.read_text(encoding="utf-8")), document, set()):
+            if _alike(yaml.safe_load(text_of(file, FILE_BYTES_MAX)), document, set()):
                 return file
         except UNREADABLE:
             continue
@@ -90,7 +100,7 @@ def _sections(command: Iterable[str]) -> Iterator[tuple[Path, Any]]:
     """The sections `kvfix:` in the files that the command names, each with its file."""
     for option, file in _files(command):
         try:
-            document = yaml.safe_load(file.read_text(encoding="utf-8"))
+            document = yaml.safe_load(text_of(file, FILE_BYTES_MAX))
         except UNREADABLE as error:
             if option is None:
                 continue  # an argument that only looks like the server's file
@@ -101,7 +111,7 @@ def _sections(command: Iterable[str]) -> Iterator[tuple[Path, Any]]:
 
 def _refuse_repeated(file: Path) -> None:
     """Refuse keys that are there twice: the last would win, and the others would be ignored silently."""
-    twice = repeated_keys(file.read_text(encoding="utf-8"))
+    twice = repeated_keys(text_of(file, FILE_BYTES_MAX))
     if twice:
         raise SettingsError(f"{file} has {', '.join(twice)} more than once; only the last would count")
 
