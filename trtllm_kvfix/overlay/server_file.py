@@ -18,7 +18,7 @@ from trtllm_kvfix.settings import (
     Settings,
     in_one_line,
     load,
-    repeated_keys,
+    refuse_misread,
     shortened,
 )
 
@@ -56,7 +56,7 @@ def settings_of(section: Any, file: Path | None, environ: Mapping[str, str]) -> 
     switches the fixes off: `run` has set the variable that would override that."""
     where = f"{file}" if file else "the configuration"
     if file is not None:
-        _refuse_repeated(file)
+        refuse_misread(text_of(file, FILE_BYTES_MAX), f"{file}")
     if not isinstance(section, dict):
         raise SettingsError(f"`{SECTION}:` in {where} is {shortened(section)}; settings belong below it")
     settings = load(environ=environ, section=section, where=where)
@@ -107,13 +107,6 @@ def _sections(command: Iterable[str]) -> Iterator[tuple[Path, Any]]:
             raise SettingsError(f"{option} is {file}, which cannot be read: {in_one_line(error)}") from error
         if isinstance(document, dict) and SECTION in document:
             yield file, document[SECTION]
-
-
-def _refuse_repeated(file: Path) -> None:
-    """Refuse keys that are there twice: the last would win, and the others would be ignored silently."""
-    twice = repeated_keys(text_of(file, FILE_BYTES_MAX))
-    if twice:
-        raise SettingsError(f"{file} has {', '.join(twice)} more than once; only the last would count")
 
 
 def _files(arguments: Iterable[Any]) -> Iterator[tuple[str | None, Path]]:
