@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.fix_ids import FIX_IDS
-from trtllm_kvfix.settings import FixChoices, ReplaySettings, Settings, as_variables, load, names
+from trtllm_kvfix.settings import FixChoices, ReplaySettings, Settings, as_variables, load, names, variable_of
 
 # A value other than the default, as text and as what it means, where a number will not do.
 SAMPLES: dict[str, tuple[str, object]] = {
@@ -116,9 +116,28 @@ def test_unknown_variable_is_refused_with_the_nearest_known_one() -> None:
         ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "2026-99-99"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is '2026-99-99': "),
         ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "[3"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is '[3': "),
         ({"TRTLLM_KVFIX_REPLAY_BLOCKS_HOST": "-1"}, "TRTLLM_KVFIX_REPLAY_BLOCKS_HOST is -1: "),
-        ({"TRTLLM_KVFIX_REPLAY_TOKENS_PER_BLOCK": ""}, "TRTLLM_KVFIX_REPLAY_TOKENS_PER_BLOCK is None: "),
+        (
+            {"trtllm_kvfix_metrics_port": "1"},
+            "unknown setting trtllm_kvfix_metrics_port in the environment; did you mean TRTLLM_KVFIX_METRICS_PORT?",
+        ),
+        (
+            {"TRTLLM_KVFIX_Config": "x"},
+            "unknown setting TRTLLM_KVFIX_Config in the environment; did you mean TRTLLM_KVFI",
+        ),
+        ({"TRTLLM_KVFIX_METRICS_PORTS": ""}, "unknown setting TRTLLM_KVFIX_METRICS_PORTS in the environment; did you "),
+        ({"TRTLLM_KVFIX_METRICS_PORT": "070"}, "TRTLLM_KVFIX_METRICS_PORT is '070': YAML reads 070 as 56; write the "),
+        ({"TRTLLM_KVFIX_METRICS_PORT": "1:30"}, "TRTLLM_KVFIX_METRICS_PORT is '1:30': YAML reads 1:30 as 90; write "),
+        ({"TRTLLM_KVFIX_METRICS_PORT": "9_0"}, "TRTLLM_KVFIX_METRICS_PORT is '9_0': YAML reads 9_0 as 90; write the n"),
+        (
+            {"TRTLLM_KVFIX_METRICS_PORT": "0x10"},
+            "TRTLLM_KVFIX_METRICS_PORT is '0x10': YAML reads 0x10 as 16; write the",
+        ),
+        (
+            {"TRTLLM_KVFIX_AGREEMENT_TIMEOUT_S": "1:30.5"},
+            "TRTLLM_KVFIX_AGREEMENT_TIMEOUT_S is '1:30.5': YAML reads 1:3",
+        ),
         ({"TRTLLM_KVFIX_CONFIG": "missing.yaml"}, "settings file missing.yaml cannot be read: "),
-        ({"TRTLLM_KVFIX_CONFIG": "/dev/zero"}, "settings file /dev/zero is larger than 1048576 bytes; "),
+        ({"TRTLLM_KVFIX_CONFIG": "/dev/zero"}, "settings file /dev/zero cannot be read: it is not a regular file"),
     ],
 )
 def test_bad_environment_is_refused_by_name(environ: dict[str, str], message: str) -> None:
@@ -172,14 +191,33 @@ def test_lists_of_lists_are_shortened_as_a_whole() -> None:
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize("name", list(map(variable_of, names())))
+def test_a_variable_that_is_set_to_nothing_is_not_set(name: str) -> None:
+    assert load(environ={name: ""}) == Settings()
+
+
+def test_an_option_that_is_given_nothing_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"^--enabled is None: "):
+        load(environ={"TRTLLM_KVFIX_ENABLED": ""}, options={"TRTLLM_KVFIX_ENABLED": "--enabled"})
+
+
+def test_numbers_in_a_file_are_read_as_they_look(tmp_path: Path) -> None:
+    file = tmp_path / "x{}.yaml"
+    file.write_text("other: 070\nkvfix:\n  agreement_timeout_s: 0.5\n  replay: {blocks_host: 010}\n")
+    with pytest.raises(SettingsError, match=r"x\{\}.yaml, line 4: YAML reads 010 as 8; write the number in decimal"):
+        load(file, {})
+    file.write_text("other: 070\nkvfix:\n  agreement_timeout_s: 0.5\n  replay: {blocks_host: 0}\n")
+    assert load(file, {}).replay.blocks_host == 0
+
+
 def test_aliases_of_aliases_are_read_once() -> None:
     """In a process of its own: who follows each alias is busy for years."""
     lines = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}" for i in range(1, 60)), "kvfix: *a59"]
-    code = "import sys; from trtllm_kvfix.settings import repeated_keys; print(repeated_keys(sys.stdin.read()))"
+    code = "import sys; from trtllm_kvfix.settings import refuse_misread; print(refuse_misread(sys.stdin.read(), 'it'))"
     done = subprocess.run(
         [sys.executable, "-c", code], input="\n".join(lines), capture_output=True, text=True, check=False, timeout=60
     )
-    assert done.stdout == "[]\n", done.stderr
+    assert done.stdout == "None\n", done.stderr
 
 
 def test_a_section_that_was_read_already_comes_before_the_file_and_after_the_environment(tmp_path: Path) -> None:

@@ -185,6 +185,16 @@ RULES = [
         # and the null device.
         except_paths=r"trtllm_kvfix/(runtime_files|written|overlay/hook_file|tools/pictures|watch/launch|streams)\.py",
     ),
+    Rule(
+        "one reader of somebody else's files",
+        r"trtllm_kvfix/.*\.py",
+        matches(r"\.read_(text|bytes)\(|\.open\([\"']rb?[\"']", "read it by foreign_files.py"),
+        "text = file.read_text()",
+        "text = text_of(file, BYTES_MAX)",
+        # The kernel's files and ours, and files that a command line names, which may be a pipe of the shell.
+        except_paths=r"trtllm_kvfix/(blas|machine|offload/limits|overlay/hook_file|pages|runtime_files|watch/races"
+        r"|watch/suppressions|tools/replay/source)\.py",
+    ),
     Rule("asserts can fail", r"(tests|bench)/.*\.py", constant_asserts, "assert True", "assert x"),
     Rule(
         "no expected failures",

@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trtllm_kvfix.errors import KvfixError, SettingsError
+from trtllm_kvfix.foreign_files import text_of
 from trtllm_kvfix.settings import Settings
+
+BYTES_MAX = 16 << 20  # of a file of another process, which may have a long command line
 
 
 def signature() -> dict[str, Any]:
@@ -88,7 +91,7 @@ def live_and_age(folder: Path, suffix: str, format_number: int) -> Iterator[tupl
     """The same, each with the seconds since it was written or touched."""
     for file in sorted(folder.glob(f"*{suffix}")):
         try:
-            entry, age_s = json.loads(file.read_text()), time.time() - file.stat().st_mtime
+            entry, age_s = json.loads(text_of(file, BYTES_MAX)), time.time() - file.stat().st_mtime
         except (OSError, ValueError, RecursionError):
             continue  # it went, or is not ours
         if not isinstance(entry, dict) or entry.get("format") != format_number or not _names_a_process(entry):

@@ -7,6 +7,7 @@ that is skipped looks like a setting that does not help.
 
 import difflib
 import os
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.foreign_files import text_of
 from trtllm_kvfix.sections import FixChoices, FixSettings, ReplaySettings, Settings, Word
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "ENV_FILE",
     "ENV_JOB",
     "ENV_PREFIX",
+    "FILE_BYTES_MAX",
     "SECTION",
     "UNREADABLE",
     "FixChoices",
@@ -36,6 +39,7 @@ __all__ = [
     "in_one_line",
     "load",
     "names",
+    "refuse_misread",
     "repeated_keys",
     "shortened",
     "unset",
@@ -47,12 +51,15 @@ ENV_FILE = ENV_PREFIX + "CONFIG"
 ENV_ENABLED = ENV_PREFIX + "ENABLED"
 ENV_JOB = ENV_PREFIX + "JOB"  # written by us: processes of one start bear the same, so that they are compared
 SECTION = "kvfix"
-FILE_BYTES_MAX = 1 << 20  # a device such as /dev/zero has no end
+FILE_BYTES_MAX = 256 << 10  # of a YAML file; PyYAML needs seconds for as much
 SHOWN_MAX = 300  # letters of a value in an error; lists of lists have many short ones
 LEVELS_MAX = 8  # deeper than any setting is; a mapping that holds itself by an alias has no end
 
 # What reading a YAML file may raise. A date or a tag on what is none of its kind raises whatever Python does there.
 UNREADABLE = (OSError, yaml.YAMLError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
+
+# Numbers that YAML 1.1 takes for others than most people do: 070 is 56 to it, 1:30 is 90, and 1_0 is 10.
+MISREAD = re.compile(r"[-+]?0[\dxb_].*|.*[_:].*")
 
 # ("replay", "blocks_host") is kvfix.replay.blocks_host in a file, TRTLLM_KVFIX_REPLAY_BLOCKS_HOST in the environment.
 Name: TypeAlias = tuple[str, ...]
@@ -132,26 +139,17 @@ def _at(tree: Mapping[str, Any], name: Name) -> Any:
 
 def _from_file(file: Path) -> dict[Name, _Given]:
     try:
-        text = _bounded_text(file)
-        document, twice = yaml.safe_load(text), repeated_keys(text)
+        text = text_of(file, FILE_BYTES_MAX)
+        document = yaml.safe_load(text)
+        refuse_misread(text, f"settings file {file}")
     except UNREADABLE as error:
         raise SettingsError(f"settings file {file} cannot be read: {in_one_line(error)}") from error
-    if twice:
-        raise SettingsError(f"settings file {file} has {', '.join(twice)} more than once; only the last would count")
     section = document.get(SECTION) if isinstance(document, dict) else None
     if not isinstance(section, dict):
         raise SettingsError(
             f"settings file {file} has no mapping `{SECTION}:` at its top level; settings belong below it"
         )
     return _from_section(section, f"{file}")
-
-
-def _bounded_text(file: Path) -> str:
-    with file.open("rb") as stream:
-        content = stream.read(FILE_BYTES_MAX + 1)
-    if len(content) > FILE_BYTES_MAX:
-        raise SettingsError(f"settings file {file} is larger than {FILE_BYTES_MAX} bytes; is it another file?")
-    return content.decode("utf-8")
 
 
 def in_one_line(error: Exception) -> str:
@@ -164,6 +162,36 @@ def in_one_line(error: Exception) -> str:
         return str(error).partition("\n")[0]
     mark = error.problem_mark
     return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+
+
+def refuse_misread(text: str, where: str) -> None:
+    """Refuse what YAML reads without a word, and not as it was meant."""
+    if twice := repeated_keys(text):
+        raise SettingsError(f"{where} has {', '.join(twice)} more than once; only the last would count")
+    document = yaml.compose(text, Loader=yaml.SafeLoader)
+    for key, value in document.value if isinstance(document, yaml.MappingNode) else ():
+        if key.value == SECTION and (odd := _odd_number(value)):
+            raise SettingsError(f"{where}, line {odd.start_mark.line + 1}: {_explained(odd)}")
+
+
+def _odd_number(node: yaml.Node) -> yaml.ScalarNode | None:
+    """The first one. Each mapping or list is looked at once, however many aliases it has."""
+    visited, left = set[int](), [node]
+    while left:
+        one = left.pop(0)
+        if isinstance(one, yaml.ScalarNode):
+            is_number = one.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+            if is_number and one.style is None and MISREAD.fullmatch(one.value):
+                return one
+        elif id(one) not in visited:
+            visited.add(id(one))
+            pairs = one.value if isinstance(one, yaml.MappingNode) else [one.value]
+            left += [each for pair in pairs for each in pair]
+    return None
+
+
+def _explained(odd: yaml.ScalarNode) -> str:
+    return f"YAML reads {odd.value} as {yaml.safe_load(odd.value)}; write the number in decimal digits alone"
 
 
 def repeated_keys(text: str) -> list[str]:
@@ -216,17 +244,23 @@ def _from_environment(environ: Mapping[str, str], options: Mapping[str, str]) ->
     known = {variable_of(name): name for name in names()}
     given: dict[Name, _Given] = {}
     for variable, text in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable in (ENV_FILE, ENV_JOB):
+        if not variable.upper().startswith(ENV_PREFIX) or variable in (ENV_FILE, ENV_JOB):
             continue
         if variable not in known:
             _refuse(variable, "the environment", [*known, ENV_FILE])
-        given[known[variable]] = _Given(_scalar(text), options.get(variable, variable))
+        if not text and variable not in options:
+            continue  # set to nothing, as containers do, it is not set
+        where = options.get(variable, variable)
+        given[known[variable]] = _Given(_scalar(text, where), where)
     return given
 
 
-def _scalar(text: str) -> Any:
+def _scalar(text: str, where: str) -> Any:
     """A variable's text means what the same text means in the YAML file: 7 is a number, null is none."""
     try:
+        document = yaml.compose(text, Loader=yaml.SafeLoader)
+        if document is not None and (odd := _odd_number(document)):
+            raise SettingsError(f"{where} is {shortened(text)}: {_explained(odd)}")
         return yaml.safe_load(text)
     except UNREADABLE:
         return text
@@ -241,9 +275,9 @@ def shortened(value: Any) -> str:
 
 
 def _refuse(name: str, where: str, known: Iterable[str]) -> NoReturn:
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    by_letters = {each.lower(): each for each in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), by_letters, n=1)
+    hint = f"did you mean {by_letters[near[0]]}?" if near else f"known are {', '.join(by_letters.values())}"
     raise SettingsError(f"unknown setting {name} in {where}; {hint}")
 
 

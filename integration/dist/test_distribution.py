@@ -6,6 +6,7 @@ Needs uv and the build tools of this package: make test-dist
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
@@ -50,6 +51,16 @@ def lowest() -> dict[str, Version]:
     """The package itself says that it serves these versions."""
     required = [Requirement(line) for line in distribution("trtllm-kvfix").requires or [] if "extra ==" not in line]
     return {each.name: Version(next(iter(each.specifier)).version) for each in required}
+
+
+def test_sdist_has_nothing_that_wants_a_checkout(built: Built) -> None:
+    """Its wheel is built by the fixture. The Makefile and CI call what is not here, and tests call one another."""
+    with tarfile.open(built.sdist) as archive:
+        files = [name.partition("/")[2] for name in archive.getnames()]
+    folders = {name.partition("/")[0] for name in files if "/" in name}
+    assert folders == {"cmake", "cpp", "docs", "examples", "licenses", "reproducers", "tools", "trtllm_kvfix"}
+    assert {name for name in files if name.startswith("tools/")} == {"tools/install_nvcc.sh", "tools/wheels.sh"}
+    assert [name for name in files if name.startswith(("cpp/tests/", "cpp/fuzz/")) or name == "Makefile"] == []
 
 
 @pytest.mark.parametrize(("command", "code", "part"), COMMANDS, ids=[command.split()[0] for command, _, _ in COMMANDS])

@@ -74,10 +74,8 @@ def test_each_rank_serves_its_own_counts_on_its_own_port() -> None:
             for counter in counters.ALL:
                 assert f"# HELP trtllm_kvfix_{counter.name}" in page
     finally:
-        for server, thread in servers:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        for server in servers:
+            server.stop()
 
 
 def test_port_that_is_taken_is_an_error_that_says_how_ports_are_chosen() -> None:

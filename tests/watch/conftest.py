@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,8 @@ Watch = Callable[..., Outcome]
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the made-up driver."""
+    if platform.machine() != "x86_64":
+        pytest.skip("needs x86-64")
     try:
         library()
     except CannotWatch as error:

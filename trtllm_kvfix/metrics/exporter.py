@@ -3,16 +3,15 @@
 Counts are collected when they are scraped, into a registry of our own: an application's other metrics stay apart.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.metrics import counters
+from trtllm_kvfix.metrics.page_server import PageServer
 from trtllm_kvfix.sections import PORT_MAX
 
 PREFIX = "trtllm_kvfix_"
@@ -47,9 +46,7 @@ class CountsCollector(Collector):
         return metric
 
 
-def serve(
-    port_first: int, rank: int, words: Callable[[], Mapping[str, str]], address: str = "0.0.0.0"
-) -> tuple[WSGIServer, threading.Thread]:
+def serve(port_first: int, rank: int, words: Callable[[], Mapping[str, str]], address: str = "0.0.0.0") -> PageServer:
     """Serve in a daemon thread; raise SettingsError if the port cannot be used."""
     port = port_first + rank
     if port > PORT_MAX:
@@ -57,7 +54,7 @@ def serve(
     registry = CollectorRegistry()
     registry.register(CountsCollector(rank, words))
     try:
-        return start_http_server(port, addr=address, registry=registry)
+        return PageServer(address, port, make_wsgi_app(registry))
     except OSError as error:
         raise SettingsError(
             f"metrics of rank {rank} cannot be served on port {port}: {error}; rank r listens on kvfix.metrics_port + "

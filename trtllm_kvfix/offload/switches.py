@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.foreign_files import all_of, opened
 from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.settings import repeated_keys
 
@@ -77,24 +78,15 @@ class Switches:
 
 
 def content_of(file: Path) -> str:
-    """The text of a regular file of this user, or of root. Opening another kind could wait for its writer."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is not a regular file")
+    """The text of a file of this user, or of root."""
+    with opened(file) as stream:
+        found = os.fstat(stream.fileno())
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & stat.S_IWOTH:
             raise ValueError(
                 f"its owner is user {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):o}; it must belong to "
                 f"user {os.geteuid()} or to root, and must not be writable by everybody"
             )
-        with open(descriptor, "rb", closefd=False) as opened:
-            content = opened.read(BYTES_MAX + 1)
-    finally:
-        os.close(descriptor)
-    if len(content) > BYTES_MAX:
-        raise ValueError(f"it has more than {BYTES_MAX} bytes")
-    return content.decode("utf-8")
+        return all_of(stream, BYTES_MAX).decode("utf-8")
 
 
 def parsed(text: str) -> Any:

@@ -21,6 +21,7 @@ import click
 
 from trtllm_kvfix import usage
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.foreign_files import opened
 from trtllm_kvfix.overlay import server_file
 from trtllm_kvfix.overlay.hook_file import hook_file
 from trtllm_kvfix.settings import (
@@ -137,9 +138,9 @@ def interpreter_line(program: str) -> list[str]:
     """The interpreter in a script's first line; nothing where it is not a script."""
     found = shutil.which(program)
     try:
-        with Path(found or "").open("rb") as file:
+        with opened(Path(found or "")) as file:
             first = file.readline(SHEBANG_BYTES_MAX)
-    except OSError:
+    except (OSError, ValueError):
         return []  # not there, or not to be read: the command will say so
     words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
     if words and Path(words[0]).name == "env":

@@ -10,7 +10,17 @@ from typing import Any, NoReturn
 import yaml
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.settings import SECTION, UNREADABLE, Settings, in_one_line, load, repeated_keys, shortened
+from trtllm_kvfix.foreign_files import text_of
+from trtllm_kvfix.settings import (
+    FILE_BYTES_MAX,
+    SECTION,
+    UNREADABLE,
+    Settings,
+    in_one_line,
+    load,
+    refuse_misread,
+    shortened,
+)
 
 # The options by which trtllm-serve and trtllm-bench take the file, whatever its name ends in.
 OPTIONS = ("--config", "--extra_llm_api_options")
@@ -20,7 +30,7 @@ def file_of(document: Any, named: Iterable[Any]) -> Path | None:
     """The file with this content among those that the command line or `named` names."""
     for _, file in _files([*named, *sys.argv[1:]]):
         try:
-            if _alike(yaml.safe_load(file.read_text(encoding="utf-8")), document, set()):
+            if _alike(yaml.safe_load(text_of(file, FILE_BYTES_MAX)), document, set()):
                 return file
         except UNREADABLE:
             continue
@@ -46,7 +56,7 @@ def settings_of(section: Any, file: Path | None, environ: Mapping[str, str]) -> 
     switches the fixes off: `run` has set the variable that would override that."""
     where = f"{file}" if file else "the configuration"
     if file is not None:
-        _refuse_repeated(file)
+        refuse_misread(text_of(file, FILE_BYTES_MAX), f"{file}")
     if not isinstance(section, dict):
         raise SettingsError(f"`{SECTION}:` in {where} is {shortened(section)}; settings belong below it")
     settings = load(environ=environ, section=section, where=where)
@@ -90,20 +100,13 @@ def _sections(command: Iterable[str]) -> Iterator[tuple[Path, Any]]:
     """The sections `kvfix:` in the files that the command names, each with its file."""
     for option, file in _files(command):
         try:
-            document = yaml.safe_load(file.read_text(encoding="utf-8"))
+            document = yaml.safe_load(text_of(file, FILE_BYTES_MAX))
         except UNREADABLE as error:
             if option is None:
                 continue  # an argument that only looks like the server's file
             raise SettingsError(f"{option} is {file}, which cannot be read: {in_one_line(error)}") from error
         if isinstance(document, dict) and SECTION in document:
             yield file, document[SECTION]
-
-
-def _refuse_repeated(file: Path) -> None:
-    """Refuse keys that are there twice: the last would win, and the others would be ignored silently."""
-    twice = repeated_keys(file.read_text(encoding="utf-8"))
-    if twice:
-        raise SettingsError(f"{file} has {', '.join(twice)} more than once; only the last would count")
 
 
 def _files(arguments: Iterable[Any]) -> Iterator[tuple[str | None, Path]]:

@@ -7,11 +7,12 @@ from typing import Any
 import click
 from rich.table import Table
 
+from trtllm_kvfix.foreign_files import bytes_of
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.offload import tier_report
 from trtllm_kvfix.overlay.attest import live
 from trtllm_kvfix.overlay.recheck import EVERY_S
-from trtllm_kvfix.runtime_files import Owner, folder_of, refuse_unreadable
+from trtllm_kvfix.runtime_files import BYTES_MAX, Owner, folder_of, refuse_unreadable
 from trtllm_kvfix.settings import Settings
 from trtllm_kvfix.sizes import bytes_text
 from trtllm_kvfix.tools.terminal import terminal
@@ -57,7 +58,7 @@ def flight_records(folder: Path) -> list[dict[str, Any]]:
         if owner is None:
             continue
         try:
-            entries = flight.read(file.read_bytes())
+            entries = flight.read(bytes_of(file, BYTES_MAX))
         except (OSError, ValueError) as error:
             records.append({**owner._asdict(), "error": str(error)})
             continue

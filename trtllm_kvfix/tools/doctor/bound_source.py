@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from trtllm_kvfix.foreign_files import SOURCE_BYTES_MAX, text_of
 from trtllm_kvfix.overlay.upstream import BINDINGS, V2_UTILS
 
 FOLDERS = ("cpp/tensorrt_llm/nanobind", "cpp/tensorrt_llm/pybind")
@@ -43,7 +44,7 @@ class BoundSources:
             for file in FILES[name]:
                 path = self._folder / folder / file
                 if path.is_file():
-                    yield path.read_text(encoding="utf-8", errors="replace")
+                    yield text_of(path, SOURCE_BYTES_MAX, errors="replace")
 
 
 def _declare(module: ModuleType, text: str) -> None:

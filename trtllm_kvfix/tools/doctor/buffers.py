@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtllm_kvfix.foreign_files import SOURCE_BYTES_MAX, text_of
 from trtllm_kvfix.overlay.fix import Fix
 
 METHODS = ("copy_", "to", "cuda")
@@ -44,9 +45,9 @@ def candidates(package: Path) -> list[Buffer]:
     found: dict[tuple[str, str], Buffer] = {}
     for file in sorted(package.glob("_torch/**/*.py")):
         try:
-            text = file.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue  # an editor's lock, which is a link to nowhere, or a folder of that name
+            text = text_of(file, SOURCE_BYTES_MAX, errors="replace")
+        except (OSError, ValueError):
+            continue  # an editor's lock, which is a link to nowhere, a folder or a pipe of that name, or no source
         if "non_blocking=True" not in text and not any(kernel in text for kernel in KERNELS):
             continue
         where = file.relative_to(package).as_posix()

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.foreign_files import SOURCE_BYTES_MAX, text_of
 from trtllm_kvfix.overlay.upstream import BINDINGS, PACKAGE, V2_UTILS, Upstream
 from trtllm_kvfix.tools.doctor.bound_source import BoundSources, Unread
 
@@ -46,8 +47,8 @@ class SourceTree(Upstream):
     def version(self) -> str | None:
         """The version as the package states it, without running the package."""
         try:
-            text = (self.package / "version.py").read_text(encoding="utf-8", errors="replace")
-        except OSError:
+            text = text_of(self.package / "version.py", SOURCE_BYTES_MAX, errors="replace")
+        except (OSError, ValueError):
             return None
         found = re.search(r"^__version__\s*=\s*[\"']([^\"']+)", text, re.MULTILINE)
         return found[1] if found else None
@@ -68,13 +69,20 @@ class SourceTree(Upstream):
         for file in (path.with_suffix(".pyi"), path / "__init__.pyi"):
             if file.is_file():
                 return self._made(name, file)
-        return BoundSources(self._folder).module(name)
+        try:
+            return BoundSources(self._folder).module(name)
+        except (OSError, ValueError) as error:
+            self.unreadable[name] = f"its sources in {self._folder}: {error}"
+            return None
 
     def _made(self, name: str, file: Path) -> ModuleType | None:
         try:
-            tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
+            tree = ast.parse(text_of(file, SOURCE_BYTES_MAX, errors="replace"))
         except SyntaxError as error:
             self.unreadable[name] = f"{file.relative_to(self._folder)}:{error.lineno}: {error.msg}"
+            return None
+        except (OSError, ValueError) as error:
+            self.unreadable[name] = f"{file.relative_to(self._folder)}: {error}"
             return None
         module = ModuleType(name)
         module.__file__ = str(file)

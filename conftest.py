@@ -1,0 +1,3 @@
+"""For tests/ and integration/ alike."""
+
+pytest_plugins = ["tests.skips"]

@@ -1,0 +1,87 @@
+"""Where CI is set, nothing is skipped that is not listed here: a suite that a broken build skips must not be green.
+
+A pytest plugin for tests/ and integration/. At the end of a run it says what was skipped, and why that may be.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Generator
+from fnmatch import fnmatchcase
+from typing import NamedTuple, TypeVar
+
+import pytest
+
+
+class Allowed(NamedTuple):
+    """A skip that CI accepts, because it depends on the machine or on nothing at all."""
+
+    files: str  # a pattern
+    says: str  # a part of the reason with which the test is skipped
+    why: str
+
+
+ALLOWED = (
+    Allowed("tests/bound/test_bound.py", "not bound in this era", "no era binds every method"),
+    Allowed("tests/events/*.py", "could not import 'zmq'", "not every Python has a wheel of ZeroMQ"),
+    Allowed("tests/events/*.py", "could not import 'msgspec'", "not every Python has a wheel of msgspec"),
+    Allowed("tests/test_examples.py", "needs systemd", "containers have none"),
+    Allowed("tests/tools/bench/*.py", "matplotlib is an extra", "`make test-py` alone does not install that extra"),
+    Allowed("tests/tools/replay/*.py", "could not import 'matplotlib'", "`make test-py` alone does not install it"),
+    Allowed("tests/watch/test_*.py", "needs x86-64", "`watch` is built for that alone"),
+    Allowed("tests/watch/test_frames_of_python.py", "is not in the path", "the one that runs the tests is always read"),
+    # Not part of `make ci`:
+    Allowed("integration/clients/test_clients.py", "a tree of upstream is there", "this test says that there is none"),
+    Allowed("integration/clients/test_clients.py", "set KVFIX_UPSTREAM", "upstream's source is not ours to carry"),
+    Allowed("integration/gpu/test_offload_tp2.py", "no second CUDA device", "most machines have one GPU"),
+    Allowed("integration/upstream/test_*.py", "excerpts", "upstream's source is not ours to carry"),
+    Allowed("integration/upstream/test_upstream.py", "a tree is there", "this test says that there is none"),
+    Allowed("integration/upstream/test_upstream.py", "set UPSTREAM", "upstream's source is not ours to carry"),
+)
+CI = bool(os.environ.get("CI"))
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+SKIPS = pytest.StashKey[Counter[tuple[str, str]]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SKIPS] = Counter()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    return judged(report, item.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    return judged(report, collector.config)
+
+
+def judged(report: Report, config: pytest.Config) -> Report:
+    if not report.skipped or not CI:
+        return report
+    says = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    says = says.removeprefix("Skipped: ")
+    file = report.nodeid.partition("::")[0]
+    why = next((each.why for each in ALLOWED if fnmatchcase(file, each.files) and each.says in says), None)
+    if why is None:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{report.nodeid} was skipped where CI is set: {says}\nEither this machine lacks what CI promises or the "
+            "build is broken. If the test may be skipped here, ALLOWED in tests/skips.py wants an entry that says why."
+        )
+    else:
+        config.stash[SKIPS][f"{file}: {says}", why] += 1
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if skips := terminalreporter.config.stash[SKIPS]:
+        terminalreporter.section("skipped, as tests/skips.py allows")
+        for (what, why), times in sorted(skips.items()):
+            terminalreporter.write_line(f"[{times}] {what} ({why})")
