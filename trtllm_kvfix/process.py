@@ -29,9 +29,12 @@ def begin() -> None:
 def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, Any]:
     # A call in a program's code overrides a switch in its environment, as a command line would.
     said = as_variables(load(environ={}, section={**section, "enabled": True}))
+    file = Path(config) if config is not None else None
     with _all_or_nothing():
+        carry.say({})
+        load(file, carry.given())  # what the call overrides must be right, too
         carry.say({**said, ENV_ENABLED: "true"})
-        settings = load(Path(config) if config is not None else None, carry.given())
+        settings = load(file, carry.given())
         active.activate(settings)
     export({launch.PATH: launch.variables(settings, environment(), active.job)[launch.PATH]})
     return status()

@@ -189,12 +189,7 @@ def run(
     """Run COMMAND with the fixes: trtllm-serve, trtllm-bench, python, mpirun, trtllm-llmapi-launch."""
     environ = environment()
     config = config or (ctx.parent.params.get("config") if ctx.parent is not None else None)
-    given = _from_options(fixes, force, manager, metrics_port)
-    settings = load(
-        config,
-        {**environ, **{variable: value for variable, (_, value) in given.items()}},
-        options={variable: option for variable, (option, _) in given.items()},
-    )
+    settings = load(config, environ, options=_from_options(fixes, force, manager, metrics_port))
     if not settings.enabled:
         raise SettingsError(
             f"{ENV_ENABLED} or kvfix.enabled is false; `run` starts commands with the fixes, so unset it"
