@@ -13,13 +13,16 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.managers import engines, places
 from trtllm_kvfix.overlay import carry, flight_dump, import_hook, launch, server_config, start_gate, uncaught, workers
 from trtllm_kvfix.overlay.activation import Activation
-from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load
+from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load, switched_off
 
 active = Activation(ALL, (server_config, start_gate, flight_dump, workers, *places.ALL), engines.objection)
 
 
 def begin() -> None:
     """TensorRT-LLM is about to be imported and the hook is there: read the switch."""
+    if switched_off(environment()):
+        server_config.ignore_section()
+        return
     uncaught.install()
     settings = load()
     if settings.enabled:

@@ -38,6 +38,7 @@ __all__ = [
     "names",
     "repeated_keys",
     "shortened",
+    "switched_off",
     "unset",
     "variable_of",
 ]
@@ -91,6 +92,11 @@ def load(
         _validated(source)
         given |= source
     return _validated(given)
+
+
+def switched_off(environ: Mapping[str, str]) -> bool:
+    """The switch that starts a server whatever the other settings are: nothing else is looked at."""
+    return _scalar(environ.get(ENV_ENABLED, "")) is False
 
 
 def as_variables(settings: Settings) -> dict[str, str]:

@@ -141,10 +141,34 @@ def test_bad_command_line_exits_with_2_and_one_line(small: Path, arguments: list
     assert message in done.stderr
 
 
-def test_run_with_the_switch_off_is_refused(small: Path) -> None:
-    done = run(small, "run", "--", PYTHON, "-c", "", TRTLLM_KVFIX_ENABLED="false")
-    assert done.returncode == 2
-    assert "`run` starts commands with the fixes, so unset it" in done.stderr
+@pytest.mark.parametrize("switch", ["false", "off", "False"])
+@pytest.mark.parametrize("broken", [{}, {"TRTLLM_KVFIX_CONFIG": "missing.yaml", "TRTLLM_KVFIX_METRICS_PORT": "many"}])
+def test_run_with_the_switch_off_starts_the_command_without_the_fixes(
+    small: Path, switch: str, broken: dict[str, str]
+) -> None:
+    """Whatever the other settings are: it is what one reaches for when nothing works."""
+    done = run(small, "run", "--", PYTHON, "-c", SHOW, TRTLLM_KVFIX_ENABLED=switch, **broken)
+    assert (done.returncode, json.loads(done.stdout or "null")) == (0, OFF), done.stderr
+    assert done.stderr.count("\n") == 1 and f"{PYTHON} starts WITHOUT the fixes" in done.stderr
+
+
+def test_run_with_the_switch_off_in_its_file_starts_the_command_without_the_fixes(small: Path) -> None:
+    (small / "settings.yaml").write_text("kvfix: {enabled: false}")
+    done = run(small, "run", "--config", "settings.yaml", "--", PYTHON, "-c", SHOW)
+    assert (done.returncode, json.loads(done.stdout or "null")) == (0, OFF), done.stderr
+
+
+def test_run_with_the_switch_off_starts_what_it_would_refuse_and_a_missing_command_is_an_error(small: Path) -> None:
+    done = run(small, "run", "--", PYTHON, "-I", "-c", "print('started')", TRTLLM_KVFIX_ENABLED="false")
+    assert done.stdout == "started\n"
+    assert "a section `kvfix:` stays in its configuration: " in done.stderr and "-I ignores PYTHONPATH" in done.stderr
+    done = run(small, "run", "--", "./missing", TRTLLM_KVFIX_ENABLED="false")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_dry_run_with_the_switch_off_starts_nothing(small: Path) -> None:
+    done = run(small, "run", "--dry-run", "--", "sh", "-c", "echo started", TRTLLM_KVFIX_ENABLED="false")
+    assert done.stdout.splitlines()[-2:] == ["TRTLLM_KVFIX_ENABLED=false", "sh -c 'echo started'"]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +206,7 @@ def test_python_without_the_package_is_refused_when_it_imports_upstream_and_not_
     assert done.stdout == "fine\n"
     assert f"{PYTHON} cannot import trtllm_kvfix" in done.stderr
     assert "install it next to TensorRT-LLM" in done.stderr
+    assert python(small, code, TRTLLM_KVFIX_ENABLED="False").returncode == 0, "the switch starts it all the same"
 
 
 def test_isolated_python_has_the_persistent_hook_and_without_site_packages_there_is_none(

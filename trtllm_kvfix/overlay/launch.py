@@ -28,12 +28,14 @@ from trtllm_kvfix.settings import (
     ENV_FILE,
     ENV_JOB,
     ENV_PREFIX,
+    SECTION,
     Settings,
     Word,
     as_variables,
     environment,
     load,
     names,
+    switched_off,
     variable_of,
 )
 
@@ -59,19 +61,17 @@ class DeafPython(NamedTuple):
 
 def variables(settings: Settings, environ: Mapping[str, str], job: str) -> dict[str, str]:
     """The variables that bring the fixes to a child process, to be added to `environ`."""
+    return {**as_variables(settings), ENV_ENABLED: "true", ENV_JOB: job, PATH: path_with_hook(environ)}
+
+
+def path_with_hook(environ: Mapping[str, str]) -> str:
     others = [place for place in environ.get(PATH, "").split(os.pathsep) if place and place != str(BOOTSTRAP)]
-    return {
-        **as_variables(settings),
-        ENV_ENABLED: "true",
-        ENV_JOB: job,
-        PATH: os.pathsep.join([str(BOOTSTRAP), *others]),
-    }
+    return os.pathsep.join([str(BOOTSTRAP), *others])
 
 
 def checked(command: Sequence[str]) -> list[str]:
     """The command line to run; raise SettingsError where the fixes would not reach it."""
-    if shutil.which(command[0]) is None:
-        raise SettingsError(f"command {command[0]!r} {why_not_found(command[0])}")
+    refuse_missing(command)
     deaf = deaf_python(command)
     if deaf is None:
         return list(command)
@@ -83,6 +83,11 @@ def checked(command: Sequence[str]) -> list[str]:
             "with `trtllm-kvfix enable`"
         )
     return list(command)
+
+
+def refuse_missing(command: Sequence[str]) -> None:
+    if shutil.which(command[0]) is None:
+        raise SettingsError(f"command {command[0]!r} {why_not_found(command[0])}")
 
 
 def why_not_found(program: str) -> str:
@@ -186,14 +191,19 @@ def run(
     metrics_port: int | None,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND with the fixes: trtllm-serve, trtllm-bench, python, mpirun, trtllm-llmapi-launch."""
+    """Run COMMAND with the fixes: trtllm-serve, trtllm-bench, python, mpirun, trtllm-llmapi-launch.
+
+    With TRTLLM_KVFIX_ENABLED=false, COMMAND runs without them, whatever the other settings are.
+    """
     environ = environment()
+    if switched_off(environ):
+        start_without(command, environ, dry_run=dry_run)
+        return
     config = config or (ctx.parent.params.get("config") if ctx.parent is not None else None)
     settings = load(config, environ, options=_from_options(fixes, force, manager, metrics_port))
     if not settings.enabled:
-        raise SettingsError(
-            f"{ENV_ENABLED} or kvfix.enabled is false; `run` starts commands with the fixes, so unset it"
-        )
+        start_without(command, environ, dry_run=dry_run)
+        return
     new = variables(settings, environ, job=f"{os.uname().nodename}-{os.getpid()}")
     line = forwarding(checked(command), sorted(new))
     inherited = {
@@ -203,10 +213,35 @@ def run(
     sections = server_file.check(command, {**inherited, **new})
     if dry_run:
         click.echo("".join(f"{line}\n" for line in sections), nl=False, err=True)
-        click.echo("".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(new.items())), nl=False)
-        click.echo(shlex.join(line))
+        show(line, new)
         return
     become(line, {**inherited, **new})
+
+
+def start_without(command: Sequence[str], environ: Mapping[str, str], *, dry_run: bool) -> None:
+    """Start the command without the fixes. The hook goes with it, and takes the section `kvfix:` out of the server's
+    configuration, which TensorRT-LLM would refuse."""
+    refuse_missing(command)
+    tell(f"{ENV_ENABLED} or kvfix.enabled is false: {command[0]} starts WITHOUT the fixes")
+    try:
+        checked(command)
+    except SettingsError as error:
+        tell(f"a section `{SECTION}:` stays in its configuration: {error}")
+    new = {ENV_ENABLED: "false", PATH: path_with_hook(environ)}
+    line = forwarding(command, sorted(new))
+    if dry_run:
+        show(line, new)
+        return
+    become(line, {**environ, **new})
+
+
+def tell(text: str) -> None:
+    click.echo(f"[trtllm-kvfix] {text}", err=True)
+
+
+def show(line: Sequence[str], new: Mapping[str, str]) -> None:
+    click.echo("".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(new.items())), nl=False)
+    click.echo(shlex.join(line))
 
 
 def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
