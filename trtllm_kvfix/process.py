@@ -13,6 +13,7 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.managers import engines, places
 from trtllm_kvfix.overlay import carry, flight_dump, import_hook, launch, server_config, start_gate, uncaught, workers
 from trtllm_kvfix.overlay.activation import Activation
+from trtllm_kvfix.overlay.deaf import PATH
 from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load, switched_off
 
 active = Activation(ALL, (server_config, start_gate, flight_dump, workers, *places.ALL), engines.objection)
@@ -39,7 +40,7 @@ def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, A
         carry.say({**said, ENV_ENABLED: "true"})
         settings = load(file, carry.given())
         active.activate(settings)
-    export({launch.PATH: launch.variables(settings, environment(), active.job)[launch.PATH]})
+    export({PATH: launch.path_with_hook(environment())})
     return status()
 
 
