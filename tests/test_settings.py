@@ -198,7 +198,7 @@ def test_a_variable_that_is_set_to_nothing_is_not_set(name: str) -> None:
 
 def test_an_option_that_is_given_nothing_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"^--enabled is None: "):
-        load(environ={"TRTLLM_KVFIX_ENABLED": ""}, options={"TRTLLM_KVFIX_ENABLED": "--enabled"})
+        load(environ={}, options={"TRTLLM_KVFIX_ENABLED": ("--enabled", "")})
 
 
 def test_numbers_in_a_file_are_read_as_they_look(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ def main(ctx: click.Context, config: Path | None) -> None:
     """
     from trtllm_kvfix.settings import load  # noqa: PLC0415  --help and --version need no settings, so no pydantic
 
+    if ctx.invoked_subcommand == "run":
+        return  # it reads them itself, and not at all if the fixes are switched off
     ctx.obj = load(config)
     # Options of a command that bear a setting's name take their defaults from it.
     ctx.default_map = ctx.obj.model_dump()

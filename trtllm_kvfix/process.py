@@ -13,13 +13,17 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.managers import engines, places
 from trtllm_kvfix.overlay import carry, flight_dump, import_hook, launch, server_config, start_gate, uncaught, workers
 from trtllm_kvfix.overlay.activation import Activation
-from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load
+from trtllm_kvfix.overlay.deaf import PATH
+from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load, switched_off
 
 active = Activation(ALL, (server_config, start_gate, flight_dump, workers, *places.ALL), engines.objection)
 
 
 def begin() -> None:
     """TensorRT-LLM is about to be imported and the hook is there: read the switch."""
+    if switched_off(environment()):
+        server_config.ignore_section()
+        return
     uncaught.install()
     settings = load()
     if settings.enabled:
@@ -29,11 +33,14 @@ def begin() -> None:
 def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, Any]:
     # A call in a program's code overrides a switch in its environment, as a command line would.
     said = as_variables(load(environ={}, section={**section, "enabled": True}))
+    file = Path(config) if config is not None else None
     with _all_or_nothing():
+        carry.say({})
+        load(file, carry.given())  # what the call overrides must be right, too
         carry.say({**said, ENV_ENABLED: "true"})
-        settings = load(Path(config) if config is not None else None, carry.given())
+        settings = load(file, carry.given())
         active.activate(settings)
-    export({launch.PATH: launch.variables(settings, environment(), active.job)[launch.PATH]})
+    export({PATH: launch.path_with_hook(environment())})
     return status()
 
 

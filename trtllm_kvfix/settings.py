@@ -42,6 +42,7 @@ __all__ = [
     "refuse_misread",
     "repeated_keys",
     "shortened",
+    "switched_off",
     "unset",
     "variable_of",
 ]
@@ -76,20 +77,36 @@ def load(
     *,
     section: Mapping[Any, Any] | None = None,
     where: str = "the configuration",
-    options: Mapping[str, str] | None = None,
+    options: Mapping[str, tuple[str, str]] | None = None,
 ) -> Settings:
     """Read the settings. `file` overrides the one that TRTLLM_KVFIX_CONFIG names. `section` is the content of `kvfix:`
-    if the file has been read already, and overrides both. Errors call that file `where`, and call a variable that an
-    option of the command line has set by its name in `options`."""
+    if the file has been read already, and overrides both; errors call that file `where`. `options` are those of the
+    command line, by the variable that they override: the option as errors name it, and its text.
+
+    Each source must be right by itself: a value that another source overrides today counts tomorrow, without it."""
     if environ is None:
         environ = os.environ
     if file is None and environ.get(ENV_FILE):  # set to nothing, as containers do, it names no file
         file = Path(environ[ENV_FILE])
-    given = _from_file(file) if file is not None else {}
-    if section is not None:
-        given |= _from_section(section, where)
-    given |= _from_environment(environ, options or {})
+    sources = [
+        _from_file(file) if file is not None else {},
+        _from_section(section, where) if section is not None else {},
+        _from_environment(environ),
+        _from_options(options or {}),
+    ]
+    given: dict[Name, _Given] = {}
+    for source in sources:
+        _validated(source)
+        given |= source
     return _validated(given)
+
+
+def switched_off(environ: Mapping[str, str]) -> bool:
+    """The switch that starts a server whatever the other settings are: nothing else is looked at."""
+    try:
+        return _scalar(environ.get(ENV_ENABLED, ""), ENV_ENABLED) is False
+    except SettingsError:
+        return False
 
 
 def as_variables(settings: Settings) -> dict[str, str]:
@@ -240,7 +257,7 @@ def _flattened(section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, A
             yield dotted, value
 
 
-def _from_environment(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[Name, _Given]:
+def _from_environment(environ: Mapping[str, str]) -> dict[Name, _Given]:
     known = {variable_of(name): name for name in names()}
     given: dict[Name, _Given] = {}
     for variable, text in environ.items():
@@ -248,11 +265,15 @@ def _from_environment(environ: Mapping[str, str], options: Mapping[str, str]) ->
             continue
         if variable not in known:
             _refuse(variable, "the environment", [*known, ENV_FILE])
-        if not text and variable not in options:
+        if not text:
             continue  # set to nothing, as containers do, it is not set
-        where = options.get(variable, variable)
-        given[known[variable]] = _Given(_scalar(text, where), where)
+        given[known[variable]] = _Given(_scalar(text, variable), variable)
     return given
+
+
+def _from_options(options: Mapping[str, tuple[str, str]]) -> dict[Name, _Given]:
+    known = {variable_of(name): name for name in names()}
+    return {known[variable]: _Given(_scalar(text, option), option) for variable, (option, text) in options.items()}
 
 
 def _scalar(text: str, where: str) -> Any:

@@ -13,6 +13,7 @@ SERVER = {
     "kvfix: {fixes: {token-budget: maybe}}": "server.yaml: kvfix.fixes.token-budget is 'maybe': ",
     "kvfix: {fixes: {nixl-listener: observe}}": "server.yaml: kvfix.fixes.nixl-listener is 'observe': this fix cannot",
     "kvfix: {metrics_port: 99999}": "server.yaml: kvfix.metrics_port is 99999: ",
+    'kvfix: {enabled: "false"}': "server.yaml: kvfix.enabled is 'false': ",
     "kvfix: on": "`kvfix:` in server.yaml is True; settings belong below it",
     "kvfix: {force: true}\nkvfix: {force: true}": "server.yaml has kvfix more than once",
     "kvfix: [": "--config is server.yaml, which cannot be read: line 1, column 9: ",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.overlay.upstream_double import EXECUTOR, environment, python
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.overlay import launch
+from trtllm_kvfix.overlay import deaf, launch
 from trtllm_kvfix.settings import Settings, load
 
 PYTHON = sys.executable
@@ -141,10 +141,34 @@ def test_bad_command_line_exits_with_2_and_one_line(small: Path, arguments: list
     assert message in done.stderr
 
 
-def test_run_with_the_switch_off_is_refused(small: Path) -> None:
-    done = run(small, "run", "--", PYTHON, "-c", "", TRTLLM_KVFIX_ENABLED="false")
-    assert done.returncode == 2
-    assert "`run` starts commands with the fixes, so unset it" in done.stderr
+@pytest.mark.parametrize("switch", ["false", "off", "False"])
+@pytest.mark.parametrize("broken", [{}, {"TRTLLM_KVFIX_CONFIG": "missing.yaml", "TRTLLM_KVFIX_METRICS_PORT": "many"}])
+def test_run_with_the_switch_off_starts_the_command_without_the_fixes(
+    small: Path, switch: str, broken: dict[str, str]
+) -> None:
+    """Whatever the other settings are: it is what one reaches for when nothing works."""
+    done = run(small, "run", "--", PYTHON, "-c", SHOW, TRTLLM_KVFIX_ENABLED=switch, **broken)
+    assert (done.returncode, json.loads(done.stdout or "null")) == (0, OFF), done.stderr
+    assert done.stderr.count("\n") == 1 and f"{PYTHON} starts WITHOUT the fixes" in done.stderr
+
+
+def test_run_with_the_switch_off_in_its_file_starts_the_command_without_the_fixes(small: Path) -> None:
+    (small / "settings.yaml").write_text("kvfix: {enabled: false}")
+    done = run(small, "run", "--config", "settings.yaml", "--", PYTHON, "-c", SHOW)
+    assert (done.returncode, json.loads(done.stdout or "null")) == (0, OFF), done.stderr
+
+
+def test_run_with_the_switch_off_starts_what_it_would_refuse_and_a_missing_command_is_an_error(small: Path) -> None:
+    done = run(small, "run", "--", PYTHON, "-I", "-c", "print('started')", TRTLLM_KVFIX_ENABLED="false")
+    assert done.stdout == "started\n"
+    assert "a section `kvfix:` stays in its configuration: " in done.stderr and "-I ignores PYTHONPATH" in done.stderr
+    done = run(small, "run", "--", "./missing", TRTLLM_KVFIX_ENABLED="false")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_dry_run_with_the_switch_off_starts_nothing(small: Path) -> None:
+    done = run(small, "run", "--dry-run", "--", "sh", "-c", "echo started", TRTLLM_KVFIX_ENABLED="false")
+    assert done.stdout.splitlines()[-2:] == ["TRTLLM_KVFIX_ENABLED=false", "sh -c 'echo started'"]
 
 
 @pytest.mark.parametrize(
@@ -166,8 +190,8 @@ def test_run_with_the_switch_off_is_refused(small: Path) -> None:
     ],
 )
 def test_flags_that_keep_the_hook_out_are_seen_and_others_are_not(arguments: list[str], flag: str | None) -> None:
-    assert launch.deaf_flag(["/usr/bin/python3.11", *arguments]) == flag
-    assert launch.deaf_flag(["trtllm-serve", *arguments]) is None
+    assert deaf.deaf_flag(["/usr/bin/python3.11", *arguments]) == flag
+    assert deaf.deaf_flag(["trtllm-serve", *arguments]) is None
 
 
 def test_python_without_the_package_is_refused_when_it_imports_upstream_and_not_before(small: Path) -> None:
@@ -175,13 +199,14 @@ def test_python_without_the_package_is_refused_when_it_imports_upstream_and_not_
     code = (
         "import runpy, sys\n"
         "sys.modules['trtllm_kvfix.overlay'] = None\n"
-        f"runpy.run_path({str(launch.BOOTSTRAP / 'sitecustomize.py')!r})\n"
+        f"runpy.run_path({str(deaf.BOOTSTRAP / 'sitecustomize.py')!r})\n"
         "print('fine')\nimport tensorrt_llm\n"
     )
     done = python(small, code)
     assert done.stdout == "fine\n"
     assert f"{PYTHON} cannot import trtllm_kvfix" in done.stderr
     assert "install it next to TensorRT-LLM" in done.stderr
+    assert python(small, code, TRTLLM_KVFIX_ENABLED="False").returncode == 0, "the switch starts it all the same"
 
 
 def test_isolated_python_has_the_persistent_hook_and_without_site_packages_there_is_none(
@@ -226,14 +251,15 @@ def test_first_line_of_a_script_counts_and_a_launcher_hides_nothing(
 
 def test_python_behind_a_launcher_is_looked_at_and_its_arguments_are_not() -> None:
     launcher = ["/bin/sh", "-n", "2"]
-    assert launch.deaf_python([*launcher, "python3", "-I", "script.py"]) == ("python3", "-I")
-    assert launch.deaf_python([*launcher, "python3", "script.py", "python3", "-I"]) is None
+    found = deaf.first_deaf([*launcher, "python3", "-I", "script.py"])
+    assert found is not None and found.what == "python3 -I"
+    assert deaf.first_deaf([*launcher, "python3", "script.py", "python3", "-I"]) is None
 
 
 def test_path_begins_with_our_folder_once() -> None:
     first = launch.variables(Settings(), {"PYTHONPATH": "a:b"}, "job")
     again = launch.variables(Settings(), first, "job")
-    assert first["PYTHONPATH"] == again["PYTHONPATH"] == os.pathsep.join([str(launch.BOOTSTRAP), "a", "b"])
+    assert first["PYTHONPATH"] == again["PYTHONPATH"] == os.pathsep.join([str(deaf.BOOTSTRAP), "a", "b"])
 
 
 @pytest.mark.parametrize(

@@ -89,3 +89,41 @@ def test_other_documents_pass_as_they_are(document: object) -> None:
 def test_section_that_is_no_mapping_is_refused() -> None:
     with pytest.raises(SettingsError, match="settings belong below it"):
         without_section(active, {"kvfix": "on"})
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"fixes": {"token-budget": "off"}}, "ignored\n"),
+        ({"fixs": {}}, "ignored. With the switch on, it would be refused: SettingsError: unknown setting kvfix.fixs"),
+        ({"enabled": "false"}, "it would be refused: SettingsError: the configuration: kvfix.enabled is 'false'"),
+        ("on", "it would be refused: SettingsError: `kvfix:` in the configuration is 'on'"),
+    ],
+)
+def test_with_the_switch_off_the_server_starts_whatever_the_section_is(small: Path, section: object, says: str) -> None:
+    (llm_args, variables, words), error = serve(
+        small, {"backend": "pytorch", "kvfix": section}, "hook", TRTLLM_KVFIX_ENABLED="false", TRTLLM_KVFIX_X="1"
+    )
+    assert (llm_args, variables, words) == ({"model": "m", "backend": "pytorch"}, {}, {})
+    assert error.count("\n") == 1 and "the server starts WITHOUT the fixes" in error and says in error
+
+
+def test_with_the_switch_off_a_server_without_the_section_hears_nothing(small: Path) -> None:
+    (llm_args, _, _), error = serve(small, {"backend": "pytorch"}, "hook", TRTLLM_KVFIX_ENABLED="false")
+    assert (llm_args, error) == ({"model": "m", "backend": "pytorch"}, "")
+
+
+def test_a_program_may_still_turn_the_fixes_on(small: Path) -> None:
+    code = """
+from trtllm_kvfix.overlay import import_hook
+import_hook.install()
+import small_fixes, tensorrt_llm, trtllm_kvfix, json
+trtllm_kvfix.enable()
+from tensorrt_llm.llmapi.llm_args import update_llm_args_with_extra_dict as update
+update({}, {"kvfix": {"fixes": {"token-budget": "off"}}})
+from tensorrt_llm._torch.pyexecutor import py_executor
+print(py_executor.record())
+"""
+    done = python(small, code, TRTLLM_KVFIX_ENABLED="false")
+    assert done.stdout == "['upstream', 'ours']\n", done.stderr
+    assert "WITHOUT" not in done.stderr

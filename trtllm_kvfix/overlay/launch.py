@@ -6,7 +6,6 @@ MPI spawns through an initializer (workers.py); so the environment's files stay 
 
 import difflib
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -15,75 +14,58 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn, get_args
+from typing import NoReturn, get_args
 
 import click
 
 from trtllm_kvfix import usage
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.foreign_files import opened
-from trtllm_kvfix.overlay import server_file
+from trtllm_kvfix.overlay import deaf, server_file
+from trtllm_kvfix.overlay.deaf import BOOTSTRAP, PATH
 from trtllm_kvfix.overlay.hook_file import hook_file
 from trtllm_kvfix.settings import (
     ENV_ENABLED,
     ENV_FILE,
     ENV_JOB,
     ENV_PREFIX,
+    SECTION,
     Settings,
     Word,
     as_variables,
     environment,
     load,
     names,
+    switched_off,
     variable_of,
 )
 
-BOOTSTRAP = Path(__file__).parent / "bootstrap"
-PATH = "PYTHONPATH"
 IDS = [name[-1] for name in names() if name[0] == "fixes"]
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
-# Flags that make Python ignore PYTHONPATH or `sitecustomize`, as letters and as they may be bundled ("-Im").
-DEAF_FLAGS = "IES"
-FLAGS_WITH_VALUE = "WX"
-SHEBANG_BYTES_MAX = 256  # as the kernel reads
-
-
-class DeafPython(NamedTuple):
-    program: str  # as the command has it
-    flag: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.program} {self.flag}" if is_python(self.program) else f"the Python of {self.program} ({self.flag})"
-        )
 
 
 def variables(settings: Settings, environ: Mapping[str, str], job: str) -> dict[str, str]:
     """The variables that bring the fixes to a child process, to be added to `environ`."""
+    return {**as_variables(settings), ENV_ENABLED: "true", ENV_JOB: job, PATH: path_with_hook(environ)}
+
+
+def path_with_hook(environ: Mapping[str, str]) -> str:
     others = [place for place in environ.get(PATH, "").split(os.pathsep) if place and place != str(BOOTSTRAP)]
-    return {
-        **as_variables(settings),
-        ENV_ENABLED: "true",
-        ENV_JOB: job,
-        PATH: os.pathsep.join([str(BOOTSTRAP), *others]),
-    }
+    return os.pathsep.join([str(BOOTSTRAP), *others])
 
 
 def checked(command: Sequence[str]) -> list[str]:
     """The command line to run; raise SettingsError where the fixes would not reach it."""
+    refuse_missing(command)
+    found = deaf.first_deaf(command)
+    if found is not None and (found.has_no_site or not hook_file().exists()):
+        otherwise = "" if found.has_no_site else ", or install the hook with `trtllm-kvfix enable`"
+        raise SettingsError(f"{found.what} {found.why}: {found.remedy}{otherwise}")
+    return list(command)
+
+
+def refuse_missing(command: Sequence[str]) -> None:
     if shutil.which(command[0]) is None:
         raise SettingsError(f"command {command[0]!r} {why_not_found(command[0])}")
-    deaf = deaf_python(command)
-    if deaf is None:
-        return list(command)
-    if "S" in deaf.flag:
-        raise SettingsError(f"{deaf} reads no site-packages, where the hook would be: leave the flag out")
-    if not hook_file().exists():
-        raise SettingsError(
-            f"{deaf} ignores PYTHONPATH, through which `run` brings the fixes: leave the flag out, or install the hook "
-            "with `trtllm-kvfix enable`"
-        )
-    return list(command)
 
 
 def why_not_found(program: str) -> str:
@@ -97,55 +79,6 @@ def why_not_found(program: str) -> str:
     except OSError as error:
         return f"cannot be found: {error.strerror}"
     return "is a folder" if stat.S_ISDIR(mode) else f"is not executable; usual cause: chmod +x {program} is missing"
-
-
-def deaf_python(command: Sequence[str]) -> DeafPython | None:
-    """The first interpreter of the command that no hook of `run` reaches: the command itself, behind a launcher such as
-    mpirun, or in the first line of a script."""
-    for at, word in enumerate(command):
-        flag = deaf_flag([word, *command[at + 1 :]]) if is_python(word) else deaf_flag(interpreter_line(word))
-        if flag is not None:
-            return DeafPython(word, flag)
-        if is_python(word):
-            return None  # what follows is its script's
-    return None
-
-
-def deaf_flag(command: Sequence[str]) -> str | None:
-    """The first flag of `python ...` that keeps it from reading PYTHONPATH or `sitecustomize`."""
-    if not command or not is_python(command[0]):
-        return None
-    arguments = iter(command[1:])
-    for argument in arguments:
-        if not argument.startswith("-") or argument in ("-", "-m", "-c", "--"):
-            return None
-        letters = argument[1:] if not argument.startswith("--") else ""
-        own = next((at for at, letter in enumerate(letters) if letter in FLAGS_WITH_VALUE + "mc"), len(letters))
-        if set(letters[:own]) & set(DEAF_FLAGS):
-            return argument
-        if letters[own:] and letters[own] in "mc":
-            return None
-        if letters[own:] in FLAGS_WITH_VALUE and letters[own:]:
-            next(arguments, None)  # its value stands apart
-    return None
-
-
-def is_python(word: str) -> bool:
-    return re.fullmatch(r"python[\d.]*t?", Path(word).name) is not None
-
-
-def interpreter_line(program: str) -> list[str]:
-    """The interpreter in a script's first line; nothing where it is not a script."""
-    found = shutil.which(program)
-    try:
-        with opened(Path(found or "")) as file:
-            first = file.readline(SHEBANG_BYTES_MAX)
-    except (OSError, ValueError):
-        return []  # not there, or not to be read: the command will say so
-    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
-    if words and Path(words[0]).name == "env":
-        words = [word for word in words[1:] if word != "-S"]
-    return words
 
 
 def forwarding(command: Sequence[str], exported: Sequence[str]) -> list[str]:
@@ -187,21 +120,23 @@ def run(
     metrics_port: int | None,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND with the fixes: trtllm-serve, trtllm-bench, python, mpirun, trtllm-llmapi-launch."""
+    """Run COMMAND with the fixes: trtllm-serve, trtllm-bench, python, mpirun, trtllm-llmapi-launch.
+
+    With TRTLLM_KVFIX_ENABLED=false, COMMAND runs without them, whatever the other settings are.
+    """
     environ = environment()
+    if switched_off(environ):
+        start_without(command, environ, dry_run=dry_run)
+        return
     config = config or (ctx.parent.params.get("config") if ctx.parent is not None else None)
-    given = _from_options(fixes, force, manager, metrics_port)
-    settings = load(
-        config,
-        {**environ, **{variable: value for variable, (_, value) in given.items()}},
-        options={variable: option for variable, (option, _) in given.items()},
-    )
+    settings = load(config, environ, options=_from_options(fixes, force, manager, metrics_port))
     if not settings.enabled:
-        raise SettingsError(
-            f"{ENV_ENABLED} or kvfix.enabled is false; `run` starts commands with the fixes, so unset it"
-        )
+        start_without(command, environ, dry_run=dry_run)
+        return
     new = variables(settings, environ, job=f"{os.uname().nodename}-{os.getpid()}")
     line = forwarding(checked(command), sorted(new))
+    for doubt in deaf.doubts(command) if not hook_file().exists() else ():
+        tell(f"warning: {doubt}. If it is the server's, it starts WITHOUT the fixes")
     inherited = {
         name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX) or name in (ENV_FILE, *new)
     }
@@ -209,10 +144,35 @@ def run(
     sections = server_file.check(command, {**inherited, **new})
     if dry_run:
         click.echo("".join(f"{line}\n" for line in sections), nl=False, err=True)
-        click.echo("".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(new.items())), nl=False)
-        click.echo(shlex.join(line))
+        show(line, new)
         return
     become(line, {**inherited, **new})
+
+
+def start_without(command: Sequence[str], environ: Mapping[str, str], *, dry_run: bool) -> None:
+    """Start the command without the fixes. The hook goes with it, and takes the section `kvfix:` out of the server's
+    configuration, which TensorRT-LLM would refuse."""
+    refuse_missing(command)
+    tell(f"{ENV_ENABLED} or kvfix.enabled is false: {command[0]} starts WITHOUT the fixes")
+    try:
+        checked(command)
+    except SettingsError as error:
+        tell(f"a section `{SECTION}:` stays in its configuration: {error}")
+    new = {ENV_ENABLED: "false", PATH: path_with_hook(environ)}
+    line = forwarding(command, sorted(new))
+    if dry_run:
+        show(line, new)
+        return
+    become(line, {**environ, **new})
+
+
+def tell(text: str) -> None:
+    click.echo(f"[trtllm-kvfix] {text}", err=True)
+
+
+def show(line: Sequence[str], new: Mapping[str, str]) -> None:
+    click.echo("".join(f"{name}={shlex.quote(value)}\n" for name, value in sorted(new.items())), nl=False)
+    click.echo(shlex.join(line))
 
 
 def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:

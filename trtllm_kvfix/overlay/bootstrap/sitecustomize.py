@@ -1,7 +1,8 @@
 """Python runs this module first below `trtllm-kvfix run`, whose PYTHONPATH begins with this folder.
 
 It registers the import hook, then runs the `sitecustomize` that it stands in front of. An interpreter without this
-package is left alone until it imports TensorRT-LLM; that is refused, because it would run without the fixes.
+package is left alone until it imports TensorRT-LLM; that is refused, because it would run without the fixes, unless
+they are switched off.
 """
 
 import os
@@ -24,7 +25,8 @@ def register() -> None:
     try:
         from trtllm_kvfix.overlay import import_hook  # noqa: PLC0415  it may be missing here
     except ImportError as error:
-        sys.meta_path.insert(0, Refusal(error))
+        if os.environ.get("TRTLLM_KVFIX_ENABLED", "").lower() not in ("false", "no", "off"):
+            sys.meta_path.insert(0, Refusal(error))
     else:
         import_hook.install()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.overlay import import_hook, releases
+from trtllm_kvfix.overlay.deaf import BOOTSTRAP, PATH
 from trtllm_kvfix.overlay.fix import Fix, State
 from trtllm_kvfix.overlay.hook_file import hook_file
-from trtllm_kvfix.overlay.launch import BOOTSTRAP, PATH
 from trtllm_kvfix.overlay.registry import FixStatus, Registry
 from trtllm_kvfix.overlay.upstream import PACKAGE, RESOURCE_MANAGER, Upstream, exists
 from trtllm_kvfix.settings import ENV_ENABLED, Settings, environment
