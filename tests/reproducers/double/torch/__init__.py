@@ -94,13 +94,13 @@ class _Capture:
     def __init__(self, graph: _Graph, stream: _Stream) -> None:
         assert stream.cuda_stream == current_place().stream
         self._graph = graph
-        self._copies: list[tuple[int, int, int]] = []
+        self._capturing = _tensors._home.capturing()
 
     def __enter__(self) -> None:
-        _tensors._home.capturing = self._copies
+        self._copies = self._capturing.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        _tensors._home.capturing = None
+        self._capturing.__exit__(kind, error, at)
         self._graph.made = NativeGraph(_tensors.device, self._copies)
 
 
