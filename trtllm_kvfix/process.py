@@ -10,8 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.fixes import ALL
+from trtllm_kvfix.log import log
 from trtllm_kvfix.managers import engines, places
-from trtllm_kvfix.overlay import carry, flight_dump, import_hook, launch, server_config, start_gate, uncaught, workers
+from trtllm_kvfix.overlay import (
+    carry,
+    flight_dump,
+    import_hook,
+    launch,
+    server_config,
+    start_gate,
+    uncaught,
+    watcher,
+    workers,
+)
 from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.overlay.deaf import PATH
 from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load, switched_off
@@ -21,6 +32,7 @@ active = Activation(ALL, (server_config, start_gate, flight_dump, workers, *plac
 
 def begin() -> None:
     """TensorRT-LLM is about to be imported and the hook is there: read the switch."""
+    _leave_mark()
     if switched_off(environment()):
         server_config.ignore_section()
         return
@@ -33,6 +45,7 @@ def begin() -> None:
 def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, Any]:
     # A call in a program's code overrides a switch in its environment, as a command line would.
     said = as_variables(load(environ={}, section={**section, "enabled": True}))
+    _leave_mark()
     file = Path(config) if config is not None else None
     with _all_or_nothing():
         carry.say({})
@@ -42,6 +55,13 @@ def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, A
         active.activate(settings)
     export({PATH: launch.path_with_hook(environment())})
     return status()
+
+
+def _leave_mark() -> None:
+    try:
+        watcher.leave_mark()
+    except OSError as error:
+        log.warning("the watcher of `trtllm-kvfix run` will miss this process: %s", error)
 
 
 @contextmanager

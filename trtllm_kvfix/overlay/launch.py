@@ -20,7 +20,8 @@ import click
 
 from trtllm_kvfix import usage
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.overlay import deaf, server_file
+from trtllm_kvfix.log import described
+from trtllm_kvfix.overlay import deaf, server_file, watcher
 from trtllm_kvfix.overlay.deaf import BOOTSTRAP, PATH
 from trtllm_kvfix.overlay.hook_file import hook_file
 from trtllm_kvfix.settings import (
@@ -146,7 +147,16 @@ def run(
         click.echo("".join(f"{line}\n" for line in sections), nl=False, err=True)
         show(line, new)
         return
+    leave_watcher(new[ENV_JOB], inherited)
     become(line, {**inherited, **new})
+
+
+def leave_watcher(job: str, environ: Mapping[str, str]) -> None:
+    others = {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)}
+    try:
+        watcher.start(ENV_JOB, job, others)
+    except (OSError, AttributeError) as error:  # an old kernel, or a sandbox without /proc
+        tell(f"nothing watches whether the fixes reach the server, see `trtllm-kvfix status`: {described(error)}")
 
 
 def start_without(command: Sequence[str], environ: Mapping[str, str], *, dry_run: bool) -> None:
