@@ -1,4 +1,4 @@
-"""A token's keys and values are here a function of the tokens up to it, of the rank that holds them and of the weights."""
+"""A token's keys and values are here a function of the tokens up to it, of their rank and of the weights."""
 
 from collections.abc import Sequence
 

@@ -221,7 +221,9 @@ def take_part(connector_module: str) -> None:
     replacements = [each.replacement() for each in (kept_blocks, partial_copies, whole_requests)]
     if Upstream().has(connector_module, f"KvCacheConnectorManager.{reservations.METHOD}"):
         replacements.append(reservations.replacement(connector_module))
-    parts.install(NAME, [recompute.replacement(connector_module), *replacements, *room.replacements(), *weights.replacements()])
+    parts.install(
+        NAME, [recompute.replacement(connector_module), *replacements, *room.replacements(), *weights.replacements()]
+    )
 
 
 def handle_of(stream: Any) -> int:

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.offload.conftest import Bench
-from tests.offload.test_weights import BEHIND, prompt
+from tests.offload.test_round_trip import prompt
+from tests.offload.test_weights import BEHIND
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.offload.remote.eras import Era
 from trtllm_kvfix.offload.remote.keys import root_of

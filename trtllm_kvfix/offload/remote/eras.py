@@ -1,8 +1,8 @@
 """The era of an engine's weights, which is a part of the names of its blocks.
 
-The names of a checkpoint's weights are those that all nodes share. Weights that came later have no name that two engines
-could agree on: nothing says whether another one was given the same. So each change begins an era under a name that
-nobody else has. What the engine puts from then on, it finds again, and nobody else does, until it starts anew.
+The names of a checkpoint's weights are those that all nodes share. Weights that came later have no name that two
+engines could agree on: nothing says whether another one was given the same. So each change begins an era under a name
+that nobody else has. What the engine puts from then on, it finds again, and nobody else does, until it starts anew.
 """
 
 import secrets

@@ -1,8 +1,8 @@
 """Blocks have contents: a step writes its tokens' keys and values, and copies all that attention would read.
 
 A value is a pure function of the adapter, of the tokens up to its own, of the weights and of where it lies, so a block
-that is foreign, half written or older than the weights when it is read is seen. Blocks are addressed as the books have them; what the tables on the device say
-is the witness's business.
+that is foreign, half written or older than the weights when it is read is seen. Blocks are addressed as the books have
+them; what the tables on the device say is the witness's business.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,9 @@ def extend(values: list[int], tokens: list[int], adapter: int = 0, weights: int 
     """One word for each token; two prefixes that differ anywhere differ from there on."""
     for token in tokens:
         before = values[-1] if values else 2166136261 + adapter
-        values.append((((before ^ (token + 1)) + 2 * weights) * PRIME & 0x7FFFFFFF) | 1)  # never what untouched memory holds
+        values.append(
+            (((before ^ (token + 1)) + 2 * weights) * PRIME & 0x7FFFFFFF) | 1
+        )  # never what untouched memory holds
 
 
 @dataclass(frozen=True, eq=False)
