@@ -105,9 +105,3 @@ def test_other_files_need_a_name(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=r"kvfix.offload.remote.model is not set"):
             parts_of(args(model), RemoteSettings())
         assert parts_of(args(model), RemoteSettings(model="x"))["model"] == "x"
-
-
-@pytest.mark.parametrize("argument", ["model_kwargs", "attn_backend", "quant_config", "tensor_parallel_size"])
-def test_arguments_that_change_blocks_count(argument: str) -> None:
-    settings = RemoteSettings(model="x")
-    assert parts_of(args("m", **{argument: "one"}), settings) != parts_of(args("m", **{argument: "two"}), settings)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trtllm_kvfix.blocks.identity import Identity
 
-FORMAT = "trtllm-kvfix block 1"
+FORMAT = "trtllm-kvfix block 2"
 KEY_BYTES = hashlib.sha256().digest_size
 
 

@@ -7,23 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.offload.remote.arguments import arguments_of
 from trtllm_kvfix.offload_section import RemoteSettings
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 DIGEST_CHARS = (40, 64)  # of a git object, of a file in large file storage
-# Arguments of the engine that change what a block holds, or where in it.
-ARGUMENTS = (
-    "dtype", "quant_config", "model_kwargs", "attn_backend", "sparse_attention_config", "tensor_parallel_size",
-    "pipeline_parallel_size", "context_parallel_size", "cp_config", "enable_attention_dp", "moe_config",
-)  # fmt: skip
 
 
 def parts_of(llm_args: Any, settings: RemoteSettings) -> dict[str, str]:
-    told = {name: repr(getattr(llm_args, name, None)) for name in ARGUMENTS}
-    cache = llm_args.kv_cache_config
-    told |= {"cache_dtype": str(getattr(cache, "dtype", "auto")), "tokens_per_block": str(cache.tokens_per_block)}
-    told["release"] = str(getattr(sys.modules.get("tensorrt_llm"), "__version__", None))
-    return told | {"model": settings.model or digest_of_checkpoint(getattr(llm_args, "model", None))}
+    told = {
+        "release": str(getattr(sys.modules.get("tensorrt_llm"), "__version__", None)),
+        "model": settings.model or digest_of_checkpoint(getattr(llm_args, "model", None)),
+    }
+    return told | {f"argument {name}": text for name, text in arguments_of(llm_args).items()}
 
 
 def layout_parts(kinds: Iterable[str], ranks: int) -> dict[str, str]:
