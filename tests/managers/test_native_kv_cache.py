@@ -225,3 +225,24 @@ def test_statistics_can_be_written_and_count_iterations() -> None:
         iteration = b.impl.get_iteration_stats()[64]
         assert (iteration.iter_reused_blocks, iteration.iter_partial_reused_blocks) == (3, 1)
         assert b.impl.get_token_count(2) == 10
+
+
+@pytest.mark.parametrize("era", ["S", "D"])
+def test_what_outlives_a_reset_is_nobody_elses(era: str) -> None:
+    """The weights may have changed: neither what was computed before nor what follows from it is a prefix of others."""
+    with bench(era) as b:
+        chunked, generating, noted = (b.request(each, range(100 * each, 100 * each + 20)) for each in (1, 2, 3))
+        chunked.context_chunk_size = 8
+        b.prepare([chunked, generating])
+        b.computed(generating)
+        b.impl.add_sequence(3, 20, 1, noted)
+        b.impl.reset_reuse_state()
+        chunked.move_to_next_context_chunk()
+        for each in (chunked, generating, noted):
+            b.impl.store_context_blocks(each)
+        b.impl.store_blocks_for_reuse(2, generating, False)
+        for each in (generating, noted, chunked):
+            b.impl.remove_sequence(each.request_id, each, False)
+            assert b.cached([*range(100 * each.request_id, 100 * each.request_id + 20), 0]) == 0
+        b.served(4, range(100, 120))
+        assert b.cached([*range(100, 120), 0]) == 20

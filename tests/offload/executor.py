@@ -21,8 +21,9 @@ from trtllm_kvfix.native import (
     SequenceRequest,
 )
 from trtllm_kvfix.offload.layout import DevicePool, pool_of
+from trtllm_kvfix.offload.weights import noting
 
-from .contents import next_token, values
+from .contents import extend, next_token
 from .upstream_double import ConnectorManager, Request, State
 
 TOKENS_PER_BLOCK = 4
@@ -89,6 +90,9 @@ class Executor:
         self.loaded_tokens = 0
         self.scheduled = 0  # requests in the last step
         self.idle: Callable[[], None] = lambda: None  # waits a while for whatever the next step waits for
+        self.weights = 0
+        self._values: dict[int, list[int]] = {}  # of each position that a request has computed or read
+        self._outlived: set[int] = set()  # requests that have computed with weights that are gone
         self._previous: list[Request] = []  # given to the device, its answer not looked at
         self.register()
 
@@ -139,6 +143,7 @@ class Executor:
     def preempt(self, request: Request) -> None:
         """Take its blocks away at once and begin again, as upstream does: the connector does not learn of it."""
         self.cache.remove_sequence(request.request_id, store=False)
+        self._values.pop(request.request_id, None)
         self.active.remove(request)
         self._previous = [one for one in self._previous if one is not request]
         request.state, request.context_current_position = State.WAITING, 0
@@ -153,6 +158,22 @@ class Executor:
         elif request.state is not State.SAVING:
             request.cancelled = True
             self._finish(request)
+
+    @property
+    def kv_connector_manager(self) -> ConnectorManager:
+        return self.manager
+
+    @noting
+    def reset_prefix_cache(self) -> None:
+        self._outlived.update(request.request_id for request in self.active)
+        self.cache.reset_reuse_state()
+
+    @noting
+    def update_weights(self, between: Callable[[], None] = lambda: None) -> None:
+        """What happens between the new weights and the end of the call may raise."""
+        self.weights += 1
+        between()
+        self.reset_prefix_cache()
 
     def forget_device_cache(self) -> None:
         self.cache.reset_reuse_state()
@@ -207,7 +228,9 @@ class Executor:
         known = [*request.tokens[: request.prompt_len], *request.sampled]
         begin = len(known) - 1 if request.state is State.GENERATION else request.context_current_position
         blocks = self.blocks_of(request)
-        written = values(known, self.manager.ranks.rank)
+        written = self._values.setdefault(request.request_id, [])
+        del written[begin:]
+        extend(written, known, self.manager.ranks.rank, self.weights)
         if begin:
             for group in self.groups:
                 self._read(request, group, blocks, written[:begin])
@@ -235,12 +258,13 @@ class Executor:
     def _answers(self, previous: Sequence[Request]) -> None:
         """The host learns what the device sampled one step ago."""
         for request in previous:
-            if request.state is State.CONTEXT:
+            stores = request.request_id not in self._outlived
+            if request.state is State.CONTEXT and stores:
                 self.cache.store_context_blocks(request.request_id, request.context_current_position)
             if request.state is not State.GENERATION:
                 continue
             known = len(request.tokens) - request.prompt_len
-            if known == 0:
+            if known == 0 and stores:
                 self.cache.store_context_blocks(request.request_id, request.prompt_len)
             request.tokens.append(request.sampled[known])
             if request.generated >= request.max_new_tokens:
@@ -260,7 +284,8 @@ class Executor:
             return
         if request in self.active:
             self.active.remove(request)
-        store = not request.cancelled
+        self._values.pop(request.request_id, None)
+        store = not request.cancelled and request.request_id not in self._outlived
         # Nothing has been computed for the last token.
         self.cache.remove_sequence(request.request_id, store=store, tokens=request.tokens[:-1] if store else None)
         request.state = State.GONE

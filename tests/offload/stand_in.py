@@ -1,7 +1,7 @@
 """The stand-in's server with the connector in its configuration and every fix that its build needs, as users run it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 from unittest import mock
@@ -10,6 +10,7 @@ from tests.standin.fixture import upstream
 from tests.standin.serving import Server
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.native import Device
+from trtllm_kvfix.offload.weights import RLHF
 from trtllm_kvfix.overlay.registry import Registry
 from trtllm_kvfix.overlay.upstream import CONNECTOR_PLACES, Upstream
 from trtllm_kvfix.sections import Settings
@@ -55,6 +56,8 @@ def offloading(
     chosen = {"HOST_BYTES": host_blocks * BLOCK_BYTES} | {name.upper(): value for name, value in settings.items()}
     variables = {f"TRTLLM_KVFIX_OFFLOAD_{name}": str(value) for name, value in chosen.items()}
     with upstream(variant, device), mock.patch.dict("os.environ", variables), fixes_applied():
+        with suppress(ModuleNotFoundError):
+            import_module(RLHF)  # as Ray does before it makes a worker that is extended
         server = OffloadServer(
             {
                 "max_seq_len": 96,

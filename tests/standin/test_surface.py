@@ -36,6 +36,8 @@ ATTRIBUTES = [
     (f"{EXECUTOR}.scheduler", "ScheduledRequests.reset_context_requests", "B2 C D F"),
     (f"{EXECUTOR}.model_engine", "PyTorchModelEngine.wait_for_input_copy", "D F"),
     (f"{EXECUTOR}.py_executor", "PyExecutor._wait_for_model_engine_input_copy", "D F"),
+    (f"{EXECUTOR}.py_executor", "PyExecutor.reset_prefix_cache", "B B2 C D F"),
+    (BOUND, "BaseKVCacheManager.reset_reuse_state", "B B2 C D F"),
     (BOUND, "BaseKVCacheManager.add_sequence", "A B B2"),
     (BOUND, "BaseKVCacheManager.add_sequence_batch", "C D F"),
     (BOUND, "BaseKVCacheManager.refresh_blocks", "B B2 C D F"),
@@ -62,6 +64,7 @@ MODULES = [
     (f"{TORCH}.peft.lora.cuda_graph_lora_params", "D F"),
     (f"{BOUND}.kv_cache_manager_v2_utils", "B B2 C D F"),
     ("tensorrt_llm.runtime.kv_cache_manager_v2", "B B2 C D F"),
+    ("tensorrt_llm.llmapi.rlhf_utils", "B B2 C D F"),
 ]
 
 

@@ -102,6 +102,12 @@ class Books:
         if len(self.live) == len(self.dummies):
             self.end_copies()  # no step will come to do it, and no request could be admitted
 
+    def forget_prefixes(self) -> None:
+        """The weights may have changed, so what live requests have computed is no prefix of anything either."""
+        self.core.reset_reuse_state()
+        for sequence in self.live.values():
+            sequence.is_private = True
+
     def block_in(self, slot: int, window: Window) -> int | None:
         return self.slots.block_in(slot, window, self.live)
 

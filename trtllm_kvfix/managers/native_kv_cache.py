@@ -160,7 +160,7 @@ class NativeKvCache(Asked, Held, Named):
 
     @answering
     def reset_reuse_state(self) -> None:
-        self.core.reset_reuse_state()
+        self._books.forget_prefixes()
 
     # ---- slots of a sequence: upstream indexes the pools with them ----
 

@@ -10,7 +10,7 @@ from typing import Any
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.forks import HomeProcess
-from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, reservations, room, whole_requests
+from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, reservations, room, weights, whole_requests
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
 from trtllm_kvfix.offload.layer_groups import (
@@ -221,7 +221,9 @@ def take_part(connector_module: str) -> None:
     replacements = [each.replacement() for each in (kept_blocks, partial_copies, whole_requests)]
     if Upstream().has(connector_module, f"KvCacheConnectorManager.{reservations.METHOD}"):
         replacements.append(reservations.replacement(connector_module))
-    parts.install(NAME, [recompute.replacement(connector_module), *replacements, *room.replacements()])
+    parts.install(
+        NAME, [recompute.replacement(connector_module), *replacements, *room.replacements(), *weights.replacements()]
+    )
 
 
 def handle_of(stream: Any) -> int:

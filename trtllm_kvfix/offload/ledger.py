@@ -104,6 +104,7 @@ class Ledger:
         self._fences: dict[int, Record] = {}  # this rank begins nothing else before they have ended
         self._ended_here: list[Ended] = []  # of which the other ranks have not heard
         self.ended: list[Ended] = []  # ended everywhere, and not applied
+        self._outdated: list[int] = []  # loads of which the other ranks have not heard that they bring nothing
 
     def __iter__(self) -> Iterator[Record]:
         """A copy of the records as they are now, whatever comes or goes meanwhile."""
@@ -166,6 +167,10 @@ class Ledger:
         """It must end before anything else begins."""
         record = self._next[number] = self._records[number]
         record.is_fence = True
+
+    def outdate(self, load: int) -> None:
+        """Whatever it brings is worth nothing: its request computes."""
+        self._outdated.append(load)
 
     def take_step(self) -> Step:
         if not self._next:
@@ -247,6 +252,11 @@ class Ledger:
             return []
         ended, self._ended_here = self._ended_here, []
         return ended
+
+    def take_outdated(self) -> tuple[int, ...]:
+        """Return the loads that were outdated since the ranks met."""
+        outdated, self._outdated = self._outdated, []
+        return tuple(outdated)
 
     def take_fences(self) -> list[int]:
         """The jobs for which this rank must wait now: the same on all ranks, or some would wait for the others."""

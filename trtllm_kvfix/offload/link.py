@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from trtllm_kvfix.offload.ledger import Ledger
 from trtllm_kvfix.offload.plan import Late
+from trtllm_kvfix.offload.weights import Weights
 
 
 class RemoteStore(Protocol):
@@ -23,12 +24,13 @@ class RemoteStore(Protocol):
 
 
 class Link:
-    """Each attribute but the ledger has one writer; both sides are called by the executor's thread."""
+    """Each attribute but the ledger and the weights has one writer; both sides are called by the executor's thread."""
 
     def __init__(self) -> None:
         self.slots: int | None = None  # of the host pool, the same on every rank; set once it is known
         self.store: RemoteStore | None = None  # the remote tier's, once the worker side has it
         self.ledger = Ledger()
+        self.weights = Weights()
         # A question to the scheduler side of this process, if there is one.
         self.plan_late: Callable[[Collection[int]], Late] = lambda _: Late()  # requests that wait for an untold load
         self.request_over: Callable[[int, bool], None] = lambda *_: None  # request, whether its blocks stay

@@ -9,7 +9,7 @@ from typing import Any
 
 from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.in_use import InUse
-from trtllm_kvfix.offload.ledger import Ledger
+from trtllm_kvfix.offload.ledger import Ledger, State
 from trtllm_kvfix.offload.plan import Ended, FetchJob, LoadJob
 from trtllm_kvfix.offload.requests import LiveRequest, PendingLoad
 from trtllm_kvfix.offload.reservations import Reservations
@@ -48,6 +48,8 @@ class Loads:
     def plan(self, job: LoadJob, load: PendingLoad) -> None:
         self._in_use.add(job)
         self._ledger.plan(job, load)
+        if load.is_outdated and job.slots:
+            self._ledger.outdate(job.number)
 
     def plan_forgotten(self, waiting: Collection[int], live: Collection[int]) -> None:
         """A request may end between the promise of its load and the report of its blocks, and then it has none.
@@ -78,6 +80,12 @@ class Loads:
         job = self.reservations.release(reservation_id, start, end)
         if job is not None:
             self._ledger.take_back(job)
+
+    def outdate(self) -> None:
+        """The weights have changed. What is on its way, or has not been heard of by all ranks, is worth nothing."""
+        for record in self._ledger.of(LoadJob):
+            if record.job.slots and record.written is not State.ENDED_EVERYWHERE:
+                self._ledger.outdate(record.number)
 
     def empty(self, request_id: int) -> None:
         """A load of the request that was not sent does not begin. Upstream waits for it, so it is sent all the same."""

@@ -99,6 +99,13 @@ class Ended(NamedTuple):
     no_room: bool = False  # nothing is wrong: more transfers waited than may wait
 
 
+class Report(NamedTuple):
+    """One rank's message when the ranks meet."""
+
+    ended: list[Ended]
+    outdated: tuple[int, ...]  # loads that will have brought nothing, however they end; the scheduler side's rank knows
+
+
 class Late(NamedTuple):
     """Message outside any step, because there may be none: for requests that have finished or wait to load."""
 

@@ -27,6 +27,7 @@ class PendingLoad:
     reservation: int | None = None  # upstream's number, by which it releases it part by part; offload/reservations.py
     fetch: "PendingFetch | None" = None  # the part that comes from the remote tier first
     is_short: bool = False  # the load brings less than was promised
+    is_outdated: bool = False  # the weights have changed since
 
     @property
     def end(self) -> int:
@@ -164,6 +165,12 @@ class LiveRequest:
         load, self.load = self.load, None
         if load is not None and load.job is None:
             load.empty(self.index)
+
+    def outlive_weights(self) -> None:
+        """Its blocks stay its own: some were computed with weights that are gone, and the others follow from them."""
+        self.worth, self.chain = 0, None
+        if self.load is not None:
+            self.load.is_outdated = True
 
     def close(self) -> None:
         """Nothing more will be looked for or stored."""

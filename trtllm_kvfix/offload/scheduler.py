@@ -9,6 +9,7 @@ from typing import Any
 
 from trtllm_kvfix.blocks.identity import identity_of, tokens_of
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.native import TierIndex
 from trtllm_kvfix.offload.directions import Directions
 from trtllm_kvfix.offload.in_use import InUse
@@ -37,9 +38,10 @@ class OffloadScheduler:
         self._reported: Any = None  # the last step that upstream reported
         self._reserves = False  # upstream asks for promises, again and again
         self.ledger = link.ledger
+        self._weights_noted = 0  # changes of the weights that are known here
         self._sources = InUse(self.ledger)
         self._loads = Loads(tokens_per_block, settings.min_reuse_blocks, self.ledger, self._sources)
-        self._directions = Directions(switches)
+        self._directions = Directions(switches, link.weights)
 
     @property
     def index(self) -> TierIndex | None:
@@ -273,8 +275,23 @@ class OffloadScheduler:
         return True
 
     def _take_ended(self) -> None:
+        """And first of all what makes them worth nothing."""
+        notes = self._link.weights.notes
+        if notes != self._weights_noted:
+            self._weights_noted = notes
+            self._forget_weights()
         for record, ended in self.ledger.take_ended_everywhere():
             self._end(record, ended)
+
+    def _forget_weights(self) -> None:
+        """The weights change. Nothing that was computed until now is found again, or becomes a part of what is."""
+        for live in [*self._live.values(), *self._finishing.values()]:
+            live.outlive_weights()
+        self._loads.outdate()
+        if self._index is not None:
+            self._index.drop()
+        if not self._link.weights.are_changing:
+            log.info("upstream forgets all prefixes, as behind a change of the weights: so does the host tier")
 
     def _end(self, record: Record, ended: Ended) -> None:
         if isinstance(record.job, StoreJob):

@@ -80,6 +80,15 @@ class Transfers:
                 counters.offload_early_reuse_waits.add()
                 self._wait(record, FENCE_S_MAX, "and other requests own its blocks")
 
+    def end_what_runs(self) -> None:
+        """Wait until the device has ended what the lanes have, and what they are given meanwhile. The executor's thread
+        may stand still, so what has ended stays with its lane: it is over when nothing new comes."""
+        waited: set[int] = set()
+        while new := [record for record in self.running() if record.number not in waited]:
+            for record in new:
+                self._wait(record, FENCE_S_MAX, "and the weights are about to change")
+                waited.add(record.number)
+
     def take_ended(self) -> list[Ended]:
         for direction, lane in (("store", self._stores), ("load", self._loads)):
             for one in lane.take_ended():

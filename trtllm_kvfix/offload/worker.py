@@ -15,10 +15,11 @@ from trtllm_kvfix.offload.layout import Layout, LayoutMismatch, pool_of, require
 from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.link import Link
 from trtllm_kvfix.offload.partial_copies import PART as COPIES
-from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Step, StoreJob
+from trtllm_kvfix.offload.plan import OVER, Ended, Late, LoadJob, Report, Step, StoreJob
 from trtllm_kvfix.offload.ranks import Ranks, agreed, together
 from trtllm_kvfix.offload.tier_report import TierReport
 from trtllm_kvfix.offload.transfers import Transfers
+from trtllm_kvfix.offload.weights import OUTDATED, Weights, watch
 from trtllm_kvfix.offload_section import OffloadSettings
 
 MakePool = Callable[[Device, int, Ranks], HostPool]  # device, bytes of a block, ranks
@@ -67,11 +68,13 @@ class OffloadWorker:
         self._stream: int | None = None
         self._before_loads: Callable[[], None] = lambda: None
         self._ledger = link.ledger
+        self._outdated: set[int] = set()  # loads that bring nothing, however they end: the same on all ranks
         self._saving: dict[int, bool] = {}  # ended requests that keep their blocks -> no more comes for them
         self._loading: dict[int, Loading] = {}  # requests that wait for a load, or will
         self.recompute: dict[int, int] = {}  # request -> first token that its load did not bring
         self._reserved_over: list[int] = []  # reservations whose load is over on all ranks
         self.reserved_to_recompute: dict[int, int] = {}  # reservation -> its request, if the load did not come
+        watch(self)
 
     def register(self, device: Device, tensors: Iterable[Any]) -> None:
         """One tensor for each pool of a cache without layer groups."""
@@ -131,9 +134,10 @@ class OffloadWorker:
             self._take_late()
         self._begin()
         if self._is_running():
-            for report in agreed(self._ranks, self._ended_here):
-                for ended in report:
-                    self._note(ended)
+            reports = agreed(self._ranks, lambda: Report(self._ended_here(), self._ledger.take_outdated()))
+            self._outdated.update(number for report in reports for number in report.outdated)
+            for ended in [ended for report in reports for ended in report.ended]:
+                self._note(ended)
         return self._take_saved(), self._take_loaded()
 
     def take_reserved(self) -> list[int]:
@@ -164,6 +168,15 @@ class OffloadWorker:
         records = self._ledger.transfers_of(request_id)
         self._refuse(self._transfers, records)
         self._transfers.wait_for([record.number for record in records])
+
+    @property
+    def weights(self) -> Weights:
+        return self._link.weights
+
+    def end_what_runs(self) -> None:
+        """Called before the weights change, by any thread."""
+        if self._transfers is not None:
+            self._transfers.end_what_runs()
 
     def _take_back(self, jobs: Collection[int]) -> None:
         """Take back reservations that upstream accepted and no longer needs; it has let none of them begin."""
@@ -241,6 +254,9 @@ class OffloadWorker:
         if len(record.ends) < self._ranks.size:
             return
         summed = summed_up(record.ends)
+        if ended.job in self._outdated:
+            self._outdated.remove(ended.job)
+            summed = Ended(ended.job, summed.error or OUTDATED, summed.bad_slots, summed.no_room or not summed.error)
         self._ledger.end_everywhere(summed, has_scheduler=self._ranks.rank == 0)
         if isinstance(record.job, LoadJob) and record.is_awaited:
             self._end_load(record.job, summed)

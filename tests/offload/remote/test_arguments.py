@@ -1,115 +1,194 @@
-"""Engines whose blocks may differ never share names, and others do: by the arguments that they were started with."""
+"""Engines whose arguments may make blocks differ have other names for them."""
 
-import enum
-import os
-import subprocess
-import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from trtllm_kvfix.errors import SettingsError
+from tests.offload import conftest
+from tests.offload.test_weights import BEHIND
+from tests.standin.fixture import upstream
+from trtllm_kvfix.offload.remote.arguments import (
+    IRRELEVANT,
+    IRRELEVANT_OF_CACHE,
+    Unnameable,
+    arguments_of,
+    spelled,
+)
 from trtllm_kvfix.offload.remote.keys import root_of
 from trtllm_kvfix.offload.remote.model import parts_of
 from trtllm_kvfix.offload_section import RemoteSettings
 
-ROOT = Path(__file__).resolve().parents[3]
+from .conftest import MakeRemote
+from .test_eras import serve
 
 
-class LoadFormat(enum.Enum):
+class LoadFormat(Enum):
     AUTO = 0
     DUMMY = 1
 
 
-class Loader:
-    """As upstream takes it: an object that loads what it likes."""
-
-
-class Draft(BaseModel):
-    layers: int = 1
-    model: str | None = None
+class Nested(BaseModel):
+    backend: str = "CUTLASS"
+    layers: dict[int, str] = {}
 
 
 @dataclass
-class Quantization:
-    algorithm: str | None = None
+class QuantConfig:
+    algo: str | None = None
 
 
-def root(cache: Any = None, **arguments: Any) -> bytes:
-    given = {"kv_cache_config": SimpleNamespace(tokens_per_block=32, **(cache or {})), "load_format": LoadFormat.AUTO}
-    return root_of(parts_of(SimpleNamespace(**given | arguments), RemoteSettings(model="x")))
+class Loader:
+    """One of a user's own."""
+
+    def __init__(self, **state: Any) -> None:
+        self.__dict__ |= state
+
+
+class UpstreamLoader(Loader):
+    __module__ = "tensorrt_llm._torch.models.checkpoints"
+
+
+class Slotted:
+    __slots__ = ("path",)
+
+    def __repr__(self) -> str:
+        return "Slotted()"
+
+
+class UpstreamMapper(Loader):
+    __module__ = "tensorrt_llm._torch.models.checkpoints"
+
+
+def args(cache: Mapping[str, Any] = MappingProxyType({}), /, **more: Any) -> Any:
+    return SimpleNamespace(kv_cache_config=SimpleNamespace(**{"tokens_per_block": 32} | dict(cache)), **more)
+
+
+def root(llm_args: Any) -> bytes:
+    return root_of(parts_of(llm_args, RemoteSettings(model="the same on all nodes")))
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("load_format", LoadFormat.DUMMY), ("checkpoint_format", "mine"), ("checkpoint_loader", Loader()),
-        ("dtype", "float16"), ("quant_config", Quantization("FP8")), ("model_kwargs", {"num_hidden_layers": 1}),
-        ("attn_backend", "FLASHINFER"), ("tensor_parallel_size", 2), ("moe_expert_parallel_size", 2),
-        ("speculative_config", Draft(layers=2)), ("lora_config", {"lora_dir": ["a"]}), ("revision", "v2"),
-        ("env_overrides", {"TLLM_OVERRIDE_LAYER_NUM": "1"}), ("sparse_attention_config", {"algorithm": "dsa"}),
-        ("an_argument_of_a_later_release", True),
-    ],
-)  # fmt: skip
-def test_an_argument_that_may_change_blocks_keeps_engines_apart(argument: str, value: Any) -> None:
-    assert root(**{argument: value}) != root(**{argument: None})
-    assert root(**{argument: value}) == root(**{argument: value})
+    "argument",
+    ["load_format", "checkpoint_format", "model_kwargs", "attn_backend", "allreduce_strategy", "of_tomorrow"],
+)
+def test_what_may_change_blocks_separates_engines(argument: str) -> None:
+    assert len({root(args(**given)) for given in ({}, {argument: "one"}, {argument: "two"})}) == 3
+
+
+@pytest.mark.parametrize("argument", ["dtype", "tokens_per_block", "max_attention_window", "of_tomorrow"])
+def test_so_do_arguments_of_the_cache(argument: str) -> None:
+    assert root(args({argument: "one"})) != root(args({argument: "two"}))
+    assert root(args({"dtype": "one"})) != root(args(dtype="one"))
+
+
+@pytest.mark.parametrize(("irrelevant", "of_cache"), [(IRRELEVANT, False), (IRRELEVANT_OF_CACHE, True)])
+def test_what_does_not_change_them_does_not(irrelevant: dict[str, tuple[str, ...]], of_cache: bool) -> None:
+    names = [name for names in irrelevant.values() for name in names if name != "kv_cache_config"]
+    assert len(names) == len(set(names))
+    for name in names:
+        one, other = ({name: value} for value in (object(), "another"))
+        assert (root(args(one)) == root(args(other))) if of_cache else (root(args(**one)) == root(args(**other)))
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"),
+    ("one", "other"),
     [
-        ("max_batch_size", 7), ("cuda_graph_config", {"max_batch_size": 7}), ("gpus_per_node", 7), ("model", "/b"),
-        ("mpi_session", object()), ("tokenizer", object()), ("scheduler_config", {"policy": "x"}),
+        (LoadFormat.AUTO, LoadFormat.DUMMY), (LoadFormat.AUTO, 0), (Nested(), Nested(backend="TRTLLM")),
+        (Nested(layers={1: "a"}), Nested(layers={1: "b"})), (QuantConfig(), QuantConfig("FP8")), ("1", 1), (1, 1.0),
+        ([1, 2], [2, 1]), ([1, [2]], [[1], 2]), (Path("a"), Path("b")), (Loader, Nested), (True, 1), ({1: 2}, {2: 1}),
+        (UpstreamLoader(format="HF"), UpstreamLoader(format="MX")), (UpstreamLoader(), UpstreamMapper()),
+        (UpstreamLoader(mapper=UpstreamMapper()), UpstreamLoader(mapper=UpstreamLoader())),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_that_differ_are_spelled_differently(one: Any, other: Any) -> None:
+    assert spelled(one, "it") != spelled(other, "it")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"b": {3, 1, 2}, "a": frozenset({"x", "y"})}, lambda: Nested(layers={2: "b", 1: "a"}),
+        lambda: QuantConfig("FP8"), lambda: UpstreamLoader(mapper=UpstreamMapper(state=object()), format="HF"),
+        lambda: (LoadFormat.DUMMY, Path("a"), b"x", None, 1.5), lambda: range(3),
     ],
 )  # fmt: skip
-def test_an_argument_that_changes_no_block_does_not(argument: str, value: Any) -> None:
-    assert root(**{argument: value}) == root(**{argument: None})
+def test_equal_values_are_spelled_alike(make: Callable[[], Any]) -> None:
+    assert spelled(make(), "it") == spelled(make(), "it")
+    assert " at 0x" not in spelled(make(), "it")
 
 
-def test_arguments_of_the_cache_count_alike() -> None:
-    assert root({"dtype": "fp8"}) != root({"dtype": "auto"})
-    assert root({"max_attention_window": [64]}) != root({"max_attention_window": None})
-    assert root({"an_argument_of_a_later_release": 1}) != root({"an_argument_of_a_later_release": 2})
-    assert root({"host_cache_size": 1, "max_tokens": 1}) == root({"host_cache_size": 2, "max_tokens": 2})
+def test_the_order_of_a_mapping_says_nothing() -> None:
+    assert spelled({"a": 1, "b": 2}, "it") == spelled({"b": 2, "a": 1}, "it")
 
 
-def test_an_object_needs_a_name_for_what_it_loads() -> None:
-    given = SimpleNamespace(kv_cache_config=SimpleNamespace(), checkpoint_loader=Loader())
-    with pytest.raises(SettingsError, match=r"remote\.model is not set, and checkpoint_loader is an object"):
-        parts_of(given, RemoteSettings())
-    assert parts_of(given, RemoteSettings(model="x"))["checkpoint_loader"].endswith("test_arguments.Loader")
+def local() -> Any:
+    class Local(BaseModel):
+        layers: int = 1
+
+    return Local()
 
 
-SPELLS = """
-from pathlib import Path
-from types import SimpleNamespace
-from tests.offload.remote.test_arguments import Draft, LoadFormat, Quantization
-from trtllm_kvfix.offload.remote import arguments
-nested = {name: {name, "x", "y"} for name in ("a", "b", "c")}
-given = SimpleNamespace(kv_cache_config=SimpleNamespace(), load_format=LoadFormat.AUTO, model_kwargs=nested,
-    speculative_config=Draft(model="d"), quant_config=Quantization(),
-    lora_config={Path("/a"): (1, None), int: frozenset("xy")})
-print(arguments.of_engine(given, opaque=False))
-"""
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        Slotted(),
+        Loader(),
+        Loader(path="a"),
+        UpstreamLoader(weights=Loader()),
+        [Loader()],
+        {"a": Loader()},
+        local(),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_named_is_refused_by_its_argument(value: Any) -> None:
+    with pytest.raises(Unnameable, match="checkpoint_loader"):
+        arguments_of(args(checkpoint_loader=value))
 
 
-def test_each_process_spells_them_alike() -> None:
-    """Sets have an order of their own in each."""
-    said = set()
-    for seed in "123":
-        variables = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", SPELLS]
-        said.add(subprocess.run(command, capture_output=True, text=True, check=True, env=variables).stdout)
-    (one,) = said
-    assert "'load_format': 'AUTO'" in one and "list('/a', list(1, None))" in one and "list(int" not in one
+@pytest.mark.parametrize("variant", ["A", "B", "C", "D", "F"])
+def test_the_arguments_of_each_build_have_a_name(variant: str) -> None:
+    """Dummy weights, which benchmarks have, are another model's."""
+    with upstream(variant):
+        from tensorrt_llm.llmapi.llm_args import TorchLlmArgs  # noqa: PLC0415
+
+        made = TorchLlmArgs(model="m")
+        assert root(made) == root(TorchLlmArgs(model="m", max_batch_size=3))
+        assert root(made) != root(TorchLlmArgs(model="m", load_format="dummy"))
+        assert root(made) != root(TorchLlmArgs(model="m", tensor_parallel_size=2))
 
 
-def test_the_order_of_a_mapping_does_not_count() -> None:
-    assert root(model_kwargs={"a": 1, "b": 2}) == root(model_kwargs={"b": 2, "a": 1})
-    assert root(model_kwargs={"a": 1, "b": 2}) != root(model_kwargs={"a": 2, "b": 1})
-    assert root(lora_config=PurePosixPath("/a")) == root(lora_config="/a")
+def with_arguments(monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
+    made = conftest.llm_args
+    monkeypatch.setattr(conftest, "llm_args", lambda: SimpleNamespace(**vars(made()) | given))
+
+
+def test_an_engine_with_dummy_weights_shares_nothing(make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch) -> None:
+    production = make_remote()
+    with monkeypatch.context() as patch:
+        with_arguments(patch, load_format=LoadFormat.DUMMY)
+        benchmark, another = make_remote(), make_remote()
+    benchmark.executor.weights = another.executor.weights = 7
+    serve(benchmark, 1)
+    assert serve(production, 1) == 0
+    assert serve(another, 1) == BEHIND
+    for bench in (production, benchmark, another):
+        assert bench.executor.corrupt == []
+
+
+def test_without_a_name_there_is_no_remote_tier_and_the_log_says_why(
+    make_remote: MakeRemote, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_arguments(monkeypatch, checkpoint_loader=Loader())
+    bench = make_remote()
+    assert bench.worker.side.porter is None and bench.scheduler.side._link.store is None
+    assert "no remote tier" in caplog.text and "checkpoint_loader is an object of" in caplog.text
+    assert serve(bench, 1) == 0 and serve(bench, 2) == BEHIND, "the host tier is there"

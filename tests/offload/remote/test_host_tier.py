@@ -123,6 +123,15 @@ def test_what_the_host_tier_declines_goes_to_the_store_all_the_same(side: Remote
 
 
 @pytest.mark.usefixtures("nothing_there")
+def test_what_has_not_arrived_when_the_weights_change_goes_nowhere(side: RemoteScheduler) -> None:
+    (told,) = computed(side, PROMPT).stores
+    with side._link.weights.changing():
+        end(side.ledger, told)
+    assert not side.build_connector_meta(None)
+    assert free(side) == 13
+
+
+@pytest.mark.usefixtures("nothing_there")
 def test_no_more_goes_that_way_than_is_kept_for_it(side: RemoteScheduler) -> None:
     dropped = counters.offload_remote_dropped_blocks.value
     (told,) = computed(side, list(range(-30, 0))).stores

@@ -1,106 +1,143 @@
-"""The arguments of an engine as part of its blocks' names.
+"""The engine's arguments as a part of its blocks' names: all of them, but for those that are known not to matter.
 
-An argument counts unless it is known to change no block. So what a later release adds keeps engines apart that differ
-in it, and never lets one read what another would have computed otherwise.
+An argument that this table does not know, because upstream is newer, separates engines that differ in it. They share
+less than they could, which costs time. Blocks under a wrong name would cost answers.
 """
 
-import dataclasses
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
-# The weights are known by the digests of their files, or by kvfix.offload.remote.model.
-UNRELATED = frozenset((
-    "model", "tokenizer", "tokenizer_mode", "tokenizer_revision", "custom_tokenizer", "skip_tokenizer_init",
-    "postprocess_tokenizer_dir", "post_processor_hook", "num_postprocess_workers", "num_serve_frontends",
-    "reasoning_parser", "guided_decoding_backend", "batched_logits_processor", "gather_generation_logits",
-    "decoding_config", "stream_interval",
-    "max_batch_size", "max_num_tokens", "max_input_len", "max_seq_len", "max_beam_width", "enable_chunked_prefill",
-    "scheduler_config", "attention_dp_config", "batch_wait_timeout_ms", "batch_wait_timeout_iters",
-    "batch_wait_max_tokens_ratio", "reorder_policy_config", "disable_overlap_scheduler",
-    "enable_early_first_token_response", "enable_resource_governor",
-    "cuda_graph_config", "torch_compile_config", "prefill_cuda_graph_backend", "prefill_capture_num_tokens",
-    "enable_autotuner", "use_cuda_graph", "cuda_graph_batch_sizes", "cuda_graph_max_batch_size",
-    "cuda_graph_padding_enabled", "enable_low_latency_host_dispatch", "sampler_type", "sampler_force_async_worker",
-    "enable_in_graph_sampling", "enable_speculative_beam_history_d2h", "enable_trtllm_sampler",
-    "garbage_collection_gen0_threshold",
-    "peft_cache_config", "kv_cache_config", "kv_connector_config", "cache_transceiver_config", "sleep_config",
-    "checkpoint_io_policy", "extra_resource_managers", "gpus_per_node", "mpi_session", "backend", "orchestrator_type",
-    "ray_worker_extension_cls", "ray_placement_config", "ray_worker_nsight_options",
-    "iter_stats_max_iterations", "request_stats_max_iterations", "enable_iter_perf_stats", "enable_iter_req_stats",
-    "print_iter_log", "max_stats_len", "enable_layerwise_nvtx_marker", "return_perf_metrics",
-    "perf_metrics_output_dir", "perf_metrics_max_requests", "prometheus_metrics_config", "enable_energy_metrics",
-    "otlp_traces_endpoint", "telemetry_config",
-))  # fmt: skip
-# Of kv_cache_config: how much room there is, what is kept in it, and what is said of it.
-UNRELATED_TO_CACHE = frozenset((
-    "enable_block_reuse", "enable_partial_reuse", "copy_on_partial_reuse", "block_reuse_policy", "max_tokens",
-    "max_blocks", "host_blocks", "free_gpu_memory_fraction", "max_gpu_total_bytes", "host_cache_size",
-    "disk_cache_size", "disk_cache_path", "onboard_blocks", "use_uvm", "cross_kv_cache_fraction",
-    "secondary_offload_min_priority", "event_buffer_max_size", "attention_dp_events_gather_period_ms",
-    "max_util_for_resume", "pool_ratio", "avg_seq_len",
-))  # fmt: skip
-# Not a field of upstream's arguments: it is filled in from the checkpoint.
-ALSO = ("quant_config",)
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+from trtllm_kvfix.errors import KvfixError
+
+# Why they do not change what a block holds, nor where in it.
+IRRELEVANT = {
+    "the name has the weights themselves, or the name that the operator gave them": ("model",),
+    "the name has the tokens": (
+        "tokenizer", "tokenizer_mode", "custom_tokenizer", "tokenizer_revision", "skip_tokenizer_init",
+    ),
+    "they choose tokens, or make text of them": (
+        "batched_logits_processor", "disable_flashinfer_sampling", "enable_mixed_sampler", "enable_trtllm_sampler",
+        "gather_generation_logits", "guided_decoding_backend", "max_beam_width", "mixed_sampler",
+        "post_processor_hook", "postprocess_tokenizer_dir", "reasoning_parser", "sampler_force_async_worker",
+        "sampler_type", "use_torch_sampler",
+    ),
+    "they say when something is computed, and together with what": (
+        "attention_dp_config", "batch_wait_max_tokens_ratio", "batch_wait_timeout_iters", "batch_wait_timeout_ms",
+        "disable_overlap_scheduler", "enable_chunked_prefill", "encoder_max_batch_size", "encoder_max_num_tokens",
+        "max_batch_size", "max_input_len", "max_num_tokens", "reorder_policy_config", "scheduler_config",
+    ),
+    "they say how work is launched, or where": (
+        "cuda_graph_config", "enable_early_first_token_response", "enable_low_latency_host_dispatch",
+        "enable_speculative_beam_history_d2h", "garbage_collection_gen0_threshold", "gpus_per_node", "mpi_session",
+        "num_postprocess_workers", "orchestrator_type", "ray_placement_config", "ray_worker_nsight_options",
+        "stream_interval",
+    ),
+    "they manage memory, or move blocks": (
+        "cache_transceiver_config", "connector_config", "enable_resource_governor", "extra_resource_managers",
+        "kv_connector_config", "peft_cache_config", "sleep_config",
+    ),
+    "an extension that changes the weights begins an era of its own": ("ray_worker_extension_cls",),
+    "the PyTorch backend builds no engine": ("build_config",),
+    "they only look on": (
+        "enable_energy_metrics", "enable_iter_perf_stats", "enable_iter_req_stats", "enable_layerwise_nvtx_marker",
+        "iter_stats_max_iterations", "max_stats_len", "otlp_traces_endpoint", "perf_metrics_max_requests",
+        "print_iter_log", "prometheus_metrics_config", "request_stats_max_iterations", "return_perf_metrics",
+        "telemetry_config",
+    ),
+    "their own table has them": ("kv_cache_config",),
+}  # fmt: skip
+IRRELEVANT_OF_CACHE = {
+    "they say how large the cache is, and what stays in it": (
+        "avg_seq_len", "block_reuse_policy", "copy_on_partial_reuse", "cross_kv_cache_fraction", "disk_cache_path",
+        "disk_cache_size", "disk_prefetch_num_reqs", "enable_block_reuse", "enable_kv_pool_rebalance",
+        "enable_partial_reuse", "free_gpu_memory_fraction", "host_cache_size", "max_gpu_total_bytes", "max_tokens",
+        "max_util_for_resume", "onboard_blocks", "pool_ratio", "secondary_offload_min_priority", "use_uvm",
+    ),
+    "they only look on": ("attention_dp_events_gather_period_ms", "event_buffer_max_size"),
+}  # fmt: skip
+UPSTREAM = "tensorrt_llm"
+SAID_BY_REPR = ("builtins", "torch")  # such as torch.dtype
 
 
-class Unnamed(ValueError):
-    """An argument is an object of which nothing but its class can be told."""
+class Unnameable(KvfixError):
+    """An argument holds an object, and nothing says whether that of another engine is the same."""
 
 
-def of_engine(llm_args: Any, *, opaque: bool) -> dict[str, str]:
-    """`opaque`: take an object's class for its contents. Otherwise such an object raises Unnamed."""
+def arguments_of(llm_args: Any) -> dict[str, str]:
+    """Each argument that counts, spelled alike wherever it has the same value."""
     cache = llm_args.kv_cache_config
-    told = {name: (llm_args, name) for name in (*_names(llm_args), *ALSO) if name not in UNRELATED}
-    told |= {f"kv_cache_config.{name}": (cache, name) for name in _names(cache) if name not in UNRELATED_TO_CACHE}
-    return {full: _spelled(full, getattr(owner, name, None), opaque) for full, (owner, name) in told.items()}
+    told = counting(llm_args, IRRELEVANT) | {"quant_config": getattr(llm_args, "quant_config", None)}
+    told |= {f"kv_cache_config.{name}": value for name, value in counting(cache, IRRELEVANT_OF_CACHE).items()}
+    return {name: spelled(value, name) for name, value in told.items() if value is not None}
 
 
-def _names(model: Any) -> Iterable[str]:
-    """Fields of one of upstream's models, which are pydantic's."""
-    fields: Iterable[str] = getattr(type(model), "model_fields", None) or vars(model)
-    return fields
+def counting(arguments: Any, irrelevant: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    left_out = {name for names in irrelevant.values() for name in names}
+    return {name: value for name, value in members(arguments) if name not in left_out}
 
 
-def _spelled(name: str, value: Any, opaque: bool) -> str:
-    """The same in each process and on each node, which `repr` is not."""
-    found = _contents(value)
-    if found is not None:
-        kind, contents = found
-        spelled = [_spelled(name, each, opaque) for each in contents]
-        return f"{kind}({', '.join(spelled if kind == 'list' else sorted(spelled))})"
-    said = _leaf(value)
-    if ADDRESS.search(said) is None:
-        return said
-    if not opaque:
-        raise Unnamed(f"{name} is an object of {_class_name(type(value))}")
-    return _class_name(type(value))
+def members(value: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of a pydantic model or a dataclass, or whatever an object has."""
+    if hasattr(type(value), "model_fields"):
+        names = list(type(value).model_fields)
+    elif is_dataclass(value):
+        names = [field.name for field in fields(value)]
+    else:
+        names = list(vars(value))
+    return ((name, getattr(value, name)) for name in sorted(names))
 
 
-def _contents(value: Any) -> tuple[str, Iterable[Any]] | None:
-    if isinstance(value, list | tuple):
-        return "list", value
-    if isinstance(value, set | frozenset):
-        return "set", value
-    if isinstance(value, Mapping):
-        return "mapping", value.items()
-    is_model = hasattr(type(value), "model_fields")
-    if isinstance(value, type) or not (is_model or dataclasses.is_dataclass(value)):
-        return None
-    names = _names(value) if is_model else [each.name for each in dataclasses.fields(value)]
-    return _class_name(type(value)), ((name, getattr(value, name)) for name in names)
-
-
-def _leaf(value: Any) -> str:
+def spelled(value: Any, at: str) -> str:
+    """Raises Unnameable, with the argument's name, if the text would not say all."""
     if isinstance(value, Enum):
-        return value.name
+        return f"{name_of(type(value), at)}.{value.name}"
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)
     if isinstance(value, PurePath):
         return repr(str(value))
-    return _class_name(value) if isinstance(value, type) else repr(value)
+    if isinstance(value, type):
+        return name_of(value, at)
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        return spelled_items(value, at)
+    return spelled_object(value, at)
 
 
-def _class_name(kind: type) -> str:
+def spelled_items(value: Any, at: str) -> str:
+    if isinstance(value, Mapping):
+        items = sorted((spelled(key, at), spelled(each, f"{at}[{key!r}]")) for key, each in value.items())
+        return "{" + ", ".join(f"{key}: {each}" for key, each in items) + "}"
+    parts = [spelled(each, at) for each in value]
+    return f"[{', '.join(parts)}]" if isinstance(value, list | tuple) else f"{{{', '.join(sorted(parts))}}}"
+
+
+def spelled_object(value: Any, at: str) -> str:
+    """One of upstream's own says with its class what it does, as long as it has been given nothing of others."""
+    kind = type(value)
+    if hasattr(kind, "model_fields") or is_dataclass(value):
+        parts = [f"{name}={spelled(each, f'{at}.{name}')}" for name, each in members(value)]
+    elif kind.__module__ in SAID_BY_REPR and not hasattr(value, "__dict__") and " at 0x" not in repr(value):
+        parts = [repr(value)]
+    elif is_upstreams(kind) and hasattr(value, "__dict__"):
+        parts = [
+            f"{name}={name_of(type(each), at) if is_upstreams(type(each)) else spelled(each, f'{at}.{name}')}"
+            for name, each in sorted(vars(value).items())
+        ]  # fmt: skip
+    else:
+        raise Unnameable(
+            f"{at} is an object of {kind.__module__}.{kind.__qualname__}, and nothing says whether that of another "
+            "engine does the same"
+        )
+    return f"{name_of(kind, at)}({', '.join(parts)})"
+
+
+def name_of(kind: type, at: str) -> str:
+    if "<" in kind.__qualname__:
+        raise Unnameable(f"{at} is of {kind.__module__}.{kind.__qualname__}, a class without a name of its own")
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_upstreams(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == UPSTREAM

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_kvfix.errors import SettingsError
-from trtllm_kvfix.offload.remote import arguments
+from trtllm_kvfix.offload.remote.arguments import arguments_of
 from trtllm_kvfix.offload_section import RemoteSettings
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
@@ -15,15 +15,11 @@ DIGEST_CHARS = (40, 64)  # of a git object, of a file in large file storage
 
 
 def parts_of(llm_args: Any, settings: RemoteSettings) -> dict[str, str]:
-    try:
-        told = arguments.of_engine(llm_args, opaque=settings.model is not None)
-    except arguments.Unnamed as error:
-        raise SettingsError(
-            f"kvfix.offload.remote.model is not set, and {error}, which may load any weights; write a name for these "
-            "weights alone, the same on every node"
-        ) from error
-    told["release"] = str(getattr(sys.modules.get("tensorrt_llm"), "__version__", None))
-    return told | {"model": settings.model or digest_of_checkpoint(getattr(llm_args, "model", None))}
+    told = {
+        "release": str(getattr(sys.modules.get("tensorrt_llm"), "__version__", None)),
+        "model": settings.model or digest_of_checkpoint(getattr(llm_args, "model", None)),
+    }
+    return told | {f"argument {name}": text for name, text in arguments_of(llm_args).items()}
 
 
 def layout_parts(kinds: Iterable[str], ranks: int) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Puts:
     def begin(self, stored: Stored, slots: tuple[int, ...], *, well: bool) -> None:
         """Its store is over. Only what arrived is put."""
         live, first = stored.live, stored.first
-        staged = self.is_staged(slots)
+        staged, well = self.is_staged(slots), well and live.chain is not None  # none: the weights have changed since
         slots_to_put = (slots if staged else self._pin(live, first, len(slots))) if well else ()
         if staged and not well:
             self._staging.give_back(slots)

@@ -19,6 +19,7 @@ from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.offload.faults import guarded
 from trtllm_kvfix.offload.ledger import Record
 from trtllm_kvfix.offload.plan import Ended, FetchJob, Late, LoadJob, PutJob, Step, StoreJob
+from trtllm_kvfix.offload.remote.eras import Era
 from trtllm_kvfix.offload.remote.keys import KeyChain
 from trtllm_kvfix.offload.remote.pause import Pause
 from trtllm_kvfix.offload.remote.puts import Puts, Stored
@@ -57,6 +58,7 @@ class RemoteScheduler(OffloadScheduler):
         self._pause = Pause()
         self._estimates = 0
         self._puts = Puts(self._link)
+        self._era = Era()
 
     def build_connector_meta(self, scheduler_output: Any) -> Step:
         if scheduler_output is not None:
@@ -73,11 +75,15 @@ class RemoteScheduler(OffloadScheduler):
         if not blocks_stay:
             self._drop(request_id)
 
+    def _forget_weights(self) -> None:
+        super()._forget_weights()
+        self._era.begin_next()
+
     def _find_load(self, live: LiveRequest, num_computed_tokens: int) -> PendingLoad | None:
         self._drop(live.request_id)  # a request that begins again waits for nothing of before
         store, adapter = self._link.store, live.identity.lora_id
         if store is not None and (adapter is None or self._remote.shared_adapters):
-            live.chain = KeyChain(store.root, live.identity, self._tokens_per_block)
+            live.chain = KeyChain(self._era.root(store.root), live.identity, self._tokens_per_block)
         found = super()._find_load(live, num_computed_tokens)
         if live.chain is None or fuse.of(PART).blown or not self._directions.work("load"):
             return found

@@ -4,7 +4,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from trtllm_kvfix.errors import SettingsError
+from trtllm_kvfix.log import offload_log as log
 from trtllm_kvfix.offload.link import Link
+from trtllm_kvfix.offload.remote.arguments import Unnameable
 from trtllm_kvfix.offload.remote.model import parts_of
 from trtllm_kvfix.offload.remote.scheduler import RemoteScheduler
 from trtllm_kvfix.offload.remote.worker import RemoteWorker
@@ -21,7 +23,12 @@ def scheduler_of(settings: OffloadSettings, tokens_per_block: int, link: Link, s
 def worker_of(llm_args: Any, settings: OffloadSettings, *args: Any, **kwargs: Any) -> RemoteWorker:
     """A master that does not answer is no reason to refuse: it may come, and until then there is no remote tier."""
     require_store(settings)
-    return RemoteWorker(settings, *args, identity=parts_of(llm_args, settings.remote), **kwargs)
+    try:
+        identity = parts_of(llm_args, settings.remote)
+    except Unnameable as error:
+        log.error("there is no remote tier, since its blocks would have no name: %s", error)
+        return RemoteWorker(settings, *args, identity=None, **kwargs)
+    return RemoteWorker(settings, *args, identity=identity, **kwargs)
 
 
 def require_store(settings: OffloadSettings) -> None:

@@ -41,9 +41,9 @@ class StoreHere:
 class RemoteWorker(OffloadWorker):
     """Called by the executor's thread alone."""
 
-    def __init__(self, *args: Any, identity: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, identity: Mapping[str, str] | None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._identity = identity  # of what blocks hold, besides their layout
+        self._identity = identity  # of what blocks hold, besides their layout; None: there is no remote tier
         self._make_own_pool, self._make_pool = self._make_pool, self._noting_the_pool
         self._pool: HostPool | None = None
         self._putting: Record | None = None
@@ -52,6 +52,9 @@ class RemoteWorker(OffloadWorker):
 
     def register_layout(self, device: Device, describe: Callable[[], Layout]) -> None:
         super().register_layout(device, describe)
+        if self._identity is None:
+            self._report.remote_is("off: the engine's arguments have no name (see the log)")
+            return
         if self.porter is not None or self._pool is None or self._layout is None:
             return
         remote, ranks = self._settings.remote, self._ranks

@@ -1,8 +1,8 @@
 """Blocks have contents: a step writes its tokens' keys and values, and copies all that attention would read.
 
-A value is a pure function of the adapter, of the tokens up to its own and of where it lies, so a block that is foreign
-or half written when it is read is seen. Blocks are addressed as the books have them; what the tables on the device say
-is the witness's business.
+A value is a pure function of the adapter, of the tokens up to its own, of the weights and of where it lies, so a block
+that is foreign, half written or older than the weights when it is read is seen. Blocks are addressed as the books have
+them; what the tables on the device say is the witness's business.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,13 @@ from .tensors import tensors
 PRIME = 16777619
 
 
-def extend(values: list[int], tokens: list[int], adapter: int = 0) -> None:
+def extend(values: list[int], tokens: list[int], adapter: int = 0, weights: int = 0) -> None:
     """One word for each token; two prefixes that differ anywhere differ from there on."""
     for token in tokens:
         before = values[-1] if values else 2166136261 + adapter
-        values.append(((before ^ (token + 1)) * PRIME & 0x7FFFFFFF) | 1)  # never what untouched memory holds
+        values.append(
+            (((before ^ (token + 1)) + 2 * weights) * PRIME & 0x7FFFFFFF) | 1
+        )  # never what untouched memory holds
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,7 @@ class Contents:
     def __init__(self) -> None:
         self.corrupt: list[int] = []  # requests
         self.reads = 0  # looked at
+        self.weights = 0  # the loop computes with these; they change while it stands still
         self._open: list[tuple[Piece, Any]] = []  # and the event behind the copy
         self._values: dict[int, list[int]] = {}  # of each position that has been computed, by request
 
@@ -100,7 +103,7 @@ class Contents:
         answer = [sampled(request, position) for position in range(max(0, end - request.orig_prompt_len))]
         known = self._values.setdefault(request.request_id, [])
         del known[end:]  # computed anew after a load that failed
-        extend(known, (request.input_tokens + answer)[len(known) : end], request.lora_task_id or 0)
+        extend(known, (request.input_tokens + answer)[len(known) : end], request.lora_task_id or 0, self.weights)
         return known
 
 

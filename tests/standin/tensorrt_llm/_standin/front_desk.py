@@ -1,8 +1,10 @@
-"""Requests come to the executor here, and answers leave it."""
+"""Requests come to the executor here, and answers leave it. So do calls for which the loop must stand still."""
 
 import queue
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from .._torch.pyexecutor.llm_request import FinishReason, LlmRequest, LlmRequestState
@@ -15,6 +17,12 @@ class LlmResponse:
     request_id: int
     tokens: list[int]
     error_msg: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ControlRequest:
+    reached: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class FrontDesk:
@@ -31,7 +39,8 @@ class FrontDesk:
         self.response_cv = threading.Condition()  # guards responses
         self.canceled_req_ids: list[int] = []  # the loop's
         self._cancelled: set[int] = set()  # the loop's, until they are answered
-        self._waiting: queue.Queue[list[LlmRequest] | int | None] = queue.Queue()
+        self._waiting: queue.Queue[list[LlmRequest] | ControlRequest | int | None] = queue.Queue()
+        self._control: ControlRequest | None = None  # the loop's, until no request is active
 
     # From other threads.
 
@@ -58,6 +67,17 @@ class FrontDesk:
                 return None
             return [self.responses[request_id] for request_id in request_ids]
 
+    @contextmanager
+    def control_action(self) -> Iterator[None]:
+        """The loop has no request, and takes none, until the caller is done."""
+        control = ControlRequest()
+        self._waiting.put(control)
+        control.reached.wait()
+        try:
+            yield
+        finally:
+            control.done.set()
+
     def _no_more_requests(self) -> None:
         self._waiting.put(None)
 
@@ -66,6 +86,12 @@ class FrontDesk:
     def _fetch_new_requests(self, *, idle: bool) -> None:
         """Sleeps only where there is nothing else to do."""
         while not self.is_shutdown:
+            if self._control is not None:
+                if self.active_requests:
+                    return
+                self._control.reached.set()
+                self._control.done.wait()
+                self._control = None
             try:
                 requests = self._waiting.get(block=idle)
             except queue.Empty:
@@ -73,7 +99,9 @@ class FrontDesk:
             if requests is None:
                 self.is_shutdown = True
                 return
-            if isinstance(requests, int):
+            if isinstance(requests, ControlRequest):
+                self._control = requests
+            elif isinstance(requests, int):
                 self.canceled_req_ids.append(requests)
             else:
                 self.active_requests += requests

@@ -48,6 +48,7 @@ _EXISTS = {
     "_torch.pyexecutor.kv_cache_manager_v2": since("B2") and before("D"),
     "_torch.pyexecutor.scheduler_v2": since("B"),
     "bindings.internal.batch_manager.kv_cache_manager_v2_utils": since("B"),
+    "llmapi.rlhf_utils": since("B"),
     "runtime.kv_cache_manager_v2": since("B"),
 }
 

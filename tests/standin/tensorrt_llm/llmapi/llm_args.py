@@ -94,6 +94,7 @@ class ParallelConfig:
 class TorchLlmArgs(BaseModel):
     model: str
     backend: str = "pytorch"
+    load_format: Literal["auto", "dummy"] = "auto"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     max_batch_size: int = 8

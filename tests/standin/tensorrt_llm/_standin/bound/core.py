@@ -127,6 +127,10 @@ class BoundCore:
         self._lengths[request_id] -= count
 
     @bound
+    def reset_reuse_state(self) -> None:
+        self.native.reset_reuse_state()
+
+    @bound
     def store_context_blocks(self, llm_request: Any, /) -> None:
         self._store_computed(llm_request)
 

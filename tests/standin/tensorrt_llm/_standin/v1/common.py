@@ -149,6 +149,11 @@ class KVCacheManagerCommon(BaseResourceManager):
     def unpin_blocks_by_id(self, kv_cache_block_id: Any) -> None:
         self.impl.unpin_blocks_by_id(kv_cache_block_id)
 
+    if since("B"):
+
+        def reset_reuse_state(self) -> None:
+            self.impl.reset_reuse_state()
+
     def shutdown(self) -> None:
         self.impl.release_pools()
 

@@ -71,6 +71,11 @@ class PyExecutor(ConnectorSteps, FrontDesk):
         self.worker_thread = threading.Thread(target=self._run_worker, name="executor", daemon=True)
         self.worker_thread.start()
 
+    if since("B"):
+
+        def reset_prefix_cache(self) -> None:
+            self.kv_cache_manager.reset_reuse_state()
+
     def shutdown(self) -> None:
         self._no_more_requests()
         if self.worker_thread is not None:
