@@ -34,4 +34,5 @@ def test_what_engines_share_is_on_the_list() -> None:
             assert serve_side_by_side(serving, rounds=1, requests=16, alike=True) == [0, 0]
             found |= written(before, snapshot(registry))
     assert found - set(GUARDED) == set(), "own it by the engine, or say what guards it"
-    assert len(found) > len(GUARDED) / 2, f"the walk finds no more than {sorted(found)}"
+    # Some of the others go with their engine, so they are found where it still lives.
+    assert found >= {"Counter._value", "Observation._attempts_left"}, f"the walk finds no more than {sorted(found)}"
