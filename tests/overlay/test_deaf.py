@@ -108,3 +108,17 @@ def test_run_warns_of_a_shell_script_that_may_lose_the_hook(
         assert done.stderr == ""
     else:
         assert f"{script}, line 3: " in done.stderr and warned in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "calls", [". ./env.sh", "source ./env.sh", "bash ./env.sh && :", "./env.sh", "(exec ./env.sh)"]
+)
+@pytest.mark.parametrize("how", [["./launch.sh"], ["bash", "-c", "cd . && ./launch.sh"]])
+def test_a_script_that_another_reads_or_calls_is_looked_at(
+    small: Path, calls: str, how: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable(small / "env.sh", "#!/bin/bash\n./launch.sh\nexport PYTHONPATH=/x\n")  # in a circle
+    executable(small / "launch.sh", f"#!/bin/bash\n{calls}\n")
+    monkeypatch.chdir(small)
+    (found,) = deaf.doubts(how)
+    assert found.startswith("./env.sh, line 3: `PYTHONPATH=/x` takes away")

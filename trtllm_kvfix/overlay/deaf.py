@@ -20,8 +20,10 @@ BOOTSTRAP = Path(__file__).parent / "bootstrap"
 DEAF_FLAGS = "IES"
 FLAGS_WITH_VALUE = "WX"
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash")
+READS = (".", "source")
 SHEBANG_BYTES_MAX = 256  # as the kernel reads
 SCRIPT_BYTES_MAX = 1 << 16
+SCRIPTS_MAX = 16  # a script may call itself
 # The second line of a script whose interpreter's path is too long for the first: pip writes it.
 EXEC_LINE = "'''exec' "
 
@@ -51,7 +53,7 @@ def first_deaf(command: Sequence[str]) -> Deaf | None:
         elif name in SHELLS:
             text = shell_text(rest)
             if text is not None:
-                return next((each for _, each in _of_text(text)), None)
+                return next(filter(None, (first_deaf(words) for _, words in _commands_of(text))), None)
         if found is None:
             interpreter = interpreter_line(word)
             flag = deaf_flag(interpreter)
@@ -62,14 +64,14 @@ def first_deaf(command: Sequence[str]) -> Deaf | None:
 
 
 def doubts(command: Sequence[str]) -> Iterator[str]:
-    """Lines of shell scripts in the command that may keep the hook out."""
-    for at, word in enumerate(command):
-        if is_python(word):
-            return
-        is_script = bool(at and Path(command[at - 1]).name in SHELLS) or _is_shell_script(word)
-        file = shutil.which(word) or word if is_script else None
-        for line, deaf in _of_text(_beginning(file, SCRIPT_BYTES_MAX)) if file else ():
-            yield f"{file}, line {line}: {deaf.what} {deaf.why}"
+    """Lines that may keep the hook out, of shell scripts in the command and of those that these call or read."""
+    scripts = list(_shell_scripts(command))
+    for file in scripts:  # it grows
+        for line, words in _commands_of(_beginning(file, SCRIPT_BYTES_MAX)):
+            deaf = first_deaf(words)
+            if deaf is not None:
+                yield f"{file}, line {line}: {deaf.what} {deaf.why}"
+            scripts += [each for each in _shell_scripts(words) if each not in scripts and len(scripts) < SCRIPTS_MAX]
 
 
 def deaf_flag(command: Sequence[str]) -> str | None:
@@ -159,13 +161,26 @@ def _of_split(text: str, rest: Iterator[str]) -> Iterator[Deaf]:
         yield found
 
 
-def _of_text(text: str) -> Iterator[tuple[int, Deaf]]:
-    """Each part of a shell's text that keeps the hook out, with its line."""
+def _commands_of(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The commands in a shell's text, with their lines."""
     for number, line in enumerate(text.replace("\\\n", "  ").splitlines(), start=1):
-        for is_end, words in groupby(_words(line, punctuation=True), lambda word: set(word) <= set(";|&()")):
-            found = None if is_end or line.lstrip().startswith("#") else first_deaf(list(words))
-            if found is not None:
-                yield number, found
+        if not line.lstrip().startswith("#"):
+            for is_end, words in groupby(_words(line, punctuation=True), lambda word: set(word) <= set(";|&()")):
+                if not is_end:
+                    yield number, list(words)
+
+
+def _shell_scripts(command: Sequence[str]) -> Iterator[str]:
+    for at, word in enumerate(command):
+        if is_python(word):
+            return
+        name, before = Path(word).name, Path(command[at - 1]).name if at else ""
+        text = shell_text(command[at + 1 :]) if name in SHELLS else None
+        if text is not None:
+            yield from (file for _, words in _commands_of(text) for file in _shell_scripts(words))
+            return
+        if before in (*SHELLS, *READS) or _is_shell_script(word):
+            yield shutil.which(word) or word
 
 
 def _drops_hook(word: str) -> bool:
