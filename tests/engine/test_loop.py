@@ -13,6 +13,7 @@ from trtllm_kvfix.engine.machine import Machine, open_machine
 from trtllm_kvfix.engine.request import Request
 from trtllm_kvfix.errors import KvfixError, SettingsError
 from trtllm_kvfix.native import DeviceError, unplug
+from trtllm_kvfix.staging import Mark
 from trtllm_kvfix.tools.bench.random_model import random_model
 
 MODEL = random_model(0, positions=LENGTH_MAX, vocabulary=VOCABULARY)
@@ -137,4 +138,24 @@ def test_who_hangs_up_while_the_connector_loads_gives_its_blocks_back(machine: M
     assert all(each.answer == load.expected[each.request_id] for each in requests if each not in gone)
     assert engine.cache.free_blocks() == TIGHT.blocks_primary
     engine.cache.core.check_invariants()
+    engine.close()
+
+
+def test_no_save_is_waited_for_behind_a_held_step(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that had to wait for another save of the same blocks begins behind what the device has been given by then."""
+    engine = Engine(machine, MODEL, replace(TIGHT, tier="connector"))
+    cache, could_begin = engine.cache, list[bool]()
+    machine.hold()
+    begin = Mark(machine.device, machine.stream)
+    begin.record()
+    assert not begin.done()
+
+    def saved() -> None:
+        could_begin.append(begin.done())
+        cache.leaving.clear()
+
+    monkeypatch.setattr(cache.tier, "wait", saved)
+    cache.leaving[1] = Request(1, [1], 1)
+    cache.wait_for_leaving()
+    assert could_begin == [True]
     engine.close()

@@ -134,6 +134,7 @@ class Cache:
             self.books.remove_sequence(request_id, self.leaving.pop(request_id), False)
 
     def wait_for_leaving(self) -> None:
+        self._machine.settle()  # a save that had to wait for another may have begun behind work that is held
         while self.leaving and self.tier is not None:
             self.tier.wait()
             self._take_progress()
