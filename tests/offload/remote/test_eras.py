@@ -4,10 +4,11 @@ import pytest
 
 from tests.offload.conftest import Bench
 from tests.offload.test_round_trip import prompt
-from tests.offload.test_weights import BEHIND
+from tests.offload.test_weights import BEHIND, stores_held
 from tests.offload.upstream_double import Request
 from trtllm_kvfix.offload.remote.eras import Era
 from trtllm_kvfix.offload.remote.keys import root_of
+from trtllm_kvfix.offload.transfers import Transfers
 
 from .conftest import MakeRemote
 from .fake_porter import Key
@@ -100,13 +101,25 @@ def test_a_fetch_that_is_on_its_way_brings_nothing(make_remote: MakeRemote) -> N
     assert second.index.stats().owned == 0
 
 
-def test_a_save_that_is_on_its_way_is_not_put(make_remote: MakeRemote, memory: dict[Key, bytes]) -> None:
+def test_a_save_that_is_on_its_way_is_not_put(
+    make_remote: MakeRemote, memory: dict[Key, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = make_remote()
     executor, side = bench.executor, bench.scheduler.side
-    executor.submit(Request(1, prompt(1)))
-    while not bench.worker.side._transfers.running():
-        executor.step()
-    executor.update_weights()
+    wait = Transfers._wait
+    with stores_held(bench, monkeypatch) as open_gate:
+        executor.submit(Request(1, prompt(1)))
+        while not bench.worker.side._transfers.running():
+            executor.step()
+
+        def opened(self: Transfers, *args: object) -> None:
+            open_gate()
+            monkeypatch.setattr(Transfers, "_wait", wait)
+            wait(self, *args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Transfers, "_wait", opened)
+        executor.update_weights()
+    assert Transfers._wait is wait, "nobody has waited for the save"
     executor.run()
     while len(side.ledger):
         bench.wait_for_a_transfer()
