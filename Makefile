@@ -4,10 +4,12 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # Warnings are errors in CI only, because a compiler newer than ours must not break a user's build.
 WERROR ?= $(if $(CI),ON,OFF)
-STRESS_SECONDS ?= 20
+STRESS_SECONDS ?= 10
 STRESS_SEED ?= 1
-FUZZ_SECONDS ?= 30
+FUZZ_SECONDS ?= 20
 FUZZ_SEED ?= 1
+# Another one each time; what failed prints it.
+LONG_SEED ?= $(shell date +%s)
 # The torch that pip installs. A build for CPUs is enough for everything except a GPU.
 TORCH ?= torch
 
@@ -15,6 +17,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+# Tests start a thousand interpreters, and import the stand-in as often. Compiled once, also where bytecode is not
+# wanted beside the sources.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 # The same as build-system.requires in pyproject.toml (tests/test_package.py compares them), and the tools that these
 # call.
@@ -47,7 +53,7 @@ FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo seta
 STRESS_ARGS = --seconds $(STRESS_SECONDS) --threads 4 --seed $(STRESS_SEED)
 
 .NOTPARALLEL:
-.PHONY: help bound build verify test gtest test-py test-cpp test-aarch64 test-dist test-mpi test-nixl test-mooncake test-ray test-dynamo test-upstream test-clients test-pages docs lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci ci-python ci-native clean
+.PHONY: help bound build verify test gtest test-py test-quick test-cpp test-aarch64 test-dist test-mpi test-nixl test-mooncake test-ray test-dynamo test-upstream test-clients test-pages docs lint format stubs bench bench-against bench-cpp tsan race-control asan fuzz mutants ci ci-python ci-native ci-long clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,8 +107,16 @@ gtest: $(VENV)/.ready  ## find or fetch GoogleTest, and say so if there is none;
 	@$(call cpp_configure,tests,$(call tests,$(if $(CI),ON,OFF)))
 	@[ ! -e build/tests/gtest-missing ] || { echo "The C++ tests cannot run."; cat build/tests/gtest-missing; }
 
+# A process finds its next tests when it has none left, so that all end at the same time.
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist worksteal
+
 test-py: build bound  ## run the Python tests
-	@$(PY) -m pytest
+	@$(PYTEST)
+
+# No servers, no other processes of ours, and no watched programs.
+QUICK := $(addprefix tests/,bound claims core docs engine events executor managers metrics prose staging tools/doctor)
+test-quick: build bound  ## what to run after each edit: core, managers, staging, the fixes' controls, pages and house rules
+	@$(PYTEST) $(QUICK) tests/test_*.py --ignore tests/test_examples.py
 
 test-cpp: gtest  ## run the C++ tests
 	@if [ -e build/tests/gtest-missing ]; then \
@@ -254,6 +268,17 @@ ci: lint docs bound gtest  ## everything that a change must pass
 ci-python: test-py test-pages test-dist test-mpi test-nixl test-mooncake verify  ## the half of ci that is Python's
 
 ci-native: test-cpp tsan race-control asan fuzz bench-cpp  ## the half of ci that is C++'s
+
+# Weekly in the workflow, and before a release: hours on two cores. What `make ci` does with few examples, seconds and
+# requests, it does with many: state machines, stress, fuzzing, traffic; and mutants, which `make ci` leaves out.
+ci-long: build bound gtest  ## soak and stress: state machines, races, fuzzing, traffic and mutants, for hours
+	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) tests/core tests/offload/test_state_machine.py tests/offload/remote/test_state_machine.py
+	@KVFIX_TRAFFIC_REQUESTS=10000 $(PYTEST) tests/offload/test_stand_in_traffic.py
+	@for seed in 2 3 4 5 6 7 8 9; do TORTURE_SEED=$$seed $(PYTEST) tests/torture || exit 1; done
+	@$(PY) -m tests.engine.long_run --requests 10000
+	@$(MAKE) tsan race-control asan STRESS_SECONDS=600 STRESS_SEED=$(LONG_SEED)
+	@$(MAKE) fuzz FUZZ_SECONDS=1200 FUZZ_SEED=$(LONG_SEED)
+	@$(MAKE) mutants
 
 clean:  ## remove .venv and everything built
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
