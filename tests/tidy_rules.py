@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 FUNCTION_LINES_MAX = 70
 README_LINES_MAX = 150
@@ -26,6 +27,12 @@ class Rule:
         return bool(re.fullmatch(self.paths, path)) and not re.fullmatch(self.except_paths, path)
 
 
+@lru_cache(maxsize=1)
+def nodes_of(text: str) -> list[ast.AST]:
+    """Kept for the next rule, which reads the same file."""
+    return list(ast.walk(ast.parse(text)))
+
+
 def lines_at_most(limit: int) -> Callable[[str], Iterator[str]]:
     def complaints(text: str) -> Iterator[str]:
         count = len(text.splitlines())
@@ -36,7 +43,7 @@ def lines_at_most(limit: int) -> Callable[[str], Iterator[str]]:
 
 
 def long_functions(text: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             count = node.end_lineno - node.lineno + 1
             if count > FUNCTION_LINES_MAX:
@@ -44,7 +51,7 @@ def long_functions(text: str) -> Iterator[str]:
 
 
 def extension_imports(text: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.Import):
             imported = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -60,7 +67,7 @@ def calls(*forbidden: str) -> Callable[[str], Iterator[str]]:
     by_from = {tuple(name.rsplit(".", 1)) for name in forbidden}
 
     def complaints(text: str) -> Iterator[str]:
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes_of(text):
             if isinstance(node, ast.Attribute) and ast.unparse(node) in forbidden:
                 yield f"line {node.lineno}: {ast.unparse(node)}"
             if isinstance(node, ast.ImportFrom):
@@ -78,7 +85,7 @@ MAKERS = {"NamedTemporaryFile", "TemporaryFile", "mkstemp", "mkdtemp", "Temporar
 
 def writes_files(text: str) -> Iterator[str]:
     """A file that others can read, or redirect by a link, is written in the modules that think of both."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
@@ -98,7 +105,7 @@ def is_empty(function: ast.FunctionDef) -> bool:
 
 def ends_in_children(text: str) -> Iterator[str]:
     """Python ends objects in a child of fork() as well, with the locks of threads that the child does not have."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         if not isinstance(node, ast.FunctionDef) or node.name != "__del__" or is_empty(node):
             continue
         if not re.search(r"\.left\(\)|getpid\(\)", ast.unparse(node)):
@@ -106,7 +113,7 @@ def ends_in_children(text: str) -> Iterator[str]:
 
 
 def constant_asserts(text: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant | ast.Tuple | ast.JoinedStr):
             yield f"line {node.lineno}: `{ast.unparse(node)}` cannot do its work"
 
