@@ -288,7 +288,7 @@ class BlockManagerMachine(WaitingRequests):
 TestBlockManager = BlockManagerMachine.TestCase
 if settings.get_current_profile_name() != "fuzz":
     TestBlockManager.settings = settings(
-        max_examples=400,
+        max_examples=150,
         stateful_step_count=40,
         deadline=None,
         print_blob=True,
