@@ -127,6 +127,10 @@ next_id = 1
 
 def put_back(): kind.copy_batch_block_offsets = upstreams
 def give_back(): kind.copy_batch_block_offsets = ours
+def enable():
+    global ours
+    trtllm_kvfix.enable(metrics_port=port)
+    ours = kind.copy_batch_block_offsets
 def wrap():
     @functools.wraps(ours)
     def timed(*args, **kwargs):
@@ -142,10 +146,14 @@ def serve():
 def said():
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     line = next(line for line in page.splitlines() if 'fix_info{' in line and "staged-offsets-v1" in line)
-    return line.partition('state="')[2].partition('"')[0], trtllm_kvfix.status()["fixes"]["staged-offsets-v1"]["word"]
+    fixes = trtllm_kvfix.status()["fixes"]
+    return line.partition('state="')[2].partition('"')[0], fixes["staged-offsets-v1"]["word"] if fixes else "disabled"
 
 for command in sys.stdin:
-    {"put_back": put_back, "give_back": give_back, "wrap": wrap, "nothing": lambda: None}[command.strip()]()
+    {
+        "put_back": put_back, "give_back": give_back, "wrap": wrap, "nothing": lambda: None,
+        "disable": trtllm_kvfix.disable, "enable": enable,
+    }[command.strip()]()
     serve()
     print(*said(), flush=True)
 server.close()
@@ -172,12 +180,16 @@ class Running:
         self._process.stdin.flush()
         return self._process.stdout.readline().split()
 
+    def entries(self) -> list[dict[str, Any]]:
+        """As `status` shows them."""
+        asked = [sys.executable, "-m", "trtllm_kvfix", "status", "--json"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, env=self._variables)
+        return list(json.loads(done.stdout))
+
     def attested(self, word: str) -> dict[str, Any]:
-        """As `status` shows it, once the process has looked again."""
+        """Its entry, once the process has looked again."""
         for _ in range(200):
-            asked = [sys.executable, "-m", "trtllm_kvfix", "status", "--json"]
-            done = subprocess.run(asked, capture_output=True, text=True, check=True, env=self._variables)
-            (entry,) = json.loads(done.stdout)
+            (entry,) = self.entries()
             if entry["fixes"]["staged-offsets-v1"] == word:
                 return dict(entry)
         raise AssertionError(f"it stays {entry['fixes']}")
@@ -211,3 +223,43 @@ def test_status_metrics_and_log_follow_a_seam_that_goes_and_comes_back(tmp_path:
     errors = running.end()
     assert errors.count(f"{name} was replaced by another tool after us: calls come to ") == 1
     assert errors.count(f"{name} is ours again") == 1
+
+
+def test_fixes_that_are_switched_off_and_on_are_told_as_they_are(tmp_path: Path) -> None:
+    running = Running(tmp_path / "run", "C")
+    assert running.does("nothing")[1] == "applied"
+    assert running.attested("applied")["started"]
+    assert running.does("disable")[1] == "disabled"
+    assert running.entries() == [], "nothing runs with the fixes"
+    assert running.does("enable")[1] == "applied"
+    assert running.attested("applied")["started"], "the engine still runs"
+    assert running.does("put_back")[1] == "displaced"
+    running.attested("displaced")
+    assert running.does("give_back")[1] == "applied"
+    running.end()
+
+
+LATE = """
+import trtllm_kvfix
+from tests.standin.serving import Server
+from trtllm_kvfix import process
+
+process.active._recheck._every_s = 0.02
+server = Server({"max_num_tokens": 48})
+trtllm_kvfix.enable()
+kind = type(server.manager)
+server.manager.copy_batch_block_offsets = lambda *_: None
+print(trtllm_kvfix.status()["fixes"]["staged-offsets-v1"]["word"], process.active.started)
+del server.manager.copy_batch_block_offsets
+print(trtllm_kvfix.status()["fixes"]["staged-offsets-v1"]["word"])
+server.close()
+"""
+
+
+def test_an_engine_that_was_there_before_the_fixes_is_looked_at(tmp_path: Path) -> None:
+    variables = environment(STANDIN, STANDIN_VARIANT="C") | {"TRTLLM_KVFIX_RUNTIME_DIR": str(tmp_path / "run")}
+    variables["PYTHONPATH"] += os.pathsep + str(ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], capture_output=True, text=True, check=False, env=variables, cwd=ROOT
+    )
+    assert done.stdout.split() == ["displaced", "True", "applied"], done.stderr
