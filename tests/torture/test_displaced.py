@@ -18,6 +18,7 @@ from tests.standin.fixture import STANDIN, VARIANTS
 from tests.standin.serving import Server
 from tests.torture.engines import needed
 from trtllm_kvfix.overlay import reach, seam
+from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.overlay.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +108,52 @@ def test_a_method_of_one_manager_that_serves_is_seen() -> None:
             assert registry.report().displaced == {}
             del manager.copy_batch_block_offsets
         servers[0].close()
+
+
+class HostileKind(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class Hostile(metaclass=HostileKind):
+    """As proxies are that answer only where a request is."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("no class")
+
+    def __call__(self, *_: Any) -> Any:
+        return None
+
+
+def test_an_object_that_cannot_be_looked_at_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standing_in("C"), applied(["staged-offsets-v1"]) as registry:
+        module = sys.modules["tensorrt_llm._torch.pyexecutor.resource_manager"]
+        kind: Any = vars(module)["KVCacheManager"]
+        active = Activation((), ())
+        executor = type("Executor", (), {})()
+        executor.theirs = Hostile()
+        active.engines.add(executor)
+        registry._live = active._live
+        assert registry.report().displaced == {}
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "copy_batch_block_offsets", Hostile())
+            assert registry.report().of("staged-offsets-v1").word == "displaced"
+
+
+def test_code_that_was_put_into_ours_displaces_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standing_in("C"), applied(["staged-offsets-v1"]) as registry:
+        (ours,) = (reach.plain(each.after) for each in registry._installed if each.name == "copy_batch_block_offsets")
+        free = ours.__code__.co_freevars
+        scope: dict[str, Any] = {}
+        exec(  # as many variables as ours has
+            f"def make({', '.join(free)}):\n def theirs(*_):\n  return None and ({', '.join(free)},)\n return theirs",
+            scope,
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(ours, "__code__", scope["make"](*free).__code__)
+            assert registry.report().of("staged-offsets-v1").word == "displaced"
+        assert registry.report().of("staged-offsets-v1").word == "applied"
 
 
 # A server whose seam goes and comes back while it serves. It prints what it says of itself; the test asks `status`.

@@ -211,4 +211,4 @@ class Activation:
 def _held_by(one: Any) -> list[Any]:
     """What an object has as attributes, and the managers that are in a dictionary."""
     held = list(reach.attributes(one).values())
-    return held + [each for some in held if isinstance(some, dict) for each in list(some.values())]
+    return held + [each for some in held if reach.is_a(some, dict) for each in list(dict.values(some))]
