@@ -310,3 +310,33 @@ def test_an_engine_that_was_there_before_the_fixes_is_looked_at(tmp_path: Path) 
         [sys.executable, "-c", LATE], capture_output=True, text=True, check=False, env=variables, cwd=ROOT
     )
     assert done.stdout.split() == ["displaced", "True", "applied"], done.stderr
+
+
+NOWHERE = """
+import tempfile
+import trtllm_kvfix
+from trtllm_kvfix import process
+
+def nowhere():
+    raise FileNotFoundError(2, "No usable temporary directory found")
+
+tempfile.gettempdir = nowhere
+trtllm_kvfix.enable()
+from tests.standin.serving import Server
+
+server = Server({"max_num_tokens": 48})
+answers = server.serve(server.workload(4))
+process.active._look_again()
+print(len(answers), trtllm_kvfix.status()["fixes"]["staged-offsets-v1"]["word"])
+"""
+
+
+def test_a_server_starts_where_nothing_can_be_written() -> None:
+    variables = environment(STANDIN, STANDIN_VARIANT="C")
+    variables["PYTHONPATH"] += os.pathsep + str(ROOT)
+    del variables["TRTLLM_KVFIX_RUNTIME_DIR"]
+    done = subprocess.run(
+        [sys.executable, "-c", NOWHERE], capture_output=True, text=True, check=False, env=variables, cwd=ROOT
+    )
+    assert done.stdout.split() == ["4", "applied"], done.stderr
+    assert done.stderr.count("there is no folder for what processes write down") == 3, "import, flight record, start"

@@ -53,6 +53,7 @@ class Activation:
         self._participants: dict[str, list[Participant]] = {}
         for each in participants:
             self._participants.setdefault(each.TRIGGER, []).append(each)
+        self._complaint = ""  # the last one about the attestation
         self._said = ""  # the last line in the log about what is on
         self._lock = ForkedLock()
         self._recheck = Recheck(self._look_again)
@@ -205,7 +206,9 @@ class Activation:
         try:
             self.publish(self.attestation())
         except KvfixError as error:
-            log.warning("%s", error)
+            if str(error) != self._complaint:  # it is tried again every few seconds
+                self._complaint = str(error)
+                log.warning("%s", error)
 
 
 def _held_by(one: Any) -> list[Any]:
