@@ -1,5 +1,6 @@
 """A line of ours in the log ends nothing, whatever the application has made of its logging."""
 
+import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -48,6 +49,17 @@ def handler_that_ends_the_program(logger: logging.Logger) -> None:
     logger.addHandler(Strict())
 
 
+def handler_that_is_out_of_time(logger: logging.Logger) -> None:
+    class OutOfTime(BaseException):
+        """As in some libraries for tasks."""
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OutOfTime(record.msg)
+
+    logger.addHandler(Slow())
+
+
 def factory_that_raises(_: logging.Logger) -> None:
     def make(*_args: Any, **_kwargs: Any) -> logging.LogRecord:
         raise Refused("no record")
@@ -55,7 +67,10 @@ def factory_that_raises(_: logging.Logger) -> None:
     logging.setLogRecordFactory(make)
 
 
-HOSTILE = (filter_for_fields, handler_that_raises, handler_that_ends_the_program, factory_that_raises)
+HOSTILE = (
+    *(filter_for_fields, handler_that_raises, handler_that_ends_the_program, handler_that_is_out_of_time),
+    factory_that_raises,
+)
 
 
 @pytest.fixture
@@ -73,7 +88,7 @@ def test_a_line_that_logging_refuses_goes_to_standard_error(
     logger: logging.Logger, capsys: pytest.CaptureFixture[str], make_hostile: Callable[[logging.Logger], None]
 ) -> None:
     make_hostile(logger)
-    with pytest.raises((Exception, SystemExit)):
+    with pytest.raises(BaseException):  # noqa: B017, PT011
         logger.error("rank %d", 3)
     log = Log(NAME)
     log.info("rank %d is not shown at this level, or shown", 1)
@@ -119,3 +134,25 @@ def test_an_exception_without_a_text_is_described_by_its_kind() -> None:
     assert described(ValueError("why")) == "ValueError: why"
     assert described(NoText()) == "NoText: its text cannot be made (Refused)"
     assert len(described(ValueError("x" * 1000))) == 300
+
+
+def test_an_exception_whose_class_has_no_name_is_described() -> None:
+    class Nameless(type):
+        def __getattribute__(cls, name: str) -> Any:
+            raise Refused(name)
+
+    class Ended(Exception, metaclass=Nameless):
+        def __str__(self) -> str:
+            raise asyncio.CancelledError
+
+    assert described(Ended()) == "Ended: its text cannot be made (CancelledError)"
+
+
+def test_ctrl_c_passes(logger: logging.Logger) -> None:
+    class Interrupted(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise KeyboardInterrupt(record.msg)
+
+    logger.addHandler(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        Log(NAME).error("rank %d", 3)

@@ -33,6 +33,25 @@ def test_tests_write_where_the_users_own_processes_do_not(own_temporary_folder: 
     assert runtime_files.folder_of(Settings()).parent == own_temporary_folder
 
 
+def nowhere(*_: object) -> str:
+    raise FileNotFoundError(2, "No usable temporary directory found")
+
+
+def homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_where_nothing_can_be_written_the_error_says_so(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container all of whose folders are read-only, or whose user is in no list of users."""
+    temporary.symlink_to(temporary.parent)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(SettingsError, match=r"home directory.*kvfix\.runtime_dir names one"):
+        runtime_files.folder_of(Settings())
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(SettingsError, match=r"No usable temporary.*kvfix\.runtime_dir names one"):
+        runtime_files.folder_of(Settings())
+
+
 @pytest.mark.parametrize("how", ["link", "file", "writable by all"])
 def test_a_place_that_somebody_else_has_taken_is_left_to_them(temporary: Path, tmp_path: Path, how: str) -> None:
     if how == "link":

@@ -1,7 +1,8 @@
 """Our lines in the application's log. They are written from inside its loop, so no line of ours may end it.
 
 The application may have filters that want fields which our records lack, handlers whose disk is full, exceptions whose
-text cannot be made. Where logging raises, the line goes to standard error instead.
+text cannot be made. Some end at a record of a certain level, and some libraries' timeouts are no `Exception`. Where
+logging raises, the line goes to standard error instead; only Ctrl-C passes.
 """
 
 import logging
@@ -10,7 +11,6 @@ from contextlib import suppress
 from typing import Any
 
 TEXT_MAX = 300
-RAISED = (Exception, SystemExit)  # some applications end at a record of a certain level: not at one of ours
 
 
 class Log:
@@ -44,19 +44,28 @@ class Log:
     def _write(self, level: int, text: str, values: tuple[Any, ...], error: BaseException | None = None) -> None:
         try:
             self._logger.log(level, text, *values, exc_info=error, stacklevel=3)
-        except RAISED as failure:
-            with suppress(*RAISED):
+        except KeyboardInterrupt:
+            raise
+        except BaseException as failure:
+            with suppress(Exception, SystemExit):
                 said = text % values if values else text
                 print(f"[trtllm-kvfix] {said} (the log did not take this: {described(failure)})", file=sys.stderr)  # noqa: T201
 
 
 def described(error: BaseException) -> str:
     """Kind and text of an exception, whatever its `__str__` does."""
-    kind = type(error).__name__
+    kind = kind_of(error)
     try:
         return f"{kind}: {error}"[:TEXT_MAX]
-    except RAISED as failure:
-        return f"{kind}: its text cannot be made ({type(failure).__name__})"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:
+        return f"{kind}: its text cannot be made ({kind_of(failure)})"
+
+
+def kind_of(error: BaseException) -> str:
+    """Read where it lies: a metaclass may answer for it."""
+    return str(type.__dict__["__name__"].__get__(type(error)))
 
 
 log = Log("trtllm_kvfix")

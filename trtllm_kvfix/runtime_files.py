@@ -35,12 +35,17 @@ def folder_of(settings: Settings) -> Path:
     folder; then all of ours, which all see that, use the home folder."""
     if settings.runtime_dir is not None:
         return Path(settings.runtime_dir)
-    usual = Path(tempfile.gettempdir()) / f"trtllm-kvfix-{os.getuid()}"
     try:
-        is_usable = _is_ours(usual)
-    except OSError:
-        is_usable = True  # not there yet
-    return usual if is_usable else Path.home() / ".cache" / "trtllm-kvfix" / "run"
+        usual = Path(tempfile.gettempdir()) / f"trtllm-kvfix-{os.getuid()}"
+        try:
+            is_usable = _is_ours(usual)
+        except OSError:
+            is_usable = True  # not there yet
+        return usual if is_usable else Path.home() / ".cache" / "trtllm-kvfix" / "run"
+    except (OSError, RuntimeError) as error:  # a container in which nothing can be written; a user without a home
+        raise SettingsError(
+            f"there is no folder for what processes write down: {error}; kvfix.runtime_dir names one"
+        ) from error
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 """Wrappers that call through are told from functions that stand in the place of what they were made of."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from itertools import pairwise
 from types import MethodType, SimpleNamespace
@@ -131,6 +132,56 @@ def by_naming_the_base(found: Any) -> Any:
     return lambda self: base.copy(self)
 
 
+def by_a_dictionary_in_another(found: Any) -> Any:
+    kept["copies"] = {"copy": found}
+    return lambda *args: kept["copies"]["copy"](*args)
+
+
+def by_a_slot(found: Any) -> Any:
+    class Timed:
+        __slots__ = ("inner",)
+
+        def __init__(self) -> None:
+            self.inner = found
+
+        def __call__(self, *args: Any) -> Any:
+            return self.inner(*args)
+
+    return Timed()
+
+
+def by_a_descriptor(found: Any) -> Any:
+    class Timed:
+        def __init__(self) -> None:
+            self.inner = found
+
+        def __get__(self, one: Any, kind: Any = None) -> Any:
+            return functools.partial(self.inner, one)
+
+    return Timed()
+
+
+def by_a_dispatch(found: Any) -> Any:
+    return functools.singledispatchmethod(found)
+
+
+def by_its_call(found: Any) -> Any:
+    return lambda *args: found.__call__(*args)
+
+
+def by_its_binding(found: Any) -> Any:
+    return lambda self, *args: found.__get__(self)(*args)
+
+
+def by_a_patcher_in_an_argument(found: Any) -> Any:
+    patcher = SimpleNamespace(original=found)
+
+    def timed(*args: Any, _patcher: Any = patcher) -> Any:
+        return _patcher.original(*args)
+
+    return timed
+
+
 THROUGH = [value for name, value in list(globals().items()) if name.startswith("by_")]
 
 
@@ -164,9 +215,50 @@ def a_method_of_another(found: Any) -> Any:
     return MethodType(Plugin.copy, Plugin())
 
 
-@pytest.mark.parametrize("instead", [marked_and_not_called, kept_by_a_patcher_and_not_called, a_method_of_another])
+def what_it_has_wrapped(found: Any) -> Any:
+    return lambda *args: found.__wrapped__(*args)
+
+
+def what_an_object_has_wrapped(found: Any) -> Any:
+    class Plugin:
+        def __init__(self) -> None:
+            self.before = found
+
+        def __call__(self, *args: Any) -> Any:
+            return self.before.__wrapped__(*args)
+
+    return Plugin()
+
+
+def unwrapped(found: Any) -> Any:
+    return lambda *args: inspect.unwrap(found)(*args)
+
+
+def named_in_a_line(found: Any) -> Any:
+    def patched(*args: Any) -> Any:
+        saved.append(found.__name__)
+        return upstreams(*args)
+
+    return patched
+
+
+def kept_in_an_argument_and_not_called(found: Any) -> Any:
+    def patched(*args: Any, _before: Any = found) -> Any:
+        return upstreams(*args)
+
+    return patched
+
+
+PAST = [
+    *(marked_and_not_called, kept_by_a_patcher_and_not_called, a_method_of_another, what_it_has_wrapped),
+    *(what_an_object_has_wrapped, unwrapped, named_in_a_line, kept_in_an_argument_and_not_called),
+]
+
+
+@pytest.mark.parametrize("instead", PAST)
 def test_what_stands_in_its_place_does_not_reach_it(instead: Callable[[Any], Any]) -> None:
-    assert not reach.reaches(instead(ours), ours)
+    replacement = functools.update_wrapper(lambda *args: ours(*args), upstreams)
+    assert not reach.reaches(instead(replacement), replacement)
 
 
 def test_static_and_class_methods_are_what_they_hold() -> None:

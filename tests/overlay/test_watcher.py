@@ -13,6 +13,7 @@ from tests.overlay.upstream_double import environment
 from trtllm_kvfix.overlay import watcher
 
 PYTHON = sys.executable
+NOBODY = 1 << 22  # greater than any process's number
 WITHOUT = "runs TensorRT-LLM WITHOUT the fixes"
 # Maps what stands for TensorRT-LLM's library, and says so; ends when its standard input does.
 SERVER = """
@@ -58,12 +59,48 @@ def test_a_server_that_lost_the_hook_is_named_while_it_runs(served: Path) -> Non
         assert (server.wait(), server.stderr.read()) == (0, ""), "it says so once"
 
 
+@pytest.mark.parametrize("how", ["exec -c", "env -i", ":; exec env -i"])
+def test_a_server_that_lost_all_variables_is_named(served: Path, how: str) -> None:
+    executable(served / "bare.sh", f"#!/bin/bash\n{how} {PYTHON} server.py\n")
+    with started(served, ["./bare.sh"], 0.1) as server:
+        assert server.stdin is not None and server.stderr is not None
+        said = server.stderr.readline()
+        assert WITHOUT in said
+        named = int(said.partition("process ")[2].split()[0])
+        assert b"TRTLLM_KVFIX_JOB" not in _content(Path(f"/proc/{named}/environ"))
+        server.communicate("")
+
+
+LAUNCHES = """
+import subprocess, sys
+server = subprocess.Popen([sys.executable, "server.py"], env={}, stdin=int(sys.argv[1]), stdout=subprocess.PIPE)
+server.stdout.readline()
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_server_whose_launcher_has_ended_is_still_of_the_job(served: Path) -> None:
+    end, held = os.pipe()
+    pipe = subprocess.PIPE
+    line = [PYTHON, "-c", LAUNCHES, str(end)]
+    with subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True, cwd=served, env={}, pass_fds=[end]) as launcher:
+        assert launcher.stdout is not None
+        server = int(launcher.stdout.readline())
+        look = watcher.Watcher(b"TRTLLM_KVFIX_JOB=none", os.getpid(), 60)
+        assert look.look(0) is None and len(look.suspects) == 1
+        launcher.communicate("")
+    assert look.look(60) == server
+    os.close(held)
+    os.close(end)
+
+
 @pytest.mark.parametrize("program", ["hooked.py", "forks.py"])
 def test_a_server_that_has_the_hook_is_not_and_neither_is_its_fork(served: Path, program: str) -> None:
     with started(served, [PYTHON, program], 0) as server:
         assert server.stdin is not None and server.stdout is not None
         server.stdout.readline()
-        look = watcher.Watcher(f"TRTLLM_KVFIX_JOB=job-{server.pid}".encode(), 0)
+        look = watcher.Watcher(f"TRTLLM_KVFIX_JOB=job-{server.pid}".encode(), server.pid, 0)
         assert look.look(0) is None and look.settled
         _, error = server.communicate("")
         assert WITHOUT not in error
@@ -123,12 +160,12 @@ def test_run_leaves_a_watcher_and_says_where_it_cannot(served: Path) -> None:
 
 
 def test_a_process_is_named_only_when_its_time_is_up(served: Path) -> None:
-    look = watcher.Watcher(b"TRTLLM_KVFIX_JOB=none", 60)
+    look = watcher.Watcher(b"TRTLLM_KVFIX_JOB=none", NOBODY, 60)
     assert look.look(0) is None and not look.suspects
     with started(served, ["./launch.sh"], 60) as server:
         assert server.stdout is not None
         server.stdout.readline()
-        look = watcher.Watcher(f"TRTLLM_KVFIX_JOB=job-{server.pid}".encode(), 60)
+        look = watcher.Watcher(f"TRTLLM_KVFIX_JOB=job-{server.pid}".encode(), server.pid, 60)
         assert look.look(0) is None and len(look.suspects) == 1
         assert look.look(59) is None
         assert look.look(60) == server.pid
@@ -154,6 +191,6 @@ def test_a_command_that_ends_before_that_is_named_at_its_end(served: Path, monke
         monkeypatch.setattr(watcher, "INTERVAL_MIN_S", 0)
         monkeypatch.setattr(watcher, "say", said.append)
         monkeypatch.setattr(watcher.Watcher, "look", look_and_end)
-        watcher.main(f"TRTLLM_KVFIX_JOB=job-{server.pid}".encode(), 60)
+        watcher.main(f"TRTLLM_KVFIX_JOB=job-{server.pid}".encode(), server.pid, 60)
         os.close(pidfd)
     assert said == ["the command that has ended"]

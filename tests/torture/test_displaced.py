@@ -18,6 +18,7 @@ from tests.standin.fixture import STANDIN, VARIANTS
 from tests.standin.serving import Server
 from tests.torture.engines import needed
 from trtllm_kvfix.overlay import reach, seam
+from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.overlay.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +110,52 @@ def test_a_method_of_one_manager_that_serves_is_seen() -> None:
         servers[0].close()
 
 
+class HostileKind(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class Hostile(metaclass=HostileKind):
+    """As proxies are that answer only where a request is."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("no class")
+
+    def __call__(self, *_: Any) -> Any:
+        return None
+
+
+def test_an_object_that_cannot_be_looked_at_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standing_in("C"), applied(["staged-offsets-v1"]) as registry:
+        module = sys.modules["tensorrt_llm._torch.pyexecutor.resource_manager"]
+        kind: Any = vars(module)["KVCacheManager"]
+        active = Activation((), ())
+        executor = type("Executor", (), {})()
+        executor.theirs = Hostile()
+        active.engines.add(executor)
+        registry._live = active._live
+        assert registry.report().displaced == {}
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "copy_batch_block_offsets", Hostile())
+            assert registry.report().of("staged-offsets-v1").word == "displaced"
+
+
+def test_code_that_was_put_into_ours_displaces_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with standing_in("C"), applied(["staged-offsets-v1"]) as registry:
+        (ours,) = (reach.plain(each.after) for each in registry._installed if each.name == "copy_batch_block_offsets")
+        free = ours.__code__.co_freevars
+        scope: dict[str, Any] = {}
+        exec(  # as many variables as ours has
+            f"def make({', '.join(free)}):\n def theirs(*_):\n  return None and ({', '.join(free)},)\n return theirs",
+            scope,
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(ours, "__code__", scope["make"](*free).__code__)
+            assert registry.report().of("staged-offsets-v1").word == "displaced"
+        assert registry.report().of("staged-offsets-v1").word == "applied"
+
+
 # A server whose seam goes and comes back while it serves. It prints what it says of itself; the test asks `status`.
 SERVES = """
 import functools, sys, urllib.request
@@ -127,6 +174,10 @@ next_id = 1
 
 def put_back(): kind.copy_batch_block_offsets = upstreams
 def give_back(): kind.copy_batch_block_offsets = ours
+def enable():
+    global ours
+    trtllm_kvfix.enable(metrics_port=port)
+    ours = kind.copy_batch_block_offsets
 def wrap():
     @functools.wraps(ours)
     def timed(*args, **kwargs):
@@ -142,10 +193,14 @@ def serve():
 def said():
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     line = next(line for line in page.splitlines() if 'fix_info{' in line and "staged-offsets-v1" in line)
-    return line.partition('state="')[2].partition('"')[0], trtllm_kvfix.status()["fixes"]["staged-offsets-v1"]["word"]
+    fixes = trtllm_kvfix.status()["fixes"]
+    return line.partition('state="')[2].partition('"')[0], fixes["staged-offsets-v1"]["word"] if fixes else "disabled"
 
 for command in sys.stdin:
-    {"put_back": put_back, "give_back": give_back, "wrap": wrap, "nothing": lambda: None}[command.strip()]()
+    {
+        "put_back": put_back, "give_back": give_back, "wrap": wrap, "nothing": lambda: None,
+        "disable": trtllm_kvfix.disable, "enable": enable,
+    }[command.strip()]()
     serve()
     print(*said(), flush=True)
 server.close()
@@ -172,12 +227,16 @@ class Running:
         self._process.stdin.flush()
         return self._process.stdout.readline().split()
 
+    def entries(self) -> list[dict[str, Any]]:
+        """As `status` shows them."""
+        asked = [sys.executable, "-m", "trtllm_kvfix", "status", "--json"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, env=self._variables)
+        return list(json.loads(done.stdout))
+
     def attested(self, word: str) -> dict[str, Any]:
-        """As `status` shows it, once the process has looked again."""
+        """Its entry, once the process has looked again."""
         for _ in range(200):
-            asked = [sys.executable, "-m", "trtllm_kvfix", "status", "--json"]
-            done = subprocess.run(asked, capture_output=True, text=True, check=True, env=self._variables)
-            (entry,) = json.loads(done.stdout)
+            (entry,) = self.entries()
             if entry["fixes"]["staged-offsets-v1"] == word:
                 return dict(entry)
         raise AssertionError(f"it stays {entry['fixes']}")
@@ -211,3 +270,73 @@ def test_status_metrics_and_log_follow_a_seam_that_goes_and_comes_back(tmp_path:
     errors = running.end()
     assert errors.count(f"{name} was replaced by another tool after us: calls come to ") == 1
     assert errors.count(f"{name} is ours again") == 1
+
+
+def test_fixes_that_are_switched_off_and_on_are_told_as_they_are(tmp_path: Path) -> None:
+    running = Running(tmp_path / "run", "C")
+    assert running.does("nothing")[1] == "applied"
+    assert running.attested("applied")["started"]
+    assert running.does("disable")[1] == "disabled"
+    assert running.entries() == [], "nothing runs with the fixes"
+    assert running.does("enable")[1] == "applied"
+    assert running.attested("applied")["started"], "the engine still runs"
+    assert running.does("put_back")[1] == "displaced"
+    running.attested("displaced")
+    assert running.does("give_back")[1] == "applied"
+    running.end()
+
+
+LATE = """
+import trtllm_kvfix
+from tests.standin.serving import Server
+from trtllm_kvfix import process
+
+process.active._recheck._every_s = 0.02
+server = Server({"max_num_tokens": 48})
+trtllm_kvfix.enable()
+kind = type(server.manager)
+server.manager.copy_batch_block_offsets = lambda *_: None
+print(trtllm_kvfix.status()["fixes"]["staged-offsets-v1"]["word"], process.active.started)
+del server.manager.copy_batch_block_offsets
+print(trtllm_kvfix.status()["fixes"]["staged-offsets-v1"]["word"])
+server.close()
+"""
+
+
+def test_an_engine_that_was_there_before_the_fixes_is_looked_at(tmp_path: Path) -> None:
+    variables = environment(STANDIN, STANDIN_VARIANT="C") | {"TRTLLM_KVFIX_RUNTIME_DIR": str(tmp_path / "run")}
+    variables["PYTHONPATH"] += os.pathsep + str(ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], capture_output=True, text=True, check=False, env=variables, cwd=ROOT
+    )
+    assert done.stdout.split() == ["displaced", "True", "applied"], done.stderr
+
+
+NOWHERE = """
+import tempfile
+import trtllm_kvfix
+from trtllm_kvfix import process
+
+def nowhere():
+    raise FileNotFoundError(2, "No usable temporary directory found")
+
+tempfile.gettempdir = nowhere
+trtllm_kvfix.enable()
+from tests.standin.serving import Server
+
+server = Server({"max_num_tokens": 48})
+answers = server.serve(server.workload(4))
+process.active._look_again()
+print(len(answers), trtllm_kvfix.status()["fixes"]["staged-offsets-v1"]["word"])
+"""
+
+
+def test_a_server_starts_where_nothing_can_be_written() -> None:
+    variables = environment(STANDIN, STANDIN_VARIANT="C")
+    variables["PYTHONPATH"] += os.pathsep + str(ROOT)
+    del variables["TRTLLM_KVFIX_RUNTIME_DIR"]
+    done = subprocess.run(
+        [sys.executable, "-c", NOWHERE], capture_output=True, text=True, check=False, env=variables, cwd=ROOT
+    )
+    assert done.stdout.split() == ["4", "applied"], done.stderr
+    assert done.stderr.count("there is no folder for what processes write down") == 3, "import, flight record, start"

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.torture.dropping import Things
+from tests.torture.forking import exit_code_of
 from trtllm_kvfix import native
 from trtllm_kvfix.fix_ids import FIX_IDS
+from trtllm_kvfix.overlay.recheck import Recheck
 
 ROOT = Path(__file__).resolve().parents[2]
 FORKS = "16"
@@ -50,6 +52,20 @@ def said_by(*command: str) -> str:
 @pytest.mark.parametrize("setup", SERVED_WITH, ids="-".join)
 def test_children_of_a_server_end(setup: tuple[str, str, str]) -> None:
     assert said_by("tests.torture.forking", *setup, FORKS) == f"hung 0 failed 0 of {int(FORKS) + 1}"
+
+
+def test_a_child_switches_off_whatever_its_parents_thread_holds() -> None:
+    recheck = Recheck(lambda: None)
+    recheck.start()
+    with recheck._over._cond:  # type: ignore[attr-defined]  # as the thread has it when it looks at the time
+        child = os.fork()
+        if child == 0:
+            recheck.stop()
+            os._exit(0)
+        code = exit_code_of(child)
+    recheck.stop()
+    assert recheck._over.is_set()
+    assert code == 0, "it hung"
 
 
 def test_children_drop_everything_that_reaches_a_device_or_has_a_lock() -> None:

@@ -4,8 +4,10 @@ Nothing here runs before TensorRT-LLM is imported or `trtllm_kvfix.enable()` is 
 (trtllm_kvfix/process.py) names the fixes and the points, so nothing below knows them.
 """
 
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -18,8 +20,8 @@ from trtllm_kvfix.overlay.agreement import rank_and_size
 from trtllm_kvfix.overlay.fix import Fix, Replacement
 from trtllm_kvfix.overlay.recheck import Recheck
 from trtllm_kvfix.overlay.registry import Registry
-from trtllm_kvfix.overlay.upstream import Upstream, executed, is_importing
-from trtllm_kvfix.runtime_files import folder_of
+from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, Upstream, executed, is_importing
+from trtllm_kvfix.runtime_files import Owner, folder_of
 from trtllm_kvfix.settings import Settings
 
 
@@ -51,12 +53,15 @@ class Activation:
         self._participants: dict[str, list[Participant]] = {}
         for each in participants:
             self._participants.setdefault(each.TRIGGER, []).append(each)
+        self._complaint = ""  # the last one about the attestation
         self._said = ""  # the last line in the log about what is on
         self._lock = ForkedLock()
         self._recheck = Recheck(self._look_again)
         self._aliases: list[str] = []  # as they were at the last look at all of upstream
         self._displaced: dict[str, str] = {}  # as the log has it
+        self._publishing = ForkedLock()  # guards what follows, and the file; taken last
         self._published: attest.Attestation | None = None
+        self._file: Path | None = None  # where it is
         fuse.watch(self._fault_seen)
 
     def activate(self, settings: Settings) -> None:
@@ -71,7 +76,11 @@ class Activation:
                 module = sys.modules.get(name)
                 if module is not None and not is_importing(module):
                     self._take_part(name)
+            self._find_engines()
             self._apply()
+            if self.engines.all() and not self.started:
+                self.engine_starts(None)
+                self._publish()
 
     def deactivate(self) -> list[str]:
         """Take everything back. Returns the seams that another tool has replaced since."""
@@ -79,9 +88,11 @@ class Activation:
             import_hook.remove()
             self._recheck.stop()
             self.on = self.started = False
-            self._aliases, self._displaced, self._published = [], {}, None
+            self._aliases, self._displaced = [], {}
             self._said = ""
-            return self.registry.revert() + parts.revert()
+            left = self.registry.revert() + parts.revert()
+            self._withdraw()
+            return left
 
     def imported(self, module: ModuleType) -> None:
         """The body of a module that matters has run."""
@@ -134,8 +145,23 @@ class Activation:
         self._displaced = displaced
 
     def publish(self, attestation: attest.Attestation) -> None:
-        attest.write(folder_of(self.settings), attestation)
-        self._published = attestation
+        with self._publishing():
+            if not self.on:
+                return  # switched off since
+            file = attest.write(folder_of(self.settings), attestation)
+            if self._file not in (None, file):
+                self._withdraw()
+            self._published, self._file = attestation, file
+
+    def _withdraw(self) -> None:
+        """What this process has attested holds no more. A child of fork() has attested nothing."""
+        with self._publishing():
+            if self._file is not None and Owner.of(self._file, attest.SUFFIX) == Owner.ours():
+                try:
+                    self._file.unlink(missing_ok=True)
+                except OSError as error:
+                    log.warning("%s says what this process does no more: %s", self._file, error)
+            self._published = self._file = None
 
     def _look_again(self) -> None:
         if not self.on or not self.started:
@@ -152,6 +178,16 @@ class Activation:
             for part in _held_by(executor):
                 yield part
                 yield from _held_by(part)
+
+    def _find_engines(self) -> None:
+        """Those that started while the fixes were off."""
+        kind = getattr(Upstream().module(PY_EXECUTOR), "PyExecutor", None)
+        if self.started or not isinstance(kind, type):
+            return
+        known = {id(each) for each in self.engines.all()}
+        for each in gc.get_objects():
+            if issubclass(type(each), kind) and id(each) not in known:
+                self.engines.add(each)
 
     def _take_part(self, name: str) -> None:
         parts.install(name, [made for each in self._participants[name] for made in each.replacements(self)])
@@ -170,10 +206,12 @@ class Activation:
         try:
             self.publish(self.attestation())
         except KvfixError as error:
-            log.warning("%s", error)
+            if str(error) != self._complaint:  # it is tried again every few seconds
+                self._complaint = str(error)
+                log.warning("%s", error)
 
 
 def _held_by(one: Any) -> list[Any]:
     """What an object has as attributes, and the managers that are in a dictionary."""
     held = list(reach.attributes(one).values())
-    return held + [each for some in held if isinstance(some, dict) for each in list(some.values())]
+    return held + [each for some in held if reach.is_a(some, dict) for each in list(dict.values(some))]

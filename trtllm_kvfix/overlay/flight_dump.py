@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix import runtime_files
-from trtllm_kvfix.log import described, log
+from trtllm_kvfix.log import described, kind_of, log
 from trtllm_kvfix.metrics import flight
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PY_EXECUTOR, Upstream
@@ -78,13 +78,13 @@ def _dump(active: "Activation", error: BaseException, seen: list[BaseException])
     if seen:
         return
     seen.append(error)
-    flight.note(flight.LOOP_FAILED, text=type(error).__name__)
+    flight.note(flight.LOOP_FAILED, text=kind_of(error))
     try:
         file = write(folder_of(active.settings), described(error))
     except Exception as failure:
         log.error("the flight record could not be written", error=failure)
     else:
-        log.error("the executor's loop ended with %s; the flight record is in %s", type(error).__name__, file)
+        log.error("the executor's loop ended with %s; the flight record is in %s", kind_of(error), file)
 
 
 def write(folder: Path, why: str) -> Path:

@@ -29,8 +29,9 @@ class Recheck:
         threading.Thread(target=self._run, args=(self._over,), name="kvfix-recheck", daemon=True).start()
 
     def stop(self) -> None:
-        self._home = None
-        self._over.set()
+        home, self._home = self._home, None
+        if home is not None and not home.left():  # a child has the event's lock as it stood
+            self._over.set()
 
     def _run(self, over: threading.Event) -> None:
         while not over.wait(self._every_s):

@@ -12,6 +12,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from trtllm_kvfix.errors import KvfixError
+from trtllm_kvfix.log import described
 from trtllm_kvfix.overlay import reach
 from trtllm_kvfix.overlay.fix import Replacement, Seam
 from trtllm_kvfix.overlay.upstream import PACKAGE
@@ -41,6 +42,7 @@ class Installed:
     after: Any
     original: Any  # the attribute before any fix of ours, inherited or not; None where there was none
     fingerprint: str  # of `original`
+    code: CodeType | None  # of ours; a tool may change a function and leave it in its place
     leave: Callable[[], None]
 
     def is_current(self) -> bool:
@@ -61,6 +63,8 @@ class Installed:
         except SeamError as error:
             return str(error)
         found = inspect.getattr_static(owner, name, MISSING)
+        if _code(self.after) is not self.code:
+            return f"{reach.described(self.after)}, code that was put into ours"
         if found is self.after or reach.reaches(found, self.after):
             return ""
         back = ", upstream's own, put back" if reach.plain(found) is self.original else ""
@@ -69,7 +73,7 @@ class Installed:
     def displaced_on(self, one: Any) -> str:
         """The same for an object of upstream's that lives: it may have the attribute itself, or be of a class of
         somebody else's that has it. Upstream's derived classes may have one of their own."""
-        if self.owner not in type(one).__mro__ or not callable(reach.plain(self.after)):
+        if not any(kind is self.owner for kind in reach.mro(type(one))) or not callable(reach.plain(self.after)):
             return ""
         own = reach.attributes(one).get(self.name, MISSING)
         found = inspect.getattr_static(type(one), self.name, MISSING) if own is MISSING else own
@@ -107,7 +111,9 @@ def install(replacement: Replacement, fix_id: str) -> Installed:
         setattr(owner, name, after)
     except (AttributeError, TypeError) as error:
         raise SeamError(f"fix {fix_id} cannot replace {seam}: {error}; the class may be compiled") from error
-    return Installed(seam, fix_id, owner, name, before, after, original, fingerprint(original), replacement.leave)
+    return Installed(
+        seam, fix_id, owner, name, before, after, original, fingerprint(original), _code(after), replacement.leave
+    )
 
 
 def fingerprint(original: Any) -> str:
@@ -183,11 +189,18 @@ def displaced(installed: Iterable[Installed], live: Iterable[Any]) -> Iterator[t
     of a running engine."""
     installed = list(installed)
     owners = {id(each.owner) for each in installed}
-    objects = [one for one in live if any(id(kind) in owners for kind in type(one).__mro__)]
+    objects = [one for one in live if any(id(kind) in owners for kind in reach.mro(type(one)))]
     for each in installed:
-        by = each.displaced_by() or next(filter(None, map(each.displaced_on, objects)), "")
+        try:
+            by = each.displaced_by() or next(filter(None, map(each.displaced_on, objects)), "")
+        except Exception as error:  # an object of somebody else's, which may do anything
+            by = f"what cannot be looked at ({described(error)})"
         if by:
             yield each, by
+
+
+def _code(replacement: Any) -> CodeType | None:
+    return getattr(reach.plain(replacement), "__code__", None)
 
 
 def _module_of(found: Any) -> str:

@@ -81,7 +81,6 @@ def _keep_flight_record(active: "Activation") -> None:
 def _compare(active: "Activation", mine: attest.Attestation) -> None:
     """Compare with the other ranks. Over MPI, a file that cannot be written matters to `status` alone."""
     comm = agreement.communicator()
-    folder = folder_of(active.settings)
     try:
         active.publish(mine)
     except KvfixError as error:
@@ -91,7 +90,7 @@ def _compare(active: "Activation", mine: attest.Attestation) -> None:
     if comm is not None:
         agreement.agree_by_messages(comm, mine.as_dict(), active.settings.agreement_timeout_s)
     elif mine.world_size > 1:
-        agreement.agree_by_files(folder, mine.as_dict())
+        agreement.agree_by_files(folder_of(active.settings), mine.as_dict())
 
 
 def _served_metrics(active: "Activation") -> str:

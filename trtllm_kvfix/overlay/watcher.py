@@ -1,7 +1,9 @@
 """A second way to see that the hook has reached the server, which needs no variable of Python's.
 
-`run` leaves a small process behind that looks at the processes of its job. One that has TensorRT-LLM's libraries in its
-memory without the hook's mark has lost the hook on its way, perhaps in a launch script, and the watcher says so.
+`run` leaves a small process behind that looks at the processes of its job: those that have its variable, and those that
+descend from the command, because what takes away PYTHONPATH often takes away all variables (`env -i`, `exec -c`). One
+that has TensorRT-LLM's libraries in its memory without the hook's mark has lost the hook on its way, perhaps in a
+launch script, and the watcher says so.
 
 It runs this file alone (`python -I -S watcher.py`), so only modules of the standard library are imported here. It
 touches nothing of the command's: no group, no session, no descriptor besides standard error. It ends with the command
@@ -45,11 +47,12 @@ def start(variable: str, job: str, environ: Mapping[str, str], grace_s: float = 
     """Leave a watcher of this process behind, in an environment of its own, and nothing to wait for. Raises OSError
     where none can be."""
     Path("/proc/self/maps").read_bytes()
-    pidfd = os.pidfd_open(os.getpid())
+    command = os.getpid()
+    pidfd = os.pidfd_open(command)
     try:
         child = os.fork()
         if child == 0:
-            _become_watcher(pidfd, [f"{variable}={job}", f"{grace_s}"], environ)
+            _become_watcher(pidfd, [f"{variable}={job}", f"{command}", f"{grace_s}"], environ)
         os.waitpid(child, 0)
     finally:
         os.close(pidfd)
@@ -76,30 +79,37 @@ def _become_watcher(pidfd: int, arguments: list[str], environ: Mapping[str, str]
 
 
 class Watcher:
-    def __init__(self, variable: bytes, grace_s: float) -> None:
+    def __init__(self, variable: bytes, command: int, grace_s: float) -> None:
         self.variable = variable
         self.grace_s = grace_s
+        self.command = b"%d" % command
+        self.descendants: dict[bytes, bytes] = {}  # of the command, with their starts; some have lost their parents
         self.settled: set[bytes] = set()  # processes of the job that have the mark
         self.suspects: dict[bytes, float] = {}  # since when
 
     def look(self, now: float) -> int | None:
         """A process that has had TensorRT-LLM without the hook for too long."""
-        for process in Path("/proc").iterdir():
-            if not process.name.isdecimal():
-                continue
+        before, self.descendants = self.descendants, {}  # without those that have ended: numbers come again
+        named = None
+        for process in sorted(int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()):
             try:
-                found = self._suspect(process)
+                found = self._suspect(Path(f"/proc/{process}"), before)
             except OSError:
                 continue  # it is gone, or another user's
             if found is not None and now - self.suspects.setdefault(found, now) >= self.grace_s:
-                return int(process.name)
-        return None
+                named = named or process
+        return named
 
-    def _suspect(self, process: Path) -> bytes | None:
-        if self.variable not in (process / "environ").read_bytes().split(b"\0"):
-            return None
+    def _suspect(self, process: Path, before: Mapping[bytes, bytes]) -> bytes | None:
         # In bytes: the name in it may be cut in the middle of a letter.
-        name = process.name.encode() + b" " + (process / "stat").read_bytes().rpartition(b")")[2].split()[19]
+        fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
+        number, parent, start = process.name.encode(), fields[1], fields[19]
+        if parent == self.command or parent in self.descendants or before.get(number) == start:
+            self.descendants[number] = start
+        is_related = number == self.command or number in self.descendants
+        if not is_related and self.variable not in (process / "environ").read_bytes().split(b"\0"):
+            return None
+        name = number + b" " + start
         if name in self.settled:
             return None
         maps = (process / "maps").read_bytes()
@@ -120,11 +130,11 @@ def say(which: str) -> None:
         os.write(STDERR, line.encode())
 
 
-def main(variable: bytes, grace_s: float) -> None:
+def main(variable: bytes, command: int, grace_s: float) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     poll = select.poll()
     poll.register(PIDFD, select.POLLIN)
-    watcher, interval_s = Watcher(variable, grace_s), min(INTERVAL_MIN_S, grace_s / 2)
+    watcher, interval_s = Watcher(variable, command, grace_s), min(INTERVAL_MIN_S, grace_s / 2)
     has_said = False
     while not poll.poll(None if has_said else interval_s * 1000):
         found = watcher.look(monotonic())
@@ -137,4 +147,4 @@ def main(variable: bytes, grace_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(os.fsencode(sys.argv[1]), float(sys.argv[2]))
+    main(os.fsencode(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
