@@ -223,6 +223,10 @@ def test_an_installation_that_is_broken_does_not_look_like_one_that_needs_nothin
         ("import sys; sys.exit(0)", "SystemExit: 0"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
+        (
+            "class Mute(Exception):\n    def __str__(self):\n        raise TypeError\nraise Mute",
+            "Mute: its text cannot be made (TypeError)",
+        ),
     ],
 )
 def test_managers_that_cannot_be_imported_do_not_look_like_a_build_that_needs_nothing(

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from trtllm_kvfix.log import described
 from trtllm_kvfix.overlay import import_hook, releases
 from trtllm_kvfix.overlay.deaf import BOOTSTRAP, PATH
 from trtllm_kvfix.overlay.fix import Fix, State
@@ -52,7 +53,7 @@ def examine(settings: Settings, registry: Registry) -> dict[str, Any]:
         upstream = Upstream(may_import=True)
         statuses = registry.probe(settings, upstream).fixes
     report["variant"] = upstream.variant()
-    report["fixes"] = described(registry.fixes, statuses, report["hook"])
+    report["fixes"] = described_fixes(registry.fixes, statuses, report["hook"])
     report["buffers"] = buffers(package.__file__, registry.fixes, statuses, report["hook"])
     report["problems"] += problems(statuses, report["hook"], forced=settings.force)
     if not exists(RESOURCE_MANAGER):
@@ -69,7 +70,7 @@ def import_upstream() -> str:
             if exists(name):
                 import_module(name)
         except (Exception, SystemExit) as error:  # some module of a broken installation may end its program
-            return f"{name} cannot be imported: {type(error).__name__}: {error}"
+            return f"{name} cannot be imported: {described(error)}"
     return ""
 
 
@@ -87,7 +88,7 @@ def examine_source(tree: SourceTree, settings: Settings, registry: Registry) -> 
         "variant": tree.variant(),
         "hook": "source",
         "self_tests": trials,
-        "fixes": described(registry.fixes, statuses, "source"),
+        "fixes": described_fixes(registry.fixes, statuses, "source"),
         "buffers": buffers(str(tree.package / "__init__.py"), registry.fixes, statuses, "run"),
         "unreadable": tree.unreadable,
         "problems": [
@@ -124,7 +125,7 @@ def hook_state(settings: Settings) -> str:
     return "persistent" if hook_file().exists() else "none"
 
 
-def described(fixes: Sequence[Fix], statuses: Sequence[FixStatus], hook: str) -> list[dict[str, Any]]:
+def described_fixes(fixes: Sequence[Fix], statuses: Sequence[FixStatus], hook: str) -> list[dict[str, Any]]:
     return [
         status.as_dict() | {"hazard": fix.hazard, "upstream": list(fix.upstream), "outlook": outlook(status, hook)}
         for fix, status in zip(fixes, statuses, strict=True)
@@ -181,7 +182,7 @@ def _trial(fix: Fix) -> str:
     try:
         fix.self_test()
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return described(error)
     return HOLDS
 
 
