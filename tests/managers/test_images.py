@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.managers.making import Bench, bench
-from tests.managers.test_named import hashes
+from tests.managers.test_block_names import hashes
 from tests.managers.test_noted import request as noted_request
 
 CAT, DOG = [1] * 8, [2] * 8

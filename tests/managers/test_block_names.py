@@ -11,7 +11,7 @@ from tests.managers.test_retention import config
 from trtllm_kvfix import native
 from trtllm_kvfix.managers import retention
 from trtllm_kvfix.managers.events import EventManager, KVCacheStoredData
-from trtllm_kvfix.managers.named import PRIORITY_OF_NOBODY
+from trtllm_kvfix.managers.native_kv_cache import PRIORITY_OF_NOBODY
 
 WINDOW = 64
 
