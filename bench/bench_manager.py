@@ -24,8 +24,8 @@ from workloads import build
 
 from trtllm_kvfix import native
 from trtllm_kvfix.managers.capacity import scheduler_for
+from trtllm_kvfix.managers.constructors import noting
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
-from trtllm_kvfix.managers.noted import noting
 from trtllm_kvfix.staging import on_stream
 
 sys.path[:0] = [str(REPOSITORY), os.environ.get("KVFIX_BOUND") or str(REPOSITORY / "build" / "bound")]

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-FUNCTION_LINES_MAX = 70
+from tests.function_lengths import FUNCTION_LINES_MAX, long_cpp_functions, long_functions
+
 README_LINES_MAX = 150
 
 # Words that a rule looks for are put together here, so that this file keeps the rules itself.
@@ -40,14 +41,6 @@ def lines_at_most(limit: int) -> Callable[[str], Iterator[str]]:
             yield f"{count} lines, at most {limit}"
 
     return complaints
-
-
-def long_functions(text: str) -> Iterator[str]:
-    for node in nodes_of(text):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-            count = node.end_lineno - node.lineno + 1
-            if count > FUNCTION_LINES_MAX:
-                yield f"line {node.lineno}: {node.name} has {count} lines, at most {FUNCTION_LINES_MAX}"
 
 
 def extension_imports(text: str) -> Iterator[str]:
@@ -135,14 +128,34 @@ def includes(forbidden: str) -> Callable[[str], Iterator[str]]:
 PYTHON = r".*\.py"
 CPP = r".*\.(cc|h)"
 
+
+def cpp_samples(lines: int) -> str:
+    """Functions of so many lines among braces that are none of a function, or not of one outside another."""
+    body = "    run([&](int i) { return i; });\n" * (lines - 2)
+    return (
+        'namespace {\nconst char* brace = "{"; // {\nconstexpr int kTable[] = {\n'
+        + "    1,\n" * lines
+        + "};\nstruct S {\n    int member{0};\n"
+        + f"    explicit S(std::map<int, int> given = {{}}) : member{{1}} {{\n{body}    }}\n"
+        + "};\n}\n"
+    )
+
+
 RULES = [
     Rule("README length", r"README\.md", lines_at_most(README_LINES_MAX), "\n" * 151, "\n" * 150),
     Rule(
-        "function length",
+        "function length in Python",
         PYTHON,
         long_functions,
-        "def f():\n" + "    pass\n" * 70,
-        "def f():\n" + "    pass\n" * 69,
+        "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX,
+        "def f():\n" + "    pass\n" * (FUNCTION_LINES_MAX - 1),
+    ),
+    Rule(
+        "function length in C++",
+        r".*\.(cc|cuh?|h)",
+        long_cpp_functions,
+        cpp_samples(FUNCTION_LINES_MAX + 1),
+        cpp_samples(FUNCTION_LINES_MAX),
     ),
     Rule(
         "one importer of the extension",

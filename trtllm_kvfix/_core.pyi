@@ -973,6 +973,12 @@ class Device:
     def empty(self, shape: Sequence[int], dtype: str) -> DeviceArray:
         """Device memory, freed with the object."""
 
+    def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]:
+        """Returns the contents as a new numpy array. Waits for the stream."""
+
+    def upload(self, array: DeviceArray, values: numpy.typing.NDArray[Any], stream: int) -> None:
+        """Fills the array with these values. Waits for the stream."""
+
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """Copies nbytes bytes. The source is read when the copy executes."""
 
@@ -999,12 +1005,6 @@ class Device:
         """
         Runs upstream's racy V2 kernel, for control arms. It reads table and copy_index when it runs.
         """
-
-    def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]:
-        """Returns the contents as a new numpy array. Waits for the stream."""
-
-    def upload(self, array: DeviceArray, values: numpy.typing.NDArray[Any], stream: int) -> None:
-        """Fills the array with these values. Waits for the stream."""
 
 def open_device(name: str = 'auto', seed: int = 0) -> Device:
     """

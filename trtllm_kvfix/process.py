@@ -11,7 +11,7 @@ from typing import Any
 
 from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.log import log
-from trtllm_kvfix.managers import engines, places
+from trtllm_kvfix.managers import constructors, refused_engines
 from trtllm_kvfix.overlay import (
     carry,
     flight_dump,
@@ -27,7 +27,9 @@ from trtllm_kvfix.overlay.activation import Activation
 from trtllm_kvfix.overlay.deaf import PATH
 from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load, switched_off
 
-active = Activation(ALL, (server_config, start_gate, flight_dump, workers, *places.ALL), engines.objection)
+active = Activation(
+    ALL, (server_config, start_gate, flight_dump, workers, *constructors.ALL), refused_engines.objection
+)
 
 
 def begin() -> None:

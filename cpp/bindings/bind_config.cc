@@ -141,6 +141,25 @@ std::string text_of(const BlockManagerConfig& config) {
         .text();
 }
 
+void init_config(BlockManagerConfig* self, std::int64_t tokens_per_block, const BlockCounts& blocks_primary,
+                 const BlockCounts& blocks_host, const std::optional<std::vector<std::int64_t>>& sizes,
+                 std::int64_t max_beam_width, bool block_reuse, bool partial_reuse, bool copy_on_partial_reuse,
+                 std::int64_t offload_priority_min, std::int64_t events_max, std::int64_t hash_bits, nb::handle seed) {
+    BlockManagerConfig config{
+        .tokens_per_block = narrowed<std::uint32_t>(tokens_per_block, {"tokens_per_block"}),
+        .windows = make_windows(sizes, blocks_primary, blocks_host),
+        .beam_width_max = narrowed<std::uint32_t>(max_beam_width, {"max_beam_width"}),
+        .block_reuse = block_reuse,
+        .partial_reuse = partial_reuse,
+        .copy_on_partial_reuse = copy_on_partial_reuse,
+        .offload_priority_min = narrowed<Priority>(offload_priority_min, {"offload_priority_min"}),
+        .events_max = narrowed<std::uint32_t>(events_max, {"events_max"}),
+        .hash_bits = narrowed<std::uint32_t>(hash_bits, {"hash_bits"}),
+        .seed = seed_from(seed)};
+    check_config(config);
+    new (self) BlockManagerConfig(std::move(config));
+}
+
 }  // namespace
 
 void bind_config(nb::module_& m) {
@@ -148,28 +167,10 @@ void bind_config(nb::module_& m) {
     nb::class_<BlockManagerConfig>(m, "BlockManagerConfig",
                                    "The settings of a block manager. They are checked at once.")
         .def(
-            "__init__",
-            [](BlockManagerConfig* self, std::int64_t tokens_per_block, const BlockCounts& blocks_primary,
-               const BlockCounts& blocks_host, const std::optional<std::vector<std::int64_t>>& sizes,
-               std::int64_t max_beam_width, bool block_reuse, bool partial_reuse, bool copy_on_partial_reuse,
-               std::int64_t offload_priority_min, std::int64_t events_max, std::int64_t hash_bits, nb::handle seed) {
-                BlockManagerConfig config{
-                    .tokens_per_block = narrowed<std::uint32_t>(tokens_per_block, {"tokens_per_block"}),
-                    .windows = make_windows(sizes, blocks_primary, blocks_host),
-                    .beam_width_max = narrowed<std::uint32_t>(max_beam_width, {"max_beam_width"}),
-                    .block_reuse = block_reuse,
-                    .partial_reuse = partial_reuse,
-                    .copy_on_partial_reuse = copy_on_partial_reuse,
-                    .offload_priority_min = narrowed<Priority>(offload_priority_min, {"offload_priority_min"}),
-                    .events_max = narrowed<std::uint32_t>(events_max, {"events_max"}),
-                    .hash_bits = narrowed<std::uint32_t>(hash_bits, {"hash_bits"}),
-                    .seed = seed_from(seed)};
-                check_config(config);
-                new (self) BlockManagerConfig(std::move(config));
-            },
-            nb::kw_only(), "tokens_per_block"_a, "blocks_primary"_a, "blocks_host"_a = 0, "window_sizes"_a = nb::none(),
-            "max_beam_width"_a = 1, "block_reuse"_a = true, "partial_reuse"_a = true, "copy_on_partial_reuse"_a = true,
-            "offload_priority_min"_a = 30, "events_max"_a = 0, "hash_bits"_a = kBlockHashBits, "seed"_a = nb::none(),
+            "__init__", &init_config, nb::kw_only(), "tokens_per_block"_a, "blocks_primary"_a, "blocks_host"_a = 0,
+            "window_sizes"_a = nb::none(), "max_beam_width"_a = 1, "block_reuse"_a = true, "partial_reuse"_a = true,
+            "copy_on_partial_reuse"_a = true, "offload_priority_min"_a = 30, "events_max"_a = 0,
+            "hash_bits"_a = kBlockHashBits, "seed"_a = nb::none(),
             nb::sig("def __init__(self, *, tokens_per_block: int, blocks_primary: int | Mapping[int, int], "
                     "blocks_host: int | Mapping[int, int] = 0, window_sizes: Sequence[int] | None = None, "
                     "max_beam_width: int = 1, "

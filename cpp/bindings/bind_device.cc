@@ -157,7 +157,6 @@ void bind_streams(DeviceClass& c) {
 
 void bind_memory(DeviceClass& c) {
     using namespace nb::literals;
-    using Nogil = nb::call_guard<nb::gil_scoped_release>;
     c.def(
          "pinned",
          [](const std::shared_ptr<Device>& d, std::vector<std::size_t> shape, std::string dtype) {
@@ -172,12 +171,23 @@ void bind_memory(DeviceClass& c) {
                 return DeviceArray{std::move(memory), std::move(shape), std::move(dtype)};
             },
             "shape"_a, "dtype"_a, "Device memory, freed with the object.")
-        .def(
-            "copy",
-            [](Device& d, std::uintptr_t dst, std::uintptr_t src, std::size_t nbytes, std::uintptr_t stream) {
-                without_gil([&] { d.copy({dst, src, nbytes}, {stream}); });
-            },
-            "dst"_a, "src"_a, "nbytes"_a, "stream"_a, "Copies nbytes bytes. The source is read when the copy executes.")
+        .def("download", &download, "array"_a, "stream"_a,
+             nb::sig("def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]"),
+             "Returns the contents as a new numpy array. Waits for the stream.")
+        .def("upload", &upload, "array"_a, "values"_a, "stream"_a,
+             nb::sig("def upload(self, array: DeviceArray, values: numpy.typing.NDArray[Any], stream: int) -> None"),
+             "Fills the array with these values. Waits for the stream.");
+}
+
+void bind_copies(DeviceClass& c) {
+    using namespace nb::literals;
+    using Nogil = nb::call_guard<nb::gil_scoped_release>;
+    c.def(
+         "copy",
+         [](Device& d, std::uintptr_t dst, std::uintptr_t src, std::size_t nbytes, std::uintptr_t stream) {
+             without_gil([&] { d.copy({dst, src, nbytes}, {stream}); });
+         },
+         "dst"_a, "src"_a, "nbytes"_a, "stream"_a, "Copies nbytes bytes. The source is read when the copy executes.")
         .def(
             "copy_batch",
             [](Device& d, nb::handle dst, nb::handle src, nb::handle nbytes, const std::string& order,
@@ -213,13 +223,7 @@ void bind_memory(DeviceClass& c) {
             "address"_a, "count"_a, "value"_a, "stream"_a, "Runs a kernel that writes count words of 32 bits.")
         .def("gather_host_rows", &gather_host_rows, "dst"_a, "table"_a, "copy_index"_a, "rows"_a, "width"_a, "scale"_a,
              "v_offset"_a, "stream"_a,
-             "Runs upstream's racy V2 kernel, for control arms. It reads table and copy_index when it runs.")
-        .def("download", &download, "array"_a, "stream"_a,
-             nb::sig("def download(self, array: DeviceArray, stream: int) -> numpy.typing.NDArray[Any]"),
-             "Returns the contents as a new numpy array. Waits for the stream.")
-        .def("upload", &upload, "array"_a, "values"_a, "stream"_a,
-             nb::sig("def upload(self, array: DeviceArray, values: numpy.typing.NDArray[Any], stream: int) -> None"),
-             "Fills the array with these values. Waits for the stream.");
+             "Runs upstream's racy V2 kernel, for control arms. It reads table and copy_index when it runs.");
 }
 
 }  // namespace
@@ -286,6 +290,7 @@ void bind_device(nb::module_& m) {
         });
     bind_streams(device);
     bind_memory(device);
+    bind_copies(device);
     m.def("open_device", &open_device, nb::call_guard<GilReleased>(), "name"_a = "auto", "seed"_a = 0,
           "Opens 'cpu' (simulated), 'cuda', 'cuda:N', or 'auto': the first GPU if there is one, else 'cpu'.");
 }

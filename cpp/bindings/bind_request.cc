@@ -151,7 +151,9 @@ std::vector<ExtraKey> read_extra_keys(nb::handle keys, const Field& field) {
     return out;
 }
 
-void bind_request(nb::module_& m) {
+namespace {
+
+void bind_retention(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<Retention>(m, "Retention",
                           "How long the blocks of a request are worth keeping: priorities 0 to 100, default 35.")
@@ -181,7 +183,10 @@ void bind_request(nb::module_& m) {
                 .add("decode_duration_ms", r.decode_duration_ms)
                 .text();
         });
+}
 
+void bind_sequence_request(nb::module_& m) {
+    using namespace nb::literals;
     nb::class_<SequenceRequest>(m, "SequenceRequest",
                                 "A request for blocks. It copies the tokens at construction and is immutable.")
         .def("__init__", &init_request, "request_id"_a, nb::arg("tokens").none(), nb::kw_only(), "beam_width"_a = 1,
@@ -223,7 +228,10 @@ void bind_request(nb::module_& m) {
             [](nb::handle self) { return reduced(self, keywords_of(*nb::cast<const SequenceRequest&>(self).request)); },
             nb::sig("def __reduce__(self) -> tuple[Any, ...]"))
         .def("__repr__", [](const SequenceRequest& r) { return text_of(*r.request); });
+}
 
+void bind_hashes(nb::module_& m) {
+    using namespace nb::literals;
     m.def(
         "block_hashes",
         [](const SequenceRequest& request, const BlockManagerConfig& config) {
@@ -253,6 +261,14 @@ void bind_request(nb::module_& m) {
         .def("__repr__", [](const PrefixHashes& self) {
             return Repr("PrefixHashes").add("request_id", self.request_id()).add("blocks", self.size()).text();
         });
+}
+
+}  // namespace
+
+void bind_request(nb::module_& m) {
+    bind_retention(m);
+    bind_sequence_request(m);
+    bind_hashes(m);
 }
 
 }  // namespace kvfix::bindings

@@ -152,9 +152,7 @@ TransferId submit(Engine& self, nb::handle dst, nb::handle src, nb::handle nbyte
     return without_gil([&] { return self.submit(spans, ordered, {stream}); });
 }
 
-}  // namespace
-
-void bind_staging(nb::module_& m) {
+void bind_stager(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<StagerStats>(m, "StagerStats", "Counts since the stager was made.")
         .def_prop_ro(
@@ -190,6 +188,10 @@ void bind_staging(nb::module_& m) {
         .def("close", &OffsetStager::close, nb::call_guard<GilReleased>(),
              "Waits for pending shipments and gives the memory back. Later shipments raise.")
         .def("__repr__", [](const Stager& stager) { return text_of(stager); });
+}
+
+void bind_offset_route(nb::module_& m) {
+    using namespace nb::literals;
     nb::class_<OffsetRoute>(m, "OffsetRoute",
                             "The way from one live table to one destination, which both stay where they are.")
         .def("__init__", &init_route, nb::keep_alive<1, 2>(), "stager"_a, "dst_address"_a, "dst_pool_stride"_a,
@@ -208,6 +210,10 @@ void bind_staging(nb::module_& m) {
                 .add("width_max", r.width_max())
                 .text();
         });
+}
+
+void bind_copy_engine(nb::module_& m) {
+    using namespace nb::literals;
     nb::class_<Engine>(m, "CopyEngine", "Block copies that are ordered against the streams that compute.")
         .def(nb::init<std::shared_ptr<Device>, std::size_t>(), "device"_a, nb::kw_only(), "transfers_max"_a = 64)
         .def("submit", &submit, "dst"_a, "src"_a, "nbytes"_a, nb::kw_only(), "after"_a = nb::none(),
@@ -230,6 +236,14 @@ void bind_staging(nb::module_& m) {
                 .add("waits", waits)
                 .text();
         });
+}
+
+}  // namespace
+
+void bind_staging(nb::module_& m) {
+    bind_stager(m);
+    bind_offset_route(m);
+    bind_copy_engine(m);
 }
 
 }  // namespace kvfix::bindings

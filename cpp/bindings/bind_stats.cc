@@ -23,9 +23,7 @@ std::string text_of(const TierStats& s) {
         .text();
 }
 
-}  // namespace
-
-void bind_stats(nb::module_& m) {
+void bind_cache_counters(nb::module_& m) {
     nb::class_<CacheCounters>(m, "CacheCounters", "What happened during an iteration, or since the start.")
         .def_ro("requests", &CacheCounters::requests, "Requests admitted.")
         .def_ro("tokens_reused", &CacheCounters::tokens_reused, "Prompt tokens that were found in the cache.")
@@ -61,6 +59,9 @@ void bind_stats(nb::module_& m) {
                 .add_unless_zero("blocks_failed", c.blocks_failed)
                 .text();
         });
+}
+
+void bind_request_stats(nb::module_& m) {
     nb::class_<RequestStats>(m, "RequestStats", "What one live request got, and how it grew.")
         .def_ro("tokens_reused", &RequestStats::tokens_reused, "Prompt tokens that were found in the cache.")
         .def_ro("tokens_new", &RequestStats::tokens_new, "Prompt tokens that had to be computed.")
@@ -82,6 +83,9 @@ void bind_stats(nb::module_& m) {
                 .add("blocks_grown", s.blocks_grown)
                 .text();
         });
+}
+
+void bind_slots(nb::module_& m) {
     nb::class_<TierStats>(m, "TierStats", "blocks = free + cached + owned + in_flight")
         .def_ro("blocks", &TierStats::blocks, "All slots of the tier.")
         .def_ro("free", &TierStats::free, "Slots that hold nothing.")
@@ -103,6 +107,9 @@ void bind_stats(nb::module_& m) {
                 .add("kept", w.kept)
                 .text();
         });
+}
+
+void bind_kv_cache_stats(nb::module_& m) {
     nb::class_<KvCacheStats>(m, "KvCacheStats", "A snapshot; reading it resets nothing.")
         .def_ro("max_num_blocks", &KvCacheStats::max_num_blocks, "Primary slots, all windows.")
         .def_ro("free_num_blocks", &KvCacheStats::free_num_blocks, "Primary slots that are free or cached.")
@@ -128,6 +135,15 @@ void bind_stats(nb::module_& m) {
                 .add("windows", s.windows.size())
                 .text();
         });
+}
+
+}  // namespace
+
+void bind_stats(nb::module_& m) {
+    bind_cache_counters(m);
+    bind_request_stats(m);
+    bind_slots(m);
+    bind_kv_cache_stats(m);
 }
 
 }  // namespace kvfix::bindings

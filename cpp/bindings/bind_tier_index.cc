@@ -78,10 +78,7 @@ std::string text_of(const TierIndex& self) {
         .text();
 }
 
-}  // namespace
-
-void bind_tier_index(nb::module_& m) {
-    using namespace nb::literals;
+void bind_tier_answers(nb::module_& m) {
     nb::class_<TierClaim>(m, "TierClaim",
                           "Slots that the caller must fill, for the blocks of a sequence from `first` on.")
         .def_ro("first", &TierClaim::first, "The number of the first block that was claimed.")
@@ -106,6 +103,13 @@ void bind_tier_index(nb::module_& m) {
                 .add("sequences", s.sequences)
                 .text();
         });
+}
+
+}  // namespace
+
+void bind_tier_index(nb::module_& m) {
+    using namespace nb::literals;
+    bind_tier_answers(m);
     nb::class_<TierIndex>(m, "TierIndex",
                           "The index of a tier that another program fills and reads. Each call costs only what is new.")
         .def("__init__", &init_index, "slots"_a, "tokens_per_block"_a, nb::kw_only(), "hash_bits"_a = 64,

@@ -15,9 +15,9 @@ from integration.mpi.native_rank_facts import ALONE_AT, COMPARED_EVERY, ITERATIO
 from tests.bound import load
 from tests.managers.making import Bench
 from trtllm_kvfix import native
-from trtllm_kvfix.managers import retention
 from trtllm_kvfix.managers.capacity import scheduler_for
 from trtllm_kvfix.managers.events import EventManager
+from trtllm_kvfix.managers.prompts import NOTED_RETENTION, NotedRetention
 from trtllm_kvfix.overlay.agreement import RanksDiffer
 from trtllm_kvfix.staging import on_stream
 
@@ -29,7 +29,7 @@ def arrivals() -> list[dict[str, Any]]:
     found = []
     for number in range(1, 81):
         own = [10_000 * number + each for each in range(chance.randrange(1, 6))]
-        kept = retention.Kept(((0, None, chance.choice([20, 60, 90]), chance.choice([None, 3])),), 35, None)
+        kept = NotedRetention(((0, None, chance.choice([20, 60, 90]), chance.choice([None, 3])),), 35, None)
         found.append(
             {
                 "request_id": number,
@@ -71,7 +71,7 @@ class Loop:
 
     def _request(self, request_id: int, tokens: list[int], new: int, kept: Any) -> Any:
         made = self.bench.request(request_id, tokens, max_new_tokens=new)
-        setattr(made, retention.NOTED, kept)
+        setattr(made, NOTED_RETENTION, kept)
         return made
 
     def _end(self, request: Any) -> None:

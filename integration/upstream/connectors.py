@@ -40,10 +40,12 @@ def _words(value: Any) -> str:
 def recording(tree: Tree, calls: Calls) -> Any:
     """Upstream's connector manager over a connector that records every call and never has anything."""
     module: Any = connector_module(tree)
-    scheduler_base: Any = module.KvCacheConnectorScheduler
-    worker_base: Any = module.KvCacheConnectorWorker
+    worker = _recording_worker(module.KvCacheConnectorWorker, calls)
+    return module.KvCacheConnectorManager(worker, _recording_scheduler(module.KvCacheConnectorScheduler, calls))
 
-    class Scheduler(scheduler_base):  # type: ignore[misc]
+
+def _recording_scheduler(base: Any, calls: Calls) -> Any:
+    class Scheduler(base):  # type: ignore[misc]
         def __init__(self) -> None:
             pass
 
@@ -69,7 +71,11 @@ def recording(tree: Tree, calls: Calls) -> Any:
             calls.note("request_finished_by_layer_group", request, [list(e) for e in cache_block_ids_by_layer_group])
             return False
 
-    class Worker(worker_base):  # type: ignore[misc]
+    return Scheduler()
+
+
+def _recording_worker(base: Any, calls: Calls) -> Any:
+    class Worker(base):  # type: ignore[misc]
         def __init__(self) -> None:
             pass
 
@@ -98,7 +104,7 @@ def recording(tree: Tree, calls: Calls) -> Any:
             calls.note("get_finished", list(finished_gen_req_ids), list(started_loading_req_ids))
             return [], []
 
-    return module.KvCacheConnectorManager(Worker(), Scheduler())
+    return Worker()
 
 
 def ours(tree: Tree, shape: Any, *, attention_dp: bool = False) -> Any:

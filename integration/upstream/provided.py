@@ -178,12 +178,8 @@ def module(name: str, **names: Any) -> tuple[str, ModuleType]:
     return made.__name__, made
 
 
-def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
-    """Everything provided, by the name under which upstream imports it."""
-    from integration.upstream.bindings import binding_modules  # noqa: PLC0415  it needs the extension
-
-    executor = "_torch.pyexecutor"
-    utils = {
+def _utils() -> dict[str, Any]:
+    return {
         "nvtx_range": Range,
         "nvtx_range_debug": passes_through,
         "customized_gc_thresholds": nothing,
@@ -201,6 +197,13 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
         "get_size_in_bytes": lambda count, _: count * 2,
         "binding_to_str_dtype": lambda _: "float16",
     }
+
+
+def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
+    """Everything provided, by the name under which upstream imports it."""
+    from integration.upstream.bindings import binding_modules  # noqa: PLC0415  it needs the extension
+
+    executor = "_torch.pyexecutor"
     attention = {"AttentionMetadata": AttentionMetadata, "KVCacheParams": KVCacheParams}
     torch_utils = {
         "get_model_extra_attrs": dict,
@@ -209,7 +212,7 @@ def modules(era: str, logger: Logger) -> dict[str, ModuleType]:
     }
     sampler = {each.__name__: each for each in (SampleState, SampleStateTensors, SamplerEvent)}
     found = [
-        module("_utils", **utils),
+        module("_utils", **_utils()),
         module("logger", logger=logger),
         module("math_utils", ceil_div=lambda a, b: -(-a // b)),
         module("mapping", CpType=CpType, Mapping=Mapping),

@@ -18,7 +18,7 @@ from integration.upstream.native_crowds import ERAS
 from integration.upstream.running import Result, apart
 from integration.upstream.scenarios import SCENARIOS as ALL_SCENARIOS
 from tests.managers.making import keywords
-from trtllm_kvfix.managers import sequence
+from trtllm_kvfix.managers.books import LiveSequence
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 
 TREES = Path(os.environ.get("UPSTREAM", ""))
@@ -65,11 +65,11 @@ def without_waiting(server: Any) -> None:
 def ahead_of_the_device(_: Any) -> None:
     """Stored up to where the request's position stands at the call."""
 
-    def reported(self: sequence.Sequence) -> int:
+    def reported(self: LiveSequence) -> int:
         self.computed = max(self.computed, min(self.request.context_current_position, self.prompt_length))
         return self.computed
 
-    sequence.Sequence.reported = reported  # type: ignore[method-assign]  # in a process of its own
+    LiveSequence.reported = reported  # type: ignore[method-assign]  # in a process of its own
 
 
 def nobody_holds(server: Any) -> None:

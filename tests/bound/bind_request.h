@@ -10,6 +10,17 @@ using OptionalTokens = std::optional<std::vector<Token>>;
 using OptionalInts = std::optional<std::vector<std::int32_t>>;
 
 template <class E>
+void start(Llm<E>* built, const std::vector<Token>& input_tokens) {
+    try {
+        built->start(input_tokens);
+    } catch (...) {
+        // When __init__ throws, the binding assumes that nothing was built.
+        built->~Llm<E>();
+        throw;
+    }
+}
+
+template <class E>
 void construct_request(Llm<E>* self, RequestId id, int max_new_tokens, std::vector<Token> input_tokens,
                        SamplingConfig sampling, bool is_streaming, OptionalInt end_id, OptionalInt pad_id,
                        nb::object embedding_bias, nb::object bad_words, nb::object stop_words,
@@ -67,13 +78,7 @@ void construct_request(Llm<E>* self, RequestId id, int max_new_tokens, std::vect
                   {"return_encoder_output", nb::bool_(encoder_output)},
                   {"exclude_input_from_output", nb::bool_(exclude_input)},
                   {"return_perf_metrics", nb::bool_(perf_metrics)}};
-    try {
-        self->start(input_tokens);
-    } catch (...) {
-        // When __init__ throws, the binding assumes that nothing was built.
-        self->~Llm<E>();
-        throw;
-    }
+    start(self, input_tokens);
 }
 
 template <class E>

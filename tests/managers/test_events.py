@@ -92,9 +92,9 @@ def test_priorities_that_change_are_told_with_both_values() -> None:
 
 
 def kept(priority: int) -> Any:
-    from trtllm_kvfix.managers.retention import Kept  # noqa: PLC0415
+    from trtllm_kvfix.managers.prompts import NotedRetention  # noqa: PLC0415
 
-    return Kept(((0, None, priority, None),), 35, None)
+    return NotedRetention(((0, None, priority, None),), 35, None)
 
 
 def test_the_oldest_go_where_nobody_reads() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.managers.making import Bench, bench
-from tests.managers.test_named import hashes
-from tests.managers.test_noted import request as noted_request
+from tests.managers.test_block_names import hashes
+from tests.managers.test_notes_of_requests import request as noted_request
 
 CAT, DOG = [1] * 8, [2] * 8
 IMAGE = {"image": {"pixel_values": object()}}

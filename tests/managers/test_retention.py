@@ -10,8 +10,9 @@ import pytest
 from tests.fixes.ranks import Between, RankComm, on_ranks
 from tests.managers.making import Bench, bench
 from trtllm_kvfix import native
-from trtllm_kvfix.managers import noted, retention
 from trtllm_kvfix.managers.clock import Clock
+from trtllm_kvfix.managers.constructors import noting
+from trtllm_kvfix.managers.prompts import NOTED_RETENTION, NotedRetention
 
 MINUTE_MS = 60_000
 
@@ -25,7 +26,7 @@ def config(priority: int, duration: timedelta | None = None, decode: int = 35) -
 
 def served(b: Bench, request_id: int, tokens: range, wanted: Any) -> None:
     request = b.request(request_id, tokens)
-    request.py_kvfix_retention = retention.kept(wanted)
+    request.py_kvfix_retention = NotedRetention.from_config(wanted)
     b.prepare([request])
     b.computed(request)
     b.impl.remove_sequence(request_id, request, False)
@@ -36,14 +37,14 @@ def test_the_keyword_is_noted_and_copied_as_upstream_copies_a_request() -> None:
         def __init__(self, **given: Any) -> None:
             self.given = given
 
-    Request.__init__ = noted.noting(Request.__init__)  # type: ignore[method-assign]
-    assert retention.of(Request(kv_cache_retention_config=None)) is None
+    Request.__init__ = noting(Request.__init__)  # type: ignore[method-assign]
+    assert getattr(Request(kv_cache_retention_config=None), NOTED_RETENTION, None) is None
     wanted = config(80, timedelta(seconds=1.5), decode=10)
     wanted.token_range_retention_configs.insert(
         0, SimpleNamespace(token_start=40, token_end=50, priority=1, duration_ms=None)
     )
-    found = retention.of(Request(kv_cache_retention_config=wanted))
-    assert found == retention.Kept(((0, None, 80, 1500), (40, 50, 1, None)), 10, None)
+    found = getattr(Request(kv_cache_retention_config=wanted), NOTED_RETENTION)
+    assert found == NotedRetention(((0, None, 80, 1500), (40, 50, 1, None)), 10, None)
     assert deepcopy(found) == found
 
 

@@ -5,30 +5,69 @@ reads the constructor's arguments, books.py keeps the books, memory.py holds the
 """
 
 import threading
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from trtllm_kvfix.errors import NotServed
-from trtllm_kvfix.managers import tensors
-from trtllm_kvfix.managers.asked import Asked
+from trtllm_kvfix.managers import statistics, tensors
 from trtllm_kvfix.managers.books import Books
 from trtllm_kvfix.managers.clock import Clock
 from trtllm_kvfix.managers.copies import Copies
-from trtllm_kvfix.managers.held import Held
+from trtllm_kvfix.managers.events import FIRST_HALF, KVCacheEvent
 from trtllm_kvfix.managers.keywords import layout_of
 from trtllm_kvfix.managers.layout import Layout
-from trtllm_kvfix.managers.locks import answering, locked
 from trtllm_kvfix.managers.memory import Memory, layer_table
-from trtllm_kvfix.managers.named import Named
-from trtllm_kvfix.managers.questions import Questions
+from trtllm_kvfix.managers.prompts import Prompt, prompt_of
+from trtllm_kvfix.managers.questions import Prefix, Questions
 from trtllm_kvfix.managers.ranks import Comparison, next_serial
-from trtllm_kvfix.native import BlockManager, BlockManagerConfig
+from trtllm_kvfix.native import BlockManager, BlockManagerConfig, SequenceRequest, block_hashes
 from trtllm_kvfix.offload.ranks import Ranks, agreed_seed, ranks_here
 from trtllm_kvfix.staging import current_place
 
+PRIORITY_OF_NOBODY = 35  # upstream's answer for a block that it does not find
 
-class NativeKvCache(Asked, Held, Named):
+
+class PrefixReuseSummary(NamedTuple):
+    """The whole cached blocks of a prompt, and its tokens up to the end of the first block that is not cached."""
+
+    reusable_blocks_allocated: int  # which some sequence holds
+    reusable_blocks_all: int
+    first_new_block: tuple[int, ...] | None
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def locked(method: Method) -> Method:
+    """The core takes calls from any thread; the notes between upstream's calls need a lock of their own.
+
+    Methods that run in every iteration take the lock themselves, without a wrapper around them.
+    """
+
+    @wraps(method)
+    def call(self: "NativeKvCache", *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast("Method", call)
+
+
+def answering(method: Method) -> Method:
+    """For a call that needs an answer: noted requests are admitted first."""
+
+    @wraps(method)
+    def call(self: "NativeKvCache", *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            self._books.settle()
+            return method(self, *args, **kwargs)
+
+    return cast("Method", call)
+
+
+class NativeKvCache:
     cross_kv = False
 
     def __init__(self, **given: Any) -> None:
@@ -190,6 +229,144 @@ class NativeKvCache(Asked, Held, Named):
     @answering
     def get_token_count(self, request_id: int) -> int:
         return self._books.live[request_id].length
+
+    # ---- blocks that are held beyond their request, by slots ----
+
+    @locked
+    def store_blocks_for_reuse(self, request_id: int, llm_request: Any, pin_blocks: bool) -> Any:
+        self._books.store(request_id, llm_request)
+        slots = self._pinned(request_id) if pin_blocks else []
+        return slots if self.layout.pins_by_list else self._books.pins.chain(slots)
+
+    @locked
+    def pin_blocks(self, request_id: int) -> None:
+        self._refuse_windows()
+        self._books.pin(request_id)
+
+    @locked
+    def unpin_blocks_by_id(self, block_ids: int | Sequence[int]) -> None:
+        if isinstance(block_ids, int):
+            self._books.pins.unpin_chain(block_ids)
+        else:
+            self._books.pins.unpin(block_ids)
+
+    def _pinned(self, request_id: int) -> list[int]:
+        self._refuse_windows()
+        return self._books.pin(request_id) if self._books.knows(request_id) else []
+
+    def _refuse_windows(self) -> None:
+        if self.layout.slides:
+            raise NotServed("blocks of several or sliding windows are not pinned: their slots do not name them")
+
+    # ---- names of blocks: connectors ask for hashes and priorities, routers for prefixes ----
+    # Numbers of blocks are slots, as everywhere here. Hashes are those of the events: the first half of ours.
+
+    @answering
+    def commit_and_get_block_hashes_for_request(self, llm_request: Any, window_size: int) -> list[int]:
+        """The hashes of all blocks that its tokens fill, those of its answer too, whether they are stored or not."""
+        del window_size
+        sequence = self._books.live[llm_request.request_id]
+        full = llm_request.get_num_tokens(0) // self.tokens_per_block
+        if len(sequence.names) != full:
+            names = self.core.commit_and_get_block_hashes(sequence.request_id)
+            if full > len(names) and not sequence.is_private:  # the core does not know what was generated
+                names = block_hashes(Prompt(llm_request).sequence, self.core.config)
+            sequence.names = tuple(each & FIRST_HALF for each in names)
+        return list(sequence.names)
+
+    @answering
+    def get_priority_by_block_id(self, block_id: int, window_size: int) -> int:
+        block = self._books.block_in(block_id, self.layout.window_of(window_size))
+        return PRIORITY_OF_NOBODY if block is None else self.core.get_priority_by_block_id(block)
+
+    def get_memory_pool_block_indices(self, block_ids: Sequence[int], window_size: int) -> list[int]:
+        del window_size
+        return list(block_ids)
+
+    @answering
+    def get_num_front_blocks_removed(self, request_id: int, window_size: int) -> int:
+        return self.core.get_num_front_blocks_removed(request_id, self.layout.window_of(window_size).name)
+
+    @locked
+    def analyze_prefix_reuse(self, unique_tokens: Any, llm_request: Any) -> PrefixReuseSummary:
+        del unique_tokens  # the request has them
+        prefix = self._questions.prefix_of(prompt_of(llm_request))
+        return PrefixReuseSummary(self._questions.held_blocks(prefix), prefix.blocks, self._first_new(prefix))
+
+    @locked
+    def find_new_context_block(self, unique_tokens: Any, llm_request: Any) -> tuple[int, ...] | None:
+        """The first block that is not cached, for older builds: a value that can be compared and counted."""
+        del unique_tokens
+        return self._first_new(self._questions.prefix_of(prompt_of(llm_request)))
+
+    def _first_new(self, prefix: Prefix) -> tuple[int, ...] | None:
+        if prefix.first_new is None:
+            return None
+        return tuple(prefix.prompt.sequence.tokens[: (prefix.first_new + 1) * self.tokens_per_block])
+
+    @answering
+    def truncate_blocks(self, target_tokens: Sequence[int], num_tokens_to_keep: int) -> None:
+        """Truncates a conversation without LoRA and salt: upstream's call names neither."""
+        if target_tokens:
+            conversation = SequenceRequest(0, target_tokens)
+            self.core.truncate_blocks(conversation, min(num_tokens_to_keep, len(target_tokens)))
+
+    # ---- events ----
+
+    def flush_iteration_events(self) -> None:
+        """Make the events since the last call readable. Ranks that show no events drop them."""
+        events = self.core.get_latest_events()
+        if self.layout.events is not None:
+            self.layout.events.add(events, self.layout.windows[0].size)
+
+    def get_latest_events(self, timeout_ms: float | None = None) -> list[KVCacheEvent]:
+        events = self.layout.events
+        return [] if events is None else events.get_latest_events(timeout_ms)
+
+    # ---- numbers: asking for them admits no request, so it does not matter which rank asks, or when ----
+
+    @locked
+    def get_kv_cache_stats(self) -> statistics.CacheStats:
+        sizes = [window.size for window in self.layout.windows]
+        return statistics.cache_stats(self.core.get_kv_cache_stats(), sizes, self._memory.device_bytes)
+
+    @locked
+    def get_iteration_stats(self) -> dict[int, statistics.IterationStats]:
+        """Events are counted over all windows, and shown with the largest one."""
+        stats = self.core.get_kv_cache_stats()
+        *smaller, largest = self.layout.windows
+        slot_bytes = sum(pool.slot_bytes for pool in self.layout.pools) if not smaller else 0  # they differ
+        found = {each.size: statistics.iteration_stats(stats, each.index, None, 0) for each in smaller}
+        return found | {largest.size: statistics.iteration_stats(stats, largest.index, stats.iteration, slot_bytes)}
+
+    # ---- questions of capacity schedulers ----
+
+    def start_scheduling(self) -> None:
+        with self._lock:
+            self._books.settle()
+            self._books.end_copies()
+
+    @locked
+    def get_remaining_blocks_to_completion(self, req: Any, window_size: int, cached_summary: Any = None) -> int:
+        del cached_summary
+        return self._questions.to_completion(req)[self.layout.window_of(window_size).index]
+
+    @locked
+    def get_remaining_blocks_to_completion_batch(self, requests: list[Any], window_size: int) -> list[int]:
+        index = self.layout.window_of(window_size).index
+        return [self._questions.to_completion(each)[index] for each in requests]
+
+    @locked
+    def get_needed_blocks_one_step(
+        self, req: Any, two_steps_look_ahead: bool, window_size: int, cached_summary: Any = None
+    ) -> int:
+        del cached_summary
+        return self._questions.one_step(req, self.layout.window_of(window_size), two_steps=two_steps_look_ahead)
+
+    @property
+    def questions(self) -> Questions:
+        """The answers that our own capacity scheduler needs."""
+        return self._questions
 
 
 def _windows_of(layout: Layout) -> dict[str, Any]:

@@ -1,22 +1,59 @@
-"""The parts of a request that name its blocks: tokens, LoRA, salt, images. Read once for each prompt and kept on it.
+"""What a request says of its blocks: their names (tokens, LoRA, salt, images), and how long they are to be kept.
 
-They are read while the request is made, when its tokens need not be copied out of it again, and anew after it has been
-preempted. The bound request takes attributes, so the result stays with it. Dummies, and requests whose blocks depend on
-more than such parts name, get a root of their own: no other request finds their blocks.
+Names are read once for each prompt and kept on it: while the request is made, when its tokens need not be copied out of
+it again, and anew after it has been preempted. The bound request takes attributes, so the result stays with it.
+Dummies, and requests whose blocks depend on more than such parts name, get a root of their own: no other request finds
+their blocks.
 """
 
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
 from functools import cache
 from itertools import count
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from trtllm_kvfix.blocks.identity import multimodal_spans
-from trtllm_kvfix.managers import retention
-from trtllm_kvfix.native import BlockManagerConfig, PrefixHashes, SequenceRequest
+from trtllm_kvfix.native import BlockManagerConfig, PrefixHashes, Retention, SequenceRequest
 
 _KEPT = "_kvfix_prompt"
 _PRIVATE = "_kvfix_private"
 _serials = count()
+NOTED_RETENTION = "py_kvfix_retention"  # by a name that upstream copies to a request's children
+# Admission refuses tokens that the core does not take; the code here does not.
+_REFUSED_LATER = suppress(TypeError, ValueError, OverflowError)
+
+
+class NotedRetention(NamedTuple):
+    """How long a request's blocks are to be kept: plain values, which can be copied as upstream copies a request."""
+
+    ranges: tuple[tuple[int, int | None, int, int | None], ...]
+    decode_priority: int
+    decode_duration_ms: int | None
+
+    @classmethod
+    def from_config(cls, config: Any) -> "NotedRetention":
+        """From upstream's `KvCacheRetentionConfig`."""
+        ranges = sorted(
+            (each.token_start, each.token_end, each.priority, _milliseconds(each.duration_ms))
+            for each in config.token_range_retention_configs
+        )
+        return cls(tuple(ranges), config.decode_retention_priority, _milliseconds(config.decode_duration_ms))
+
+    @property
+    def has_duration(self) -> bool:
+        return self.decode_duration_ms is not None or any(duration is not None for *_, duration in self.ranges)
+
+    def for_the_core(self) -> Retention:
+        return Retention(list(self.ranges), self.decode_priority, self.decode_duration_ms)
+
+
+def _milliseconds(duration: Any) -> int | None:
+    """A binding shows C++'s durations as timedelta."""
+    if duration is None:
+        return None
+    return round(duration / timedelta(milliseconds=1)) if isinstance(duration, timedelta) else int(duration)
 
 
 class Prompt:
@@ -30,15 +67,15 @@ class Prompt:
             tokens = request.get_tokens(0)
         images = _images(request, len(tokens))
         self.is_private = images is None
-        kept = retention.of(request)
-        self.has_duration = kept is not None and kept.has_duration
+        retention: NotedRetention | None = getattr(request, NOTED_RETENTION, None)
+        self.has_duration = retention is not None and retention.has_duration
         self.sequence = SequenceRequest(
             self.request_id,
             tokens,
             lora_id=request.lora_task_id,
             salt=f"private {next(_serials)}" if self.is_private else request.cache_salt_id,
             extra_keys=images or (),
-            retention=None if kept is None else kept.for_the_core(),
+            retention=None if retention is None else retention.for_the_core(),
         )
         self.length = self.sequence.num_tokens
         self._hashes: PrefixHashes | None = None
@@ -59,9 +96,19 @@ class Prompt:
         return SequenceRequest(self.request_id, tokens, lora_id=own.lora_id, salt=own.salt, extra_keys=spans)
 
 
-def note_prompt(request: Any, tokens: Any) -> None:
-    """Keep the prompt of a request that has just been made of these tokens."""
-    _keep(request, Prompt(request, tokens))
+def note_request(request: Any, given: Mapping[str, Any]) -> None:
+    """Keep the retention and the prompt of a request that has just been made of these keywords.
+
+    The tokens are a list only here: the bound request copies them, and makes a new list each time it is asked. It also
+    takes how long its blocks are to be kept, and never shows that again.
+    """
+    wanted = given.get("kv_cache_retention_config")
+    if wanted is not None:
+        setattr(request, NOTED_RETENTION, NotedRetention.from_config(wanted))
+    tokens = given.get("input_tokens")
+    if tokens is not None:
+        with _REFUSED_LATER:
+            _keep(request, Prompt(request, tokens))
 
 
 def prompt_of(request: Any) -> Prompt:

@@ -90,7 +90,7 @@ void Evictions::admit() {
     Live live;
     live.path.resize(random_.between(1, 5));
     std::ranges::generate(live.path, [&] { return static_cast<TokenId>(random_.below(3)); });
-    std::vector<std::optional<Priority>> wanted(live.path.size() + 1);
+    Priorities wanted(live.path.size() + 1);
     Retention retention;
     for (std::uint32_t block = 0; block < wanted.size(); ++block) {
         if (random_.one_in(2)) {
@@ -103,6 +103,19 @@ void Evictions::admit() {
     const auto request = std::make_shared<const Request>(id, tokens_of(live.path), 1, std::nullopt, Salt(),
                                                          std::vector<ExtraKey>(), retention);
     const std::vector<BlockPtr> reused = found(live.path);
+    const bool fits = has_room(reused, wanted.size());
+    try {
+        manager_.add_sequence(request);
+    } catch (const OutOfBlocks&) {
+        promise(!fits, "a prompt is refused that fits");
+        return;
+    }
+    promise(fits, "a prompt is admitted that does not fit");
+    take_blocks(live, reused, wanted);
+    live_.emplace(id, std::move(live));
+}
+
+bool Evictions::has_room(const std::vector<BlockPtr>& reused, std::size_t blocks) const {
     const auto is_cached = [](const BlockPtr& block) { return block->cached(); };
     const auto in_host = [](const BlockPtr& block) { return !block->primary; };
     std::uint64_t there = primary_free_;
@@ -111,14 +124,10 @@ void Evictions::admit() {
     }
     there -= static_cast<std::uint64_t>(std::ranges::count_if(reused, is_cached));
     const std::uint64_t onboarded = static_cast<std::uint64_t>(std::ranges::count_if(reused, in_host));
-    const bool fits = wanted.size() - reused.size() + onboarded <= there;
-    try {
-        manager_.add_sequence(request);
-    } catch (const OutOfBlocks&) {
-        promise(!fits, "a prompt is refused that fits");
-        return;
-    }
-    promise(fits, "a prompt is admitted that does not fit");
+    return blocks - reused.size() + onboarded <= there;
+}
+
+void Evictions::take_blocks(Live& live, const std::vector<BlockPtr>& reused, const Priorities& wanted) {
     for (std::size_t i = 0; i < reused.size(); ++i) {
         Block& block = *reused[i];
         ++block.owners;
@@ -145,7 +154,6 @@ void Evictions::admit() {
         fresh.owners = 1;
         live.blocks.push_back(std::make_shared<Block>(std::move(fresh)));
     }
-    live_.emplace(id, std::move(live));
 }
 
 void Evictions::store(RequestId id) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -38,6 +39,7 @@ class Evictions {
         bool cached() const { return in_tree && primary && owners == 0 && pins == 0 && !copying; }
     };
     using BlockPtr = std::shared_ptr<Block>;
+    using Priorities = std::vector<std::optional<Priority>>;  // one for each block, as retention wants it
     struct Live {
         Path path;
         std::vector<BlockPtr> blocks;  // whole blocks, and one for the last token
@@ -53,6 +55,9 @@ class Evictions {
     };
 
     void admit();
+    // Whether a prompt of so many blocks fits that finds these.
+    bool has_room(const std::vector<BlockPtr>& reused, std::size_t blocks) const;
+    void take_blocks(Live& live, const std::vector<BlockPtr>& reused, const Priorities& wanted);
     void store(RequestId id);
     void remove();
     void pin();

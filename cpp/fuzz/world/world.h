@@ -127,6 +127,7 @@ class World {
     void make_decode_batch(const std::vector<RequestId>& ids);
     void prefill();
     void add_tokens(Growth growth);
+    void note_growth(const Growth& growth, const std::vector<std::vector<TokenId>>& tokens_of, bool with_tokens);
     Promise room_for(const Growth& growth);
     Live* any_unfinished();
     Live* unfinished(RequestId id);
@@ -183,7 +184,10 @@ class World {
     void expect_matches_mirror();
     void expect_conserved();
     void pass_time();
+    // The call must raise, and change nothing.
+    void refused(const char* what, const std::function<void(BlockManager&)>& call);
     void misuse();
+    void misuse_growth(const Live* live, RequestId stranger);
     void misuse_tables(RequestId id);
 
     Random random_;

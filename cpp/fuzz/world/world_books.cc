@@ -151,25 +151,25 @@ void World::pass_time() {
     promise(bool(outcome), "time does not pass");
 }
 
+void World::refused(const char* what, const std::function<void(BlockManager&)>& call) {
+    const auto outcome = twins_.change([&](BlockManager& manager) {
+        call(manager);
+        return Nothing{};
+    });
+    promise(!outcome, what);
+}
+
 void World::misuse() {
     const Live* live = any_live();
     RequestId stranger = random_.one_in(2) ? random_.below(8) : random_.word();
     while (live_.contains(stranger) || suspended_.contains(stranger)) {
         ++stranger;
     }
-    const auto refused = [&](const char* what, const auto& call) {
-        const auto outcome = twins_.change([&](BlockManager& manager) {
-            call(manager);
-            return Nothing{};
-        });
-        promise(!outcome, what);
-    };
     const auto batch = [](BlockManager& manager, std::vector<RequestPtr> requests) {
         manager.add_sequence_batch(requests, std::nullopt);
     };
     const RequestPtr fresh = request_for(source_.prompt(2 * block_tokens())).request;
-    const std::vector<std::uint32_t> one{1};
-    switch (random_.below(10)) {
+    switch (random_.below(8)) {
         case 0:
             return refused("two of one id", [&](BlockManager& m) { batch(m, {fresh, fresh}); });
         case 1:
@@ -191,29 +191,36 @@ void World::misuse() {
                 random_.one_in(2) ? m.complete(1'000'000'000) : static_cast<void>(m.fail(1'000'000'000));
             });
         case 5:
-            return refused("growth of a stranger", [&](BlockManager& m) {
-                const std::vector<RequestId> ids =
-                    live == nullptr ? std::vector{stranger} : std::vector{live->id(), stranger};
-                m.add_tokens(ids, std::vector<std::uint32_t>(ids.size(), 1), std::nullopt, std::nullopt);
-            });
+            return misuse_growth(live, stranger);
         case 6:
-            return live == nullptr ? void() : refused("growth twice in one call", [&](BlockManager& m) {
-                const std::vector<RequestId> ids{live->id(), live->id()};
-                m.add_tokens(ids, std::vector<std::uint32_t>(2, 1), std::nullopt, std::nullopt);
-            });
-        case 7:
-            return live == nullptr ? void() : refused("growth beyond all numbers", [&](BlockManager& m) {
-                const RequestId id = live->id();
-                m.add_tokens({&id, 1}, std::vector<std::uint32_t>{random_.one_in(2) ? ~0U : ~0U / 2}, std::nullopt,
-                             std::nullopt);
-            });
-        case 8:
             return live == nullptr
                        ? void()
                        : refused("an id that lives", [&](BlockManager& m) { batch(m, {fresh, live->request}); });
         default:
             return misuse_tables(live == nullptr ? stranger : live->id());
     }
+}
+
+void World::misuse_growth(const Live* live, RequestId stranger) {
+    const bool is_stranger = live == nullptr || random_.one_in(3);
+    if (is_stranger) {
+        return refused("growth of a stranger", [&](BlockManager& m) {
+            const std::vector<RequestId> ids =
+                live == nullptr ? std::vector{stranger} : std::vector{live->id(), stranger};
+            m.add_tokens(ids, std::vector<std::uint32_t>(ids.size(), 1), std::nullopt, std::nullopt);
+        });
+    }
+    if (random_.one_in(2)) {
+        return refused("growth twice in one call", [&](BlockManager& m) {
+            const std::vector<RequestId> ids{live->id(), live->id()};
+            m.add_tokens(ids, std::vector<std::uint32_t>(2, 1), std::nullopt, std::nullopt);
+        });
+    }
+    refused("growth beyond all numbers", [&](BlockManager& m) {
+        const RequestId id = live->id();
+        m.add_tokens({&id, 1}, std::vector<std::uint32_t>{random_.one_in(2) ? ~0U : ~0U / 2}, std::nullopt,
+                     std::nullopt);
+    });
 }
 
 void World::misuse_tables(RequestId id) {

@@ -163,13 +163,17 @@ void World::add_tokens(Growth growth) {
         return;
     }
     queued_ = queued_ || room.needed != 0;
-    for (std::size_t i = 0; i < grown.size(); ++i) {
-        Live& live = *grown[i];
-        if (computed) {
-            live.told = std::max(live.told, (*computed)[i]);
+    note_growth(growth, tokens_of, with_tokens);
+}
+
+void World::note_growth(const Growth& growth, const std::vector<std::vector<TokenId>>& tokens_of, bool with_tokens) {
+    for (std::size_t i = 0; i < growth.grown.size(); ++i) {
+        Live& live = *growth.grown[i];
+        if (growth.computed) {
+            live.told = std::max(live.told, (*growth.computed)[i]);
         }
         leave_windows(live, live.told);
-        live.length += counts[i];
+        live.length += growth.counts[i];
         live.known += with_tokens ? static_cast<std::uint32_t>(tokens_of[i].size()) : 0;
         live.truth.tokens.insert(live.truth.tokens.end(), tokens_of[i].begin(), tokens_of[i].end());
         extend_contents(live.contents, live.truth);

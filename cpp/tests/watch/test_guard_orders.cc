@@ -14,16 +14,25 @@
 namespace kvfix::watch {
 namespace {
 
+void expect_protected(const std::deque<Use>& in_flight, const std::vector<Opening>& openings, FakePages& pages) {
+    const auto covered = [&](std::uintptr_t page) {
+        return std::any_of(openings.begin(), openings.end(),
+                           [&](const Opening& open) { return open.begin <= page && page < open.end; });
+    };
+    for (const Use& each : in_flight) {
+        const Protection least = each.device_writes ? Protection::closed : Protection::read_only;
+        for (std::uintptr_t page = each.shape.begin & ~(kPage - 1); page < each.shape.end(); page += kPage) {
+            ASSERT_TRUE(covered(page) || pages.of(page) >= least);
+        }
+    }
+}
+
 // What is in flight is protected at every moment except for an open step, and what nobody uses is open in the end.
 TEST_F(GuardTest, HoldsForEveryOrderOfEvents) {
     std::mt19937 random(7);
     const auto below = [&](std::uint32_t end) { return static_cast<std::uint32_t>(random() % end); };
     std::deque<Use> in_flight;
     std::vector<Opening> openings;
-    const auto covered = [&](std::uintptr_t page) {
-        return std::any_of(openings.begin(), openings.end(),
-                           [&](const Opening& open) { return open.begin <= page && page < open.end; });
-    };
     for (int round = 0; round < 4000; ++round) {
         const std::uintptr_t at = kBase + below(16 * kPage);
         switch (below(6)) {
@@ -63,12 +72,7 @@ TEST_F(GuardTest, HoldsForEveryOrderOfEvents) {
                 }
             }
         }
-        for (const Use& each : in_flight) {
-            const Protection least = each.device_writes ? Protection::closed : Protection::read_only;
-            for (std::uintptr_t page = each.shape.begin & ~(kPage - 1); page < each.shape.end(); page += kPage) {
-                ASSERT_TRUE(covered(page) || pages_.of(page) >= least);
-            }
-        }
+        ASSERT_NO_FATAL_FAILURE(expect_protected(in_flight, openings, pages_));
     }
     for (const Opening& opening : openings) {
         guard_->close(opening);

@@ -1,18 +1,19 @@
-"""The two module-level names that upstream calls to make the objects whose places ours take.
+"""The constructors of upstream that we replace: those of the cache, its events, its scheduler, and its requests.
 
-Each name gets an object that answers for the class behind it. When it is called while `kvfix.manager: native` holds, it
-makes ours. A request for something that ours does not serve is refused by name: a start never falls back silently.
+Upstream calls the first three by module-level names. Each name gets an object that answers for the class behind it.
+When it is called while `kvfix.manager: native` holds, it makes ours. A request for something that ours does not serve
+is refused by name: a start never falls back silently. A request remains upstream's, and notes are taken while it is
+made: later they would cost more, or could not be had at all.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from trtllm_kvfix.errors import NotServed
-from trtllm_kvfix.managers import noted
 from trtllm_kvfix.overlay.fix import Replacement, Seam
-from trtllm_kvfix.overlay.upstream import CREATOR, RESOURCE_MANAGER, Upstream
+from trtllm_kvfix.overlay.upstream import CREATOR, LLM_REQUEST, RESOURCE_MANAGER, Upstream
 
 if TYPE_CHECKING:
     from trtllm_kvfix.overlay.activation import Activation
@@ -38,7 +39,7 @@ class Substitute:
 
 
 @dataclass(frozen=True)
-class Place:
+class ReplacedConstructor:
     """A participant of the overlay."""
 
     TRIGGER: str
@@ -96,9 +97,31 @@ def build_objection(upstream: Upstream) -> str:
     return ""
 
 
+def noting(make: Callable[..., None]) -> Callable[..., None]:
+    from trtllm_kvfix.managers.prompts import note_request  # noqa: PLC0415  needs the extension
+
+    @wraps(make)
+    def make_and_note(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        note_request(self, kwargs)
+
+    return make_and_note
+
+
+class NotingConstructor:
+    """A participant of the overlay."""
+
+    TRIGGER = LLM_REQUEST
+
+    def replacements(self, active: "Activation") -> list[Replacement]:
+        if active.settings.manager != "native":
+            return []
+        return [Replacement(Seam(self.TRIGGER, "LlmRequest.__init__"), noting)]
+
+
 ALL = (
-    Place(RESOURCE_MANAGER, "KVCacheManagerCpp", native_cache),
-    Place(RESOURCE_MANAGER, "KVCacheEventManagerCpp", native_events, is_needed=False),
-    Place(CREATOR, "BindCapacityScheduler", _capacity_scheduler),
-    noted,
+    ReplacedConstructor(RESOURCE_MANAGER, "KVCacheManagerCpp", native_cache),
+    ReplacedConstructor(RESOURCE_MANAGER, "KVCacheEventManagerCpp", native_events, is_needed=False),
+    ReplacedConstructor(CREATOR, "BindCapacityScheduler", _capacity_scheduler),
+    NotingConstructor(),
 )

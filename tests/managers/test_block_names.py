@@ -9,9 +9,9 @@ from tests.bound.making import add, finish_prompt, make_manager, make_request, u
 from tests.managers.making import Bench, bench
 from tests.managers.test_retention import config
 from trtllm_kvfix import native
-from trtllm_kvfix.managers import retention
 from trtllm_kvfix.managers.events import EventManager, KVCacheStoredData
-from trtllm_kvfix.managers.named import PRIORITY_OF_NOBODY
+from trtllm_kvfix.managers.native_kv_cache import PRIORITY_OF_NOBODY
+from trtllm_kvfix.managers.prompts import NotedRetention
 
 WINDOW = 64
 
@@ -61,7 +61,7 @@ def test_what_tokens_do_not_name_has_names_that_nobody_else_has() -> None:
 def test_a_live_block_has_the_priority_that_its_request_wants() -> None:
     with bench() as b:
         kept, other = b.request(1, range(8)), b.request(2, range(100, 108))
-        kept.py_kvfix_retention = retention.kept(config(80))
+        kept.py_kvfix_retention = NotedRetention.from_config(config(80))
         b.prepare([kept, other])
         assert [b.impl.get_priority_by_block_id(slot, WINDOW) for slot in slots(b, 1)] == [80, 80]
         (free,) = set(range(5)) - set(slots(b, 1)) - set(slots(b, 2))
@@ -69,7 +69,7 @@ def test_a_live_block_has_the_priority_that_its_request_wants() -> None:
         mine = slots(b, 2)
         b.impl.remove_sequence(1, kept, False)
         late = b.request(3, range(200, 200 + 4 * 14))
-        late.py_kvfix_retention = retention.kept(config(7))
+        late.py_kvfix_retention = NotedRetention.from_config(config(7))
         b.prepare([late])
         assert {b.impl.get_priority_by_block_id(slot, WINDOW) for slot in slots(b, 3)} == {7}, "slots have new owners"
         assert {b.impl.get_priority_by_block_id(slot, WINDOW) for slot in mine} == {35}

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.bound.making import make_request
 from tests.managers.making import Bench, bench, python_half
-from trtllm_kvfix.managers import noted
+from trtllm_kvfix.managers.constructors import noting
 
 
 def noting_class(b: Bench, reads: list[int]) -> Any:
@@ -14,7 +14,7 @@ def noting_class(b: Bench, reads: list[int]) -> Any:
     base: Any = python_half(b.era)
 
     class Request(base):  # type: ignore[misc]
-        __init__ = noted.noting(base.__init__)
+        __init__ = noting(base.__init__)
 
         def get_tokens(self, beam: int) -> Any:
             reads.append(self.request_id)
@@ -80,6 +80,6 @@ def test_tokens_that_the_core_refuses_do_not_end_who_makes_the_request() -> None
             self.request_id, self.lora_task_id, self.cache_salt_id = 1, None, None
             self.is_dummy_request, self.multimodal_hashes = False, None
 
-    Request.__init__ = noted.noting(Request.__init__)  # type: ignore[method-assign]
+    Request.__init__ = noting(Request.__init__)  # type: ignore[method-assign]
     Request(input_tokens=[2**40])
     Request(input_tokens="text")

@@ -12,7 +12,7 @@ from tests.fixes.applied import standing_in
 from tests.managers.making import keywords
 from trtllm_kvfix import fixes, native
 from trtllm_kvfix.errors import NotServed, SettingsError
-from trtllm_kvfix.managers import engines, places
+from trtllm_kvfix.managers import constructors, refused_engines
 from trtllm_kvfix.managers.capacity import GuaranteedNoEvict
 from trtllm_kvfix.managers.native_kv_cache import NativeKvCache
 from trtllm_kvfix.overlay import start_gate
@@ -26,7 +26,7 @@ from trtllm_kvfix.staging import on_stream
 @contextmanager
 def active(variant: str, **settings: Any) -> Iterator[Activation]:
     with standing_in(variant):
-        made = Activation(fixes.ALL, (start_gate, *places.ALL), engines.objection)
+        made = Activation(fixes.ALL, (start_gate, *constructors.ALL), refused_engines.objection)
         made.activate(Settings(**settings))
         try:
             yield made
@@ -70,7 +70,7 @@ def test_upstream_is_left_alone_where_it_is_not(variant: str) -> None:
     with active(variant) as made:
         assert isinstance(constructor(), type)
         made.activate(Settings(manager="native"))
-        assert isinstance(constructor(), places.Substitute)
+        assert isinstance(constructor(), constructors.Substitute)
         made.activate(Settings())
         bound = import_module(CREATOR).BindCapacityScheduler(4, object())
         assert not isinstance(bound, GuaranteedNoEvict)
@@ -137,9 +137,9 @@ class ADEngine(SimpleNamespace):
 )
 def test_an_engine_that_cannot_be_served_is_refused_before_it_starts(changes: dict[str, Any], reason: str) -> None:
     asked = Settings(manager="native")
-    assert engines.objection(asked, engine()) == ""
-    assert reason in engines.objection(asked, engine(**changes))
-    assert engines.objection(Settings(), engine(**changes)) == ""
+    assert refused_engines.objection(asked, engine()) == ""
+    assert reason in refused_engines.objection(asked, engine(**changes))
+    assert refused_engines.objection(Settings(), engine(**changes)) == ""
 
 
 def test_the_gate_asks() -> None:
