@@ -13,7 +13,7 @@ from trtllm_kvfix.fixes import ALL
 from trtllm_kvfix.log import log
 from trtllm_kvfix.managers import engines, places
 from trtllm_kvfix.overlay import (
-    carry,
+    child_environment,
     flight_dump,
     import_hook,
     launch,
@@ -24,7 +24,7 @@ from trtllm_kvfix.overlay import (
     workers,
 )
 from trtllm_kvfix.overlay.activation import Activation
-from trtllm_kvfix.overlay.deaf import PATH
+from trtllm_kvfix.overlay.hook_loss import PATH
 from trtllm_kvfix.settings import ENV_ENABLED, as_variables, environment, export, load, switched_off
 
 active = Activation(ALL, (server_config, start_gate, flight_dump, workers, *places.ALL), engines.objection)
@@ -48,10 +48,10 @@ def enable(config: Path | str | None, section: Mapping[str, Any]) -> dict[str, A
     _leave_mark()
     file = Path(config) if config is not None else None
     with _all_or_nothing():
-        carry.say({})
-        load(file, carry.given())  # what the call overrides must be right, too
-        carry.say({**said, ENV_ENABLED: "true"})
-        settings = load(file, carry.given())
+        child_environment.say({})
+        load(file, child_environment.given())  # what the call overrides must be right, too
+        child_environment.say({**said, ENV_ENABLED: "true"})
+        settings = load(file, child_environment.given())
         active.activate(settings)
     export({PATH: launch.path_with_hook(environment())})
     return status()
@@ -67,7 +67,7 @@ def _leave_mark() -> None:
 @contextmanager
 def _all_or_nothing() -> Iterator[None]:
     """An error leaves everything as it was: off, or on with the settings of the hook or of an earlier call."""
-    was_on, settings, carried = active.on, active.settings, carry.state()
+    was_on, settings, carried = active.on, active.settings, child_environment.state()
     is_waiting = bool(import_hook.finder.before)  # the hook has not read its switch yet
     try:
         yield
@@ -81,13 +81,13 @@ def _all_or_nothing() -> Iterator[None]:
         finally:
             if is_waiting:
                 import_hook.install()
-            carry.restore(carried)
+            child_environment.restore(carried)
         raise
 
 
 def disable() -> list[str]:
     left = active.deactivate()
-    carry.stop()
+    child_environment.stop()
     return left
 
 

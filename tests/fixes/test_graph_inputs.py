@@ -198,7 +198,7 @@ def test_where_our_device_fails_altogether_torch_waits_for_the_whole_gpu(
     waited: list[str] = []
     torch = SimpleNamespace(cuda=SimpleNamespace(synchronize=lambda: waited.append("gpu")))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    for ours in ("graph_inputs.reads", "finish"):
+    for ours in ("graph_inputs.reads", "waits"):
         monkeypatch.setattr(f"trtllm_kvfix.fixes.{ours}.current_place", broken)
     tables = loop.tables()
     loop.replay(tables)

@@ -10,7 +10,15 @@ from typing import Any
 from trtllm_kvfix import settings as settings_module
 from trtllm_kvfix.errors import SettingsError
 from trtllm_kvfix.forks import HomeProcess
-from trtllm_kvfix.offload import kept_blocks, partial_copies, recompute, reservations, room, weights, whole_requests
+from trtllm_kvfix.offload import (
+    kept_blocks,
+    partial_copies,
+    recompute,
+    reservations,
+    room_for_loads,
+    weights,
+    whole_requests,
+)
 from trtllm_kvfix.offload.host_tier import HostTierMaker
 from trtllm_kvfix.offload.kept_blocks import KeptBlocks
 from trtllm_kvfix.offload.layer_groups import (
@@ -34,7 +42,7 @@ from trtllm_kvfix.offload.upstream import (
     lets_go_of_all,
     warn_where_nothing_orders_copies,
 )
-from trtllm_kvfix.offload.whole_requests import Batch
+from trtllm_kvfix.offload.whole_requests import WholeRequests
 from trtllm_kvfix.offload.worker import OffloadWorker
 from trtllm_kvfix.offload_section import OffloadSettings
 from trtllm_kvfix.overlay import parts
@@ -58,7 +66,7 @@ class KvfixOffloadScheduler(SchedulerBase):  # type: ignore[misc, valid-type]
         file = Path(settings.control_file) if settings.control_file else None
         tokens_per_block = int(llm_args.kv_cache_config.tokens_per_block)
         self.side = self.side_of(settings)(settings, tokens_per_block, link_of(llm_args), Switches(file))
-        self.batch = Batch()
+        self.batch = WholeRequests()
 
     @staticmethod
     def side_of(settings: OffloadSettings) -> Callable[..., OffloadScheduler]:
@@ -134,7 +142,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
             report=TierReport(folder=folder_of(settings), rank=ranks.rank),
         )  # fmt: skip
         self.kept = KeptBlocks(self.side)
-        self.room = room.room_here()
+        self.room = room_for_loads.room_here()
         module = connector_module()
         if module is not None:
             take_part(module.__name__)
@@ -167,7 +175,7 @@ class KvfixOffloadWorker(WorkerBase):  # type: ignore[misc, valid-type]
         """Called with each batch; the first ones belong to the warm-up."""
         if kv_cache_manager is not self.cache_manager:
             require_no_sliding(kv_cache_manager)
-            room.warn_where_nobody_gives_way(kv_cache_manager)
+            room_for_loads.warn_where_nobody_gives_way(kv_cache_manager)
             self.cache_manager = self.room.manager = kv_cache_manager
         self._copies = partial_copies.stream_behind_copies(kv_cache_manager)
 
@@ -222,7 +230,13 @@ def take_part(connector_module: str) -> None:
     if Upstream().has(connector_module, f"KvCacheConnectorManager.{reservations.METHOD}"):
         replacements.append(reservations.replacement(connector_module))
     parts.install(
-        NAME, [recompute.replacement(connector_module), *replacements, *room.replacements(), *weights.replacements()]
+        NAME,
+        [
+            recompute.replacement(connector_module),
+            *replacements,
+            *room_for_loads.replacements(),
+            *weights.replacements(),
+        ],
     )
 
 

@@ -134,7 +134,7 @@ def replacement() -> Replacement:
     return Replacement(SEAM, asking_the_worker)
 
 
-class Answer(NamedTuple):
+class Freeing(NamedTuple):
     stays: bool  # the manager is not to be asked now
     manager: Any = None
 
@@ -144,7 +144,7 @@ _keepers: Living[KeptBlocks] = Living()
 
 def asking_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
     def free_resources(self: Any, request: Any) -> Any:
-        answer = Answer(stays=False)
+        answer = Freeing(stays=False)
         tried = Tried(failed=fuse.of(PART).blown)
         if not tried.failed:
             with guarded(PART) as tried:
@@ -161,13 +161,13 @@ def asking_the_worker(original: Callable[..., Any]) -> Callable[..., Any]:
     return free_resources
 
 
-def ask(resource_manager: Any, request: Any) -> Answer:
+def ask(resource_manager: Any, request: Any) -> Freeing:
     manager = manager_with_connector(resource_manager)
     connector: Any = getattr(manager, "kv_connector_manager", None)
     kept = keeper(connector)
     if kept is None or not is_over(connector, request):
-        return Answer(stays=False)
-    return Answer(kept.keeps(connector, manager, request), manager)
+        return Freeing(stays=False)
+    return Freeing(kept.keeps(connector, manager, request), manager)
 
 
 def keeper(connector: Any) -> KeptBlocks | None:

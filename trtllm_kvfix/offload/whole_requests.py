@@ -15,7 +15,7 @@ PART = "offload-whole-requests"
 SEAM = Seam(RESOURCE_MANAGER, "KVCacheManager.prepare_resources")
 
 
-class Batch:
+class WholeRequests:
     """The executor's thread alone uses it."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ def replacement() -> Replacement:
 def noting_the_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def prepare_resources(self: Any, scheduled_batch: Any, *args: Any, **kwargs: Any) -> Any:
         batch = getattr(getattr(getattr(self, "kv_connector_manager", None), "scheduler", None), "batch", None)
-        if isinstance(batch, Batch):
+        if isinstance(batch, WholeRequests):
             with guarded(PART):  # after a fault the requests stay opaque
                 batch.note(scheduled_batch)
         return original(self, scheduled_batch, *args, **kwargs)

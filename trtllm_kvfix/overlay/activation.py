@@ -13,7 +13,7 @@ from trtllm_kvfix.errors import KvfixError
 from trtllm_kvfix.forks import ForkedLock
 from trtllm_kvfix.living import Living
 from trtllm_kvfix.log import log
-from trtllm_kvfix.overlay import attest, carry, fuse, import_hook, parts, reach
+from trtllm_kvfix.overlay import attest, child_environment, fuse, import_hook, parts, reach
 from trtllm_kvfix.overlay.agreement import rank_and_size
 from trtllm_kvfix.overlay.fix import Fix, Replacement
 from trtllm_kvfix.overlay.recheck import Recheck
@@ -63,7 +63,7 @@ class Activation:
         """Watch for the modules that matter and handle those that are imported; with other settings, do it again."""
         with self._lock():
             log.show()
-            self.job = carry.carry(settings)
+            self.job = child_environment.carry(settings)
             self.settings, self.on = settings, True
             triggers = {name for fix in self.registry.fixes for name in (*fix.triggers, *fix.late)}
             import_hook.watch({*self._participants, *triggers}, self.imported)

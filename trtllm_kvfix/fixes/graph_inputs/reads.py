@@ -1,6 +1,6 @@
 """The enqueued work that reads one set of host tables, and the wait until it has run."""
 
-from trtllm_kvfix.fixes.finish import finish, wait_for
+from trtllm_kvfix.fixes.waits import finish, wait_for
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay.fuse import Fuse
 from trtllm_kvfix.staging import Mark, current_place

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from trtllm_kvfix.fixes.finish import finish, wait_for
+from trtllm_kvfix.fixes.waits import finish, wait_for
 from trtllm_kvfix.metrics import counters
 from trtllm_kvfix.overlay import fuse
 from trtllm_kvfix.staging import Mark, current_place

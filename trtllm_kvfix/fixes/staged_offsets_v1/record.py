@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtllm_kvfix.fixes.answers import absent, fixed, in_variants, needed, unknown
+from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
+from trtllm_kvfix.fixes.simulated_tensors import BLOCKS, POOLS, Bench, require
 from trtllm_kvfix.fixes.staged_offsets_v1.mechanism import ID, StagedOffsetsV1
 from trtllm_kvfix.fixes.staged_offsets_v1.observed import ObservedOffsetsV1
-from trtllm_kvfix.fixes.trial import BLOCKS, POOLS, Bench, require
 from trtllm_kvfix.overlay.fix import Answer, Fix, Guard, Replacement, Seam
 from trtllm_kvfix.overlay.upstream import ATTENTION_PLACES, RESOURCE_MANAGER, Upstream
 from trtllm_kvfix.staging.read_back import OBSERVED_EVERY, ReadBack

@@ -17,7 +17,7 @@ from trtllm_kvfix.native import BlockManager, BlockManagerConfig, ReplayRequests
 from trtllm_kvfix.tools.replay.host_tier import ConnectorTier, Counted, HostTier, Known
 from trtllm_kvfix.tools.replay.outcome import Admission, CacheShape, HostTierKind, Outcome, Requests
 from trtllm_kvfix.tools.replay.remote_tier import RemoteTier
-from trtllm_kvfix.tools.replay.room import blocks_reserved_for, refused
+from trtllm_kvfix.tools.replay.reserved_blocks import blocks_reserved_for, refused
 from trtllm_kvfix.tools.replay.tally import budget_of, moved_of, reuse_of
 from trtllm_kvfix.tools.replay.tokens import PROMPT_BASE, PROMPT_SPAN, TokenBook
 from trtllm_kvfix.tools.replay.trace import TraceRequest

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fixes.ranks import Between, RankComm, on_ranks
-from trtllm_kvfix.offload.room import (
+from trtllm_kvfix.offload.room_for_loads import (
     PART,
     V2_PLACE,
     Room,
