@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.fixes.batched_admission.mechanism import Admission
-from trtllm_kvfix.fixes.batched_admission.observed import ObservedAdmission
+from trtllm_kvfix.fixes.batched_admission.mechanism import Admission, ObservedAdmission
 from trtllm_kvfix.fixes.batches import MAIN
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtllm_kvfix.fixes.graph_inputs.mechanism import ID, ReplayFence
-from trtllm_kvfix.fixes.graph_inputs.reads import ObservedReads
+from trtllm_kvfix.fixes.graph_inputs.mechanism import ID, ObservedReads, ReplayFence
 from trtllm_kvfix.fixes.probe_answers import absent, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.simulated_tensors import Bench, require

@@ -4,8 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence
-from trtllm_kvfix.fixes.input_copy_fence.observed import ObservedFence
+from trtllm_kvfix.fixes.input_copy_fence.mechanism import InputFence, ObservedFence
 from trtllm_kvfix.fixes.probe_answers import absent, fixed, in_variants, needed, unknown
 from trtllm_kvfix.fixes.signatures import SELF, takes
 from trtllm_kvfix.fixes.simulated_tensors import Bench, require
